@@ -1,0 +1,47 @@
+PYTHON ?= python3
+PIP = .venv/bin/python -m pip --disable-pip-version-check
+# What an installed environment depends on: when one of these changes, it is brought up to date.
+SOURCES = pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint sanitize clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+
+demo: .venv/demo.stamp ## train a small model under guard, on real text (2 to 3 minutes)
+	.venv/bin/fastguard demo
+
+test: .venv/dev.stamp ## run the tests
+	.venv/bin/python -m pytest
+
+bench: .venv/dev.stamp ## measure against torch's own functions, side by side
+	.venv/bin/fastguard bench
+	.venv/bin/python -m pytest benchmarks --benchmark-only
+
+lint: .venv/dev.stamp ## ruff and mypy, as CI runs them
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+sanitize: .venv/dev.stamp ## run the kernel tests under the address and undefined-behaviour sanitizers
+	.ci/sanitize address
+	.ci/sanitize undefined
+
+clean: ## remove what the targets above have made
+	rm -rf .venv build dist *.egg-info fastguard/_C*.so .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# .venv/demo.stamp has what the demo needs, .venv/dev.stamp everything. The install is editable, so a change
+# in fastguard/ counts at once; a change in csrc/ builds the extension again.
+.venv/demo.stamp: $(SOURCES) | .venv/bin/python
+	$(PIP) install --quiet -c constraints.txt -e '.[demo]'
+	@touch $@
+
+.venv/dev.stamp: $(SOURCES) | .venv/bin/python
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@ .venv/demo.stamp

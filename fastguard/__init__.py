@@ -1,0 +1,72 @@
+"""fastguard: every gradient checked, clipped and explained at every step, for less than `clip_grad_norm_` costs.
+
+The door: public names only. They are imported when first used, so that `import fastguard` stays light and the parts
+that read logs work without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .clipping import GlobalNorm as GlobalNorm
+    from .clipping import clip_grad_norm_ as clip_grad_norm_
+    from .clipping import get_total_norm as get_total_norm
+    from .errors import AlreadyGuardedError as AlreadyGuardedError
+    from .errors import BackendUnavailableError as BackendUnavailableError
+    from .errors import FastguardError as FastguardError
+    from .errors import NonFiniteGradientsError as NonFiniteGradientsError
+    from .errors import NotGuardedError as NotGuardedError
+    from .errors import UnsupportedTensorError as UnsupportedTensorError
+    from .guard import Guard as Guard
+    from .guard import wrap as wrap
+    from .kernels import backends as backends
+    from .kernels import scale_ as scale_
+    from .kernels import tensor_stats as tensor_stats
+    from .report import Report as Report
+    from .sinks import JsonlSink as JsonlSink
+    from .sinks import MemorySink as MemorySink
+    from .stats import GradientStats as GradientStats
+    from .stats import StepStats as StepStats
+    from .stats import TensorStats as TensorStats
+
+_HOME = {
+    "GlobalNorm": "clipping",
+    "clip_grad_norm_": "clipping",
+    "get_total_norm": "clipping",
+    "AlreadyGuardedError": "errors",
+    "BackendUnavailableError": "errors",
+    "FastguardError": "errors",
+    "NonFiniteGradientsError": "errors",
+    "NotGuardedError": "errors",
+    "UnsupportedTensorError": "errors",
+    "Guard": "guard",
+    "wrap": "guard",
+    "backends": "kernels",
+    "scale_": "kernels",
+    "tensor_stats": "kernels",
+    "Report": "report",
+    "JsonlSink": "sinks",
+    "MemorySink": "sinks",
+    "GradientStats": "stats",
+    "StepStats": "stats",
+    "TensorStats": "stats",
+}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fastguard' has no attribute {name!r}")
+    if name == "GradientStats":  # its from_gradients computes, so it needs a kernel behind it
+        importlib.import_module(".kernels", __name__)
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
