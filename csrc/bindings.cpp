@@ -1,0 +1,127 @@
+// What Python sees as fastguard._C. This file and tensors.cpp are the only ones that know Python.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "isa.h"
+#include "parallel.h"
+#include "passes.h"
+#include "tensors.h"
+
+namespace fastguard {
+
+namespace {
+
+// Work below this many elements takes a few microseconds: less than another thread may keep the lock for.
+constexpr int64_t kReleaseMin = 65536;
+
+template <class Work>
+void without_lock(const std::vector<View>& views, Work work) {
+  int64_t elements = 0;
+  for (const View& view : views) elements += view.numel;
+  if (elements < kReleaseMin) return work();
+  py::gil_scoped_release release;
+  work();
+}
+
+// (rows as bytes, their fold, set of DTypes as bits); None if `plain_only` and some tensor would need preparing.
+// Rows are those of the tensors times `unscale`.
+py::object py_tensor_stats(const py::sequence& tensors, int num_threads, double unscale, bool plain_only) {
+  std::vector<py::object> keep_alive;
+  py::tuple held(tensors);  // another thread may change the list while the lock is released
+  std::vector<View> views;
+  if (!read_tensors(held, plain_only ? Odd::refuse : Odd::prepare, views, keep_alive)) return py::none();
+  auto table = py::reinterpret_steal<py::object>(
+      PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(views.size() * sizeof(Row))));
+  if (!table) throw py::error_already_set();
+  Row total, *rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
+  without_lock(views, [&] { total = tensor_stats(views, num_threads, unscale, rows); });
+  unsigned dtypes = 0;
+  for (const View& view : views) dtypes |= 1u << unsigned(view.dtype);
+  return py::make_tuple(std::move(table),
+                        py::make_tuple(total.numel, total.sum_sq, total.sum, total.abs_max, total.abs_min_nonzero,
+                                       total.num_zeros, total.num_nans, total.num_infs),
+                        dtypes);
+}
+
+// Raises IndexError with the index of a tensor that overlaps itself; nothing is scaled then.
+void py_scale(const py::sequence& tensors, double factor, int num_threads) {
+  std::vector<py::object> keep_alive;
+  py::tuple held(tensors);
+  std::vector<View> views;
+  read_tensors(held, Odd::prepare_writable, views, keep_alive);
+  for (size_t i = 0; i < views.size(); ++i)
+    if (may_overlap(views[i])) throw py::index_error(std::to_string(i));
+  without_lock(views, [&] { scale(views, factor, num_threads); });
+}
+
+uint64_t py_read_stream(const py::sequence& tensors, int num_threads, bool prefetch) {
+  std::vector<py::object> keep_alive;
+  py::tuple held(tensors);
+  std::vector<View> views;
+  read_tensors(held, Odd::prepare, views, keep_alive);
+  uint64_t sum = 0;
+  without_lock(views, [&] { sum = read_stream(views, num_threads, prefetch); });
+  return sum;
+}
+
+// Gradients of `groups` (lists of parameters), flat, without those that are None; the flat positions they had, or None
+// if no gradient is missing; and a fingerprint of which parameters these were, for caches.
+py::tuple collect_gradients(const py::list& groups) {
+  static PyObject* grad = PyUnicode_InternFromString("grad");
+  py::list gradients;
+  std::vector<int64_t> positions;
+  uint64_t fingerprint = 0xcbf29ce484222325u;
+  int64_t position = 0;
+  for (py::handle group : groups) {
+    if (!PyList_Check(group.ptr())) throw py::type_error("a group must be a list of parameters");
+    fingerprint = (fingerprint ^ 1u) * 0x100000001b3u;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group.ptr()); ++i, ++position) {
+      PyObject* parameter = PyList_GET_ITEM(group.ptr(), i);
+      fingerprint = (fingerprint ^ reinterpret_cast<uintptr_t>(parameter)) * 0x100000001b3u;
+      auto g = py::reinterpret_steal<py::object>(PyObject_GetAttr(parameter, grad));
+      if (!g) throw py::error_already_set();
+      if (g.is_none()) continue;
+      gradients.append(std::move(g));
+      positions.push_back(position);
+    }
+  }
+  py::object where = py::none();
+  if (int64_t(positions.size()) != position) where = py::cast(positions);
+  return py::make_tuple(std::move(gradients), std::move(where), fingerprint);
+}
+
+std::vector<std::string> isa_names() {
+  std::vector<std::string> names;
+  for (const Kernels* k : supported_kernels()) names.push_back(k->name);
+  return names;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "fastguard's CPU kernels. Internal: use fastguard.kernels.";
+  m.def(
+      "set_tensor_access",
+      [](py::object tensor, py::object parameter, py::object prepare, py::object prepare_writable,
+         py::object describe, py::object api) {
+        set_tensor_access({tensor, parameter, prepare, prepare_writable, describe}, api);
+      },
+      py::arg("tensor_type"), py::arg("parameter_type"), py::arg("prepare"), py::arg("prepare_writable"),
+      py::arg("describe"), py::arg("exchange_api"));
+  m.def("tensor_stats", &py_tensor_stats, py::arg("tensors"), py::arg("num_threads"), py::arg("unscale") = 1.0,
+        py::arg("plain_only") = false);
+  m.def("scale_", &py_scale, py::arg("tensors"), py::arg("factor"), py::arg("num_threads"));
+  m.def("read_stream", &py_read_stream, py::arg("tensors"), py::arg("num_threads"), py::arg("prefetch"));
+  m.def("collect_gradients", &collect_gradients, py::arg("groups"));
+  m.def("isa", [] { return std::string(kernels().name); });
+  m.def("isa_names", &isa_names);
+  m.def("select_isa", &select_kernels, py::arg("name"));
+  m.attr("openmp") = has_threads();
+#if defined(__clang__)
+  m.attr("compiler") = "Clang " __clang_version__;
+#else
+  m.attr("compiler") = "GCC " __VERSION__;
+#endif
+}
+
+}  // namespace fastguard

@@ -1,0 +1,337 @@
+// The loops over one contiguous piece of a tensor, for one instruction set. Included by isa.cpp once per set (see
+// vector.h). Two loops give the statistics:
+//
+//   fast   32 float32 lanes; squares and sums are flushed to 32 float64 lanes every 16 additions, so that rounding
+//          stays below 3e-7 of a norm even if every addition rounds the same way. It asks, per block, whether its own
+//          assumptions held: all finite, no square near overflow or underflow, mean not dominating the spread.
+//   exact  16 float64 lanes; a float32 product is exact there. Non-finite elements are counted and replaced by zero.
+//          Takes tails, tiny tensors, float64, and every block in which the fast loop's assumptions failed.
+//
+// Both decide on bit patterns and integer keys, never on float comparisons that a NaN could slip through.
+
+struct F32 {
+  typedef uint32_t raw;
+  static constexpr uint32_t kInf = 0x7f800000u;
+  static constexpr uint32_t kFastMin = 0x2a000000u;  // 2^-43: smaller squares would lose bits to underflow
+  static constexpr uint32_t kFastMax = 0x5e000000u;  // 2^61: sixteen squares still fit in float32
+  FG_INLINE void read(const raw* p, f32v& value, u32v& key) {
+    value = load<f32v>(p);
+    key = (u32v)value & 0x7fffffffu;
+  }
+  static float key_value(uint32_t key) {
+    float f;
+    __builtin_memcpy(&f, &key, 4);
+    return f;
+  }
+};
+
+struct BF16 {
+  typedef uint16_t raw;
+  static constexpr uint32_t kInf = F32::kInf >> 16;
+  static constexpr uint32_t kFastMin = F32::kFastMin >> 16;
+  static constexpr uint32_t kFastMax = F32::kFastMax >> 16;
+  FG_INLINE void read(const raw* p, f32v& value, u32v& key) {
+    u32v wide = __builtin_convertvector(load<u16half>(p), u32v);
+    value = (f32v)(wide << 16);
+    key = wide & 0x7fffu;
+  }
+  static float key_value(uint32_t key) { return F32::key_value(key << 16); }
+};
+
+struct F16 {
+  typedef uint16_t raw;
+  static constexpr uint32_t kInf = 0x7c00u;
+  static constexpr uint32_t kFastMin = 0;  // the square of the smallest float16 is 3.6e-15
+  static constexpr uint32_t kFastMax = kInf - 1;
+  // Exponent and fraction move to their float32 places; the multiplication by 2^112 repairs the bias, subnormals
+  // included, without a rounding. The sign extension fills bits that the mask clears again.
+  FG_INLINE void read(const raw* p, f32v& value, u32v& key) {
+    i32v wide = __builtin_convertvector(load<i16half>(p), i32v);
+    value = (f32v)((wide << 13) & (int32_t)0x8fffe000) * 0x1p112f;
+    key = (u32v)wide & 0x7fffu;
+  }
+  static float key_value(uint32_t key) { return F32::key_value(key << 13) * 0x1p112f; }
+};
+
+template <class D>
+FG_INLINE void fold_keys(const u32v* largest, const u32v* smallest, int n, uint32_t& max_key, uint32_t& min_key) {
+  for (int i = 0; i < n; ++i)
+    for (int k = 0; k < kW32; ++k) {
+      if (largest[i][k] > max_key) max_key = largest[i][k];
+      if (smallest[i][k] < min_key) min_key = smallest[i][k];
+    }
+}
+
+// `min_key` is the smallest key minus one, modulo 2^32: zero turns into the largest number, and needs no branch.
+template <class D>
+FG_INLINE void finish(Accumulation& a, uint32_t max_key, uint32_t min_key) {
+  a.abs_max = D::key_value(max_key);
+  a.abs_min_nonzero = min_key == 0xffffffffu ? 0 : D::key_value(min_key + 1);
+}
+
+// `n` <= kBlock elements, any values.
+template <class D>
+static Accumulation exact_block(const typename D::raw* p, int64_t n) {
+  constexpr int kLanes = 16;
+  constexpr int N32 = kLanes / kW32, N64 = kLanes / kW64;
+  f64v sq[N64] = {}, sum[N64] = {};
+  u32v largest[N32] = {}, smallest[N32], nonzero[N32] = {}, nans[N32] = {}, infs[N32] = {};
+  const u32v one = (u32v){} + 1u;
+  for (int i = 0; i < N32; ++i) smallest[i] = ~(u32v){};
+
+  typename D::raw tail[kLanes] = {};  // zeros change no sum, no extreme and no count of non-zeros
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const typename D::raw* q = p + j;
+    if (n - j < kLanes) {
+      __builtin_memcpy(tail, q, size_t(n - j) * sizeof(*q));
+      q = tail;
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < N32; ++i) {
+      f32v value;
+      u32v key;
+      D::read(q + i * kW32, value, key);
+      u32v finite = (u32v)(key < D::kInf);
+      nans[i] -= (u32v)(key > D::kInf);
+      infs[i] -= (u32v)(key == D::kInf);
+      value = (f32v)((u32v)value & finite);
+      key &= finite;
+      f64v low, high;
+      widen(value, low, high);
+      sum[2 * i] += low;
+      sum[2 * i + 1] += high;
+      sq[2 * i] += low * low;
+      sq[2 * i + 1] += high * high;
+      largest[i] = umax(largest[i], key);
+      smallest[i] = umin(smallest[i], key - 1u);
+      nonzero[i] += umin(key, one);
+    }
+  }
+
+  Accumulation a;
+  a.sum_sq = fold<N64>(sq);
+  a.sum = fold<N64>(sum);
+  uint32_t max_key = 0, min_key = 0xffffffffu;
+  fold_keys<D>(largest, smallest, N32, max_key, min_key);
+  for (int i = 0; i < N32; ++i)
+    for (int k = 0; k < kW32; ++k) {
+      a.num_nonzero += nonzero[i][k];
+      a.num_nans += nans[i][k];
+      a.num_infs += infs[i][k];
+    }
+  finish<D>(a, max_key, min_key);
+  return a;
+}
+
+// Exactly kBlock elements. False when a check failed; `a` is then meaningless.
+template <class D>
+FG_INLINE bool fast_block(const typename D::raw* p, Accumulation& a) {
+  constexpr int kLanes = 32, kRun = 16;
+  constexpr int N32 = kLanes / kW32, N64 = kLanes / kW64;
+  // Far enough ahead that a stream from memory never waits: 1.27 of a plain read stream without it, 1.09 with.
+  constexpr int kAhead = 8192 / sizeof(*p);
+  f64v sq[N64] = {}, sum[N64] = {};
+  u32v largest[N32] = {}, smallest[N32], nonzero[N32] = {};
+  const u32v one = (u32v){} + 1u;
+  for (int i = 0; i < N32; ++i) smallest[i] = ~(u32v){};
+
+  for (int64_t run = 0; run < kBlock; run += kLanes * kRun) {
+    f32v run_sq[N32] = {}, run_sum[N32] = {};
+    for (int64_t j = run; j < run + kLanes * kRun; j += kLanes) {
+      for (size_t line = 0; line < kLanes * sizeof(*p); line += 64)
+        __builtin_prefetch((const char*)(p + j + kAhead) + line);
+#pragma GCC unroll 8
+      for (int i = 0; i < N32; ++i) {
+        f32v value;
+        u32v key;
+        D::read(p + j + i * kW32, value, key);
+        run_sum[i] += value;
+        run_sq[i] += value * value;
+        largest[i] = umax(largest[i], key);
+        smallest[i] = umin(smallest[i], key - 1u);
+        nonzero[i] += umin(key, one);
+      }
+    }
+    for (int i = 0; i < N32; ++i) {
+      f64v low, high;
+      widen(run_sum[i], low, high);
+      sum[2 * i] += low;
+      sum[2 * i + 1] += high;
+      widen(run_sq[i], low, high);
+      sq[2 * i] += low;
+      sq[2 * i + 1] += high;
+    }
+  }
+
+  uint32_t max_key = 0, min_key = 0xffffffffu;
+  for (int i = 1; i < N32; ++i) {
+    largest[0] = umax(largest[0], largest[i]);
+    smallest[0] = umin(smallest[0], smallest[i]);
+    nonzero[0] += nonzero[i];
+  }
+  fold_keys<D>(largest, smallest, 1, max_key, min_key);
+  if (max_key > D::kFastMax || (max_key < D::kFastMin && max_key != 0)) return false;
+  a.sum_sq = fold<N64>(sq);
+  a.sum = fold<N64>(sum);
+  // Where the mean is nearly all of the root mean square, std = sqrt(E[x^2] - E[x]^2) cancels: read again exactly.
+  if (a.sum * a.sum > 0.99 * kBlock * a.sum_sq) return false;
+  for (int k = 0; k < kW32; ++k) a.num_nonzero += nonzero[0][k];
+  finish<D>(a, max_key, min_key);
+  return true;
+}
+
+template <class D>
+static Accumulation stats(const void* data, int64_t n) {
+  const typename D::raw* p = static_cast<const typename D::raw*>(data);
+  Accumulation total;
+  int64_t j = 0;
+  for (; j + kBlock <= n; j += kBlock) {
+    Accumulation a;
+    if (!fast_block<D>(p + j, a)) a = exact_block<D>(p + j, kBlock);
+    total.merge(a);
+  }
+  if (j < n) total.merge(exact_block<D>(p + j, n - j));
+  return total;
+}
+
+static Accumulation stats_f64_block(const double* p, int64_t n) {
+  constexpr int kLanes = 16, N = kLanes / kW64;
+  constexpr int64_t kInf = 0x7ff0000000000000, kNone = 0x7fffffffffffffff;
+  f64v sq[N] = {}, sum[N] = {};
+  i64v largest[N] = {}, smallest[N], nonzero[N] = {}, nans[N] = {}, infs[N] = {};
+  for (int i = 0; i < N; ++i) smallest[i] = (i64v){} + kNone;
+
+  double tail[kLanes] = {};
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const double* q = p + j;
+    if (n - j < kLanes) {
+      __builtin_memcpy(tail, q, size_t(n - j) * sizeof(*q));
+      q = tail;
+    }
+    for (size_t line = 0; line < sizeof(tail); line += 64) __builtin_prefetch((const char*)(q + 1024) + line);
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) {
+      i64v bits = load<i64v>(q + i * kW64);
+      i64v key = bits & kNone;
+      i64v finite = key < kInf;
+      nans[i] -= key > kInf;
+      infs[i] -= key == kInf;
+      f64v value = (f64v)(bits & finite);
+      key &= finite;
+      sum[i] += value;
+      sq[i] += value * value;
+      i64v is_nonzero = key > 0;
+      largest[i] = key > largest[i] ? key : largest[i];
+      key |= ~is_nonzero & kNone;
+      smallest[i] = key < smallest[i] ? key : smallest[i];
+      nonzero[i] -= is_nonzero;
+    }
+  }
+
+  Accumulation a;
+  a.sum_sq = fold<N>(sq);
+  a.sum = fold<N>(sum);
+  int64_t max_key = 0, min_key = kNone;
+  for (int i = 0; i < N; ++i)
+    for (int k = 0; k < kW64; ++k) {
+      if (largest[i][k] > max_key) max_key = largest[i][k];
+      if (smallest[i][k] < min_key) min_key = smallest[i][k];
+      a.num_nonzero += nonzero[i][k];
+      a.num_nans += nans[i][k];
+      a.num_infs += infs[i][k];
+    }
+  __builtin_memcpy(&a.abs_max, &max_key, 8);
+  if (min_key != kNone) __builtin_memcpy(&a.abs_min_nonzero, &min_key, 8);
+  return a;
+}
+
+static Accumulation stats_f64(const void* data, int64_t n) {
+  const double* p = static_cast<const double*>(data);
+  Accumulation total;
+  for (int64_t j = 0; j < n; j += kBlock) total.merge(stats_f64_block(p + j, n - j < kBlock ? n - j : kBlock));
+  return total;
+}
+
+// Scaling: one rounding, to nearest even, from a float32 product (float64 for float64). Written element by element
+// and without branches; the compiler vectorises it for the width of this instruction set.
+
+static void scale_f32(void* data, int64_t n, double factor) {
+  float* p = static_cast<float*>(data);
+  const float c = float(factor);
+  for (int64_t i = 0; i < n; ++i) p[i] *= c;
+}
+
+static void scale_f64(void* data, int64_t n, double factor) {
+  double* p = static_cast<double*>(data);
+  for (int64_t i = 0; i < n; ++i) p[i] *= factor;
+}
+
+FG_INLINE uint32_t float_bits(float x) {
+  uint32_t u;
+  __builtin_memcpy(&u, &x, 4);
+  return u;
+}
+
+static void scale_bf16(void* data, int64_t n, double factor) {
+  uint16_t* p = static_cast<uint16_t*>(data);
+  const float c = float(factor);
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t u = float_bits(F32::key_value(uint32_t(p[i]) << 16) * c);
+    uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    bool nan = (u & 0x7fffffffu) > F32::kInf;
+    p[i] = uint16_t(nan ? (u >> 16) | 0x40u : rounded);
+  }
+}
+
+static void scale_f16(void* data, int64_t n, double factor) {
+  uint16_t* p = static_cast<uint16_t*>(data);
+  const float c = float(factor);
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t h = p[i], key = h & 0x7fffu;
+    uint32_t special = (key << 13) | F32::kInf;  // Inf and NaN keep their fraction
+    float x = key >= F16::kInf ? F32::key_value(special) : F16::key_value(key);
+    float y = x * c;
+    uint32_t u = float_bits(y), sign = (h ^ (float_bits(c) >> 16)) & 0x8000u, magnitude = u & 0x7fffffffu;
+    uint32_t normal = magnitude - (112u << 23);
+    normal = (normal + 0xfffu + ((normal >> 13) & 1u)) >> 13;
+    normal = normal < F16::kInf ? normal : F16::kInf;
+    // Adding 0.5 aligns a float16 subnormal with float32's last bit, so that the addition does the rounding.
+    uint32_t subnormal = float_bits(F32::key_value(magnitude) + 0.5f) - 0x3f000000u;
+    uint32_t out = magnitude < 0x38800000u ? subnormal : normal;
+    out = magnitude > F32::kInf ? 0x7e00u : out;
+    p[i] = uint16_t(sign | out);
+  }
+}
+
+// Nothing but a read: the 64-bit words of a piece added up, the last one filled with zeros. No pass over the same bytes
+// can be quicker, so the benchmarks compare with it. Whether prefetching helps depends on the machine: both are offered.
+template <bool kPrefetch>
+static uint64_t read_words(const void* data, int64_t num_bytes) {
+  constexpr int kRegisters = 8;
+  constexpr int64_t kStep = kRegisters * kBytes, kAhead = 8192;
+  const char* p = static_cast<const char*>(data);
+  u64v sum[kRegisters] = {};
+  int64_t j = 0;
+  for (; j + kStep <= num_bytes; j += kStep) {
+    if constexpr (kPrefetch)
+      for (int64_t line = 0; line < kStep; line += 64) __builtin_prefetch(p + j + kAhead + line);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRegisters; ++i) sum[i] += load<u64v>(p + j + i * kBytes);
+  }
+  for (int i = 1; i < kRegisters; ++i) sum[0] += sum[i];
+  uint64_t total = 0;
+  for (int k = 0; k < kW64; ++k) total += sum[0][k];
+  for (; j < num_bytes; j += 8) {
+    uint64_t word = 0;
+    __builtin_memcpy(&word, p + j, size_t(num_bytes - j < 8 ? num_bytes - j : 8));
+    total += word;
+  }
+  return total;
+}
+
+static const Kernels kKernels = {
+    FG_ISA_NAME,
+    {stats<F32>, stats_f64, stats<F16>, stats<BF16>},
+    {scale_f32, scale_f64, scale_f16, scale_bf16},
+    {read_words<false>, read_words<true>},
+};

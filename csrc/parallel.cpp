@@ -1,0 +1,93 @@
+#include "parallel.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "ieee.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace fastguard {
+
+namespace {
+
+// Below this many elements (some 30 us of work for one core) a second thread saves little, and costs a scheduler quantum,
+// milliseconds, when the other core is busy with something else: a data loader, say.
+constexpr int64_t kParallelMin = 524288;
+// Small tensors are handed out together until they weigh this much; each weighs something however small it is.
+constexpr int64_t kItemMin = 32768;
+constexpr int64_t kTensorWeight = 256;
+
+void run_item(const Plan& plan, const std::vector<View>& views, int64_t item,
+              const std::function<void(const Plan::Entry&, const Piece&)>& work) {
+  auto after = std::upper_bound(plan.entries.begin(), plan.entries.end(), item,
+                                [](int64_t i, const Plan::Entry& e) { return i < e.first_item; });
+  const Plan::Entry& entry = *(after - 1);
+  if (entry.num_chunks > 1) {
+    int64_t chunk = item - entry.first_item, numel = views[entry.first_tensor].numel;
+    work(entry, {entry.first_tensor, chunk, chunk * kChunk, std::min((chunk + 1) * kChunk, numel)});
+  } else {
+    for (int64_t t = entry.first_tensor; t < entry.first_tensor + entry.num_tensors; ++t)
+      work(entry, {t, 0, 0, views[t].numel});
+  }
+}
+
+}  // namespace
+
+Plan make_plan(const std::vector<View>& views) {
+  Plan plan;
+  int64_t weight = kItemMin;  // of the entry that small tensors join; full at the start
+  for (int64_t t = 0; t < int64_t(views.size()); ++t) {
+    int64_t numel = views[t].numel;
+    plan.num_elements += numel;
+    if (numel > kChunk) {
+      int64_t chunks = (numel + kChunk - 1) / kChunk;
+      plan.entries.push_back({t, 1, plan.num_items, chunks, plan.num_partials});
+      plan.num_items += chunks;
+      plan.num_partials += chunks;
+      weight = kItemMin;
+      continue;
+    }
+    if (weight >= kItemMin) {
+      plan.entries.push_back({t, 0, plan.num_items, 1, 0});
+      plan.num_items += 1;
+      weight = 0;
+    }
+    plan.entries.back().num_tensors += 1;
+    weight += numel + kTensorWeight;
+  }
+  return plan;
+}
+
+void for_each_piece(const Plan& plan, const std::vector<View>& views, int num_threads, bool backwards,
+                    const std::function<void(const Plan::Entry&, const Piece&)>& work) {
+  std::atomic<int64_t> next{0};
+  auto worker = [&] {
+    IEEEArithmetic ieee;
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.num_items;)
+      run_item(plan, views, backwards ? plan.num_items - 1 - i : i, work);
+  };
+#ifdef _OPENMP
+  int threads = int(std::min<int64_t>(num_threads, plan.num_items));
+  if (threads > 1 && plan.num_elements >= kParallelMin) {
+#pragma omp parallel num_threads(threads)
+    worker();
+    return;
+  }
+#else
+  (void)num_threads;
+#endif
+  worker();
+}
+
+bool has_threads() {
+#ifdef _OPENMP
+  return true;
+#else
+  return false;
+#endif
+}
+
+}  // namespace fastguard

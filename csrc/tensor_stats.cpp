@@ -1,0 +1,54 @@
+#include "ieee.h"
+#include "isa.h"
+#include "parallel.h"
+#include "passes.h"
+
+namespace fastguard {
+
+// A dense piece goes to the kernel as it lies; the runs of a strided one are gathered block by block.
+static Accumulation piece_stats(const Kernels& kernels, const View& view, int64_t begin, int64_t end) {
+  auto kernel = kernels.stats[int(view.dtype)];
+  const int size = int(itemsize(view.dtype));
+  if (view.contiguous) return kernel(view.data + begin * size, end - begin);
+
+  Accumulation total;
+  alignas(64) char buffer[kBlock * sizeof(double)];
+  for (int64_t block = begin; block < end; block += kBlock) {
+    int64_t filled = 0, stop = block + kBlock < end ? block + kBlock : end;
+    for_each_run(view, block, stop, [&](const char* run, int64_t stride, int64_t count) {
+      gather(buffer + filled * size, run, stride, count, size);
+      filled += count;
+    });
+    total.merge(kernel(buffer, filled));
+  }
+  return total;
+}
+
+Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows) {
+  IEEEArithmetic ieee;  // for the merging; the workers have their own
+  const Kernels& selected = kernels();
+  Plan plan = make_plan(views);
+  std::vector<Accumulation> partials(size_t(plan.num_partials));
+  for_each_piece(plan, views, num_threads, false, [&](const Plan::Entry& entry, const Piece& piece) {
+    const View& view = views[piece.tensor];
+    Accumulation a = piece_stats(selected, view, piece.begin, piece.end);
+    if (entry.num_chunks > 1)
+      partials[entry.first_partial + piece.chunk] = a;
+    else
+      rows[piece.tensor] = Row(view.numel, a);
+  });
+  for (const Plan::Entry& entry : plan.entries) {
+    if (entry.num_chunks == 1) continue;
+    Accumulation a;
+    for (int64_t c = 0; c < entry.num_chunks; ++c) a.merge(partials[entry.first_partial + c]);
+    rows[entry.first_tensor] = Row(views[entry.first_tensor].numel, a);
+  }
+  Row total;
+  for (size_t t = 0; t < views.size(); ++t) {
+    if (unscale != 1.0) rows[t].multiply(unscale);
+    total.merge(rows[t]);
+  }
+  return total;
+}
+
+}  // namespace fastguard

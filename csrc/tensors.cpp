@@ -1,0 +1,112 @@
+#include "tensors.h"
+
+#include <pybind11/stl.h>
+
+#include <string>
+
+#include "dlpack.h"
+
+namespace fastguard {
+
+namespace {
+
+TensorAccess* access = nullptr;  // never freed: it must outlive every call, also at interpreter exit
+const dlpack::ExchangeAPI* exchange = nullptr;
+
+const dlpack::ExchangeAPI* find_api(const py::object& capsule) {
+  if (capsule.is_none()) return nullptr;
+  auto* api = static_cast<dlpack::ExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (!api) throw py::error_already_set();
+  while (api && api->version.major != 1) api = api->previous;
+  return api && api->tensor_from_object ? api : nullptr;
+}
+
+bool real_dtype(uint8_t code, int bits, DType& out) {
+  if (code == dlpack::kBfloat && bits == 16) return out = DType::bf16, true;
+  if (code != dlpack::kFloat) return false;
+  if (bits == 32) return out = DType::f32, true;
+  if (bits == 64) return out = DType::f64, true;
+  if (bits == 16) return out = DType::f16, true;
+  return false;
+}
+
+// False when the tensor needs preparing: not on the CPU, not strided memory, a dtype without a kernel, or a lazy bit
+// (negation, conjugation) that the address does not show. torch sets the negation bit on views of a conjugate's
+// imaginary part, which are strided, or complex; so only those are asked.
+bool view_through_exchange(PyObject* tensor, View& view) {
+  dlpack::Tensor t;
+  if (exchange->tensor_from_object(tensor, &t) != 0) {
+    PyErr_Clear();  // `prepare` finds the reason and says it in words
+    return false;
+  }
+  DType dtype;
+  bool complex = t.dtype.code == dlpack::kComplex;
+  bool known = complex ? real_dtype(dlpack::kFloat, t.dtype.bits / 2, dtype) : real_dtype(t.dtype.code, t.dtype.bits, dtype);
+  if (t.device.type != dlpack::kCPU || !known) return false;
+  view = make_view(static_cast<char*>(t.data) + t.byte_offset, dtype, complex, t.ndim, t.shape, t.strides);
+  if (view.numel > 0 && !t.data) return false;
+  bool dense = !complex;
+  int64_t expected = 1;
+  for (int d = t.ndim - 1; dense && d >= 0; --d) {
+    dense = !t.strides || t.strides[d] == expected;
+    expected *= t.shape[d];
+  }
+  if (dense || view.numel == 0) return true;
+  py::handle handle(tensor);
+  return !handle.attr("is_neg")().cast<bool>() && !handle.attr("is_conj")().cast<bool>();
+}
+
+bool view_through_python(PyObject* tensor, View& view) {
+  py::object description = access->describe(py::handle(tensor));
+  if (description.is_none()) return false;
+  auto [address, name, shape, strides] =
+      description.cast<std::tuple<uintptr_t, std::string, std::vector<int64_t>, std::vector<int64_t>>>();
+  bool complex = name.rfind("complex", 0) == 0;
+  DType dtype;
+  if (name == "float32" || name == "complex64") dtype = DType::f32;
+  else if (name == "float64" || name == "complex128") dtype = DType::f64;
+  else if (name == "float16" || name == "complex32") dtype = DType::f16;
+  else if (name == "bfloat16") dtype = DType::bf16;
+  else return false;
+  view = make_view(reinterpret_cast<void*>(address), dtype, complex, int(shape.size()), shape.data(), strides.data());
+  return true;
+}
+
+bool read(PyObject* tensor, View& view) {
+  auto type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  if (type != access->tensor_type.ptr() && type != access->parameter_type.ptr()) return false;
+  return exchange ? view_through_exchange(tensor, view) : view_through_python(tensor, view);
+}
+
+}  // namespace
+
+void set_tensor_access(TensorAccess given, py::object exchange_api) {
+  const dlpack::ExchangeAPI* api = find_api(exchange_api);
+  exchange_api.inc_ref();  // the capsule owns the struct
+  exchange = api;
+  delete access;
+  access = new TensorAccess(std::move(given));
+}
+
+bool read_tensors(const py::tuple& tensors, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive) {
+  if (!access) throw std::runtime_error("set_tensor_access was not called");
+  const Py_ssize_t n = PyTuple_GET_SIZE(tensors.ptr());
+  views.reserve(size_t(n));
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* tensor = PyTuple_GET_ITEM(tensors.ptr(), i);
+    View view;
+    if (!read(tensor, view)) {
+      if (odd == Odd::refuse) return false;
+      const py::object& prepare = odd == Odd::prepare ? access->prepare : access->prepare_writable;
+      py::object prepared = prepare(py::handle(tensor), i);
+      if (!read(prepared.ptr(), view))
+        throw std::runtime_error("tensor " + std::to_string(i) + " cannot be read: it was prepared to a " +
+                                 std::string(Py_TYPE(prepared.ptr())->tp_name) + " that is not dense CPU memory");
+      keep_alive.push_back(std::move(prepared));
+    }
+    views.push_back(std::move(view));
+  }
+  return true;
+}
+
+}  // namespace fastguard

@@ -1,0 +1,31 @@
+// From Python tensors to views: torch's DLPack C exchange API where it exists, calls into Python where it does not.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <vector>
+
+#include "view.h"
+
+namespace fastguard {
+
+namespace py = pybind11;
+
+// The Python side of reading tensors, set once by fastguard.kernels.cpu.
+struct TensorAccess {
+  py::object tensor_type;     // exact types that need no preparation: torch.Tensor, torch.nn.Parameter
+  py::object parameter_type;
+  py::object prepare;           // callable(tensor, index): a plain CPU tensor with the same values, or raises
+  py::object prepare_writable;  // the same, over the same memory
+  py::object describe;        // callable(tensor): (address, dtype name, shape, strides), when there is no exchange API
+};
+
+void set_tensor_access(TensorAccess access, py::object exchange_api);
+
+// What to do with a tensor that cannot be read as it is: sparse, lazily conjugated, a subclass, another dtype, …
+enum class Odd { refuse, prepare, prepare_writable };
+
+// Appends a view of each of `tensors`, and to `keep_alive` whatever was made to serve the odd ones. False if there is
+// an odd one and it is to be refused.
+bool read_tensors(const py::tuple& tensors, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive);
+
+}  // namespace fastguard

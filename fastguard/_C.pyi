@@ -1,0 +1,26 @@
+from collections.abc import Callable, Sequence
+
+import torch
+
+openmp: bool
+compiler: str
+
+def set_tensor_access(
+    tensor_type: type,
+    parameter_type: type,
+    prepare: Callable[[object, int], torch.Tensor],
+    prepare_writable: Callable[[object, int], torch.Tensor],
+    describe: Callable[[torch.Tensor], tuple[int, str, tuple[int, ...], tuple[int, ...]] | None],
+    exchange_api: object | None,
+) -> None: ...
+def tensor_stats(
+    tensors: Sequence[object], num_threads: int, unscale: float = 1.0, plain_only: bool = False
+) -> tuple[bytearray, tuple[float, ...], int] | None: ...
+def scale_(tensors: Sequence[object], factor: float, num_threads: int) -> None: ...
+def read_stream(tensors: Sequence[object], num_threads: int, prefetch: bool) -> int: ...
+def collect_gradients(
+    groups: list[list[torch.Tensor]],
+) -> tuple[list[torch.Tensor], list[int] | None, int]: ...
+def isa() -> str: ...
+def isa_names() -> list[str]: ...
+def select_isa(name: str) -> None: ...

@@ -1,0 +1,31 @@
+"""The one file that reads the environment."""
+
+from __future__ import annotations
+
+import os
+
+
+def backend() -> str:
+    """FASTGUARD_BACKEND: the backend that "auto" means: auto (default), cpu, reference, …"""
+    return os.environ.get("FASTGUARD_BACKEND", "") or "auto"
+
+
+def isa() -> str | None:
+    """FASTGUARD_ISA: the instruction set of the CPU kernels, for tests; unset means the best that runs."""
+    return os.environ.get("FASTGUARD_ISA") or None
+
+
+def exchange_api() -> bool:
+    """FASTGUARD_DLPACK=0: read tensors through Python calls even where torch has the DLPack C exchange API."""
+    return os.environ.get("FASTGUARD_DLPACK", "1") != "0"
+
+
+def in_effect() -> dict[str, dict[str, str | None]]:
+    """Each variable that is read, its value (None if it is not set), and what that means; for `fastguard info`."""
+    chosen = backend()
+    meanings = {
+        "FASTGUARD_BACKEND": f'what "auto" means: {"the first backend that runs" if chosen == "auto" else chosen}',
+        "FASTGUARD_ISA": f"instruction set of the CPU kernels: {isa() or 'the best that runs'}",
+        "FASTGUARD_DLPACK": f"tensors through the DLPack exchange API: {'where torch has it' if exchange_api() else 'no'}",
+    }
+    return {name: {"value": os.environ.get(name), "meaning": meaning} for name, meaning in meanings.items()}

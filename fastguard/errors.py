@@ -1,0 +1,56 @@
+"""What can go wrong, by name. Every message says what is required, what was given, where, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class FastguardError(Exception):
+    """Base of every error that fastguard raises on its own account."""
+
+
+class UnsupportedTensorError(FastguardError, TypeError):
+    """A tensor that no kernel can read; raised instead of a wrong number.
+
+    Attributes:
+        index: position in the list that was given.
+        problem: what is wrong, without the name of the tensor.
+    """
+
+    def __init__(self, index: int, problem: str, name: str | None = None) -> None:
+        self.index = index
+        self.problem = problem
+        where = f"tensors[{index}]"
+        super().__init__(f"`{name or where}` {problem} - at {where}")
+
+
+class BackendUnavailableError(FastguardError, RuntimeError):
+    """A backend that was asked for by name and cannot run here."""
+
+
+class NotGuardedError(FastguardError, AttributeError):
+    """An optimizer without a guard, where one is needed."""
+
+
+class AlreadyGuardedError(FastguardError, RuntimeError):
+    """An optimizer that `fastguard.wrap` has already guarded."""
+
+
+class NonFiniteGradientsError(FastguardError, RuntimeError):
+    """Too many steps in a row were skipped because their gradients held NaN or Inf.
+
+    Attributes:
+        steps: numbers of the skipped steps, oldest first.
+        tensors: names of the tensors that held NaN or Inf, in backward order within a step, first seen first.
+    """
+
+    def __init__(self, steps: Sequence[int], tensors: Sequence[str]) -> None:
+        self.steps = list(steps)
+        self.tensors = list(tensors)
+        shown = ", ".join(self.tensors[:8]) + (f" and {len(self.tensors) - 8} more" if len(self.tensors) > 8 else "")
+        super().__init__(
+            f"{len(self.steps)} steps in a row (steps {self.steps[0]} to {self.steps[-1]}) had gradients that are not "
+            f"finite and were skipped; tensors that held NaN or Inf: {shown or 'none, only their norm overflowed'}. "
+            "The parameters are as they were before the first of these steps. Lower the learning rate, look at the "
+            "data of these steps, or raise `max_consecutive_skips` if so many skips are expected."
+        )

@@ -1,0 +1,252 @@
+"""One operation, several backends: choose one, call it.
+
+A backend is a module with `unavailable() -> str | None`, `detail() -> str`, `accepts(device) -> bool`,
+`tensor_stats(tensors) -> (rows as float64 bytes, their fold or None)` and `scale_(tensors, factor)`. `reference`
+defines what each column means; the others give the same, faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _env
+from .. import stats as _stats
+from ..errors import BackendUnavailableError, UnsupportedTensorError
+from ..stats import GradientStats, TensorStats
+from . import cpu, reference
+
+_BACKENDS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}  # in the order in which "auto" tries them
+_log = logging.getLogger("fastguard")
+
+
+class BackendStatus(NamedTuple):
+    """Whether a backend can run here, and if not, why."""
+
+    available: bool
+    reason: str | None
+    detail: str
+
+
+def backends() -> dict[str, BackendStatus]:
+    """Every backend by name, whether it can run here, and if not, why.
+
+    >>> import fastguard
+    >>> fastguard.backends()["reference"].available
+    True
+    """
+    status = {}
+    for name, module in _BACKENDS.items():
+        reason = module.unavailable()
+        status[name] = BackendStatus(reason is None, reason, module.detail() if reason is None else "")
+    return status
+
+
+def check_backend(name: str) -> str:
+    """`name` if it is "auto" or a backend that can run here.
+
+    Raises:
+        ValueError: unknown name; lists the known ones.
+        BackendUnavailableError: known, but it cannot run here; says why, for this and for every other backend.
+    """
+    if name == "auto":
+        return name
+    if name not in _BACKENDS:
+        known = ", ".join(["auto", *_BACKENDS])
+        raise ValueError(f"`backend` must be one of [{known}], got {name!r}")
+    if _BACKENDS[name].unavailable() is not None:
+        every = "; ".join(f"{n}: {s.reason or 'can run'}" for n, s in backends().items())
+        raise BackendUnavailableError(f"`backend` {name!r} cannot run here. {every}")
+    return name
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    _log.warning(message)
+
+
+def _backend_for(device: torch.device, requested: str) -> ModuleType:
+    if requested == "auto":
+        requested = check_backend(_env.backend())
+    if requested != "auto":
+        return _BACKENDS[check_backend(requested)]
+    for name, module in _BACKENDS.items():
+        if not module.accepts(device):
+            continue
+        reason = module.unavailable()
+        if reason is None:
+            return module
+        _say_once(f"backend {name!r} cannot run: {reason}. Falling back; the results are the same, only slower.")
+    return reference
+
+
+def _device_of(tensor: Any) -> torch.device:
+    return tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
+
+
+def _split_by_device(tensors: Sequence[Any]) -> dict[torch.device, list[int]]:
+    groups: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        groups.setdefault(_device_of(tensor), []).append(i)
+    return groups
+
+
+@contextlib.contextmanager
+def _renumbering(indices: list[int]) -> Iterator[None]:
+    """Errors about a part of a list, told in terms of the whole."""
+    try:
+        yield
+    except UnsupportedTensorError as error:
+        raise UnsupportedTensorError(indices[error.index], error.problem) from None
+
+
+def _cpu_is_chosen(backend: str) -> bool:
+    """Whether CPU tensors go to the C++ kernels."""
+    if backend == "auto":
+        backend = _env.backend()
+    return backend in ("auto", "cpu") and cpu.unavailable() is None
+
+
+def run_stats(
+    tensors: Sequence[Any], backend: str = "auto", unscale: float = 1.0
+) -> tuple[bytearray, tuple[float, ...] | None]:
+    """Rows of `tensors` times `unscale` as float64 bytes and, where the backend folds them itself, their fold."""
+    if not tensors:
+        return bytearray(), None
+    quick = plain_stats(tensors, backend, unscale)
+    if quick is not None:
+        return quick[0], quick[1]
+    groups = _split_by_device(tensors)
+    if len(groups) == 1:
+        return _backend_for(next(iter(groups)), backend).tensor_stats(tensors, unscale)
+    row_bytes = 8 * len(_stats.COLUMNS)
+    table = bytearray(row_bytes * len(tensors))
+    for device, indices in groups.items():
+        with _renumbering(indices):
+            rows, _ = _backend_for(device, backend).tensor_stats([tensors[i] for i in indices], unscale)
+        for place, i in enumerate(indices):
+            table[i * row_bytes : (i + 1) * row_bytes] = rows[place * row_bytes : (place + 1) * row_bytes]
+    return table, None
+
+
+def plain_stats(
+    tensors: Sequence[Any], backend: str = "auto", unscale: float = 1.0
+) -> tuple[bytearray, tuple[float, ...], frozenset[torch.dtype]] | None:
+    """`cpu.plain_stats` where the CPU kernels are chosen and serve every tensor as it is, else None."""
+    return cpu.plain_stats(tensors, unscale) if _cpu_is_chosen(backend) else None
+
+
+def run_scale(tensors: Sequence[Any], factor: float, backend: str = "auto") -> None:
+    """x *= factor on the backend of each tensor's device; tells autograd."""
+    for device, indices in _split_by_device(tensors).items():
+        with _renumbering(indices):
+            _backend_for(device, backend).scale_([tensors[i] for i in indices], factor)
+    # A graph that saved these tensors has to fail rather than go on with changed values.
+    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+def collect_gradients(
+    groups: list[list[torch.Tensor]],
+) -> tuple[list[torch.Tensor], list[int] | None, int]:
+    """Gradients of `groups`, flat, without the missing ones; their flat positions, or None if none is missing; and a
+    fingerprint of which parameters these were."""
+    module = cpu if cpu.unavailable() is None else reference
+    return module.collect_gradients(groups)
+
+
+def _as_list(tensors: Any, argument: str = "tensors") -> list[Any]:
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    try:
+        return list(tensors)
+    except TypeError:
+        raise TypeError(f"`{argument}` must be tensors, got {type(tensors).__name__}") from None
+
+
+def _naming(run: Callable[[], Any], names: Sequence[str] | None) -> Any:
+    try:
+        return run()
+    except UnsupportedTensorError as error:
+        if names is None:
+            raise
+        raise UnsupportedTensorError(error.index, error.problem, names[error.index]) from None
+
+
+def tensor_stats(
+    tensors: Sequence[torch.Tensor], *, names: Sequence[str] | None = None, backend: str = "auto"
+) -> TensorStats:
+    """One row of statistics a tensor, in one pass: `numel, sum_sq, sum, abs_max, abs_min_nonzero, num_zeros, …`.
+
+    Counts and extremes are exact; `norm` is within 1e-6 of float64 for any dtype. The result does not depend on the
+    number of threads or on the instruction set. NaN and Inf are counted and left out of every other column.
+
+    Args:
+        tensors: float16, bfloat16, float32, float64, complex (read as real and imaginary parts) or float8 tensors of
+            any shape and layout, on any device; sparse ones are read as their (coalesced) values, DTensors as their
+            local shard. A single tensor counts as a list of one.
+        names: one for each tensor; default `tensor0`, `tensor1`, …
+        backend: "auto" (the best for each tensor's device) or a name from `fastguard.backends()`.
+
+    Raises:
+        UnsupportedTensorError: a tensor that cannot be read (integer, meta, …); names it.
+        BackendUnavailableError: the backend that was asked for cannot run here.
+
+    Cost: CPU: one read of every element, no launch, no sync. `reference`: about a dozen passes, one sync a device.
+
+    >>> import torch
+    >>> tensor_stats([torch.tensor([1.0, 0.0, float("nan")])])[0].num_nans
+    1
+    """
+    tensors = _as_list(tensors)
+    if names is not None:
+        names = tuple(names)
+        if len(names) != len(tensors):
+            raise ValueError(f"`names` must have one name a tensor ({len(tensors)}), got {len(names)}")
+    check_backend(backend)
+    table, total = _naming(lambda: run_stats(tensors, backend), names)
+    return TensorStats(table, names, total)
+
+
+def scale_(tensors: Sequence[torch.Tensor], factor: float, *, backend: str = "auto") -> None:
+    """Multiplies every tensor by `factor` in place, with one rounding.
+
+    Equivalent to: `for t in tensors: t.mul_(factor)`.
+
+    Args:
+        tensors: float16, bfloat16, float32, float64 or complex, any shape, layout and device; must not overlap
+            themselves.
+        factor: any float. 1.0 returns at once, without touching memory; other factors multiply NaN and Inf as torch
+            does.
+
+    Raises:
+        UnsupportedTensorError: a tensor that cannot be written, or of which several indices share one memory location.
+            Nothing is scaled then.
+
+    Cost: one read and one write of every element; no sync.
+    """
+    tensors = _as_list(tensors)
+    check_backend(backend)
+    if factor == 1.0:
+        return
+    run_scale(tensors, float(factor), backend)
+
+
+def _as_tensor(array: Any) -> torch.Tensor:
+    if isinstance(array, torch.Tensor):
+        return array
+    if any(stride < 0 for stride in getattr(array, "strides", None) or ()):  # torch has no negative strides
+        array = array.copy()
+    return torch.as_tensor(array)
+
+
+def _gradient_stats(gradients: Sequence[Any]) -> GradientStats:
+    return tensor_stats([_as_tensor(g) for g in _as_list(gradients, "gradients")]).total()
+
+
+_stats.set_producer(_gradient_stats)

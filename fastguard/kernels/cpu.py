@@ -1,0 +1,129 @@
+"""Adapter over `fastguard._C`, the C++ kernels for CPU tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from .. import _env
+from ..errors import BackendUnavailableError, UnsupportedTensorError
+from .prepare import OVERLAP, plain
+
+_problem: str | None = None
+try:
+    from .. import _C
+except ImportError as error:
+    _problem = f"the extension fastguard._C cannot be imported ({error}); reinstall with a C++17 compiler at hand"
+
+
+def unavailable() -> str | None:
+    """Why this backend cannot run here; None if it can."""
+    return _problem
+
+
+def detail() -> str:
+    sets = ", ".join(_C.isa_names())
+    threads = f"{torch.get_num_threads()} threads (OpenMP)" if _C.openmp else "1 thread (built without OpenMP)"
+    access = "DLPack exchange API" if _exchange_api() is not None else "Python calls"
+    return f"{_C.isa()} of [{sets}], {threads}, tensors through {access}, {_C.compiler}"
+
+
+def accepts(device: torch.device) -> bool:
+    return device.type == "cpu"
+
+
+def _exchange_api() -> object | None:
+    return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if _env.exchange_api() else None
+
+
+def _prepare(tensor: object, index: int) -> torch.Tensor:
+    values = plain(tensor, index)
+    _require_cpu(values, index)
+    return values
+
+
+def _prepare_writable(tensor: object, index: int) -> torch.Tensor:
+    values = plain(tensor, index, writable=True)
+    _require_cpu(values, index)
+    return values
+
+
+def _require_cpu(tensor: torch.Tensor, index: int) -> None:
+    if tensor.device.type != "cpu":
+        raise UnsupportedTensorError(index, f'must be on the CPU for backend "cpu", got {tensor.device}')
+
+
+def _describe(tensor: torch.Tensor) -> tuple[int, str, tuple[int, ...], tuple[int, ...]] | None:
+    """What the exchange API would tell; None for a tensor that has to be prepared first."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
+        return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor():
+        return None
+    return tensor.data_ptr(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()
+
+
+def _initialise() -> None:
+    _C.set_tensor_access(
+        tensor_type=torch.Tensor,
+        parameter_type=torch.nn.Parameter,
+        prepare=_prepare,
+        prepare_writable=_prepare_writable,
+        describe=_describe,
+        exchange_api=_exchange_api(),
+    )
+    isa = _env.isa()
+    if isa is not None:
+        try:
+            _C.select_isa(isa)
+        except ValueError as error:
+            raise BackendUnavailableError(f"FASTGUARD_ISA: {error}") from None
+
+
+if _problem is None:
+    _initialise()
+
+
+def tensor_stats(tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, tuple[float, ...]]:
+    """Rows of `tensors` times `unscale` as float64 bytes, and their fold.
+
+    Cost: one read of every element, with `torch.get_num_threads()` threads; 64 bytes a tensor in the result. The GIL
+    is released unless there is next to nothing to do.
+    """
+    result = _C.tensor_stats(tensors, torch.get_num_threads(), unscale)
+    assert result is not None  # only `plain_only` gives None
+    return result[0], result[1]
+
+
+def plain_stats(
+    tensors: Sequence[torch.Tensor], unscale: float = 1.0
+) -> tuple[bytearray, tuple[float, ...], frozenset[torch.dtype]] | None:
+    """As `tensor_stats`, and which dtypes there were; None if a tensor is not plain dense or strided CPU memory.
+
+    Complex tensors count under their real dtype. This is the quickest way in: no Python code runs for any tensor.
+    """
+    result = _C.tensor_stats(tensors, torch.get_num_threads(), unscale, True)
+    return None if result is None else (result[0], result[1], _dtypes(result[2]))
+
+
+@functools.cache
+def _dtypes(bits: int) -> frozenset[torch.dtype]:
+    in_order = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of DType in csrc/stats.h
+    return frozenset(dtype for i, dtype in enumerate(in_order) if bits >> i & 1)
+
+
+def scale_(tensors: Sequence[torch.Tensor], factor: float) -> None:
+    """x *= factor for every tensor; one read and one write of each."""
+    try:
+        _C.scale_(tensors, factor, torch.get_num_threads())
+    except IndexError as error:
+        raise UnsupportedTensorError(int(str(error)), OVERLAP) from None
+
+
+def collect_gradients(
+    groups: list[list[torch.Tensor]],
+) -> tuple[list[torch.Tensor], list[int] | None, int]:
+    """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
+    fingerprint of which parameters these were."""
+    return _C.collect_gradients(groups)

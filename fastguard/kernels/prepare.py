@@ -1,0 +1,95 @@
+"""Tensors that are not plain strided memory, made plain; or a clear reason why that cannot be done."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..errors import UnsupportedTensorError
+
+NATIVE_DTYPES = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.complex64,
+        torch.complex128,
+        torch.complex32,
+    }
+)
+OVERLAP = (
+    "cannot be scaled in place: several of its indices share one memory location (expanded?). "
+    "Call .contiguous() or .clone() on it first"
+)
+_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
+
+def plain(tensor: object, index: int, *, writable: bool = False) -> torch.Tensor:
+    """A strided tensor of a native dtype that has the values of `tensor`; with `writable`, over the same memory.
+
+    Sparse tensors give their stored values (COO: coalesced, unless `writable`), DTensors their local shard, lazy
+    conjugates and negatives their resolved values, float8 its float32 equal.
+
+    Raises:
+        UnsupportedTensorError: when there is no such tensor; says what is wrong and what would help.
+
+    Cost: nothing for plain tensors; a copy where values have to be resolved.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise UnsupportedTensorError(index, f"must be a torch.Tensor, got {type(tensor).__name__}")
+    values = _strided(tensor.detach(), index, writable)
+    if values.is_conj():
+        values = values.conj() if writable else values.resolve_conj()
+    if values.is_neg():
+        values = torch._neg_view(values) if writable else values.resolve_neg()
+    if values.dtype not in NATIVE_DTYPES:
+        if writable or not values.dtype.is_floating_point:
+            allowed = "float16, bfloat16, float32, float64 or complex"
+            raise UnsupportedTensorError(index, f"must be {allowed}, got {values.dtype}")
+        values = values.to(torch.float32)
+    return values
+
+
+def may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether two indices of a strided tensor may reach one element, as in an expanded or unfolded one."""
+    reach = 0  # the farthest element that the inner dimensions address
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return tensor.numel() > 0
+            reach += (size - 1) * stride
+    return False
+
+
+def _strided(tensor: torch.Tensor, index: int, writable: bool) -> torch.Tensor:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise UnsupportedTensorError(
+            index, "must hold data, got a tensor inside a functorch transform. Call fastguard outside vmap and grad."
+        )
+    if hasattr(tensor, "to_local"):
+        return _strided(tensor.to_local().detach(), index, writable)
+    if tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor):
+        raise UnsupportedTensorError(index, "must hold data, got a meta or fake tensor, which has only a shape")
+    if tensor.layout is torch.sparse_coo:
+        if writable:
+            return tensor._values()
+        return tensor.coalesce().values()
+    if tensor.layout in _COMPRESSED:
+        return tensor.values()
+    if tensor.is_nested:
+        return tensor.values()
+    if tensor.is_quantized or tensor.layout is not torch.strided:
+        what = "a quantized tensor" if tensor.is_quantized else f"layout {tensor.layout}"
+        raise UnsupportedTensorError(
+            index, f"must be strided or sparse, got {what}. Dequantize or call to_dense first."
+        )
+    if is_traceable_wrapper_subclass(tensor):
+        raise UnsupportedTensorError(
+            index, f"must be a plain tensor, got the wrapper subclass {type(tensor).__name__}. Pass its inner tensors."
+        )
+    if tensor._is_zerotensor():
+        if writable:
+            raise UnsupportedTensorError(index, "must hold data, got an immutable zero tensor. Call .clone() on it.")
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)

@@ -1,0 +1,113 @@
+"""Plain PyTorch: the definition of every column, and the fallback on any device. No compiled code of ours.
+
+Every element is widened to float64, non-finite ones are counted and replaced by zero, and the columns are what torch's
+own reductions say of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import UnsupportedTensorError
+from ..stats import COLUMNS
+from .prepare import OVERLAP, may_overlap, plain
+
+# Elements widened at once: bounds the extra memory to a few tens of MiB however large a tensor is.
+_CHUNK = 1 << 20
+
+
+def unavailable() -> str | None:
+    """Why this backend cannot run here; None if it can."""
+    return None
+
+
+def detail() -> str:
+    return f"plain PyTorch {torch.__version__}, any device"
+
+
+def accepts(device: torch.device) -> bool:
+    return True
+
+
+def _chunk_columns(x: torch.Tensor) -> torch.Tensor:
+    nans, infs = torch.isnan(x), torch.isinf(x)
+    values = torch.where(nans | infs, torch.zeros((), dtype=torch.float64, device=x.device), x.double())
+    magnitude = values.abs()
+    nonzero = magnitude > 0
+    # A float32 subnormal is a normal float64, so nothing is lost to flushing after the widening.
+    none = torch.full((), torch.inf, dtype=torch.float64, device=x.device)
+    return torch.stack(
+        [
+            (values * values).sum(),
+            values.sum(),
+            magnitude.max(),
+            torch.where(nonzero, magnitude, none).min(),
+            nonzero.sum().double(),
+            nans.sum().double(),
+            infs.sum().double(),
+        ]
+    )
+
+
+def _tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
+    """One row, float64 [8], on the tensor's device; does not synchronise."""
+    x = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if x.numel() == 0:
+        return torch.zeros(len(COLUMNS), dtype=torch.float64, device=x.device)
+    parts = torch.stack([_chunk_columns(chunk) for chunk in x.reshape(-1).split(_CHUNK)])
+    sums = parts.sum(0)
+    smallest = parts[:, 3].min()
+    zeros = x.numel() - sums[4] - sums[5] - sums[6]
+    return torch.stack(
+        [
+            torch.full_like(zeros, x.numel()),
+            sums[0],
+            sums[1],
+            parts[:, 2].max(),
+            torch.where(smallest < torch.inf, smallest, torch.zeros_like(smallest)),
+            zeros,
+            sums[5],
+            sums[6],
+        ]
+    )
+
+
+def tensor_stats(tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
+    """Rows of `tensors` times `unscale` as float64 bytes. Synchronises once, at the end.
+
+    Cost: about a dozen passes over each tensor, and a float64 copy of at most 2^20 elements at a time.
+    """
+    table = bytearray(8 * len(COLUMNS) * len(tensors))
+    if not tensors:
+        return table, None
+    with torch.no_grad():
+        rows = torch.stack([_tensor_columns(plain(t, i)) for i, t in enumerate(tensors)])
+        powers = torch.tensor([0, 2, 1, 1, 1, 0, 0, 0], dtype=torch.float64, device=rows.device)
+        torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
+    return table, None
+
+
+def collect_gradients(
+    groups: list[list[torch.Tensor]],
+) -> tuple[list[torch.Tensor], list[int] | None, int]:
+    """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
+    fingerprint of which parameters these were."""
+    every = [p.grad for params in groups for p in params]
+    positions = [i for i, g in enumerate(every) if g is not None]
+    gradients = [g for g in every if g is not None]
+    fingerprint = hash(tuple(tuple(map(id, params)) for params in groups))
+    return gradients, None if len(gradients) == len(every) else positions, fingerprint
+
+
+def scale_(tensors: Sequence[torch.Tensor], factor: float) -> None:
+    """x *= factor for every tensor; one read and one write of each. Does not synchronise."""
+    views = [plain(t, i, writable=True) for i, t in enumerate(tensors)]
+    for i, view in enumerate(views):
+        if may_overlap(view):
+            raise UnsupportedTensorError(i, OVERLAP)
+    with torch.no_grad():
+        for view in views:
+            # As real numbers: a complex product with factor + 0j has other zeros and NaNs.
+            (torch.view_as_real(view) if view.is_complex() else view).mul_(factor)

@@ -1,0 +1,339 @@
+"""The vocabulary: what one pass says about a list of tensors, and what one step was.
+
+Plain data: this module imports neither torch nor numpy, so that logs can be read on a machine that has neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+COLUMNS = ("numel", "sum_sq", "sum", "abs_max", "abs_min_nonzero", "num_zeros", "num_nans", "num_infs")
+_COUNTS = frozenset({"numel", "num_zeros", "num_nans", "num_infs"})
+_ROW_BYTES = 8 * len(COLUMNS)
+
+
+def _norm(sum_sq: float, num_nans: float, num_infs: float) -> float:
+    """The 2-norm as torch has it: NaN if any element is NaN, else Inf if any is infinite."""
+    if num_nans:
+        return math.nan
+    if num_infs:
+        return math.inf
+    return math.sqrt(sum_sq)
+
+
+def _mean_std(numel: float, sum_sq: float, total: float, num_nonfinite: float) -> tuple[float, float]:
+    count = numel - num_nonfinite
+    if count == 0:
+        nothing = math.nan if numel else 0.0
+        return nothing, nothing
+    mean = total / count
+    if sum_sq == math.inf:
+        return mean, math.inf
+    return mean, math.sqrt(max(0.0, sum_sq / count - mean * mean))
+
+
+class TensorRow(NamedTuple):
+    """One row of a `TensorStats`: what the pass found in one tensor.
+
+    A complex tensor counts as its real and imaginary parts: `numel` is then twice `Tensor.numel()`.
+    NaN and Inf are counted, and left out of every other column.
+    """
+
+    numel: int
+    sum_sq: float
+    sum: float
+    abs_max: float
+    abs_min_nonzero: float
+    num_zeros: int
+    num_nans: int
+    num_infs: int
+
+    @property
+    def norm(self) -> float:
+        """The 2-norm as torch has it: NaN if any element is NaN, else Inf if any is infinite."""
+        return _norm(self.sum_sq, self.num_nans, self.num_infs)
+
+    @property
+    def mean(self) -> float:
+        """Mean of the finite elements; NaN if there are elements but none is finite."""
+        return _mean_std(self.numel, self.sum_sq, self.sum, self.num_nans + self.num_infs)[0]
+
+    @property
+    def std(self) -> float:
+        """Standard deviation (of the population) of the finite elements."""
+        return _mean_std(self.numel, self.sum_sq, self.sum, self.num_nans + self.num_infs)[1]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every element is finite and so is the norm."""
+        return not (self.num_nans or self.num_infs) and math.isfinite(self.sum_sq)
+
+
+def _row(values: Sequence[float]) -> TensorRow:
+    n, sq, s, high, low, zeros, nans, infs = values
+    return TensorRow(int(n), sq, s, high, low, int(zeros), int(nans), int(infs))
+
+
+@dataclass(frozen=True, slots=True)
+class GradientStats:
+    """Statistics of a list of tensors taken together as one vector.
+
+    `norm` is NaN if any element is NaN, else Inf if any is infinite. Every other figure is over the finite elements:
+    `max_val` is the largest |g|, `min_val` the smallest |g| that is not zero (0.0 if there is none), `std` that of the
+    population.
+    """
+
+    norm: float
+    max_val: float
+    min_val: float
+    mean: float
+    std: float
+    num_zeros: int
+    num_nans: int
+    num_infs: int
+    total_elements: int
+
+    @classmethod
+    def from_row(cls, row: Sequence[float]) -> GradientStats:
+        """The statistics that a row in the order of `COLUMNS` stands for."""
+        n, sq, s, high, low, zeros, nans, infs = row
+        mean, std = _mean_std(n, sq, s, nans + infs)
+        return cls(_norm(sq, nans, infs), high, low, mean, std, int(zeros), int(nans), int(infs), int(n))
+
+    @classmethod
+    def from_gradients(cls, gradients: Sequence[Any]) -> GradientStats:
+        """Statistics of `gradients`: torch tensors or NumPy arrays, of any floating dtype, shape and layout.
+
+        Equivalent to: `tensor_stats(gradients).total()`.
+
+        Raises:
+            UnsupportedTensorError: for an array that is not floating point.
+
+        Cost: reads every element once; synchronises if a tensor is on an accelerator.
+
+        >>> import fastguard, torch
+        >>> fastguard.GradientStats.from_gradients([torch.tensor([3.0, 4.0]), torch.zeros(2)]).norm
+        5.0
+        """
+        if _producer is None:
+            raise RuntimeError("`GradientStats.from_gradients` needs the kernels: `import fastguard.kernels` first")
+        return _producer(gradients)
+
+    def is_healthy(self) -> tuple[bool, list[str]]:
+        """Whether the gradients look healthy, and a message for each thing that does not.
+
+        Thresholds are the toolkit's: NaN, Inf, norm above 1000 (exploding), norm below 1e-8 (vanishing).
+
+        >>> GradientStats(5.0, 4.0, 3.0, 3.5, 0.5, 0, 0, 0, 2).is_healthy()
+        (True, [])
+        """
+        issues = []
+        if self.num_nans:
+            issues.append(f"NaN gradients: {self.num_nans} of {self.total_elements} elements")
+        if self.num_infs:
+            issues.append(f"Inf gradients: {self.num_infs} of {self.total_elements} elements")
+        if self.norm > 1000 and not self.num_infs:
+            issues.append(f"Exploding gradients: norm {self.norm:.3g} is above 1000")
+        if self.norm < 1e-8 and self.total_elements:
+            issues.append(f"Vanishing gradients: norm {self.norm:.3g} is below 1e-8")
+        return not issues, issues
+
+
+_producer: Callable[[Sequence[Any]], GradientStats] | None = None
+
+
+def set_producer(producer: Callable[[Sequence[Any]], GradientStats]) -> None:
+    """Tells `GradientStats.from_gradients` who computes; `fastguard.kernels` calls this when it is imported."""
+    global _producer
+    _producer = producer
+
+
+class TensorStats:
+    """A table of statistics, one row a tensor, in the order of the list that was given.
+
+    `table` is a read-only float64 `memoryview` of shape [T, 8] with the columns of `COLUMNS` ([0] if there are no
+    tensors: a memoryview has no empty rows); `numpy.asarray(table)` and `torch.frombuffer` read it without a copy.
+    `stats[3]` and `stats["layer.weight"]` are `TensorRow`s, and every column is an attribute: `stats.num_nans` is a
+    tuple with a number for each tensor.
+
+    >>> import fastguard, torch
+    >>> stats = fastguard.tensor_stats([torch.tensor([3.0, 4.0]), torch.zeros(2)], names=["a", "b"])
+    >>> stats["a"].norm, stats.num_zeros, stats.total().norm
+    (5.0, (0, 2), 5.0)
+    """
+
+    __slots__ = ("_data", "_names", "_total")
+
+    def __init__(
+        self,
+        data: bytes | bytearray,
+        names: Sequence[str] | Callable[[], Sequence[str]] | None = None,
+        total: Sequence[float] | None = None,
+    ) -> None:
+        if len(data) % _ROW_BYTES:
+            raise ValueError(f"`data` must be whole rows of {_ROW_BYTES} bytes, got {len(data)} bytes")
+        self._data = data
+        self._names = names
+        self._total = total
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors; `tensor0`, `tensor1`, … where none were given."""
+        if not isinstance(self._names, tuple):
+            names = self._names() if callable(self._names) else self._names
+            self._names = tuple(f"tensor{i}" for i in range(len(self))) if names is None else tuple(names)
+        return self._names
+
+    @property
+    def table(self) -> memoryview[float]:
+        """The table itself: float64, read-only, shape [T, 8], or [0] if there are no tensors."""
+        flat = memoryview(self._data).toreadonly()
+        if not self._data:
+            return flat.cast("B").cast("d")
+        return flat.cast("d", shape=[len(self), len(COLUMNS)])
+
+    def __len__(self) -> int:
+        return len(self._data) // _ROW_BYTES
+
+    def __getitem__(self, key: int | str) -> TensorRow:
+        if isinstance(key, str):
+            try:
+                index = self.names.index(key)
+            except ValueError:
+                known = ", ".join(self.names[:8]) + (", …" if len(self) > 8 else "")
+                raise KeyError(f"no tensor is named {key!r}; the names are: {known}") from None
+        else:
+            index = range(len(self))[key]
+        flat = memoryview(self._data).cast("d")
+        return _row(flat[index * len(COLUMNS) : (index + 1) * len(COLUMNS)].tolist())
+
+    def __iter__(self) -> Iterator[TensorRow]:
+        values = iter(memoryview(self._data).cast("d").tolist())
+        return map(_row, zip(*[values] * len(COLUMNS), strict=True))
+
+    def _column(self, name: str) -> tuple[Any, ...]:
+        values = memoryview(self._data).cast("d").tolist()[COLUMNS.index(name) :: len(COLUMNS)]
+        return tuple(map(int, values)) if name in _COUNTS else tuple(values)
+
+    numel = property(lambda self: self._column("numel"))
+    sum_sq = property(lambda self: self._column("sum_sq"))
+    sum = property(lambda self: self._column("sum"))
+    abs_max = property(lambda self: self._column("abs_max"))
+    abs_min_nonzero = property(lambda self: self._column("abs_min_nonzero"))
+    num_zeros = property(lambda self: self._column("num_zeros"))
+    num_nans = property(lambda self: self._column("num_nans"))
+    num_infs = property(lambda self: self._column("num_infs"))
+    norm = property(lambda self: tuple(row.norm for row in self), doc="2-norm of each tensor, as torch has it.")
+
+    @property
+    def nonfinite(self) -> list[int]:
+        """Indices of the tensors that hold a NaN or an Inf, or whose norm overflowed."""
+        return [i for i, row in enumerate(self) if not row.is_finite]
+
+    def total_row(self) -> tuple[float, ...]:
+        """The fold of all rows, first to last, in the order of `COLUMNS`."""
+        if self._total is None:
+            self._total = fold_rows(self)
+        return tuple(self._total)
+
+    def total_norm(self) -> float:
+        """2-norm of all tensors together, as torch has it; the quickest way to it."""
+        row = self.total_row()
+        return _norm(row[1], row[6], row[7])
+
+    def total(self) -> GradientStats:
+        """All tensors together as one vector."""
+        return GradientStats.from_row(self.total_row())
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """Rows by name, each a dict by column."""
+        return {name: row._asdict() for name, row in zip(self.names, self, strict=True)}
+
+    def __repr__(self) -> str:
+        return f"TensorStats({len(self)} tensors, norm={self.total().norm:.6g})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorStats):
+            return NotImplemented
+        return self._data == other._data and self.names == other.names
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TensorStats, (bytes(self._data), self.names, self._total)
+
+
+def fold_rows(rows: Iterator[TensorRow] | TensorStats) -> tuple[float, ...]:
+    """Rows merged into one, first to last: the same order, and so the same bits, as every backend's own total."""
+    numel = zeros = nans = infs = 0
+    sum_sq = total = high = low = 0.0
+    for row in rows:
+        numel += row.numel
+        sum_sq += row.sum_sq
+        total += row.sum
+        high = max(high, row.abs_max)
+        if row.abs_min_nonzero and (not low or row.abs_min_nonzero < low):
+            low = row.abs_min_nonzero
+        zeros += row.num_zeros
+        nans += row.num_nans
+        infs += row.num_infs
+    return numel, sum_sq, total, high, low, zeros, nans, infs
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One optimizer step, as the guard saw it. All figures are of the unscaled gradients, before clipping.
+
+    Attributes:
+        step: number of the step, from 0; a skipped step has a number too.
+        tensors: one row for each parameter that had a gradient.
+        clip_coef: what the gradients were multiplied by; 1.0 when they were not clipped.
+        skipped: the optimizer left parameters and state as they were.
+        loss, val_loss: as given to `Guard.observe`, or returned by a closure; None if not known.
+        lr: learning rate of the first parameter group.
+        loss_scale: the GradScaler's scale that the gradients still carried when `step` was called, else None.
+    """
+
+    step: int
+    tensors: TensorStats
+    clip_coef: float = 1.0
+    skipped: bool = False
+    loss: float | None = None
+    val_loss: float | None = None
+    lr: float | None = None
+    loss_scale: float | None = None
+
+    @property
+    def gradients(self) -> GradientStats:
+        """All gradients together as one vector."""
+        return self.tensors.total()
+
+    @property
+    def norm(self) -> float:
+        """Total 2-norm before clipping; NaN or Inf if any element is."""
+        return self.tensors.total_norm()
+
+    @property
+    def clipped(self) -> bool:
+        """Whether the gradients were scaled down."""
+        return self.clip_coef != 1.0
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every gradient, and the norm of all, is finite."""
+        return math.isfinite(self.norm)
+
+    @property
+    def nonfinite(self) -> list[str]:
+        """Names of the tensors that hold NaN or Inf, in backward order: the first is the likeliest origin.
+
+        Backward order is the reverse of the order in which the model holds its parameters: a bad value met on the
+        way back reaches all tensors after it in this list, and none before.
+        """
+        if self.is_finite:
+            return []
+        names = self.tensors.names
+        return [names[i] for i in reversed(self.tensors.nonfinite)]

@@ -1,0 +1,242 @@
+"""What only the C++ backend promises: determinism, access to tensors, threads, the GIL."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from fastguard import kernels
+from fastguard.kernels import cpu
+
+from cases import DTYPES, LAYOUTS, NASTY, image, nasty
+from truth import assert_row
+
+pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no C++ kernels: {cpu.unavailable()}")
+
+
+@pytest.fixture
+def isa():
+    """Puts the instruction set back that was in use."""
+    used = cpu._C.isa()
+    yield cpu._C
+    cpu._C.select_isa(used)
+
+
+@pytest.fixture
+def threads():
+    used = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(used)
+
+
+def varied() -> list[torch.Tensor]:
+    tensors = [torch.randn(n).to(dtype) for dtype in DTYPES for n in (1, 100, 4097, 300_001)]
+    tensors += [nasty(value, dtype, 9001) for dtype in DTYPES for value in NASTY.values()]
+    tensors += [layout(image(dtype)) for dtype in DTYPES for layout in LAYOUTS.values()]
+    tensors += [torch.randn(2_000_003) * 1e-3 + 1e-3, torch.rand(700_001).bfloat16() + 20, torch.full((99_999,), 0.1)]
+    return tensors
+
+
+def test_sums_are_bit_identical_across_thread_counts_and_instruction_sets(isa, threads) -> None:
+    tensors = varied()
+    seen = set()
+    for name in isa.isa_names():
+        isa.select_isa(name)
+        for n in (1, 2, 3, 7):
+            threads(n)
+            table, total = cpu.tensor_stats(tensors)
+            seen.add((bytes(table), total))
+    assert len(isa.isa_names()) >= 1
+    assert len(seen) == 1
+
+
+def test_scaling_is_bit_identical_across_instruction_sets(isa, threads) -> None:
+    for factor in (0.3, -1e-6, 7.0):
+        results = []
+        for name in isa.isa_names():
+            isa.select_isa(name)
+            tensors = [nasty(value, dtype, 70_000) for dtype in DTYPES for value in NASTY.values()]
+            torch.manual_seed(1)
+            for t in tensors:
+                t[5:105] = torch.randn(100).to(t.dtype)
+            torch.manual_seed(20240)
+            tensors = [torch.randn(70_000).mul_(10.0 ** -(i % 12)).to(dtype) for i, dtype in enumerate(DTYPES * 3)]
+            cpu.scale_(tensors, factor)
+            results.append(b"".join(t.view(torch.uint8).numpy().tobytes() for t in tensors))
+        assert all(r == results[0] for r in results)
+
+
+def test_a_row_does_not_depend_on_what_else_is_in_the_list() -> None:
+    tensors = varied()
+    together = cpu.tensor_stats(tensors)[0]
+    alone = b"".join(bytes(cpu.tensor_stats([t])[0]) for t in tensors)
+    assert bytes(together) == alone
+
+
+def test_the_fold_of_the_rows_has_the_same_bits_in_python() -> None:
+    from fastguard.stats import TensorStats, fold_rows
+
+    table, total = cpu.tensor_stats(varied())
+    assert fold_rows(TensorStats(table)) == total
+
+
+def test_both_ways_to_read_a_tensor_agree() -> None:
+    """The exchange API and the Python calls that stand in for it where torch has none."""
+    script = (
+        "import torch, sys\n"
+        "from fastguard.kernels import cpu\n"
+        "torch.manual_seed(3)\n"
+        "x = torch.randn(6, 7, 8, 9)\n"
+        "z = torch.randn(50, dtype=torch.complex64)\n"
+        "ts = [x, x[::2], x.permute(3, 1, 0, 2)[1:], x.to(memory_format=torch.channels_last), x.half(), x.bfloat16(),\n"
+        "      x.double()[..., ::3], z, z.conj(), z.conj().imag, z[::2], torch.zeros(0), torch.tensor(2.0),\n"
+        "      torch.nn.Parameter(x), x.to_sparse(), torch.randn(1, dtype=torch.complex64).conj().imag]\n"
+        "print(cpu.detail().count('Python calls'), bytes(cpu.tensor_stats(ts)[0]).hex())\n"
+        "cpu.scale_(ts[:1], 0.5)\n"
+        "print(bytes(cpu.tensor_stats(ts)[0]).hex())\n"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "FASTGUARD_DLPACK": dlpack},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for dlpack in ("1", "0")
+    ]
+    assert outputs[1][0] == "1"
+    assert outputs[0][1:] == outputs[1][1:]
+
+
+def test_the_instruction_set_can_be_chosen_by_the_environment() -> None:
+    for name in cpu._C.isa_names():
+        out = subprocess.run(
+            [sys.executable, "-c", "from fastguard.kernels import cpu; print(cpu._C.isa())"],
+            env={**os.environ, "FASTGUARD_ISA": name},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert out.stdout.strip() == name
+    failed = subprocess.run(
+        [sys.executable, "-c", "import fastguard; fastguard.backends()"],
+        env={**os.environ, "FASTGUARD_ISA": "sse9"},
+        capture_output=True,
+        text=True,
+    )
+    assert failed.returncode != 0
+    assert "FASTGUARD_ISA: instruction set must be one of [" in failed.stderr
+
+
+def test_flushing_subnormals_changes_nothing(threads) -> None:
+    tensors = [
+        torch.full((9000,), 1e-40),
+        torch.full((2_000_000,), 1e-41),
+        torch.full((9000,), 1e-310, dtype=torch.float64),
+        torch.full((9000,), 3e-7, dtype=torch.float16),
+    ]
+    before = cpu.tensor_stats(tensors)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    try:
+        during = cpu.tensor_stats(tensors)
+        still_flushing = float(torch.tensor([1e-40]) * 1.0) == 0.0
+    finally:
+        torch.set_flush_denormal(False)
+    assert during == before
+    assert before[1][5] == 0  # nothing was counted as zero
+    assert still_flushing  # the user's own setting is back after the pass
+
+
+def test_the_gil_is_released_for_a_large_pass() -> None:
+    tensors = [torch.zeros(60_000_000)]
+    running, ticks = True, 0
+
+    def tick() -> None:
+        nonlocal ticks
+        while running:
+            ticks += 1
+            time.sleep(0)
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(100.0)  # nobody is made to give up the lock; only a release lets the other thread run
+    try:
+        other = threading.Thread(target=tick)
+        other.start()
+        before = ticks
+        for _ in range(5):
+            cpu.tensor_stats(tensors)
+        during = ticks - before
+        running = False
+        other.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert during > 0
+
+
+def test_many_threads_at_once_get_the_same_result() -> None:
+    tensors = [torch.randn(200_000) for _ in range(8)]
+    alone = cpu.tensor_stats(tensors)
+    results: list[object] = []
+    workers = [threading.Thread(target=lambda: results.append(cpu.tensor_stats(tensors))) for _ in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert results == [alone] * 6
+
+
+def test_after_a_fork_the_kernels_still_run() -> None:
+    """In a forked child an OpenMP pool of the parent is gone; small work must not touch it."""
+    script = (
+        "import os, sys, torch\n"
+        "from fastguard.kernels import cpu\n"
+        "cpu.tensor_stats([torch.ones(4_000_000)])\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    ok = cpu.tensor_stats([torch.ones(1000)])[1][1] == 1000.0\n"
+        "    os._exit(0 if ok else 1)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    if not hasattr(os, "fork"):
+        pytest.skip("no fork on this system")
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_collect_gradients() -> None:
+    params = [torch.nn.Parameter(torch.zeros(2)) for _ in range(5)]
+    for i in (0, 2, 4):
+        params[i].grad = torch.full((2,), float(i))
+    for module in (cpu, kernels.reference):
+        gradients, positions, fingerprint = module.collect_gradients([params[:3], params[3:]])
+        assert [float(g[0]) for g in gradients] == [0.0, 2.0, 4.0]
+        assert positions == [0, 2, 4]
+        assert module.collect_gradients([params[:3], params[3:]])[2] == fingerprint
+        assert module.collect_gradients([params[:2], params[2:]])[2] != fingerprint
+        assert module.collect_gradients([params[::-1]])[2] != fingerprint
+        gradients, positions, _ = module.collect_gradients([[params[0], params[2]]])
+        assert positions is None
+        assert len(gradients) == 2
+    with pytest.raises(AttributeError):
+        cpu.collect_gradients([[object()]])  # type: ignore[list-item]
+
+
+def test_unscaled_rows() -> None:
+    tensors = [torch.randn(100) * 1024, torch.zeros(3), nasty(float("nan"), torch.float32, 5000)]
+    for module in (cpu, kernels.reference):
+        stats = fastguard_rows(module.tensor_stats(tensors, 2.0**-10))
+        for row, tensor in zip(stats, tensors, strict=True):
+            assert_row(row, tensor * 2.0**-10)
+
+
+def fastguard_rows(result):
+    from fastguard.stats import TensorStats
+
+    return TensorStats(*(result[0], None, result[1]))

@@ -1,0 +1,298 @@
+"""Every column, dtype, size, layout and nasty value, on every backend."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import fastguard
+from fastguard import GradientStats, UnsupportedTensorError, tensor_stats
+
+import tolerances
+from cases import COMPLEX, DTYPES, LAYOUTS, NASTY, SIZES, image, nasty
+from truth import assert_row, expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES + COMPLEX, ids=str)
+def test_sizes(backend: str, dtype: torch.dtype) -> None:
+    tensors = [torch.randn(n, dtype=dtype if dtype.is_complex else torch.float64).to(dtype) for n in SIZES]
+    stats = tensor_stats(tensors, backend=backend)
+    assert len(stats) == len(SIZES)
+    for row, tensor in zip(stats, tensors, strict=True):
+        assert_row(row, tensor, f"{tensor.numel()} elements")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
+def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
+    tensor = LAYOUTS[layout](image(dtype))
+    assert_row(tensor_stats([tensor], backend=backend)[0], tensor, layout)
+
+
+@pytest.mark.parametrize("value", NASTY)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nasty_values_among_normal_ones(backend: str, dtype: torch.dtype, value: str) -> None:
+    tensor = nasty(NASTY[value], dtype)
+    assert_row(tensor_stats([tensor], backend=backend)[0], tensor, value)
+
+
+@pytest.mark.parametrize("size", [1, 16, 4096, 9001])
+@pytest.mark.parametrize("value", NASTY)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nasty_values_alone(backend: str, dtype: torch.dtype, value: str, size: int) -> None:
+    tensor = torch.full((size,), NASTY[value], dtype=torch.float64).to(dtype)
+    assert_row(tensor_stats([tensor], backend=backend)[0], tensor, value)
+
+
+def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
+    patterns = torch.arange(1 << 16).to(torch.int32).to(torch.int16)
+    for dtype in (torch.float16, torch.bfloat16):
+        for start in (0, 1, 4095):
+            tensor = patterns.view(dtype)[start:]
+            assert_row(tensor_stats([tensor], backend=backend)[0], tensor, f"{dtype} from {start}")
+        one_by_one = tensor_stats(list(patterns.view(dtype)[::97].split(1)), backend=backend)
+        assert one_by_one.num_nans == tuple(int(x) for x in patterns.view(dtype)[::97].isnan())
+
+
+@pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-30, 1e-20, 1e-14, 1e-13, 1e-12, 1e17, 1e18, 4e18, 1e19, 1e30, 1e38])
+def test_no_overflow_and_no_underflow_across_the_fast_range(backend: str, scale: float) -> None:
+    tensor = (torch.rand(3 * 4096 + 5, dtype=torch.float64) * scale).float()
+    assert_row(tensor_stats([tensor], backend=backend)[0], tensor, f"scale {scale}")
+
+
+def test_huge_values_do_not_overflow(backend: str) -> None:
+    row = tensor_stats([torch.full((100_000,), 3e38)], backend=backend)[0]
+    assert row.norm == pytest.approx(float(np.float32(3e38)) * math.sqrt(100_000), rel=tolerances.NORM)
+
+
+def test_tiny_values_do_not_underflow(backend: str) -> None:
+    row = tensor_stats([torch.full((100_000,), 1e-30)], backend=backend)[0]
+    assert row.norm == pytest.approx(float(np.float32(1e-30)) * math.sqrt(100_000), rel=tolerances.NORM, abs=0)
+
+
+def test_a_float16_norm_beyond_float16(backend: str) -> None:
+    gradients = torch.full((1000,), 6e4, dtype=torch.float16)
+    row = tensor_stats([gradients], backend=backend)[0]
+    assert row.norm == pytest.approx(float(gradients[0]) * math.sqrt(1000), rel=tolerances.NORM)
+    assert row.num_infs == 0
+
+
+def test_tiny_values_beside_a_large_one_in_the_same_block(backend: str) -> None:
+    tensor = torch.full((4096,), 1e-16)
+    tensor[77] = 1e-12
+    assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("ratio", [0.0, 1.0, 9.0, 11.0, 100.0, 1000.0])
+def test_std_where_the_mean_dominates(backend: str, ratio: float, dtype: torch.dtype) -> None:
+    tensor = (torch.randn(50_000, dtype=torch.float64) + ratio).to(dtype)
+    row = tensor_stats([tensor], backend=backend)[0]
+    values = tensor.double().numpy()
+    assert row.std == pytest.approx(values.std(), rel=tolerances.STD)
+    assert row.mean == pytest.approx(values.mean(), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 100, 4096, 70_000])
+def test_std_of_a_constant_is_nothing(backend: str, size: int) -> None:
+    row = tensor_stats([torch.full((size,), 0.1)], backend=backend)[0]
+    assert row.std <= 1e-8 * 0.1 * math.sqrt(size) + 1e-9
+
+
+def test_counts_above_2_to_24(backend: str) -> None:
+    if backend == "reference":
+        size = (1 << 24) + 5
+    else:
+        size = (1 << 25) + 12_345
+    tensor = torch.zeros(size, dtype=torch.float16)
+    tensor[-3:] = float("nan")
+    row = tensor_stats([tensor], backend=backend)[0]
+    assert (row.numel, row.num_zeros, row.num_nans) == (size, size - 3, 3)
+
+
+def test_norm_of_124_million_float32_values(backend: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    tensor = torch.randn(124_000_000, generator=generator)
+    exact = math.sqrt(math.fsum(float((c.double() ** 2).sum()) for c in tensor.split(1 << 20)))
+    assert tensor_stats([tensor], backend=backend)[0].norm == pytest.approx(exact, rel=tolerances.NORM, abs=0)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1.0000001, 0.99999994])
+def test_systematic_rounding_stays_within_the_contract(backend: str, value: float) -> None:
+    tensor = torch.full((1 << 20,), value)
+    tensor[::2] *= -1  # no dominating mean, so the fast loop keeps it; every addition rounds the same way
+    assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
+
+
+def test_float64_is_summed_in_float64(backend: str) -> None:
+    tensor = torch.randn(100_001, dtype=torch.float64)
+    row = tensor_stats([tensor], backend=backend)[0]
+    assert row.norm == pytest.approx(math.sqrt(expected(tensor).sum_sq), rel=tolerances.NORM_EXACT, abs=0)
+
+
+def test_mixed_dtypes_in_one_list(backend: str) -> None:
+    tensors = [torch.randn(1000 + i).to(dtype) for i, dtype in enumerate(DTYPES * 3)]
+    stats = tensor_stats(tensors, backend=backend)
+    for row, tensor in zip(stats, tensors, strict=True):
+        assert_row(row, tensor)
+    total = torch.cat([t.double() for t in tensors])
+    assert stats.total().norm == pytest.approx(float(total.norm()), rel=tolerances.NORM)
+    assert stats.total().total_elements == total.numel()
+
+
+def test_sparse_tensors_are_read_as_their_coalesced_values(backend: str) -> None:
+    indices = torch.tensor([[0, 3, 3, 3], [1, 2, 2, 0]])
+    uncoalesced = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, -2.0, 5.0]), (4, 4), check_invariants=False)
+    row = tensor_stats([uncoalesced], backend=backend)[0]
+    assert (row.numel, row.norm, row.num_zeros) == (3, math.sqrt(26), 1)
+    embedding = torch.nn.Embedding(50, 8, sparse=True)
+    embedding(torch.tensor([1, 1, 7])).sum().backward()
+    assert embedding.weight.grad is not None
+    assert_row(tensor_stats([embedding.weight.grad], backend=backend)[0], embedding.weight.grad.coalesce().values())
+
+
+def test_compressed_sparse_tensors(backend: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once a process that these layouts are in beta
+        compressed = torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse_csr()
+    assert tensor_stats([compressed], backend=backend)[0].norm == math.sqrt(13)
+
+
+def test_lazy_conjugates_and_negatives(backend: str) -> None:
+    z = torch.randn(5000, dtype=torch.complex64)
+    for tensor in (z.conj(), z.conj().imag, z[:1].conj().imag, torch.resolve_neg(z.conj().imag), z.conj()[::2]):
+        assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
+
+
+def test_complex_counts_real_and_imaginary_parts(backend: str) -> None:
+    row = tensor_stats([torch.tensor([3 + 4j, 0j, complex(float("nan"), 1)])], backend=backend)[0]
+    assert (row.numel, row.num_zeros, row.num_nans, row.abs_max) == (6, 2, 1, 4.0)
+    assert tensor_stats([torch.tensor([3 + 4j])], backend=backend)[0].norm == 5.0
+
+
+def test_float8_is_read_exactly(backend: str) -> None:
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        tensor = torch.randn(3000).to(dtype)
+        assert_row(tensor_stats([tensor], backend=backend)[0], tensor.float())
+
+
+def test_parameters_and_tensors_that_require_grad(backend: str) -> None:
+    p = torch.nn.Parameter(torch.randn(10))
+    assert_row(tensor_stats([p], backend=backend)[0], p)
+    product = p * 2
+    assert_row(tensor_stats([product], backend=backend)[0], product)
+
+
+def test_harmless_subclasses(backend: str) -> None:
+    class Labelled(torch.Tensor):
+        pass
+
+    tensor = torch.randn(100).as_subclass(Labelled)
+    assert tensor_stats([tensor], backend=backend)[0].norm == pytest.approx(
+        float(torch.Tensor(tensor).norm()), rel=1e-6
+    )
+
+
+def test_inference_tensors(backend: str) -> None:
+    with torch.inference_mode():
+        tensor = torch.ones(4)
+        assert tensor_stats([tensor], backend=backend)[0].norm == 2.0
+    assert tensor_stats([tensor], backend=backend)[0].norm == 2.0
+
+
+def test_a_dtensor_is_read_as_its_local_shard(backend: str, tmp_path) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        whole = torch.randn(8, 4)
+        sharded = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
+        assert_row(tensor_stats([sharded], backend=backend)[0], whole)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.arange(3), "must be float16, bfloat16, float32, float64 or complex, got torch.int64"),
+        (lambda: torch.zeros(3, dtype=torch.bool), "got torch.bool"),
+        (lambda: torch.zeros(3, device="meta"), "must hold data, got a meta or fake tensor"),
+        (lambda: 3.5, "must be a torch.Tensor, got float"),
+        (lambda: None, "must be a torch.Tensor, got NoneType"),
+    ],
+    ids=["integers", "bools", "meta", "float", "None"],
+)
+def test_what_cannot_be_read_is_named(backend: str, make, message: str) -> None:
+    with pytest.raises(UnsupportedTensorError, match=message) as caught:
+        tensor_stats([torch.zeros(2), make()], names=["good", "bad one"], backend=backend)
+    assert str(caught.value).startswith("`bad one`")
+    assert str(caught.value).endswith("at tensors[1]")
+    with pytest.raises(UnsupportedTensorError, match=r"`tensors\[0\]`"):
+        tensor_stats([make()], backend=backend)
+
+
+def test_a_tensor_inside_vmap_is_refused(backend: str) -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(UnsupportedTensorError, match="functorch"):
+            tensor_stats([x], backend=backend)
+        return x
+
+    torch.vmap(inside)(torch.randn(3, 4))
+
+
+def test_a_fake_tensor_is_refused(backend: str) -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.randn(3)
+    with pytest.raises(UnsupportedTensorError, match="fake"):
+        tensor_stats([fake], backend=backend)
+
+
+def test_arguments(backend: str) -> None:
+    assert len(tensor_stats([], backend=backend)) == 0
+    assert tensor_stats([], backend=backend).total().norm == 0.0
+    assert len(tensor_stats(torch.zeros(3), backend=backend)) == 1  # type: ignore[arg-type]
+    assert len(tensor_stats((torch.zeros(3) for _ in range(4)), backend=backend)) == 4  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`names` must have one name a tensor \\(1\\), got 2"):
+        tensor_stats([torch.zeros(1)], names=["a", "b"], backend=backend)
+    with pytest.raises(TypeError, match="`tensors` must be tensors, got int"):
+        tensor_stats(3, backend=backend)  # type: ignore[arg-type]
+
+
+def test_an_unknown_backend_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"`backend` must be one of \[auto, cpu, reference.*\], got 'gpu'"):
+        tensor_stats([torch.zeros(1)], backend="gpu")
+
+
+def test_from_gradients_takes_arrays_of_any_kind() -> None:
+    arrays = [np.array([3.0, 4.0]), np.zeros((2, 2), dtype=np.float32), torch.tensor([12.0]), np.float64(0.0)]
+    stats = GradientStats.from_gradients(arrays)
+    assert (stats.norm, stats.num_zeros, stats.total_elements, stats.max_val, stats.min_val) == (13.0, 5, 8, 12.0, 3.0)
+    strided = np.arange(20, dtype=np.float32).reshape(4, 5)[:, ::2]
+    assert GradientStats.from_gradients([strided]).norm == pytest.approx(float(np.linalg.norm(strided)), rel=1e-6)
+    backwards = np.arange(5.0)[::-1]
+    assert GradientStats.from_gradients([backwards]).max_val == 4.0
+    with pytest.raises(UnsupportedTensorError, match="int64"):
+        GradientStats.from_gradients([np.arange(3)])
+
+
+def test_the_mean_and_std_are_those_of_numpy(backend: str) -> None:
+    tensors = [torch.randn(999), torch.rand(5000) - 0.2]
+    stats = tensor_stats(tensors, backend=backend).total()
+    values = torch.cat(tensors).double().numpy()
+    assert stats.mean == pytest.approx(values.mean(), rel=1e-6, abs=1e-8)
+    assert stats.std == pytest.approx(values.std(), rel=1e-6)
+
+
+def test_the_public_door_gives_the_same_function() -> None:
+    assert fastguard.tensor_stats is tensor_stats

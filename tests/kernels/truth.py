@@ -1,0 +1,65 @@
+"""What the columns must be, written with NumPy and Python integers; shares no code with any backend."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from fastguard.stats import TensorRow
+
+import tolerances
+
+
+def elements(tensor: torch.Tensor) -> np.ndarray:
+    """All real numbers of `tensor` as float64."""
+    t = tensor.detach().resolve_conj().resolve_neg()
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    return t.double().reshape(-1).numpy()
+
+
+def expected(tensor: torch.Tensor) -> TensorRow:
+    x = elements(tensor)
+    finite = x[np.isfinite(x)]
+    magnitude = np.abs(finite)
+    nonzero = magnitude[magnitude > 0]
+    return TensorRow(
+        numel=x.size,
+        sum_sq=math.fsum(finite * finite),
+        sum=math.fsum(finite),
+        abs_max=float(magnitude.max(initial=0.0)),
+        abs_min_nonzero=float(nonzero.min()) if nonzero.size else 0.0,
+        num_zeros=int((x == 0).sum()),
+        num_nans=int(np.isnan(x).sum()),
+        num_infs=int(np.isinf(x).sum()),
+    )
+
+
+def assert_row(row: TensorRow, tensor: torch.Tensor, what: str = "") -> None:
+    """`row` is right for `tensor`: counts and extremes exactly, sums within tolerances.py."""
+    truth = expected(tensor)
+    for column in ("numel", "abs_max", "abs_min_nonzero", "num_zeros", "num_nans", "num_infs"):
+        assert getattr(row, column) == getattr(truth, column), f"{what}: {column}"
+    finite = elements(tensor)
+    magnitude_sum = math.fsum(np.abs(finite[np.isfinite(finite)]))
+    assert math.sqrt(row.sum_sq) == Close(math.sqrt(truth.sum_sq), tolerances.NORM), f"{what}: sum_sq"
+    assert abs(row.sum - truth.sum) <= tolerances.SUM * magnitude_sum, f"{what}: sum"
+    assert math.isnan(row.norm) == (truth.num_nans > 0), f"{what}: norm"
+    assert math.isinf(row.norm) == (truth.num_infs > 0 and truth.num_nans == 0), f"{what}: norm"
+
+
+class Close:
+    """Equal within a relative tolerance, without an absolute one: values of 1e-30 must come out as such."""
+
+    def __init__(self, value: float, tolerance: float) -> None:
+        self.value, self.tolerance = value, tolerance
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and abs(other - self.value) <= self.tolerance * abs(self.value)
+
+    def __repr__(self) -> str:
+        return f"{self.value!r} ± {self.tolerance:g} (relative)"
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,15 @@
+"""Every tolerance of the kernel tests, each with its reason."""
+
+# Relative error of a norm against float64. The contract; the worst case of the fast loop is 3e-7: one rounding of a
+# float32 square and fifteen additions that all round the same way.
+NORM = 1e-6
+
+# The same for what is summed in float64 from exact products: float64 input, tails and redone blocks.
+NORM_EXACT = 1e-14
+
+# Error of a sum, relative to the sum of magnitudes: sixteen float32 additions a lane, as above.
+SUM = 1e-6
+
+# Relative error of a standard deviation: where the mean is more than 0.995 of the root mean square, a block is summed
+# exactly; up to there the cancellation magnifies the error of the fast loop by less than 100.
+STD = 1e-4
