@@ -23,6 +23,21 @@ void without_lock(const std::vector<View>& views, Work work) {
   work();
 }
 
+struct Table {
+  py::object bytes;
+  py::tuple fold;
+};
+
+Table compute(const std::vector<View>& views, int num_threads, double unscale) {
+  auto table = py::reinterpret_steal<py::object>(
+      PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(views.size() * sizeof(Row))));
+  if (!table) throw py::error_already_set();
+  Row total, *rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
+  without_lock(views, [&] { total = tensor_stats(views, num_threads, unscale, rows); });
+  return {std::move(table), py::make_tuple(total.numel, total.sum_sq, total.sum, total.abs_max, total.abs_min_nonzero,
+                                           total.num_zeros, total.num_nans, total.num_infs)};
+}
+
 // (rows as bytes, their fold, set of DTypes as bits); None if `plain_only` and some tensor would need preparing.
 // Rows are those of the tensors times `unscale`.
 py::object py_tensor_stats(const py::sequence& tensors, int num_threads, double unscale, bool plain_only) {
@@ -30,17 +45,10 @@ py::object py_tensor_stats(const py::sequence& tensors, int num_threads, double 
   py::tuple held(tensors);  // another thread may change the list while the lock is released
   std::vector<View> views;
   if (!read_tensors(held, plain_only ? Odd::refuse : Odd::prepare, views, keep_alive)) return py::none();
-  auto table = py::reinterpret_steal<py::object>(
-      PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(views.size() * sizeof(Row))));
-  if (!table) throw py::error_already_set();
-  Row total, *rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
-  without_lock(views, [&] { total = tensor_stats(views, num_threads, unscale, rows); });
+  Table table = compute(views, num_threads, unscale);
   unsigned dtypes = 0;
   for (const View& view : views) dtypes |= 1u << unsigned(view.dtype);
-  return py::make_tuple(std::move(table),
-                        py::make_tuple(total.numel, total.sum_sq, total.sum, total.abs_max, total.abs_min_nonzero,
-                                       total.num_zeros, total.num_nans, total.num_infs),
-                        dtypes);
+  return py::make_tuple(std::move(table.bytes), std::move(table.fold), dtypes);
 }
 
 // Raises IndexError with the index of a tensor that overlaps itself; nothing is scaled then.
@@ -64,30 +72,49 @@ uint64_t py_read_stream(const py::sequence& tensors, int num_threads, bool prefe
   return sum;
 }
 
-// Gradients of `groups` (lists of parameters), flat, without those that are None; the flat positions they had, or None
-// if no gradient is missing; and a fingerprint of which parameters these were, for caches.
-py::tuple collect_gradients(const py::list& groups) {
+// What stands behind the parameters of an optimizer at one step.
+struct Gradients {
+  py::list tensors;       // those that are not None, flat over the groups
+  py::object positions;   // their flat positions, or None if no gradient is missing
+  uint64_t fingerprint;   // of which parameters these are, for caches
+};
+
+Gradients collect(const py::list& groups) {
   static PyObject* grad = PyUnicode_InternFromString("grad");
-  py::list gradients;
+  Gradients found{py::list(), py::none(), 0xcbf29ce484222325u};
   std::vector<int64_t> positions;
-  uint64_t fingerprint = 0xcbf29ce484222325u;
   int64_t position = 0;
   for (py::handle group : groups) {
     if (!PyList_Check(group.ptr())) throw py::type_error("a group must be a list of parameters");
-    fingerprint = (fingerprint ^ 1u) * 0x100000001b3u;
+    found.fingerprint = (found.fingerprint ^ 1u) * 0x100000001b3u;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group.ptr()); ++i, ++position) {
       PyObject* parameter = PyList_GET_ITEM(group.ptr(), i);
-      fingerprint = (fingerprint ^ reinterpret_cast<uintptr_t>(parameter)) * 0x100000001b3u;
+      found.fingerprint = (found.fingerprint ^ reinterpret_cast<uintptr_t>(parameter)) * 0x100000001b3u;
       auto g = py::reinterpret_steal<py::object>(PyObject_GetAttr(parameter, grad));
       if (!g) throw py::error_already_set();
       if (g.is_none()) continue;
-      gradients.append(std::move(g));
+      found.tensors.append(std::move(g));
       positions.push_back(position);
     }
   }
-  py::object where = py::none();
-  if (int64_t(positions.size()) != position) where = py::cast(positions);
-  return py::make_tuple(std::move(gradients), std::move(where), fingerprint);
+  if (int64_t(positions.size()) != position) found.positions = py::cast(positions);
+  return found;
+}
+
+py::tuple py_collect_gradients(const py::list& groups) {
+  Gradients found = collect(groups);
+  return py::make_tuple(std::move(found.tensors), std::move(found.positions), found.fingerprint);
+}
+
+// Both at once, with one way through Python: (rows as bytes, their fold, positions, fingerprint); None if a gradient
+// would need preparing.
+py::object py_gradient_stats(const py::list& groups, int num_threads, double unscale) {
+  Gradients found = collect(groups);
+  std::vector<py::object> keep_alive;
+  std::vector<View> views;
+  if (!read_tensors(py::tuple(found.tensors), Odd::refuse, views, keep_alive)) return py::none();
+  Table table = compute(views, num_threads, unscale);
+  return py::make_tuple(std::move(table.bytes), std::move(table.fold), std::move(found.positions), found.fingerprint);
 }
 
 std::vector<std::string> isa_names() {
@@ -112,7 +139,8 @@ PYBIND11_MODULE(_C, m) {
         py::arg("plain_only") = false);
   m.def("scale_", &py_scale, py::arg("tensors"), py::arg("factor"), py::arg("num_threads"));
   m.def("read_stream", &py_read_stream, py::arg("tensors"), py::arg("num_threads"), py::arg("prefetch"));
-  m.def("collect_gradients", &collect_gradients, py::arg("groups"));
+  m.def("collect_gradients", &py_collect_gradients, py::arg("groups"));
+  m.def("gradient_stats", &py_gradient_stats, py::arg("groups"), py::arg("num_threads"), py::arg("unscale"));
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("isa_names", &isa_names);
   m.def("select_isa", &select_kernels, py::arg("name"));

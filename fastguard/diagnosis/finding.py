@@ -1,0 +1,54 @@
+"""What a rule says when it fires."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .. import strict_json
+
+Severity = Literal["info", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or worth knowing, about a run.
+
+    Attributes:
+        summary: what was seen, in a sentence with its numbers.
+        first_step, last_step: the steps it was seen at; None where no step can be named.
+        severity: "info", "warning" or "critical"; a report's status is the worst of them, info apart.
+        layers: names of the tensors to look at, most suspicious first.
+        evidence: what was measured, and the thresholds it was held against.
+        confidence: from 0 to 1, how sure the rule is that this is not chance.
+        recommendation: what to do; empty takes the rule's own remedy.
+        rule: name of the rule; filled in by the rule.
+    """
+
+    summary: str
+    first_step: int | None = None
+    last_step: int | None = None
+    severity: Severity = "warning"
+    layers: tuple[str, ...] = ()
+    evidence: dict[str, Any] = field(default_factory=dict)
+    confidence: float = 1.0
+    recommendation: str = ""
+    rule: str = ""
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES:
+            raise ValueError(f"`severity` must be one of {list(SEVERITIES)}, got {self.severity!r} - at `Finding`")
+        if not 0.0 <= self.confidence <= 1.0:
+            raise ValueError(f"`confidence` must be from 0 to 1, got {self.confidence} - at `Finding`")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as plain types that strict JSON can hold."""
+        plain: dict[str, Any] = strict_json.encode(dataclasses.asdict(self))
+        return plain
+
+    @property
+    def weight(self) -> tuple[int, float]:
+        """What findings are sorted by, greatest first: severity, then confidence."""
+        return SEVERITIES.index(self.severity), self.confidence

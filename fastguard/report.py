@@ -1,0 +1,222 @@
+"""How a run is doing, in words for a person and in plain types for a machine."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from . import strict_json
+from .diagnosis import Finding, Rule, diagnose
+from .history import TrainingHistory
+
+Status = Literal["healthy", "warning", "critical"]
+
+_WIDTH = 100
+_MAX_LAYERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a run is doing. `str(report)` reads like a colleague's note, at most 100 columns wide and plain ASCII.
+
+    Attributes:
+        status: the worst severity among the findings; those of severity "info" do not change it.
+        findings: what is wrong or worth knowing, the most severe first.
+        recommendations: what to do, in the same order, each once.
+        numbers: counts, rates, quantiles; what is not known has no key.
+    """
+
+    status: Status
+    findings: tuple[Finding, ...]
+    recommendations: list[str]
+    numbers: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain types that strict JSON can hold; NaN and Inf are strings."""
+        return {
+            "status": self.status,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "recommendations": list(self.recommendations),
+            "numbers": strict_json.encode(self.numbers),
+        }
+
+    def __str__(self) -> str:
+        lines = [self._status_line()]
+        for finding in self.findings:
+            lines += ["", *_finding_lines(finding)]
+        if self.numbers["num_steps"]:
+            lines += ["", *_number_lines(self.numbers)]
+        return "\n".join(lines)
+
+    def _status_line(self) -> str:
+        numbers = self.numbers
+        if not numbers["num_steps"]:
+            return "NOTHING TO REPORT: no step has been recorded yet"
+        said = []
+        for severity, noun in (("critical", "critical problem"), ("warning", "warning"), ("info", "remark")):
+            count = sum(finding.severity == severity for finding in self.findings)
+            if count:
+                said.append(f"{count} {noun}" + ("" if count == 1 else "s"))
+        steps = f"{numbers['num_steps']} step" + ("" if numbers["num_steps"] == 1 else "s")
+        return f"{self.status.upper()} after {steps}: " + (", ".join(said) or "nothing to complain about")
+
+
+def build_report(
+    history: TrainingHistory,
+    *,
+    sinks_lost: Mapping[str, int] | None = None,
+    rules: Iterable[Rule] | None = None,
+    thresholds: Mapping[str, Mapping[str, float]] | None = None,
+    findings: Iterable[Finding] = (),
+) -> Report:
+    """A report on `history`.
+
+    Args:
+        history: the run.
+        sinks_lost: how many records each sink lost, by its name.
+        rules, thresholds: as in `fastguard.diagnosis.diagnose`.
+        findings: more findings, from elsewhere, to be sorted in.
+
+    Cost: that of `diagnose`, about 1 ms. No sync.
+    """
+    found = [*diagnose(history, rules=rules, thresholds=thresholds), *findings]
+    lost = {name: count for name, count in (sinks_lost or {}).items() if count}
+    if lost:
+        found.append(_lost_records(lost))
+    if not history.num_steps:
+        found.append(_no_steps())
+    found.sort(key=lambda finding: finding.weight, reverse=True)
+    status: Status = "healthy"
+    for finding in reversed(found):
+        if finding.severity != "info":
+            status = finding.severity
+    recommendations = list(dict.fromkeys(finding.recommendation for finding in found if finding.recommendation))
+    return Report(status, tuple(found), recommendations, _numbers(history, sum(lost.values())))
+
+
+def _lost_records(lost: Mapping[str, int]) -> Finding:
+    total = sum(lost.values())
+    listed = ", ".join(f"{count} by {name}" for name, count in lost.items())
+    return Finding(
+        f"{total} record" + ("" if total == 1 else "s") + f" could not be written: {listed}.",
+        evidence={"num_lost": total},
+        recommendation="The log has gaps. See the warning of the sink for the reason (a full disk, a closed file).",
+        rule="lost-records",
+    )
+
+
+def _no_steps() -> Finding:
+    return Finding(
+        "The guard has not seen a step.",
+        severity="info",
+        recommendation="Call optimizer.step() on the optimizer that was wrapped, then guard.flush().",
+        rule="no-steps",
+    )
+
+
+def _numbers(history: TrainingHistory, num_lost: int) -> dict[str, float]:
+    numbers: dict[str, float] = {
+        "num_steps": history.num_steps,
+        "num_skipped": history.num_skipped,
+        "skip_rate": history.skip_rate,
+        "longest_skip_run": history.longest_skip_run,
+        "num_clipped": history.num_clipped,
+        "num_clean": history.num_clean,
+        "clip_rate": history.clip_rate,
+        "num_nonfinite": history.num_nonfinite,
+        "num_records_lost": num_lost,
+    }
+    if history.recent:
+        numbers["first_step_in_window"] = history.recent[0].step
+        numbers["last_step"] = history.recent[-1].step
+        numbers["norm_last"] = history.recent[-1].norm
+    if history.clean:
+        numbers["num_in_window"] = len(history.clean)
+        q05, q50, q95 = history.norm_quantiles((0.05, 0.5, 0.95))
+        numbers.update(norm_q05=q05, norm_median=q50, norm_q95=q95, norm_max=history.norm_max)
+    for name, values in (("loss", history.loss), ("val_loss", history.val_loss), ("lr", history.learning_rate)):
+        if values:
+            numbers[f"{name}_last"] = values[-1]
+    if history.losses.count:
+        numbers["loss_min"] = history.losses.min
+    if history.num_timed:
+        numbers["overhead_mean_us"] = 1e6 * history.overhead_total_s / history.num_timed
+        median = history.overhead_quantiles((0.5,))[0]
+        if math.isfinite(median):
+            numbers["overhead_median_us"] = 1e6 * median
+        numbers["overhead_total_s"] = history.overhead_total_s
+    return numbers
+
+
+def _finding_lines(finding: Finding) -> list[str]:
+    head = f"[{finding.severity}] {finding.rule}"
+    if finding.first_step is not None:
+        head += f", step {finding.first_step}"
+        if finding.last_step not in (None, finding.first_step):
+            head = head.replace(", step", ", steps") + f" to {finding.last_step}"
+    if finding.layers:
+        more = len(finding.layers) - _MAX_LAYERS
+        head += ", in " + ", ".join(finding.layers[:_MAX_LAYERS]) + (f" and {more} more" if more > 0 else "")
+    lines = _wrap(head, "")
+    lines += _wrap(finding.summary, "    ")
+    if finding.evidence:
+        lines += _wrap("evidence: " + ", ".join(f"{k} {_short(v)}" for k, v in finding.evidence.items()), "    ")
+    if finding.recommendation:
+        lines += _wrap(f"what to do: {finding.recommendation}", "    ")
+    return lines
+
+
+def _number_lines(numbers: Mapping[str, float]) -> list[str]:
+    n = {key: _short(value) for key, value in numbers.items()}
+    rows = [("steps", f"{n['num_steps']}, the last is step {n['last_step']}")]
+    norm = f"last {n['norm_last']}"
+    if "norm_median" in n:
+        norm += f"; 5 % {n['norm_q05']}, median {n['norm_median']}, 95 % {n['norm_q95']} of the last "
+        norm += f"{n['num_in_window']} good steps; max {n['norm_max']}"
+    rows.append(("gradient norm", norm))
+    if numbers["num_clean"]:
+        clipped = f"{_percent(numbers['clip_rate'])} ({n['num_clipped']} of {n['num_clean']} good steps)"
+        rows.append(("clipped", clipped))
+    skipped = f"{_percent(numbers['skip_rate'])} ({n['num_skipped']} of {n['num_steps']} steps)"
+    if numbers["longest_skip_run"] > 1:
+        skipped += f", at most {n['longest_skip_run']} in a row"
+    rows.append(("skipped", skipped))
+    rows.append(("NaN or Inf", "never" if not numbers["num_nonfinite"] else f"steps: {n['num_nonfinite']}"))
+    if "loss_last" in n:
+        rows.append(("loss", f"last {n['loss_last']}" + (f", lowest {n['loss_min']}" if "loss_min" in n else "")))
+    if "val_loss_last" in n:
+        rows.append(("validation loss", f"last {n['val_loss_last']}"))
+    if "lr_last" in n:
+        rows.append(("learning rate", f"last {n['lr_last']}"))
+    if "overhead_mean_us" in n:
+        median = f"median {n['overhead_median_us']} us, " if "overhead_median_us" in n else ""
+        cost = f"{median}mean {n['overhead_mean_us']} us a step; {n['overhead_total_s']} s in all"
+        rows.append(("cost of guarding", cost))
+    if numbers["num_records_lost"]:
+        rows.append(("records lost", f"{n['num_records_lost']} by the sinks"))
+    lines = []
+    for name, text in rows:
+        lines += _wrap(f"{name:<18}{text}", "", " " * 18)
+    return lines
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _wrap(text: str, indent: str, hang: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  " if hang is None else hang,
+        break_on_hyphens=False,
+        expand_tabs=False,
+    )

@@ -1,0 +1,164 @@
+"""What a sink is, which keys a record has in one, and how a broken one is kept from stopping training."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from ..stats import StepStats
+
+_log = logging.getLogger("fastguard")
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Takes a record a step. Any object with these two methods is one; a base class is not needed."""
+
+    def write(self, record: StepStats) -> None:
+        """Takes the record of one step; called once a step, in order. May raise: training goes on all the same."""
+
+    def close(self) -> None:
+        """Lets go of files and connections; called once or more."""
+
+
+class FunctionSink:
+    """A plain function of a `StepStats`, as a sink."""
+
+    def __init__(self, function: Callable[[StepStats], object]) -> None:
+        self.function = function
+
+    def write(self, record: StepStats) -> None:
+        """Calls the function."""
+        self.function(record)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def __repr__(self) -> str:
+        return f"FunctionSink({getattr(self.function, '__qualname__', self.function)})"
+
+
+def as_sink(target: Sink | Callable[[StepStats], object]) -> Sink:
+    """`target` itself if it is a sink, else the function `target` as one.
+
+    Raises:
+        TypeError: for a path, an open file, a sink's class, or anything else that can't take a record.
+
+    >>> as_sink(print).write("a record")
+    a record
+    """
+    if not isinstance(target, (type, io.IOBase)):
+        if isinstance(target, Sink):
+            return target
+        if callable(target):
+            return FunctionSink(target)
+    raise TypeError(
+        f"`sink` must be an object with `write(record)` and `close()`, or a function of a record, got {target!r}. "
+        "For a log file pass `JsonlSink(path)`."
+    )
+
+
+def flatten(record: StepStats) -> dict[str, Any]:
+    """A record under the flat keys of logs; what is not known (None) has no key.
+
+    | key | what it is |
+    |---|---|
+    | `step` | number of the step, from 0 |
+    | `loss`, `val_loss`, `lr`, `loss_scale` | as in `StepStats` |
+    | `grad/norm` | norm of all gradients, unscaled, before clipping; NaN or Inf if any element is |
+    | `grad/max`, `grad/min` | largest finite absolute value, smallest that is not zero |
+    | `grad/mean`, `grad/std` | of the finite elements |
+    | `grad/num_zeros`, `grad/num_nans`, `grad/num_infs`, `grad/num_elements` | counts |
+    | `clip/coef`, `clipped` | what the gradients were multiplied by; whether that was less than 1 |
+    | `skipped` | the optimizer did nothing at this step |
+    | `nonfinite` | names of the tensors holding NaN or Inf, in backward order; only if there are any |
+
+    Cost: 2 us; a step with NaN or Inf looks at every row as well.
+    """
+    gradients = record.gradients
+    flat: dict[str, Any] = {"step": record.step}
+    if record.loss is not None:
+        flat["loss"] = record.loss
+    if record.val_loss is not None:
+        flat["val_loss"] = record.val_loss
+    if record.lr is not None:
+        flat["lr"] = record.lr
+    if record.loss_scale is not None:
+        flat["loss_scale"] = record.loss_scale
+    flat["grad/norm"] = gradients.norm
+    flat["grad/max"] = gradients.max_val
+    flat["grad/min"] = gradients.min_val
+    flat["grad/mean"] = gradients.mean
+    flat["grad/std"] = gradients.std
+    flat["grad/num_zeros"] = gradients.num_zeros
+    flat["grad/num_nans"] = gradients.num_nans
+    flat["grad/num_infs"] = gradients.num_infs
+    flat["grad/num_elements"] = gradients.total_elements
+    flat["clip/coef"] = record.clip_coef
+    flat["clipped"] = record.clipped
+    flat["skipped"] = record.skipped
+    nonfinite = record.nonfinite
+    if nonfinite:
+        flat["nonfinite"] = nonfinite
+    return flat
+
+
+def _name_of(sink: Sink) -> str:
+    shown = repr(sink)
+    return type(sink).__name__ if shown.startswith("<") else shown  # an address tells nothing
+
+
+class SafeSink:
+    """A sink around another that never raises: it warns once, counts what was lost, and goes on trying.
+
+    A full disk can recover, so every later record is tried again. `KeyboardInterrupt` and `SystemExit` pass through.
+    Where warnings are errors, the warning is logged to the logger `fastguard` instead: a log must not stop training.
+
+    Attributes:
+        sink: the sink inside.
+        name: what warnings and reports call it.
+        num_lost: records that `sink.write` raised for.
+        last_error: the newest exception, or None.
+    """
+
+    def __init__(self, sink: Sink | Callable[[StepStats], object], name: str | None = None) -> None:
+        self.sink = as_sink(sink)
+        self.name = _name_of(self.sink) if name is None else name
+        self.num_lost = 0
+        self.last_error: Exception | None = None
+        self._has_warned = False
+
+    def write(self, record: StepStats) -> None:
+        """Hands the record on; an exception is counted, not raised. Cost: 0.1 us on top of the sink's own."""
+        try:
+            self.sink.write(record)
+        except Exception as error:
+            self.num_lost += 1
+            self._complain("could not write a record", error)
+
+    def close(self) -> None:
+        """Closes the sink; an exception is warned of, not raised."""
+        try:
+            self.sink.close()
+        except Exception as error:
+            self._complain("could not be closed", error)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        self.last_error = error
+        if self._has_warned:
+            return
+        self._has_warned = True
+        message = (
+            f"sink {self.name} {what}: {type(error).__name__}: {error}. Training goes on; records that can't be "
+            "written are counted in `num_lost`, and this warning is not repeated."
+        )
+        try:
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+        except Exception:  # warnings are errors here
+            _log.warning("%s", message)
+
+    def __repr__(self) -> str:
+        return f"SafeSink({self.name}, num_lost={self.num_lost})"

@@ -1,0 +1,157 @@
+"""A log file of one JSON object a line, which survives crashes, and its reader."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .. import strict_json
+from ..stats import StepStats
+from .base import flatten
+
+_FLAGS = os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+
+
+class JsonlSink:
+    """Writes each record as one line of strict JSON, under the keys of `fastguard.sinks.flatten`.
+
+    A line also has `time` (seconds since 1970, when it was written). Every `tensors_every` steps, and at every step
+    with NaN or Inf, it has `tensors`: a list of eight numbers for each name, in the order of `fastguard.stats.COLUMNS`.
+    NaN and Inf are the strings "NaN", "Infinity" and "-Infinity". The keys that a step has no value for are left out.
+
+    A line is a single unbuffered write to the end of the file, so a crash loses at most the line being written. A line
+    cut off by an earlier crash is closed before the first new one.
+
+    Args:
+        path: the file; parent folders are made.
+        tensors_every: steps from one table of all tensors to the next (those whose number it divides); 0 writes it
+            only when there is a NaN or an Inf.
+        append: go on at the end of an existing file; False starts it anew.
+
+    Raises:
+        OSError: if the file can't be opened; at once, not at the first step.
+
+    Cost: 10 us and 330 bytes a step; 2 us and 100 bytes more for each tensor in a table. No sync.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, tensors_every: int = 100, append: bool = True) -> None:
+        if tensors_every < 0:
+            raise ValueError(f"`tensors_every` must be at least 0, got {tensors_every}. 0 writes no regular tables.")
+        self.path = Path(path)
+        self.tensors_every = tensors_every
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._is_cut_off = append and _is_cut_off(self.path)
+        self._fd = os.open(self.path, os.O_WRONLY | _FLAGS | (0 if append else os.O_TRUNC), 0o666)
+
+    def write(self, record: StepStats) -> None:
+        """Writes one line.
+
+        Raises:
+            ValueError: after `close`.
+            OSError: if the line could not be written whole; the next one will stand on a line of its own.
+        """
+        if self._fd < 0:
+            raise ValueError(f"`JsonlSink` must be open to write, got a closed one - at {self.path}. Make a new one.")
+        flat = flatten(record)
+        line = {"step": flat.pop("step"), "time": round(time.time(), 6), **flat}
+        is_due = self.tensors_every and record.step % self.tensors_every == 0
+        if is_due or not record.is_finite:
+            line["tensors"] = dict(zip(record.tensors.names, record.tensors, strict=True))
+        text = strict_json.dumps(line).encode("ascii") + b"\n"
+        if self._is_cut_off:
+            text = b"\n" + text
+        num_written = 0
+        while num_written < len(text):
+            num_written += os.write(self._fd, text[num_written:])
+            self._is_cut_off = num_written < len(text)
+
+    def close(self) -> None:
+        """Closes the file; again does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> JsonlSink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"JsonlSink({str(self.path)!r})"
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether `path` is a regular file whose last line has no end."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+class JsonlLog(list[dict[str, Any]]):
+    """The records of a log file, oldest first: a list of dicts that also knows what it could not read.
+
+    Attributes:
+        skipped_lines: numbers, from 1, of the lines that a crash or a full disk cut off.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skipped_lines: list[int] = []
+
+    @property
+    def num_skipped(self) -> int:
+        """How many lines were cut off."""
+        return len(self.skipped_lines)
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> JsonlLog:
+    """The records that a `JsonlSink` wrote to `path`, with NaN and Inf as floats.
+
+    A line that was cut off is left out and listed in `.skipped_lines`; a file that is still being written can be read.
+
+    Raises:
+        OSError: if the file can't be read.
+        ValueError: at a line that was never the beginning of a record: this is some other file.
+
+    Cost: one pass over the file; 10 us a line.
+    """
+    log = JsonlLog()
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            line = line.strip()
+            if not line:
+                continue
+            if line[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
+                raise ValueError(
+                    f"`path` must be a log with one JSON object a line, got {line[:40]!r} - at {path}, line {number}"
+                )
+            record = _parse(line)
+            if record is None:
+                log.skipped_lines.append(number)
+            else:
+                log.append(record)
+    return log
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = strict_json.loads(line)
+    except ValueError:
+        return None
+    names = record.pop("nonfinite", None)  # the only strings in a record: a tensor may be called "NaN"
+    record = strict_json.decode(record)
+    if names is not None:
+        record["nonfinite"] = names
+    return record

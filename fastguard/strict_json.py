@@ -1,0 +1,74 @@
+"""JSON that every parser accepts and that still shows NaN and Inf: they are written as strings, never dropped.
+
+Python's own `json` writes bare `NaN`, which is not JSON. Here they are "NaN", "Infinity" and "-Infinity".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+_FROM_TEXT = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def encode_float(value: float) -> float | str:
+    """`value`, or its name if it is not finite.
+
+    >>> encode_float(0.5), encode_float(float("-inf"))
+    (0.5, '-Infinity')
+    """
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def decode_float(value: Any) -> Any:
+    """A float for "NaN", "Infinity" and "-Infinity"; anything else as it is."""
+    return _FROM_TEXT.get(value, value) if isinstance(value, str) else value
+
+
+def encode(value: Any) -> Any:
+    """`value` with every NaN and Inf in it named; tuples become lists, other numbers (NumPy's, torch's) floats.
+
+    >>> encode({"grad/norm": float("nan"), "lr": 0.1})
+    {'grad/norm': 'NaN', 'lr': 0.1}
+    """
+    if isinstance(value, float):
+        return encode_float(value)
+    if isinstance(value, dict):
+        return {key: encode(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if value is None or isinstance(value, (str, int)):
+        return value
+    return encode_float(float(value))
+
+
+def decode(value: Any) -> Any:
+    """The inverse of `encode`, up to tuples: every "NaN", "Infinity", "-Infinity" that is a value becomes a float."""
+    if isinstance(value, dict):
+        return {key: decode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    return decode_float(value)
+
+
+loads = json.loads
+_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=lambda value: encode_float(float(value)))
+
+
+def dumps(value: Any) -> str:
+    """`value` as one line of strict, ASCII-only JSON.
+
+    Cost: one pass by the C encoder; a value that holds a NaN or an Inf is walked again in Python.
+
+    >>> dumps({"loss": float("inf")})
+    '{"loss":"Infinity"}'
+    """
+    try:
+        return _encoder.encode(value)
+    except ValueError:  # a NaN or an Inf somewhere
+        return _encoder.encode(encode(value))

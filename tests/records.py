@@ -1,0 +1,49 @@
+"""Records of invented steps, made without torch."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from fastguard.history import TrainingHistory
+from fastguard.stats import COLUMNS, StepStats, TensorStats
+
+
+def make_table(rows: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> TensorStats:
+    """A `TensorStats` of `rows`, each in the order of `COLUMNS`."""
+    flat = [float(value) for row in rows for value in row]
+    return TensorStats(struct.pack(f"{len(flat)}d", *flat), names)
+
+
+def make_row(norm: float = 1.0, numel: int = 4, *, num_zeros=0, num_nans=0, num_infs=0) -> list[float]:
+    """A row of `numel` equal elements with that norm; NaN and Inf elements come on top of the norm."""
+    element = norm / math.sqrt(numel)
+    return [numel, norm * norm, norm * math.sqrt(numel), element, element, num_zeros, num_nans, num_infs]
+
+
+def make_record(step: int = 0, norm: float = 1.0, **fields: Any) -> StepStats:
+    """A step whose one tensor `w` has that norm; a NaN or infinite `norm` puts one such element there."""
+    if math.isfinite(norm):
+        row = make_row(norm)
+    else:
+        row = make_row(1.0, num_nans=int(math.isnan(norm)), num_infs=int(math.isinf(norm)))
+    return StepStats(step, make_table([row], ["w"]), **fields)
+
+
+def make_bad_record(step: int, bad: Sequence[str], names: Sequence[str] = ("a", "b", "c"), **fields: Any) -> StepStats:
+    """A skipped step with a NaN in each of the tensors `bad`."""
+    rows = [make_row(num_nans=int(name in bad)) for name in names]
+    return StepStats(step, make_table(rows, list(names)), **{"skipped": True, **fields})
+
+
+def make_history(norms: Sequence[float], **fields: Any) -> TrainingHistory:
+    """A history of steps with these norms; non-finite ones are skipped."""
+    history = TrainingHistory()
+    for step, norm in enumerate(norms):
+        history.add(make_record(step, norm, skipped=not math.isfinite(norm), **fields))
+    return history
+
+
+assert len(COLUMNS) == 8, "make_row writes eight columns"

@@ -1,0 +1,335 @@
+"""Every rule fires on a run that has its fault and is silent on healthy ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from fastguard.diagnosis import RULES, Finding, diagnose, rule
+from fastguard.history import TrainingHistory
+from fastguard.stats import StepStats
+
+from records import make_bad_record, make_history, make_record, make_row, make_table
+
+
+def noisy_norms(count, seed=0, level=1.0):
+    rng = random.Random(seed)
+    return [level * rng.lognormvariate(0.0, 0.3) for _ in range(count)]
+
+
+def falling_norms(count):
+    """As training begins: from 300 down to 0.3 in the first hundred steps."""
+    return [n * (0.3 + 300 * math.exp(-step / 15)) for step, n in enumerate(noisy_norms(count, 1))]
+
+
+def scaler_run(num_steps, skipped):
+    history = TrainingHistory()
+    for step, norm in enumerate(noisy_norms(num_steps)):
+        bad = step in skipped
+        history.add(make_record(step, math.inf if bad else norm, skipped=bad, loss_scale=1024.0))
+    return history
+
+
+def with_bad_steps(num_steps, bad, **fields):
+    history = TrainingHistory()
+    for step, norm in enumerate(noisy_norms(num_steps)):
+        history.add(make_bad_record(step, bad[step], **fields) if step in bad else make_record(step, norm))
+    return history
+
+
+def clipped_run(num_steps, num_clipped, coef=0.5):
+    history = TrainingHistory()
+    for step, norm in enumerate(noisy_norms(num_steps)):
+        history.add(make_record(step, norm, clip_coef=coef if step < num_clipped else 1.0))
+    return history
+
+
+def ending_in_zeros(num_zero, num_tensors=4):
+    history = make_history(noisy_norms(20))
+    rows = [make_row(0.0, 8, num_zeros=8)] * num_zero + [make_row(1.0, 8)] * (num_tensors - num_zero)
+    history.add(StepStats(20, make_table(rows, [f"t{i}" for i in range(num_tensors)])))
+    return history
+
+
+def spiked(norms, step, times):
+    return make_history([norm * (times if i == step else 1) for i, norm in enumerate(norms)])
+
+
+def only(finding_or_none):
+    assert finding_or_none is not None
+    return finding_or_none
+
+
+HEALTHY = {
+    "empty": TrainingHistory(),
+    "one step": make_history([1.0]),
+    "noisy": make_history(noisy_norms(2000)),
+    "falling norms": make_history(falling_norms(600)),
+    "warm restarts": make_history([n * (3 if step % 100 < 10 else 1) for step, n in enumerate(noisy_norms(600))]),
+    "clipped now and then": clipped_run(300, 60),
+    "half-precision scale, no overflow": scaler_run(300, ()),
+    "tiny norms": make_history(noisy_norms(300, level=1e-12)),
+}
+BAD = {
+    "non-finite-gradients": with_bad_steps(100, {40: ["a", "b"]}),
+    "skip-run": with_bad_steps(100, {step: ["a"] for step in range(50, 54)}),
+    "clip-rate-high": clipped_run(100, 100),
+    "norm-spike": spiked(noisy_norms(300), 200, 50.0),
+    "zero-gradients": ending_in_zeros(1),
+    "already-clipped": make_history([*noisy_norms(50), *[0.99999] * 10]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+class TestEveryRule:
+    def test_fires_on_its_bad_run(self, name):
+        finding = only(RULES[name](BAD[name]))
+        assert finding.rule == name
+        assert finding.summary.endswith(".") and finding.recommendation
+        assert 0 <= finding.first_step <= finding.last_step < BAD[name].num_steps
+        assert json.dumps(finding.to_dict(), allow_nan=False)
+
+    @pytest.mark.parametrize("run", HEALTHY)
+    def test_is_silent_on_healthy_runs(self, name, run):
+        assert RULES[name](HEALTHY[run]) is None
+
+    def test_is_documented(self, name):
+        r = RULES[name]
+        assert r.source and r.remedy and r.reads and r.check.__doc__
+        assert all(f"`{threshold}`" in r.check.__doc__ for threshold in r.thresholds)
+
+    def test_gives_no_more_than_its_severity(self, name):
+        order = ["info", "warning", "critical"]
+        severities = [f.severity for history in BAD.values() if (f := RULES[name](history)) is not None]
+        assert all(order.index(severity) <= order.index(RULES[name].severity) for severity in severities)
+
+    def test_does_not_change_the_history(self, name):
+        before = json.dumps(BAD[name].state_dict())
+        RULES[name](BAD[name])
+        assert json.dumps(BAD[name].state_dict()) == before
+
+
+class TestNonFinite:
+    def check(self, history):
+        return only(RULES["non-finite-gradients"](history))
+
+    def test_one_skipped_step_is_a_warning_that_names_the_origin(self):
+        finding = self.check(with_bad_steps(100, {40: ["a", "b"]}))
+        assert (finding.severity, finding.first_step, finding.last_step, finding.layers) == ("warning", 40, 40, ("b",))
+        assert finding.summary == "NaN or Inf in the gradients of 1 step of 100 (all skipped); first in b."
+        assert finding.evidence["last_num_tensors"] == 2
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            {99: ["a"]},
+            {step: ["a"] for step in (40, 41, 42)},
+            {step: ["a"] for step in range(0, 90, 15)},
+        ],
+        ids=["the last step", "three in a row", "six of a hundred"],
+    )
+    def test_critical(self, bad):
+        assert self.check(with_bad_steps(100, bad)).severity == "critical"
+
+    def test_heals_when_the_run_is_long_past(self):
+        history = with_bad_steps(100, {step: ["a"] for step in (40, 41, 42)})
+        for step, norm in enumerate(noisy_norms(600), 100):
+            history.add(make_record(step, norm))
+        assert self.check(history).severity == "warning"
+
+    def test_a_step_that_was_not_skipped_is_critical(self):
+        finding = self.check(with_bad_steps(100, {40: ["a"]}, skipped=False))
+        assert finding.severity == "critical" and "skip_nonfinite=True" in finding.recommendation
+
+    def test_most_frequent_origin_comes_first(self):
+        finding = self.check(with_bad_steps(100, {10: ["b"], 20: ["c"], 30: ["c"], 40: ["a"]}))
+        assert finding.layers == ("c", "b", "a")
+
+    def test_among_equals_the_first_event_leads(self):
+        assert self.check(with_bad_steps(100, {10: ["b"], 20: ["c"]})).layers == ("b", "c")
+
+    def test_overflow_of_the_norm_alone_blames_no_tensor(self):
+        history = make_history(noisy_norms(50))
+        row = [1, 1e308, 1e154, 1e154, 1e154, 0, 0, 0]
+        history.add(StepStats(50, make_table([row, row]), skipped=True))
+        assert "no single tensor" in self.check(history).summary
+
+    @pytest.mark.parametrize(
+        ("num_steps", "skipped", "severity"),
+        [
+            (20, range(6), "info"),  # the scale is being found
+            (2000, [1900], "info"),
+            (600, range(100, 600, 10), "warning"),
+            (100, range(80, 91), "critical"),
+        ],
+    )
+    def test_a_loss_scaler_skips_now_and_then(self, num_steps, skipped, severity):
+        finding = self.check(scaler_run(num_steps, skipped))
+        assert finding.severity == severity
+        assert ("GradScaler finds its scale" in finding.recommendation) == (severity == "info")
+
+
+class TestSkipRun:
+    def test_over_is_a_warning(self):
+        finding = only(RULES["skip-run"](BAD["skip-run"]))
+        assert (finding.severity, finding.first_step, finding.last_step) == ("warning", 50, 53)
+
+    def test_going_on_is_critical(self):
+        finding = only(RULES["skip-run"](with_bad_steps(54, {step: ["a"] for step in range(50, 54)})))
+        assert finding.severity == "critical" and "goes on" in finding.summary
+
+    def test_a_loss_scaler_may_skip_ten(self):
+        assert RULES["skip-run"](scaler_run(100, range(10))) is None
+        assert only(RULES["skip-run"](scaler_run(100, range(11)))).evidence["longest_run"] == 11
+
+    def test_two_are_no_run(self):
+        assert RULES["skip-run"](with_bad_steps(100, {10: ["a"], 11: ["a"], 13: ["a"]})) is None
+
+
+class TestClipRate:
+    @pytest.mark.parametrize(("num_steps", "num_clipped", "fires"), [(49, 49, False), (50, 50, True), (100, 90, False)])
+    def test_limits(self, num_steps, num_clipped, fires):
+        assert (RULES["clip-rate-high"](clipped_run(num_steps, num_clipped)) is not None) == fires
+
+    def test_looks_at_the_newest_steps(self):
+        assert RULES["clip-rate-high"](clipped_run(500, 290)) is None
+
+    def test_a_coefficient_of_almost_one_is_no_clipping(self):
+        assert RULES["clip-rate-high"](clipped_run(100, 100, coef=0.9999995)) is None
+
+
+class TestNormSpike:
+    def test_names_the_step_and_the_size(self):
+        finding = only(RULES["norm-spike"](BAD["norm-spike"]))
+        assert (finding.first_step, finding.last_step, finding.evidence["num_spikes"]) == (200, 200, 1)
+        assert 25 < finding.evidence["ratio"] < 100
+
+    def test_thresholds_can_be_given(self):
+        history = spiked(noisy_norms(300), 200, 50.0)
+        assert RULES["norm-spike"](history, ratio=1000.0) is None
+        assert diagnose(history, thresholds={"norm-spike": {"z": 1e6}}) == []
+
+    def test_wild_norms_need_a_larger_spike(self):
+        rng = random.Random(0)
+        wild = [rng.lognormvariate(0.0, 1.5) for _ in range(300)]
+        assert RULES["norm-spike"](make_history(wild)) is None
+
+    def test_equal_norms_before_it(self):
+        assert only(RULES["norm-spike"](make_history([1.0] * 100 + [11.0]))).last_step == 100
+
+    def test_nan_does_not_blind_it(self):
+        norms = noisy_norms(300)
+        norms[50] = norms[100] = math.nan
+        assert only(RULES["norm-spike"](spiked(norms, 200, 50.0))).first_step == 200
+
+    def test_a_new_level_is_no_spike_for_ever(self):
+        norms = [*noisy_norms(200), *noisy_norms(300, level=30.0)]
+        finding = only(RULES["norm-spike"](make_history(norms), z=0.0))
+        assert 250 < finding.last_step < 200 + 128 / 2 + 10  # then half of its baseline is of the new level
+
+
+class TestZeroGradients:
+    @pytest.mark.parametrize(("num_zero", "severity"), [(1, "info"), (2, "warning"), (4, "warning")])
+    def test_severity_grows_with_the_share(self, num_zero, severity):
+        finding = only(RULES["zero-gradients"](ending_in_zeros(num_zero)))
+        assert (finding.severity, finding.layers) == (severity, tuple(f"t{i}" for i in range(num_zero)))
+
+    def test_empty_tensors_and_histories_without_records_are_silent(self):
+        history = make_history([1.0])
+        history.add(StepStats(1, make_table([make_row(), [0] * 8])))
+        assert RULES["zero-gradients"](history) is None
+        history.last = None
+        assert RULES["zero-gradients"](history) is None
+
+
+class TestAlreadyClipped:
+    @pytest.mark.parametrize(
+        ("norm", "fires"), [(1.0, True), (0.25, True), (5.0005, True), (1.234, False), (0.0, False)]
+    )
+    def test_round_numbers(self, norm, fires):
+        assert (RULES["already-clipped"](make_history([norm] * 10)) is not None) == fires
+
+    def test_nine_are_not_enough(self):
+        assert RULES["already-clipped"](make_history([*noisy_norms(9), *[1.0] * 9])) is None
+
+    def test_names_the_steps(self):
+        finding = only(RULES["already-clipped"](BAD["already-clipped"]))
+        assert (finding.first_step, finding.last_step, finding.severity) == (50, 59, "info")
+        assert finding.evidence["norm"] == pytest.approx(1.0, rel=1e-3)
+
+
+class TestDiagnose:
+    def test_sorted_by_severity_then_confidence(self):
+        def says(severity, confidence):
+            return lambda history: Finding("x.", severity=severity, confidence=confidence)
+
+        given = [("info", 1.0), ("warning", 0.5), ("critical", 0.1), ("warning", 0.9)]
+        rules = []
+        try:
+            for i, (severity, confidence) in enumerate(given):
+                says_it = says(severity, confidence)
+                says_it.__qualname__ = f"rule{i}"
+                rules.append(rule(f"test-{i}", severity="critical")(says_it))
+            found = diagnose(TrainingHistory(), rules=rules)
+        finally:
+            for i in range(len(given)):
+                RULES.pop(f"test-{i}", None)
+        assert [f.rule for f in found] == ["test-2", "test-3", "test-1", "test-0"]
+
+    @pytest.mark.parametrize("run", HEALTHY)
+    def test_healthy_runs_have_no_findings(self, run):
+        assert diagnose(HEALTHY[run]) == []
+
+    def test_unknown_thresholds_list_the_known_ones(self):
+        with pytest.raises(ValueError, match=r"`thresholds` must name rules, got 'spike'; the rules are: .*norm-spike"):
+            diagnose(TrainingHistory(), thresholds={"spike": {}})
+        with pytest.raises(TypeError, match="`x` must be a threshold of the rule 'norm-spike'; it has: z, ratio"):
+            RULES["norm-spike"](TrainingHistory(), x=1.0)
+
+    def test_the_same_after_save_and_load(self):
+        for name in set(BAD) - {"zero-gradients"}:  # which needs the last record
+            twin = TrainingHistory()
+            twin.load_state_dict(BAD[name].state_dict())
+            assert RULES[name](twin) == RULES[name](BAD[name])
+
+
+class TestRegistry:
+    def test_a_name_that_is_taken(self):
+        with pytest.raises(ValueError, match="`name` must be new, got 'norm-spike', which is a rule already"):
+            rule("norm-spike")(lambda history: None)
+
+    def test_the_same_function_defined_again_replaces_the_rule(self):
+        def define(answer):
+            @rule("again")
+            def again(history):
+                return Finding(answer)
+
+        try:
+            define("one.")
+            define("two.")
+            assert RULES["again"](TrainingHistory()).summary == "two."
+        finally:
+            del RULES["again"]
+
+    def test_thresholds_need_defaults(self):
+        def check(history, *, limit):
+            return None
+
+        with pytest.raises(ValueError, match="`limit` must have a default - at rule 'limited'"):
+            rule("limited")(check)
+
+    def test_unknown_severity(self):
+        with pytest.raises(
+            ValueError, match=r"`severity` must be one of \['info', 'warning', 'critical'\], got 'fatal'"
+        ):
+            rule("x", severity="fatal")
+        with pytest.raises(ValueError, match=r"`severity` must be one of .* got 'fatal' - at `Finding`"):
+            Finding("x.", severity="fatal")
+
+    @pytest.mark.parametrize("confidence", [-0.1, 1.1, math.nan])
+    def test_confidence_is_a_share(self, confidence):
+        with pytest.raises(ValueError, match="`confidence` must be from 0 to 1"):
+            Finding("x.", confidence=confidence)

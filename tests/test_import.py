@@ -1,0 +1,86 @@
+"""`import fastguard` is light, needs torch alone, and its door has what it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import fastguard
+
+# Prints the top-level names of the modules that the code brings in, once what comes before it is there.
+PROBE = """
+import json, sys
+{before}
+known = set(sys.modules)
+{code}
+new = {{name.split(".")[0] for name in set(sys.modules) - known}}
+print(json.dumps(sorted(new - set(sys.stdlib_module_names) - {{"fastguard"}})))
+"""
+EVERYTHING = "import fastguard\nfor name in fastguard.__all__: getattr(fastguard, name)"
+
+
+def brought_in(code: str, before: str = "", *, path: str | None = None) -> list[str]:
+    """Packages, other than Python's own and fastguard, that `code` imports in a fresh process after `before`."""
+    extra = f"sys.path.insert(0, {path!r})\n" if path else ""
+    script = PROBE.format(before=extra + before, code=code)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_import_alone_brings_in_not_even_torch():
+    assert brought_in("import fastguard") == []
+
+
+def test_everything_together_brings_in_nothing_beyond_torch():
+    # Tools of torch's that its own lazy imports may pull in are there before; they are torch's needs, not ours.
+    assert brought_in(EVERYTHING, before="import torch") == []
+
+
+def test_a_guarded_step_brings_in_nothing_beyond_torch():
+    step = (
+        "p = torch.nn.Parameter(torch.ones(3))\n{wrap}\np.sum().backward()\no.step()\n"
+        "o.state_dict()\nstr(torch.nn.utils.clip_grad_norm_([p], 1.0))"
+    )
+    plain = "import torch\n" + step.format(wrap="o = torch.optim.AdamW([p])")
+    guarded = step.format(wrap="import fastguard\no = fastguard.wrap(torch.optim.AdamW([p]), max_norm=0.1)")
+    assert brought_in(guarded + "\nstr(o.guard.report())", before=plain) == []
+
+
+def test_this_test_can_fail(tmp_path):
+    (tmp_path / "an_optional_package.py").write_text("")
+    code = "import fastguard, an_optional_package"
+    assert brought_in(code, path=str(tmp_path)) == ["an_optional_package"]
+    assert "torch" in brought_in(EVERYTHING)
+
+
+@pytest.mark.parametrize("name", fastguard.__all__)
+def test_every_public_name_resolves(name):
+    assert getattr(fastguard, name) is not None
+    assert name in dir(fastguard)
+
+
+def test_names_are_unique_and_an_unknown_one_is_an_attribute_error():
+    assert len(set(fastguard.__all__)) == len(fastguard.__all__)
+    with pytest.raises(AttributeError, match="module 'fastguard' has no attribute 'no_such_name'"):
+        fastguard.no_such_name  # noqa: B018
+
+
+def test_star_import_gives_the_public_names():
+    namespace: dict[str, object] = {}
+    exec("from fastguard import *", namespace)
+    assert set(fastguard.__all__) <= namespace.keys()
+
+
+def test_the_table_of_homes_matches_what_type_checkers_see():
+    # A name that is in the lazy table only would be unknown to mypy and to editors, and the other way round.
+    import ast
+    from pathlib import Path
+
+    tree = ast.parse(Path(fastguard.__file__).read_text(encoding="utf-8"))
+    block = next(n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
+    typed = {alias.name: node.module for node in block.body for alias in node.names}
+    assert typed == fastguard._HOME

@@ -1,0 +1,182 @@
+"""The report: what it says first, that it fits a page, and that a machine can read it; all of it without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from fastguard.diagnosis import Finding
+from fastguard.history import TrainingHistory
+from fastguard.report import build_report
+
+from records import make_bad_record, make_history, make_record
+
+
+def healthy_history(num_steps=200):
+    rng = random.Random(0)
+    history = TrainingHistory()
+    for step in range(num_steps):
+        coef = 0.5 if step % 10 == 0 else 1.0
+        record = make_record(step, rng.lognormvariate(0, 0.3), clip_coef=coef, loss=2 - step / 200, lr=1e-3)
+        history.add(record, overhead_s=41e-6)
+    return history
+
+
+def lines_of(report):
+    return str(report).splitlines()
+
+
+class TestStatus:
+    def test_healthy(self):
+        report = build_report(healthy_history())
+        assert (report.status, report.findings, report.recommendations) == ("healthy", (), [])
+        assert lines_of(report)[0] == "HEALTHY after 200 steps: nothing to complain about"
+
+    def test_no_steps(self):
+        report = build_report(TrainingHistory())
+        assert report.status == "healthy"
+        assert lines_of(report)[0] == "NOTHING TO REPORT: no step has been recorded yet"
+        assert [finding.rule for finding in report.findings] == ["no-steps"]
+
+    def test_a_remark_does_not_change_it(self):
+        report = build_report(make_history([1.0] * 20))
+        assert report.status == "healthy"
+        assert lines_of(report)[0] == "HEALTHY after 20 steps: 1 remark"
+        assert [finding.rule for finding in report.findings] == ["already-clipped"]
+
+    def test_the_worst_finding_decides_and_comes_first(self):
+        history = healthy_history()
+        history.add(make_bad_record(200, ["b"]))
+        report = build_report(history, sinks_lost={"JsonlSink('run.jsonl')": 2})
+        assert report.status == "critical"
+        assert [finding.rule for finding in report.findings] == ["non-finite-gradients", "lost-records"]
+        assert lines_of(report)[0] == "CRITICAL after 201 steps: 1 critical problem, 1 warning"
+
+    def test_one_step(self):
+        assert lines_of(build_report(make_history([1.0])))[0].startswith("HEALTHY after 1 step:")
+
+
+class TestText:
+    def test_finding_with_step_layer_evidence_and_remedy(self):
+        history = healthy_history()
+        history.add(make_bad_record(200, ["b", "a"]))
+        history.add(make_record(201))
+        text = str(build_report(history))
+        assert "[warning] non-finite-gradients, step 200, in b\n" in text
+        assert "\n    NaN or Inf in the gradients of 1 step of 202 (all skipped); first in b." in text
+        assert "\n    evidence: num_nonfinite 1," in text
+        assert "\n    what to do: Look at the data of these steps" in text
+
+    def test_range_of_steps_and_many_layers(self):
+        finding = Finding("x.", 3, 9, layers=tuple("abcde"), rule="odd")
+        assert "[warning] odd, steps 3 to 9, in a, b, c and 2 more" in lines_of(
+            build_report(healthy_history(), findings=[finding])
+        )
+
+    def test_numbers(self):
+        history = healthy_history()
+        history.add(make_bad_record(200, ["b"], loss=1.5, lr=1e-4), overhead_s=41e-6)
+        text = " ".join(str(build_report(history, sinks_lost={"log": 3, "other": 0})).split())
+        assert "steps 201, the last is step 200" in text
+        assert "gradient norm last nan; 5 % 0." in text
+        assert "of the last 200 good steps; max 2." in text
+        assert "clipped 10 % (20 of 200 good steps)" in text
+        assert "skipped 0.498 % (1 of 201 steps)" in text
+        assert "loss last 1.5, lowest 1.005" in text
+        assert "learning rate last 0.0001" in text
+        assert "cost of guarding median 41 us, mean 41 us a step" in text
+        assert "records lost 3 by the sinks" in text
+        assert "3 records could not be written: 3 by log." in text
+
+    def test_unknown_numbers_are_left_out(self):
+        text = str(build_report(make_history([1.0, 2.0])))
+        for word in ("loss", "learning rate", "cost", "lost"):
+            assert word not in text
+
+    def test_all_steps_bad(self):
+        report = build_report(make_history([math.nan] * 3))
+        assert report.status == "critical"
+        assert "clipped" not in str(report) and "gradient norm     last nan" in str(report)
+
+    def test_fits_a_page_in_plain_ascii(self):
+        history = healthy_history()
+        history.add(make_bad_record(200, ["blocks.3." * 30 + "weight"], names=["blocks.3." * 30 + "weight"]))
+        finding = Finding("word " * 100, 1, 2, layers=("x" * 200,), evidence={"k" * 60: 1.0}, rule="long")
+        text = str(build_report(history, sinks_lost={"s" * 150: 1}, findings=[finding]))
+        assert max(map(len, text.splitlines())) <= 100
+        assert text.isascii()
+
+
+class TestForMachines:
+    def test_to_dict_is_strict_json(self):
+        history = healthy_history()
+        history.add(make_bad_record(200, ["b"], loss=math.inf))
+        report = build_report(history)
+        plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+        assert list(plain) == ["status", "findings", "recommendations", "numbers"]
+        assert plain["numbers"]["norm_last"] == "NaN" and plain["numbers"]["loss_last"] == "Infinity"
+        assert plain["findings"][0]["rule"] == "non-finite-gradients"
+        assert plain["findings"][0]["layers"] == ["b"]
+
+    def test_numbers(self):
+        numbers = build_report(healthy_history()).numbers
+        assert (numbers["num_steps"], numbers["num_clipped"], numbers["num_records_lost"]) == (200, 20, 0)
+        assert numbers["norm_q05"] < numbers["norm_median"] < numbers["norm_q95"] < numbers["norm_max"]
+        assert numbers["overhead_median_us"] == pytest.approx(41.0)
+
+    def test_recommendations_are_in_order_and_each_once(self):
+        given = [
+            Finding("a.", severity="info", recommendation="last", rule="a"),
+            Finding("b.", severity="critical", recommendation="first", rule="b"),
+            Finding("c.", recommendation="first", rule="c"),
+            Finding("d.", confidence=0.5, recommendation="middle", rule="d"),
+        ]
+        report = build_report(healthy_history(), findings=given)
+        assert report.recommendations == ["first", "middle", "last"]
+        assert [finding.rule for finding in report.findings] == ["b", "c", "d", "a"]
+
+    def test_other_thresholds_and_rules(self):
+        history = make_history([1.0] * 20)
+        assert build_report(history, thresholds={"already-clipped": {"run": 30}}).findings == ()
+        assert build_report(history, rules=[]).findings == ()
+
+
+def test_from_record_to_report_without_torch_or_numpy(tmp_path):
+    code = """
+        import sys
+        sys.modules["torch"] = sys.modules["numpy"] = None  # importing either now fails
+        from records import make_bad_record, make_record
+        from fastguard.history import TrainingHistory
+        from fastguard.report import build_report
+        from fastguard.sinks import JsonlSink, read_jsonl
+        history = TrainingHistory()
+        with JsonlSink("run.jsonl") as sink:
+            for step in range(20):
+                record = make_bad_record(step, ["b"]) if step == 19 else make_record(step)
+                sink.write(record)
+                history.add(record)
+        for line in read_jsonl("run.jsonl"):
+            print(line["step"], line.get("nonfinite"))
+        print(build_report(history))
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        env=env,
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "19 ['b']" in done.stdout
+    assert "CRITICAL after 20 steps: 1 critical problem, 1 remark" in done.stdout
