@@ -48,21 +48,24 @@ def backends() -> dict[str, BackendStatus]:
     return status
 
 
-def check_backend(name: str) -> str:
-    """`name` if it is "auto" or a backend that can run here.
+def resolve_backend(name: str) -> str:
+    """A backend that can run here, or "auto"; `name` "auto" is what the environment says, "auto" if nothing.
 
     Raises:
         ValueError: unknown name; lists the known ones.
         BackendUnavailableError: known, but it cannot run here; says why, for this and for every other backend.
     """
+    source = "`backend`"
+    if name == "auto":
+        source, name = "`FASTGUARD_BACKEND`", _env.backend()
     if name == "auto":
         return name
     if name not in _BACKENDS:
         known = ", ".join(["auto", *_BACKENDS])
-        raise ValueError(f"`backend` must be one of [{known}], got {name!r}")
+        raise ValueError(f"{source} must be one of [{known}], got {name!r}")
     if _BACKENDS[name].unavailable() is not None:
         every = "; ".join(f"{n}: {s.reason or 'can run'}" for n, s in backends().items())
-        raise BackendUnavailableError(f"`backend` {name!r} cannot run here. {every}")
+        raise BackendUnavailableError(f"{source}: {name!r} cannot run here. {every}")
     return name
 
 
@@ -71,11 +74,9 @@ def _say_once(message: str) -> None:
     _log.warning(message)
 
 
-def _backend_for(device: torch.device, requested: str) -> ModuleType:
-    if requested == "auto":
-        requested = check_backend(_env.backend())
-    if requested != "auto":
-        return _BACKENDS[check_backend(requested)]
+def _backend_for(device: torch.device, backend: str) -> ModuleType:
+    if backend != "auto":
+        return _BACKENDS[backend]
     for name, module in _BACKENDS.items():
         if not module.accepts(device):
             continue
@@ -106,17 +107,14 @@ def _renumbering(indices: list[int]) -> Iterator[None]:
         raise UnsupportedTensorError(indices[error.index], error.problem) from None
 
 
-def _cpu_is_chosen(backend: str) -> bool:
-    """Whether CPU tensors go to the C++ kernels."""
-    if backend == "auto":
-        backend = _env.backend()
-    return backend in ("auto", "cpu") and cpu.unavailable() is None
+_CPU_RUNS = cpu.unavailable() is None
 
 
-def run_stats(
-    tensors: Sequence[Any], backend: str = "auto", unscale: float = 1.0
-) -> tuple[bytearray, tuple[float, ...] | None]:
-    """Rows of `tensors` times `unscale` as float64 bytes and, where the backend folds them itself, their fold."""
+def run_stats(tensors: Sequence[Any], backend: str, unscale: float = 1.0) -> tuple[bytearray, tuple[float, ...] | None]:
+    """Rows of `tensors` times `unscale` as float64 bytes and, where the backend folds them itself, their fold.
+
+    `backend` has been through `resolve_backend`, here and below.
+    """
     if not tensors:
         return bytearray(), None
     quick = plain_stats(tensors, backend, unscale)
@@ -136,13 +134,13 @@ def run_stats(
 
 
 def plain_stats(
-    tensors: Sequence[Any], backend: str = "auto", unscale: float = 1.0
+    tensors: Sequence[Any], backend: str, unscale: float = 1.0
 ) -> tuple[bytearray, tuple[float, ...], frozenset[torch.dtype]] | None:
     """`cpu.plain_stats` where the CPU kernels are chosen and serve every tensor as it is, else None."""
-    return cpu.plain_stats(tensors, unscale) if _cpu_is_chosen(backend) else None
+    return cpu.plain_stats(tensors, unscale) if _CPU_RUNS and backend != "reference" else None
 
 
-def run_scale(tensors: Sequence[Any], factor: float, backend: str = "auto") -> None:
+def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
     """x *= factor on the backend of each tensor's device; tells autograd."""
     for device, indices in _split_by_device(tensors).items():
         with _renumbering(indices):
@@ -156,8 +154,20 @@ def collect_gradients(
 ) -> tuple[list[torch.Tensor], list[int] | None, int]:
     """Gradients of `groups`, flat, without the missing ones; their flat positions, or None if none is missing; and a
     fingerprint of which parameters these were."""
-    module = cpu if cpu.unavailable() is None else reference
-    return module.collect_gradients(groups)
+    return cpu.collect_gradients(groups) if _CPU_RUNS else reference.collect_gradients(groups)
+
+
+def gradient_stats(
+    groups: list[list[torch.Tensor]], backend: str, unscale: float
+) -> tuple[bytearray, tuple[float, ...] | None, list[int] | None, int]:
+    """Rows of the gradients of `groups` times `unscale`, their fold, their positions and the fingerprint, as above."""
+    if _CPU_RUNS and backend != "reference":
+        found = cpu.gradient_stats(groups, unscale)
+        if found is not None:
+            return found
+    gradients, positions, fingerprint = collect_gradients(groups)
+    table, fold = run_stats(gradients, backend, unscale)
+    return table, fold, positions, fingerprint
 
 
 def _as_list(tensors: Any, argument: str = "tensors") -> list[Any]:
@@ -208,7 +218,7 @@ def tensor_stats(
         names = tuple(names)
         if len(names) != len(tensors):
             raise ValueError(f"`names` must have one name a tensor ({len(tensors)}), got {len(names)}")
-    check_backend(backend)
+    backend = resolve_backend(backend)
     table, total = _naming(lambda: run_stats(tensors, backend), names)
     return TensorStats(table, names, total)
 
@@ -231,7 +241,7 @@ def scale_(tensors: Sequence[torch.Tensor], factor: float, *, backend: str = "au
     Cost: one read and one write of every element; no sync.
     """
     tensors = _as_list(tensors)
-    check_backend(backend)
+    backend = resolve_backend(backend)
     if factor == 1.0:
         return
     run_scale(tensors, float(factor), backend)

@@ -127,3 +127,10 @@ def collect_gradients(
     """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
     fingerprint of which parameters these were."""
     return _C.collect_gradients(groups)
+
+
+def gradient_stats(
+    groups: list[list[torch.Tensor]], unscale: float
+) -> tuple[bytearray, tuple[float, ...], list[int] | None, int] | None:
+    """`collect_gradients` and `plain_stats` in one call: rows, their fold, positions, fingerprint."""
+    return _C.gradient_stats(groups, torch.get_num_threads(), unscale)
