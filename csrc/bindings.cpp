@@ -80,7 +80,6 @@ struct Gradients {
 };
 
 Gradients collect(const py::list& groups) {
-  static PyObject* grad = PyUnicode_InternFromString("grad");
   Gradients found{py::list(), py::none(), 0xcbf29ce484222325u};
   std::vector<int64_t> positions;
   int64_t position = 0;
@@ -90,8 +89,7 @@ Gradients collect(const py::list& groups) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group.ptr()); ++i, ++position) {
       PyObject* parameter = PyList_GET_ITEM(group.ptr(), i);
       found.fingerprint = (found.fingerprint ^ reinterpret_cast<uintptr_t>(parameter)) * 0x100000001b3u;
-      auto g = py::reinterpret_steal<py::object>(PyObject_GetAttr(parameter, grad));
-      if (!g) throw py::error_already_set();
+      py::object g = gradient_of(parameter);
       if (g.is_none()) continue;
       found.tensors.append(std::move(g));
       positions.push_back(position);
@@ -129,11 +127,11 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "fastguard's CPU kernels. Internal: use fastguard.kernels.";
   m.def(
       "set_tensor_access",
-      [](py::object tensor, py::object parameter, py::object prepare, py::object prepare_writable,
-         py::object describe, py::object api) {
-        set_tensor_access({tensor, parameter, prepare, prepare_writable, describe}, api);
+      [](py::object tensor, py::object parameter, py::object gradient, py::object prepare,
+         py::object prepare_writable, py::object describe, py::object api) {
+        set_tensor_access({tensor, parameter, gradient, prepare, prepare_writable, describe}, api);
       },
-      py::arg("tensor_type"), py::arg("parameter_type"), py::arg("prepare"), py::arg("prepare_writable"),
+      py::arg("tensor_type"), py::arg("parameter_type"), py::arg("gradient"), py::arg("prepare"), py::arg("prepare_writable"),
       py::arg("describe"), py::arg("exchange_api"));
   m.def("tensor_stats", &py_tensor_stats, py::arg("tensors"), py::arg("num_threads"), py::arg("unscale") = 1.0,
         py::arg("plain_only") = false);

@@ -12,6 +12,7 @@ namespace {
 
 TensorAccess* access = nullptr;  // never freed: it must outlive every call, also at interpreter exit
 const dlpack::ExchangeAPI* exchange = nullptr;
+const PyGetSetDef* getter = nullptr;
 
 const dlpack::ExchangeAPI* find_api(const py::object& capsule) {
   if (capsule.is_none()) return nullptr;
@@ -19,6 +20,18 @@ const dlpack::ExchangeAPI* find_api(const py::object& capsule) {
   if (!api) throw py::error_already_set();
   while (api && api->version.major != 1) api = api->previous;
   return api && api->tensor_from_object ? api : nullptr;
+}
+
+// The C function behind the descriptor torch.Tensor.grad, which saves the search for an attribute; or null.
+const PyGetSetDef* grad_getter() {
+  PyObject* descriptor = access->gradient.ptr();
+  if (Py_TYPE(descriptor) != &PyGetSetDescr_Type) return nullptr;
+  return reinterpret_cast<PyGetSetDescrObject*>(descriptor)->d_getset;
+}
+
+bool is_plain_type(PyObject* tensor) {
+  auto type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  return type == access->tensor_type.ptr() || type == access->parameter_type.ptr();
 }
 
 bool real_dtype(uint8_t code, int bits, DType& out) {
@@ -73,8 +86,7 @@ bool view_through_python(PyObject* tensor, View& view) {
 }
 
 bool read(PyObject* tensor, View& view) {
-  auto type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
-  if (type != access->tensor_type.ptr() && type != access->parameter_type.ptr()) return false;
+  if (!is_plain_type(tensor)) return false;
   return exchange ? view_through_exchange(tensor, view) : view_through_python(tensor, view);
 }
 
@@ -86,6 +98,15 @@ void set_tensor_access(TensorAccess given, py::object exchange_api) {
   exchange = api;
   delete access;
   access = new TensorAccess(std::move(given));
+  getter = grad_getter();
+}
+
+py::object gradient_of(PyObject* parameter) {
+  static PyObject* name = PyUnicode_InternFromString("grad");
+  PyObject* gradient = getter && is_plain_type(parameter) ? getter->get(parameter, getter->closure)
+                                                          : PyObject_GetAttr(parameter, name);
+  if (!gradient) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(gradient);
 }
 
 bool read_tensors(const py::tuple& tensors, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive) {

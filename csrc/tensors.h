@@ -14,12 +14,16 @@ namespace py = pybind11;
 struct TensorAccess {
   py::object tensor_type;     // exact types that need no preparation: torch.Tensor, torch.nn.Parameter
   py::object parameter_type;
+  py::object gradient;        // the descriptor torch.Tensor.grad
   py::object prepare;           // callable(tensor, index): a plain CPU tensor with the same values, or raises
   py::object prepare_writable;  // the same, over the same memory
   py::object describe;        // callable(tensor): (address, dtype name, shape, strides), when there is no exchange API
 };
 
 void set_tensor_access(TensorAccess access, py::object exchange_api);
+
+// `parameter.grad`, None included; a new reference. Throws what Python raised.
+py::object gradient_of(PyObject* parameter);
 
 // What to do with a tensor that cannot be read as it is: sparse, lazily conjugated, a subclass, another dtype, …
 enum class Odd { refuse, prepare, prepare_writable };

@@ -8,6 +8,7 @@ compiler: str
 def set_tensor_access(
     tensor_type: type,
     parameter_type: type,
+    gradient: object,
     prepare: Callable[[object, int], torch.Tensor],
     prepare_writable: Callable[[object, int], torch.Tensor],
     describe: Callable[[torch.Tensor], tuple[int, str, tuple[int, ...], tuple[int, ...]] | None],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -68,6 +69,7 @@ def _initialise() -> None:
     _C.set_tensor_access(
         tensor_type=torch.Tensor,
         parameter_type=torch.nn.Parameter,
+        gradient=inspect.getattr_static(torch.Tensor, "grad"),
         prepare=_prepare,
         prepare_writable=_prepare_writable,
         describe=_describe,
