@@ -79,7 +79,7 @@ def imports_of(source: str, module: str, is_package: bool, known: set[str]) -> l
 
 def layer_of(module: str) -> str | None:
     """The layer of `fastguard.x.y`, or None if `x` is in none."""
-    first = (module.split(".") + ["__init__"])[1]
+    _, first, *_ = [*module.split("."), "__init__"]
     return next((layer for layer, modules in LAYERS.items() if first in modules), None)
 
 
