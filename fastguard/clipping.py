@@ -63,11 +63,12 @@ class GlobalNorm:
 def _served(tensors: list[Any]) -> bool:
     """Whether the one-pass kernels give what torch would: plain floating tensors.
 
-    Subclasses (DTensor reduces over ranks), sparse and integer tensors have rules of their own, which are torch's.
+    Subclasses (DTensor reduces over ranks), sparse, meta and integer tensors have rules of their own: torch's.
     """
     return all(
         (type(t) is torch.Tensor or type(t) is torch.nn.Parameter)
         and t.layout is torch.strided
+        and not t.is_meta
         and (t.is_floating_point() or t.is_complex())
         for t in tensors
     )

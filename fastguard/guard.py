@@ -19,6 +19,7 @@ from .errors import AlreadyGuardedError, NonFiniteGradientsError, NotGuardedErro
 from .history import TrainingHistory
 from .hooks import Attachment
 from .naming import Namer
+from .proxies import innermost, inwards
 from .recorder import Recorder
 from .report import Report, build_report
 from .sharding import refuse_sharding_model, refuse_shards
@@ -97,7 +98,7 @@ class Guard:
         Raises:
             NotGuardedError: there is none; says how to guard it.
         """
-        for layer in _inwards(optimizer):
+        for layer in inwards(optimizer):
             guard = getattr(layer, "__dict__", {}).get("guard")
             if isinstance(guard, Guard):
                 return guard
@@ -292,29 +293,6 @@ def _learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
     return None if lr is None else float(lr)
 
 
-def _inwards(optimizer: Any) -> Iterable[Any]:
-    """`optimizer`, and what it wraps, outermost first."""
-    seen: set[int] = set()
-    while optimizer is not None and id(optimizer) not in seen:
-        seen.add(id(optimizer))
-        yield optimizer
-        inner = getattr(optimizer, "__dict__", {})
-        optimizer = inner.get("optimizer", inner.get("_optimizer"))
-
-
-def _innermost(optimizer: Any) -> torch.optim.Optimizer:
-    for module in {c.__module__ for c in type(optimizer).__mro__}:
-        if module.split(".")[0] == "deepspeed":
-            raise TypeError(
-                "`optimizer` must be a torch.optim.Optimizer that takes one step a call, got DeepSpeed's "
-                f"{type(optimizer).__name__}, which steps group by group on partitioned gradients. Run without ZeRO."
-            )
-    inner = [optimizer, *_inwards(optimizer)][-1]
-    if not isinstance(inner, torch.optim.Optimizer):
-        raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(inner).__name__}")
-    return inner
-
-
 def _clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy | None:
     if max_norm is not None and clip is not None:
         raise ValueError("`max_norm` and `clip` must not both be given: max_norm=x is short for clip=GlobalNorm(x)")
@@ -344,7 +322,8 @@ def wrap(
 
     Args:
         optimizer: any torch.optim.Optimizer, or accelerate's or Lightning's wrapper of one; or a list of optimizers
-            that share one norm and one decision (Muon with AdamW), which is then returned.
+            that share one norm and one decision (Muon with AdamW), which is then returned. All of them must step
+            after each backward pass: the decision is taken when the first of them does.
         model: where tensor names come from. Without it names are the optimizer's own (`named_parameters`) or
             `group0.param3`.
         max_norm: largest total 2-norm let through; short for `clip=GlobalNorm(max_norm)`.
@@ -375,17 +354,19 @@ def wrap(
         raise ValueError("`optimizer` must be an optimizer or a list of at least one, got an empty list")
     if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
         raise ValueError(f"`max_consecutive_skips` must be an integer >= 1, got {max_consecutive_skips!r}")
-    inner = [_innermost(o) for o in given]
+    inner = [innermost(o) for o in given]
     policy = _clip_policy(max_norm, clip)
     if len(set(map(id, inner))) != len(inner):
         raise ValueError("`optimizer` must be a list of different optimizers, got one of them twice")
     for o in given:
-        if any("guard" in getattr(layer, "__dict__", {}) for layer in _inwards(o)):
+        if any("guard" in getattr(layer, "__dict__", {}) for layer in inwards(o)):
             raise AlreadyGuardedError(
                 f"this {type(o).__name__} is guarded already. Use optimizer.guard, or optimizer.guard.detach() first."
             )
     refuse_sharding_model(model)
-    refuse_shards([group["params"] for o in inner for group in o.param_groups])
+    groups = [group["params"] for o in inner for group in o.param_groups]
+    refuse_shards(groups)
+    kernels.require_devices(backend, groups)
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
     guard = Guard(
         inner,

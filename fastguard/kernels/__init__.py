@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -67,6 +67,19 @@ def resolve_backend(name: str) -> str:
         every = "; ".join(f"{n}: {s.reason or 'can run'}" for n, s in backends().items())
         raise BackendUnavailableError(f"{source}: {name!r} cannot run here. {every}")
     return name
+
+
+def require_devices(backend: str, groups: Iterable[Iterable[torch.Tensor]]) -> None:
+    """Raises BackendUnavailableError if a tensor of `groups` is on a device that the backend asked for can't serve."""
+    name = resolve_backend(backend)
+    if name == "auto":
+        return
+    for device in {t.device for group in groups for t in group}:
+        if not _BACKENDS[name].accepts(device):
+            raise BackendUnavailableError(
+                f"`backend` {name!r} cannot serve tensors on {device}. "
+                'Leave it "auto", which takes the best backend for each device.'
+            )
 
 
 @functools.cache

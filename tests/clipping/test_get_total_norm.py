@@ -156,3 +156,8 @@ def test_global_norm_says_what_it_is() -> None:
 def test_global_norm_needs_a_positive_number(max_norm: Any) -> None:
     with pytest.raises(ValueError, match=r"`max_norm` must be > 0, got .*Leave it out for no clipping"):
         fastguard.GlobalNorm(max_norm)
+
+
+def test_meta_tensors_are_left_to_torch() -> None:
+    norm = fastguard.get_total_norm([torch.zeros(3, device="meta")])
+    assert norm.is_meta and norm.shape == ()

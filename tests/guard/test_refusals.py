@@ -12,6 +12,7 @@ from guard_helpers import assert_identical, gradients, loss_at, make_model, pois
 from torch import nn
 
 import fastguard
+from fastguard import BackendUnavailableError, kernels
 from fastguard.kernels import cpu
 
 
@@ -264,3 +265,20 @@ def test_a_scalers_skips_are_quieter(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "fastguard"):
         scaler.step(optimizer)
     assert [record.levelno for record in caplog.records] == [logging.INFO]
+
+
+def test_a_backend_that_cannot_serve_the_parameters_device() -> None:
+    if not kernels.backends()["cpu"].available:
+        pytest.skip("without the extension the backend is refused for that reason")
+    elsewhere = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(BackendUnavailableError, match="`backend` 'cpu' cannot serve tensors on meta"):
+        fastguard.wrap(torch.optim.SGD(elsewhere.parameters(), lr=0.1), backend="cpu")
+
+
+def test_fsdp_is_refused() -> None:
+    class FullyShardedDataParallel(torch.nn.Linear):
+        """As torch's: known by its name, so that torch.distributed need not be imported."""
+
+    model = torch.nn.Sequential(FullyShardedDataParallel(2, 2))
+    with pytest.raises(TypeError, match="must not be sharded, got a FullyShardedDataParallel module"):
+        fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
