@@ -109,12 +109,12 @@ py::object gradient_of(PyObject* parameter) {
   return py::reinterpret_steal<py::object>(gradient);
 }
 
-bool read_tensors(const py::tuple& tensors, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive) {
+bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<View>& views,
+                  std::vector<py::object>& keep_alive) {
   if (!access) throw std::runtime_error("set_tensor_access was not called");
-  const Py_ssize_t n = PyTuple_GET_SIZE(tensors.ptr());
-  views.reserve(size_t(n));
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    PyObject* tensor = PyTuple_GET_ITEM(tensors.ptr(), i);
+  views.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* tensor = tensors[i];
     View view;
     if (!read(tensor, view)) {
       if (odd == Odd::refuse) return false;

@@ -30,6 +30,7 @@ enum class Odd { refuse, prepare, prepare_writable };
 
 // Appends a view of each of `tensors`, and to `keep_alive` whatever was made to serve the odd ones. False if there is
 // an odd one and it is to be refused.
-bool read_tensors(const py::tuple& tensors, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive);
+bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<View>& views,
+                  std::vector<py::object>& keep_alive);
 
 }  // namespace fastguard

@@ -74,7 +74,7 @@ def _served(tensors: list[Any]) -> bool:
     )
 
 
-def _result(norm: float, dtypes: Iterable[torch.dtype], device: torch.device) -> torch.Tensor:
+def _result(norm: float, dtypes: Iterable[torch.dtype], device: torch.device | None) -> torch.Tensor:
     """`norm` as torch returns it: 0-dim, real, of the promoted dtype of the tensors.
 
     Deviation: where that dtype cannot hold a finite norm (float16 above 65504), it is returned as float32.
@@ -83,8 +83,9 @@ def _result(norm: float, dtypes: Iterable[torch.dtype], device: torch.device) ->
     if dtype.is_complex:
         dtype = dtype.to_real()
     if math.isfinite(norm) and norm > torch.finfo(dtype).max:
-        dtype = torch.float32
-    return torch.tensor(norm, dtype=dtype, device=device)
+        dtype = torch.float32 if dtype.itemsize < 4 else dtype
+        norm = norm if norm <= torch.finfo(dtype).max else math.inf
+    return torch.scalar_tensor(norm, dtype=dtype, device=device)
 
 
 def _check_finite(norm: float, norm_type: float, error_if_nonfinite: bool) -> None:
@@ -161,7 +162,6 @@ def get_total_norm(
     return _result(norm, dtypes, tensors[0].device)
 
 
-@torch.no_grad()
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
@@ -201,16 +201,22 @@ def clip_grad_norm_(
         is_generator = isinstance(parameters, types.GeneratorType)
         parameters = list(parameters)
         if is_generator and not parameters:
-            warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
+            warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=2)
     norm_type = float(norm_type)
-    gradients, _, _ = kernels.collect_gradients([parameters])
     backend = kernels.resolve_backend("auto")
-    found = _norm(gradients, norm_type, foreach, backend)
+    gradients: list[torch.Tensor] = []
+    found: tuple[float, Iterable[torch.dtype]] | None = None
+    if norm_type == 2.0:
+        found = kernels.gradient_norm(parameters, backend)
+    if found is None:
+        gradients = kernels.collect_gradients([parameters])[0]
+        found = _norm(gradients, norm_type, foreach, backend)
     if found is None:
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     norm, dtypes = found
     _check_finite(norm, norm_type, error_if_nonfinite)
     coefficient = float(max_norm) / (norm + 1e-6)
     if not coefficient >= 1.0:  # NaN too: torch multiplies by it, so that nobody takes the gradients for clipped
+        gradients = gradients or kernels.collect_gradients([parameters])[0]
         kernels.run_scale(gradients, coefficient, backend)
-    return _result(norm, dtypes, gradients[0].device)
+    return _result(norm, dtypes, gradients[0].device if gradients else None)

@@ -16,7 +16,7 @@ from .amp import Scaling
 from .clipping import ClipPolicy, GlobalNorm
 from .diagnosis import RULES
 from .errors import AlreadyGuardedError, NonFiniteGradientsError, NotGuardedError
-from .history import TrainingHistory
+from .history import NUM_DEFERRED, TrainingHistory
 from .hooks import Attachment
 from .naming import Namer
 from .proxies import innermost, inwards
@@ -191,9 +191,12 @@ class Guard:
 
         One pass over the gradients of all optimizers, when the first of them steps; the others follow its decision.
         """
+        if len(self._attachments) == 1:
+            record = self._decide(caller, scaling, first, loss)
+            return self._action(caller, scaling, record)
         decision = self._decision
         if decision is None or not first or id(caller) in decision.taken:
-            decision = self._decision = self._decide(caller, scaling, first, loss)
+            decision = self._decision = _Decision(self._decide(caller, scaling, first, loss), scaling.scale)
         elif decision.scale != scaling.scale:
             raise RuntimeError(
                 "optimizers under one guard must have their gradients scaled alike when they step: got scale "
@@ -202,7 +205,9 @@ class Guard:
         decision.taken.add(id(caller))
         if len(decision.taken) == len(self._attachments):
             self._decision = None
-        record = decision.record
+        return self._action(caller, scaling, decision.record)
+
+    def _action(self, caller: Attachment, scaling: Scaling, record: StepStats) -> tuple[bool, float]:
         unscale = 1.0 if scaling.fused else scaling.inverse
         skip = (record.skipped and caller.can_skip) or scaling.found_inf
         return skip, record.clip_coef * unscale
@@ -213,8 +218,8 @@ class Guard:
         if gradients:
             kernels.run_scale(gradients, factor, self.backend)
 
-    def _decide(self, caller: Attachment, scaling: Scaling, first: bool, loss: float | None) -> _Decision:
-        optimizers = [a.optimizer for a in self._attachments]
+    def _decide(self, caller: Attachment, scaling: Scaling, first: bool, loss: float | None) -> StepStats:
+        optimizers = [attachment.optimizer for attachment in self._attachments]
         groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
         table, total, positions, fingerprint = kernels.gradient_stats(groups, self.backend, scaling.inverse)
         if fingerprint != self._fingerprint:
@@ -245,7 +250,7 @@ class Guard:
             self._count_skip(record)
         elif self.recorder.last is not None:
             self._revise(self.recorder.last, record, scaling)
-        return _Decision(record, scaling.scale)
+        return record
 
     def _revise(self, kept: StepStats, record: StepStats, scaling: Scaling) -> None:
         """Another evaluation within one step: its first bad gradients are what to keep, and the last one decides."""
@@ -280,7 +285,7 @@ class Guard:
         _log.log(level, "step %d: gradients are not finite (%s); the step was %s", record.step, where, what)
 
     def _say_already_clipped(self) -> None:
-        if self._told_already_clipped or self.history.equal_run < EQUAL_NORMS_RUN:
+        if self._step % NUM_DEFERRED or self._told_already_clipped or self.history.equal_run < EQUAL_NORMS_RUN:
             return
         finding = RULES["already-clipped"](self.history)
         if finding is not None:

@@ -32,11 +32,17 @@ class Recorder:
     """Holds the newest record back until the next step begins, so that `observe` can add to it."""
 
     def __init__(self, sinks: Iterable[Any]) -> None:
-        self.history = TrainingHistory()
+        self._history = TrainingHistory()
         self.sinks = [SafeSink(sink) for sink in sinks]
         self.last: StepStats | None = None
         self._pending = False
         self._overhead_s = 0.0
+
+    @property
+    def history(self) -> TrainingHistory:
+        """The run so far, without the record that is held."""
+        self._history.settle()
+        return self._history
 
     def begin(self, record: StepStats) -> None:
         """Takes the record of a step; the one before it is complete and is delivered."""
@@ -72,7 +78,7 @@ class Recorder:
             return
         self._pending = False
         overhead, self._overhead_s = self._overhead_s, 0.0
-        self.history.add(self.last, overhead_s=overhead)
+        self._history.defer(self.last, overhead)
         for sink in self.sinks:
             sink.write(self.last)
 

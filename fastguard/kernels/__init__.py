@@ -153,6 +153,17 @@ def plain_stats(
     return cpu.plain_stats(tensors, unscale) if _CPU_RUNS and backend != "reference" else None
 
 
+def gradient_norm(parameters: list[torch.Tensor], backend: str) -> tuple[float, frozenset[torch.dtype]] | None:
+    """2-norm of the gradients and their dtypes, by the shortest way; None where `plain_stats` would give None."""
+    if not _CPU_RUNS or backend == "reference":
+        return None
+    found = cpu.gradient_stats([parameters], 1.0)
+    if found is None or not found[0]:
+        return None
+    row = found[1]
+    return _stats.norm_of(row[1], row[6], row[7]), cpu.dtypes(found[4])
+
+
 def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
     """x *= factor on the backend of each tensor's device; tells autograd."""
     for device, indices in _split_by_device(tensors).items():
@@ -177,7 +188,7 @@ def gradient_stats(
     if _CPU_RUNS and backend != "reference":
         found = cpu.gradient_stats(groups, unscale)
         if found is not None:
-            return found
+            return found[:4]
     gradients, positions, fingerprint = collect_gradients(groups)
     table, fold = run_stats(gradients, backend, unscale)
     return table, fold, positions, fingerprint
