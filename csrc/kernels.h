@@ -283,15 +283,32 @@ static Accumulation stats_f64(const void* data, int64_t n) {
 // Scaling: one rounding, to nearest even, from a float32 product (float64 for float64). Written element by element
 // and without branches; the compiler vectorises it for the width of this instruction set.
 
+// Calls body(begin, end) for stretches of 256 bytes, and fetches ahead of them as the fast loop does: an eighth less
+// time for float32 where memory is fast, nothing where it is slow. 16-bit elements are bound by their arithmetic.
+template <class T, class Body>
+FG_INLINE void stretches(T* p, int64_t n, Body body) {
+  constexpr int64_t kStretch = 256 / sizeof(T), kAhead = 8192 / sizeof(T);
+  int64_t i = 0;
+  for (; i + kStretch <= n; i += kStretch) {
+    for (int line = 0; line < 256; line += 64) __builtin_prefetch((char*)(p + i + kAhead) + line, 1);
+    body(i, i + kStretch);
+  }
+  body(i, n);
+}
+
 static void scale_f32(void* data, int64_t n, double factor) {
   float* p = static_cast<float*>(data);
   const float c = float(factor);
-  for (int64_t i = 0; i < n; ++i) p[i] *= c;
+  stretches(p, n, [=](int64_t begin, int64_t end) __attribute__((always_inline)) {
+    for (int64_t i = begin; i < end; ++i) p[i] *= c;
+  });
 }
 
 static void scale_f64(void* data, int64_t n, double factor) {
   double* p = static_cast<double*>(data);
-  for (int64_t i = 0; i < n; ++i) p[i] *= factor;
+  stretches(p, n, [=](int64_t begin, int64_t end) __attribute__((always_inline)) {
+    for (int64_t i = begin; i < end; ++i) p[i] *= factor;
+  });
 }
 
 FG_INLINE uint32_t float_bits(float x) {
