@@ -90,6 +90,7 @@ struct Gradients {
 };
 
 Gradients collect(const py::list& groups) {
+  constexpr Py_ssize_t kAhead = 8;  // with thousands of tensors their Python objects are not in cache
   Gradients found;
   size_t count = 0;
   for (py::handle group : groups) {
@@ -102,6 +103,7 @@ Gradients collect(const py::list& groups) {
     found.fingerprint = (found.fingerprint ^ 1u) * 0x100000001b3u;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group.ptr()); ++i, ++position) {
       PyObject* parameter = PyList_GET_ITEM(group.ptr(), i);
+      if (i + kAhead < PyList_GET_SIZE(group.ptr())) __builtin_prefetch(PyList_GET_ITEM(group.ptr(), i + kAhead));
       found.fingerprint = (found.fingerprint ^ reinterpret_cast<uintptr_t>(parameter)) * 0x100000001b3u;
       py::object g = gradient_of(parameter);
       if (g.is_none()) {

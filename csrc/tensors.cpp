@@ -115,6 +115,7 @@ bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<V
   views.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     PyObject* tensor = tensors[i];
+    if (i + 8 < count) __builtin_prefetch(tensors[i + 8]);
     View view;
     if (!read(tensor, view)) {
       if (odd == Odd::refuse) return false;
@@ -125,6 +126,7 @@ bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<V
                                  std::string(Py_TYPE(prepared.ptr())->tp_name) + " that is not dense CPU memory");
       keep_alive.push_back(std::move(prepared));
     }
+    __builtin_prefetch(view.data);
     views.push_back(std::move(view));
   }
   return true;

@@ -23,7 +23,7 @@ from .proxies import innermost, inwards
 from .recorder import Recorder
 from .report import Report, build_report
 from .sharding import refuse_sharding_model, refuse_shards
-from .stats import StepStats, TensorStats
+from .stats import StepStats, TensorStats, norm_of
 
 _log = logging.getLogger("fastguard")
 _Wrapped = TypeVar("_Wrapped")
@@ -192,8 +192,7 @@ class Guard:
         One pass over the gradients of all optimizers, when the first of them steps; the others follow its decision.
         """
         if len(self._attachments) == 1:
-            record = self._decide(caller, scaling, first, loss)
-            return self._action(caller, scaling, record)
+            return self._action(caller, scaling, self._decide(caller, scaling, first, loss))
         decision = self._decision
         if decision is None or not first or id(caller) in decision.taken:
             decision = self._decision = _Decision(self._decide(caller, scaling, first, loss), scaling.scale)
@@ -228,7 +227,7 @@ class Guard:
             self._fingerprint = fingerprint
         names = self._names
         tensors = TensorStats(table, names if positions is None else lambda: [names[i] for i in positions], total)
-        norm = tensors.total_norm()
+        norm = tensors.total_norm() if total is None else norm_of(total[1], total[6], total[7])
         finite = math.isfinite(norm)
         coefficient = self.clip.coefficient(norm) if self.clip is not None and finite else 1.0
         skipped = ((self.skip_nonfinite and not finite) or scaling.found_inf) and caller.can_skip
@@ -244,10 +243,12 @@ class Guard:
         if first:
             self.recorder.begin(record)
             self._step += 1
-            self._say_already_clipped()
+            if self._step % NUM_DEFERRED == 0:
+                self._say_already_clipped()
             if not finite:
                 self._say_nonfinite(record, scaling)
-            self._count_skip(record)
+            if skipped or self._skipped_run:
+                self._count_skip(record)
         elif self.recorder.last is not None:
             self._revise(self.recorder.last, record, scaling)
         return record
@@ -285,7 +286,7 @@ class Guard:
         _log.log(level, "step %d: gradients are not finite (%s); the step was %s", record.step, where, what)
 
     def _say_already_clipped(self) -> None:
-        if self._step % NUM_DEFERRED or self._told_already_clipped or self.history.equal_run < EQUAL_NORMS_RUN:
+        if self._told_already_clipped or self.history.equal_run < EQUAL_NORMS_RUN:
             return
         finding = RULES["already-clipped"](self.history)
         if finding is not None:
