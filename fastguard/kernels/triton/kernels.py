@@ -41,8 +41,7 @@ NO_MIN = tl.constexpr(2.0**100)  # above any magnitude whose square is a finite 
 LOW_HALF = tl.constexpr(0xFFFFFFFF)
 
 
-# A number as it comes must not choose among kernels: Triton would compile anew for a 1, or a multiple of 16.
-ARGUMENTS = list(range(16))
+# Below, `do_not_specialize`: a number must not choose among kernels. Triton would compile anew for a multiple of 16.
 
 
 @triton.jit
@@ -239,7 +238,7 @@ def _fast(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
     return sum_sq_64, total_64, largest.to(tl.float64), lowest, tl.sum(zeros).to(tl.float64), believe
 
 
-@triton.jit(do_not_specialize=ARGUMENTS)
+@triton.jit(do_not_specialize=list(range(6)))
 def stats_kernel(
     chunks: tl.int64,
     addresses: tl.int64,
@@ -285,7 +284,7 @@ def _product(x, factor, DTYPE: tl.constexpr):
     return (x.to(COMPUTE) * factor.to(COMPUTE)).to(DTYPE)
 
 
-@triton.jit(do_not_specialize=ARGUMENTS)
+@triton.jit(do_not_specialize=list(range(6)))
 def scale_kernel(
     chunks: tl.int64,
     addresses: tl.int64,
