@@ -87,8 +87,9 @@ def _around(j, lanes, head, full):
 
 @triton.jit
 def _aligned(address, head, DTYPE: tl.constexpr):
-    """Where the vector loop begins. The hint is a promise, and Triton keeps track of it for pointers only."""
-    return tl.multiple_of(pointer(address + head * (DTYPE.primitive_bitwidth // 8), DTYPE), 16)
+    """Where the vector loop begins. The hint is a promise; it has to be on the very operation that makes the pointer."""
+    start = address.to(tl.int64) + head * (DTYPE.primitive_bitwidth // 8)
+    return tl.multiple_of(start.to(tl.pointer_type(DTYPE)), 16)
 
 
 @triton.jit
