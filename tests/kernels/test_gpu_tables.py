@@ -182,11 +182,13 @@ def test_both_ways_to_locate_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_copies_go_back(workspace: Workspace) -> None:
     base = torch.arange(40.0).reshape(4, 10)
-    plan = workspace.plan([torch.ones(3), base[:, ::2]], writable=True)
+    tensors = [torch.ones(3), base[:, ::2]]  # a plan does not keep what it addresses
+    plan = workspace.plan(tensors, writable=True)
     assert not plan.is_plain
     factor = torch.full((), 2.0, dtype=torch.float64)
     workspace.scale(plan, factor.data_ptr())
     assert base[1].tolist() == [20, 11, 24, 13, 28, 15, 32, 17, 36, 19]
+    assert tensors[0].tolist() == [2, 2, 2]
     with pytest.raises(UnsupportedTensorError, match=r"tensors\[1\].*one memory location"):
         workspace.plan([base, base[:1].expand(3, 10)], writable=True)
 

@@ -87,7 +87,7 @@ def _around(j, lanes, head, full):
 
 @triton.jit
 def _aligned(address, head, DTYPE: tl.constexpr):
-    """Where the vector loop begins. The hint is a promise; it has to be on the very operation that makes the pointer."""
+    """Where the vector loop begins. The hint is a promise; it has to be on the operation that makes the pointer."""
     start = address.to(tl.int64) + head * (DTYPE.primitive_bitwidth // 8)
     return tl.multiple_of(start.to(tl.pointer_type(DTYPE)), 16)
 

@@ -46,7 +46,8 @@ class Workspace:
         """Tables for `tensors`, which must all be on this device.
 
         Args:
-            tensors: as `fastguard.tensor_stats` takes them; their memory must live until the launches are queued.
+            tensors: as `fastguard.tensor_stats` takes them. The plan holds addresses, not the tensors: they must live
+                until the launches are queued.
             writable: for `scale`; not needed where `plan(tensors).is_plain`.
 
         Raises:
