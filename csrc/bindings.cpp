@@ -23,6 +23,11 @@ void without_lock(const std::vector<View>& views, Work work) {
   work();
 }
 
+// Another thread may change a list while the lock is released, so what is read is held in a tuple of our own.
+bool read_held(const py::tuple& held, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive) {
+  return read_tensors(PySequence_Fast_ITEMS(held.ptr()), held.size(), odd, views, keep_alive);
+}
+
 struct Table {
   py::object bytes;
   py::tuple fold;
@@ -38,17 +43,21 @@ Table compute(const std::vector<View>& views, int num_threads, double unscale) {
                                            total.num_zeros, total.num_nans, total.num_infs)};
 }
 
+unsigned dtypes_of(const std::vector<View>& views) {
+  unsigned bits = 0;
+  for (const View& view : views) bits |= 1u << unsigned(view.dtype);
+  return bits;
+}
+
 // (rows as bytes, their fold, set of DTypes as bits); None if `plain_only` and some tensor would need preparing.
 // Rows are those of the tensors times `unscale`.
 py::object py_tensor_stats(const py::sequence& tensors, int num_threads, double unscale, bool plain_only) {
   std::vector<py::object> keep_alive;
-  py::tuple held(tensors);  // another thread may change the list while the lock is released
+  py::tuple held(tensors);
   std::vector<View> views;
-  if (!read_tensors(held, plain_only ? Odd::refuse : Odd::prepare, views, keep_alive)) return py::none();
+  if (!read_held(held, plain_only ? Odd::refuse : Odd::prepare, views, keep_alive)) return py::none();
   Table table = compute(views, num_threads, unscale);
-  unsigned dtypes = 0;
-  for (const View& view : views) dtypes |= 1u << unsigned(view.dtype);
-  return py::make_tuple(std::move(table.bytes), std::move(table.fold), dtypes);
+  return py::make_tuple(std::move(table.bytes), std::move(table.fold), dtypes_of(views));
 }
 
 // (addresses, sizes) as int64 bytes; None if a tensor needs preparing or they are on several devices.
@@ -66,7 +75,7 @@ void py_scale(const py::sequence& tensors, double factor, int num_threads) {
   std::vector<py::object> keep_alive;
   py::tuple held(tensors);
   std::vector<View> views;
-  read_tensors(held, Odd::prepare_writable, views, keep_alive);
+  read_held(held, Odd::prepare_writable, views, keep_alive);
   for (size_t i = 0; i < views.size(); ++i)
     if (may_overlap(views[i])) throw py::index_error(std::to_string(i));
   without_lock(views, [&] { scale(views, factor, num_threads); });
@@ -76,7 +85,7 @@ uint64_t py_read_stream(const py::sequence& tensors, int num_threads, bool prefe
   std::vector<py::object> keep_alive;
   py::tuple held(tensors);
   std::vector<View> views;
-  read_tensors(held, Odd::prepare, views, keep_alive);
+  read_held(held, Odd::prepare, views, keep_alive);
   uint64_t sum = 0;
   without_lock(views, [&] { sum = read_stream(views, num_threads, prefetch); });
   return sum;
@@ -84,47 +93,63 @@ uint64_t py_read_stream(const py::sequence& tensors, int num_threads, bool prefe
 
 // What stands behind the parameters of an optimizer at one step.
 struct Gradients {
-  py::list tensors;       // those that are not None, flat over the groups
-  py::object positions;   // their flat positions, or None if no gradient is missing
-  uint64_t fingerprint;   // of which parameters these are, for caches
+  std::vector<py::object> tensors;  // those that are not None, flat over the groups
+  std::vector<int64_t> positions;   // their flat positions; empty while no gradient is missing
+  bool complete = true;
+  uint64_t fingerprint = 0xcbf29ce484222325u;  // of which parameters these are, for caches
 };
 
 Gradients collect(const py::list& groups) {
-  static PyObject* grad = PyUnicode_InternFromString("grad");
-  Gradients found{py::list(), py::none(), 0xcbf29ce484222325u};
-  std::vector<int64_t> positions;
-  int64_t position = 0;
+  Gradients found;
+  size_t count = 0;
   for (py::handle group : groups) {
     if (!PyList_Check(group.ptr())) throw py::type_error("a group must be a list of parameters");
+    count += size_t(PyList_GET_SIZE(group.ptr()));
+  }
+  found.tensors.reserve(count);
+  int64_t position = 0;
+  for (py::handle group : groups) {
     found.fingerprint = (found.fingerprint ^ 1u) * 0x100000001b3u;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group.ptr()); ++i, ++position) {
       PyObject* parameter = PyList_GET_ITEM(group.ptr(), i);
       found.fingerprint = (found.fingerprint ^ reinterpret_cast<uintptr_t>(parameter)) * 0x100000001b3u;
-      auto g = py::reinterpret_steal<py::object>(PyObject_GetAttr(parameter, grad));
-      if (!g) throw py::error_already_set();
-      if (g.is_none()) continue;
-      found.tensors.append(std::move(g));
-      positions.push_back(position);
+      py::object g = gradient_of(parameter);
+      if (g.is_none()) {
+        if (found.complete)
+          for (int64_t before = 0; before < position; ++before) found.positions.push_back(before);
+        found.complete = false;
+        continue;
+      }
+      if (!found.complete) found.positions.push_back(position);
+      found.tensors.push_back(std::move(g));
     }
   }
-  if (int64_t(positions.size()) != position) found.positions = py::cast(positions);
   return found;
+}
+
+py::object py_positions(const Gradients& found) {
+  return found.complete ? py::object(py::none()) : py::object(py::cast(found.positions));
 }
 
 py::tuple py_collect_gradients(const py::list& groups) {
   Gradients found = collect(groups);
-  return py::make_tuple(std::move(found.tensors), std::move(found.positions), found.fingerprint);
+  py::list tensors(found.tensors.size());
+  for (size_t i = 0; i < found.tensors.size(); ++i) tensors[i] = std::move(found.tensors[i]);
+  return py::make_tuple(std::move(tensors), py_positions(found), found.fingerprint);
 }
 
-// Both at once, with one way through Python: (rows as bytes, their fold, positions, fingerprint); None if a gradient
-// would need preparing.
+// Both at once, with one way through Python: (rows as bytes, their fold, positions, fingerprint, set of DTypes); None
+// if a gradient would need preparing.
 py::object py_gradient_stats(const py::list& groups, int num_threads, double unscale) {
+  static_assert(sizeof(py::object) == sizeof(PyObject*), "a vector of objects is an array of pointers");
   Gradients found = collect(groups);
   std::vector<py::object> keep_alive;
   std::vector<View> views;
-  if (!read_tensors(py::tuple(found.tensors), Odd::refuse, views, keep_alive)) return py::none();
+  auto items = reinterpret_cast<PyObject* const*>(found.tensors.data());
+  if (!read_tensors(items, found.tensors.size(), Odd::refuse, views, keep_alive)) return py::none();
   Table table = compute(views, num_threads, unscale);
-  return py::make_tuple(std::move(table.bytes), std::move(table.fold), std::move(found.positions), found.fingerprint);
+  return py::make_tuple(std::move(table.bytes), std::move(table.fold), py_positions(found), found.fingerprint,
+                        dtypes_of(views));
 }
 
 std::vector<std::string> isa_names() {
@@ -139,11 +164,11 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "fastguard's CPU kernels. Internal: use fastguard.kernels.";
   m.def(
       "set_tensor_access",
-      [](py::object tensor, py::object parameter, py::object prepare, py::object prepare_writable,
-         py::object describe, py::object api) {
-        set_tensor_access({tensor, parameter, prepare, prepare_writable, describe}, api);
+      [](py::object tensor, py::object parameter, py::object gradient, py::object prepare,
+         py::object prepare_writable, py::object describe, py::object api) {
+        set_tensor_access({tensor, parameter, gradient, prepare, prepare_writable, describe}, api);
       },
-      py::arg("tensor_type"), py::arg("parameter_type"), py::arg("prepare"), py::arg("prepare_writable"),
+      py::arg("tensor_type"), py::arg("parameter_type"), py::arg("gradient"), py::arg("prepare"), py::arg("prepare_writable"),
       py::arg("describe"), py::arg("exchange_api"));
   m.def("tensor_stats", &py_tensor_stats, py::arg("tensors"), py::arg("num_threads"), py::arg("unscale") = 1.0,
         py::arg("plain_only") = false);

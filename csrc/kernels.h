@@ -123,59 +123,88 @@ static Accumulation exact_block(const typename D::raw* p, int64_t n) {
   return a;
 }
 
-// Exactly kBlock elements. False when a check failed; `a` is then meaningless.
+// Pieces below this many elements are not worth the fast loop's checks.
+constexpr int64_t kFastSize = 256;
+constexpr int kFastLanes = 32;
+constexpr int kFast32 = kFastLanes / kW32, kFast64 = kFastLanes / kW64;
+
+struct Fast {
+  f64v sq[kFast64] = {}, sum[kFast64] = {};
+  f32v run_sq[kFast32], run_sum[kFast32];
+  u32v largest[kFast32] = {}, smallest[kFast32], nonzero[kFast32] = {};
+};
+
 template <class D>
-FG_INLINE bool fast_block(const typename D::raw* p, Accumulation& a) {
-  constexpr int kLanes = 32, kRun = 16;
-  constexpr int N32 = kLanes / kW32, N64 = kLanes / kW64;
+FG_INLINE void fast_add(Fast& f, const typename D::raw* p) {
+  const u32v one = (u32v){} + 1u;
+#pragma GCC unroll 8
+  for (int i = 0; i < kFast32; ++i) {
+    f32v value;
+    u32v key;
+    D::read(p + i * kW32, value, key);
+    f.run_sum[i] += value;
+    f.run_sq[i] += value * value;
+    f.largest[i] = umax(f.largest[i], key);
+    f.smallest[i] = umin(f.smallest[i], key - 1u);
+    f.nonzero[i] += umin(key, one);
+  }
+}
+
+FG_INLINE void fast_flush(Fast& f) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kFast32; ++i) {
+    f64v low, high;
+    widen(f.run_sum[i], low, high);
+    f.sum[2 * i] += low;
+    f.sum[2 * i + 1] += high;
+    widen(f.run_sq[i], low, high);
+    f.sq[2 * i] += low;
+    f.sq[2 * i + 1] += high;
+    f.run_sum[i] = f.run_sq[i] = f32v{};
+  }
+}
+
+// `n` <= kBlock elements. False when a check failed; `a` is then meaningless.
+template <class D>
+FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) {
+  constexpr int kRun = kFastLanes * 16;
   // Far enough ahead that a stream from memory never waits: 1.27 of a plain read stream without it, 1.09 with.
   constexpr int kAhead = 8192 / sizeof(*p);
-  f64v sq[N64] = {}, sum[N64] = {};
-  u32v largest[N32] = {}, smallest[N32], nonzero[N32] = {};
-  const u32v one = (u32v){} + 1u;
-  for (int i = 0; i < N32; ++i) smallest[i] = ~(u32v){};
-
-  for (int64_t run = 0; run < kBlock; run += kLanes * kRun) {
-    f32v run_sq[N32] = {}, run_sum[N32] = {};
-    for (int64_t j = run; j < run + kLanes * kRun; j += kLanes) {
-      for (size_t line = 0; line < kLanes * sizeof(*p); line += 64)
+  Fast f;
+  for (int i = 0; i < kFast32; ++i) {
+    f.smallest[i] = ~(u32v){};
+    f.run_sum[i] = f.run_sq[i] = f32v{};
+  }
+  int64_t j = 0;
+  for (int64_t run = 0; run + kFastLanes <= n; run += kRun) {
+    const int64_t end = n - run < kRun ? n - kFastLanes + 1 : run + kRun;
+    for (; j < end; j += kFastLanes) {
+      for (size_t line = 0; line < kFastLanes * sizeof(*p); line += 64)
         __builtin_prefetch((const char*)(p + j + kAhead) + line);
-#pragma GCC unroll 8
-      for (int i = 0; i < N32; ++i) {
-        f32v value;
-        u32v key;
-        D::read(p + j + i * kW32, value, key);
-        run_sum[i] += value;
-        run_sq[i] += value * value;
-        largest[i] = umax(largest[i], key);
-        smallest[i] = umin(smallest[i], key - 1u);
-        nonzero[i] += umin(key, one);
-      }
+      fast_add<D>(f, p + j);
     }
-    for (int i = 0; i < N32; ++i) {
-      f64v low, high;
-      widen(run_sum[i], low, high);
-      sum[2 * i] += low;
-      sum[2 * i + 1] += high;
-      widen(run_sq[i], low, high);
-      sq[2 * i] += low;
-      sq[2 * i + 1] += high;
-    }
+    fast_flush(f);
+  }
+  if (j < n) {
+    typename D::raw tail[kFastLanes] = {};  // zeros change no sum, no extreme and no count of non-zeros
+    __builtin_memcpy(tail, p + j, size_t(n - j) * sizeof(*p));
+    fast_add<D>(f, tail);
+    fast_flush(f);
   }
 
-  uint32_t max_key = 0, min_key = 0xffffffffu;
-  for (int i = 1; i < N32; ++i) {
-    largest[0] = umax(largest[0], largest[i]);
-    smallest[0] = umin(smallest[0], smallest[i]);
-    nonzero[0] += nonzero[i];
+  for (int i = 1; i < kFast32; ++i) {
+    f.largest[0] = umax(f.largest[0], f.largest[i]);
+    f.smallest[0] = umin(f.smallest[0], f.smallest[i]);
+    f.nonzero[0] += f.nonzero[i];
   }
-  fold_keys<D>(largest, smallest, 1, max_key, min_key);
+  uint32_t max_key = 0, min_key = 0xffffffffu;
+  fold_keys<D>(f.largest, f.smallest, 1, max_key, min_key);
   if (max_key > D::kFastMax || (max_key < D::kFastMin && max_key != 0)) return false;
-  a.sum_sq = fold<N64>(sq);
-  a.sum = fold<N64>(sum);
+  a.sum_sq = fold<kFast64>(f.sq);
+  a.sum = fold<kFast64>(f.sum);
   // Where the mean is nearly all of the root mean square, std = sqrt(E[x^2] - E[x]^2) cancels: read again exactly.
-  if (a.sum * a.sum > 0.99 * kBlock * a.sum_sq) return false;
-  for (int k = 0; k < kW32; ++k) a.num_nonzero += nonzero[0][k];
+  if (a.sum * a.sum > 0.99 * double(n) * a.sum_sq) return false;
+  for (int k = 0; k < kW32; ++k) a.num_nonzero += f.nonzero[0][k];
   finish<D>(a, max_key, min_key);
   return true;
 }
@@ -184,13 +213,12 @@ template <class D>
 static Accumulation stats(const void* data, int64_t n) {
   const typename D::raw* p = static_cast<const typename D::raw*>(data);
   Accumulation total;
-  int64_t j = 0;
-  for (; j + kBlock <= n; j += kBlock) {
+  for (int64_t j = 0; j < n; j += kBlock) {
+    const int64_t size = n - j < kBlock ? n - j : kBlock;
     Accumulation a;
-    if (!fast_block<D>(p + j, a)) a = exact_block<D>(p + j, kBlock);
+    if (size < kFastSize || !fast_block<D>(p + j, size, a)) a = exact_block<D>(p + j, size);
     total.merge(a);
   }
-  if (j < n) total.merge(exact_block<D>(p + j, n - j));
   return total;
 }
 
@@ -255,15 +283,32 @@ static Accumulation stats_f64(const void* data, int64_t n) {
 // Scaling: one rounding, to nearest even, from a float32 product (float64 for float64). Written element by element
 // and without branches; the compiler vectorises it for the width of this instruction set.
 
+// Calls body(begin, end) for stretches of 256 bytes, and fetches ahead of them as the fast loop does: an eighth less
+// time for float32 where memory is fast, nothing where it is slow. 16-bit elements are bound by their arithmetic.
+template <class T, class Body>
+FG_INLINE void stretches(T* p, int64_t n, Body body) {
+  constexpr int64_t kStretch = 256 / sizeof(T), kAhead = 8192 / sizeof(T);
+  int64_t i = 0;
+  for (; i + kStretch <= n; i += kStretch) {
+    for (int line = 0; line < 256; line += 64) __builtin_prefetch((char*)(p + i + kAhead) + line, 1);
+    body(i, i + kStretch);
+  }
+  body(i, n);
+}
+
 static void scale_f32(void* data, int64_t n, double factor) {
   float* p = static_cast<float*>(data);
   const float c = float(factor);
-  for (int64_t i = 0; i < n; ++i) p[i] *= c;
+  stretches(p, n, [=](int64_t begin, int64_t end) __attribute__((always_inline)) {
+    for (int64_t i = begin; i < end; ++i) p[i] *= c;
+  });
 }
 
 static void scale_f64(void* data, int64_t n, double factor) {
   double* p = static_cast<double*>(data);
-  for (int64_t i = 0; i < n; ++i) p[i] *= factor;
+  stretches(p, n, [=](int64_t begin, int64_t end) __attribute__((always_inline)) {
+    for (int64_t i = begin; i < end; ++i) p[i] *= factor;
+  });
 }
 
 FG_INLINE uint32_t float_bits(float x) {

@@ -10,7 +10,7 @@ namespace fastguard {
 
 uint64_t read_stream(const std::vector<View>& views, int num_threads, bool prefetch) {
   for (size_t i = 0; i < views.size(); ++i)
-    if (!views[i].contiguous)
+    if (views[i].layout)
       throw std::invalid_argument("tensor " + std::to_string(i) + " must be dense to be read as a stream.");
   auto kernel = kernels().read[prefetch];
   std::atomic<uint64_t> total{0};  // integers: the order of additions does not matter

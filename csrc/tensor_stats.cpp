@@ -9,7 +9,7 @@ namespace fastguard {
 static Accumulation piece_stats(const Kernels& kernels, const View& view, int64_t begin, int64_t end) {
   auto kernel = kernels.stats[int(view.dtype)];
   const int size = int(itemsize(view.dtype));
-  if (view.contiguous) return kernel(view.data + begin * size, end - begin);
+  if (!view.layout) return kernel(view.data + begin * size, end - begin);
 
   Accumulation total;
   alignas(64) char buffer[kBlock * sizeof(double)];

@@ -12,6 +12,7 @@ namespace {
 
 TensorAccess* access = nullptr;  // never freed: it must outlive every call, also at interpreter exit
 const dlpack::ExchangeAPI* exchange = nullptr;
+const PyGetSetDef* getter = nullptr;
 
 const dlpack::ExchangeAPI* find_api(const py::object& capsule) {
   if (capsule.is_none()) return nullptr;
@@ -19,6 +20,18 @@ const dlpack::ExchangeAPI* find_api(const py::object& capsule) {
   if (!api) throw py::error_already_set();
   while (api && api->version.major != 1) api = api->previous;
   return api && api->tensor_from_object ? api : nullptr;
+}
+
+// The C function behind the descriptor torch.Tensor.grad, which saves the search for an attribute; or null.
+const PyGetSetDef* grad_getter() {
+  PyObject* descriptor = access->gradient.ptr();
+  if (Py_TYPE(descriptor) != &PyGetSetDescr_Type) return nullptr;
+  return reinterpret_cast<PyGetSetDescrObject*>(descriptor)->d_getset;
+}
+
+bool is_plain_type(PyObject* tensor) {
+  auto type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  return type == access->tensor_type.ptr() || type == access->parameter_type.ptr();
 }
 
 bool real_dtype(uint8_t code, int bits, DType& out) {
@@ -73,13 +86,8 @@ bool view_through_python(PyObject* tensor, View& view) {
   return true;
 }
 
-bool is_exact(PyObject* tensor) {
-  auto type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
-  return type == access->tensor_type.ptr() || type == access->parameter_type.ptr();
-}
-
 bool read(PyObject* tensor, View& view) {
-  if (!is_exact(tensor)) return false;
+  if (!is_plain_type(tensor)) return false;
   if (!exchange) return view_through_python(tensor, view);
   dlpack::Device device;
   return view_through_exchange(tensor, view, device) && device.type == dlpack::kCPU;
@@ -93,14 +101,23 @@ void set_tensor_access(TensorAccess given, py::object exchange_api) {
   exchange = api;
   delete access;
   access = new TensorAccess(std::move(given));
+  getter = grad_getter();
 }
 
-bool read_tensors(const py::tuple& tensors, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive) {
+py::object gradient_of(PyObject* parameter) {
+  static PyObject* name = PyUnicode_InternFromString("grad");
+  PyObject* gradient = getter && is_plain_type(parameter) ? getter->get(parameter, getter->closure)
+                                                          : PyObject_GetAttr(parameter, name);
+  if (!gradient) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(gradient);
+}
+
+bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<View>& views,
+                  std::vector<py::object>& keep_alive) {
   if (!access) throw std::runtime_error("set_tensor_access was not called");
-  const Py_ssize_t n = PyTuple_GET_SIZE(tensors.ptr());
-  views.reserve(size_t(n));
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    PyObject* tensor = PyTuple_GET_ITEM(tensors.ptr(), i);
+  views.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* tensor = tensors[i];
     View view;
     if (!read(tensor, view)) {
       if (odd == Odd::refuse) return false;
@@ -126,7 +143,7 @@ bool locate_tensors(const py::tuple& tensors, std::vector<int64_t>& addresses, s
   for (Py_ssize_t i = 0; i < n; ++i) {
     PyObject* tensor = PyTuple_GET_ITEM(tensors.ptr(), i);
     View view;
-    if (!is_exact(tensor) || !view_through_exchange(tensor, view, device) || !view.contiguous) return false;
+    if (!is_plain_type(tensor) || !view_through_exchange(tensor, view, device) || view.layout) return false;
     if (i == 0) first = device;
     if (device.type != first.type || device.id != first.id) return false;
     addresses.push_back(int64_t(reinterpret_cast<intptr_t>(view.data)));

@@ -14,6 +14,7 @@ namespace py = pybind11;
 struct TensorAccess {
   py::object tensor_type;     // exact types that need no preparation: torch.Tensor, torch.nn.Parameter
   py::object parameter_type;
+  py::object gradient;        // the descriptor torch.Tensor.grad
   py::object prepare;           // callable(tensor, index): a plain CPU tensor with the same values, or raises
   py::object prepare_writable;  // the same, over the same memory
   py::object describe;        // callable(tensor): (address, dtype name, shape, strides), when there is no exchange API
@@ -21,12 +22,16 @@ struct TensorAccess {
 
 void set_tensor_access(TensorAccess access, py::object exchange_api);
 
+// `parameter.grad`, None included; a new reference. Throws what Python raised.
+py::object gradient_of(PyObject* parameter);
+
 // What to do with a tensor that cannot be read as it is: sparse, lazily conjugated, a subclass, another dtype, …
 enum class Odd { refuse, prepare, prepare_writable };
 
 // Appends a view of each of `tensors`, and to `keep_alive` whatever was made to serve the odd ones. False if there is
 // an odd one and it is to be refused.
-bool read_tensors(const py::tuple& tensors, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive);
+bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<View>& views,
+                  std::vector<py::object>& keep_alive);
 
 // For kernels on a device: address and (real elements << 2 | DType) of each of `tensors`. False unless all are dense, on
 // one device (which is not looked at otherwise), and need no preparing; always false without the exchange API.

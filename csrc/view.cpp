@@ -36,20 +36,21 @@ View make_view(void* data, DType dtype, bool complex, int ndim, const int64_t* s
     }
   }
   if (merged.size() == 1 && merged[0].stride == 1) return view;
-  view.contiguous = false;
+  view.layout = std::make_unique<Layout>();
   for (const Dim& dim : merged) {
-    view.shape.push_back(dim.size);
-    view.strides.push_back(dim.stride);
+    view.layout->shape.push_back(dim.size);
+    view.layout->strides.push_back(dim.stride);
   }
   return view;
 }
 
 bool may_overlap(const View& view) {
-  if (view.contiguous) return false;
+  if (!view.layout) return false;
+  const std::vector<int64_t>&shape = view.layout->shape, &strides = view.layout->strides;
   int64_t reach = 0;  // the farthest element that the inner dimensions address
-  for (int d = int(view.shape.size()) - 1; d >= 0; --d) {
-    if (view.strides[d] <= reach) return true;
-    reach += (view.shape[d] - 1) * view.strides[d];
+  for (int d = int(shape.size()) - 1; d >= 0; --d) {
+    if (strides[d] <= reach) return true;
+    reach += (shape[d] - 1) * strides[d];
   }
   return false;
 }

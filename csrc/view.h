@@ -1,18 +1,23 @@
 // A tensor as the pass sees it: a base address and the shortest list of dimensions that reaches every element once.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "stats.h"
 
 namespace fastguard {
 
+// Dimensions of a tensor that is not one dense run; in elements, largest stride first.
+struct Layout {
+  std::vector<int64_t> shape, strides;
+};
+
 struct View {
   char* data = nullptr;
-  int64_t numel = 0;  // real numbers: twice the elements of a complex tensor
+  int64_t numel = 0;               // real numbers: twice the elements of a complex tensor
+  std::unique_ptr<Layout> layout;  // null: one dense run starting at `data`, in whatever order of dimensions
   DType dtype = DType::f32;
-  bool contiguous = true;  // one dense run starting at `data`, in whatever order of dimensions
-  std::vector<int64_t> shape, strides;  // only when not contiguous; in elements, largest stride first
 };
 
 // Order does not matter for statistics or scaling, so dimensions are sorted by stride and merged where they join:
@@ -26,24 +31,25 @@ bool may_overlap(const View& view);
 template <class Visit>
 void for_each_run(const View& view, int64_t begin, int64_t end, Visit visit) {
   const int size = int(itemsize(view.dtype));
-  if (view.contiguous) return visit(view.data + begin * size, 1, end - begin);
-  const int inner = int(view.shape.size()) - 1;
-  std::vector<int64_t> index(view.shape.size());
+  if (!view.layout) return visit(view.data + begin * size, 1, end - begin);
+  const std::vector<int64_t>&shape = view.layout->shape, &strides = view.layout->strides;
+  const int inner = int(shape.size()) - 1;
+  std::vector<int64_t> index(shape.size());
   int64_t rest = begin, offset = 0;
   for (int d = inner; d >= 0; --d) {
-    index[d] = rest % view.shape[d];
-    rest /= view.shape[d];
-    offset += index[d] * view.strides[d];
+    index[d] = rest % shape[d];
+    rest /= shape[d];
+    offset += index[d] * strides[d];
   }
   for (int64_t i = begin; i < end;) {
-    int64_t count = view.shape[inner] - index[inner];
+    int64_t count = shape[inner] - index[inner];
     if (count > end - i) count = end - i;
-    visit(view.data + offset * size, view.strides[inner], count);
+    visit(view.data + offset * size, strides[inner], count);
     i += count;
-    offset += count * view.strides[inner];
+    offset += count * strides[inner];
     index[inner] += count;
-    for (int d = inner; d > 0 && index[d] == view.shape[d]; --d) {
-      offset += view.strides[d - 1] - index[d] * view.strides[d];
+    for (int d = inner; d > 0 && index[d] == shape[d]; --d) {
+      offset += strides[d - 1] - index[d] * strides[d];
       index[d] = 0;
       ++index[d - 1];
     }

@@ -28,9 +28,10 @@ def triton_interpreter() -> bool:
 def in_effect() -> dict[str, dict[str, str | None]]:
     """Each variable that is read, its value (None if it is not set), and what that means; for `fastguard info`."""
     chosen = backend()
+    access = "where torch has it" if exchange_api() else "no"
     meanings = {
         "FASTGUARD_BACKEND": f'what "auto" means: {"the first backend that runs" if chosen == "auto" else chosen}',
         "FASTGUARD_ISA": f"instruction set of the CPU kernels: {isa() or 'the best that runs'}",
-        "FASTGUARD_DLPACK": f"tensors through the DLPack exchange API: {'where torch has it' if exchange_api() else 'no'}",
+        "FASTGUARD_DLPACK": f"tensors through the DLPack exchange API: {access}",
     }
     return {name: {"value": os.environ.get(name), "meaning": meaning} for name, meaning in meanings.items()}

@@ -60,8 +60,9 @@ class Report:
             count = sum(finding.severity == severity for finding in self.findings)
             if count:
                 said.append(f"{count} {noun}" + ("" if count == 1 else "s"))
-        steps = f"{numbers['num_steps']} step" + ("" if numbers["num_steps"] == 1 else "s")
-        return f"{self.status.upper()} after {steps}: " + (", ".join(said) or "nothing to complain about")
+        return f"{self.status.upper()} after {_steps(numbers['num_steps'])}: " + (
+            ", ".join(said) or "nothing to complain about"
+        )
 
 
 def build_report(
@@ -174,8 +175,8 @@ def _number_lines(numbers: Mapping[str, float]) -> list[str]:
     rows = [("steps", f"{n['num_steps']}, the last is step {n['last_step']}")]
     norm = f"last {n['norm_last']}"
     if "norm_median" in n:
-        norm += f"; 5 % {n['norm_q05']}, median {n['norm_median']}, 95 % {n['norm_q95']} of the last "
-        norm += f"{n['num_in_window']} good steps; max {n['norm_max']}"
+        norm += f", largest {n['norm_max']}; over the last {n['num_in_window']} good steps "
+        norm += f"{n['norm_q05']} (5 %), {n['norm_median']} (median), {n['norm_q95']} (95 %)"
     rows.append(("gradient norm", norm))
     if numbers["num_clean"]:
         clipped = f"{_percent(numbers['clip_rate'])} ({n['num_clipped']} of {n['num_clean']} good steps)"
@@ -184,7 +185,7 @@ def _number_lines(numbers: Mapping[str, float]) -> list[str]:
     if numbers["longest_skip_run"] > 1:
         skipped += f", at most {n['longest_skip_run']} in a row"
     rows.append(("skipped", skipped))
-    rows.append(("NaN or Inf", "never" if not numbers["num_nonfinite"] else f"steps: {n['num_nonfinite']}"))
+    rows.append(("NaN or Inf", "never" if not numbers["num_nonfinite"] else f"in {_steps(numbers['num_nonfinite'])}"))
     if "loss_last" in n:
         rows.append(("loss", f"last {n['loss_last']}" + (f", lowest {n['loss_min']}" if "loss_min" in n else "")))
     if "val_loss_last" in n:
@@ -192,8 +193,8 @@ def _number_lines(numbers: Mapping[str, float]) -> list[str]:
     if "lr_last" in n:
         rows.append(("learning rate", f"last {n['lr_last']}"))
     if "overhead_mean_us" in n:
-        median = f"median {n['overhead_median_us']} us, " if "overhead_median_us" in n else ""
-        cost = f"{median}mean {n['overhead_mean_us']} us a step; {n['overhead_total_s']} s in all"
+        median = f"median {_time(numbers['overhead_median_us'])}, " if "overhead_median_us" in n else ""
+        cost = f"{median}mean {_time(numbers['overhead_mean_us'])} a step; {n['overhead_total_s']} s in all"
         rows.append(("cost of guarding", cost))
     if numbers["num_records_lost"]:
         rows.append(("records lost", f"{n['num_records_lost']} by the sinks"))
@@ -205,6 +206,14 @@ def _number_lines(numbers: Mapping[str, float]) -> list[str]:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _steps(count: float) -> str:
+    return f"{count:g} step" + ("" if count == 1 else "s")
+
+
+def _time(us: float) -> str:
+    return f"{us:.3g} us" if us < 1000 else f"{us / 1000:.3g} ms"
 
 
 def _percent(share: float) -> str:

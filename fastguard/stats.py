@@ -15,7 +15,7 @@ _COUNTS = frozenset({"numel", "num_zeros", "num_nans", "num_infs"})
 _ROW_BYTES = 8 * len(COLUMNS)
 
 
-def _norm(sum_sq: float, num_nans: float, num_infs: float) -> float:
+def norm_of(sum_sq: float, num_nans: float, num_infs: float) -> float:
     """The 2-norm as torch has it: NaN if any element is NaN, else Inf if any is infinite."""
     if num_nans:
         return math.nan
@@ -54,7 +54,7 @@ class TensorRow(NamedTuple):
     @property
     def norm(self) -> float:
         """The 2-norm as torch has it: NaN if any element is NaN, else Inf if any is infinite."""
-        return _norm(self.sum_sq, self.num_nans, self.num_infs)
+        return norm_of(self.sum_sq, self.num_nans, self.num_infs)
 
     @property
     def mean(self) -> float:
@@ -101,7 +101,7 @@ class GradientStats:
         """The statistics that a row in the order of `COLUMNS` stands for."""
         n, sq, s, high, low, zeros, nans, infs = row
         mean, std = _mean_std(n, sq, s, nans + infs)
-        return cls(_norm(sq, nans, infs), high, low, mean, std, int(zeros), int(nans), int(infs), int(n))
+        return cls(norm_of(sq, nans, infs), high, low, mean, std, int(zeros), int(nans), int(infs), int(n))
 
     @classmethod
     def from_gradients(cls, gradients: Sequence[Any]) -> GradientStats:
@@ -242,7 +242,7 @@ class TensorStats:
     def total_norm(self) -> float:
         """2-norm of all tensors together, as torch has it; the quickest way to it."""
         row = self.total_row()
-        return _norm(row[1], row[6], row[7])
+        return norm_of(row[1], row[6], row[7])
 
     def total(self) -> GradientStats:
         """All tensors together as one vector."""

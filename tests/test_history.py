@@ -306,3 +306,15 @@ class TestQuantiles:
 
     def test_of_nothing(self):
         assert all(map(math.isnan, quantiles([], (0.0, 1.0))))
+
+
+def test_deferred_records_count_once_the_history_settles():
+    eager, deferred = TrainingHistory(window=50), TrainingHistory(window=50)
+    records = [make_record(step, 1.0 + step / 7) for step in range(40)]
+    records[35] = make_bad_record(35, ["b"])
+    for record in records:
+        eager.add(record, overhead_s=1e-5)
+        deferred.defer(record, 1e-5)
+    assert deferred.num_steps == 35 and deferred.num_nonfinite == 1  # a bad step settles what came before it
+    deferred.settle()
+    assert deferred.state_dict() == eager.state_dict()

@@ -18,7 +18,7 @@ LAYERS = {
     "vocabulary": {"_env", "errors", "running", "stats", "strict_json"},
     "producers": {"_C", "activations", "kernels"},
     "consumers": {"diagnosis", "history", "report", "sinks"},
-    "conductor": {"amp", "clipping", "guard", "hooks", "naming", "recorder", "sharding"},
+    "conductor": {"amp", "clipping", "guard", "hooks", "naming", "proxies", "recorder", "sharding"},
     "door": {"__init__", "__main__", "bench", "cli", "demo", "info"},
 }
 MAY_IMPORT = {
@@ -79,7 +79,7 @@ def imports_of(source: str, module: str, is_package: bool, known: set[str]) -> l
 
 def layer_of(module: str) -> str | None:
     """The layer of `fastguard.x.y`, or None if `x` is in none."""
-    first = (module.split(".") + ["__init__"])[1]
+    _, first, *_ = [*module.split("."), "__init__"]
     return next((layer for layer, modules in LAYERS.items() if first in modules), None)
 
 

@@ -86,8 +86,8 @@ class TestText:
         history.add(make_bad_record(200, ["b"], loss=1.5, lr=1e-4), overhead_s=41e-6)
         text = " ".join(str(build_report(history, sinks_lost={"log": 3, "other": 0})).split())
         assert "steps 201, the last is step 200" in text
-        assert "gradient norm last nan; 5 % 0." in text
-        assert "of the last 200 good steps; max 2." in text
+        assert "gradient norm last nan, largest " in text and "(5 %)" in text
+        assert "over the last 200 good steps 0." in text
         assert "clipped 10 % (20 of 200 good steps)" in text
         assert "skipped 0.498 % (1 of 201 steps)" in text
         assert "loss last 1.5, lowest 1.005" in text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -68,6 +68,19 @@ def resolve_backend(name: str) -> str:
         every = "; ".join(f"{n}: {s.reason or 'can run'}" for n, s in backends().items())
         raise BackendUnavailableError(f"{source}: {name!r} cannot run here. {every}")
     return name
+
+
+def require_devices(backend: str, groups: Iterable[Iterable[torch.Tensor]]) -> None:
+    """Raises BackendUnavailableError if a tensor of `groups` is on a device that the backend asked for can't serve."""
+    name = resolve_backend(backend)
+    if name == "auto":
+        return
+    for device in {t.device for group in groups for t in group}:
+        if not _BACKENDS[name].accepts(device):
+            raise BackendUnavailableError(
+                f"`backend` {name!r} cannot serve tensors on {device}. "
+                'Leave it "auto", which takes the best backend for each device.'
+            )
 
 
 @functools.cache
@@ -148,6 +161,17 @@ def _may_be_plain(first: Any, backend: str) -> bool:
     return _CPU_RUNS and backend in ("auto", "cpu") and getattr(first, "is_cpu", False)
 
 
+def gradient_norm(parameters: list[torch.Tensor], backend: str) -> tuple[float, frozenset[torch.dtype]] | None:
+    """2-norm of the gradients and their dtypes, by the shortest way; None where `plain_stats` would give None."""
+    if not parameters or not _may_be_plain(parameters[0], backend):
+        return None
+    found = cpu.gradient_stats([parameters], 1.0)
+    if found is None or not found[0]:
+        return None
+    row = found[1]
+    return _stats.norm_of(row[1], row[6], row[7]), cpu.dtypes(found[4])
+
+
 def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
     """x *= factor on the backend of each tensor's device; tells autograd."""
     for device, indices in _split_by_device(tensors).items():
@@ -173,7 +197,7 @@ def gradient_stats(
     if _may_be_plain(first, backend):
         found = cpu.gradient_stats(groups, unscale)
         if found is not None:
-            return found
+            return found[:4]
     gradients, positions, fingerprint = collect_gradients(groups)
     table, fold = run_stats(gradients, backend, unscale)
     return table, fold, positions, fingerprint

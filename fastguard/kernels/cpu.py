@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -68,6 +69,7 @@ def _initialise() -> None:
     _C.set_tensor_access(
         tensor_type=torch.Tensor,
         parameter_type=torch.nn.Parameter,
+        gradient=inspect.getattr_static(torch.Tensor, "grad"),
         prepare=_prepare,
         prepare_writable=_prepare_writable,
         describe=_describe,
@@ -104,11 +106,12 @@ def plain_stats(
     Complex tensors count under their real dtype. This is the quickest way in: no Python code runs for any tensor.
     """
     result = _C.tensor_stats(tensors, torch.get_num_threads(), unscale, True)
-    return None if result is None else (result[0], result[1], _dtypes(result[2]))
+    return None if result is None else (result[0], result[1], dtypes(result[2]))
 
 
 @functools.cache
-def _dtypes(bits: int) -> frozenset[torch.dtype]:
+def dtypes(bits: int) -> frozenset[torch.dtype]:
+    """The set that `bits` stand for."""
     in_order = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of DType in csrc/stats.h
     return frozenset(dtype for i, dtype in enumerate(in_order) if bits >> i & 1)
 
@@ -131,6 +134,6 @@ def collect_gradients(
 
 def gradient_stats(
     groups: list[list[torch.Tensor]], unscale: float
-) -> tuple[bytearray, tuple[float, ...], list[int] | None, int] | None:
-    """`collect_gradients` and `plain_stats` in one call: rows, their fold, positions, fingerprint."""
+) -> tuple[bytearray, tuple[float, ...], list[int] | None, int, int] | None:
+    """`collect_gradients` and `plain_stats` in one call: rows, fold, positions, fingerprint, bits for `dtypes`."""
     return _C.gradient_stats(groups, torch.get_num_threads(), unscale)

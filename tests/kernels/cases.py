@@ -9,8 +9,10 @@ import torch
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 COMPLEX = (torch.complex64, torch.complex128)
 
-# Around the 16 lanes of the exact loop, a block of 4096, a chunk of 65536, and several chunks.
-SIZES = (0, 1, 2, 7, 15, 16, 17, 31, 33, 255, 4095, 4096, 4097, 8192, 65535, 65536, 65537, 200_003)
+# Around the 16 lanes of the exact loop, the 32 of the fast one, its least size of 256, a run of 512, a block of 4096,
+# a chunk of 65536, and several chunks.
+_SMALL = (0, 1, 2, 7, 15, 16, 17, 31, 33, 255, 256, 257, 287, 288, 511, 512, 1000)
+SIZES = (*_SMALL, 4095, 4096, 4097, 8192, 65535, 65536, 65537, 200_003)
 
 NASTY = {
     "nan": float("nan"),

@@ -1,0 +1,21 @@
+"""Whole training steps: unguarded, with torch's clip_grad_norm_, guarded.
+
+What guarding adds is a small difference of two large times. `fastguard bench` measures it by alternating single steps;
+here each kind runs on its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fastguard.bench.cases import STEP_CASES
+from fastguard.bench.steps import KINDS, Run, measure_steps
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", list(STEP_CASES))
+def test_step(benchmark, case, kind):
+    chosen = STEP_CASES[case]
+    measure_steps(chosen, num_repetitions=1, num_steps=6)  # raises unless all kinds train to the same bits
+    benchmark.group = chosen.title
+    benchmark.pedantic(Run(chosen, kind).step, rounds=max(20, chosen.num_steps // 6), warmup_rounds=5)

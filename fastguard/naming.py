@@ -1,0 +1,72 @@
+"""Names for the tensors of an optimizer."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+# What wrappers put into the names of the modules they wrap: DDP and DataParallel, compile, FSDP, checkpointing.
+_WRAPPER_PREFIXES = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
+
+def strip_wrappers(name: str) -> str:
+    """`name` without the parts that DDP, FSDP, torch.compile and activation checkpointing add.
+
+    >>> strip_wrappers("module._orig_mod.layers.0.weight")
+    'layers.0.weight'
+    """
+    return _WRAPPER_PREFIXES.sub("", name)
+
+
+class Namer:
+    """Finds names: from the model, else from the optimizer's named parameters, else `group0.param3`.
+
+    Holds the model and its parameters weakly. The model is asked again each time, because FSDP2 and tensor parallelism
+    replace parameters; what it said last is kept for when it is gone, as a wrapper made only for `wrap` is.
+    """
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self._model = None if model is None else weakref.ref(model)
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self._ask_model()
+
+    def _ask_model(self) -> None:
+        model = None if self._model is None else self._model()
+        if model is None:
+            return
+        named = list(model.named_parameters())
+        stripped = [strip_wrappers(name) for name, _ in named]
+        if len(set(stripped)) != len(stripped):  # a user's own module is called "module": keep what tells them apart
+            stripped = [name for name, _ in named]
+        self._known = {id(p): (weakref.ref(p), name) for (_, p), name in zip(named, stripped, strict=True)}
+
+    def _from_model(self, parameter: torch.Tensor) -> str | None:
+        ref, name = self._known.get(id(parameter), (None, None))
+        return name if ref is not None and ref() is parameter else None
+
+    def names(self, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[str, ...]:
+        """One name a parameter, over all groups of all `optimizers`, in their order."""
+        self._ask_model()
+        names = []
+        for k, optimizer in enumerate(optimizers):
+            prefix = f"optimizer{k}." if len(optimizers) > 1 else ""
+            for g, group in enumerate(optimizer.param_groups):
+                given: Sequence[Any] = group.get("param_names") or ()
+                for i, p in enumerate(group["params"]):
+                    own = strip_wrappers(given[i]) if i < len(given) else f"{prefix}group{g}.param{i}"
+                    names.append(self._from_model(p) or own)
+        return tuple(names)
+
+    def check(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Raises if the model and the optimizers have no parameter in common."""
+        params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        if self._model is not None and params and not any(self._from_model(p) for p in params):
+            raise ValueError(
+                f"`model` must hold parameters of `optimizer`, got a model with {len(self._known)} of which none is "
+                f"among the optimizer's {len(params)}. Make the optimizer from this model's parameters(), after it was "
+                "moved or re-created; or leave `model` out."
+            )

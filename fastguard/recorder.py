@@ -1,0 +1,106 @@
+"""Where records go: held until the step's loss is known, then to the history and the sinks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .history import TrainingHistory
+from .sinks import SafeSink
+from .stats import StepStats
+
+
+def _scalar(name: str, value: Any) -> float:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"`{name}` must be a scalar, got a tensor of shape {tuple(value.shape)}. Reduce it first.")
+        return float(value.detach())
+    return float(value)
+
+
+def loss_of(value: Any) -> float | None:
+    """What a closure returned, if it is a loss: a number, or a tensor of one element."""
+    if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+        return _scalar("loss", value)
+    return None
+
+
+class Recorder:
+    """Holds the newest record back until the next step begins, so that `observe` can add to it."""
+
+    def __init__(self, sinks: Iterable[Any]) -> None:
+        self._history = TrainingHistory()
+        self.sinks = [SafeSink(sink) for sink in sinks]
+        self.last: StepStats | None = None
+        self._pending = False
+        self._overhead_s = 0.0
+
+    @property
+    def history(self) -> TrainingHistory:
+        """The run so far, without the record that is held."""
+        self._history.settle()
+        return self._history
+
+    def begin(self, record: StepStats) -> None:
+        """Takes the record of a step; the one before it is complete and is delivered."""
+        self.flush()
+        self.last = record
+        self._pending = True
+
+    def replace(self, record: StepStats) -> None:
+        """Takes another record of the same step, in place of the one that is held."""
+        self.last = record
+
+    def add_overhead(self, seconds: float) -> None:
+        """Adds time that guarding took to the step just taken."""
+        self._overhead_s += seconds
+
+    def observe(self, loss: Any = None, val_loss: Any = None) -> None:
+        """Adds a loss to the step just taken."""
+        if self.last is None or not self._pending:
+            raise RuntimeError(
+                "`observe` must follow a step that has not been handed to the sinks yet. Call it after "
+                "optimizer.step(), before flush() and before the next step."
+            )
+        changes: dict[str, Any] = {}
+        if loss is not None:
+            changes["loss"] = _scalar("loss", loss)
+        if val_loss is not None:
+            changes["val_loss"] = _scalar("val_loss", val_loss)
+        self.last = dataclasses.replace(self.last, **changes)
+
+    def flush(self) -> None:
+        """Delivers the record that is held, if there is one."""
+        if not self._pending or self.last is None:
+            return
+        self._pending = False
+        overhead, self._overhead_s = self._overhead_s, 0.0
+        self._history.defer(self.last, overhead)
+        for sink in self.sinks:
+            sink.write(self.last)
+
+    def history_with_last(self) -> TrainingHistory:
+        """The history as it would be after `flush`; the record that is held stays held.
+
+        Cost: a copy of the history's window if a record is held.
+        """
+        if not self._pending or self.last is None:
+            return self.history
+        complete = TrainingHistory(self.history.window)
+        complete.load_state_dict(self.history.state_dict())
+        complete.last = self.history.last
+        complete.add(self.last, overhead_s=self._overhead_s)
+        return complete
+
+    def close(self) -> None:
+        """Delivers what is held and closes the sinks."""
+        self.flush()
+        for sink in self.sinks:
+            sink.close()
+
+    def lost(self) -> dict[str, int]:
+        """Records that each failing sink could not take."""
+        return {sink.name: sink.num_lost for sink in self.sinks if sink.num_lost}

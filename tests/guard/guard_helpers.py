@@ -1,0 +1,161 @@
+"""Small models, deterministic steps, and bit-for-bit comparison: what the guard's tests are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Embedded(nn.Module):
+    """An embedding with sparse gradients, for SparseAdam."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = (x.abs() * 3).long().clamp(max=6)[:, :3]  # repeats rows: the gradients are not coalesced
+        return self.table(rows).sum(1)
+
+
+def make_model(kind: str = "mlp", dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
+    """A model of 6 inputs: "mlp", "matrices" (no biases) or "embedding"."""
+    torch.manual_seed(seed)
+    if kind == "embedding":
+        return Embedded().to(dtype)
+    bias = kind == "mlp"
+    return nn.Sequential(nn.Linear(6, 8, bias=bias), nn.Tanh(), nn.Linear(8, 4, bias=bias)).to(dtype)
+
+
+def loss_at(model: nn.Module, step: int) -> torch.Tensor:
+    """The loss on the batch of `step`, which depends on nothing else."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    dtype = next(model.parameters()).dtype
+    x = torch.randn(5, 6, generator=generator, dtype=torch.float64).to(dtype)
+    y = torch.randn(5, 4, generator=generator, dtype=torch.float64).to(dtype)
+    return (model(x) - y).square().mean()
+
+
+def poison(model: nn.Module, value: float = float("nan"), index: int = 0) -> None:
+    """Puts `value` into one element of the gradient of parameter `index`."""
+    gradient = list(model.parameters())[index].grad
+    assert gradient is not None
+    values = gradient._values() if gradient.is_sparse else gradient
+    values.view(-1)[values.numel() // 2] = value
+
+
+def take_step(
+    model: nn.Module,
+    optimizer: Any,
+    step: int,
+    *,
+    closure: bool = False,
+    bad: float | None = None,
+    bad_index: int = 0,
+    before_step: Callable[[], None] | None = None,
+) -> Any:
+    """One training step on the batch of `step`; `bad` is put into its gradients, `before_step` runs ahead of `step`."""
+
+    def evaluate() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_at(model, step)
+        loss.backward()
+        if bad is not None:
+            poison(model, bad, bad_index)
+        if before_step is not None:
+            before_step()
+        return loss.detach()
+
+    if closure:
+        return optimizer.step(evaluate)
+    evaluate()
+    return optimizer.step()
+
+
+def train(model: nn.Module, optimizer: Any, steps: Iterable[int], **settings: Any) -> None:
+    for step in steps:
+        take_step(model, optimizer, step, **settings)
+
+
+def snapshot(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str, Any]:
+    """A copy of all parameters, of all optimizer state and of all groups, down to the last bit."""
+    return {
+        "parameters": {name: p.detach().clone() for name, p in model.named_parameters()},
+        "optimizers": [_copy(optimizer.state_dict()) for optimizer in optimizers],
+    }
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor | None]:
+    return [p.grad for p in model.parameters()]
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copy(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copy(v) for v in value]
+    return value
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    if tensor.is_sparse:
+        return _bits(tensor._indices()) + _bits(tensor._values())
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_identical(got: Any, expected: Any, at: str = "") -> None:
+    """Same types, same keys, same dtypes and shapes, same bits (so that NaN equals NaN)."""
+    assert type(got) is type(expected), f"{at}: {type(got)} is not {type(expected)}"
+    if isinstance(expected, torch.Tensor):
+        assert (got.dtype, got.shape, got.layout) == (expected.dtype, expected.shape, expected.layout), at
+        assert _bits(got) == _bits(expected), f"{at}: {got} is not {expected}"
+    elif isinstance(expected, dict):
+        assert got.keys() == expected.keys(), f"{at}: {list(got)} are not {list(expected)}"
+        for key in expected:
+            assert_identical(got[key], expected[key], f"{at}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        assert len(got) == len(expected), at
+        for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+            assert_identical(a, b, f"{at}[{i}]")
+    else:
+        assert got == expected or (got != got and expected != expected), f"{at}: {got!r} is not {expected!r}"
+
+
+def assert_close(got: Any, expected: Any, rtol: float, atol: float, at: str = "") -> None:
+    """As `assert_identical`, but floating-point numbers may differ by the tolerances."""
+    if isinstance(expected, torch.Tensor) and expected.is_floating_point():
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, msg=lambda m: f"{at}: {m}")
+    elif isinstance(expected, dict):
+        assert got.keys() == expected.keys(), at
+        for key in expected:
+            assert_close(got[key], expected[key], rtol, atol, f"{at}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        assert len(got) == len(expected), at
+        for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+            assert_close(a, b, rtol, atol, f"{at}[{i}]")
+    elif isinstance(expected, float):
+        assert abs(got - expected) <= atol + rtol * abs(expected) or got == expected, f"{at}: {got} is not {expected}"
+    else:
+        assert_identical(got, expected, at)
+
+
+def true_norm(tensors: Sequence[torch.Tensor | None]) -> float:
+    """The 2-norm of all of them, by float64 arithmetic."""
+    values = [t.coalesce().values() if t.is_sparse else t for t in tensors if t is not None]
+    return float(torch.cat([v.detach().double().reshape(-1) for v in values]).norm()) if values else 0.0
+
+
+def clip_by_torch(model: nn.Module, max_norm: float) -> float:
+    """What `torch.nn.utils.clip_grad_norm_` does, also for sparse gradients, which it does not take. Gives the norm."""
+    if not any(g is not None and g.is_sparse for g in gradients(model)):
+        return float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+    norm = true_norm(gradients(model))
+    for g in gradients(model):
+        if g is not None:
+            g.mul_(min(1.0, max_norm / (norm + 1e-6)))
+    return norm

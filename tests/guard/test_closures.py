@@ -1,0 +1,381 @@
+"""Closures in every manner, gradients that are missing or gathered over batches, and steps that raise."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import (
+    assert_close,
+    assert_identical,
+    gradients,
+    loss_at,
+    make_model,
+    poison,
+    snapshot,
+    take_step,
+    train,
+    true_norm,
+)
+from torch import nn
+
+import fastguard
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def _closure(model: nn.Module, optimizer: Any, step: int, bad: float | None = None) -> Callable[[], torch.Tensor]:
+    """Forward and backward, as Lightning passes it: the loss that it returns still has its graph."""
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_at(model, step)
+        loss.backward()
+        if bad is not None:
+            poison(model, bad)
+        return loss
+
+    return closure
+
+
+@pytest.fixture
+def every_warning_is_raised() -> Any:
+    """torch warns of some things only once a process; here it must not depend on the order of the tests."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+@pytest.mark.usefixtures("every_warning_is_raised")
+def test_closure_by_position_and_by_keyword(by_keyword: bool, backend: str) -> None:
+    plain = make_model(dtype=torch.float64)
+    model = copy.deepcopy(plain)
+    optimizer = _adamw(plain)
+    guarded = fastguard.wrap(_adamw(model), model, max_norm=0.05, backend=backend)
+    for step in range(4):
+        loss = loss_at(plain, step)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05))
+        optimizer.step()
+        closure = _closure(model, guarded, step)
+        returned = guarded.step(closure=closure) if by_keyword else guarded.step(closure)
+        assert returned.item() == pytest.approx(loss.item(), rel=1e-12)
+        assert guarded.guard.last.norm == pytest.approx(norm, rel=1e-12)  # not that of the step before
+        assert guarded.guard.last.loss == returned.item()
+    assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-12, atol=1e-14)
+
+
+def test_trap_2_2_bad_gradients_left_from_before_do_not_count() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_adamw(model), model)
+    loss_at(model, 0).backward()
+    poison(model)
+    guarded.step(_closure(model, guarded, 1))  # its zero_grad drops the poison
+    assert not guarded.guard.last.skipped
+    assert guarded.guard.last.is_finite
+
+
+def test_trap_2_2_good_gradients_left_from_before_do_not_hide_bad_ones() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_adamw(model), model)
+    loss_at(model, 0).backward()
+    before = snapshot(model, guarded)
+    guarded.step(_closure(model, guarded, 1, bad=math.inf))
+    assert guarded.guard.last.skipped
+    assert_identical(snapshot(model, guarded), before)
+
+
+class CallsTwice(torch.optim.SGD):
+    """Evaluates its closure twice a step, as sharpness-aware optimizers do, and counts steps in its groups."""
+
+    def step(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            closure()
+            loss = closure()
+        super().step()
+        for group in self.param_groups:
+            group["num_steps"] = group.get("num_steps", 0) + 1
+        return loss
+
+
+def test_a_closure_that_is_called_twice_makes_one_record() -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = CallsTwice(plain.parameters(), lr=0.1, momentum=0.9)
+    guarded = fastguard.wrap(CallsTwice(model.parameters(), lr=0.1, momentum=0.9), model)
+    for step in range(3):
+        optimizer.step(_closure(plain, optimizer, step))
+        guarded.step(_closure(model, guarded, step))
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+    guarded.guard.flush()
+    assert guarded.guard.history.step == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bad_call", [0, 1])
+def test_the_last_call_of_a_closure_decides_about_the_skip(bad_call: int) -> None:
+    model = make_model()
+    guarded = fastguard.wrap(CallsTwice(model.parameters(), lr=0.1), model)
+    before = snapshot(model, guarded)
+    calls: list[int] = []
+
+    def closure() -> torch.Tensor:
+        guarded.zero_grad()
+        loss = loss_at(model, 0)
+        loss.backward()
+        if len(calls) == bad_call:
+            poison(model)
+        calls.append(0)
+        return loss
+
+    guarded.step(closure)
+    assert guarded.guard.last.nonfinite == ["0.weight"]  # either way the record tells
+    assert guarded.guard.last.skipped == (bad_call == 1)
+    assert guarded.param_groups[0].get("num_steps", 0) == (bad_call == 0)
+    unchanged = all(torch.equal(p, before["parameters"][n]) for n, p in model.named_parameters())
+    assert unchanged == (bad_call == 1)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+THREE = 3
+
+
+@pytest.mark.parametrize("odd", [None, (1.0, 2.0), {"loss": 1.0}, torch.ones(2), "done", THREE])
+def test_whatever_a_closure_returns_passes_through(odd: Any) -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_adamw(model), model)
+
+    def closure() -> Any:
+        loss_at(model, 0).backward()
+        return odd
+
+    assert guarded.step(closure) is odd
+    assert guarded.guard.last.loss == (3.0 if odd is THREE else None)
+
+
+def test_the_closure_keeps_its_name() -> None:
+    class Named(torch.optim.SGD):
+        seen: list[str]
+
+        def step(self, closure: Callable[[], Any]) -> Any:
+            Named.seen = [closure.__name__, closure.__doc__ or ""]
+            return closure()
+
+    model = make_model()
+    guarded = fastguard.wrap(Named(model.parameters(), lr=0.1), model)
+
+    def evaluate() -> None:
+        """Evaluates."""
+        loss_at(model, 0).backward()
+
+    guarded.step(evaluate)
+    assert Named.seen == ["evaluate", "Evaluates."]
+
+
+def test_a_closure_that_raises_loses_nothing() -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = _adamw(plain)
+    guarded = fastguard.wrap(_adamw(model), model)
+    take_step(plain, optimizer, 0)
+    take_step(model, guarded, 0)
+    before = snapshot(model, guarded)
+
+    def raises() -> None:
+        raise LookupError("no more data")
+
+    with pytest.raises(LookupError, match="no more data"):
+        guarded.step(raises)
+    assert_identical(snapshot(model, guarded), before)
+    train(plain, optimizer, [1, 2], closure=True)
+    train(model, guarded, [1, 2], closure=True)
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+    guarded.guard.flush()
+    assert guarded.guard.history.step == [0, 1, 2]  # the step that raised in its closure has no gradients to record
+
+
+@pytest.mark.parametrize("bad_calls", [{0}, {1}, {0, 1}], ids=str)
+def test_only_steps_that_were_skipped_count_towards_the_limit(bad_calls: set[int]) -> None:
+    model = make_model()
+    optimizer = CallsTwice(model.parameters(), lr=0.1)
+    guarded = fastguard.wrap(optimizer, model, max_consecutive_skips=3)
+    calls: list[int] = []
+
+    def closure() -> torch.Tensor:
+        guarded.zero_grad()
+        loss = loss_at(model, 0)
+        loss.backward()
+        if len(calls) % 2 in bad_calls:
+            poison(model)
+        calls.append(0)
+        return loss
+
+    guarded.step(closure)
+    guarded.step(closure)
+    if 1 not in bad_calls:
+        guarded.step(closure)  # no step was skipped: the second evaluation was good
+        assert guarded.guard.state_dict()["skipped_run"] == []
+        return
+    with pytest.raises(fastguard.NonFiniteGradientsError) as caught:
+        guarded.step(closure)
+    assert caught.value.steps == [0, 1, 2]
+
+
+class Stumbles(torch.optim.SGD):
+    """Raises in the middle of a step when told to."""
+
+    stumble = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if self.stumble:
+            raise OSError("stumbled")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("then", ["step", "detach"])
+def test_gradients_come_back_after_a_skipped_step_that_raised(then: str) -> None:
+    model = make_model()
+    guarded = fastguard.wrap(Stumbles(model.parameters(), lr=0.1), model)
+    loss_at(model, 0).backward()
+    poison(model)
+    own = gradients(model)
+    guarded.stumble = True
+    with pytest.raises(OSError, match="stumbled"):
+        guarded.step()
+    guarded.stumble = False
+    before = snapshot(model)
+    if then == "detach":
+        guarded.guard.detach()
+    else:
+        guarded.step()
+        assert guarded.guard.last.skipped and guarded.guard.last.step == 1
+        assert_identical(snapshot(model), before)
+    assert all(now is then for now, then in zip(gradients(model), own, strict=True))
+
+
+def test_the_step_after_one_that_raised_is_as_ever() -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = Stumbles(plain.parameters(), lr=0.1, momentum=0.9)
+    guarded = fastguard.wrap(Stumbles(model.parameters(), lr=0.1, momentum=0.9), model)
+    guarded.stumble = True
+    with pytest.raises(OSError, match="stumbled"):
+        take_step(model, guarded, 0)
+    guarded.stumble = False
+    train(plain, optimizer, [1, 2])
+    train(model, guarded, [1, 2])
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_a_step_that_calls_its_parents_step_counts_once(closure: bool) -> None:
+    torch.optim.SGD(make_model().parameters(), lr=0.1)  # from now on SGD.step runs the hooks too
+    plain = make_model(dtype=torch.float64)
+    model = copy.deepcopy(plain)
+    optimizer = Stumbles(plain.parameters(), lr=0.1, momentum=0.9)
+    guarded = fastguard.wrap(Stumbles(model.parameters(), lr=0.1, momentum=0.9), model, max_norm=0.05)
+    for step in range(4):
+        if step == 2:
+            before = snapshot(model, guarded)
+            take_step(model, guarded, step, closure=closure, bad=math.nan)
+            assert_identical(snapshot(model, guarded), before)
+            assert all(g is not None for g in gradients(model))
+            continue
+        clip = lambda: torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05)  # noqa: E731
+        take_step(plain, optimizer, step, closure=closure, before_step=clip)
+        take_step(model, guarded, step, closure=closure)
+    assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-12, atol=1e-14)
+    guarded.guard.flush()
+    assert guarded.guard.history.step == [0, 1, 2, 3]
+
+
+# --- gradients that are missing, frozen, or gathered over several batches ---
+
+
+def test_missing_gradients_stay_missing_and_keep_the_names_right(backend: str) -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = _adamw(plain)
+    guarded = fastguard.wrap(_adamw(model), model, backend=backend)
+
+    def drop(model: nn.Module, step: int) -> Callable[[], None]:
+        def run() -> None:
+            list(model.parameters())[step % 4].grad = None
+
+        return run
+
+    for step in range(8):
+        take_step(plain, optimizer, step, before_step=drop(plain, step))
+        take_step(model, guarded, step, before_step=drop(model, step))
+        names = [name for name, p in model.named_parameters() if p.grad is not None]
+        assert list(guarded.guard.last.tensors.names) == names and len(names) == 3
+        for name, row in zip(names, guarded.guard.last.tensors, strict=True):
+            assert row.norm == pytest.approx(true_norm([model.get_parameter(name).grad]), rel=1e-6)
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+    assert_identical(gradients(model), gradients(plain))
+
+
+def test_a_skip_leaves_missing_gradients_missing() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_adamw(model), model)
+    loss_at(model, 0).backward()
+    poison(model)
+    model[2].weight.grad = None
+    own = gradients(model)
+    guarded.step()
+    assert guarded.guard.last.skipped
+    assert all(now is then for now, then in zip(gradients(model), own, strict=True))
+
+
+def test_no_gradients_at_all() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_adamw(model), model, max_norm=1.0)
+    before = snapshot(model, guarded)
+    guarded.step()
+    last = guarded.guard.last
+    assert (last.norm, last.gradients.total_elements, len(last.tensors), last.skipped) == (0.0, 0, 0, False)
+    assert_identical(snapshot(model, guarded), before)
+
+
+def test_frozen_parameters() -> None:
+    plain = make_model()
+    plain[0].weight.requires_grad_(False)
+    model = copy.deepcopy(plain)
+    optimizer = _adamw(plain)
+    guarded = fastguard.wrap(_adamw(model), model)
+    train(plain, optimizer, range(3))
+    train(model, guarded, range(3))
+    assert "0.weight" not in guarded.guard.last.tensors.names
+    model[0].weight.requires_grad_(True)  # thawed later, as in fine-tuning
+    plain[0].weight.requires_grad_(True)
+    train(plain, optimizer, [3])
+    train(model, guarded, [3])
+    assert guarded.guard.last.tensors.names[0] == "0.weight"
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+
+
+def test_gradients_gathered_over_batches_are_judged_once_at_the_step() -> None:
+    plain = make_model(dtype=torch.float64)
+    model = copy.deepcopy(plain)
+    optimizer = _adamw(plain)
+    guarded = fastguard.wrap(_adamw(model), model, max_norm=0.05)
+    for step in range(3):
+        for m in (plain, model):
+            m.zero_grad()
+            for part in range(4):
+                (loss_at(m, 4 * step + part) / 4).backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05))
+        optimizer.step()
+        guarded.step()
+        assert guarded.guard.last.norm == pytest.approx(norm, rel=1e-12)
+    assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-12, atol=1e-14)
+    guarded.guard.flush()
+    assert guarded.guard.history.num_steps == 3

@@ -1,0 +1,274 @@
+"""Copies of a guarded optimizer, its state on disk, and torch.distributed.checkpoint (FACTS.md §2.8 and §2.9)."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import assert_identical, make_model, snapshot, take_step, train
+from optimizer_cases import CASES, Case
+from torch import nn
+from torch.distributed.checkpoint import state_dict as dcp
+
+import fastguard
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def _through_pickle(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+def _through_torch_save(value: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "pickle": _through_pickle,
+    "deepcopy": copy.deepcopy,
+    "torch.save": _through_torch_save,
+}
+every_way = pytest.mark.parametrize("copied", WAYS.values(), ids=WAYS)
+
+
+@every_way
+def test_trap_2_9_a_copy_is_unguarded_and_says_how_to_guard_it(copied: Callable[[Any], Any]) -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_adamw(model), model, max_norm=1e-3)
+    take_step(model, guarded, 0)
+    model_copy, twin = copied((model, guarded))  # together, so that they share their parameters
+    for ask in (fastguard.Guard.of, lambda optimizer: optimizer.guard):
+        with pytest.raises(fastguard.NotGuardedError, match=r"AdamW is not guarded.*fastguard\.wrap\(optimizer, model"):
+            ask(twin)
+    assert not hasattr(twin, "guard")
+
+    plain = copy.deepcopy(model)
+    optimizer = _adamw(plain)
+    optimizer.load_state_dict(copy.deepcopy(guarded.state_dict()))
+    train(plain, optimizer, [1, 2])
+    train(model_copy, twin, [1, 2])  # neither clipped nor recorded
+    assert_identical(snapshot(model_copy, twin), snapshot(plain, optimizer))
+    guarded.guard.flush()
+    assert guarded.guard.history.step == [0]
+
+    fastguard.wrap(twin, model_copy, max_norm=1e-3)
+    take_step(model_copy, twin, 3)
+    assert twin.guard.last.clipped and twin.guard.last.step == 0
+    assert guarded.guard.last.step == 0  # the original's guard saw nothing of it
+    take_step(model, guarded, 1)
+    assert guarded.guard.last.step == 1 and twin.guard.last.step == 0
+
+
+def test_an_optimizer_that_was_never_guarded_says_so_too() -> None:
+    with pytest.raises(fastguard.NotGuardedError, match="SGD is not guarded"):
+        fastguard.Guard.of(torch.optim.SGD(make_model().parameters(), lr=0.1))
+    with pytest.raises(fastguard.NotGuardedError, match="NoneType is not guarded"):
+        fastguard.Guard.of(None)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_state_goes_into_and_out_of_a_guarded_optimizer(case: Case) -> None:
+    plain = make_model(case.model)
+    model = copy.deepcopy(plain)
+    optimizer = case.make(plain.parameters())
+    train(plain, optimizer, range(3), closure=case.closure)
+    state = _through_torch_save(optimizer.state_dict())
+
+    model.load_state_dict(plain.state_dict())
+    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=1e6)
+    train(model, guarded, [7], closure=case.closure)  # some state of its own, which has to go
+    model.load_state_dict(plain.state_dict())
+    guarded.load_state_dict(copy.deepcopy(state))  # a copy: loading does not make one
+    other = copy.deepcopy(plain)
+    unguarded = case.make(other.parameters())
+    unguarded.load_state_dict(copy.deepcopy(state))
+    assert_identical(guarded.state_dict(), unguarded.state_dict())
+
+    train(other, unguarded, range(3, 6), closure=case.closure)
+    train(model, guarded, range(3, 6), closure=case.closure)
+    assert_identical(snapshot(model, guarded), snapshot(other, unguarded))
+    assert_identical(_through_torch_save(guarded.state_dict()), unguarded.state_dict())
+    guarded.guard.flush()
+    assert guarded.guard.history.step == [0, 1, 2, 3]
+
+
+# --- torch.distributed.checkpoint ---
+
+DCP_CASES = [case for case in CASES if case.model == "mlp" and not case.closure and case.id != "GroupCounter"]
+
+
+@pytest.mark.parametrize("case", DCP_CASES, ids=lambda case: case.id)
+def test_trap_2_8_the_step_that_makes_state_is_no_training_step(case: Case) -> None:
+    plain = make_model(case.model)
+    model = copy.deepcopy(plain)
+    optimizer = case.make(plain.parameters())
+    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=1e-3)
+    assert_identical(_dcp_state(model, guarded), _dcp_state(plain, optimizer))
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+    assert guarded.guard.last is None
+    take_step(model, guarded, 0)
+    assert guarded.guard.last.step == 0
+
+
+def _dcp_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    return copy.deepcopy(dcp.get_optimizer_state_dict(model, optimizer))
+
+
+def test_a_tensor_rate_does_not_hide_that_step() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), foreach=False), model)
+    dcp.get_optimizer_state_dict(model, guarded)
+    assert guarded.guard.last is None
+    assert guarded.param_groups[0]["lr"].item() == pytest.approx(0.1)
+
+
+def test_a_checkpoint_in_the_middle_changes_nothing() -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = _adamw(plain)
+    guarded = fastguard.wrap(_adamw(model), model)
+    for step in range(4):
+        take_step(plain, optimizer, step)
+        take_step(model, guarded, step)
+        model_state, optimizer_state = dcp.get_state_dict(model, guarded)
+        expected_model_state, expected = dcp.get_state_dict(plain, optimizer)
+        assert_identical(dict(model_state), dict(expected_model_state))
+        assert_identical(optimizer_state, expected)
+    guarded.guard.flush()
+    assert guarded.guard.history.step == [0, 1, 2, 3]
+
+
+def test_resuming_through_dcp() -> None:
+    plain = make_model()
+    optimizer = _adamw(plain)
+    train(plain, optimizer, range(3))
+    model_state, state = copy.deepcopy(dcp.get_state_dict(plain, optimizer))
+
+    model = make_model(seed=1)
+    guarded = fastguard.wrap(_adamw(model), model)
+    dcp.set_state_dict(model, guarded, model_state_dict=model_state, optim_state_dict=state)
+    assert guarded.guard.last is None
+    train(plain, optimizer, range(3, 5))
+    train(model, guarded, range(3, 5))
+    assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
+    assert_identical(_dcp_state(model, guarded), _dcp_state(plain, optimizer))
+    guarded.guard.flush()
+    assert guarded.guard.history.step == [0, 1]
+
+
+@pytest.mark.parametrize("lr", [0.0, 0.1])
+def test_a_training_step_without_rate_or_without_gradient_is_recorded(lr: float) -> None:
+    """Only both together, on a `step(closure=None)` and without state, are what checkpointing does."""
+    model = make_model()
+    guarded = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=lr), model)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    guarded.step()
+    assert guarded.guard.last.step == 0
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 1.0 if lr == 0.0 else 0.0)
+    guarded.step(closure=None)
+    assert guarded.guard.last.step == 1
+
+
+# --- the guard's own state ---
+
+
+def _records(model: nn.Module, guarded: Any, steps: range, bad: tuple[int, ...] = ()) -> None:
+    for step in steps:
+        take_step(model, guarded, step, bad=math.nan if step in bad else None)
+        guarded.guard.observe(loss=0.1 * step)
+
+
+@pytest.mark.parametrize("stored", ["torch.save", "json"])
+def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored: str) -> None:
+    whole = make_model()
+    model = copy.deepcopy(whole)
+    sink, first, second = (fastguard.MemorySink() for _ in range(3))
+    guarded = fastguard.wrap(_adamw(whole), whole, max_norm=0.1, max_consecutive_skips=3, sinks=[sink])
+    _records(whole, guarded, range(10), bad=(1, 4, 5))
+    guarded.guard.flush()
+
+    half = fastguard.wrap(_adamw(model), model, max_norm=0.1, max_consecutive_skips=3, sinks=[first])
+    _records(model, half, range(5), bad=(1, 4))
+    state = half.guard.state_dict()
+    # Plain data: a load that allows nothing else takes it, and so does JSON.
+    if stored == "json":
+        state = json.loads(json.dumps(state, allow_nan=False))
+    else:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        buffer.seek(0)
+        state = torch.load(buffer, weights_only=True)
+    checkpoint = copy.deepcopy((model.state_dict(), half.state_dict()))
+    half.guard.close()
+
+    other = make_model(seed=5)
+    other.load_state_dict(checkpoint[0])
+    resumed = _adamw(other)
+    resumed.load_state_dict(checkpoint[1])
+    fastguard.wrap(resumed, other, max_norm=0.1, max_consecutive_skips=3, sinks=[second])
+    resumed.guard.load_state_dict(state)
+    _records(other, resumed, range(5, 10), bad=(5,))
+    resumed.guard.flush()
+
+    assert_identical(snapshot(other, resumed), snapshot(whole, guarded))
+    assert [*first.records, *second.records] == list(sink.records)
+    assert _without_times(resumed.guard.state_dict()) == _without_times(guarded.guard.state_dict())
+    assert resumed.guard.history.longest_skip_run == 2  # steps 4 and 5: the run went on across the restart
+
+
+def _without_times(state: dict[str, Any]) -> dict[str, Any]:
+    state = json.loads(json.dumps(state))
+    history = state["history"]
+    del history["numbers"]["overhead_total_s"]
+    for entries in (history["recent"], history["clean"]):
+        for entry in entries:
+            entry.pop()  # seconds, the last of an Entry
+    return state
+
+
+def test_the_run_of_skips_goes_on_across_a_restart() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_adamw(model), model, max_consecutive_skips=3)
+    _records(model, guarded, range(2), bad=(0, 1))
+    state = guarded.guard.state_dict()
+    guarded.guard.detach()
+    fastguard.wrap(guarded, model, max_consecutive_skips=3).guard.load_state_dict(state)
+    with pytest.raises(fastguard.NonFiniteGradientsError) as caught:
+        _records(model, guarded, range(2, 3), bad=(2,))
+    assert caught.value.steps == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("history"), r"without \['history'\]"),
+        (lambda s: s.update(version=2), "of version 2"),
+        (lambda s: s["history"].update(version=99), "version"),
+    ],
+)
+def test_a_state_from_elsewhere_is_refused_and_changes_nothing(change: Callable[[Any], Any], message: str) -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_adamw(model), model)
+    _records(model, guarded, range(3))
+    guarded.guard.flush()
+    before = guarded.guard.state_dict()
+    state = copy.deepcopy(before)
+    state["step"] = 100
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        guarded.guard.load_state_dict(state)
+    assert guarded.guard.state_dict() == before

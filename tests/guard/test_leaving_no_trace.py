@@ -1,0 +1,258 @@
+"""The guard keeps nothing alive, leaves nothing behind, and tells autograd what it changed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import assert_identical, gradients, loss_at, make_model, poison, snapshot, take_step, train
+from torch import nn
+
+import fastguard
+
+
+@pytest.fixture
+def without_gc() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def _sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings)
+
+
+@pytest.mark.parametrize("bad", [None, math.nan])
+@pytest.mark.usefixtures("without_gc")
+def test_gradients_are_freed_by_zero_grad(bad: float | None, backend: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model, max_norm=0.01, backend=backend)
+    take_step(model, optimizer, 0, bad=bad)
+    refs = [weakref.ref(g) for g in gradients(model)]
+    assert all(ref() is not None for ref in refs)
+    optimizer.zero_grad(set_to_none=True)
+    assert [ref() for ref in refs] == [None] * 4
+
+
+@pytest.mark.parametrize("bad", [None, math.nan])
+@pytest.mark.usefixtures("without_gc")
+def test_parameters_and_optimizer_are_freed_by_their_last_reference(bad: float | None) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model, max_norm=0.01)
+    guard = optimizer.guard
+    take_step(model, optimizer, 0)
+    take_step(model, optimizer, 1, bad=bad, closure=True)
+    refs = [weakref.ref(optimizer), weakref.ref(model), *(weakref.ref(p) for p in model.parameters())]
+    del model, optimizer
+    assert [ref() for ref in refs] == [None] * 6
+    # A guard that outlives its optimizer still reports.
+    assert guard.report().numbers["num_steps"] == 2
+    assert guard.last.tensors.names == ("0.weight", "0.bias", "2.weight", "2.bias")
+    guard.detach()
+    guard.close()
+
+
+@pytest.mark.usefixtures("without_gc")
+def test_the_guard_of_several_frees_each() -> None:
+    model = make_model()
+    optimizers = fastguard.wrap([_sgd(model[0]), _sgd(model[2])], model)
+    train_both(model, optimizers)
+    ref = weakref.ref(optimizers.pop())
+    assert ref() is None
+
+
+def train_both(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    loss_at(model, 0).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("without_gc")
+def test_a_closure_is_freed_after_the_step() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model)
+
+    class Closure:
+        __name__ = "closure"
+
+        def __call__(self) -> torch.Tensor:
+            loss = loss_at(model, 0)
+            loss.backward()
+            return loss
+
+    closure = Closure()
+    ref = weakref.ref(closure)
+    optimizer.step(closure)
+    del closure
+    assert ref() is None
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "plain": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    "fused": lambda model: torch.optim.AdamW(model.parameters(), fused=True),
+    "LBFGS": lambda model: torch.optim.LBFGS(model.parameters()),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_detach_leaves_the_optimizer_as_it_was(make: Any, num_steps: int) -> None:
+    model = make_model()
+    optimizer = make(model)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    before = {name: copy.copy(value) for name, value in vars(optimizer).items()}
+    guard = fastguard.wrap(optimizer, model, max_norm=1e-3).guard
+    for step in range(num_steps):
+        take_step(model, optimizer, step, closure=True)
+    guard.detach()
+    assert vars(optimizer).keys() == before.keys()
+    for name in before.keys() - {"state", "param_groups", "_numel_cache"}:  # the last is a cache of LBFGS's own
+        assert vars(optimizer)[name] == before[name], name
+    calls.clear()
+
+    plain = copy.deepcopy(model)
+    unguarded = make(plain)
+    unguarded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    take_step(plain, unguarded, 5, closure=True)
+    take_step(model, optimizer, 5, closure=True)
+    assert calls == ["pre", "post"]  # theirs stay
+    assert_identical(snapshot(model, optimizer), snapshot(plain, unguarded))
+    assert guard.history.num_steps == num_steps
+    with pytest.raises(fastguard.NotGuardedError):
+        fastguard.Guard.of(optimizer)
+    guard.detach()  # again does nothing
+
+
+def test_detach_in_the_middle_and_wrap_again() -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer, guarded = _sgd(plain), _sgd(model)
+    train(plain, optimizer, range(6))
+    first = fastguard.wrap(guarded, model).guard
+    train(model, guarded, range(2))
+    first.detach()
+    train(model, guarded, range(2, 4))
+    second = fastguard.wrap(guarded, model).guard
+    train(model, guarded, range(4, 6))
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+    second.flush()
+    assert first.history.step == second.history.step == [0, 1]
+
+
+def test_hooks_of_others_see_what_they_would_see() -> None:
+    """A pre-hook that was there first sees the whole gradients, one that came later the clipped ones."""
+    model = make_model()
+    optimizer = _sgd(model)
+    norms: list[float] = []
+
+    def look(*_: Any) -> None:
+        norms.append(float(torch.nn.utils.get_total_norm([g for g in gradients(model) if g is not None])))
+
+    optimizer.register_step_pre_hook(look)
+    fastguard.wrap(optimizer, model, max_norm=0.01)
+    optimizer.register_step_pre_hook(look)
+    optimizer.register_step_post_hook(look)
+    take_step(model, optimizer, 0)
+    assert norms == pytest.approx([optimizer.guard.last.norm, 0.01, 0.01], rel=1e-3)
+    norms.clear()
+    take_step(model, optimizer, 1, bad=math.nan)
+    assert math.isnan(norms[0]) and norms[1] == 0.0 and math.isnan(norms[2])  # taken away, and given back
+
+
+# --- autograd ---
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 1e6])
+def test_versions_are_bumped_by_clipping_alone(max_norm: float, backend: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model, max_norm=max_norm, backend=backend)
+    loss_at(model, 0).backward()
+    before = [g._version for g in gradients(model)]
+    optimizer.step()
+    bumped = [g._version > b for g, b in zip(gradients(model), before, strict=True)]
+    assert bumped == [max_norm == 0.01] * 4
+
+
+class Idle(torch.optim.Optimizer):
+    """A step that changes nothing, so that only what the guard does is seen."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:
+        pass
+
+
+def _with_graph(model: nn.Module) -> None:
+    """Gradients that can be differentiated again, as for a gradient penalty."""
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(loss_at(model, 0), parameters, create_graph=True)
+    for p, gradient in zip(parameters, found, strict=True):
+        p.grad = gradient
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_graph_through_clipped_gradients_fails_rather_than_go_on(clips: bool, backend: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(Idle(model.parameters()), model, max_norm=0.01 if clips else 1e6, backend=backend)
+    _with_graph(model)
+    penalty = sum(g.square().sum() for g in gradients(model))
+    optimizer.step()
+    assert optimizer.guard.last.clipped == clips
+    assert optimizer.guard.last.lr is None
+    if not clips:
+        assert all(g is not None for g in torch.autograd.grad(penalty, list(model.parameters()), allow_unused=True)[:3])
+        return
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(penalty, list(model.parameters()), allow_unused=True)
+
+
+def test_gradients_with_a_graph_are_clipped_in_place(backend: str) -> None:
+    model = make_model(dtype=torch.float64)
+    twin = copy.deepcopy(model)
+    optimizer = fastguard.wrap(Idle(model.parameters()), model, max_norm=0.01, backend=backend)
+    _with_graph(model)
+    own = gradients(model)
+    loss_at(twin, 0).backward()
+    torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.01)
+    optimizer.step()
+    for got, expected in zip(gradients(model), gradients(twin), strict=True):
+        torch.testing.assert_close(got.detach(), expected, rtol=1e-12, atol=1e-15)
+    assert all(now is then for now, then in zip(gradients(model), own, strict=True))
+
+
+def test_a_graph_kept_for_a_second_backward_still_serves() -> None:
+    """The guard changes gradients alone, which a kept graph has not saved."""
+    model = make_model(dtype=torch.float64)
+    optimizer = fastguard.wrap(Idle(model.parameters()), model, max_norm=0.01)
+    loss = loss_at(model, 0)
+    loss.backward(retain_graph=True)
+    whole = [g.clone() for g in gradients(model)]
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.backward()
+    assert_identical(gradients(model), whole)
+
+
+def test_the_step_changes_neither_grad_mode_nor_requires_grad() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model, max_norm=0.01)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(True):
+            optimizer.zero_grad()
+            loss_at(model, 0).backward()
+            poison(model, math.nan if not enabled else 1.0)
+        with torch.set_grad_enabled(enabled):
+            optimizer.step()
+            assert torch.is_grad_enabled() == enabled
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(g.requires_grad for g in gradients(model))

@@ -1,0 +1,172 @@
+"""Every family of learning-rate schedulers, made before and after wrapping: the same rates, and no warning.
+
+Warnings are errors in this suite; a scheduler warns when it finds its count of steps gone, which is how proxies and
+replaced `step` methods show (FACTS.md §2.7).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import assert_identical, make_model, snapshot, take_step
+from torch.optim import lr_scheduler as lrs
+from torch.optim import swa_utils
+
+import fastguard
+
+NUM_STEPS = 9
+
+Maker = Callable[[torch.optim.Optimizer], Any]
+
+SCHEDULERS: dict[str, Maker] = {
+    "LambdaLR": lambda o: lrs.LambdaLR(o, lambda t: 0.9**t),
+    "MultiplicativeLR": lambda o: lrs.MultiplicativeLR(o, lambda t: 0.8),
+    "StepLR": lambda o: lrs.StepLR(o, 2),
+    "MultiStepLR": lambda o: lrs.MultiStepLR(o, [2, 5]),
+    "ConstantLR": lambda o: lrs.ConstantLR(o, total_iters=3),
+    "LinearLR": lambda o: lrs.LinearLR(o, total_iters=4),
+    "ExponentialLR": lambda o: lrs.ExponentialLR(o, 0.7),
+    "PolynomialLR": lambda o: lrs.PolynomialLR(o, total_iters=6, power=2.0),
+    "CosineAnnealingLR": lambda o: lrs.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 3),
+    "CyclicLR": lambda o: lrs.CyclicLR(o, 0.001, 0.1, step_size_up=2),
+    "OneCycleLR": lambda o: lrs.OneCycleLR(o, 0.1, total_steps=20),
+    "ReduceLROnPlateau": lambda o: lrs.ReduceLROnPlateau(o, patience=1),
+    "SequentialLR": lambda o: lrs.SequentialLR(
+        o, [lrs.ConstantLR(o, total_iters=2), lrs.ExponentialLR(o, 0.5)], milestones=[3]
+    ),
+    "ChainedScheduler": lambda o: lrs.ChainedScheduler([lrs.ConstantLR(o, total_iters=2), lrs.ExponentialLR(o, 0.5)]),
+    "SWALR": lambda o: swa_utils.SWALR(o, swa_lr=0.001, anneal_epochs=4),
+}
+
+
+def _optimizer(model: torch.nn.Module, lr: Any = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def _run(model: torch.nn.Module, optimizer: Any, scheduler: Any, bad_step: int | None = None) -> list[list[float]]:
+    rates = []
+    for step in range(NUM_STEPS):
+        rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        take_step(model, optimizer, step, bad=math.nan if step == bad_step else None)
+        if isinstance(scheduler, lrs.ReduceLROnPlateau):
+            scheduler.step(1.0)
+        else:
+            scheduler.step()
+    return rates
+
+
+def test_every_scheduler_of_torch_is_here() -> None:
+    families = {
+        name
+        for name, cls in vars(lrs).items()
+        if inspect.isclass(cls) and issubclass(cls, lrs.LRScheduler) and not name.startswith("_")
+    }
+    assert families - {"LRScheduler"} <= SCHEDULERS.keys()
+
+
+@pytest.mark.parametrize("is_made", ["before", "after"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_rates_and_training_are_the_same(name: str, is_made: str) -> None:
+    make = SCHEDULERS[name]
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = _optimizer(plain)
+    expected = _run(plain, optimizer, make(optimizer))
+
+    guarded = _optimizer(model)
+    if is_made == "before":
+        scheduler = make(guarded)
+        assert fastguard.wrap(guarded, model) is guarded
+    else:
+        scheduler = make(fastguard.wrap(guarded, model))
+    got = _run(model, guarded, scheduler)
+
+    assert got == expected
+    assert len({tuple(rates) for rates in expected}) > 1  # it does schedule something
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+    guarded.guard.flush()
+    assert guarded.guard.history.learning_rate == [rates[0] for rates in expected]
+
+
+@pytest.mark.parametrize("is_made", ["before", "after"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_skipped_step_is_a_step_to_the_scheduler(name: str, is_made: str) -> None:
+    make = SCHEDULERS[name]
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer, guarded = _optimizer(plain), _optimizer(model)
+    if is_made == "before":
+        scheduler = make(guarded)
+        fastguard.wrap(guarded, model)
+    else:
+        scheduler = make(fastguard.wrap(guarded, model))
+    expected = _run(plain, optimizer, make(optimizer))
+    # The first step too: a scheduler that thought it had not been taken would warn of the wrong order.
+    assert _run(model, guarded, scheduler, bad_step=0) == expected
+    assert guarded.guard.history.first_events[0].step == 0
+
+
+@pytest.mark.parametrize("name", ["LambdaLR", "ExponentialLR", "CosineAnnealingLR", "OneCycleLR", "CyclicLR"])
+def test_tensor_rates(name: str) -> None:
+    def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), betas=(0.9, 0.999), foreach=False)
+
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer, guarded = make_optimizer(plain), fastguard.wrap(make_optimizer(model), model)
+    expected = _run(plain, optimizer, SCHEDULERS[name](optimizer))
+    assert _run(model, guarded, SCHEDULERS[name](guarded)) == expected
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+    guarded.guard.flush()
+    assert guarded.guard.history.learning_rate == [rates[0] for rates in expected]
+
+
+def test_a_scheduler_survives_detach() -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = _optimizer(plain)
+    expected = _run(plain, optimizer, lrs.ExponentialLR(optimizer, 0.7))
+    guarded = _optimizer(model)
+    scheduler = lrs.ExponentialLR(guarded, 0.7)
+    fastguard.wrap(guarded, model).guard.detach()
+    assert _run(model, guarded, scheduler) == expected
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+
+
+def test_trap_2_7_hooks_survive_a_replaced_step() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_optimizer(model), model)
+    lrs.StepLR(guarded, 2)  # patches `step` on the instance
+    calls: list[int] = []
+    inner = guarded.step
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return inner(*args, **kwargs)
+
+    guarded.step = types.MethodType(step, guarded)  # as accelerate does, at every step under a scaler
+    take_step(model, guarded, 0)
+    before = snapshot(model, guarded)
+    take_step(model, guarded, 1, bad=math.nan)
+    assert_identical(snapshot(model, guarded), before)
+    assert len(calls) == 2
+    guarded.guard.flush()
+    assert [entry.skipped for entry in guarded.guard.history.recent] == [False, True]
+
+
+def test_trap_2_7_a_changed_class_keeps_the_guard() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_optimizer(model), model)
+    guarded.__class__ = type("Renamed", (type(guarded),), {})
+    before = snapshot(model, guarded)
+    take_step(model, guarded, 0, bad=math.nan)
+    assert guarded.guard.last.skipped
+    assert_identical(snapshot(model, guarded), before)

@@ -1,0 +1,173 @@
+"""Every optimizer: unguarded and guarded training are the same, clipping is torch's, and a skip is no step at all."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from guard_helpers import (
+    assert_close,
+    assert_identical,
+    clip_by_torch,
+    gradients,
+    make_model,
+    snapshot,
+    take_step,
+    train,
+    true_norm,
+)
+from optimizer_cases import CASES, SKIPPING, Case
+
+import fastguard
+
+NUM_STEPS = 6
+# A tenth of the norms that occur, so that every step is clipped.
+MAX_NORM = 0.02
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+every_skipping_case = pytest.mark.parametrize("case", SKIPPING, ids=lambda case: case.id)
+
+
+@every_case
+def test_guarded_training_is_bit_identical(case: Case, backend: str) -> None:
+    plain = make_model(case.model)
+    model = copy.deepcopy(plain)
+    optimizer = case.make(plain.parameters())
+    guarded = fastguard.wrap(case.make(model.parameters()), model, backend=backend)
+    for step in range(NUM_STEPS):
+        expected = take_step(plain, optimizer, step, closure=case.closure)
+        got = take_step(model, guarded, step, closure=case.closure)
+        assert_identical(got, expected, "what step returns")
+        assert_identical(snapshot(model, guarded), snapshot(plain, optimizer), f"after step {step}")
+        assert_identical(gradients(model), gradients(plain), "gradients")
+    assert guarded.guard.history.num_steps == NUM_STEPS - 1  # the newest is held back for `observe`
+    assert guarded.guard.last.step == NUM_STEPS - 1
+    assert not guarded.guard.last.clipped and not guarded.guard.last.skipped
+
+
+@every_case
+def test_a_limit_that_is_not_reached_changes_nothing(case: Case) -> None:
+    plain = make_model(case.model)
+    model = copy.deepcopy(plain)
+    optimizer = case.make(plain.parameters())
+    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=1e6)
+    train(plain, optimizer, range(NUM_STEPS), closure=case.closure)
+    train(model, guarded, range(NUM_STEPS), closure=case.closure)
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+
+
+@every_case
+def test_clipping_is_torchs(case: Case, backend: str) -> None:
+    # In float64, so that the rounding of torch's own norm does not count.
+    plain = make_model(case.model, torch.float64)
+    model = copy.deepcopy(plain)
+    optimizer = case.make(plain.parameters())
+    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=MAX_NORM, backend=backend)
+    for step in range(NUM_STEPS):
+        norms: list[float] = []
+
+        def clip(norms: list[float] = norms) -> None:
+            norms.append(clip_by_torch(plain, MAX_NORM))
+
+        take_step(plain, optimizer, step, closure=case.closure, before_step=clip)
+        take_step(model, guarded, step, closure=case.closure)
+        last = guarded.guard.last
+        assert last.clipped
+        assert last.norm == pytest.approx(norms[0], rel=1e-12)  # before clipping, of the step's first evaluation
+        assert last.clip_coef == pytest.approx(MAX_NORM / (norms[0] + 1e-6), rel=1e-12)
+        assert true_norm(gradients(model)) == pytest.approx(true_norm(gradients(plain)), rel=1e-10)
+    # 1e-10: LBFGS divides differences of gradients by one another; all others stay within 1e-13.
+    assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-10, atol=1e-12)
+
+
+@every_skipping_case
+@pytest.mark.parametrize(("bad_step", "value"), [(0, math.nan), (3, -math.inf)])
+def test_a_skipped_step_never_was(case: Case, bad_step: int, value: float, backend: str) -> None:
+    plain = make_model(case.model)
+    model = copy.deepcopy(plain)
+    optimizer = case.make(plain.parameters())
+    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=1e6, backend=backend)
+    for step in range(NUM_STEPS):
+        if step != bad_step:
+            take_step(plain, optimizer, step)
+            take_step(model, guarded, step)
+            continue
+        before = snapshot(model, guarded)
+        seen: list[torch.Tensor | None] = []
+        take_step(model, guarded, step, bad=value, before_step=lambda seen=seen: seen.extend(gradients(model)))
+        assert guarded.guard.last.skipped
+        assert_identical(snapshot(model, guarded), before, "across the skip")
+        assert all(now is then for now, then in zip(gradients(model), seen, strict=True)), "gradients are given back"
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer), "as if the bad step had never been")
+    guarded.guard.flush()
+    assert [entry.skipped for entry in guarded.guard.history.recent] == [s == bad_step for s in range(NUM_STEPS)]
+
+
+@every_skipping_case
+def test_a_step_skipped_in_a_closure_never_was(case: Case) -> None:
+    plain = make_model(case.model)
+    model = copy.deepcopy(plain)
+    optimizer = case.make(plain.parameters())
+    guarded = fastguard.wrap(case.make(model.parameters()), model)
+    train(plain, optimizer, [0, 1, 3], closure=True)
+    train(model, guarded, [0, 1], closure=True)
+    before = snapshot(model, guarded)
+    loss = take_step(model, guarded, 2, closure=True, bad=math.nan)
+    assert math.isfinite(loss)
+    assert guarded.guard.last.skipped
+    assert_identical(snapshot(model, guarded), before, "across the skip")
+    train(model, guarded, [3], closure=True)
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+
+
+@pytest.mark.parametrize("line_search_fn", [None, "strong_wolfe"])
+def test_lbfgs_is_not_skipped_and_says_so(line_search_fn: str | None) -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = torch.optim.LBFGS(plain.parameters(), lr=0.5, max_iter=3, line_search_fn=line_search_fn)
+    guarded = fastguard.wrap(
+        torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3, line_search_fn=line_search_fn), model
+    )
+    take_step(plain, optimizer, 0, closure=True, bad=math.inf)
+    take_step(model, guarded, 0, closure=True, bad=math.inf)
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+    assert not guarded.guard.last.skipped
+    assert not guarded.guard.last.is_finite
+    assert guarded.guard.last.nonfinite[0] == "0.weight"
+
+
+def test_lbfgs_makes_one_record_a_step_and_keeps_a_bad_evaluation() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5), model)
+    evaluations: list[float] = []
+
+    def closure() -> torch.Tensor:
+        guarded.zero_grad()
+        loss = model(torch.ones(2, 6)).square().mean()
+        loss.backward()
+        if len(evaluations) == 2:
+            model[0].bias.grad[1] = math.nan
+        evaluations.append(loss.item())
+        return loss
+
+    guarded.step(closure)
+    assert len(evaluations) > 2
+    assert guarded.guard.last.step == 0
+    assert guarded.guard.last.nonfinite == ["0.bias"]
+    guarded.guard.flush()
+    assert guarded.guard.history.num_steps == 1
+
+
+def test_skip_can_be_turned_off() -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    guarded = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model, max_norm=1.0, skip_nonfinite=False)
+    for step, bad in enumerate([None, math.nan, None]):
+        take_step(plain, optimizer, step, bad=bad)
+        take_step(model, guarded, step, bad=bad)
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+    guarded.guard.flush()
+    assert guarded.guard.history.num_nonfinite_applied >= 1

@@ -1,0 +1,334 @@
+"""Optimizers inside other objects: accelerate's and Lightning's manner, shards of state, and what is refused.
+
+Traps of FACTS.md shown here: §2.1, §2.3, §2.7 (the step that is replaced around every scaled step), §2.11.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, take_step, train
+from torch import nn
+
+import fastguard
+
+
+class Accelerated(torch.optim.Optimizer):
+    """In the manner of accelerate's: is an Optimizer by class, has no groups of its own, and notices skipped steps by
+    counting calls of the inner step, which it replaces while a scaler is at work."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.was_called = False
+        self.step_was_skipped = False
+        # accelerate moves the state to the device when it prepares an optimizer
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+    defaults = property(lambda self: self.optimizer.defaults)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:
+        if self.scaler is None:
+            self.optimizer.step(closure)
+            return
+        inner = self.optimizer.step
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            self.was_called = True
+            return inner(*args, **kwargs)
+
+        self.optimizer.step = counting
+        self.was_called = False
+        self.scaler.step(self.optimizer)
+        self.optimizer.step = inner
+        self.scaler.update()
+        self.step_was_skipped = not self.was_called
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+class Lit:
+    """In the manner of Lightning's: passes every unknown attribute on, and runs the batch inside `step`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_optimizer"], name)
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        return self._optimizer.step(closure=closure, **kwargs)
+
+
+PROXIES = [Accelerated, Lit]
+every_proxy = pytest.mark.parametrize("proxy", PROXIES)
+
+
+def _adamw(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05, **settings)
+
+
+@every_proxy
+def test_wrapping_a_proxy_guards_what_is_inside(proxy: Any) -> None:
+    model = make_model()
+    inner = _adamw(model)
+    outer = proxy(inner)
+    assert fastguard.wrap(outer, model, max_norm=1.0) is outer
+    guard = inner.guard
+    assert outer.guard is guard
+    assert fastguard.Guard.of(outer) is fastguard.Guard.of(inner) is guard
+    take_step(model, outer, 0)
+    take_step(model, inner, 1)
+    guard.flush()
+    assert guard.history.step == [0, 1]
+
+
+@every_proxy
+def test_a_proxy_made_afterwards_shows_the_guard_too(proxy: Any) -> None:
+    model = make_model()
+    inner = fastguard.wrap(_adamw(model), model)
+    outer = proxy(inner)
+    assert outer.guard is fastguard.Guard.of(outer) is inner.guard
+    take_step(model, outer, 0)
+    assert outer.guard.last.step == 0
+    with pytest.raises(fastguard.AlreadyGuardedError, match="guarded already"):
+        fastguard.wrap(outer, model)
+
+
+@every_proxy
+def test_proxies_inside_proxies(proxy: Any) -> None:
+    model = make_model()
+    inner = _adamw(model)
+    outer = Lit(proxy(inner))
+    fastguard.wrap(outer, model)
+    assert outer.guard is inner.guard
+    guard = outer.guard
+    assert fastguard.Guard.of(outer._optimizer) is guard
+    guard.detach()
+    for layer in (outer, outer._optimizer, inner):
+        assert "guard" not in vars(layer)
+
+
+@every_proxy
+def test_detach_leaves_both_as_they_were(proxy: Any) -> None:
+    model = make_model()
+    inner = _adamw(model)
+    outer = proxy(inner)
+    before = dict(vars(inner)), dict(vars(outer))
+    fastguard.wrap(outer, model)
+    take_step(model, outer, 0)
+    outer.guard.detach()
+    assert (vars(inner).keys(), vars(outer).keys()) == (before[0].keys(), before[1].keys())
+    assert not inner._optimizer_step_pre_hooks and not inner._optimizer_step_post_hooks
+    with pytest.raises(fastguard.NotGuardedError, match=r"fastguard\.wrap"):
+        fastguard.Guard.of(outer)
+
+
+@every_proxy
+def test_training_through_a_proxy_is_bit_identical(proxy: Any) -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer, inner = _adamw(plain), _adamw(model)
+    outer = fastguard.wrap(proxy(inner), model, max_norm=1e6)
+    train(plain, proxy(optimizer), [0, 1, 3])
+    for step in range(4):
+        take_step(model, outer, step, closure=proxy is Lit, bad=math.nan if step == 2 else None)
+    assert_identical(snapshot(model, inner), snapshot(plain, optimizer))
+    assert outer.guard.history.num_skipped == 1
+
+
+@every_proxy
+def test_trap_2_1_groups_that_are_replaced_are_read_anew(proxy: Any) -> None:
+    """load_state_dict puts new groups in place of the old; who kept the old ones watches nothing."""
+    model = make_model()
+    inner = _adamw(model)
+    outer = fastguard.wrap(proxy(inner), model, max_norm=0.01)
+    take_step(model, outer, 0)
+    outer.load_state_dict(copy.deepcopy(outer.state_dict()))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
+    take_step(model, outer, 1)
+    scheduler.step()
+    take_step(model, outer, 2)
+    assert outer.guard.last.lr == 0.025
+    assert outer.guard.last.clipped and len(outer.guard.last.tensors) == 4
+
+
+def test_trap_2_1_parameters_that_are_replaced_are_read_anew() -> None:
+    """FSDP2 and tensor parallelism put new parameters into the groups."""
+    model = make_model()
+    guarded = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    take_step(model, guarded, 0)
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    guarded.param_groups[0]["params"] = list(model.parameters())
+    take_step(model, guarded, 1, bad=math.nan)
+    assert guarded.guard.last.skipped
+    assert guarded.guard.last.nonfinite == ["0.weight"]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("max_norm", [1e6, 0.05])
+def test_trap_2_3_a_proxy_that_leaks_the_flag(fused: bool, unscales: bool, max_norm: float) -> None:
+    """Lightning's passes `_step_supports_amp_scaling` on: the scaler then sets its attributes on the proxy."""
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer, inner = _adamw(plain), _adamw(model, fused=fused)
+    outer = fastguard.wrap(Lit(inner), model, max_norm=max_norm)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
+    for step in range(5):
+        for m, o, scaler in ((plain, optimizer, scalers[0]), (model, outer, scalers[1])):
+            o.zero_grad()
+            scaler.scale(loss_at(m, step)).backward()
+            if step in (0, 3):
+                poison(m, math.inf)
+            if unscales or m is plain:
+                scaler.unscale_(o)
+            if m is plain:
+                torch.nn.utils.clip_grad_norm_(m.parameters(), max_norm)
+            scaler.step(o)
+            scaler.update()
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+    assert not {"grad_scale", "found_inf"} & (vars(inner).keys() | vars(outer).keys())
+    assert_close(snapshot(model)["parameters"], snapshot(plain)["parameters"], rtol=2e-5, atol=1e-6)
+    guard = outer.guard
+    guard.flush()
+    assert [e.skipped for e in guard.history.recent] == [True, False, False, True, False]
+    assert [e.loss_scale for e in guard.history.recent] == ([None] * 5 if unscales else [1024, 512, 512, 512, 256])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_trap_2_7_a_step_that_is_replaced_under_a_scaler(fused: bool) -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = Accelerated(_adamw(plain, fused=False), torch.amp.GradScaler("cpu"))
+    inner = _adamw(model, fused=fused)
+    outer = fastguard.wrap(Accelerated(inner, torch.amp.GradScaler("cpu")), model)
+    for step in range(5):
+        for m, o in ((plain, optimizer), (model, outer)):
+            o.zero_grad()
+            o.scaler.scale(loss_at(m, step)).backward()
+            if step in (0, 3):
+                poison(m, math.nan)
+            o.step()
+        assert optimizer.scaler.get_scale() == outer.scaler.get_scale()
+        assert outer.guard.last.skipped == optimizer.step_was_skipped == (step in (0, 3))
+        # As with any fused optimizer, the scaler leaves the decision to the step, and so the step is always called.
+        assert not outer.step_was_skipped
+    if not fused:
+        assert_identical(snapshot(model, inner), snapshot(plain, optimizer.optimizer))
+    assert_close(snapshot(model)["parameters"], snapshot(plain)["parameters"], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
+def test_a_copy_of_a_proxy_is_unguarded(how: str) -> None:
+    model = make_model()
+    outer = fastguard.wrap(Accelerated(_adamw(model)), model)
+    twin = pickle.loads(pickle.dumps(outer)) if how == "pickle" else copy.deepcopy(outer)
+    with pytest.raises(fastguard.NotGuardedError, match=r"fastguard\.wrap"):
+        fastguard.Guard.of(twin)
+    with pytest.raises(fastguard.NotGuardedError, match=r"fastguard\.wrap"):
+        _ = twin.guard
+    fastguard.wrap(twin)
+    assert twin.guard is not outer.guard
+
+
+def test_a_proxy_that_shows_nothing_of_what_it_wraps_gets_the_guard_itself() -> None:
+    class Opaque:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+    model = make_model()
+    inner = _adamw(model)
+    outer = fastguard.wrap(Opaque(inner), model)
+    guard = outer.guard
+    assert guard is inner.guard
+    guard.detach()
+    assert not hasattr(outer, "guard")
+
+
+@every_proxy
+def test_a_guarded_proxy_is_freed_by_its_last_reference(proxy: Any) -> None:
+    model = make_model()
+    outer = fastguard.wrap(proxy(torch.optim.SGD(model.parameters(), lr=0.1)), model)
+    take_step(model, outer, 0)
+    refs = [weakref.ref(outer), weakref.ref(fastguard.Guard.of(outer)._attachments[0].optimizer)]
+    gc.collect()
+    gc.disable()
+    try:
+        del outer
+        assert [ref() for ref in refs] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("this torch was built without gloo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_trap_2_11_zero_redundancy_optimizer_is_guarded_at_its_outside() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.05)
+
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer, guarded = make(plain), make(model)
+    assert fastguard.wrap(guarded, model, max_norm=1e6) is guarded
+    assert fastguard.Guard.of(guarded)._attachments[0].optimizer is guarded
+    train(plain, optimizer, [0, 1, 3])
+    for step in range(4):
+        take_step(model, guarded, step, bad=math.nan if step == 2 else None)
+    assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
+    assert_identical(snapshot(model, guarded.optim), snapshot(plain, optimizer.optim))
+    guarded.guard.flush()
+    assert guarded.guard.history.step == [0, 1, 2, 3]
+    assert guarded.guard.last.tensors.names == ("0.weight", "0.bias", "2.weight", "2.bias")
+
+
+@pytest.mark.parametrize("is_optimizer", [True, False])
+def test_trap_2_11_deepspeed_is_refused(is_optimizer: bool) -> None:
+    base = torch.optim.SGD if is_optimizer else object
+    cls = type("ZeroStage3", (base,), {"__module__": "deepspeed.runtime.zero.stage3"})
+    instance = cls(make_model().parameters(), lr=0.1) if is_optimizer else cls()
+    with pytest.raises(TypeError, match=r"DeepSpeed's ZeroStage3.*without ZeRO"):
+        fastguard.wrap(instance)
+    assert "guard" not in vars(instance)
+
+
+@pytest.mark.parametrize("thing", [None, object(), nn.Linear(2, 2), "AdamW"])
+def test_what_is_no_optimizer_is_refused(thing: Any) -> None:
+    with pytest.raises(TypeError, match=r"`optimizer` must be a torch\.optim\.Optimizer"):
+        fastguard.wrap(thing)

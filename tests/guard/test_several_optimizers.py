@@ -1,0 +1,196 @@
+"""Several optimizers that share one norm and one decision, and several groups in one optimizer."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from guard_helpers import assert_close, assert_identical, gradients, loss_at, make_model, poison, snapshot
+from torch import nn
+
+import fastguard
+
+
+def _matrices_and_rest(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices where torch has it, AdamW for the rest: how Muon is meant to be used."""
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if p.ndim != 2]
+    first = getattr(torch.optim, "Muon", torch.optim.RMSprop)
+    return [first(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.05)]
+
+
+def _step(
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    step: int,
+    *,
+    bad_index: int | None = None,
+    max_norm: float | None = None,
+) -> None:
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss_at(model, step).backward()
+    if bad_index is not None:
+        poison(model, math.nan, bad_index)
+    if max_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def _pair(dtype: torch.dtype = torch.float32, **settings: object) -> tuple[nn.Module, list, nn.Module, list]:
+    plain = make_model(dtype=dtype)
+    model = copy.deepcopy(plain)
+    optimizers = _matrices_and_rest(plain)
+    guarded = fastguard.wrap(_matrices_and_rest(model), model, **settings)
+    return plain, optimizers, model, guarded
+
+
+def test_they_come_back_as_they_went_in() -> None:
+    model = make_model()
+    given = _matrices_and_rest(model)
+    returned = fastguard.wrap(given, model)
+    assert returned is given
+    assert given[0].guard is given[1].guard is fastguard.Guard.of(given[1])
+
+
+def test_training_is_bit_identical_with_one_record_a_step() -> None:
+    plain, optimizers, model, guarded = _pair()
+    for step in range(5):
+        _step(plain, optimizers, step)
+        _step(model, guarded, step)
+    assert_identical(snapshot(model, *guarded), snapshot(plain, *optimizers))
+    guard = guarded[0].guard
+    guard.flush()
+    assert guard.history.step == [0, 1, 2, 3, 4]
+    assert set(guard.last.tensors.names) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert guard.last.lr == 0.02  # of the first group of the first optimizer
+
+
+def test_clipping_uses_the_norm_of_all_gradients(backend: str) -> None:
+    plain, optimizers, model, guarded = _pair(torch.float64, max_norm=0.05, backend=backend)
+    for step in range(5):
+        _step(plain, optimizers, step, max_norm=0.05)
+        _step(model, guarded, step)
+        assert guarded[0].guard.last.clipped
+    # Muon orthogonalises in bfloat16: equal to a rounding unless an element sits right between two of its values.
+    assert_close(snapshot(model, *guarded), snapshot(plain, *optimizers), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad_index", [0, 1], ids=["in-the-first", "in-the-second"])
+def test_a_bad_gradient_in_one_skips_all(bad_index: int) -> None:
+    plain, optimizers, model, guarded = _pair(max_norm=1e6)
+    for step in (0, 1, 3, 4):
+        _step(plain, optimizers, step)
+    for step in range(5):
+        before = snapshot(model, *guarded)
+        _step(model, guarded, step, bad_index=bad_index if step == 2 else None)
+        if step == 2:
+            assert_identical(snapshot(model, *guarded), before)
+            assert all(g is not None for g in gradients(model))
+    assert_identical(snapshot(model, *guarded), snapshot(plain, *optimizers))
+    guard = guarded[1].guard
+    guard.flush()
+    assert [entry.skipped for entry in guard.history.recent] == [False, False, True, False, False]
+    assert guard.history.first_events[0].names == ("0.weight" if bad_index == 0 else "0.bias",)
+
+
+def test_names_without_a_model_tell_the_optimizers_apart() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_matrices_and_rest(model))
+    _step(model, guarded, 0)
+    assert guarded[0].guard.last.tensors.names == (
+        "optimizer0.group0.param0",
+        "optimizer0.group0.param1",
+        "optimizer1.group0.param0",
+        "optimizer1.group0.param1",
+    )
+
+
+def test_one_optimizer_alone_may_go_on_stepping() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_matrices_and_rest(model), model)
+    for step in range(3):
+        for optimizer in guarded:
+            optimizer.zero_grad()
+        loss_at(model, step).backward()
+        guarded[0].step()
+    guarded[0].guard.flush()
+    assert guarded[0].guard.history.step == [0, 1, 2]
+
+
+def test_the_same_optimizer_twice_is_an_error() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="twice"):
+        fastguard.wrap([optimizer, optimizer], model)
+    assert not hasattr(optimizer, "guard")
+
+
+def test_an_empty_list_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        fastguard.wrap([])
+
+
+def test_detach_frees_all_of_them() -> None:
+    model = make_model()
+    optimizers = _matrices_and_rest(model)
+    before = [dict(o.__dict__) for o in optimizers]
+    guard = fastguard.wrap(optimizers, model)[0].guard
+    _step(model, optimizers, 0)
+    guard.detach()
+    assert [o.__dict__.keys() for o in optimizers] == [b.keys() for b in before]
+    _step(model, optimizers, 1)
+    assert guard.history.step == [0]
+
+
+def test_differently_scaled_gradients_are_refused() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_matrices_and_rest(model), model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(loss_at(model, 0)).backward()
+    scaler.unscale_(guarded[0])
+    scaler.step(guarded[0])
+    with pytest.raises(RuntimeError, match=r"scaled alike.*unscale_ on all"):
+        scaler.step(guarded[1])
+
+
+# --- one optimizer, several groups ---
+
+
+def _two_groups(model: nn.Module) -> torch.optim.Optimizer:
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.01}]
+    return torch.optim.AdamW(groups)
+
+
+def test_groups_share_one_norm() -> None:
+    plain = make_model(dtype=torch.float64)
+    model = copy.deepcopy(plain)
+    optimizer = _two_groups(plain)
+    guarded = fastguard.wrap(_two_groups(model), model, max_norm=0.05)
+    for step in range(4):
+        _step(plain, [optimizer], step, max_norm=0.05)
+        _step(model, [guarded], step)
+    assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-12, atol=1e-14)
+    assert guarded.guard.last.lr == 0.1
+    assert len(guarded.guard.last.tensors) == 4
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+def test_a_group_added_later_is_watched_and_named(with_model: bool) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    guarded = fastguard.wrap(optimizer, model if with_model else None)
+    _step(model, [guarded], 0)
+    first = ("0.weight", "0.bias") if with_model else ("group0.param0", "group0.param1")
+    later = ("2.weight", "2.bias") if with_model else ("group1.param0", "group1.param1")
+    assert guarded.guard.last.tensors.names == first
+    guarded.add_param_group({"params": list(model[2].parameters()), "lr": 0.2})
+    _step(model, [guarded], 1)
+    assert guarded.guard.last.tensors.names == first + later
+    before = snapshot(model, guarded)
+    _step(model, [guarded], 2, bad_index=3)
+    assert_identical(snapshot(model, guarded), before)
+    assert guarded.guard.last.nonfinite == [later[1]]

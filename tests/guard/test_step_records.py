@@ -1,0 +1,398 @@
+"""What is recorded of a step, and how it reaches history and sinks: exactly one record a step, the last one too."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import clip_by_torch, gradients, loss_at, make_model, take_step, true_norm
+from torch import nn
+
+import fastguard
+from fastguard.sinks import read_jsonl
+
+NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+
+
+def _sgd(model: nn.Module, lr: Any = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+class Recording:
+    """A sink that also counts how often it was closed."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.losses: list[float | None] = []
+        self.num_closed = 0
+
+    def write(self, record: fastguard.StepStats) -> None:
+        assert not self.num_closed
+        self.steps.append(record.step)
+        self.losses.append(record.loss)
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def test_every_field(backend: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model, lr=0.25), model, max_norm=0.1, backend=backend)
+    assert optimizer.guard.last is None
+    loss = loss_at(model, 0)
+    loss.backward()
+    model[2].bias.grad[1] = 0.0
+    whole = [g.clone() for g in gradients(model)]
+    flat = torch.cat([g.reshape(-1) for g in whole]).double()
+    optimizer.step()
+    optimizer.guard.observe(loss=loss, val_loss=0.5)
+
+    last = optimizer.guard.last
+    assert last is optimizer.guard.last
+    assert last.step == 0
+    assert last.norm == pytest.approx(float(flat.norm()), rel=1e-6)
+    assert last.clip_coef == pytest.approx(0.1 / (float(flat.norm()) + 1e-6), rel=1e-6)
+    assert (last.clipped, last.skipped, last.is_finite, last.nonfinite) == (True, False, True, [])
+    assert (last.loss, last.val_loss, last.lr, last.loss_scale) == (loss.item(), 0.5, 0.25, None)
+
+    total = last.gradients
+    assert total.norm == last.norm
+    assert total.max_val == float(flat.abs().max())
+    assert total.min_val == float(flat[flat != 0].abs().min())
+    assert total.mean == pytest.approx(float(flat.mean()), rel=1e-6, abs=1e-9)
+    assert total.std == pytest.approx(float(flat.std(correction=0)), rel=1e-6)
+    assert (total.num_zeros, total.num_nans, total.num_infs, total.total_elements) == (1, 0, 0, flat.numel())
+
+    assert last.tensors.names == NAMES
+    for name, gradient in zip(NAMES, whole, strict=True):
+        assert last.tensors[name].norm == pytest.approx(true_norm([gradient]), rel=1e-6)
+        assert last.tensors[name].numel == gradient.numel()
+    for field in dataclasses.fields(last):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(last, field.name, None)
+
+
+def test_bad_tensors_are_named_in_backward_order(backend: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model, backend=backend)
+    loss_at(model, 0).backward()
+    model[0].weight.grad[0, 0] = math.nan
+    model[2].weight.grad[1, 1] = -math.inf
+    model[2].weight.grad[2, 2] = math.inf
+    model[0].bias.grad[3] = math.nan
+    optimizer.step()
+    last = optimizer.guard.last
+    assert last.nonfinite == ["2.weight", "0.bias", "0.weight"]
+    assert math.isnan(last.norm)
+    assert (last.gradients.num_nans, last.gradients.num_infs) == (2, 2)
+    assert last.tensors["2.weight"].norm == math.inf
+    assert math.isfinite(last.tensors["2.bias"].norm)
+    assert math.isfinite(last.gradients.max_val)  # of the finite elements
+    assert (last.skipped, last.clip_coef, last.clipped) == (True, 1.0, False)
+
+
+def test_an_infinite_norm_is_infinite() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model)
+    take_step(model, optimizer, 0, bad=-math.inf)
+    assert optimizer.guard.last.norm == math.inf
+
+
+@pytest.mark.parametrize(
+    "loss", [0.5, 1, torch.tensor(0.5), torch.tensor([[0.5]]), torch.tensor(0.5, dtype=torch.half)], ids=repr
+)
+def test_observe_takes_numbers_and_tensors_of_one_element(loss: Any) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model)
+    take_step(model, optimizer, 0)
+    optimizer.guard.observe(loss=loss)
+    optimizer.guard.observe(val_loss=loss)
+    assert optimizer.guard.last.loss == optimizer.guard.last.val_loss == float(loss)
+    assert type(optimizer.guard.last.loss) is float
+
+
+def test_observe_takes_what_still_has_a_graph_and_what_is_not_finite() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model)
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        take_step(model, optimizer, 0)
+        optimizer.guard.observe(loss=loss_at(model, 0))
+        take_step(model, optimizer, 1)
+        optimizer.guard.observe(loss=math.nan, val_loss=torch.tensor(math.inf))
+    finally:
+        torch.set_warn_always(before)
+    optimizer.guard.flush()
+    assert math.isnan(optimizer.guard.history.loss[-1])
+    assert optimizer.guard.history.val_loss == [math.inf]
+
+
+def test_observe_again_replaces() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model)
+    take_step(model, optimizer, 0)
+    optimizer.guard.observe(loss=1.0, val_loss=2.0)
+    optimizer.guard.observe(loss=3.0)
+    assert (optimizer.guard.last.loss, optimizer.guard.last.val_loss) == (3.0, 2.0)
+
+
+# --- names ---
+
+
+def test_names_from_the_model_go_before_the_optimizers_own() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD([(f"mine.{n}", p) for n, p in model.named_parameters()], lr=0.1)
+    fastguard.wrap(optimizer, model)
+    take_step(model, optimizer, 0)
+    assert optimizer.guard.last.tensors.names == NAMES
+
+
+def test_names_from_named_parameters() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.named_parameters(), lr=0.1))
+    take_step(model, optimizer, 0)
+    assert optimizer.guard.last.tensors.names == NAMES
+
+
+def test_names_by_group_and_place() -> None:
+    model = make_model()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    optimizer = fastguard.wrap(torch.optim.SGD(groups, lr=0.1))
+    take_step(model, optimizer, 0)
+    assert optimizer.guard.last.tensors.names == (
+        "group0.param0",
+        "group0.param1",
+        "group1.param0",
+        "group1.param1",
+    )
+
+
+class Wrapper(nn.Module):
+    """In the manner of DDP and FSDP: the model is a module inside, under a name of theirs."""
+
+    def __init__(self, attribute: str, module: nn.Module) -> None:
+        super().__init__()
+        self.attribute = attribute
+        setattr(self, attribute, module)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return getattr(self, self.attribute)(x)
+
+
+@pytest.mark.parametrize("attribute", ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+@pytest.mark.parametrize("from_model", [True, False])
+def test_what_wrappers_add_to_names_is_left_out(attribute: str, from_model: bool) -> None:
+    inner = make_model()
+    inner[0] = Wrapper(attribute, inner[0])
+    model = Wrapper("module", Wrapper(attribute, inner))
+    params = model.parameters() if from_model else model.named_parameters()
+    optimizer = fastguard.wrap(torch.optim.SGD(params, lr=0.1), model if from_model else None)
+    take_step(model, optimizer, 0)
+    assert optimizer.guard.last.tensors.names == NAMES
+
+
+def test_a_part_that_is_really_called_module_keeps_its_name_where_needed() -> None:
+    model = nn.ModuleDict({"module": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
+    model["weight"] = nn.Module()
+    model.register_parameter("bias", nn.Parameter(torch.ones(1)))  # "module.bias" stripped would be this one
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert set(optimizer.guard.last.tensors.names) == {
+        "bias",
+        "module.weight",
+        "module.bias",
+        "other.weight",
+        "other.bias",
+    }
+
+
+def test_names_outlive_a_model_made_only_for_wrap() -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    fastguard.wrap(optimizer, nn.ModuleDict({"encoder": first, "decoder": second}))
+    second(first(torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    assert optimizer.guard.last.tensors.names == ("encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias")
+
+
+def test_shared_parameters_are_counted_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert optimizer.guard.last.tensors.names == ("0.weight",)
+
+
+# --- the way to history and sinks ---
+
+
+def test_a_record_is_delivered_when_the_next_step_begins() -> None:
+    model = make_model()
+    sink, seen = Recording(), []
+    optimizer = fastguard.wrap(_sgd(model), model, sinks=[sink, seen.append])
+    for step in range(4):
+        take_step(model, optimizer, step)
+        optimizer.guard.observe(loss=float(step))
+        assert sink.steps == list(range(step))
+    optimizer.guard.flush()
+    optimizer.guard.flush()
+    assert sink.steps == optimizer.guard.history.step == [0, 1, 2, 3]
+    assert sink.losses == [0.0, 1.0, 2.0, 3.0]
+    assert [record.step for record in seen] == [0, 1, 2, 3]
+
+
+def test_skipped_steps_have_numbers_and_records() -> None:
+    model = make_model()
+    sink = fastguard.MemorySink()
+    optimizer = fastguard.wrap(_sgd(model), model, max_norm=0.1, sinks=[sink])
+    for step in range(5):
+        take_step(model, optimizer, step, bad=math.nan if step in (0, 3) else None)
+    optimizer.guard.close()
+    assert [r.step for r in sink.records] == [0, 1, 2, 3, 4]
+    assert [r.skipped for r in sink.records] == [True, False, False, True, False]
+    assert [r.clipped for r in sink.records] == [False, True, True, False, True]
+
+
+def test_close_delivers_the_last_record_and_closes_once() -> None:
+    model = make_model()
+    sink = Recording()
+    optimizer = fastguard.wrap(_sgd(model), model, sinks=[sink])
+    take_step(model, optimizer, 0)
+    optimizer.guard.close()
+    assert (sink.steps, sink.num_closed) == ([0], 1)
+    optimizer.guard.detach()
+    del optimizer
+    gc.collect()
+    assert (sink.steps, sink.num_closed) == ([0], 1)
+
+
+def test_detach_delivers_the_last_record_and_keeps_sinks_open() -> None:
+    model = make_model()
+    sink = Recording()
+    optimizer = fastguard.wrap(_sgd(model), model, sinks=[sink])
+    take_step(model, optimizer, 0)
+    optimizer.guard.detach()
+    take_step(model, optimizer, 1)
+    assert (sink.steps, sink.num_closed) == ([0], 0)
+
+
+def test_a_guard_that_is_dropped_delivers_the_last_record() -> None:
+    model = make_model()
+    sink = Recording()
+    optimizer = fastguard.wrap(_sgd(model), model, sinks=[sink])
+    take_step(model, optimizer, 0)
+    take_step(model, optimizer, 1)
+    assert sink.steps == [0]
+    del optimizer
+    gc.collect()
+    assert sink.steps == [0, 1]
+
+
+_SCRIPT = """
+import sys
+import torch, fastguard
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+fastguard.wrap(optimizer, model, sinks=[fastguard.JsonlSink(sys.argv[1])], backend="reference")
+for step in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.guard.observe(loss=loss)
+if sys.argv[2] == "raises":
+    raise SystemExit("stopped in the middle")
+"""
+
+
+@pytest.mark.parametrize("ending", ["ends", "raises"])
+def test_the_last_record_is_written_when_the_interpreter_exits(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    command = [sys.executable, "-W", "error", "-c", _SCRIPT, str(path), ending]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == (ending == "raises"), done.stderr
+    assert done.stderr == ("stopped in the middle\n" if ending == "raises" else "")
+    log = read_jsonl(path)
+    assert [line["step"] for line in log] == [0, 1, 2]
+    assert all("loss" in line for line in log)
+
+
+def test_a_sink_that_fails_never_stops_training() -> None:
+    def fails(record: fastguard.StepStats) -> None:
+        raise OSError("disk full")
+
+    model = make_model()
+    good = fastguard.MemorySink()
+    optimizer = fastguard.wrap(_sgd(model), model, sinks=[fails, good])
+    take_step(model, optimizer, 0)
+    with pytest.warns(RuntimeWarning, match="disk full"):
+        take_step(model, optimizer, 1)
+    for step in range(2, 4):
+        take_step(model, optimizer, step)  # a second warning would be an error
+    optimizer.guard.flush()
+    assert len(good) == 4
+    assert optimizer.guard.report().numbers["num_records_lost"] == 4
+
+
+def test_the_report_counts_the_step_just_taken() -> None:
+    model = make_model()
+    sink = Recording()
+    optimizer = fastguard.wrap(_sgd(model), model, max_norm=0.1, sinks=[sink])
+    assert optimizer.guard.report().numbers["num_steps"] == 0
+    for step in range(3):
+        take_step(model, optimizer, step, bad=math.nan if step == 1 else None)
+    report = optimizer.guard.report()
+    assert report.numbers["num_steps"] == 3
+    assert report.numbers["num_skipped"] == 1
+    assert report.numbers["num_clipped"] == 2
+    assert [finding.rule for finding in report.findings] == ["non-finite-gradients"]
+    optimizer.guard.observe(loss=1.0)  # the report did not take the step away
+    optimizer.guard.flush()
+    assert sink.steps == [0, 1, 2]
+    assert sink.losses[-1] == 1.0
+
+
+def test_trap_2_10_another_clipper_that_ran_first_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model, lr=0.01), model, max_norm=1.0)
+    for step in range(12):
+        take_step(model, optimizer, step, before_step=lambda: clip_by_torch(model, 0.05))
+    report = optimizer.guard.report()
+    finding = next(f for f in report.findings if f.rule == "already-clipped")
+    assert finding.evidence["norm"] == pytest.approx(0.05, rel=1e-3)
+    assert not caplog.records  # looked for every 32 steps
+    for step in range(12, 70):
+        take_step(model, optimizer, step, before_step=lambda: clip_by_torch(model, 0.05))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # said once, while training runs
+    assert "0.05" in caplog.text
+
+
+def test_trap_2_10_a_guard_alone_is_not_taken_for_another_clipper(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model, lr=0.01), model, max_norm=0.05)
+    for step in range(20):
+        take_step(model, optimizer, step)
+    assert optimizer.guard.history.num_clipped == 19
+    assert "already-clipped" not in [f.rule for f in optimizer.guard.report().findings]
+    assert not caplog.records
+
+
+def test_overhead_is_measured_at_every_step() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model)
+    for step in range(3):
+        take_step(model, optimizer, step, closure=step == 1)
+    optimizer.guard.flush()
+    assert optimizer.guard.history.num_timed == 3
+    assert all(0.0 < entry.overhead_s < 1.0 for entry in optimizer.guard.history.recent)

@@ -1,0 +1,193 @@
+"""The command: every answer is readable, every error one line, and help costs no import of torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fastguard
+from fastguard import cli, info, kernels
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m fastguard` in a fresh process."""
+    return subprocess.run(
+        [sys.executable, "-m", "fastguard", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def check_one_line(stderr: str, *parts: str) -> None:
+    assert stderr.count("\n") == 1, stderr
+    for part in parts:
+        assert part in stderr
+
+
+def test_info_names_versions_backends_and_settings(capsys):
+    assert cli.main(["info"]) == 0
+    text = capsys.readouterr().out
+    for part in (fastguard.__version__, torch.__version__, "FASTGUARD_BACKEND", "FASTGUARD_ISA", "FASTGUARD_DLPACK"):
+        assert part in text
+    for name, status in kernels.backends().items():
+        line = next(line for line in text.splitlines() if line.startswith(f"  {name} "))
+        assert (status.detail if status.available else status.reason) in line
+
+
+def test_info_tells_which_instruction_sets_run(capsys):
+    status = kernels.backends()["cpu"]
+    if not status.available:
+        pytest.skip(f"backend 'cpu' cannot run here: {status.reason}")
+    cli.main(["info"])
+    text = capsys.readouterr().out
+    assert f"{kernels.cpu._C.isa()} of [" in text
+    assert "thread" in text
+    assert "tensors through" in text
+
+
+def test_info_says_why_a_backend_cannot_run(capsys, monkeypatch):
+    monkeypatch.setattr(kernels.cpu, "_problem", "the extension was left at home")
+    assert cli.main(["info"]) == 0
+    assert "cannot run  the extension was left at home" in capsys.readouterr().out
+
+
+def test_info_json_is_one_object_with_the_same_facts(capsys):
+    assert cli.main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts == json.loads(json.dumps(info.collect()))
+    assert facts["torch"] == torch.__version__
+    assert facts["problem"] is None
+    assert facts["backends"] == {name: status._asdict() for name, status in kernels.backends().items()}
+    assert facts["environment"].keys() == {"FASTGUARD_BACKEND", "FASTGUARD_ISA", "FASTGUARD_DLPACK"}
+
+
+def test_info_shows_a_backend_from_the_environment(capsys, monkeypatch):
+    monkeypatch.setenv("FASTGUARD_BACKEND", "reference")
+    assert cli.main(["info"]) == 0
+    assert "'reference'" in capsys.readouterr().out
+
+
+def test_info_with_a_bad_environment_still_shows_the_rest(capsys, monkeypatch):
+    monkeypatch.setenv("FASTGUARD_BACKEND", "abacus")
+    assert cli.main(["info"]) == 1
+    text = capsys.readouterr().out
+    assert "problem: `FASTGUARD_BACKEND` must be one of" in text
+    assert "reference" in text
+
+
+def test_info_with_a_bad_instruction_set():
+    if not kernels.backends()["cpu"].available:
+        pytest.skip("no extension here, so there is no instruction set to choose")
+    done = run("info", FASTGUARD_ISA="abacus")
+    assert done.returncode == 1
+    assert "problem: FASTGUARD_ISA: instruction set must be one of" in done.stdout
+    assert torch.__version__ in done.stdout
+    assert not done.stderr
+
+
+def test_info_without_torch(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert cli.main(["info"]) == 1
+    assert "problem: torch cannot be imported" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["info", "--help"], ["demo", "--help"]], ids=" ".join)
+def test_help_does_not_import_torch(arguments):
+    code = (
+        "import sys\nfrom fastguard.cli import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_help_lists_every_command():
+    done = run("--help")
+    assert done.returncode == 0
+    for name, command in cli.COMMANDS.items():
+        assert f"{name}  " in done.stdout and command.help in done.stdout
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_of_its_own(name, capsys):
+    if name == "bench":
+        pytest.importorskip("numpy")
+    with pytest.raises(SystemExit) as end:
+        cli.main([name, "--help"])
+    assert end.value.code == 0
+    assert f"usage: fastguard {name}" in capsys.readouterr().out
+
+
+def test_no_command_shows_the_help_and_fails(capsys):
+    assert cli.main([]) == 2
+    assert "commands:" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_one_line_and_exit_code_2():
+    done = run("inof")
+    assert done.returncode == 2
+    assert not done.stdout
+    check_one_line(done.stderr, "unknown command 'inof'", "Did you mean 'info'?", ", ".join(cli.COMMANDS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--no-such-option"], "unrecognized arguments: --no-such-option"),
+        (["info", "--jsn"], "unrecognized arguments: --jsn"),
+        (["info", "more"], "unrecognized arguments: more"),
+        (["demo", "--steps", "3"], "must be at least 20, got 3"),
+        (["demo", "--steps", "many"], "invalid number value: 'many'"),
+        (["demo", "--minutes", "-1"], "must be above 0, got -1"),
+        (["demo", "--device", "abacus"], "invalid choice: 'abacus'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_bad_argument_is_one_line_and_exit_code_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    check_one_line(capsys.readouterr().err, message, "--help`")
+
+
+def test_a_command_whose_package_is_missing_says_so_in_one_line(capsys, monkeypatch, tmp_path):
+    (tmp_path / "a_command.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "new", cli.Command("a new one", "a_command:main"))
+    assert cli.main(["new"]) == 2
+    check_one_line(capsys.readouterr().err, "`new` needs the package 'no_such_package'")
+
+
+def test_a_new_command_is_one_line_in_the_table(capsys, monkeypatch, tmp_path):
+    (tmp_path / "another_command.py").write_text("def main(argv): print(argv); return 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "another", cli.Command("another one", "another_command:main"))
+    assert cli.main(["another", "--its-own", "option"]) == 7
+    assert capsys.readouterr().out == "['--its-own', 'option']\n"
+
+
+def test_python_dash_m_is_the_command():
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"fastguard {fastguard.__version__}\n")
+
+
+def test_a_closed_pipe_is_no_traceback():
+    code = "import sys, fastguard.cli as c\nc.COMMANDS['info'] = c.Command('', 'm:main')\n"
+    code += "import types; m = sys.modules['m'] = types.ModuleType('m')\n"
+    code += "def main(argv):\n    while True: print('x' * 1000)\nm.main = main\nsys.exit(c.main(['info']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    stderr = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 1
+    assert not stderr

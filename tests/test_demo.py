@@ -1,0 +1,244 @@
+"""The demo keeps what it promises: the poisoned step is skipped, the right tensor is named, training goes on."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fastguard
+from fastguard import cli
+from fastguard.demo import cost, training
+from fastguard.demo.model import CharTransformer
+from fastguard.demo.plan import Plan
+from fastguard.demo.progress import Progress
+from fastguard.demo.text import Corpus, library_text
+from fastguard.demo.threads import fewest_possible
+from fastguard.sinks import read_jsonl
+
+STEPS = 40
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A model that trains in no time; its middle block is the one that is poisoned."""
+    monkeypatch.setattr(training, "CharTransformer", functools.partial(CharTransformer, width=32, num_blocks=3))
+    monkeypatch.setattr(cost, "MAX_ROUNDS", cost.MIN_ROUNDS)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a second one has nothing to do, and waits for its turn where other tests run too
+    yield
+    torch.set_num_threads(threads)
+
+
+def run_demo(folder, *arguments: str) -> int:
+    return cli.main(["demo", "--quick", "--steps", str(STEPS), "--device", "cpu", "--out", str(folder), *arguments])
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
+    monkeypatch.setenv("FASTGUARD_BACKEND", backend)
+    assert run_demo(tmp_path) == 0
+    text = capsys.readouterr().out
+
+    log = read_jsonl(tmp_path / "run.jsonl")
+    assert [line["step"] for line in log] == list(range(STEPS))
+    assert [line["step"] for line in log if line["skipped"]] == [STEPS // 2]
+    bad = log[STEPS // 2]
+    assert bad["nonfinite"][0] == "blocks.1.mlp.2.bias"
+    assert not any(name.startswith(("blocks.2", "norm", "head")) for name in bad["nonfinite"])
+    assert math.isfinite(bad["loss"])
+    losses = [line["loss"] for line in log]
+    assert losses[0] > 5 and sum(losses[-5:]) / 5 < losses[0] - 1
+    assert sum("val_loss" in line for line in log) >= 5 and "val_loss" in log[-1]
+
+    assert f"fastguard: step {STEPS // 2}: gradients are not finite (first in 'blocks.1.mlp.2.bias'" in text
+    assert "bit-identical to\n  before" in text
+    num_parameters = sum(p.numel() for p in training.CharTransformer().parameters())
+    assert f"{num_parameters:,} of {num_parameters:,} parameters NaN or Inf" in text
+    assert f"WARNING after {STEPS} steps: " in text
+    assert "[warning] non-finite-gradients, step 20, in blocks.1.mlp.2.bias" in text
+    for row in ("unguarded", "with clip_grad_norm_", "with fastguard"):
+        assert sum(line.startswith(f"{row} ") for line in text.splitlines()) == 1
+    assert f"the log is {tmp_path / 'run.jsonl'}" in text
+
+
+def test_the_same_seed_gives_the_same_run(tiny, tmp_path, capsys):
+    runs = []
+    for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
+        assert run_demo(tmp_path / name, "--seed", seed) == 0
+        lines = (tmp_path / name / "run.jsonl").read_text().splitlines()
+        runs.append([{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines])
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_the_demo_fails_when_the_poisoned_step_is_not_skipped(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(fastguard, "wrap", functools.partial(fastguard.wrap, skip_nonfinite=False))
+    assert run_demo(tmp_path) == 1
+    text = capsys.readouterr().out
+    assert "NOT AS IT SHOULD BE: skipped False" in text
+    assert f"THE DEMO FAILED at step {STEPS // 2}" in text
+
+
+def test_the_whole_command_without_tqdm(tmp_path):
+    code = "import sys; sys.modules['tqdm'] = None\nfrom fastguard.cli import main\nsys.exit(main(sys.argv[1:]))"
+    arguments = ["demo", "--quick", "--steps", "20", "--minutes", "0.02"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([_where(), *sys.path])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "fastguard demo: loading torch ...\n"
+    assert "step   19 of 20: loss" in done.stdout
+    assert len(read_jsonl(tmp_path / "runs" / "demo" / "run.jsonl")) == 20
+
+
+def _where() -> str:
+    """The folder that holds the package under test, for a process that is started elsewhere."""
+    return os.path.dirname(next(iter(fastguard.__path__)))
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as end:
+        run_demo(tmp_path / "file")
+    assert end.value.code == 2
+    assert "--out: cannot write there" in capsys.readouterr().err
+
+
+def test_a_backend_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FASTGUARD_BACKEND", "abacus")
+    assert run_demo(tmp_path) == 2
+    assert "`FASTGUARD_BACKEND` must be one of" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert run_demo(tmp_path, "--device", "cuda") == 2
+    assert "torch finds no CUDA device" in capsys.readouterr().err
+
+
+def test_poison_leaves_the_loss_alone_and_starts_where_it_says():
+    torch.manual_seed(0)
+    model = CharTransformer(width=16, num_heads=2, num_blocks=3)
+    text = torch.randint(256, (2, 9))
+    plain = training.loss_of(model, text[:, :-1], text[:, 1:])
+    with training.poisoned(model.blocks[1]):
+        loss = training.loss_of(model, text[:, :-1], text[:, 1:])
+        loss.backward()
+    assert torch.equal(loss, plain)
+    bad = {name for name, p in model.named_parameters() if not p.grad.isfinite().all()}
+    assert "blocks.1.mlp.2.bias" in bad
+    assert not any(name.startswith(("blocks.2", "norm", "head")) for name in bad)
+    model.zero_grad()
+    training.loss_of(model, text[:, :-1], text[:, 1:]).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())  # the poison is gone
+
+
+def test_the_text_is_the_same_every_time_and_real():
+    text = library_text(200_000)
+    assert len(text) == 200_000
+    assert text == library_text(300_000)[:200_000]
+    assert text.count(b"def ") > 100
+
+
+def test_the_corpus_keeps_training_and_held_out_text_apart():
+    corpus = Corpus(bytes(i * 256 // 40_000 for i in range(40_000)), 64, 0, torch.device("cpu"))
+    inputs, targets = corpus.batch()
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert targets.max() < corpus.held_out()[0].min() + 2
+    assert torch.equal(corpus.held_out()[0], corpus.held_out()[0])
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [({4: 3.0, 2: 2.0, 1: 1.0}, 1), ({4: 1.0, 2: 0.9, 1: 0.1}, 4)])
+def test_threads_are_halved_while_that_is_clearly_faster(monkeypatch, seconds, chosen):
+    threads, clock = [4], [0.0]
+
+    def work() -> None:
+        clock[0] += seconds[threads[0]]
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: threads.__setitem__(0, number))
+    monkeypatch.setattr("fastguard.demo.threads.time.perf_counter", lambda: clock[0])
+    fewest_possible(work)
+    assert threads == [chosen]
+
+
+def _paced(monkeypatch, plan: Plan, seconds_a_step) -> list[int]:
+    """The steps that `plan` takes at that pace; the clock is ours."""
+    clock = [0.0]
+    monkeypatch.setattr("fastguard.demo.plan.time.perf_counter", lambda: clock[0])
+    taken, step = [], 0
+    while step < plan.num_steps:
+        plan.review(step)
+        taken.append(step)
+        clock[0] += seconds_a_step(step)
+        step += 1
+    taken.append(int(clock[0]))
+    return taken
+
+
+def test_a_plan_with_time_enough_is_kept(monkeypatch):
+    plan = Plan(200, deadline=100.0)
+    *steps, _ = _paced(monkeypatch, plan, lambda step: 0.1)
+    assert len(steps) == 200 and plan.poison_at == 100 and not plan.is_cut
+
+
+@pytest.mark.parametrize("pace", [1.0, 3.0, 50.0])
+def test_a_slow_machine_gets_fewer_steps_and_its_poison(monkeypatch, pace):
+    plan = Plan(200, deadline=100.0)
+    *steps, seconds = _paced(monkeypatch, plan, lambda step: pace)
+    assert plan.is_cut
+    assert plan.poison_at in steps and steps[-1] - plan.poison_at >= 5
+    assert seconds <= max(110, 20 * pace)
+
+
+def test_a_slow_start_is_caught_up_with(monkeypatch):
+    plan = Plan(200, deadline=100.0)
+    *steps, seconds = _paced(monkeypatch, plan, lambda step: 2.0 if step < 20 else 0.1)
+    assert len(steps) == 200 and not plan.is_cut and seconds <= 100
+    assert plan.poison_at in steps
+
+
+def test_a_plan_without_a_deadline_never_changes(monkeypatch):
+    plan = Plan(30)
+    assert len(_paced(monkeypatch, plan, lambda step: 1000.0)) == 31
+    assert (plan.num_steps, plan.poison_at) == (30, 15)
+
+
+def test_the_learning_rate_warms_up_and_comes_down():
+    plan = Plan(100)
+    factors = [plan.learning_rate_factor(step) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1) and max(factors) == 1.0
+    assert factors[:10] == sorted(factors[:10]) and factors[10:] == sorted(factors[10:], reverse=True)
+    assert 0.1 <= factors[-1] < 0.11
+
+
+def test_without_tqdm_a_terminal_gets_lines_and_a_hint(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with Progress(3, bar=True) as progress:
+        progress.update(2, 1.5, 0.5, 0.25, 3)
+    captured = capsys.readouterr()
+    assert "pip install tqdm" in captured.err
+    assert captured.out == "step    2 of 3: loss 1.500, grad norm 0.500, clipped 25%\n"
+
+
+def test_the_bar_shows_loss_norm_and_clip_rate(capsys):
+    pytest.importorskip("tqdm")
+    with Progress(2, bar=True) as progress:
+        progress.update(0, 1.5, 0.5, 0.25, 2)
+        progress.say("a line")
+        progress.update(1, 1.25, 0.5, 0.25, 2)
+    captured = capsys.readouterr()
+    assert "a line\n" in captured.out
+    assert "2/2" in captured.err
+    assert "loss 1.250, grad norm 0.500, clipped 25%" in captured.err
