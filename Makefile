@@ -4,11 +4,11 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check
 SOURCES = pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint sanitize clean
+.PHONY: help demo test bench gpu-test gpu-bench lint sanitize clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/demo.stamp ## train a small model under guard, on real text (2 to 3 minutes)
 	.venv/bin/fastguard demo
@@ -19,6 +19,12 @@ test: .venv/dev.stamp ## run the tests
 bench: .venv/dev.stamp ## measure against torch's own functions, side by side
 	.venv/bin/fastguard bench
 	.venv/bin/python -m pytest benchmarks --benchmark-only
+
+gpu-test: .venv/dev.stamp ## run the kernel tests on the GPU, or say that there is none
+	.venv/bin/python -m pytest tests/kernels -k "triton or gpu"
+
+gpu-bench: .venv/dev.stamp ## measure the GPU path; needs an NVIDIA GPU
+	.venv/bin/python benchmarks/gpu.py
 
 lint: .venv/dev.stamp ## ruff and mypy, as CI runs them
 	.venv/bin/ruff check .

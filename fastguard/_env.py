@@ -20,6 +20,11 @@ def exchange_api() -> bool:
     return os.environ.get("FASTGUARD_DLPACK", "1") != "0"
 
 
+def triton_interpreter() -> bool:
+    """TRITON_INTERPRET=1: Triton's own switch; its kernels then run, slowly, on CPU tensors. For tests."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+
 def in_effect() -> dict[str, dict[str, str | None]]:
     """Each variable that is read, its value (None if it is not set), and what that means; for `fastguard info`."""
     chosen = backend()
