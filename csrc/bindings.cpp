@@ -51,6 +51,16 @@ py::object py_tensor_stats(const py::sequence& tensors, int num_threads, double 
   return py::make_tuple(std::move(table.bytes), std::move(table.fold), dtypes);
 }
 
+// (addresses, sizes) as int64 bytes; None if a tensor needs preparing or they are on several devices.
+py::object py_locate_tensors(const py::sequence& tensors) {
+  std::vector<int64_t> addresses, sizes;
+  if (!locate_tensors(py::tuple(tensors), addresses, sizes)) return py::none();
+  auto bytes = [](const std::vector<int64_t>& v) {
+    return py::bytes(reinterpret_cast<const char*>(v.data()), 8 * v.size());
+  };
+  return py::make_tuple(bytes(addresses), bytes(sizes));
+}
+
 // Raises IndexError with the index of a tensor that overlaps itself; nothing is scaled then.
 void py_scale(const py::sequence& tensors, double factor, int num_threads) {
   std::vector<py::object> keep_alive;
@@ -135,6 +145,7 @@ PYBIND11_MODULE(_C, m) {
       py::arg("describe"), py::arg("exchange_api"));
   m.def("tensor_stats", &py_tensor_stats, py::arg("tensors"), py::arg("num_threads"), py::arg("unscale") = 1.0,
         py::arg("plain_only") = false);
+  m.def("locate_tensors", &py_locate_tensors, py::arg("tensors"));
   m.def("scale_", &py_scale, py::arg("tensors"), py::arg("factor"), py::arg("num_threads"));
   m.def("read_stream", &py_read_stream, py::arg("tensors"), py::arg("num_threads"), py::arg("prefetch"));
   m.def("collect_gradients", &py_collect_gradients, py::arg("groups"));

@@ -43,10 +43,10 @@ bool real_dtype(uint8_t code, int bits, DType& out) {
   return false;
 }
 
-// False when the tensor needs preparing: not on the CPU, not strided memory, a dtype without a kernel, or a lazy bit
-// (negation, conjugation) that the address does not show. torch sets the negation bit on views of a conjugate's
-// imaginary part, which are strided, or complex; so only those are asked.
-bool view_through_exchange(PyObject* tensor, View& view) {
+// False when the tensor needs preparing: not strided memory, a dtype without a kernel, or a lazy bit (negation,
+// conjugation) that the address does not show. torch sets the negation bit on views of a conjugate's imaginary part,
+// which are strided, or complex; so only those are asked.
+bool view_through_exchange(PyObject* tensor, View& view, dlpack::Device& device) {
   dlpack::Tensor t;
   if (exchange->tensor_from_object(tensor, &t) != 0) {
     PyErr_Clear();  // `prepare` finds the reason and says it in words
@@ -55,7 +55,8 @@ bool view_through_exchange(PyObject* tensor, View& view) {
   DType dtype;
   bool complex = t.dtype.code == dlpack::kComplex;
   bool known = complex ? real_dtype(dlpack::kFloat, t.dtype.bits / 2, dtype) : real_dtype(t.dtype.code, t.dtype.bits, dtype);
-  if (t.device.type != dlpack::kCPU || !known) return false;
+  if (!known) return false;
+  device = t.device;
   view = make_view(static_cast<char*>(t.data) + t.byte_offset, dtype, complex, t.ndim, t.shape, t.strides);
   if (view.numel > 0 && !t.data) return false;
   bool dense = !complex;
@@ -87,7 +88,9 @@ bool view_through_python(PyObject* tensor, View& view) {
 
 bool read(PyObject* tensor, View& view) {
   if (!is_plain_type(tensor)) return false;
-  return exchange ? view_through_exchange(tensor, view) : view_through_python(tensor, view);
+  if (!exchange) return view_through_python(tensor, view);
+  dlpack::Device device;
+  return view_through_exchange(tensor, view, device) && device.type == dlpack::kCPU;
 }
 
 }  // namespace
@@ -126,6 +129,25 @@ bool read_tensors(const py::tuple& tensors, Odd odd, std::vector<View>& views, s
       keep_alive.push_back(std::move(prepared));
     }
     views.push_back(std::move(view));
+  }
+  return true;
+}
+
+bool locate_tensors(const py::tuple& tensors, std::vector<int64_t>& addresses, std::vector<int64_t>& sizes) {
+  if (!access) throw std::runtime_error("set_tensor_access was not called");
+  if (!exchange) return false;
+  const Py_ssize_t n = PyTuple_GET_SIZE(tensors.ptr());
+  addresses.reserve(size_t(n));
+  sizes.reserve(size_t(n));
+  dlpack::Device first{}, device{};
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* tensor = PyTuple_GET_ITEM(tensors.ptr(), i);
+    View view;
+    if (!is_plain_type(tensor) || !view_through_exchange(tensor, view, device) || view.layout) return false;
+    if (i == 0) first = device;
+    if (device.type != first.type || device.id != first.id) return false;
+    addresses.push_back(int64_t(reinterpret_cast<intptr_t>(view.data)));
+    sizes.push_back(view.numel << 2 | int64_t(view.dtype));
   }
   return true;
 }

@@ -32,4 +32,8 @@ enum class Odd { refuse, prepare, prepare_writable };
 // an odd one and it is to be refused.
 bool read_tensors(const py::tuple& tensors, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive);
 
+// For kernels on a device: address and (real elements << 2 | DType) of each of `tensors`. False unless all are dense, on
+// one device (which is not looked at otherwise), and need no preparing; always false without the exchange API.
+bool locate_tensors(const py::tuple& tensors, std::vector<int64_t>& addresses, std::vector<int64_t>& sizes);
+
 }  // namespace fastguard

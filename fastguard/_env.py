@@ -20,6 +20,11 @@ def exchange_api() -> bool:
     return os.environ.get("FASTGUARD_DLPACK", "1") != "0"
 
 
+def triton_interpreter() -> bool:
+    """TRITON_INTERPRET=1: Triton's own switch; its kernels then run, slowly, on CPU tensors. For tests."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+
 def in_effect() -> dict[str, dict[str, str | None]]:
     """Each variable that is read, its value (None if it is not set), and what that means; for `fastguard info`."""
     chosen = backend()
@@ -27,6 +32,7 @@ def in_effect() -> dict[str, dict[str, str | None]]:
     meanings = {
         "FASTGUARD_BACKEND": f'what "auto" means: {"the first backend that runs" if chosen == "auto" else chosen}',
         "FASTGUARD_ISA": f"instruction set of the CPU kernels: {isa() or 'the best that runs'}",
+        "TRITON_INTERPRET": f"the GPU kernels run: {'on the CPU, interpreted' if triton_interpreter() else 'compiled'}",
         "FASTGUARD_DLPACK": f"tensors through the DLPack exchange API: {access}",
     }
     return {name: {"value": os.environ.get(name), "meaning": meaning} for name, meaning in meanings.items()}

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from fastguard import kernels
+from fastguard import _env, kernels
 
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("cpu", "triton", "reference")
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    """Every backend that serves CPU tensors; one that cannot run is skipped, with its reason."""
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every backend; one that cannot run is skipped, with its reason. Tensors are made where it reads them: on a GPU if
+    it is a compiled one's turn."""
     status = kernels.backends()[request.param]
     if not status.available:
         pytest.skip(f"backend {request.param!r} cannot run here: {status.reason}")
-    return request.param
+    device = "cpu"
+    if request.param == "triton" and not _env.triton_interpreter():
+        device = "cuda" if torch.cuda.is_available() else "xpu"
+    with torch.device(device):
+        yield request.param
+
+
+@pytest.fixture
+def full_size(backend: str) -> None:
+    """For tests with so many elements that interpreting them would take minutes."""
+    if backend == "triton" and _env.triton_interpreter():
+        pytest.skip("as many elements as this test has are for a GPU, not for Triton's interpreter")
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,10 @@ from .. import _env
 from .. import stats as _stats
 from ..errors import BackendUnavailableError, UnsupportedTensorError
 from ..stats import GradientStats, TensorStats
-from . import cpu, reference
+from . import cpu, reference, triton
 
-_BACKENDS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}  # in the order in which "auto" tries them
+# In the order in which "auto" tries them.
+_BACKENDS: dict[str, ModuleType] = {"cpu": cpu, "triton": triton, "reference": reference}
 _log = logging.getLogger("fastguard")
 
 
@@ -150,7 +151,14 @@ def plain_stats(
     tensors: Sequence[Any], backend: str, unscale: float = 1.0
 ) -> tuple[bytearray, tuple[float, ...], frozenset[torch.dtype]] | None:
     """`cpu.plain_stats` where the CPU kernels are chosen and serve every tensor as it is, else None."""
-    return cpu.plain_stats(tensors, unscale) if _CPU_RUNS and backend != "reference" else None
+    if not tensors or not _may_be_plain(tensors[0], backend):
+        return None
+    return cpu.plain_stats(tensors, unscale)
+
+
+def _may_be_plain(first: Any, backend: str) -> bool:
+    """Whether to ask the CPU kernels at all; not on behalf of a list on a GPU, which they would look at in vain."""
+    return _CPU_RUNS and backend in ("auto", "cpu") and getattr(first, "is_cpu", False)
 
 
 def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
@@ -174,7 +182,8 @@ def gradient_stats(
     groups: list[list[torch.Tensor]], backend: str, unscale: float
 ) -> tuple[bytearray, tuple[float, ...] | None, list[int] | None, int]:
     """Rows of the gradients of `groups` times `unscale`, their fold, their positions and the fingerprint, as above."""
-    if _CPU_RUNS and backend != "reference":
+    first = next((params[0] for params in groups if params), None)
+    if _may_be_plain(first, backend):
         found = cpu.gradient_stats(groups, unscale)
         if found is not None:
             return found
@@ -220,7 +229,8 @@ def tensor_stats(
         UnsupportedTensorError: a tensor that cannot be read (integer, meta, …); names it.
         BackendUnavailableError: the backend that was asked for cannot run here.
 
-    Cost: CPU: one read of every element, no launch, no sync. `reference`: about a dozen passes, one sync a device.
+    Cost: one read of every element. CPU: no launch, no sync. GPU: two launches for tensors of one dtype, one sync.
+    `reference`: about a dozen passes, one sync a device.
 
     >>> import torch
     >>> tensor_stats([torch.tensor([1.0, 0.0, float("nan")])])[0].num_nans

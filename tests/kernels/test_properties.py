@@ -26,14 +26,14 @@ _finite = hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-(2.0**
 @_settings
 @given(values=_float32)
 def test_any_float32(backend: str, values: np.ndarray) -> None:
-    tensor = torch.from_numpy(values)
+    tensor = torch.as_tensor(values)
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
 
 
 @_settings
 @given(values=hnp.arrays(np.uint32, st.integers(4096, 4200)))
 def test_any_float32_bits_in_a_full_block(backend: str, values: np.ndarray) -> None:
-    tensor = torch.from_numpy(values.view(np.float32))
+    tensor = torch.as_tensor(values.view(np.float32))
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
 
 
@@ -41,7 +41,7 @@ def test_any_float32_bits_in_a_full_block(backend: str, values: np.ndarray) -> N
 @given(values=_float32, seed=st.integers(0, 2**32 - 1))
 def test_permutation_keeps_counts_and_extremes(backend: str, values: np.ndarray, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(values)
-    a, b = tensor_stats([torch.from_numpy(values), torch.from_numpy(shuffled)], backend=backend)
+    a, b = tensor_stats([torch.as_tensor(values), torch.as_tensor(shuffled)], backend=backend)
     assert a._replace(sum=0.0, sum_sq=0.0) == b._replace(sum=0.0, sum_sq=0.0)
     assert math.sqrt(a.sum_sq) == pytest.approx(math.sqrt(b.sum_sq), rel=tolerances.NORM, abs=0)
 
@@ -50,8 +50,8 @@ def test_permutation_keeps_counts_and_extremes(backend: str, values: np.ndarray,
 @given(values=_float32, data=st.data())
 def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
-    parts = [torch.from_numpy(part) for part in np.split(values, cuts)]
-    whole = tensor_stats([torch.from_numpy(values)], backend=backend).total()
+    parts = [torch.as_tensor(part) for part in np.split(values, cuts)]
+    whole = tensor_stats([torch.as_tensor(values)], backend=backend).total()
     merged = tensor_stats(parts, backend=backend).total()
     for field in ("max_val", "min_val", "num_zeros", "num_nans", "num_infs", "total_elements"):
         assert getattr(merged, field) == getattr(whole, field)
@@ -62,7 +62,7 @@ def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, da
 @given(values=_finite, power=st.integers(-20, 20))
 def test_scaling_by_a_power_of_two_scales_the_row(backend: str, values: np.ndarray, power: int) -> None:
     factor = 2.0**power
-    tensor = torch.from_numpy(values)
+    tensor = torch.as_tensor(values)
     scaled = tensor.double() * factor
     row, other = tensor_stats([tensor.double(), scaled], backend=backend)
     assert other.sum == row.sum * factor

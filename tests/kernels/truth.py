@@ -14,7 +14,7 @@ import tolerances
 
 def elements(tensor: torch.Tensor) -> np.ndarray:
     """All real numbers of `tensor` as float64."""
-    t = tensor.detach().resolve_conj().resolve_neg()
+    t = tensor.detach().resolve_conj().resolve_neg().cpu()
     if t.is_complex():
         t = torch.view_as_real(t)
     return t.double().reshape(-1).numpy()

@@ -1,0 +1,117 @@
+"""Kernels, compiled once a device and launched with as little Python as can be.
+
+`kernel[grid](...)` binds and inspects every argument anew. What it does in the end is one call of the compiled kernel,
+which is what happens here, with arguments that are integers and need no inspection.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+_log = logging.getLogger("fastguard")
+
+CHUNK = 32768  # elements a program of the statistics; the finest part of a sum that another tensor cannot change
+THREADS = 128
+LANES = 4 * THREADS
+FOLD_WARPS = 8
+FOLD_BLOCK = 2048
+ROW_BLOCK = 512
+
+
+class Launcher:
+    """One kernel with its constants on one device: `launcher(grid, *arguments)`, all integers.
+
+    The current device must be the one it is for. `fp_fusion` lets the compiler turn a product and a sum into one
+    instruction with one rounding. It is always passed: Triton's default changes in 3.10.
+    """
+
+    def __init__(self, function: Any, constants: Mapping[str, Any], *, num_warps: int, fp_fusion: bool) -> None:
+        self.function = function
+        self.constants = dict(constants)
+        self.options = {"num_warps": num_warps, "enable_fp_fusion": fp_fusion}
+        self._launch: Callable[..., Any] | None = None
+
+    def __call__(self, grid: int, *arguments: int) -> None:
+        if self._launch is None:
+            self._first(grid, arguments)
+        else:
+            self._launch(grid, *arguments)
+
+    @property
+    def is_direct(self) -> bool | None:
+        """Whether launches go to the compiled kernel; None before the first."""
+        return None if self._launch is None else self._launch != self._ordinary
+
+    def _ordinary(self, grid: int, *arguments: int) -> None:
+        self.function[(grid,)](*arguments, **self.constants, **self.options)
+
+    def _first(self, grid: int, arguments: tuple[int, ...]) -> None:
+        try:
+            direct = self._direct(arguments)
+            direct(grid, *arguments)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # another Triton inside; not a CUDA error
+            _log.debug("%s: no direct launch (%s: %s)", self.function, type(error).__name__, error)
+            self._ordinary(grid, *arguments)
+            self._launch = self._ordinary
+        else:
+            self._launch = direct
+
+    def _direct(self, arguments: tuple[int, ...]) -> Callable[..., Any]:
+        compiled = self.function.warmup(*arguments, grid=(1,), **self.constants, **self.options)
+        run, handle, packed = compiled.run, compiled.function, compiled.packed_metadata
+        import triton
+
+        driver = triton.runtime.driver.active
+        index, stream = driver.get_current_device(), driver.get_current_stream
+        constants = tuple(self.constants.values())
+
+        def launch(grid: int, *arguments: int) -> None:
+            run(grid, 1, 1, stream(index), handle, packed, None, None, None, *arguments, *constants)
+
+        return launch
+
+
+@functools.cache
+def stats_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
+    """Fusion on: a square and its addition are then one instruction, and round once."""
+    from . import kernels
+
+    constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES}
+    return Launcher(kernels.stats_kernel, constants, num_warps=THREADS // 32, fp_fusion=True)
+
+
+@functools.cache
+def scale_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
+    """Fusion off: nothing but products here, which must round as torch's do."""
+    from . import kernels
+
+    constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES}
+    return Launcher(kernels.scale_kernel, constants, num_warps=THREADS // 32, fp_fusion=False)
+
+
+@functools.cache
+def finalise_launcher(device: torch.device) -> Launcher:
+    """Fusion off: the decision has the same bits everywhere."""
+    from . import finalise
+
+    constants = {"BLOCK": FOLD_BLOCK, "ROW_BLOCK": ROW_BLOCK}
+    return Launcher(finalise.finalise_kernel, constants, num_warps=FOLD_WARPS, fp_fusion=False)
+
+
+@functools.cache
+def decide_launcher(device: torch.device) -> Launcher:
+    """Fusion off, as above."""
+    from . import finalise
+
+    return Launcher(finalise.decide_kernel, {}, num_warps=1, fp_fusion=False)
+
+
+def _dtype(dtype: torch.dtype) -> Any:
+    import triton.language as tl
+
+    return {torch.float32: tl.float32, torch.float64: tl.float64, torch.float16: tl.float16}.get(dtype, tl.bfloat16)

@@ -1,0 +1,112 @@
+"""Where tensors lie on a device: addresses and sizes as bytes, which are the keys of the tables."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...errors import UnsupportedTensorError
+from ..prepare import OVERLAP, may_overlap, plain
+from .tables import DTYPES
+
+try:
+    from ... import _C
+except ImportError:  # Python calls do the same, five times as slowly
+    _C = None  # type: ignore[assignment]
+
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+
+
+class Located(NamedTuple):
+    """Tensors as the kernels address them.
+
+    Attributes:
+        addresses, sizes: keys for `Tables.find`.
+        keep: tensors that were made to serve; they must live until the launches are under way.
+        write_back: (where to, copy) for those that were copied and are to be written; None if all tensors are plain.
+    """
+
+    addresses: bytes
+    sizes: bytes
+    keep: list[torch.Tensor]
+    write_back: list[tuple[torch.Tensor, torch.Tensor]] | None
+
+
+def locate(tensors: Sequence[torch.Tensor], device: torch.device, *, writable: bool = False) -> Located:
+    """Addresses and sizes of `tensors`, which must be on `device`.
+
+    A tensor whose elements do not fill a stretch of memory is copied first, and one that is not plain memory (sparse,
+    float8, lazily conjugated, …) is prepared.
+
+    Raises:
+        UnsupportedTensorError: a tensor that cannot be read, is on another device, or (`writable`) cannot be written.
+
+    Cost: about 50 ns a tensor through the exchange API, 500 ns without; a copy of each tensor that is not dense.
+    """
+    if _C is not None:
+        # The device of the first speaks for all: this returns None if they are on several.
+        found = _C.locate_tensors(tensors)
+        if found is not None and (not tensors or tensors[0].device == device):
+            return Located(*found, [], None)
+    addresses, sizes = [], []
+    keep: list[torch.Tensor] = []
+    write_back: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for i, tensor in enumerate(tensors):
+        if not _is_plain(tensor, device):
+            tensor = _prepared(tensor, i, device, writable, write_back)
+            keep.append(tensor)
+        addresses.append(tensor.data_ptr())
+        sizes.append(tensor.numel() << 2 | _CODES[tensor.dtype])
+    words = struct.Struct(f"={len(addresses)}q")
+    return Located(words.pack(*addresses), words.pack(*sizes), keep, write_back if keep else None)
+
+
+def _is_plain(tensor: object, device: torch.device) -> bool:
+    return (
+        (type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.device == device
+        and tensor.dtype in _CODES
+        and not tensor.is_neg()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not tensor._is_zerotensor()
+        and _is_dense(tensor)
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill the memory from the first one on, in whatever order of dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _prepared(
+    tensor: object,
+    index: int,
+    device: torch.device,
+    writable: bool,
+    write_back: list[tuple[torch.Tensor, torch.Tensor]],
+) -> torch.Tensor:
+    values = plain(tensor, index, writable=writable)
+    if values.device != device:
+        raise UnsupportedTensorError(index, f'must be on {device} for backend "triton", got {values.device}')
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    if writable and may_overlap(values):
+        raise UnsupportedTensorError(index, OVERLAP)
+    if _is_dense(values):
+        return values
+    copy = values.contiguous()
+    if writable:
+        write_back.append((values, copy))
+    return copy

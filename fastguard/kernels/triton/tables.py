@@ -1,0 +1,172 @@
+"""The tables that the kernels read, kept on the device from step to step.
+
+What depends on sizes and dtypes (how the rows are cut into chunks) is one table, what depends on addresses is another:
+gradients that come back at other addresses cost an upload of 8 bytes a tensor, and gradients that come back where they
+were cost nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from .device import Device
+from .launch import CHUNK
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # by their number in a size; csrc/stats.h
+
+
+class Staging:
+    """Uploads from pinned memory, asynchronously. A piece is written again only once its copy has been done."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pieces: list[tuple[torch.Tensor, Any]] = []
+        self.kept: list[torch.Tensor] = []  # what a graph reads again whenever it is replayed
+
+    def upload(self, data: bytes) -> torch.Tensor:
+        """A new int64 tensor on the device with `data`, a multiple of 8 bytes. Does not wait for anything."""
+        num_words = len(data) // 8
+        out = torch.empty(num_words, dtype=torch.int64, device=self._device.device)
+        capturing = self._device.is_capturing()
+        piece = None if capturing else self._take(num_words)
+        if piece is None:
+            # Room for a few more tensors next time; a page is the least that gets pinned anyway.
+            piece = self._device.pinned(max(512, num_words + num_words // 4)), self._device.event()
+        memory, event = piece
+        ctypes.memmove(memory.data_ptr(), data, len(data))
+        out.copy_(memory[:num_words], non_blocking=True)
+        if capturing:
+            self.kept.append(memory)
+        else:
+            if event is not None:
+                event.record()
+            self._pieces.append(piece)
+        return out
+
+    def _take(self, num_words: int) -> tuple[torch.Tensor, Any] | None:
+        for i, (memory, event) in enumerate(self._pieces):
+            if memory.numel() >= num_words and (event is None or event.query()):
+                return self._pieces.pop(i)
+        return None
+
+
+class Layout:
+    """How a list of sizes is cut into chunks; see kernels.py for the tables.
+
+    Rows of one dtype have chunks that follow each other, so that one launch serves them. No chunk holds elements of two
+    rows, so a row comes out the same whatever else is in the list.
+
+    Attributes:
+        groups: (dtype, first chunk, end) for each dtype that has elements.
+        chunks, row_chunks, numels: addresses on the device.
+    """
+
+    def __init__(self, sizes: bytes, staging: Staging) -> None:
+        packed = torch.frombuffer(bytearray(sizes), dtype=torch.int64) if sizes else torch.zeros(0, dtype=torch.int64)
+        numels, codes = packed >> 2, packed & 3
+        counts = (numels + (CHUNK - 1)) // CHUNK
+        order = torch.argsort(codes, stable=True)
+        ends = counts[order].cumsum(0)
+        begins = torch.empty_like(counts)
+        begins[order] = ends - counts[order]
+        rows = order.repeat_interleave(counts[order])
+        within = torch.arange(len(rows)) - begins[rows]
+        self.num_rows, self.num_chunks = len(packed), len(rows)
+        groups, first = [], 0
+        for code, dtype in enumerate(DTYPES):
+            count = int(counts[codes == code].sum())
+            if count:
+                groups.append((dtype, first, first + count))
+            first += count
+        self.groups = tuple(groups)
+        words = torch.cat([rows | within << 32, begins | counts << 32, numels])
+        data = ctypes.string_at(words.data_ptr(), 8 * len(words)) if len(words) else b""
+        self.table = staging.upload(data)
+        self.chunks = self.table.data_ptr()
+        self.row_chunks = self.chunks + 8 * self.num_chunks
+        self.numels = self.row_chunks + 8 * self.num_rows
+
+
+class Plan:
+    """Tables for one list of tensors: what `Workspace.measure` and `Workspace.scale` work from.
+
+    Attributes:
+        layout: of the sizes.
+        addresses: on the device.
+        is_plain: every tensor is read where it is; the same plan then serves for scaling.
+    """
+
+    __slots__ = ("_keep", "_table", "addresses", "is_plain", "layout", "write_back")
+
+    def __init__(self, layout: Layout, table: torch.Tensor) -> None:
+        self.layout = layout
+        self._table = table
+        self.addresses = table.data_ptr()
+        self.is_plain = True
+        self._keep: list[torch.Tensor] = []
+        self.write_back: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def of_copies(self, keep: list[torch.Tensor], write_back: list[tuple[torch.Tensor, torch.Tensor]]) -> Plan:
+        """The same for one call in which some tensors are read from copies, which go back where they are from."""
+        plan = Plan(self.layout, self._table)
+        plan.is_plain, plan._keep, plan.write_back = False, keep, write_back
+        return plan
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Device memory behind this plan."""
+        return [self._table, self.layout.table]
+
+
+class Tables:
+    """The plans of the last lists of tensors, and their layouts.
+
+    Cost of a hit: nothing is uploaded or allocated. Of a miss: one upload of 8 bytes a tensor; where the sizes are new,
+    one more of 16 bytes a tensor and 8 a chunk.
+    """
+
+    def __init__(self, device: Device, size: int = 16) -> None:
+        self._device = device
+        self._size = size
+        self._staging = Staging(device)
+        self._plans: OrderedDict[tuple[bytes, bytes], Plan] = OrderedDict()
+        self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
+        self._captured: dict[int, Plan] = {}  # a graph goes on reading these
+        self._last: tuple[bytes, bytes] | None = None
+        self._last_plan: Plan | None = None
+        self.num_misses = 0
+
+    def find(self, addresses: bytes, sizes: bytes) -> Plan:
+        """The plan for tensors at `addresses` (int64) of `sizes` (int64: real elements << 2 | number of the dtype)."""
+        key = (addresses, sizes)
+        if key == self._last and self._last_plan is not None:
+            plan = self._last_plan  # comparing the bytes is quicker than hashing them
+        else:
+            found = self._plans.get(key)
+            plan = self._make(key) if found is None else found
+            self._plans.move_to_end(key)
+            self._last, self._last_plan = key, plan
+        if self._device.is_capturing():
+            self._captured[id(plan)] = plan
+        return plan
+
+    def live(self) -> list[torch.Tensor]:
+        """All device memory in use."""
+        plans = [*self._plans.values(), *self._captured.values()]
+        return [*(t for plan in plans for t in plan.tensors()), *(layout.table for layout in self._layouts.values())]
+
+    def _make(self, key: tuple[bytes, bytes]) -> Plan:
+        self.num_misses += 1
+        addresses, sizes = key
+        layout = self._layouts.get(sizes)
+        if layout is None:
+            layout = self._layouts[sizes] = Layout(sizes, self._staging)
+        self._layouts.move_to_end(sizes)
+        plan = self._plans[key] = Plan(layout, self._staging.upload(addresses))
+        for cache in (self._plans, self._layouts):
+            while len(cache) > self._size:
+                cache.popitem(last=False)
+        return plan

@@ -1,0 +1,188 @@
+"""Statistics, decision and scaling of a list of tensors on one device, without a sync and without an allocation."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from .device import Device
+from .launch import decide_launcher, finalise_launcher, scale_launcher, stats_launcher
+from .locate import locate
+from .tables import Plan, Tables
+
+_PROGRAMS_PER_PROCESSOR = 8  # of the scaling grid: as many as fit at 64 registers
+
+
+@functools.lru_cache(maxsize=64)
+def _bits(value: float) -> int:
+    return struct.unpack("<q", struct.pack("<d", value))[0]
+
+
+class Workspace:
+    """What the launches on one device need: tables, partial results, compiled kernels.
+
+    A step is `plan`, `measure`, and `scale`. All of them queue work on the current stream and return; a step on another
+    stream than the last one waits, on the device, for that one. Not for two threads at once.
+
+    Attributes:
+        device: with its index.
+        tables: the cache behind `plan`.
+    """
+
+    def __init__(self, device: torch.device, side: Device | None = None) -> None:
+        self._side = Device(device) if side is None else side
+        self.device = self._side.device
+        self.tables = Tables(self._side)
+        self._partials = torch.empty(0, dtype=torch.float64, device=self.device)
+        self._captured_partials: list[torch.Tensor] = []  # a graph goes on writing to these
+        self._stream_id: int | None = None
+        self._stream = None
+
+    def plan(self, tensors: Sequence[torch.Tensor], *, writable: bool = False) -> Plan:
+        """Tables for `tensors`, which must all be on this device.
+
+        Args:
+            tensors: as `fastguard.tensor_stats` takes them; their memory must live until the launches are queued.
+            writable: for `scale`; not needed where `plan(tensors).is_plain`.
+
+        Raises:
+            UnsupportedTensorError: a tensor that cannot be read, or (`writable`) cannot be written.
+
+        Cost: 50 ns a tensor and no launch when they lie where they lay in one of the last steps; else an upload, as
+        `Tables` says. A tensor with gaps is copied, and written back by `scale`: one more read and write of it each.
+        """
+        with self._side.entered():
+            self._follow_stream()
+            found = locate(tensors, self.device, writable=writable)
+            plan = self.tables.find(found.addresses, found.sizes)
+        return plan if found.write_back is None else plan.of_copies(found.keep, found.write_back)
+
+    def measure(
+        self,
+        plan: Plan,
+        slot: int,
+        *,
+        step: int = 0,
+        unscale: float = 1.0,
+        scale_address: int = 0,
+        found_inf_address: int = 0,
+        max_norm: float = math.inf,
+        skip_nonfinite: bool = True,
+        unscales_itself: bool = False,
+        decide: bool = True,
+    ) -> None:
+        """Statistics of the tensors of `plan` times the unscaling, and a decision, into the slot at address `slot`.
+
+        norm = sqrt(sum of squares); coefficient = min(1, max_norm / (norm + 1e-6)), 1 if the norm is not finite or the
+        step is skipped; skip = (skip_nonfinite and the norm is not finite) or found_inf.
+
+        Args:
+            slot: one of `Slots.addresses`, with room for the rows of `plan`.
+            step: a number to find in the header.
+            unscale: what to multiply by; not looked at when there is a `scale_address`.
+            scale_address: of the float32 that the elements are to be divided by (`GradScaler`); 0 for none.
+            found_inf_address: of a float32 that is not 0 when the step must be skipped; 0 for none.
+            max_norm: > 0; Inf never clips.
+            unscales_itself: the optimizer divides by the scale; `scale` must not.
+            decide: False where the totals of several devices or ranks make one norm: add up `Slots.totals`, call
+                `decide`. Until then the header has `norm_sq` and `step` only.
+
+        Cost: one read of every element; one launch a dtype and one more; no sync, no allocation but the first time.
+        """
+        layout = plan.layout
+        with self._side.entered():
+            self._follow_stream()
+            partials = self._room(8 * layout.num_chunks)
+            for dtype, first, end in layout.groups:
+                stats_launcher(dtype, self.device)(
+                    end - first, layout.chunks, plan.addresses, layout.numels, partials, first, layout.num_chunks
+                )
+            finalise_launcher(self.device)(
+                1 + layout.num_rows,
+                partials,
+                layout.num_chunks,
+                layout.row_chunks,
+                layout.numels,
+                slot,
+                step,
+                scale_address,
+                found_inf_address,
+                _bits(unscale),
+                _bits(max_norm),
+                skip_nonfinite | unscales_itself << 1 | decide << 2,
+            )
+
+    def decide(
+        self,
+        totals_address: int,
+        num_totals: int,
+        slot: int,
+        *,
+        unscale: float = 1.0,
+        scale_address: int = 0,
+        found_inf_address: int = 0,
+        max_norm: float = math.inf,
+        skip_nonfinite: bool = True,
+        unscales_itself: bool = False,
+    ) -> None:
+        """The decision of `measure`, from totals (float64, contiguous, on this device) that it left to be added up.
+
+        Cost: one launch of one program; no sync.
+        """
+        with self._side.entered():
+            self._follow_stream()
+            decide_launcher(self.device)(
+                1,
+                totals_address,
+                num_totals,
+                slot,
+                scale_address,
+                found_inf_address,
+                _bits(unscale),
+                _bits(max_norm),
+                skip_nonfinite | unscales_itself << 1,
+            )
+
+    def scale(self, plan: Plan, factor_address: int) -> None:
+        """x *= factor for the tensors of `plan`, with one rounding; factor is a float64 at `factor_address`.
+
+        Args:
+            plan: `is_plain`, or made with `writable`.
+            factor_address: one of `Slots.factor_addresses`.
+
+        Cost: one launch a dtype; one read and one write of every element unless the factor is 1, then nothing. No sync.
+        """
+        layout = plan.layout
+        most = _PROGRAMS_PER_PROCESSOR * self._side.num_processors
+        with self._side.entered():
+            self._follow_stream()
+            for dtype, first, end in layout.groups:
+                scale_launcher(dtype, self.device)(
+                    min(end - first, most), layout.chunks, plan.addresses, layout.numels, factor_address, first, end
+                )
+            for where, copy in plan.write_back:
+                where.copy_(copy)
+
+    def _room(self, num_words: int) -> int:
+        if self._partials.numel() < num_words:
+            self._partials = torch.empty(num_words, dtype=torch.float64, device=self.device)
+        if self._side.is_capturing() and not any(p is self._partials for p in self._captured_partials):
+            self._captured_partials.append(self._partials)
+        return self._partials.data_ptr()
+
+    def _follow_stream(self) -> None:
+        """Memory that is used on one stream must not be overwritten or given back by work on another."""
+        stream_id = self._side.stream_id()
+        if stream_id == self._stream_id:
+            return
+        stream = self._side.stream()
+        if self._stream is not None:
+            if not self._side.is_capturing():  # before a capture everything has been waited for
+                stream.wait_stream(self._stream)
+            for tensor in [self._partials, *self.tables.live()]:
+                tensor.record_stream(stream)
+        self._stream_id, self._stream = stream_id, stream
