@@ -237,11 +237,11 @@ class TensorStats:
         """The fold of all rows, first to last, in the order of `COLUMNS`."""
         if self._total is None:
             self._total = fold_rows(self)
-        return tuple(self._total)
+        return self._total if type(self._total) is tuple else tuple(self._total)
 
     def total_norm(self) -> float:
         """2-norm of all tensors together, as torch has it; the quickest way to it."""
-        row = self.total_row()
+        row = self._total or self.total_row()
         return _norm(row[1], row[6], row[7])
 
     def total(self) -> GradientStats:

@@ -101,6 +101,11 @@ def _backend_for(device: torch.device, backend: str) -> ModuleType:
     return reference
 
 
+def say_fallback(device: torch.device, backend: str) -> None:
+    """Says once that the best backend for `device` cannot run, if "auto" had to pass it over."""
+    _backend_for(device, backend)
+
+
 def _device_of(tensor: Any) -> torch.device:
     return tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
 
@@ -190,6 +195,16 @@ def gradient_stats(
     gradients, positions, fingerprint = collect_gradients(groups)
     table, fold = run_stats(gradients, backend, unscale)
     return table, fold, positions, fingerprint
+
+
+def fold_rows(table: bytearray) -> tuple[float, ...]:
+    """The fold of rows, first to last."""
+    return cpu.fold_rows(table) if _CPU_RUNS else _stats.fold_rows(TensorStats(table))
+
+
+def is_available(name: str) -> bool:
+    """Whether backend `name` can run here."""
+    return _BACKENDS[name].unavailable() is None
 
 
 def _as_list(tensors: Any, argument: str = "tensors") -> list[Any]:
