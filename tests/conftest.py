@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,13 @@ import torch
 
 from fastguard import _env, kernels
 
+import interpreting
+
 BACKENDS = ("cpu", "triton", "reference")
+INTERPRETING = _env.triton_interpreter() and kernels.triton.unavailable() is None
+
+if INTERPRETING:
+    interpreting.mend()
 
 
 @pytest.fixture(params=BACKENDS)
@@ -20,16 +27,19 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     if not status.available:
         pytest.skip(f"backend {request.param!r} cannot run here: {status.reason}")
     device = "cpu"
-    if request.param == "triton" and not _env.triton_interpreter():
+    if request.param == "triton" and not INTERPRETING:
         device = "cuda" if torch.cuda.is_available() else "xpu"
-    with torch.device(device):
+    with torch.device(device), warnings.catch_warnings():
+        if INTERPRETING:  # NumPy computes: it warns of overflows and NaNs, and of what the interpreter asks of it
+            warnings.simplefilter("ignore", RuntimeWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
         yield request.param
 
 
 @pytest.fixture
 def full_size(backend: str) -> None:
     """For tests with so many elements that interpreting them would take minutes."""
-    if backend == "triton" and _env.triton_interpreter():
+    if backend == "triton" and INTERPRETING:
         pytest.skip("as many elements as this test has are for a GPU, not for Triton's interpreter")
 
 

@@ -54,8 +54,8 @@ def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
         for start in (0, 1, 4095):
             tensor = patterns.view(dtype)[start:]
             assert_row(tensor_stats([tensor], backend=backend)[0], tensor, f"{dtype} from {start}")
-        one_by_one = tensor_stats(list(patterns.view(dtype)[::97].split(1)), backend=backend)
-        assert one_by_one.num_nans == tuple(int(x) for x in patterns.view(dtype)[::97].isnan())
+        some = patterns.view(dtype)[:: 1999 if backend == "triton" else 97]
+        assert tensor_stats(list(some.split(1)), backend=backend).num_nans == tuple(int(x) for x in some.isnan())
 
 
 @pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-30, 1e-20, 1e-14, 1e-13, 1e-12, 1e17, 1e18, 4e18, 1e19, 1e30, 1e38])

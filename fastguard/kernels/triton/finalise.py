@@ -18,7 +18,6 @@ import triton.language as tl
 from .kernels import (
     ABS_MAX,
     ABS_MIN,
-    ARGUMENTS,
     INFS,
     LOW_HALF,
     NANS,
@@ -31,7 +30,8 @@ from .kernels import (
 )
 
 HEADER = tl.constexpr(8)
-SKIP_NONFINITE = tl.constexpr(1)  # options
+# Bits of `choices`. (An argument must not be called `options`: Triton's own wrapper has one of that name.)
+SKIP_NONFINITE = tl.constexpr(1)
 UNSCALES_ITSELF = tl.constexpr(2)
 DECIDE = tl.constexpr(4)
 
@@ -51,15 +51,15 @@ def _unscale(scale_address, unscale_bits):
 
 
 @triton.jit
-def _decide(norm_sq, header, scale_address, found_inf_address, unscale, max_norm_bits, options):
+def _decide(norm_sq, header, scale_address, found_inf_address, unscale, max_norm_bits, choices):
     """Norm, clip coefficient, skip flag and factor, from the sum of squares of unscaled elements, into a header."""
     norm = tl.sqrt(norm_sq)
     finite = is_finite(norm)
     max_norm = _double(max_norm_bits)
     coefficient = tl.where(finite, tl.minimum(max_norm / (norm + 1e-6), 1.0), 1.0)
     found = tl.load(pointer(found_inf_address, tl.float32), mask=found_inf_address != 0, other=0.0)
-    skip_nonfinite = (options & SKIP_NONFINITE) != 0
-    unscales_itself = (options & UNSCALES_ITSELF) != 0
+    skip_nonfinite = (choices & SKIP_NONFINITE) != 0
+    unscales_itself = (choices & UNSCALES_ITSELF) != 0
     skip = (skip_nonfinite & (finite == 0)) | (found != 0.0)  # a NaN flag is a flag
     coefficient = tl.where(skip, 1.0, coefficient)
     factor = tl.where(unscales_itself | skip, coefficient, coefficient * unscale)
@@ -116,7 +116,7 @@ def _row(columns, num_chunks, begin, count, numel, unscale, out, BLOCK: tl.const
     tl.store(out + 7, tl.sum(infs))
 
 
-@triton.jit(do_not_specialize=ARGUMENTS)
+@triton.jit(do_not_specialize=list(range(11)))
 def finalise_kernel(
     partials: tl.int64,
     num_chunks: tl.int64,
@@ -128,7 +128,7 @@ def finalise_kernel(
     found_inf_address: tl.int64,
     unscale_bits: tl.int64,
     max_norm_bits: tl.int64,
-    options: tl.int64,
+    choices: tl.int64,
     BLOCK: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
 ):
@@ -144,8 +144,8 @@ def finalise_kernel(
         norm_sq = _total(columns, num_chunks, BLOCK) * unscale * unscale
         tl.store(header, norm_sq)
         tl.store(header + 6, step.to(tl.float64))
-        if (options & DECIDE) != 0:
-            _decide(norm_sq, slot, scale_address, found_inf_address, unscale, max_norm_bits, options)
+        if (choices & DECIDE) != 0:
+            _decide(norm_sq, slot, scale_address, found_inf_address, unscale, max_norm_bits, choices)
     else:
         row = tl.program_id(0) - 1
         packed = tl.load(pointer(row_chunks, tl.int64) + row)
@@ -153,7 +153,7 @@ def finalise_kernel(
         _row(columns, num_chunks, packed & LOW_HALF, packed >> 32, numel, unscale, header + HEADER + row * 8, ROW_BLOCK)
 
 
-@triton.jit(do_not_specialize=ARGUMENTS)
+@triton.jit(do_not_specialize=list(range(8)))
 def decide_kernel(
     totals: tl.int64,
     num_totals: tl.int64,
@@ -162,7 +162,7 @@ def decide_kernel(
     found_inf_address: tl.int64,
     unscale_bits: tl.int64,
     max_norm_bits: tl.int64,
-    options: tl.int64,
+    choices: tl.int64,
 ):
     """The decision of `finalise_kernel` from totals of several devices or ranks, added first to last. One program."""
     norm_sq = tl.load(pointer(totals, tl.float64))
@@ -170,4 +170,4 @@ def decide_kernel(
         norm_sq += tl.load(pointer(totals, tl.float64) + i)
     unscale = _unscale(scale_address, unscale_bits)
     tl.store(pointer(slot, tl.float64), norm_sq)
-    _decide(norm_sq, slot, scale_address, found_inf_address, unscale, max_norm_bits, options)
+    _decide(norm_sq, slot, scale_address, found_inf_address, unscale, max_norm_bits, choices)

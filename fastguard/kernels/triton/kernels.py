@@ -41,8 +41,7 @@ NO_MIN = tl.constexpr(2.0**100)  # above any magnitude whose square is a finite 
 LOW_HALF = tl.constexpr(0xFFFFFFFF)
 
 
-# A number as it comes must not choose among kernels: Triton would compile anew for a 1, or a multiple of 16.
-ARGUMENTS = list(range(16))
+# Below, `do_not_specialize`: a number must not choose among kernels. Triton would compile anew for a multiple of 16.
 
 
 @triton.jit
@@ -88,8 +87,9 @@ def _around(j, lanes, head, full):
 
 @triton.jit
 def _aligned(address, head, DTYPE: tl.constexpr):
-    """Where the vector loop begins. The hint is a promise, and Triton keeps track of it for pointers only."""
-    return tl.multiple_of(pointer(address + head * (DTYPE.primitive_bitwidth // 8), DTYPE), 16)
+    """Where the vector loop begins. The hint is a promise; it has to be on the very operation that makes the pointer."""
+    start = address.to(tl.int64) + head * (DTYPE.primitive_bitwidth // 8)
+    return tl.multiple_of(start.to(tl.pointer_type(DTYPE)), 16)
 
 
 @triton.jit
@@ -239,7 +239,7 @@ def _fast(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
     return sum_sq_64, total_64, largest.to(tl.float64), lowest, tl.sum(zeros).to(tl.float64), believe
 
 
-@triton.jit(do_not_specialize=ARGUMENTS)
+@triton.jit(do_not_specialize=list(range(6)))
 def stats_kernel(
     chunks: tl.int64,
     addresses: tl.int64,
@@ -285,7 +285,7 @@ def _product(x, factor, DTYPE: tl.constexpr):
     return (x.to(COMPUTE) * factor.to(COMPUTE)).to(DTYPE)
 
 
-@triton.jit(do_not_specialize=ARGUMENTS)
+@triton.jit(do_not_specialize=list(range(6)))
 def scale_kernel(
     chunks: tl.int64,
     addresses: tl.int64,

@@ -18,9 +18,9 @@ _log = logging.getLogger("fastguard")
 CHUNK = 32768  # elements a program of the statistics; the finest part of a sum that another tensor cannot change
 THREADS = 128
 LANES = 4 * THREADS
-FOLD_WARPS = 8
+FOLD_THREADS = 256
 FOLD_BLOCK = 2048
-ROW_BLOCK = 512
+ROW_BLOCK = 256
 
 
 class Launcher:
@@ -82,7 +82,7 @@ def stats_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
     from . import kernels
 
     constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES}
-    return Launcher(kernels.stats_kernel, constants, num_warps=THREADS // 32, fp_fusion=True)
+    return Launcher(kernels.stats_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=True)
 
 
 @functools.cache
@@ -91,7 +91,7 @@ def scale_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
     from . import kernels
 
     constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES}
-    return Launcher(kernels.scale_kernel, constants, num_warps=THREADS // 32, fp_fusion=False)
+    return Launcher(kernels.scale_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=False)
 
 
 @functools.cache
@@ -100,7 +100,7 @@ def finalise_launcher(device: torch.device) -> Launcher:
     from . import finalise
 
     constants = {"BLOCK": FOLD_BLOCK, "ROW_BLOCK": ROW_BLOCK}
-    return Launcher(finalise.finalise_kernel, constants, num_warps=FOLD_WARPS, fp_fusion=False)
+    return Launcher(finalise.finalise_kernel, constants, num_warps=_warps(FOLD_THREADS, device), fp_fusion=False)
 
 
 @functools.cache
@@ -109,6 +109,14 @@ def decide_launcher(device: torch.device) -> Launcher:
     from . import finalise
 
     return Launcher(finalise.decide_kernel, {}, num_warps=1, fp_fusion=False)
+
+
+def _warps(threads: int, device: torch.device) -> int:
+    """A warp has 32 threads, or 64 on some AMD GPUs."""
+    size = 32
+    if device.type == "cuda":
+        size = getattr(torch.cuda.get_device_properties(device), "warp_size", size)
+    return threads // size
 
 
 def _dtype(dtype: torch.dtype) -> Any:

@@ -1,0 +1,41 @@
+"""Fixtures for what needs the GPU kernels themselves: compiled on a GPU, or interpreted on CPU tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fastguard import _env
+from fastguard.kernels import triton
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    """Where the kernels run here; tensors are made there."""
+    reason = triton.unavailable()
+    if reason is not None:
+        pytest.skip(f"the GPU kernels cannot run here: {reason}")
+    place = "cpu"
+    if not _env.triton_interpreter():
+        place = "cuda" if torch.cuda.is_available() else "xpu"
+    with torch.device(place), warnings.catch_warnings():
+        if place == "cpu":
+            warnings.simplefilter("ignore", RuntimeWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+        yield torch.empty(0).device
+
+
+@pytest.fixture
+def workspace(device: torch.device) -> triton.Workspace:
+    return triton.Workspace(device)
+
+
+@pytest.fixture
+def compiles() -> None:
+    """For tests that compile: Triton must be there, and not be interpreting."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    if _env.triton_interpreter():
+        pytest.skip("TRITON_INTERPRET=1: nothing is compiled in this process")

@@ -1,0 +1,239 @@
+"""Tables: what is uploaded when, and that what is on the device is never stale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastguard import UnsupportedTensorError
+from fastguard.kernels.triton import Slots, Workspace
+from fastguard.kernels.triton import locate as locating
+from fastguard.kernels.triton.device import Device
+from fastguard.kernels.triton.launch import CHUNK
+from fastguard.kernels.triton.locate import locate
+from fastguard.kernels.triton.tables import Layout, Plan, Staging, Tables
+
+from cases import LAYOUTS, image
+
+CPU = torch.device("cpu")
+
+
+class FakeEvent:
+    def __init__(self) -> None:
+        self.done = False
+
+    def record(self) -> None:
+        self.done = False
+
+    def query(self) -> bool:
+        return self.done
+
+
+class FakeDevice(Device):
+    """A device whose copies are done when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.events: list[FakeEvent] = []
+        self.num_pinned = 0
+        self.capturing = False
+        self.current = "first"
+
+    def event(self) -> FakeEvent:
+        self.events.append(FakeEvent())
+        return self.events[-1]
+
+    def pinned(self, num_words: int) -> torch.Tensor:
+        self.num_pinned += 1
+        return torch.zeros(num_words, dtype=torch.int64)
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def stream_id(self) -> int:
+        return hash(self.current)
+
+
+def find(tables: Tables, tensors: list[torch.Tensor]) -> Plan:
+    found = locate(tensors, CPU)
+    return tables.find(found.addresses, found.sizes)
+
+
+def addresses(plan: Plan) -> list[int]:
+    return plan._table.tolist()
+
+
+def test_a_hit_uploads_nothing() -> None:
+    device = FakeDevice()
+    tables = Tables(device)
+    tensors = [torch.zeros(3), torch.zeros(5, dtype=torch.float16)]
+    plan = find(tables, tensors)
+    assert (device.num_pinned, tables.num_misses) == (2, 1)
+    assert find(tables, tensors) is plan
+    assert (device.num_pinned, tables.num_misses) == (2, 1)
+    find(tables, tensors[:1])
+    assert find(tables, tensors) is plan
+    assert tables.num_misses == 2
+
+
+def test_an_address_with_another_size_or_dtype_is_another_plan() -> None:
+    tables = Tables(FakeDevice())
+    base = torch.zeros(100)
+    plans = [find(tables, [t]) for t in (base, base[:50], base.view(torch.float16), base.view(10, 10))]
+    assert plans[3] is plans[0]  # a shape is nothing to the kernels
+    assert len({id(p) for p in plans}) == 3
+    assert [p.layout.groups[0][0] for p in plans[:3]] == [torch.float32, torch.float32, torch.float16]
+    assert [addresses(p) for p in plans] == [[base.data_ptr()]] * 4
+
+
+def test_other_addresses_keep_the_layout() -> None:
+    tables = Tables(FakeDevice())
+    first, second = [torch.zeros(70_000)], [torch.zeros(70_000)]
+    a, b = find(tables, first), find(tables, second)
+    assert a.layout is b.layout
+    assert (addresses(a), addresses(b)) == ([first[0].data_ptr()], [second[0].data_ptr()])
+    assert tables.num_misses == 2
+
+
+def test_the_oldest_plan_makes_room() -> None:
+    tables = Tables(FakeDevice(), size=3)
+    tensors = [torch.zeros(n) for n in range(1, 6)]
+    plans = [find(tables, [t]) for t in tensors]
+    assert find(tables, [tensors[4]]) is plans[4]
+    assert find(tables, [tensors[0]]) is not plans[0]
+    assert addresses(plans[0]) == [tensors[0].data_ptr()]  # who still holds it can still use it
+    assert len(tables._plans) == len(tables._layouts) == 3
+
+
+def test_a_staging_piece_is_not_written_before_its_copy_is_done() -> None:
+    device = FakeDevice()
+    staging = Staging(device)
+    data = [i.to_bytes(8, "little") * 4 for i in range(6)]
+    staging.upload(data[0])
+    staging.upload(data[1])
+    assert device.num_pinned == 2  # the first copy is still under way
+    device.events[0].done = True
+    staging.upload(data[2])
+    assert device.num_pinned == 2
+    assert not device.events[0].done
+    staging.upload(data[3])
+    assert device.num_pinned == 3
+    for event in device.events:
+        event.done = True
+    staging.upload(data[4])
+    staging.upload(bytes(8 * 5000))  # longer than any piece
+    assert device.num_pinned == 4
+    assert staging.upload(data[5]).tolist() == [5] * 4
+
+
+def test_what_a_graph_reads_is_kept() -> None:
+    device = FakeDevice()
+    tables = Tables(device, size=1)
+    tensors, other = [torch.zeros(4)], [torch.zeros(6)]
+    device.capturing = True
+    plan = find(tables, tensors)
+    device.capturing = False
+    find(tables, other)
+    assert find(tables, tensors) is not plan
+    assert tables._captured[id(plan)] is plan
+    assert len(tables._staging.kept) == 2
+    assert not {id(m) for m in tables._staging.kept} & {id(m) for m, _ in tables._staging._pieces}
+
+
+def test_chunks_of_mixed_dtypes() -> None:
+    numels, codes = [CHUNK + 1, 5, 0, CHUNK, 2 * CHUNK, 7], [3, 0, 0, 1, 0, 3]
+    sizes = b"".join((n << 2 | c).to_bytes(8, "little") for n, c in zip(numels, codes))
+    layout = Layout(sizes, Staging(FakeDevice()))
+    words = layout.table.tolist()
+    chunks = [(w & 0xFFFFFFFF, w >> 32) for w in words[: layout.num_chunks]]
+    assert chunks == [(1, 0), (4, 0), (4, 1), (3, 0), (0, 0), (0, 1), (5, 0)]
+    assert layout.groups == ((torch.float32, 0, 3), (torch.float64, 3, 4), (torch.bfloat16, 4, 7))
+    rows = [(w & 0xFFFFFFFF, w >> 32) for w in words[layout.num_chunks : -6]]
+    assert [count for _, count in rows] == [2, 1, 0, 1, 2, 1]
+    assert [begin for begin, count in rows if count] == [4, 0, 3, 1, 6]
+    assert words[-6:] == numels
+    assert (layout.row_chunks - layout.chunks, layout.numels - layout.row_chunks) == (8 * 7, 8 * 6)
+
+
+@pytest.mark.parametrize("extension", [True, False])
+def test_where_tensors_lie(monkeypatch: pytest.MonkeyPatch, extension: bool) -> None:
+    if not extension:
+        monkeypatch.setattr(locating, "_C", None)
+    elif locating._C is None:
+        pytest.skip("the extension was not built")
+    x, z = image(torch.float32), torch.randn(6, dtype=torch.complex64)
+    channels_last = x.to(memory_format=torch.channels_last)
+    tensors = [x, x.permute(3, 1, 0, 2), channels_last, torch.nn.Parameter(x), z, x[:0], x[0, 0, 0, 0]]
+    found = locate(tensors, CPU)
+    assert found.addresses == b"".join(t.data_ptr().to_bytes(8, "little") for t in tensors)
+    numels = [x.numel()] * 4 + [12, 0, 1]
+    assert found.sizes == b"".join((n << 2).to_bytes(8, "little") for n in numels)
+    assert not found.write_back
+
+
+def test_both_ways_to_locate_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [layout(image(dtype)) for layout in LAYOUTS.values() for dtype in (torch.float16, torch.float32)]
+    dense = [t for t in tensors if locating._is_dense(t)]
+    assert len(dense) > 10
+    quick = locate(dense, CPU)
+    monkeypatch.setattr(locating, "_C", None)
+    assert locate(dense, CPU)[:2] == quick[:2]
+
+
+def test_copies_go_back(workspace: Workspace) -> None:
+    base = torch.arange(40.0).reshape(4, 10)
+    plan = workspace.plan([torch.ones(3), base[:, ::2]], writable=True)
+    assert not plan.is_plain
+    factor = torch.full((), 2.0, dtype=torch.float64)
+    workspace.scale(plan, factor.data_ptr())
+    assert base[1].tolist() == [20, 11, 24, 13, 28, 15, 32, 17, 36, 19]
+    with pytest.raises(UnsupportedTensorError, match=r"tensors\[1\].*one memory location"):
+        workspace.plan([base, base[:1].expand(3, 10)], writable=True)
+
+
+def test_a_tensor_elsewhere_is_refused(workspace: Workspace) -> None:
+    with pytest.raises(UnsupportedTensorError, match="must hold data"):
+        workspace.plan([torch.ones(3), torch.ones(3, device="meta")])
+
+
+def test_the_steady_state_allocates_nothing(device: torch.device, workspace: Workspace) -> None:
+    tensors = [torch.randn(1000) for _ in range(5)]
+    slots = Slots(device, 5)
+    for _ in range(2):
+        workspace.measure(workspace.plan(tensors), slots.addresses[0], max_norm=0.1)
+        workspace.scale(workspace.plan(tensors), slots.factor_addresses[0])
+    held = workspace._partials.data_ptr()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"] if device.type == "cuda" else 0
+    for _ in range(3):
+        workspace.measure(workspace.plan(tensors), slots.addresses[0], max_norm=0.1)
+        workspace.scale(workspace.plan(tensors), slots.factor_addresses[0])
+    assert workspace.tables.num_misses == 1
+    assert workspace._partials.data_ptr() == held
+    if device.type == "cuda":
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+class FakeStream:
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+def test_another_stream_waits_for_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    side = FakeDevice()
+    side.stream = lambda: FakeStream(log, side.current)  # type: ignore[method-assign]
+    recorded: list[str] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: recorded.append(stream.name))
+    workspace = Workspace(CPU, side)
+    workspace.plan([torch.ones(3)])
+    assert log == recorded == []
+    side.current = "second"
+    workspace.plan([torch.ones(3)])
+    assert log == ["second waits for first"]
+    assert set(recorded) == {"second"} and len(recorded) >= 3  # partials, addresses, layout
+    side.current, side.capturing = "third", True
+    workspace.plan([torch.ones(3)])
+    assert len(log) == 1  # a capture must not wait for work outside of it
