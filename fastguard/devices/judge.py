@@ -45,6 +45,7 @@ class _Decision:
         may_skip: whether there is a flag to look at.
         factor: what to multiply by, where the host decided; else it is in the slot.
         plans: of all gradients, one a lane.
+        gradients: themselves, where no other optimizer has any.
         straightened: what was done to gradients of fused optimizers, by the id of their attachment.
     """
 
@@ -54,6 +55,7 @@ class _Decision:
         self.may_skip = may_skip
         self.factor: float | None = None
         self.plans: list[tuple[Lane, Any, Slot]] = []
+        self.gradients: list[torch.Tensor] | None = None
         self.straightened: dict[int, Straightened] = {}
         self.taken: set[int] = set()
         self._skips: bool | None = None
@@ -198,6 +200,8 @@ class DeviceJudge:
         decision = _Decision(entry, handed, guard.skip_nonfinite or handed.found_inf is not None)
         decision.straightened = straightened
         decision.plans = [(lane, plan, entry.parcels[lane.index].slot) for lane, plan, _ in parts]
+        if len(optimizers) == 1:
+            decision.gradients = gradients
         self._measure(guard, entry, handed, decision)
         entry.note("lr", optimizers[0].param_groups[0].get("lr") if optimizers[0].param_groups else None)
         if isinstance(loss, (int, float)) or (isinstance(loss, torch.Tensor) and loss.numel() == 1):
@@ -268,14 +272,13 @@ class DeviceJudge:
         unscales = decision.is_scaled and not handed.fused
         if decision.factor is not None:
             if decision.factor != 1.0:
-                gradients, _, _ = kernels.collect_gradients([group["params"] for group in optimizer.param_groups])
-                kernels.run_scale(gradients, decision.factor, guard.backend)
+                kernels.run_scale(_gradients(optimizer), decision.factor, guard.backend)
         elif unscales or _max_norm(guard.clip) != math.inf:
             # An optimizer that divides by the loss scale anyway clips for nothing.
             if fused and (not self._clips_through_scale or (decision.is_scaled and handed.fused)):
                 attributes["grad_scale"] = decision.slot.divisor
             else:
-                self._scale(guard, optimizer, decision)
+                self._scale(optimizer, decision)
         if attributes:
             return HandedOver(optimizer, attributes, repairs)
         return repairs
@@ -293,19 +296,20 @@ class DeviceJudge:
         torch.logical_or(decision.slot.skip_flag, own.to(device, non_blocking=True), out=flag)
         return flag
 
-    def _scale(self, guard: Guard, optimizer: torch.optim.Optimizer, decision: _Decision) -> None:
-        parts = decision.plans
-        gradients, _, _ = kernels.collect_gradients([group["params"] for group in optimizer.param_groups])
+    def _scale(self, optimizer: torch.optim.Optimizer, decision: _Decision) -> None:
+        parts, gradients = decision.plans, decision.gradients
+        is_whole = gradients is not None
+        if gradients is None:
+            gradients = _gradients(optimizer)
         if not gradients:
             return
-        if len(guard._attachments) > 1 or not all(plan.is_plain for _, plan, _ in parts):
+        if not is_whole or not all(plan.is_plain for _, plan, _ in parts):
             slots = {lane.index: slot for lane, _, slot in parts}
             planned = self._lanes.plan_writable(gradients)
             parts = [(lane, plan, slots[lane.index]) for lane, plan in planned]
         for lane, plan, slot in parts:
             lane.engine.scale(plan, slot)
-        # A graph that saved these gradients has to fail rather than go on with changed values.
-        torch.autograd.graph.increment_version([g for g in gradients if not g.is_inference()])
+        kernels.tell_autograd(gradients)
 
     def _need_straightening(self, plans: list[Any], optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         fused = [optimizer for optimizer in optimizers if takes_flags(optimizer)]
@@ -349,6 +353,10 @@ class DeviceJudge:
         ledger.recorder.add_overhead(entry.overhead_s)
         if entry.is_over:
             ledger.recorder.flush()
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return kernels.collect_gradients([group["params"] for group in optimizer.param_groups])[0]
 
 
 def _max_norm(policy: ClipPolicy | None) -> float | None:

@@ -171,8 +171,15 @@ def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
     for device, indices in _split_by_device(tensors).items():
         with _renumbering(indices):
             _backend_for(device, backend).scale_([tensors[i] for i in indices], factor)
-    # A graph that saved these tensors has to fail rather than go on with changed values.
-    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+    tell_autograd(tensors)
+
+
+def tell_autograd(tensors: Sequence[Any]) -> None:
+    """A graph that saved these tensors, which were written to, has to fail rather than go on with changed values."""
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except RuntimeError:  # inference tensors have no version; asking each would take longer than telling all
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
 def collect_gradients(

@@ -12,7 +12,6 @@ from guard_helpers import loss_at, make_model, poison, take_step
 from torch import nn
 
 import fastguard
-from fastguard.kernels import triton
 from fastguard.kernels.triton.launch import Launcher
 
 FUSED: dict[str, Any] = {
@@ -24,7 +23,7 @@ FUSED: dict[str, Any] = {
 every_fused = pytest.mark.parametrize("make", FUSED.values(), ids=FUSED)
 
 
-def _train_watched(model: nn.Module, optimizer: Any, num_steps: int = 6, bad: int = 3) -> Watch:
+def _train_watched(model: nn.Module, optimizer: Any, num_steps: int = 6, bad: int = 3) -> None:
     for step in range(num_steps):
         optimizer.zero_grad()
         loss = loss_at(model, step)
@@ -34,8 +33,8 @@ def _train_watched(model: nn.Module, optimizer: Any, num_steps: int = 6, bad: in
         with watched() as watch:
             optimizer.step()
             optimizer.guard.observe(loss=loss)
-        assert not watch.waits, f"step {step}"
-    return watch
+        # The first step makes tables, of numbers that the host has.
+        assert step == 0 or not watch.waits, f"step {step}"
 
 
 @every_fused
@@ -60,7 +59,7 @@ def test_two_that_share_a_guard(engine: str) -> None:
         with watched() as watch:
             first.step()
             second.step()
-        assert not watch.waits, f"step {step}"
+        assert step == 0 or not watch.waits, f"step {step}"
 
 
 @pytest.mark.parametrize("unscales", [False, True])
@@ -78,7 +77,7 @@ def test_under_a_scaler(unscales: bool, max_norm: float | None, engine: str) -> 
             if unscales:
                 scaler.unscale_(optimizer)
             scaler.step(optimizer)
-        assert not watch.waits, f"step {step}"
+        assert step == 0 or not watch.waits, f"step {step}"
         scaler.update()
     optimizer.guard.flush()
     assert [e.skipped for e in optimizer.guard.history.recent] == [False, False, True, False, False]
@@ -114,10 +113,8 @@ def test_the_watch_sees_what_it_should() -> None:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def launches(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> list[str]:
     """Names of the kernels that are launched."""
-    if triton.unavailable() is not None:
-        pytest.skip(f"no kernel can run here: {triton.unavailable()}")
     names: list[str] = []
     launch = Launcher.__call__
 

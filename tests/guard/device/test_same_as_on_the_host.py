@@ -34,6 +34,8 @@ MODULES = (
     test_step_records,
     test_traps,
 )
+# Interpreting takes a while: these also run the kernels themselves, the others the torch operations only.
+WITH_KERNELS = (test_proxies, test_several_optimizers, test_step_records)
 LATER = "a run of skips raises in a later step: test_skips.py"
 ZEROS = "a fused optimizer that skips its first step makes its state, all zeros: test_fused_hazards.py"
 DELIVERY = "records are delivered later: test_delivery.py"
@@ -65,8 +67,9 @@ def _class_of(module: ModuleType) -> type:
     """The tests of `module`, in a class of their own, because some modules have tests of one name."""
     tests = {name: staticmethod(test) for name, test in vars(module).items() if name.startswith("test_")}
     marks = getattr(module, "pytestmark", [])
-    needed = pytest.mark.usefixtures("engine", "no_lag")
-    marks = [needed, *(marks if isinstance(marks, list) else [marks])]
+    engines = ["reference", "triton"] if module in WITH_KERNELS else ["reference"]
+    needed = [pytest.mark.parametrize("engine", engines, indirect=True), pytest.mark.usefixtures("engine", "no_lag")]
+    marks = [*needed, *(marks if isinstance(marks, list) else [marks])]
     return type(module.__name__, (), {**tests, "pytestmark": marks})
 
 
