@@ -4,7 +4,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check
 SOURCES = pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint sanitize clean
+.PHONY: help demo test bench gpu-test lint sanitize clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -19,6 +19,9 @@ test: .venv/dev.stamp ## run the tests
 bench: .venv/dev.stamp ## measure against torch's own functions, side by side
 	.venv/bin/fastguard bench
 	.venv/bin/python -m pytest benchmarks --benchmark-only
+
+gpu-test: ## run the tests that need a GPU, with the Python that has a torch for it (PYTHON=...)
+	$(PYTHON) -m pytest tests/gpu
 
 lint: .venv/dev.stamp ## ruff and mypy, as CI runs them
 	.venv/bin/ruff check .
