@@ -191,24 +191,43 @@ class DeviceJudge:
         if self._lanes.need_slots(sum(map(len, groups))):
             ring.rebuild(*self._lanes.make_slots(ring.num_slots))
         entry = ring.take()
-        entry.start(ledger.step if first else ledger.step - 1, first)
+        try:
+            decision = self._fill(guard, entry, handed, first, gradients, parts)
+            lr = optimizers[0].param_groups[0].get("lr") if optimizers[0].param_groups else None
+            entry.note("lr", lr)
+            if isinstance(loss, (int, float)) or (isinstance(loss, torch.Tensor) and loss.numel() == 1):
+                entry.note("loss", loss)
+        except BaseException:
+            ring.give_back(entry)
+            raise
         entry.names, entry.positions = names, positions
+        decision.straightened = straightened
+        ring.current = entry
+        ledger.step = entry.step + 1
+        self._newest = entry.step
+        return decision
+
+    def _fill(
+        self,
+        guard: Guard,
+        entry: Entry,
+        handed: Handed,
+        first: bool,
+        gradients: list[torch.Tensor],
+        parts: list[tuple[Lane, Any, Any]],
+    ) -> _Decision:
+        """Queues what fills the slots of `entry`."""
+        ledger = self._ledger
+        entry.start(ledger.step if first else ledger.step - 1, first)
         entry.places = [()] * len(entry.parcels)
         for lane, _, places in parts:
             entry.places[lane.index] = places
         entry.from_scaler, entry.scaled = handed.from_scaler, handed.grad_scale is not None
         decision = _Decision(entry, handed, guard.skip_nonfinite or handed.found_inf is not None)
-        decision.straightened = straightened
         decision.plans = [(lane, plan, entry.parcels[lane.index].slot) for lane, plan, _ in parts]
-        if len(optimizers) == 1:
+        if len(guard._attachments) == 1:
             decision.gradients = gradients
         self._measure(guard, entry, handed, decision)
-        entry.note("lr", optimizers[0].param_groups[0].get("lr") if optimizers[0].param_groups else None)
-        if isinstance(loss, (int, float)) or (isinstance(loss, torch.Tensor) and loss.numel() == 1):
-            entry.note("loss", loss)
-        ring.current = entry
-        ledger.step = entry.step + 1
-        self._newest = entry.step
         return decision
 
     def _measure(self, guard: Guard, entry: Entry, handed: Handed, decision: _Decision) -> None:

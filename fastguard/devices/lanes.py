@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedTensorError
+from ..kernels import renumbering
 from ..kernels.slot import Slot, make_slots
 from .courier import Courier
 from .engines import ElsewhereError, Engine
@@ -36,6 +37,11 @@ class Lane:
         if value.dtype is torch.float32 and value.device == word.device:
             return value
         return word.copy_(value.detach().reshape(()), non_blocking=True)
+
+
+def _plan_some(lane: Lane, gradients: Sequence[torch.Tensor], places: Sequence[int], writable: bool = False) -> Any:
+    with renumbering(places):
+        return lane.engine.plan([gradients[i] for i in places], writable=writable)
 
 
 class Lanes:
@@ -93,10 +99,8 @@ class Lanes:
         if len(self._lanes) == 1:
             lane = next(iter(self._lanes.values()))
             return [(lane, lane.engine.plan(gradients, writable=True))]
-        return [
-            (lane, lane.engine.plan([gradients[i] for i in places], writable=True))
-            for lane, places in self._split_up(gradients, None)
-        ]
+        split = self._split_up(gradients, None)
+        return [(lane, _plan_some(lane, gradients, places, writable=True)) for lane, places in split]
 
     def need_slots(self, num_rows: int) -> bool:
         """Whether slots have to be made, for so many tensors or for a device that is new."""
@@ -133,7 +137,7 @@ class Lanes:
         if len(self._split) == 1:
             lane, places = self._split[0]
             return [(lane, lane.engine.plan(gradients), places)]
-        return [(lane, lane.engine.plan([gradients[i] for i in places]), places) for lane, places in self._split]
+        return [(lane, _plan_some(lane, gradients, places), places) for lane, places in self._split]
 
     def _split_up(
         self, gradients: Sequence[torch.Tensor], parameter: torch.Tensor | None

@@ -118,7 +118,7 @@ def _split_by_device(tensors: Sequence[Any]) -> dict[torch.device, list[int]]:
 
 
 @contextlib.contextmanager
-def _renumbering(indices: list[int]) -> Iterator[None]:
+def renumbering(indices: Sequence[int]) -> Iterator[None]:
     """Errors about a part of a list, told in terms of the whole."""
     try:
         yield
@@ -145,7 +145,7 @@ def run_stats(tensors: Sequence[Any], backend: str, unscale: float = 1.0) -> tup
     row_bytes = 8 * len(_stats.COLUMNS)
     table = bytearray(row_bytes * len(tensors))
     for device, indices in groups.items():
-        with _renumbering(indices):
+        with renumbering(indices):
             rows, _ = _backend_for(device, backend).tensor_stats([tensors[i] for i in indices], unscale)
         for place, i in enumerate(indices):
             table[i * row_bytes : (i + 1) * row_bytes] = rows[place * row_bytes : (place + 1) * row_bytes]
@@ -169,7 +169,7 @@ def _may_be_plain(first: Any, backend: str) -> bool:
 def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
     """x *= factor on the backend of each tensor's device; tells autograd."""
     for device, indices in _split_by_device(tensors).items():
-        with _renumbering(indices):
+        with renumbering(indices):
             _backend_for(device, backend).scale_([tensors[i] for i in indices], factor)
     tell_autograd(tensors)
 

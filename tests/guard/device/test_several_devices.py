@@ -131,3 +131,17 @@ def test_two_optimizers_on_two_devices() -> None:
             for o in both:
                 o.step()
     assert_close(snapshot(model, *ours), snapshot(plain, *theirs), rtol=2e-5, atol=1e-6)
+
+
+def test_a_gradient_that_cannot_be_read_is_told_by_its_place_among_all() -> None:
+    model = make_model()
+    optimizer, _ = _guarded(model, MAKE["RMSprop"])
+    train(model, optimizer, range(1))
+
+    def plan(tensors: Any, *, writable: bool = False) -> Any:
+        raise fastguard.UnsupportedTensorError(1, "must be something else")
+
+    lanes = list(optimizer.guard.judges.now._lanes._lanes.values())
+    lanes[1].engine.plan = plan
+    with pytest.raises(fastguard.UnsupportedTensorError, match=r"tensors\[3\]"):
+        optimizer.step()

@@ -126,3 +126,20 @@ def test_unknown_settings_are_refused(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=rf"`{name}` must be one of \['.*', '.*'\], got '{value}'"):
         fastguard.wrap(optimizer, **{name: value})
     assert "guard" not in vars(optimizer)
+
+
+def test_a_step_that_could_not_be_measured_takes_no_slot(engine: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
+    take_step(model, optimizer, 0)
+    ring = optimizer.guard.judges.now._ring
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.param_groups[0]["lr"] = "high"
+    for _ in range(2 * ring.num_slots):
+        with pytest.raises(ValueError, match="high"):
+            optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.1
+    take_step(model, optimizer, 1)
+    optimizer.guard.flush()
+    assert (optimizer.guard.last.step, optimizer.guard.history.num_steps) == (1, 2)
