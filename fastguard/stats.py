@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from .samples import ModuleActivity, WeightStats
+
 COLUMNS = ("numel", "sum_sq", "sum", "abs_max", "abs_min_nonzero", "num_zeros", "num_nans", "num_infs")
 _COUNTS = frozenset({"numel", "num_zeros", "num_nans", "num_infs"})
 _ROW_BYTES = 8 * len(COLUMNS)
@@ -295,6 +297,7 @@ class StepStats:
         loss, val_loss: as given to `Guard.observe`, or returned by a closure; None if not known.
         lr: learning rate of the first parameter group.
         loss_scale: the GradScaler's scale that the gradients still carried when `step` was called, else None.
+        activations, weights: what was sampled at this step beside the gradients; empty where nothing was.
     """
 
     step: int
@@ -305,6 +308,8 @@ class StepStats:
     val_loss: float | None = None
     lr: float | None = None
     loss_scale: float | None = None
+    activations: tuple[ModuleActivity, ...] = ()
+    weights: tuple[WeightStats, ...] = ()
 
     @property
     def gradients(self) -> GradientStats:
