@@ -13,12 +13,15 @@ from .sinks import SafeSink
 from .stats import StepStats
 
 
+def check_scalar(name: str, value: Any) -> None:
+    """Raises ValueError for a tensor of more than one element. Does not synchronise."""
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise ValueError(f"`{name}` must be a scalar, got a tensor of shape {tuple(value.shape)}. Reduce it first.")
+
+
 def _scalar(name: str, value: Any) -> float:
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"`{name}` must be a scalar, got a tensor of shape {tuple(value.shape)}. Reduce it first.")
-        return float(value.detach())
-    return float(value)
+    check_scalar(name, value)
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def loss_of(value: Any) -> float | None:
