@@ -352,7 +352,7 @@ class DeviceJudge:
         if len(contents) > 1:
             table = self._lanes.in_order([c.rows for c in contents], entry.places)
         names, positions = entry.names, entry.positions
-        known = {**entry.known, **{name: notes[name] for name in entry.noted}}
+        known: dict[str, Any] = {**entry.known, **{name: notes[name] for name in entry.noted}}
         record = StepStats(
             step=entry.step,
             tensors=TensorStats(

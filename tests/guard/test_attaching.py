@@ -53,7 +53,7 @@ def test_too_late_goes_to_the_next_record_and_not_astray() -> None:
 
 
 def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
-    model, optimizer, memory = guarded()
+    _, optimizer, _ = guarded()
     recorder = optimizer.guard.recorder
     recorder.attach(0, weights=weights("d"))
     recorder.attach(1, weights=weights("e"))
