@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .clipping import GlobalNorm as GlobalNorm
     from .clipping import clip_grad_norm_ as clip_grad_norm_
+    from .clipping import clip_gradients as clip_gradients
     from .clipping import get_total_norm as get_total_norm
     from .errors import AlreadyGuardedError as AlreadyGuardedError
     from .errors import BackendUnavailableError as BackendUnavailableError
@@ -26,16 +27,19 @@ if TYPE_CHECKING:
     from .kernels import backends as backends
     from .kernels import scale_ as scale_
     from .kernels import tensor_stats as tensor_stats
+    from .lr_finder import LearningRateFinder as LearningRateFinder
     from .report import Report as Report
     from .sinks import JsonlSink as JsonlSink
     from .sinks import MemorySink as MemorySink
     from .stats import GradientStats as GradientStats
     from .stats import StepStats as StepStats
     from .stats import TensorStats as TensorStats
+    from .weights import check_gradients as check_gradients
 
 _HOME = {
     "GlobalNorm": "clipping",
     "clip_grad_norm_": "clipping",
+    "clip_gradients": "clipping",
     "get_total_norm": "clipping",
     "AlreadyGuardedError": "errors",
     "BackendUnavailableError": "errors",
@@ -48,12 +52,14 @@ _HOME = {
     "backends": "kernels",
     "scale_": "kernels",
     "tensor_stats": "kernels",
+    "LearningRateFinder": "lr_finder",
     "Report": "report",
     "JsonlSink": "sinks",
     "MemorySink": "sinks",
     "GradientStats": "stats",
     "StepStats": "stats",
     "TensorStats": "stats",
+    "check_gradients": "weights",
 }
 __all__ = ["__version__", *_HOME]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -160,6 +161,19 @@ class Guard:
             if proxy is not None:
                 proxy.__dict__.pop("guard", None)
         self._attachments = []
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """For steps that are no part of the run, as those of a learning-rate test: not judged, clipped or recorded."""
+        attachments = list(self._attachments)
+        before = [attachment.is_paused for attachment in attachments]
+        for attachment in attachments:
+            attachment.is_paused = True
+        try:
+            yield
+        finally:
+            for attachment, was in zip(attachments, before, strict=True):
+                attachment.is_paused = was
 
     def close(self) -> None:
         """Hands over what is held back and closes the sinks. Call it at the end of training."""

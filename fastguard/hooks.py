@@ -36,6 +36,7 @@ class Attachment:
         self._evaluations = 0
         self._depth = 0  # of steps under way; more than 1 where a subclass's step calls its parent's
         self._silent = False
+        self.is_paused = False
         # A hook that dynamo traced would be compiled into the step, and recompiled at every one.
         self._handles = [
             optimizer.register_step_pre_hook(torch.compiler.disable(self._before)),
@@ -66,6 +67,8 @@ class Attachment:
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self.is_paused:
+            return None
         started = time.perf_counter()
         if self._depth and _is_nested(optimizer):
             self._depth += 1
@@ -113,6 +116,8 @@ class Attachment:
         self._evaluations += 1
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.is_paused:
+            return
         self._depth -= 1
         if self._depth == 0:
             self._give_back()
