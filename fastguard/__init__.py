@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
     from .guard import wrap as wrap
+    from .initialization import check_initialization as check_initialization
     from .kernels import backends as backends
     from .kernels import scale_ as scale_
     from .kernels import tensor_stats as tensor_stats
@@ -49,6 +50,7 @@ _HOME = {
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
     "wrap": "guard",
+    "check_initialization": "initialization",
     "backends": "kernels",
     "scale_": "kernels",
     "tensor_stats": "kernels",
