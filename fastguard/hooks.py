@@ -16,6 +16,7 @@ from . import kernels
 from .amp import Handed, ScalerContract
 from .aside import Undo
 from .stats import TensorStats
+from .weights import WeightCollector
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -25,9 +26,14 @@ class Attachment:
     """The guard's hooks on one optimizer. Refers to the optimizer weakly: the optimizer owns the guard."""
 
     def __init__(
-        self, guard: Guard, optimizer: torch.optim.Optimizer, proxies: Sequence[weakref.ref[Any]] = ()
+        self,
+        guard: Guard,
+        optimizer: torch.optim.Optimizer,
+        proxies: Sequence[weakref.ref[Any]] = (),
+        weights: WeightCollector | None = None,
     ) -> None:
         self.guard = guard
+        self._weights = weights
         self._optimizer = weakref.ref(optimizer)
         self._scaler = ScalerContract(optimizer, proxies)
         # LBFGS evaluates its closure several times a step and has no step without gradients.
@@ -81,6 +87,9 @@ class Attachment:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if self._silent:
             return None
+        if self._weights is not None:
+            self._weights.before(self.guard, self, optimizer)
+            started = time.perf_counter()
         if not callable(closure):
             self._judge(optimizer, handed)
             self.guard.judges.now.add_overhead(time.perf_counter() - started)
@@ -121,6 +130,8 @@ class Attachment:
         self._depth -= 1
         if self._depth == 0:
             self._give_back()
+            if self._weights is not None:
+                self._weights.after(self.guard, self, optimizer)
             self._scaler.give_back(optimizer)
             self._silent = False
 

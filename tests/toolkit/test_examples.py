@@ -12,6 +12,7 @@ MODULES = {
     "initialization.check": 1,
     "lr_finder.finder": 1,
     "lr_finder.result": 1,
+    "weights.collector": 1,
     "weights.sampler": 1,
     "weights.table": 1,
 }
