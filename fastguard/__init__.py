@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .clipping import GlobalNorm as GlobalNorm
     from .clipping import clip_grad_norm_ as clip_grad_norm_
+    from .clipping import clip_gradients as clip_gradients
     from .clipping import get_total_norm as get_total_norm
     from .errors import AlreadyGuardedError as AlreadyGuardedError
     from .errors import BackendUnavailableError as BackendUnavailableError
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
     from .guard import wrap as wrap
+    from .initialization import check_initialization as check_initialization
     from .kernels import activation_stats as activation_stats
     from .kernels import backends as backends
     from .kernels import channel_stats as channel_stats
     from .kernels import magnitude_histogram as magnitude_histogram
     from .kernels import scale_ as scale_
     from .kernels import tensor_stats as tensor_stats
+    from .lr_finder import LearningRateFinder as LearningRateFinder
     from .magnitudes import MagnitudeHistogram as MagnitudeHistogram
     from .report import Report as Report
     from .samples import ActivationStats as ActivationStats
@@ -38,10 +41,12 @@ if TYPE_CHECKING:
     from .stats import GradientStats as GradientStats
     from .stats import StepStats as StepStats
     from .stats import TensorStats as TensorStats
+    from .weights import check_gradients as check_gradients
 
 _HOME = {
     "GlobalNorm": "clipping",
     "clip_grad_norm_": "clipping",
+    "clip_gradients": "clipping",
     "get_total_norm": "clipping",
     "AlreadyGuardedError": "errors",
     "BackendUnavailableError": "errors",
@@ -51,12 +56,14 @@ _HOME = {
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
     "wrap": "guard",
+    "check_initialization": "initialization",
     "activation_stats": "kernels",
     "backends": "kernels",
     "channel_stats": "kernels",
     "magnitude_histogram": "kernels",
     "scale_": "kernels",
     "tensor_stats": "kernels",
+    "LearningRateFinder": "lr_finder",
     "MagnitudeHistogram": "magnitudes",
     "Report": "report",
     "ActivationStats": "samples",
@@ -66,6 +73,7 @@ _HOME = {
     "GradientStats": "stats",
     "StepStats": "stats",
     "TensorStats": "stats",
+    "check_gradients": "weights",
 }
 __all__ = ["__version__", *_HOME]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from .proxies import innermost, inwards
 from .report import Report, build_report
 from .sharding import refuse_sharding_model, refuse_shards
 from .stats import StepStats
+from .weights import WeightCollector, WeightSampler, sampler_settings
 
 _Wrapped = TypeVar("_Wrapped")
 _HOW_TO_GUARD = (
@@ -60,6 +62,7 @@ class Guard:
         backend: str,
         when_behind: str,
         clip_through: str,
+        weights: dict[str, Any] | None = None,
     ) -> None:
         self.clip = clip
         self.skip_nonfinite = skip_nonfinite
@@ -71,7 +74,15 @@ class Guard:
         self._fingerprint: int | None = None
         self._ledger = Ledger(sinks, max_consecutive_skips)
         self.recorder = self._ledger.recorder
-        self._attachments = [Attachment(self, optimizer, self._proxies) for optimizer in optimizers]
+        self._attachments = [
+            Attachment(
+                self,
+                optimizer,
+                self._proxies,
+                None if weights is None else WeightCollector(WeightSampler(**{"backend": backend, **weights})),
+            )
+            for optimizer in optimizers
+        ]
         self.judges = Judges(self._ledger, self.backend, when_behind, clip_through)
         # What is held back must reach the sinks also when the guard is dropped or the interpreter ends.
         weakref.finalize(self, self.judges.flush)
@@ -161,6 +172,19 @@ class Guard:
                 proxy.__dict__.pop("guard", None)
         self._attachments = []
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """For steps that are no part of the run, as those of a learning-rate test: not judged, clipped or recorded."""
+        attachments = list(self._attachments)
+        before = [attachment.is_paused for attachment in attachments]
+        for attachment in attachments:
+            attachment.is_paused = True
+        try:
+            yield
+        finally:
+            for attachment, was in zip(attachments, before, strict=True):
+                attachment.is_paused = was
+
     def close(self) -> None:
         """Hands over what is held back and closes the sinks. Call it at the end of training."""
         self.flush()
@@ -211,6 +235,22 @@ class Guard:
             judges.choose(self._attachments, anywhere=True)
             return judges.now.judge(self, caller, optimizer, handed, first, loss)
 
+    def step_of(self, caller: Attachment) -> int:
+        """Number of the step that `caller` is about to take."""
+        decision = self.judges.now._decision
+        follows = decision is not None and id(caller) not in decision.taken
+        return self._ledger.step - follows
+
+    def names_of(self, caller: Attachment) -> tuple[str, ...]:
+        """Names of the parameters of one optimizer, as they were at the step just judged."""
+        start = 0
+        for attachment in self._attachments:
+            count = sum(len(group["params"]) for group in attachment.optimizer.param_groups)
+            if attachment is caller:
+                return self._names[start : start + count]
+            start += count
+        raise ValueError("`caller` must be one of this guard's attachments")
+
     def names(
         self, fingerprint: int, optimizers: Sequence[torch.optim.Optimizer], groups: Sequence[Sequence[torch.Tensor]]
     ) -> tuple[str, ...]:
@@ -244,6 +284,7 @@ def wrap(
     backend: str = "auto",
     when_behind: str = "wait",
     clip_through: str = "scale",
+    weights: bool | int | Mapping[str, Any] | None = None,
 ) -> _Wrapped:
     """Guards `optimizer` in place and returns it: the same object, with its `Guard` as `optimizer.guard`.
 
@@ -268,6 +309,9 @@ def wrap(
         clip_through: on a GPU, how the gradients of a fused optimizer are clipped. "scale": a pass of its own, which
             reads and writes them once if they are clipped and does nothing if not. "grad_scale": the optimizer
             divides, and always writes them back once; this wins when more than half of the steps are clipped.
+        weights: sample weights and updates into `StepStats.weights`: True for every 100th step, a number for every
+            so many, or a dict of arguments of `fastguard.weights.WeightSampler`, which says how and at what cost. On
+            a GPU a sampled step syncs.
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
@@ -292,6 +336,7 @@ def wrap(
     if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
         raise ValueError(f"`max_consecutive_skips` must be an integer >= 1, got {max_consecutive_skips!r}")
     check_settings(when_behind, clip_through)
+    sampling = sampler_settings(weights)
     inner = [innermost(o) for o in given]
     policy = _clip_policy(max_norm, clip)
     if len(set(map(id, inner))) != len(inner):
@@ -317,6 +362,7 @@ def wrap(
         backend=backend,
         when_behind=when_behind,
         clip_through=clip_through,
+        weights=sampling,
     )
     if "guard" not in torch.optim.Optimizer.__dict__:
         torch.optim.Optimizer.guard = _NoGuard()  # type: ignore[attr-defined]

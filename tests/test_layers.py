@@ -21,6 +21,7 @@ LAYERS = {
     "conductor": {
         *("amp", "aside", "clipping", "devices", "guard", "hooks", "host_judge", "ledger", "naming", "proxies"),
         *("recorder", "sharding"),
+        *("initialization", "lr_finder", "weights"),
     },
     "door": {"__init__", "__main__", "bench", "cli", "demo", "info"},
 }
