@@ -205,6 +205,9 @@ class TrainingHistory(Series):
         names_without_gradient: Sequence[str] | None = None,
         names_with_zero_lr: Sequence[str] | None = None,
         initialization: Mapping[str, Sequence[float]] | None = None,
+        dropout: Mapping[str, float] | None = None,
+        decay_per_step: float | None = None,
+        backward_per_step: int | None = None,
         has_scheduler: bool | None = None,
         initial_lr: float | None = None,
         steps_per_epoch: int | None = None,
@@ -217,6 +220,9 @@ class TrainingHistory(Series):
             names_without_gradient: parameters with `requires_grad=False`.
             names_with_zero_lr: parameters in a group whose learning rate is 0.
             initialization: (standard deviation, the one expected) by name, before the first step.
+            dropout: share that each dropout module leaves out, by name.
+            decay_per_step: the largest share by which one step shrinks a parameter for its size alone.
+            backward_per_step: backward passes whose gradients one step takes.
             has_scheduler: whether a learning rate scheduler was made for the optimizer.
             initial_lr: what that scheduler started from.
             steps_per_epoch: steps from one pass over the data to the next.
@@ -232,6 +238,9 @@ class TrainingHistory(Series):
             names_without_gradient=names_without_gradient,
             names_with_zero_lr=names_with_zero_lr,
             initialization=initialization,
+            dropout=dropout,
+            decay_per_step=decay_per_step,
+            backward_per_step=backward_per_step,
             has_scheduler=has_scheduler,
             initial_lr=initial_lr,
             steps_per_epoch=steps_per_epoch,

@@ -18,6 +18,10 @@ class ModelNotes:
         without_gradient: parameters with `requires_grad=False`.
         zero_lr: parameters in a group whose learning rate is 0.
         initialization: for each weight matrix or kernel, (standard deviation, the one expected from its fan-in).
+        dropout: share that each dropout module leaves out, by name.
+        decay_per_step: the largest share by which one step shrinks a parameter for its size alone, learning rate
+            included where the decay is decoupled from the gradient (AdamW) or plain (SGD); None if not known.
+        backward_per_step: backward passes whose gradients one step takes; None if not known.
         has_scheduler: whether a learning rate scheduler was made for the optimizer; None if not known.
         initial_lr: the learning rate that the scheduler started from, if there is one.
         steps_per_epoch: if known.
@@ -28,6 +32,9 @@ class ModelNotes:
     without_gradient: tuple[str, ...] = ()
     zero_lr: tuple[str, ...] = ()
     initialization: dict[str, tuple[float, float]] = field(default_factory=dict)
+    dropout: dict[str, float] = field(default_factory=dict)
+    decay_per_step: float | None = None
+    backward_per_step: int | None = None
     has_scheduler: bool | None = None
     initial_lr: float | None = None
     steps_per_epoch: int | None = None
@@ -40,6 +47,9 @@ class ModelNotes:
         names_without_gradient: Sequence[str] | None,
         names_with_zero_lr: Sequence[str] | None,
         initialization: Mapping[str, Sequence[float]] | None,
+        dropout: Mapping[str, float] | None,
+        decay_per_step: float | None,
+        backward_per_step: int | None,
         has_scheduler: bool | None,
         initial_lr: float | None,
         steps_per_epoch: int | None,
@@ -58,6 +68,12 @@ class ModelNotes:
             self.initialization = {
                 name: pair for name, pair in pairs.items() if math.isfinite(pair[0]) and 0.0 < pair[1] < math.inf
             }
+        if dropout is not None:
+            self.dropout = {name: float(share) for name, share in dropout.items()}
+        if decay_per_step is not None:
+            self.decay_per_step = float(decay_per_step)
+        if backward_per_step is not None:
+            self.backward_per_step = backward_per_step
         if has_scheduler is not None:
             self.has_scheduler = has_scheduler
         if initial_lr is not None:
@@ -75,6 +91,9 @@ class ModelNotes:
             "without_gradient": list(self.without_gradient),
             "zero_lr": list(self.zero_lr),
             "initialization": {name: list(pair) for name, pair in self.initialization.items()},
+            "dropout": dict(self.dropout),
+            "decay_per_step": self.decay_per_step,
+            "backward_per_step": self.backward_per_step,
             "has_scheduler": self.has_scheduler,
             "initial_lr": self.initial_lr,
             "steps_per_epoch": self.steps_per_epoch,
@@ -83,7 +102,7 @@ class ModelNotes:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ModelNotes:
         """The notes that gave `state`."""
-        notes = cls(**{**state, "initialization": {}})
+        notes = cls(**{**state, "initialization": {}, "dropout": dict(state["dropout"])})
         for name in ("names", "not_in_optimizer", "without_gradient", "zero_lr"):
             setattr(notes, name, tuple(state[name]))
         notes.initialization = {name: (pair[0], pair[1]) for name, pair in state["initialization"].items()}
