@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from ..history import TrainingHistory
 from .finding import SEVERITIES, Finding
 
-Weight = float | Callable[[Finding, TrainingHistory], float]
+# From finding, history, and all findings by rule.
+Weight = float | Callable[[Finding, TrainingHistory, Mapping[str, Finding]], float]
 CAUSES: dict[str, Cause] = {}
 _LEAST = 0.3
 
@@ -26,7 +27,7 @@ class Cause:
         name: a noun phrase, like "learning-rate-too-high".
         summary: what it is, in a sentence.
         remedy: what to do.
-        reasons: rules that speak for it, each with a weight from 0 to 1, or a function of finding and history for one.
+        reasons: rules that speak for it, each with a weight from 0 to 1, or a function for one.
         explains: further rules that fire where it is at work, and say nothing for it by themselves.
     """
 
@@ -46,7 +47,7 @@ class Cause:
             finding = found.get(name)
             if finding is None:
                 continue
-            value = weight(finding, history) if callable(weight) else weight
+            value = weight(finding, history, found) if callable(weight) else weight
             if finding.severity == "info":
                 value *= 0.5
             if value > 0.0:

@@ -2,48 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..history import TrainingHistory
-from .causes import cause
+from .causes import Weight, cause
 from .finding import Finding
 
+Found = Mapping[str, Finding]
 _STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining"
 _BROKEN = "non-finite-gradients non-finite-loss skip-run non-finite-activations"
+_TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion")
+_SETTINGS = ("dropout-high", "shrinking-weights", "poor-initialisation")
 _DEAD = "dead-relu-units dead-smooth-units zero-gradients zero-gradient-tensors vanishing-norm"
 
 
-def _isolated(finding: Finding, history: TrainingHistory) -> float:
+def _isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Bad steps here and there, good ones after them: a batch, not the weights."""
     return 0.0 if history.skip_run >= 3 or history.longest_skip_run > 3 else 0.75
 
 
-def _going_on(finding: Finding, history: TrainingHistory) -> float:
+def _going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Skipped steps change nothing, so what is bad at every step since is in the weights."""
     return 0.6 if history.skip_run >= 3 and not history.num_scaled else 0.0
 
 
-def _overflowed(finding: Finding, history: TrainingHistory) -> float:
+def _overflowed(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Inf out of finite inputs and finite weights is overflow, and only half precision overflows that easily."""
     weights_bad = any(window.last.value.num_nonfinite for _, window in history.weights.items())
     return 0.0 if weights_bad or not finding.evidence["is_origin"] or not finding.evidence["num_infs"] else 0.9
 
 
-def _from_weights(finding: Finding, history: TrainingHistory) -> float:
+def _from_weights(finding: Finding, history: TrainingHistory, found: Found) -> float:
     return 0.6 if any(window.last.value.num_nonfinite for _, window in history.weights.items()) else 0.0
 
 
-def _from_input(finding: Finding, history: TrainingHistory) -> float:
+def _from_input(finding: Finding, history: TrainingHistory, found: Found) -> float:
     return 0.0 if finding.evidence["is_origin"] else 0.6
 
 
-def _without_clipping(finding: Finding, history: TrainingHistory) -> float:
+def _of_itself(weight: float) -> Weight:
+    """`weight`, unless steps that were too large came first, or a setting explains it: units die of those."""
+
+    def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
+        steps = [found[name].first_step for name in _TOO_LARGE_STEPS if name in found]
+        began = finding.first_step
+        if any(name in found and found[name].severity != "info" for name in _SETTINGS):
+            return 0.2 * weight
+        if any(step is not None and (began is None or step <= began) for step in steps):
+            return 0.2 * weight
+        return weight
+
+    return weigh
+
+
+def _without_clipping(finding: Finding, history: TrainingHistory, found: Found) -> float:
     return 0.6 if not history.num_clipped else 0.3
 
 
-def _many_spikes(finding: Finding, history: TrainingHistory) -> float:
-    return _without_clipping(finding, history) if finding.evidence["num_spikes"] >= 3 else 0.0
+def _many_spikes(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    return _without_clipping(finding, history, found) if finding.evidence["num_spikes"] >= 3 else 0.0
 
 
-def _few_spikes(finding: Finding, history: TrainingHistory) -> float:
+def _few_spikes(finding: Finding, history: TrainingHistory, found: Found) -> float:
     return 0.4 if finding.evidence["num_spikes"] <= 3 else 0.2
 
 
@@ -151,7 +171,7 @@ cause(
     "vanishing-gradients",
     "Hardly any gradient reaches the first layers.",
     "Use ReLU-like activations, normalisation, residual connections, or an initialisation that keeps the variance.",
-    {"vanishing-layers": 0.95, "vanishing-norm": 0.4},
+    {"vanishing-layers": _of_itself(0.95), "vanishing-norm": 0.4},
     f"update-ratio-low saturated-units unchanged-weights zero-gradients zero-gradient-tensors {_STANDSTILL}",
 )
 cause(
@@ -166,7 +186,12 @@ cause(
     "dead-units",
     "Units that answer nothing to any input cut the layers before them off.",
     "Go back to a checkpoint from before; lower the learning rate, look at the bias before them, or use LeakyReLU.",
-    {"dead-relu-units": 0.85, "dead-smooth-units": 0.85, "zero-gradient-tensors": 0.8, "zero-gradients": 0.5},
+    {
+        "dead-relu-units": _of_itself(0.85),
+        "dead-smooth-units": _of_itself(0.85),
+        "zero-gradient-tensors": _of_itself(0.8),
+        "zero-gradients": _of_itself(0.5),
+    },
     f"loss-divergence vanishing-norm vanishing-layers loss-spike norm-spike unchanged-weights {_STANDSTILL}",
 )
 cause(

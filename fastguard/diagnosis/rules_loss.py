@@ -93,16 +93,22 @@ def loss_divergence(
     remedy="Look at the batch of that step: its inputs, targets and scale. If spikes come back elsewhere, clip, and "
     "lower the learning rate or Adam's beta2.",
 )
-def loss_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 1.2, max_run: int = 4) -> Finding | None:
-    """Losses `z` standard deviations above their average and above `ratio` times the run's first losses.
+def loss_spike(
+    history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0, norm_ratio: float = 8.0, max_run: int = 4
+) -> Finding | None:
+    """Losses `z` standard deviations above their average, and above `ratio` times the run's first losses.
 
-    Spikes that last longer than `max_run` steps are a new level, not a spike.
+    Or, at any height, with a norm that is `norm_ratio` times its average at the same step. Spikes that last longer than
+    `max_run` steps are a new level, not a spike.
     """
     trend = history.loss_trend
+    confirmed = _norm_spikes(history, norm_ratio)
     spikes = [
         spike
         for spike in trend.spikes
-        if spike.z > z and spike.value > ratio * trend.first and spike.last_step - spike.first_step < max_run
+        if spike.z > z
+        and (spike.value > ratio * trend.first or spike.first_step in confirmed)
+        and spike.last_step - spike.first_step < max_run
     ]
     if not spikes or trend.first <= 0.0:
         return None
@@ -116,6 +122,11 @@ def loss_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 1.2, 
         evidence={"loss": worst.value, "mean": worst.mean, "z": worst.z, "num_spikes": len(spikes), "threshold_z": z},
         confidence=0.9,
     )
+
+
+def _norm_spikes(history: TrainingHistory, ratio: float) -> set[int]:
+    """The steps at which a spike of the norm began that reached `ratio` times its average."""
+    return {spike.first_step for spike in history.norm_trend.spikes if spike.value - spike.mean > math.log(ratio)}
 
 
 @rule(
@@ -219,20 +230,20 @@ def loss_not_decreasing(
     "rate too high or too low, or targets that do not follow from the inputs. A larger model comes last.",
 )
 def underfitting(
-    history: TrainingHistory, *, progress: float = 0.6, min_steps: int = 120, flat: float = 0.02
+    history: TrainingHistory, *, progress: float = 0.6, min_steps: int = 120, flat: float = 0.03
 ) -> Finding | None:
     """Over the newest two thirds of the run the loss has fallen by less than `flat` of it, surely, and stands high.
 
     High: less than a share `progress` of the first losses has been gained. Surely: the line through the losses, plus
     two
-    standard errors. From `min_steps` steps on, at a learning rate that is neither rising nor decayed, within the
-    window.
+    standard errors. From `min_steps` steps on, within the window; steps after a decay to a third do not count.
     """
     s = signals_of(history)
-    trend, losses = history.loss_trend, s.losses
-    if len(losses) < min_steps or history.num_clean > history.window or trend.first <= 0.0:
+    trend = history.loss_trend
+    if history.num_clean > history.window or trend.first <= 0.0:
         return None
-    if not 0.0 <= s.progress < progress or s.is_lr_rising or s.num_full_lr < 0.9 * len(s.clean):
+    losses = [loss for e, loss in zip(s.loss_entries, s.losses) if e.lr is None or 3.0 * e.lr >= history.lrs.max]
+    if not 0.0 <= s.progress < progress or s.is_lr_rising or len(losses) < min_steps:
         return None
     part = losses[len(losses) // 3 :]
     fallen, error = _fall(part)

@@ -11,11 +11,16 @@ from .wording import count, listed
 _MIN_NUMEL = 16
 
 
+def is_bias(name: str) -> bool:
+    """Whether a parameter's own name says that it is a bias: `bias`, or `bias_ih_l0` of a recurrent layer."""
+    return name.rpartition(".")[2].startswith("bias")
+
+
 def _update_ratios(history: TrainingHistory) -> list[tuple[str, list[tuple[int, float]]]]:
     """(step, update ratio) of each weight matrix that is being sampled; biases and scales are left out."""
     rows = []
     for name, window in history.weights.current():
-        if window.last.value.numel < _MIN_NUMEL or name.endswith("bias"):
+        if window.last.value.numel < _MIN_NUMEL or is_bias(name):
             continue
         samples = [window.first, *(s for s in window.recent if s.step != window.first.step)]
         known = [(s.step, s.value.update_ratio) for s in samples]
@@ -38,9 +43,9 @@ def _too_small_at_first(history: TrainingHistory) -> set[str]:
     "up.",
 )
 def update_ratio_high(
-    history: TrainingHistory, *, first: float = 0.25, later: float = 0.1, min_steps: int = 15
+    history: TrainingHistory, *, first: float = 0.5, later: float = 0.04, min_steps: int = 15
 ) -> Finding | None:
-    """The median weight's update is above `first` of it at the first sample, or above `later` in two samples after it.
+    """The median weight's update is above `first` of it at the first sample, or above `later` at a sample after it.
 
     Asked `min_steps` steps after the first sample; silent if the learning rate has come down by then.
     """
@@ -48,8 +53,7 @@ def update_ratio_high(
     if not rows or not history.clean or history.clean[-1].step - rows[0][1][0][0] < min_steps:
         return None
     at_first = median([ratios[0][1] for _, ratios in rows])
-    after = [ratios[1:][-2:] for _, ratios in rows if len(ratios) > 2]
-    lately = median([min(r for _, r in two) for two in after]) if after else 0.0
+    lately = _highest_later(rows)
     is_first = at_first > first and not _has_come_down(history)
     if not is_first and lately <= later:
         return None
@@ -57,12 +61,21 @@ def update_ratio_high(
     worst = sorted(rows, key=lambda row: -row[1][0 if is_first else -1][1])
     return Finding(
         f"One step changed the median weight by {value:.2g} of its norm; {listed([n for n, _ in worst])} the most.",
-        rows[0][1][0][0] if is_first else after[0][0][0],
+        rows[0][1][0][0],
         history.weights.last_step,
         layers=(),
         evidence={"update_ratio": value, "threshold": limit, "num_weights": len(rows)},
         confidence=0.9 if value > 2 * limit else 0.75,
     )
+
+
+def _highest_later(rows: list[tuple[str, list[tuple[int, float]]]]) -> float:
+    """The median weight's ratio at the sample, of those after the first, where that is highest."""
+    by_step: dict[int, list[float]] = {}
+    for _, ratios in rows:
+        for step, ratio in ratios[1:]:
+            by_step.setdefault(step, []).append(ratio)
+    return max((median(ratios) for ratios in by_step.values()), default=0.0)
 
 
 def _has_come_down(history: TrainingHistory) -> bool:
@@ -80,7 +93,7 @@ def _has_come_down(history: TrainingHistory) -> bool:
 def update_ratio_low(
     history: TrainingHistory,
     *,
-    ratio: float = 2e-4,
+    ratio: float = 5e-4,
     ratio_alone: float = 1e-7,
     progress: float = 0.03,
     min_steps: int = 30,
@@ -88,8 +101,8 @@ def update_ratio_low(
     """The median weight changes by less than `ratio` of itself a step, and the loss has come down by less than
     `progress`.
 
-    Without losses, by less than `ratio_alone`. In all samples, over `min_steps` steps or more at a learning rate that
-    is neither rising nor far below its largest.
+    Without losses, by less than `ratio_alone`. In all samples (two at least) at half of the largest learning rate or
+    more, once there were `min_steps` such steps and it rises no longer.
     """
     s = signals_of(history)
     rows = _update_ratios(history)
@@ -98,8 +111,11 @@ def update_ratio_low(
     known = history.loss_trend.count >= min_steps
     if known and not s.progress < progress:
         return None
-    if s.lrs and s.lrs[-1] < 0.5 * history.lrs.max:
-        return None
+    if s.lrs:
+        full = {e.step for e in s.clean if e.lr is not None and 2.0 * e.lr >= history.lrs.max}
+        rows = [(name, kept) for name, ratios in rows if (kept := [r for r in ratios if r[0] in full])]
+        if not rows or max(len(ratios) for _, ratios in rows) < 2:
+            return None
     value = median([max(r for _, r in ratios) for _, ratios in rows])
     if value >= (ratio if known else ratio_alone) or value == 0.0:
         return None
@@ -156,7 +172,7 @@ def _severity_of_share(num: int, total: int, share: float) -> Severity:
     remedy="Make the optimizer after the model is complete and on its device, or add them with add_param_group. If "
     "another optimizer trains them, guard both together: wrap([a, b], model).",
 )
-def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.5) -> Finding | None:
+def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75) -> Finding | None:
     """Trainable parameters that the optimizer does not have; info if they are more than a `share` of the model's."""
     names = history.model.not_in_optimizer
     if not names or not history.num_steps:
@@ -243,17 +259,27 @@ def missing_gradients(history: TrainingHistory, *, samples: int = 4, share: floa
     "or look for what overwrote or rescaled their weights.",
 )
 def poor_initialisation(
-    history: TrainingHistory, *, small: float = 0.1, large: float = 8.0, tiny: float = 0.02, share: float = 0.5
+    history: TrainingHistory,
+    *,
+    small: float = 0.1,
+    large: float = 8.0,
+    tiny: float = 0.02,
+    large_all: float = 2.0,
+    recurrent: float = 1.1,
+    share: float = 0.5,
 ) -> Finding | None:
     """Weights that began above `large` times the expected spread, or below `small` times it in a `share` of the layers.
 
-    A single layer counts as too small below `tiny`: residual branches begin small on purpose. A spread of exactly zero
-    is left to those who initialise with zeros.
+    A single layer counts as too small below `tiny`: residual branches begin small on purpose. Above `large_all` a
+    `share` of the layers is needed. Recurrent weights (weight_hh) count as too large above `recurrent`, where their
+    spectral radius is about 1.5. A spread of exactly zero is left to those who initialise with zeros.
     """
     if not history.num_steps:
         return None
     ratios = {n: actual / expected for n, (actual, expected) in history.model.initialization.items() if actual > 0.0}
-    too_large = sorted((n for n, r in ratios.items() if r > large), key=lambda n: -ratios[n])
+    all_large = sum(r > large_all for r in ratios.values()) >= share * max(len(ratios), 1)
+    limits = {n: recurrent if "weight_hh" in n else large_all if all_large else large for n in ratios}
+    too_large = sorted((n for n, r in ratios.items() if r > limits[n]), key=lambda n: -ratios[n])
     too_small = sorted((n for n, r in ratios.items() if r < small), key=ratios.__getitem__)
     if len(too_small) < share * len(ratios):
         too_small = [n for n in too_small if ratios[n] < tiny]
@@ -267,7 +293,7 @@ def poor_initialisation(
         history.recent[0].step,
         history.recent[-1].step,
         layers=tuple(names[:8]),
-        evidence={"ratio": worst, "num_layers": len(names), "threshold": large if too_large else small},
+        evidence={"ratio": worst, "num_layers": len(names), "threshold": limits[names[0]] if too_large else small},
         confidence=0.85,
     )
 
@@ -287,7 +313,7 @@ def shrinking_weights(
     The latter, of what it was at the first sample, counts while the loss has not come down by a share `progress`.
     """
     taken = history.model.decay_per_step or 0.0
-    windows = [(n, w) for n, w in history.weights.current() if w.first.value.norm and not n.endswith("bias")]
+    windows = [(n, w) for n, w in history.weights.current() if w.first.value.norm and not is_bias(n)]
     left = median([w.last.value.norm / w.first.value.norm for _, w in windows]) if windows else 1.0
     has_shrunk = left < shrunk and not signals_of(history).progress >= progress
     if not history.num_clean or (taken <= decay and not has_shrunk):
@@ -300,5 +326,5 @@ def shrinking_weights(
         history.recent[0].step,
         history.recent[-1].step,
         evidence={"decay_per_step": taken, "norm_left": left, "threshold": decay, "threshold_norm": shrunk},
-        confidence=0.95 if taken > decay and has_shrunk else 0.85,
+        confidence=0.95 if taken > decay else 0.8,
     )
