@@ -12,6 +12,7 @@ from ..history import TrainingHistory
 from .finding import SEVERITIES, Finding, Severity
 
 RULES: dict[str, Rule] = {}
+_HERE = __name__.rpartition(".")[0] + "."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,19 @@ class Rule:
         finding = self.check(history, **thresholds)
         if finding is None:
             return None
-        return dataclasses.replace(finding, rule=self.name, recommendation=finding.recommendation or self.remedy)
+        recommendation = finding.recommendation or self.remedy
+        return dataclasses.replace(finding, rule=self.name, recommendation=recommendation, link=self.page)
+
+    @property
+    def family(self) -> str:
+        """What it is about, like "vanishing"; "own" for a user's rule."""
+        module = self.check.__module__
+        return module.rpartition(".rules_")[2] if module.startswith(_HERE + "rules_") else "own"
+
+    @property
+    def page(self) -> str:
+        """The page that explains it, from the root of the repository; empty for a user's rule."""
+        return "" if self.family == "own" else f"docs/rules/{self.name}.md"
 
 
 def rule(
