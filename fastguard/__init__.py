@@ -23,10 +23,16 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
     from .guard import wrap as wrap
+    from .kernels import activation_stats as activation_stats
     from .kernels import backends as backends
+    from .kernels import channel_stats as channel_stats
+    from .kernels import magnitude_histogram as magnitude_histogram
     from .kernels import scale_ as scale_
     from .kernels import tensor_stats as tensor_stats
+    from .magnitudes import MagnitudeHistogram as MagnitudeHistogram
     from .report import Report as Report
+    from .samples import ActivationStats as ActivationStats
+    from .samples import ChannelStats as ChannelStats
     from .sinks import JsonlSink as JsonlSink
     from .sinks import MemorySink as MemorySink
     from .stats import GradientStats as GradientStats
@@ -45,10 +51,16 @@ _HOME = {
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
     "wrap": "guard",
+    "activation_stats": "kernels",
     "backends": "kernels",
+    "channel_stats": "kernels",
+    "magnitude_histogram": "kernels",
     "scale_": "kernels",
     "tensor_stats": "kernels",
+    "MagnitudeHistogram": "magnitudes",
     "Report": "report",
+    "ActivationStats": "samples",
+    "ChannelStats": "samples",
     "JsonlSink": "sinks",
     "MemorySink": "sinks",
     "GradientStats": "stats",
