@@ -15,7 +15,8 @@ def _column(partials, column, num_programs, i):
 
 @triton.jit
 def _row(partials, num_programs, numel, out, BLOCK: tl.constexpr):
-    """Of nothing finite: 0, 0, Inf, -Inf. Three passes over the partials: counts and extremes; the mean; the deviations from it (Chan et al.)."""
+    """Three passes over the partials: counts and extremes; the mean; the deviations from it, as Chan, Golub and LeVeque
+    (1979) merge them. Mean, m2, min and max of nothing finite are 0, 0, Inf and -Inf."""
     lanes = tl.arange(0, BLOCK)
     count = tl.zeros([BLOCK], tl.float64)
     least = tl.full([BLOCK], float("inf"), tl.float64)

@@ -1,12 +1,12 @@
 """Kernels for activations: moments, extremes and counts of one tensor and, in the same read, figures for each channel.
 
-All arguments are 64-bit integers, as in kernels.py: addresses, counts, the bits of float64 numbers. A program writes one
-column of `partials`, float64 [10, number of programs], and nothing else touches it: no atomics.
+All arguments are 64-bit integers, as in kernels.py: addresses, counts, the bits of float64 numbers. A program writes
+one column of `partials`, float64 [10, number of programs], and nothing else touches it: no atomics.
 
-Moments are those of x - shift, where the shift is the mean of the program's first elements: a standard deviation that is
-small beside the mean loses nothing. The fast loop has float32 lanes (float64 for float64), at most 128 elements each;
-then the program asks whether the loop's assumptions held, and reads its part again exactly if they did not: around the
-true mean, in float64, NaN and Inf told apart by their bits.
+Moments are those of x - shift, where the shift is the mean of the program's first elements: a standard deviation that
+is small beside the mean loses nothing. The fast loop has float32 lanes (float64 for float64), of at most 128 elements
+each; then the program asks whether the loop's assumptions held, and reads its part again exactly if they did not:
+around the true mean, in float64, NaN and Inf told apart by their bits.
 
 `table` takes two planes of partial results for each entry of a channel: the sum of magnitudes (float64), and counts
 packed into one integer: near zero, saturated << 20, not finite << 40.
@@ -73,6 +73,22 @@ def _fast_step(a, b, c, d, shift, low, high, near, total, square, least, most, c
 
 
 @triton.jit
+def fast_pair(a, b, shift, low, high, near, total, square, least, most, counts, size):
+    """Two loads added to accumulators that have as many columns."""
+    a = a.to(total.dtype)
+    b = b.to(total.dtype)
+    least = tl.minimum(least, tl.minimum(a, b))
+    most = tl.maximum(most, tl.maximum(a, b))
+    counts += _kinds(a, low, high, near) + _kinds(b, low, high, near)
+    size += tl.abs(a) + tl.abs(b)
+    a -= shift
+    b -= shift
+    total += a + b
+    square += a * a + b * b
+    return total, square, least, most, counts, size
+
+
+@triton.jit
 def _masked_step(x, inside, shift, low, high, near, total, square, least, most, counts, size):
     """One element a lane; lanes that are not `inside` hold 0 and add nothing."""
     d = tl.where(inside, x - shift, 0.0)
@@ -99,7 +115,7 @@ def fast_loads(a, b, c, d, shift, low, high, near, total, square, least, most, c
     b = b.to(total.dtype)
     c = c.to(total.dtype)
     d = d.to(total.dtype)
-    if LANES == a.shape[1]:
+    if a.shape[1] == LANES:
         total, square, least, most, counts, size = _fast_step(
             a, b, c, d, shift, low, high, near, total, square, least, most, counts, size
         )
@@ -122,7 +138,7 @@ def masked_load(a, inside, shift, low, high, near, total, square, least, most, c
     """The same of one load under a mask."""
     LANES: tl.constexpr = total.shape[1]
     a = a.to(total.dtype)
-    if LANES == a.shape[1]:
+    if a.shape[1] == LANES:
         total, square, least, most, counts, size = _masked_step(
             a, inside, shift, low, high, near, total, square, least, most, counts, size
         )

@@ -19,6 +19,7 @@ from .activation_kernels import (
     exact_packed,
     exact_step,
     fast_loads,
+    fast_pair,
     masked_load,
     packed,
     promised,
@@ -29,15 +30,19 @@ from .kernels import pointer
 
 
 @triton.jit
-def _inside(r, width, numel, ROWS: tl.constexpr, columns):
-    at = (r + tl.arange(0, ROWS)).to(tl.int64)[:, None] * width + columns[None, :]
-    return at, (columns < width)[None, :] & (at < numel)
+def _inside(r, last, begin, wide, width, numel, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Where rows from `r` on begin, and which elements of the block of columns they have."""
+    rows = r + tl.arange(0, ROWS)
+    at = rows * width + begin
+    some = tl.minimum(tl.maximum(numel - at, 0), tl.where(rows < last, wide, 0)).to(tl.int32)
+    return at, tl.arange(0, COLS)[None, :] < some[:, None]
 
 
 @triton.jit
-def _store_entries(table, num_entries, entry, columns, width, size, counts):
-    tl.store(pointer(table, tl.float64) + entry + columns, size, mask=columns < width)
-    tl.store(pointer(table, tl.int64) + num_entries + entry + columns, counts, mask=columns < width)
+def _store_entries(table, num_entries, entry, wide, size, counts, COLS: tl.constexpr):
+    columns = tl.arange(0, COLS)
+    tl.store(pointer(table, tl.float64) + entry + columns, size, mask=columns < wide)
+    tl.store(pointer(table, tl.int64) + num_entries + entry + columns, counts, mask=columns < wide)
 
 
 @triton.jit
@@ -45,7 +50,8 @@ def _exact(
     start,
     first,
     last,
-    columns,
+    begin,
+    wide,
     width,
     numel,
     low,
@@ -61,12 +67,12 @@ def _exact(
     COLS: tl.constexpr,
 ):
     """A program's part once more, of any values: first its mean, then everything else around it."""
+    columns = tl.arange(0, COLS)[None, :]
     total = tl.zeros([ROWS, COLS], tl.float64)
     count = tl.zeros([ROWS, COLS], tl.int32)
     for r in range(first, last, ROWS):
-        at, inside = _inside(r, width, numel, ROWS, columns)
-        inside = inside & (r + tl.arange(0, ROWS) < last)[:, None]
-        x = tl.load(start + at, mask=inside, other=0.0).to(COMPUTE)
+        at, inside = _inside(r, last, begin, wide, width, numel, ROWS, COLS)
+        x = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0).to(COMPUTE)
         total, count = exact_mean_step(x, inside, total, count)
     num_finite = tl.sum(count).to(tl.float64)
     mean = tl.sum(total) / tl.maximum(num_finite, 1.0) * 2.0**20
@@ -79,14 +85,13 @@ def _exact(
     bad = tl.zeros([ROWS, COLS], tl.int32)
     size = tl.zeros([ROWS, COLS], tl.float64)
     for r in range(first, last, ROWS):
-        at, inside = _inside(r, width, numel, ROWS, columns)
-        inside = inside & (r + tl.arange(0, ROWS) < last)[:, None]
-        x = tl.load(start + at, mask=inside, other=0.0).to(COMPUTE)
+        at, inside = _inside(r, last, begin, wide, width, numel, ROWS, COLS)
+        x = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0).to(COMPUTE)
         total, square, least, most, counts, bad, size = exact_step(
             x, inside, mean, low, high, near, total, square, least, most, counts, bad, size
         )
     found = tl.sum(exact_packed(counts, bad), axis=0)
-    _store_entries(table, num_entries, entry, columns, width, tl.sum(size, axis=0), found)
+    _store_entries(table, num_entries, entry, wide, tl.sum(size, axis=0), found, COLS)
     store_moments(out, stride, num_finite, mean, tl.sum(total), tl.sum(square))
     kinds = tl.sum(found)
     store_rest(
@@ -117,10 +122,11 @@ def columns_kernel(
     DTYPE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    LOADS: tl.constexpr,
     EXACT_ROWS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """COLS columns of `rows_a_program` rows a program, ROWS at a time, four times as many under way.
+    """COLS columns of `rows_a_program` rows a program, ROWS in a load, LOADS (4 or 2) of them under way.
 
     ALIGNED: the tensor and every row begin at a multiple of 16 bytes. [programs down a column, width] entries are
     written.
@@ -134,7 +140,9 @@ def columns_kernel(
     first = part * rows_a_program
     complete = numel // width
     last = tl.minimum(first + rows_a_program, (numel + width - 1) // width)
-    columns = block * COLS + tl.arange(0, COLS)
+    begin = block * COLS
+    wide = tl.minimum(width - begin, COLS)
+    columns = tl.arange(0, COLS)[None, :]
     num_entries = num_programs // blocks * width
     low = double(low_bits).to(COMPUTE)
     high = double(high_bits).to(COMPUTE)
@@ -143,12 +151,10 @@ def columns_kernel(
     out = pointer(partials, tl.float64) + program
 
     # Of how many elements: complete rows, and what the last one has in these columns.
-    wide = tl.minimum(width - block * COLS, COLS)
-    rest = tl.maximum(tl.minimum(numel - complete * width - block * COLS, wide), 0)
+    rest = tl.maximum(tl.minimum(numel - complete * width - begin, wide), 0)
     n = (tl.minimum(last, complete) - first) * wide + tl.where(last > complete, rest, 0)
-    at, inside = _inside(first, width, numel, ROWS, columns)
-    inside = inside & (first + tl.arange(0, ROWS) < last)[:, None]
-    x = tl.load(start + at, mask=inside, other=0.0).to(COMPUTE)
+    at, inside = _inside(first, last, begin, wide, width, numel, ROWS, COLS)
+    x = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0).to(COMPUTE)
     shift = tl.sum(x) / tl.maximum(tl.sum(inside.to(tl.int32)), 1).to(COMPUTE)  # the mean of the first elements
 
     total = tl.zeros([ROWS, COLS], COMPUTE)
@@ -158,31 +164,35 @@ def columns_kernel(
     counts = tl.zeros([ROWS, COLS], tl.float32)
     size = tl.zeros([ROWS, COLS], COMPUTE)
     step = ROWS * width
-    full = tl.maximum(tl.minimum(last, complete) - first, 0) // (4 * ROWS) * (4 * ROWS)
+    full = tl.maximum(tl.minimum(last, complete) - first, 0) // (LOADS * ROWS) * (LOADS * ROWS)
     full = first + tl.where(wide == COLS, full, 0)
-    places = start + (tl.arange(0, ROWS).to(tl.int64)[:, None] * width + columns[None, :])
-    for r in range(first, full, 4 * ROWS):
+    places = start + begin + (tl.arange(0, ROWS).to(tl.int64)[:, None] * width + columns)
+    for r in range(first, full, LOADS * ROWS):
         p = places + promised(r * width, DTYPE, ALIGNED)
-        # Four loads are under way before the first is used.
+        # All loads are under way before the first is used.
         a = tl.load(p, eviction_policy="evict_first")
         b = tl.load(p + step, eviction_policy="evict_first")
-        c = tl.load(p + 2 * step, eviction_policy="evict_first")
-        d = tl.load(p + 3 * step, eviction_policy="evict_first")
-        total, square, least, most, counts, size = fast_loads(
-            a, b, c, d, shift, low, high, near, total, square, least, most, counts, size
-        )
+        if LOADS == 4:
+            c = tl.load(p + 2 * step, eviction_policy="evict_first")
+            d = tl.load(p + 3 * step, eviction_policy="evict_first")
+            total, square, least, most, counts, size = fast_loads(
+                a, b, c, d, shift, low, high, near, total, square, least, most, counts, size
+            )
+        else:
+            total, square, least, most, counts, size = fast_pair(
+                a, b, shift, low, high, near, total, square, least, most, counts, size
+            )
     for r in range(full, last, ROWS):
-        at, inside = _inside(r, width, numel, ROWS, columns)
-        inside = inside & (r + tl.arange(0, ROWS) < last)[:, None]
-        a = tl.load(start + at, mask=inside, other=0.0)
+        at, inside = _inside(r, last, begin, wide, width, numel, ROWS, COLS)
+        a = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0)
         total, square, least, most, counts, size = masked_load(
             a, inside, shift, low, high, near, total, square, least, most, counts, size
         )
 
-    entry = part * width
+    entry = part * width + begin
     found = tl.sum(packed(counts), axis=0)
     sizes = tl.sum(size.to(tl.float64), axis=0)
-    _store_entries(table, num_entries, entry, columns, width, sizes, found & TABLE_MASK)
+    _store_entries(table, num_entries, entry, wide, sizes, found & TABLE_MASK, COLS)
     num = n.to(tl.float64)
     total_64 = tl.sum(total.to(tl.float64))
     square_64 = tl.sum(square.to(tl.float64))
@@ -210,7 +220,8 @@ def columns_kernel(
             start,
             first,
             last,
-            columns,
+            begin,
+            wide,
             width,
             numel,
             low,

@@ -157,6 +157,7 @@ def columns_launcher(dtype: torch.dtype, aligned: bool, device: torch.device) ->
         "DTYPE": _dtype(dtype),
         "ROWS": THREADS // 32,
         "COLS": columns,
+        "LOADS": 2 if dtype.itemsize == 2 else 4,
         "EXACT_ROWS": 2 * THREADS // columns,
         "ALIGNED": aligned,
     }
@@ -174,9 +175,7 @@ def _fold_launcher(columns: int, device: torch.device) -> Launcher:
     from . import activation_finalise
 
     constants = {"BLOCK": FOLD_TILE, "ROWS": FOLD_TILE // columns, "COLS": columns}
-    return Launcher(
-        activation_finalise.fold_kernel, constants, num_warps=_warps(FOLD_THREADS, device), fp_fusion=False
-    )
+    return Launcher(activation_finalise.fold_kernel, constants, num_warps=_warps(FOLD_THREADS, device), fp_fusion=False)
 
 
 @functools.cache

@@ -77,5 +77,5 @@ def add_magnitudes_kernel(
     bins = tl.program_id(0) * COLS + tl.arange(0, COLS)
     counts = tl.zeros([COLS], tl.int64)
     for i in range(0, num_programs):
-        counts += tl.load(pointer(partials, tl.int32) + i.to(tl.int64) * BINS + bins).to(tl.int64)
+        counts += tl.load(pointer(partials, tl.int32) + i * BINS + bins).to(tl.int64)
     tl.store(pointer(out, tl.int64) + bins, counts)
