@@ -22,14 +22,14 @@ from .. import kernels as _kernels
 from ..errors import BackendUnavailableError, UnsupportedTensorError
 from ..magnitudes import NUM_COUNTS, MagnitudeHistogram
 from ..samples import ActivationStats, ChannelStats
-from . import cpu, reference, reference_activations
+from . import cpu, cpu_activations, reference, reference_activations
 from .prepare import as_tensor
 
 NEAR_ZERO = 1e-6
 _SMALLEST = 5e-324
 
 # Which module has these operations for which backend.
-_OPERATIONS: dict[ModuleType, ModuleType] = {cpu: reference_activations, reference: reference_activations}
+_OPERATIONS: dict[ModuleType, ModuleType] = {cpu: cpu_activations, reference: reference_activations}
 
 
 def _operations(device: torch.device, backend: str) -> ModuleType:
