@@ -182,6 +182,22 @@ def _run(number: int, output: Any, inputs: list[torch.Tensor], path: str) -> Non
         hook.on_compiled(output, inputs, path)
 
 
+def _leave_to_python() -> None:
+    """Has dynamo not compile hooks by themselves, as it would those of a model whose `forward` alone it compiles.
+
+    Those that it meets within a frame, it still traces.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):  # an older torch compiles them: the same records, more graphs
+        return
+    leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for kind in (OutputHook, InputHook, PassHook):
+        frames.set_code_exec_strategy(kind.__call__.__code__, leave)
+
+
+_leave_to_python()
+
+
 @torch.library.custom_op("fastguard::see", mutates_args={"token"})
 def _see(output: torch.Tensor, inputs: list[torch.Tensor], token: torch.Tensor, number: int, path: str) -> None:
     _run(number, output, inputs, path)

@@ -16,7 +16,7 @@ from .collector import Collector
 from .engines import Delivery
 from .hooks import Hook, InputHook, OutputHook, PassHook, Switch
 from .journal import Journal
-from .selection import Selector, Target, choose, unwrapped
+from .selection import Selector, Target, choose, class_name, unwrapped
 from .sightings import Sighting, activities, origin_of
 from .table import describe_cost, describe_skipped, draw
 from .units import UnitRuns
@@ -138,7 +138,7 @@ class ActivationMonitor:
     def _watch(self, root: nn.Module, targets: list[Target], training_only: bool) -> None:
         self._collector = collector = Collector(root, self._backend, training_only=training_only)
         self.names = tuple(target.name for target in targets)
-        self._root_name = type(root).__name__
+        self._root_name = class_name(root)
         for target in targets:
             self._hooks.append((InputHook if target.of_input else OutputHook)(target, self._switch, collector))
         self._pass_hooks = [
@@ -248,6 +248,13 @@ class ActivationMonitor:
         if self._pending:
             self._collect(wait)
         return self._unclaimed.pop(step, ()) if self._unclaimed else ()
+
+    def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
+        """Steps whose records nobody has taken, with their records, oldest first. They are given once; never blocks."""
+        self._collect(wait=False)
+        found = list(self._unclaimed.items())
+        self._unclaimed.clear()
+        return found
 
     def flush(self) -> None:
         """Waits for figures that are on their way."""

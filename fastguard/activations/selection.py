@@ -57,6 +57,13 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
+def class_name(module: nn.Module) -> str:
+    """The name of the module's class, as it was before `fully_shard` made one of its own from it."""
+    kind = type(module)
+    bases = [base.__name__ for base in kind.__bases__]
+    return next(name for name in bases if name != "FSDPModule") if "FSDPModule" in bases else kind.__name__
+
+
 def names_of(model: nn.Module) -> dict[str, nn.Module]:
     """Every module of `model` by name, wrappers and their names left out; "" is the model itself.
 
@@ -102,14 +109,14 @@ def choose(
         some = ", ".join(repr(name) for name in list(named)[1:9])
         raise ValueError(
             "`modules`, `include` and `exclude` must leave at least one module to watch, got none - in a model of "
-            f"{len(named)} modules such as {some or type(model).__name__}. Patterns are searched in these names."
+            f"{len(named)} modules such as {some or class_name(model)}. Patterns are searched in these names."
         )
     return chosen
 
 
 def _everything(named: dict[str, nn.Module]) -> list[Target]:
     outputs = [
-        Target(module, name or type(module).__name__, judgement_of(module))
+        Target(module, name or class_name(module), judgement_of(module))
         for name, module in named.items()
         if not isinstance(module, _SILENT)
     ]
