@@ -50,25 +50,28 @@ class UnitRuns:
         self._share = share
         self._runs: dict[str, torch.Tensor] = {}  # int32 [C, 2]
         self._seen: dict[str, int] = {}
+        self._sizes: tuple[int, ...] = ()
+        self._ends = self._owners = torch.empty(0, dtype=torch.int64)  # of the modules among all units
 
     def add(self, batches: Sequence[UnitBatch]) -> dict[str, UnitVerdict]:
         """Takes one sampled step. Cost: a dozen small torch operations, whatever the number of modules."""
         batches = [batch for batch in batches if batch.table and batch.elements]
         if not batches:
             return {}
-        sizes = torch.tensor([batch.num_units for batch in batches])
+        sizes = tuple(batch.num_units for batch in batches)
+        if sizes != self._sizes:
+            self._sizes, ends = sizes, torch.tensor((0, *sizes)).cumsum(0)
+            self._ends, self._owners = ends, torch.repeat_interleave(torch.arange(len(sizes)), ends.diff())
         runs = torch.cat([self._runs_of(batch) for batch in batches])
         table = torch.frombuffer(bytearray().join(b.table for b in batches), dtype=torch.float64).view(-1, _WIDTH)
         elements = torch.tensor([batch.elements for batch in batches], dtype=torch.float64)
-        needed = torch.repeat_interleave(elements * self._share, sizes)
+        needed = (elements * self._share)[self._owners]
         runs = (runs + 1) * (table[:, :2] >= needed[:, None])
         lengths = [self._count(batch.key) for batch in batches]
-        flags = runs >= torch.repeat_interleave(torch.tensor(lengths), sizes)[:, None]
-        ends = sizes.cumsum(0)
-        sums = torch.nn.functional.pad(flags.cumsum(0), (0, 0, 1, 0))[torch.nn.functional.pad(ends, (1, 0))]
-        counts = sums.diff(dim=0).tolist()
+        flags = runs >= torch.tensor(lengths)[self._owners, None]
+        counts = torch.nn.functional.pad(flags.cumsum(0), (0, 0, 1, 0))[self._ends].diff(dim=0).tolist()
         verdicts = {}
-        parts, flag_parts = runs.split(sizes.tolist()), flags.split(sizes.tolist())
+        parts, flag_parts = runs.split(sizes), flags.split(sizes)
         for batch, part, flagged, (dead, saturated), length in zip(batches, parts, flag_parts, counts, lengths):
             self._runs[batch.key] = part
             verdicts[batch.key] = UnitVerdict(
