@@ -18,7 +18,10 @@ LAYERS = {
     "vocabulary": {"_env", "errors", "magnitudes", "running", "samples", "stats", "strict_json"},
     "producers": {"_C", "activations", "kernels"},
     "consumers": {"diagnosis", "history", "report", "sinks"},
-    "conductor": {"amp", "clipping", "guard", "hooks", "naming", "proxies", "recorder", "sharding"},
+    "conductor": {
+        *("amp", "aside", "clipping", "devices", "guard", "hooks", "host_judge", "ledger", "naming", "proxies"),
+        *("recorder", "sharding"),
+    },
     "door": {"__init__", "__main__", "bench", "cli", "demo", "info"},
 }
 MAY_IMPORT = {
