@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .activations import ActivationMonitor as ActivationMonitor
+    from .activations import detect_dead_neurons as detect_dead_neurons
     from .clipping import GlobalNorm as GlobalNorm
     from .clipping import clip_grad_norm_ as clip_grad_norm_
     from .clipping import clip_gradients as clip_gradients
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from .weights import check_gradients as check_gradients
 
 _HOME = {
+    "ActivationMonitor": "activations",
+    "detect_dead_neurons": "activations",
     "GlobalNorm": "clipping",
     "clip_grad_norm_": "clipping",
     "clip_gradients": "clipping",

@@ -180,16 +180,19 @@ class ModuleActivity:
     """The output of one module at one sampled step.
 
     Attributes:
-        name: the module's name in the model, without the prefixes of wrappers.
+        name: the module's name in the model, without the prefixes of wrappers. "name#2" is its second call within a
+            pass, "name[1]" or "name['key']" a further tensor of what it returns, "name[hidden]" a gated MLP's hidden
+            layer; the model as a whole goes by the name of its class.
         family: how it was judged: "relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax", "attention", "norm",
-            "block" or "other".
+            "linear", "block" or "other". Saturation has no meaning for "attention", "norm", "linear" and "block": of
+            them only Inf counts as saturated.
         stats: the output's statistics.
         order: place in the order of execution within its forward pass, from 0.
-        inputs_finite: whether all its inputs were finite; None if not known.
+        inputs_finite: whether all its inputs were finite; None if not known, as it is not asked while the output is.
         num_units: size of the unit (channel) dimension; 0 if units were not told apart.
         num_dead_units: units that were (near) zero nearly everywhere, in all batches of the monitor's window.
         num_saturated_units: the same, for saturation.
-        dead_units: indices of the first 32 dead units.
+        dead_units, saturated_units: indices of the first 32 of them.
         num_batches: how many batches the window held when units were judged.
     """
 
@@ -203,6 +206,7 @@ class ModuleActivity:
     num_saturated_units: int = 0
     dead_units: tuple[int, ...] = ()
     num_batches: int = 1
+    saturated_units: tuple[int, ...] = ()
 
     @property
     def dead_unit_ratio(self) -> float:
