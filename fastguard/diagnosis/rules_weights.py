@@ -6,14 +6,9 @@ from ..history import TrainingHistory
 from .finding import Finding, Severity
 from .registry import rule
 from .signals import median, signals_of
-from .wording import count, listed
+from .wording import count, is_bias, listed
 
 _MIN_NUMEL = 16
-
-
-def is_bias(name: str) -> bool:
-    """Whether a parameter's own name says that it is a bias: `bias`, or `bias_ih_l0` of a recurrent layer."""
-    return name.rpartition(".")[2].startswith("bias")
 
 
 def _update_ratios(history: TrainingHistory) -> list[tuple[str, list[tuple[int, float]]]]:
@@ -43,7 +38,7 @@ def _too_small_at_first(history: TrainingHistory) -> set[str]:
     "up.",
 )
 def update_ratio_high(
-    history: TrainingHistory, *, first: float = 0.5, later: float = 0.04, min_steps: int = 15
+    history: TrainingHistory, *, first: float = 0.5, later: float = 0.05, min_steps: int = 15
 ) -> Finding | None:
     """The median weight's update is above `first` of it at the first sample, or above `later` at a sample after it.
 
