@@ -110,10 +110,15 @@ def dead_smooth_units(
     remedy="The inputs of these units are so large that hardly any gradient passes: initialise the layer before them "
     "smaller, normalise its input or output, or lower the learning rate.",
 )
-def saturated_units(history: TrainingHistory, *, share: float = 0.5, samples: int = 2) -> Finding | None:
-    """At least a `share` of the output of a tanh, sigmoid or hardtanh is at its ends, in `samples` samples in a row."""
+def saturated_units(
+    history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
+) -> Finding | None:
+    """At least a `share` of the output of a tanh, sigmoid or hardtanh is at its ends, in `samples` samples in a row.
+
+    Info; a warning from `severe` on.
+    """
     found = _lasting(history, ("tanh", "sigmoid", "hardtanh"), _saturated, share, samples)
-    return _finding(found, history, "{:.0f} % of the output of {} is saturated", share) if found else None
+    return _finding(found, history, "{:.0f} % of the output of {} is saturated", share, severe) if found else None
 
 
 @rule(
