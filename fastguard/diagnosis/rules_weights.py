@@ -67,12 +67,12 @@ def update_ratio_high(
     if not is_first and lately <= later:
         return None
     value, limit = (at_first, first) if is_first else (lately, later)
+    began = next((step for _, r in rows for step, ratio in r if ratio >= value), rows[0][1][0][0])
     worst = sorted(rows, key=lambda row: -row[1][0 if is_first else -1][1])
     return Finding(
         f"One step changed the median weight by {value:.2g} of its norm; {listed([n for n, _ in worst])} the most.",
-        rows[0][1][0][0],
+        rows[0][1][0][0] if is_first else began,
         history.weights.last_step,
-        layers=(),
         evidence={"update_ratio": value, "threshold": limit, "num_weights": len(rows)},
         confidence=0.9 if value > 2 * limit else 0.75,
     )
