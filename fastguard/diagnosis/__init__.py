@@ -22,7 +22,9 @@ from .finding import Severity as Severity
 from .registry import RULES as RULES
 from .registry import Rule as Rule
 from .registry import diagnose as diagnose
+from .registry import make_rule as make_rule
 from .registry import rule as rule
+from .watch import Watch as Watch
 
 __all__ = [
     "CAUSES",
@@ -31,9 +33,11 @@ __all__ = [
     "Finding",
     "Rule",
     "Severity",
+    "Watch",
     "cause",
     "diagnose",
     "find_causes",
+    "make_rule",
     "rule",
     "unexplained",
 ]

@@ -96,11 +96,10 @@ def find_causes(findings: Iterable[Finding], history: TrainingHistory) -> list[F
 def _as_finding(one: Cause, confidence: float, reasons: list[Finding], symptoms: list[Finding]) -> Finding:
     order = {finding.rule: place for place, finding in enumerate(reasons)}
     symptoms = sorted(symptoms, key=lambda f: order.get(f.rule, len(order)))
-    steps = [f.first_step for f in reasons if f.first_step is not None]
     ends = [f.last_step for f in symptoms if f.last_step is not None]
     return Finding(
         one.summary,
-        min(steps, default=None),
+        next((f.first_step for f in reasons if f.first_step is not None), None),
         max(ends, default=None),
         severity=max((f.severity for f in symptoms or reasons), key=SEVERITIES.index),
         layers=next((f.layers for f in reasons if f.layers), ()),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..history import TrainingHistory
-from .causes import Weight, cause
+from .causes import cause
 from .finding import Finding
+from .signals import signals_of
 
 Found = Mapping[str, Finding]
 _STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining"
 _BROKEN = "non-finite-gradients non-finite-loss skip-run non-finite-activations"
 _TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion")
+_ALIVE_STEPS = 30
 _SETTINGS = ("dropout-high", "shrinking-weights", "poor-initialisation")
 _DEAD = "dead-relu-units dead-smooth-units zero-gradients zero-gradient-tensors vanishing-norm"
 
@@ -40,7 +42,7 @@ def _from_input(finding: Finding, history: TrainingHistory, found: Found) -> flo
     return 0.0 if finding.evidence["is_origin"] else 0.6
 
 
-def _of_itself(weight: float) -> Weight:
+def _of_itself(weight: float) -> Callable[[Finding, TrainingHistory, Found], float]:
     """`weight`, unless steps that were too large came first, or a setting explains it: units die of those."""
 
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -48,11 +50,26 @@ def _of_itself(weight: float) -> Weight:
         began = finding.first_step
         if any(name in found and found[name].severity != "info" for name in _SETTINGS):
             return 0.2 * weight
+        if began is not None and began >= _ALIVE_STEPS and signals_of(history).progress < 0.03:
+            return 0.3 * weight  # they were alive, and nothing was learnt then either
         if any(step is not None and (began is None or step <= began) for step in steps):
             return 0.2 * weight
         return weight
 
     return weigh
+
+
+def _decays(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Where steps are far larger than what decays, it is the learning rate that makes the decay so large."""
+    updates = found.get("update-ratio-high")
+    too_high = updates is not None and updates.evidence["update_ratio"] > 10.0 * finding.evidence["decay_per_step"]
+    return 0.4 if too_high and finding.evidence["decay_per_step"] else 0.99
+
+
+def _steps(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Where weights shrink and steps are no larger than what shrinks them, the steps are decay."""
+    shrinking = found.get("shrinking-weights")
+    return 0.93 if shrinking is None or _decays(shrinking, history, found) < 0.9 else 0.5
 
 
 def _without_clipping(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -64,7 +81,7 @@ def _many_spikes(finding: Finding, history: TrainingHistory, found: Found) -> fl
 
 
 def _few_spikes(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    return 0.4 if finding.evidence["num_spikes"] <= 3 else 0.2
+    return _of_itself(0.4 if finding.evidence["num_spikes"] <= 3 else 0.2)(finding, history, found)
 
 
 cause(
@@ -96,7 +113,7 @@ cause(
         "non-finite-loss": _isolated,
         "non-finite-gradients": _isolated,
         "non-finite-activations": _from_input,
-        "loss-spike": 0.6,
+        "loss-spike": _of_itself(0.6),
         "norm-spike": _few_spikes,
     },
     "spiky-loss",
@@ -114,7 +131,7 @@ cause(
     "Go back to a checkpoint from before the loss turned, and divide the learning rate by 10; warm it up from there.",
     {
         "learning-rate-jump": 0.99,
-        "update-ratio-high": 0.93,
+        "update-ratio-high": _steps,
         "no-warm-up": 0.6,
         "loss-explosion": 0.6,
         "loss-divergence": 0.5,
@@ -124,7 +141,7 @@ cause(
     },
     f"{_DEAD} {_STANDSTILL} {_BROKEN} norm-spike loss-spike spiky-loss periodic-loss-spikes clip-rate-high "
     "saturated-units overfitting training-above-validation layer-norm-imbalance learning-rate-out-of-bounds "
-    "attention-collapse vanishing-layers",
+    "attention-collapse vanishing-layers shrinking-weights",
 )
 cause(
     "learning-rate-too-low",
@@ -226,7 +243,7 @@ cause(
     "weight-decay-too-high",
     "Weight decay takes more from the weights than learning gives them.",
     "Divide weight_decay by 10 or more, and leave biases and norms out of it.",
-    {"shrinking-weights": 0.99},
+    {"shrinking-weights": _decays},
     f"update-ratio-high clip-rate-high loss-divergence vanishing-layers layer-norm-imbalance growing-norm {_DEAD} "
     f"{_STANDSTILL}",
 )

@@ -83,20 +83,34 @@ def rule(
         raise ValueError(f"`severity` must be one of {list(SEVERITIES)}, got {severity!r} - at rule {name!r}")
 
     def register(check: Callable[..., Finding | None]) -> Rule:
-        thresholds: dict[str, Any] = {}
-        for argument in inspect.signature(check).parameters.values():
-            if argument.kind is not argument.KEYWORD_ONLY:
-                continue
-            if argument.default is argument.empty:
-                raise ValueError(f"`{argument.name}` must have a default - at rule {name!r}")
-            thresholds[argument.name] = argument.default
+        made = make_rule(check, name, severity=severity, reads=reads, source=source, remedy=remedy)
         known = RULES.get(name)
         if known is not None and _identity(known.check) != _identity(check):
             raise ValueError(f"`name` must be new, got {name!r}, which is a rule already. Choose another name.")
-        RULES[name] = Rule(name, severity, reads, source, remedy, thresholds, check)
-        return RULES[name]
+        RULES[name] = made
+        return made
 
     return register
+
+
+def make_rule(
+    check: Callable[..., Finding | None],
+    name: str,
+    *,
+    severity: Severity = "warning",
+    reads: str = "",
+    source: str = "",
+    remedy: str = "",
+) -> Rule:
+    """As `rule`, without registering: a rule to be asked by name only, `diagnose(history, rules=[...])`."""
+    thresholds: dict[str, Any] = {}
+    for argument in inspect.signature(check).parameters.values():
+        if argument.kind is not argument.KEYWORD_ONLY:
+            continue
+        if argument.default is argument.empty:
+            raise ValueError(f"`{argument.name}` must have a default - at rule {name!r}")
+        thresholds[argument.name] = argument.default
+    return Rule(name, severity, reads, source, remedy, thresholds, check)
 
 
 def _identity(check: Callable[..., Finding | None]) -> tuple[str, str]:

@@ -57,7 +57,7 @@ def clip_rate_high(
     "learning rate, or Adam's beta2 (0.95 instead of 0.999).",
 )
 def norm_spike(
-    history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0, baseline: int = 128, min_steps: int = 20
+    history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0, baseline: int = 128, min_steps: int = 32
 ) -> Finding | None:
     """A norm far above those before it: robust z of its logarithm above `z`, and `ratio` times their median.
 

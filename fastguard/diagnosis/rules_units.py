@@ -44,12 +44,15 @@ def _saturated(module: ModuleActivity) -> float:
     return max(module.stats.saturation_ratio, module.saturated_unit_ratio)
 
 
-def _finding(found: list[tuple[str, float, int]], history: TrainingHistory, what: str, limit: float) -> Finding:
+def _finding(
+    found: list[tuple[str, float, int]], history: TrainingHistory, what: str, limit: float, severe: float = 0.0
+) -> Finding:
     names = [name for name, _, _ in found]
     return Finding(
         f"{what.format(100 * found[0][1], names[0])}" + (f"; also in {listed(names[1:])}." if len(names) > 1 else "."),
         min(step for _, _, step in found),
         history.activations.last_step,
+        severity="warning" if found[0][1] >= severe else "info",
         layers=tuple(names[:8]),
         evidence={"ratio": found[0][1], "num_modules": len(found), "threshold": limit},
         confidence=0.95 if found[0][1] > 0.8 else 0.8,
@@ -63,13 +66,16 @@ def _finding(found: list[tuple[str, float, int]], history: TrainingHistory, what
     remedy="A step or a bias pushed these units below zero for every input: lower the learning rate or add warm-up, "
     "look at the bias before them, use LeakyReLU or GELU. Dead units do not come back by themselves.",
 )
-def dead_relu_units(history: TrainingHistory, *, share: float = 0.5, samples: int = 2) -> Finding | None:
-    """At least a `share` of a ReLU's units are zero for every input, in `samples` samples in a row.
+def dead_relu_units(
+    history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
+) -> Finding | None:
+    """At least a `share` of a ReLU's units are zero for every input, in `samples` samples in a row: info.
 
+    A warning from `severe` on: networks live with half of their units, and learn on.
     A unit that is often zero is sparse, not dead. Where units were not told apart, the share of zeros must reach 0.99.
     """
     found = _lasting(history, ("relu",), lambda m: _dead(m) if m.num_units else _all_or_nothing(m), share, samples)
-    return _finding(found, history, "{:.0f} % of the units of {} are dead", share) if found else None
+    return _finding(found, history, "{:.0f} % of the units of {} are dead", share, severe) if found else None
 
 
 def _all_or_nothing(module: ModuleActivity) -> float:
@@ -84,12 +90,17 @@ def _all_or_nothing(module: ModuleActivity) -> float:
     remedy="These units' inputs are far below zero: lower the learning rate, look at the bias or normalisation before "
     "them, or initialise them anew.",
 )
-def dead_smooth_units(history: TrainingHistory, *, share: float = 0.5, samples: int = 2) -> Finding | None:
-    """At least a `share` of a GELU's or SiLU's units are near zero for every input, in `samples` samples in a row."""
+def dead_smooth_units(
+    history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
+) -> Finding | None:
+    """At least a `share` of a GELU's or SiLU's units are near zero for every input, in `samples` samples in a row.
+
+    Info; a warning from `severe` on.
+    """
     found = _lasting(
         history, ("gelu", "silu"), lambda m: _dead(m) if m.num_units else _all_or_nothing(m), share, samples
     )
-    return _finding(found, history, "{:.0f} % of the units of {} are dead", share) if found else None
+    return _finding(found, history, "{:.0f} % of the units of {} are dead", share, severe) if found else None
 
 
 @rule(
@@ -99,10 +110,15 @@ def dead_smooth_units(history: TrainingHistory, *, share: float = 0.5, samples: 
     remedy="The inputs of these units are so large that hardly any gradient passes: initialise the layer before them "
     "smaller, normalise its input or output, or lower the learning rate.",
 )
-def saturated_units(history: TrainingHistory, *, share: float = 0.5, samples: int = 2) -> Finding | None:
-    """At least a `share` of the output of a tanh, sigmoid or hardtanh is at its ends, in `samples` samples in a row."""
+def saturated_units(
+    history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
+) -> Finding | None:
+    """At least a `share` of the output of a tanh, sigmoid or hardtanh is at its ends, in `samples` samples in a row.
+
+    Info; a warning from `severe` on.
+    """
     found = _lasting(history, ("tanh", "sigmoid", "hardtanh"), _saturated, share, samples)
-    return _finding(found, history, "{:.0f} % of the output of {} is saturated", share) if found else None
+    return _finding(found, history, "{:.0f} % of the output of {} is saturated", share, severe) if found else None
 
 
 @rule(

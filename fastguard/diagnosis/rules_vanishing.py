@@ -9,7 +9,7 @@ from ..history import TensorTrack, TrainingHistory
 from .finding import Finding
 from .registry import rule
 from .signals import median, signals_of
-from .wording import count, listed
+from .wording import count, is_bias, listed
 
 _HALF_STEP = 2.0**-24  # the smallest positive float16
 
@@ -136,9 +136,10 @@ def vanishing_layers(
     element.
 
     A warning if the loss has not come down by a share `progress`, or below `ratio_alone`; else info. Each quarter has
-    at least two tensors; zeros do not count. From the fourth sample on.
+    at least two tensors; biases (which a normalisation after them makes idle) and zeros do not count. From the
+    fourth sample on.
     """
-    tracks = [(name, t) for name, t in history.tensors.items() if t.numel > 1 and not math.isnan(t.log_rms)]
+    tracks = [(name, t) for name, t in history.tensors.items() if not is_bias(name) and not math.isnan(t.log_rms)]
     size = len(tracks) // 4
     if size < 2 or history.tensors.num_samples < 4:
         return None

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from ..history import TrainingHistory
 from .finding import Finding, Severity
 from .registry import rule
 from .signals import median, signals_of
-from .wording import count, listed
+from .wording import count, is_bias, listed
 
 _MIN_NUMEL = 16
 
 
-def is_bias(name: str) -> bool:
-    """Whether a parameter's own name says that it is a bias: `bias`, or `bias_ih_l0` of a recurrent layer."""
-    return name.rpartition(".")[2].startswith("bias")
-
-
 def _update_ratios(history: TrainingHistory) -> list[tuple[str, list[tuple[int, float]]]]:
-    """(step, update ratio) of each weight matrix that is being sampled; biases and scales are left out."""
+    """(step, update ratio) of each weight matrix that is being sampled; biases and scales are left out.
+
+    What is a matrix is known where the initialisation is. Samples after the first count only at half of the largest
+    learning rate or more.
+    """
     rows = []
+    low = {e.step for e in signals_of(history).clean if e.lr is not None and 2.0 * e.lr < history.lrs.max}
+    matrices = history.model.initialization
     for name, window in history.weights.current():
-        if window.last.value.numel < _MIN_NUMEL or is_bias(name):
+        if window.last.value.numel < _MIN_NUMEL or is_bias(name) or (matrices and name not in matrices):
             continue
         samples = [window.first, *(s for s in window.recent if s.step != window.first.step)]
         known = [(s.step, s.value.update_ratio) for s in samples]
-        ratios = [(step, ratio) for step, ratio in known if ratio is not None and ratio - ratio == 0.0]
+        ratios = [
+            (step, ratio) for step, ratio in known if _counts(ratio) and (step == samples[0].step or step not in low)
+        ]
         if ratios:
             rows.append((name, ratios))
     return rows
+
+
+def _counts(ratio: float | None) -> TypeGuard[float]:
+    return ratio is not None and ratio - ratio == 0.0
 
 
 def _too_small_at_first(history: TrainingHistory) -> set[str]:
@@ -43,27 +52,27 @@ def _too_small_at_first(history: TrainingHistory) -> set[str]:
     "up.",
 )
 def update_ratio_high(
-    history: TrainingHistory, *, first: float = 0.5, later: float = 0.04, min_steps: int = 15
+    history: TrainingHistory, *, first: float = 0.5, later: float = 0.045, min_steps: int = 15
 ) -> Finding | None:
     """The median weight's update is above `first` of it at the first sample, or above `later` at a sample after it.
 
-    Asked `min_steps` steps after the first sample; silent if the learning rate has come down by then.
+    Asked `min_steps` steps after the first sample; silent if the learning rate has come down by then, or still rises.
     """
     rows = [(n, r) for n, r in _update_ratios(history) if n not in _too_small_at_first(history)]
     if not rows or not history.clean or history.clean[-1].step - rows[0][1][0][0] < min_steps:
         return None
     at_first = median([ratios[0][1] for _, ratios in rows])
-    lately = _highest_later(rows)
+    lately = 0.0 if signals_of(history).is_lr_rising else _highest_later(rows)
     is_first = at_first > first and not _has_come_down(history)
     if not is_first and lately <= later:
         return None
     value, limit = (at_first, first) if is_first else (lately, later)
+    began = next((step for _, r in rows for step, ratio in r if ratio >= value), rows[0][1][0][0])
     worst = sorted(rows, key=lambda row: -row[1][0 if is_first else -1][1])
     return Finding(
         f"One step changed the median weight by {value:.2g} of its norm; {listed([n for n, _ in worst])} the most.",
-        rows[0][1][0][0],
+        rows[0][1][0][0] if is_first else began,
         history.weights.last_step,
-        layers=(),
         evidence={"update_ratio": value, "threshold": limit, "num_weights": len(rows)},
         confidence=0.9 if value > 2 * limit else 0.75,
     )
@@ -111,11 +120,8 @@ def update_ratio_low(
     known = history.loss_trend.count >= min_steps
     if known and not s.progress < progress:
         return None
-    if s.lrs:
-        full = {e.step for e in s.clean if e.lr is not None and 2.0 * e.lr >= history.lrs.max}
-        rows = [(name, kept) for name, ratios in rows if (kept := [r for r in ratios if r[0] in full])]
-        if not rows or max(len(ratios) for _, ratios in rows) < 2:
-            return None
+    if max(len(ratios) for _, ratios in rows) < 2:
+        return None
     value = median([max(r for _, r in ratios) for _, ratios in rows])
     if value >= (ratio if known else ratio_alone) or value == 0.0:
         return None

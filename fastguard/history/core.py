@@ -61,13 +61,13 @@ class TrainingHistory(Series):
             at best, and their spikes.
         overview: the whole run in at most 256 buckets (`Overview`).
         tensors: a `TensorTrack` for each gradient, brought up to date at a few steps.
-        activations, weights: what was sampled, in windows of eight samples by name.
+        activations, weights: what was sampled, in windows of sixteen samples by name.
         validations: the newest 256 validation losses, each with the training loss at that time.
         model: what the guard told of the model (`ModelNotes`).
         revision: grows with every change; not saved.
 
     Cost: bounded memory: about 0.4 KB a step of the window, 0.1 MB for the overview, 0.5 KB a tensor, and 1 KB a
-    sample of a module or parameter, eight of each at most.
+    sample of a module or parameter, sixteen of each at most.
     """
 
     num_steps: int

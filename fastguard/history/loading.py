@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
 def read_into(history: TrainingHistory, path: str | os.PathLike[str]) -> TrainingHistory:
     """`history`, with every step of the log at `path` added."""
-    for number, line in enumerate(read_jsonl(path), 1):
+    return add_lines(history, read_jsonl(path), path)
+
+
+def add_lines(
+    history: TrainingHistory, lines: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]
+) -> TrainingHistory:
+    """`history`, with the steps that `lines` of the log at `path` tell of."""
+    for number, line in enumerate(lines, 1):
         if "step" not in line:
             raise ValueError(f"`path` must be a log of steps, got a record without `step` - at {path}, record {number}")
         history.defer(record_of(line))

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from .. import strict_json
 from ..samples import ModuleActivity, WeightStats
 
-WINDOW = 8
+WINDOW = 16
 MAX_NAMES = 4096
 _Item = TypeVar("_Item", ModuleActivity, WeightStats)
 
@@ -22,7 +22,7 @@ class Sample(NamedTuple, Generic[_Item]):
 
 
 class Window(Generic[_Item]):
-    """The first sample of one name, the newest eight, and how many there were."""
+    """The first sample of one name, the newest sixteen, and how many there were."""
 
     __slots__ = ("count", "first", "recent")
 
@@ -43,7 +43,7 @@ class Window(Generic[_Item]):
 
 
 class Sampled(Generic[_Item]):
-    """Windows by name, in the order in which the names were first met; at most 4096 names, eight samples each.
+    """Windows by name, in the order in which the names were first met; at most 4096 names, sixteen samples each.
 
     Attributes:
         num_samples, last_step: sampled steps, and the newest of them.
