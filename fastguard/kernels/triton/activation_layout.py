@@ -16,6 +16,7 @@ _LEAST_CHUNK_BYTES = CHUNK_BYTES // 8
 _PROGRAMS = 1024  # that there should be at least, before chunks get larger
 _LEAST_RUN_BYTES = 128  # of a channel, to be read as one piece
 _WIDEST = 4096  # columns, of which a few channels are made to fill whole blocks
+_FEWEST_ROWS = 32  # that they must leave
 
 
 class Layout(NamedTuple):
@@ -64,12 +65,12 @@ def layout_of(x: torch.Tensor, dim: int) -> Layout:
     return Layout(outer, x.shape[dim], inner)
 
 
-def width_of(elements: int, columns: int, itemsize: int) -> int:
-    """Columns for a matrix whose rows hold whole groups of `elements`: rows begin at multiples of 16 bytes, and whole
-    blocks of `columns` are filled unless that takes too many groups."""
+def width_of(numel: int, elements: int, columns: int, itemsize: int) -> int:
+    """Columns for a matrix of `numel` whose rows hold whole groups of `elements`: rows begin at multiples of 16 bytes,
+    and whole blocks of `columns` are filled unless that takes too many groups or leaves too few rows."""
     aligned = math.lcm(elements, 16 // itemsize)
     filled = math.lcm(elements, columns)
-    return filled if filled <= _WIDEST else aligned
+    return filled if filled <= min(_WIDEST, numel // _FEWEST_ROWS) else aligned
 
 
 def divide(x: torch.Tensor, layout: Layout | None, device: torch.device) -> Division:
@@ -81,7 +82,7 @@ def divide(x: torch.Tensor, layout: Layout | None, device: torch.device) -> Divi
     if layout is not None and channels > 1 and inner * itemsize < _LEAST_RUN_BYTES:
         launcher = columns_launcher(x.dtype, aligned, device)
         columns = launcher.constants["COLS"]
-        width = width_of(channels * inner, columns, itemsize)
+        width = width_of(numel, channels * inner, columns, itemsize)
         rows = chunk // columns
         down = -(-numel // (width * rows))
         return Division(
