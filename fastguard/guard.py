@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from . import kernels
+from .activations import ActivationMonitor, Replay, monitor_for
 from .amp import Handed
 from .aside import Undo
 from .clipping import ClipPolicy, GlobalNorm
@@ -22,6 +23,7 @@ from .proxies import innermost, inwards
 from .report import Report, build_report
 from .sharding import refuse_sharding_model, refuse_shards
 from .stats import StepStats
+from .watching import Watch
 
 _Wrapped = TypeVar("_Wrapped")
 _HOW_TO_GUARD = (
@@ -60,6 +62,7 @@ class Guard:
         backend: str,
         when_behind: str,
         clip_through: str,
+        activations: ActivationMonitor | None = None,
     ) -> None:
         self.clip = clip
         self.skip_nonfinite = skip_nonfinite
@@ -73,6 +76,7 @@ class Guard:
         self.recorder = self._ledger.recorder
         self._attachments = [Attachment(self, optimizer, self._proxies) for optimizer in optimizers]
         self.judges = Judges(self._ledger, self.backend, when_behind, clip_through)
+        self._watch = Watch(activations, model, self.recorder)
         # What is held back must reach the sinks also when the guard is dropped or the interpreter ends.
         weakref.finalize(self, self.judges.flush)
 
@@ -135,13 +139,34 @@ class Guard:
 
         Cost: on a GPU, waits for the device.
         """
+        self._watch.catch_up()
         self.judges.flush()
+
+    @property
+    def activations(self) -> ActivationMonitor | None:
+        """The monitor of activations, if they are watched."""
+        return self._watch.monitor
+
+    def replay(self, forward: Callable[[], Any]) -> Replay:
+        """Runs `forward` once more with every module watched, and says where NaN or Inf came up.
+
+        Meant for after a skipped step, whose parameters are as they were: `guard.replay(lambda: model(x))`. What it saw
+        goes on the record of that step. See `fastguard.activations.replay`; it leaves the training as it was.
+
+        Raises:
+            ValueError: the guard has no model; `forward` did not call it.
+
+        Cost: a forward pass, one read of each output, and a copy of the buffers; on a GPU, waits for the device.
+        """
+        self.judges.now.catch_up()
+        return self._watch.replay(forward)
 
     def report(self) -> Report:
         """What the run looks like so far, the step just taken included: status, findings, recommendations, numbers.
 
         Cost: about 1 ms. On a GPU, waits for the device.
         """
+        self._watch.catch_up()
         self.judges.now.catch_up()
         lost = self.recorder.lost()
         if self.judges.now.num_dropped:
@@ -151,6 +176,7 @@ class Guard:
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. Records stay readable; sinks stay open."""
         self.flush()
+        self._watch.close()
         for attachment in self._attachments:
             attachment.remove()
             optimizer = attachment._optimizer()
@@ -164,6 +190,7 @@ class Guard:
     def close(self) -> None:
         """Hands over what is held back and closes the sinks. Call it at the end of training."""
         self.flush()
+        self._watch.close()
         self.recorder.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -211,6 +238,11 @@ class Guard:
             judges.choose(self._attachments, anywhere=True)
             return judges.now.judge(self, caller, optimizer, handed, first, loss)
 
+    def step_taken(self) -> None:
+        """Tells the monitor that the step just judged is over."""
+        if self._watch.monitor is not None:
+            self.judges.now.add_overhead(self._watch.end_step(self._ledger.step - 1))
+
     def names(
         self, fingerprint: int, optimizers: Sequence[torch.optim.Optimizer], groups: Sequence[Sequence[torch.Tensor]]
     ) -> tuple[str, ...]:
@@ -244,6 +276,7 @@ def wrap(
     backend: str = "auto",
     when_behind: str = "wait",
     clip_through: str = "scale",
+    activations: bool | str | dict[str, Any] | ActivationMonitor | None = None,
 ) -> _Wrapped:
     """Guards `optimizer` in place and returns it: the same object, with its `Guard` as `optimizer.guard`.
 
@@ -268,6 +301,8 @@ def wrap(
         clip_through: on a GPU, how the gradients of a fused optimizer are clipped. "scale": a pass of its own, which
             reads and writes them once if they are clipped and does nothing if not. "grad_scale": the optimizer
             divides, and always writes them back once; this wins when more than half of the steps are clipped.
+        activations: watch the outputs of the model's modules, sampled, into `StepStats.activations`: True, a regular
+            expression of module names, a dict of settings of `ActivationMonitor`, or a monitor, which says at what cost.
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
@@ -306,18 +341,25 @@ def wrap(
     refuse_shards(groups)
     kernels.require_devices(backend, groups)
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
-    guard = Guard(
-        inner,
-        model,
-        proxies=proxies,
-        clip=policy,
-        skip_nonfinite=skip_nonfinite,
-        max_consecutive_skips=max_consecutive_skips,
-        sinks=sinks,
-        backend=backend,
-        when_behind=when_behind,
-        clip_through=clip_through,
-    )
+    monitor = monitor_for(activations, model)
+    try:
+        guard = Guard(
+            inner,
+            model,
+            proxies=proxies,
+            clip=policy,
+            skip_nonfinite=skip_nonfinite,
+            max_consecutive_skips=max_consecutive_skips,
+            sinks=sinks,
+            backend=backend,
+            when_behind=when_behind,
+            clip_through=clip_through,
+            activations=monitor,
+        )
+    except BaseException:
+        if monitor is not None:
+            monitor.detach()
+        raise
     if "guard" not in torch.optim.Optimizer.__dict__:
         torch.optim.Optimizer.guard = _NoGuard()  # type: ignore[attr-defined]
     for o in inner:

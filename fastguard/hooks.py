@@ -109,6 +109,7 @@ class Attachment:
             self._undo = self.guard.judge(self, optimizer, handed, self._evaluations == 0, loss)
         except BaseException:
             self._scaler.abandon(optimizer)
+            self.guard.step_taken()  # too many skips in a row: what was sampled belongs to this step
             raise
         self._evaluations += 1
 
@@ -117,6 +118,8 @@ class Attachment:
         if self._depth == 0:
             self._give_back()
             self._scaler.give_back(optimizer)
+            if not self._silent:
+                self.guard.step_taken()
             self._silent = False
 
 

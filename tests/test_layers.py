@@ -20,7 +20,7 @@ LAYERS = {
     "consumers": {"diagnosis", "history", "report", "sinks"},
     "conductor": {
         *("amp", "aside", "clipping", "devices", "guard", "hooks", "host_judge", "ledger", "naming", "proxies"),
-        *("recorder", "sharding"),
+        *("recorder", "sharding", "watching"),
     },
     "door": {"__init__", "__main__", "bench", "cli", "demo", "info"},
 }
