@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .errors import NotGuardedError as NotGuardedError
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
-    from .guard import wrap as wrap
     from .initialization import check_initialization as check_initialization
     from .kernels import activation_stats as activation_stats
     from .kernels import backends as backends
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from .stats import StepStats as StepStats
     from .stats import TensorStats as TensorStats
     from .weights import check_gradients as check_gradients
+    from .wrapping import wrap as wrap
 
 _HOME = {
     "ActivationMonitor": "activations",
@@ -59,7 +59,6 @@ _HOME = {
     "NotGuardedError": "errors",
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
-    "wrap": "guard",
     "check_initialization": "initialization",
     "activation_stats": "kernels",
     "backends": "kernels",
@@ -78,6 +77,7 @@ _HOME = {
     "StepStats": "stats",
     "TensorStats": "stats",
     "check_gradients": "weights",
+    "wrap": "wrapping",
 }
 __all__ = ["__version__", *_HOME]
 

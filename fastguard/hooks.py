@@ -121,6 +121,7 @@ class Attachment:
             self._undo = self.guard.judge(self, optimizer, handed, self._evaluations == 0, loss)
         except BaseException:
             self._scaler.abandon(optimizer)
+            self.guard.step_taken()  # too many skips in a row: what was sampled belongs to this step
             raise
         self._evaluations += 1
 
@@ -133,6 +134,8 @@ class Attachment:
             if self._weights is not None:
                 self._weights.after(self.guard, self, optimizer)
             self._scaler.give_back(optimizer)
+            if not self._silent:
+                self.guard.step_taken()
             self._silent = False
 
 

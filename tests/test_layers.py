@@ -19,8 +19,8 @@ LAYERS = {
     "producers": {"_C", "activations", "kernels"},
     "consumers": {"diagnosis", "history", "report", "report_tables", "sinks"},
     "conductor": {
-        *("amp", "aside", "clipping", "devices", "guard", "hooks", "host_judge", "initialization", "ledger"),
-        *("lr_finder", "model_facts", "naming", "proxies", "recorder", "sharding", "watching", "weights"),
+        *("amp", "aside", "checkup", "clipping", "devices", "guard", "hooks", "host_judge", "initialization", "ledger"),
+        *("lr_finder", "model_facts", "naming", "proxies", "recorder", "sharding", "watching", "weights", "wrapping"),
     },
     "door": {"__init__", "__main__", "bench", "cli", "demo", "info", "offline"},
 }

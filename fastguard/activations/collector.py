@@ -32,6 +32,7 @@ class Collector:
     """Measures what hooks show it, and keeps passes apart: one that did not end, by an exception, leaves nothing.
 
     Attributes:
+        is_paused: nothing is recorded.
         skipped: what could not be read, and why, by name.
         seconds: host time spent here since `take_seconds`.
     """
@@ -46,12 +47,13 @@ class Collector:
         self._calls: dict[str, int] = {}
         self._known: dict[int, _Known] = {}
         self._is_open = False
+        self.is_paused = False
         self.skipped: dict[str, str] = {}
         self.seconds = 0.0
 
     def is_wanted(self) -> bool:
         """Whether the pass under way is to be recorded: not a recomputation within backward, nor evaluation."""
-        if torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
+        if self.is_paused or torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
             return False
         root = self._root()
         return root is None or root.training or not self._training_only

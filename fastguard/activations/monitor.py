@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -221,7 +223,7 @@ class ActivationMonitor:
         return self.table()
 
     def follow_guard(self) -> None:
-        """Makes a step what `take` says, which the guard calls, instead of a pass through the model.
+        """Makes a step what `end_step` says, which the guard calls, instead of a pass through the model.
 
         Raises:
             RuntimeError: it follows one already.
@@ -243,15 +245,42 @@ class ActivationMonitor:
 
         Cost: a microsecond on a step that was not sampled; with `wait`, a sync of the device.
         """
-        if step >= self._step:
-            self._end_step(step)
+        self.end_step(step)
         if self._pending:
             self._collect(wait)
         return self._unclaimed.pop(step, ()) if self._unclaimed else ()
 
+    def end_step(self, step: int) -> float:
+        """Ends step `step`, which the guard has taken, and sets or removes the hooks for the next one.
+
+        Returns the seconds that the monitor took in this step. Never waits. Nothing happens the second time.
+
+        Cost: a microsecond on a step that was not sampled.
+        """
+        if step == self._step - 1:
+            return 0.0
+        if step < self._step:  # the run went back
+            self._next_sample = min(self._next_sample, step + 1)
+        return self._end_step(step)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """For passes through the model that are no part of the training: they are not counted, nor recorded."""
+        if self._collector is None:
+            yield
+            return
+        before, self._collector.is_paused = self._collector.is_paused, True
+        try:
+            yield
+        finally:
+            self._collector.is_paused = before
+
     def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
         """Steps whose records nobody has taken, with their records, oldest first. They are given once; never blocks."""
-        self._collect(wait=False)
+        if self._pending:
+            self._collect(wait=False)
+        if not self._unclaimed:
+            return []
         found = list(self._unclaimed.items())
         self._unclaimed.clear()
         return found
@@ -274,10 +303,10 @@ class ActivationMonitor:
             if not self._is_guarded:
                 self._end_step(self._step)
 
-    def _end_step(self, step: int) -> None:
-        """Sends off what was sampled in this step; sets or removes hooks for the next one. Does not wait."""
+    def _end_step(self, step: int) -> float:
+        """Sends off what was sampled in this step; sets or removes hooks for the next one. The seconds of this step."""
         if self._collector is None:
-            return
+            return 0.0
         started = time.perf_counter()
         sampled = self._switch.on and self._send(step)
         self._step = step + 1
@@ -291,6 +320,7 @@ class ActivationMonitor:
             self._next_sample = step - step % self._budget.every + self._budget.interval
         if (step + 1 >= self._next_sample) is not self._switch.on:
             self._disarm() if self._switch.on else self._arm()
+        return cost_s
 
     def _send(self, step: int) -> bool:
         assert self._collector is not None

@@ -1,4 +1,4 @@
-"""Adapter over `fastguard._C`, the C++ kernels for CPU tensors, for activations. See `activations` for the operations."""
+"""Adapter over `fastguard._C`, the C++ kernels for CPU tensors, for the operations of `activations`."""
 
 from __future__ import annotations
 
