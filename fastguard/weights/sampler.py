@@ -171,7 +171,7 @@ class WeightSampler:
                     norms[i] = None if moved[i] else 0.0
                 elif made.update is None:
                     multiples[i] = made
-                elif isinstance(norm := chunked_norm(made), Tensor):
+                elif isinstance(norm := chunked_norm(made, self.backend), Tensor):
                     waiting.setdefault(norm.device, []).append((i, norm))
                 else:
                     norms[i] = norm

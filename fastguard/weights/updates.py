@@ -64,6 +64,14 @@ def _with_decay(after: Tensor, rest: Tensor, decay: Any) -> Tensor:
     return (after + rest).mul_(decay / (1 - decay)).add_(rest)
 
 
+def _is_decoupled(group: _Group) -> bool:
+    return bool(group.get("decoupled_weight_decay", False))
+
+
+def _adamw(group: _Group, p: Tensor, state: dict[str, Any]) -> Formula | None:
+    return _adam({**group, "decoupled_weight_decay": True}, p, state)  # which it was before it said so
+
+
 def _adam(group: _Group, p: Tensor, state: dict[str, Any]) -> Formula | None:
     if "exp_avg" not in state or "exp_avg_sq" not in state:
         return None
@@ -77,7 +85,7 @@ def _adam(group: _Group, p: Tensor, state: dict[str, Any]) -> Formula | None:
     def moved(m: Tensor, v: Tensor) -> Tensor:
         return (m * size).div_(v.sqrt().div_(root).add_(eps))
 
-    if decay and group.get("decoupled_weight_decay", False):
+    if decay and _is_decoupled(group):
         return Formula((p, state["exp_avg"], second), lambda w, m, v: _with_decay(w, moved(m, v), lr * decay))
     return Formula((state["exp_avg"], second), moved)
 
@@ -123,8 +131,7 @@ def _sgd_fits(group: _Group) -> bool:
 
 
 def _adam_fits(group: _Group) -> bool:
-    decoupled = group.get("decoupled_weight_decay", False)
-    return not (decoupled and group["weight_decay"]) or _no_singular_decay(group)
+    return not (_is_decoupled(group) and group["weight_decay"]) or _no_singular_decay(group)
 
 
 def _always(group: _Group) -> bool:
@@ -135,7 +142,7 @@ def _always(group: _Group) -> bool:
 _FORMULAS: dict[type, tuple[_Maker, Callable[[_Group], bool]]] = {
     optim.SGD: (_sgd, _sgd_fits),
     optim.Adam: (_adam, _adam_fits),
-    optim.AdamW: (_adam, _adam_fits),
+    optim.AdamW: (_adamw, lambda group: not group["weight_decay"] or _no_singular_decay(group)),
     optim.Adamax: (_adamax, _always),
     # Weight decay is divided by the root of each element's history here, and cannot be solved for.
     optim.RMSprop: (_rmsprop, lambda group: group["momentum"] > 0 or not group["weight_decay"]),
@@ -176,7 +183,7 @@ def _flat(tensors: tuple[Tensor, ...]) -> list[Tensor]:
     return [t.permute(order).reshape(-1) for t in real]
 
 
-def chunked_norm(made: Formula) -> Tensor | float:
+def chunked_norm(made: Formula, backend: str) -> Tensor | float:
     """2-norm of an update that is no plain multiple: a number, or on an accelerator a tensor that nothing waits for.
 
     Cost: one read of every source, in chunks; a few chunks' memory. Tensors not laid out alike are copied.
@@ -192,7 +199,7 @@ def chunked_norm(made: Formula) -> Tensor | float:
     for start in range(0, sources[0].numel(), size):
         chunk = made.update(*(s[start : start + size].to(dtype) for s in sources))
         if on_cpu:
-            rows += TensorStats(kernels.run_stats([chunk], "auto")[0])
+            rows += TensorStats(kernels.run_stats([chunk], backend)[0])
         else:
             total += torch.linalg.vector_norm(chunk, dtype=torch.float64).square()
     return GradientStats.from_row(fold_rows(iter(rows))).norm if on_cpu else total.sqrt()
