@@ -55,7 +55,7 @@ class WeightSampler:
 
     Cost: nothing at other steps. At a sampled one: one read of the parameters; for updates one read of what the
     formula needs (SGD: gradient or momentum; Adam: both moments; AdamW: weights and both moments), or for copied
-    parameters four reads and two writes. On an accelerator, one sync a sampled step for each of the two calls.
+    parameters four reads and two writes. On an accelerator, two or three syncs.
 
     >>> import torch
     >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
