@@ -43,7 +43,11 @@ def _scalar(value: Any) -> Any:
     """A number, or on an accelerator a float64 tensor of one element, so that nothing waits for it."""
     if not isinstance(value, Tensor):
         return value
-    return float(value.detach()) if value.is_cpu else value.detach().double().reshape(())
+    return float(value.detach()) if _may_wait(value) else value.detach().double().reshape(())
+
+
+def _may_wait(tensor: Tensor) -> bool:
+    return tensor.is_cpu
 
 
 def _sgd(group: _Group, p: Tensor, state: dict[str, Any]) -> Formula | None:
@@ -192,7 +196,7 @@ def chunked_norm(made: Formula, backend: str) -> Tensor | float:
     sources = _flat(made.sources)
     # Not in half precision, which some keep their state in, and float64 stays what it is.
     dtype = torch.promote_types(sources[0].dtype, torch.float32)
-    on_cpu = sources[0].is_cpu
+    on_cpu = _may_wait(sources[0])
     size = _CHUNK_CPU if on_cpu else _CHUNK_DEVICE
     rows: list[TensorRow] = []
     total = torch.zeros((), dtype=torch.float64, device=sources[0].device)
