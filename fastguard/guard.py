@@ -200,7 +200,16 @@ class Guard:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """For steps that are no part of the run, as those of a learning-rate test: not judged, clipped or recorded."""
+        """For steps that are no part of the run, as those of a learning-rate test: not judged, clipped or recorded.
+
+        >>> import torch, fastguard
+        >>> p = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
+        >>> with optimizer.guard.paused():
+        ...     optimizer.step()
+        >>> optimizer.guard.last is None
+        True
+        """
         attachments = list(self._attachments)
         before = [attachment.is_paused for attachment in attachments]
         for attachment in attachments:

@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 from update_cases import CASES, WITH_FORMULA, Halving
 
-from fastguard.weights import WeightSampler
+from fastguard.weights import WeightSampler, updates
 from fastguard.weights.updates import has_formula
 
 # Of the update, and of the weights. float32 rounds each weight: 6e-8 of it, and twice where decay comes first; the
@@ -69,6 +69,18 @@ def test_where_there_is_a_formula_nothing_is_copied(case):
     give_gradients(parameters)
     found, truth = measure(optimizer, parameters, sampler)
     assert_norms(found, truth, ROUNDING)
+
+
+@pytest.mark.parametrize("case", WITH_FORMULA, ids=lambda case: case.id)
+def test_the_way_that_waits_for_no_device(case, monkeypatch):
+    monkeypatch.setattr(updates, "_may_wait", lambda tensor: False)
+    monkeypatch.setattr(updates, "_CHUNK_DEVICE", 10_000)
+    parameters = make_parameters()
+    optimizer, sampler = case.make(parameters), WeightSampler(every=1)
+    for _ in range(2):
+        give_gradients(parameters)
+        found, truth = measure(optimizer, parameters, sampler)
+        assert_norms(found, truth, ROUNDING)
 
 
 @pytest.mark.parametrize("cls", [optim.SGD, optim.AdamW, optim.Adam, optim.RMSprop, optim.Adagrad, optim.NAdam])
