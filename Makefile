@@ -25,6 +25,7 @@ gpu-test: .venv/dev.stamp ## run the kernel tests on the GPU, or say that there 
 
 gpu-bench: .venv/dev.stamp ## measure the GPU path; needs an NVIDIA GPU
 	.venv/bin/python benchmarks/gpu.py
+	.venv/bin/python benchmarks/gpu_activations.py
 
 lint: .venv/dev.stamp ## ruff and mypy, as CI runs them
 	.venv/bin/ruff check .
