@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .clipping import GlobalNorm as GlobalNorm
     from .clipping import clip_grad_norm_ as clip_grad_norm_
     from .clipping import get_total_norm as get_total_norm
+    from .debugger import TrainingDebugger as TrainingDebugger
     from .errors import AlreadyGuardedError as AlreadyGuardedError
     from .errors import BackendUnavailableError as BackendUnavailableError
     from .errors import FastguardError as FastguardError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
     from .guard import wrap as wrap
+    from .history import TrainingHistory as TrainingHistory
     from .kernels import backends as backends
     from .kernels import scale_ as scale_
     from .kernels import tensor_stats as tensor_stats
@@ -37,6 +39,7 @@ _HOME = {
     "GlobalNorm": "clipping",
     "clip_grad_norm_": "clipping",
     "get_total_norm": "clipping",
+    "TrainingDebugger": "debugger",
     "AlreadyGuardedError": "errors",
     "BackendUnavailableError": "errors",
     "FastguardError": "errors",
@@ -45,6 +48,7 @@ _HOME = {
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
     "wrap": "guard",
+    "TrainingHistory": "history",
     "backends": "kernels",
     "scale_": "kernels",
     "tensor_stats": "kernels",

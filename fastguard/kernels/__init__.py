@@ -284,7 +284,8 @@ def scale_(tensors: Sequence[torch.Tensor], factor: float, *, backend: str = "au
     run_scale(tensors, float(factor), backend)
 
 
-def _as_tensor(array: Any) -> torch.Tensor:
+def as_tensor(array: Any) -> torch.Tensor:
+    """`array` as a tensor, over the same memory where that can be: what a NumPy array or a tensor holds."""
     if isinstance(array, torch.Tensor):
         return array
     if any(stride < 0 for stride in getattr(array, "strides", None) or ()):  # torch has no negative strides
@@ -293,7 +294,7 @@ def _as_tensor(array: Any) -> torch.Tensor:
 
 
 def _gradient_stats(gradients: Sequence[Any]) -> GradientStats:
-    return tensor_stats([_as_tensor(g) for g in _as_list(gradients, "gradients")]).total()
+    return tensor_stats([as_tensor(g) for g in _as_list(gradients, "gradients")]).total()
 
 
 _stats.set_producer(_gradient_stats)
