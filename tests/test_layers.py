@@ -18,7 +18,18 @@ LAYERS = {
     "vocabulary": {"_env", "errors", "running", "samples", "stats", "strict_json"},
     "producers": {"_C", "activations", "kernels"},
     "consumers": {"diagnosis", "history", "report", "report_tables", "sinks"},
-    "conductor": {"amp", "clipping", "debugger", "guard", "hooks", "naming", "proxies", "recorder", "sharding"},
+    "conductor": {
+        "amp",
+        "clipping",
+        "debugger",
+        "facts",
+        "guard",
+        "hooks",
+        "naming",
+        "proxies",
+        "recorder",
+        "sharding",
+    },
     "door": {"__init__", "__main__", "bench", "cli", "demo", "info", "offline"},
 }
 MAY_IMPORT = {
