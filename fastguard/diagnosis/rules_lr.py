@@ -102,7 +102,7 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
 @rule(
     "scheduler-not-stepping",
     reads="whether a scheduler was made, what it started from, and the learning rates",
-    source="our own",
+    source="our own: a scheduler that is stepped changes the learning rate",
     remedy="Call scheduler.step() after each optimizer.step(), or after each epoch if it counts epochs.",
 )
 def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_at_full: int = 1000) -> Finding | None:

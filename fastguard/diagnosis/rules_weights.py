@@ -174,7 +174,7 @@ def _severity_of_share(num: int, total: int, share: float) -> Severity:
 @rule(
     "parameters-not-in-optimizer",
     reads="parameters of the model against those of the optimizer",
-    source="our own",
+    source="our own: what no optimizer holds never changes",
     remedy="Make the optimizer after the model is complete and on its device, or add them with add_param_group. If "
     "another optimizer trains them, guard both together: wrap([a, b], model).",
 )
@@ -232,7 +232,7 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5) -> Findin
 @rule(
     "missing-gradients",
     reads="names of the model's parameters against those that ever had a gradient",
-    source="our own",
+    source="our own: what the loss does not depend on never learns",
     remedy="These parameters are trainable and in the optimizer, but the loss does not depend on them: are they used "
     "in "
     "the forward pass, and is nothing between them and the loss detached?",
