@@ -302,7 +302,7 @@ def wrap(
             reads and writes them once if they are clipped and does nothing if not. "grad_scale": the optimizer
             divides, and always writes them back once; this wins when more than half of the steps are clipped.
         activations: watch the outputs of the model's modules, sampled, into `StepStats.activations`: True, a regular
-            expression of module names, a dict of settings of `ActivationMonitor`, or a monitor, which says at what cost.
+            expression of names, a dict of settings of `ActivationMonitor`, which says at what cost, or a monitor.
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.

@@ -49,7 +49,7 @@ class Watch:
             self.monitor.detach()
 
     def replay(self, forward: Callable[[], Any]) -> Replay:
-        """Watches all modules through one more forward pass; if the step just taken was skipped, adds it to its record."""
+        """Watches all modules through one more forward pass; adds it to the step just taken, if that was skipped."""
         model = None if self._model is None else self._model()
         if model is None:
             raise ValueError("`replay` must have a model to watch, got none. Call wrap(optimizer, model, …).")
