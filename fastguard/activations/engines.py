@@ -10,7 +10,7 @@ import torch
 
 from ..kernels.activations import run_activation, run_activation_into
 from ..kernels.prepare import plain
-from ..samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS, EMPTY_ACTIVATION_ROW
+from ..samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .families import Judgement
 
 _ROWS = 256  # of a device buffer, to begin with
@@ -175,16 +175,11 @@ class DeferredEngine:
         channels = 0 if dim is None else x.shape[dim]
         buffers = self._room_for(channels)
         late = _Late(buffers, buffers.num_rows, buffers.num_units, channels)
-        row = buffers.rows[late.row]
-        if x.numel():
-            table = buffers.units[late.first_unit : late.first_unit + channels]
-            limits = judgement.low, judgement.high, judgement.near_zero
-            run_activation_into(x, *limits, dim, self._backend, row, table)
-        else:
-            row.copy_(torch.tensor(EMPTY_ACTIVATION_ROW, dtype=row.dtype), non_blocking=True)
-            late = late._replace(channels=0)
+        row, table = buffers.rows[late.row], buffers.units[late.first_unit : late.first_unit + channels]
+        limits = judgement.low, judgement.high, judgement.near_zero
+        run_activation_into(x, *limits, dim, self._backend, row, table)
         buffers.num_rows += 1
-        buffers.num_units += late.channels
+        buffers.num_units += channels
         return late
 
     def _room_for(self, channels: int) -> _Buffers:
