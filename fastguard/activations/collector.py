@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import UnsupportedTensorError
+from ..kernels.prepare import plain
 from .engines import Delivery, Engine, Measured, engine_for
 from .families import PLAIN, Judgement
-from .outputs import labelled, unit_dim_of, unreadable
+from .outputs import Call, inputs_of, labelled, unit_dim_of, unreadable
 from .sightings import Sighting
 
 _MAX_CALLS = 8  # of one module within a pass, told apart
@@ -87,17 +89,15 @@ class Collector:
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
-    def see(
-        self, name: str, judgement: Judgement, unit_dim: int | None, inputs: list[torch.Tensor] | None, output: Any
-    ) -> None:
-        """Measures all tensors in the output of one call of one module. `inputs` None: not known.
+    def see(self, name: str, judgement: Judgement, unit_dim: int | None, call: Call | None, output: Any) -> None:
+        """Measures all tensors in the output of one call of one module. `call` None: its inputs are not known.
 
         Cost: one read of each tensor that this pass has not read before; of the inputs, on the CPU only if the output
         is not finite.
         """
         started = time.perf_counter()
         for path, tensor in labelled(output):
-            self.see_one(name, judgement, unit_dim, inputs, tensor, path)
+            self.see_one(name, judgement, unit_dim, call, tensor, path)
         self.seconds += time.perf_counter() - started
 
     def see_one(
@@ -105,7 +105,7 @@ class Collector:
         name: str,
         judgement: Judgement,
         unit_dim: int | None,
-        inputs: list[torch.Tensor] | None,
+        call: Call | None,
         tensor: torch.Tensor,
         path: str,
     ) -> None:
@@ -113,7 +113,7 @@ class Collector:
         key = self._numbered(name, path)
         problem = unreadable(tensor)
         if problem is None:
-            problem = self._measure(key, PLAIN if path else judgement, unit_dim, inputs, tensor)
+            problem = self._measure(key, PLAIN if path else judgement, unit_dim, call, tensor)
         if problem is not None and len(self.skipped) < _MAX_SKIPPED:
             self.skipped[key] = problem
 
@@ -128,7 +128,7 @@ class Collector:
         return engine
 
     def _measure(
-        self, key: str, judgement: Judgement, unit_dim: int | None, inputs: list[torch.Tensor] | None, x: torch.Tensor
+        self, key: str, judgement: Judgement, unit_dim: int | None, call: Call | None, x: torch.Tensor
     ) -> str | None:
         """Adds the sighting of `x`; says why not if it cannot."""
         if x.is_complex():
@@ -137,13 +137,16 @@ class Collector:
         before = self._lookup(x)  # as what an in-place module got
         try:
             measured = self._reading(x, before, engine, judgement, unit_dim)
-            finite, readings = self._judge_inputs(inputs, x, before, engine, measured)
+            finite, readings = self._judge_inputs(call, x, before, engine, measured)
         except UnsupportedTensorError as error:
             return error.problem
         size = 1
         if judgement.row_dim is not None and x.ndim:
             size = x.shape[judgement.row_dim]
-        masked = finite is True and not bool((x.detach().isnan() | (x.detach() == torch.inf)).any())
+        masked = False
+        if finite:
+            values = plain(x.detach(), 0)
+            masked = not bool((values.isnan() | (values == torch.inf)).any())
         self._pass.append(Sighting(key, judgement, measured, size, finite, readings, masked))
         return None
 
@@ -152,7 +155,7 @@ class Collector:
     ) -> Measured:
         if known is not None and known.version == _version(x) and _serves(known.judgement, judgement):
             return known.measured
-        dim = unit_dim_of(x, unit_dim) if judgement.has_units and x.layout is torch.strided else None
+        dim = unit_dim_of(x, unit_dim) if judgement.has_units and _is_dense(x) else None
         measured = engine.measure(x, judgement, dim)
         version = _version(x)
         if version is not None:
@@ -165,21 +168,21 @@ class Collector:
 
     def _judge_inputs(
         self,
-        inputs: list[torch.Tensor] | None,
+        call: Call | None,
         output: torch.Tensor,
         before: _Known | None,
         engine: Engine,
         measured: Measured,
     ) -> tuple[bool | None, tuple[Measured, ...] | None]:
         """Whether the inputs were finite, or the readings that will tell."""
-        if inputs is None:
+        if call is None:
             return None, None
         if not engine.immediate:
-            return None, self._later(inputs, output, before)
+            return None, self._later(inputs_of(call), output, before)
         row = measured.reading().row
         if not row[8] and not row[9]:
             return None, None  # nobody asks
-        readable = [(x, i == 0) for i, x in enumerate(inputs) if unreadable(x) is None]
+        readable = [(x, i == 0) for i, x in enumerate(inputs_of(call)) if unreadable(x) is None]
         verdicts = [self._is_finite(x, is_first, output, before) for x, is_first in readable]
         return (False if False in verdicts else None if None in verdicts else True), None
 
@@ -194,7 +197,7 @@ class Collector:
                 return False
         if _same_memory(x, output):  # written over, so what it was before cannot be read any more
             return None if known is None else False
-        values = x.detach()
+        values = plain(x.detach(), 0)  # of a distributed tensor, what is here: the others are not asked
         bad = ~values.isfinite() if is_first else values.isnan() | (values == torch.inf)
         return not bool(bad.any())
 
@@ -227,8 +230,13 @@ def _serves(had: Judgement, wanted: Judgement) -> bool:
     return wanted.near_zero == had.near_zero and not wanted.has_units and wanted.low == -torch.inf == -wanted.high
 
 
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether `x` is memory with strides, and neither sparse nor nested nor made of other tensors."""
+    return x.layout is torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x)
+
+
 def _same_memory(x: torch.Tensor, output: torch.Tensor) -> bool:
     """Whether the output was written over the input, or is the input."""
-    return x is output or (
-        x.layout is torch.strided and output.layout is torch.strided and x.data_ptr() == output.data_ptr() != 0
-    )
+    if x is output:
+        return True
+    return _is_dense(x) and _is_dense(output) and x.data_ptr() == output.data_ptr() != 0

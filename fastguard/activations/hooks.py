@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .collector import Collector
 from .families import Judgement
-from .outputs import inputs_of, labelled, leaves
+from .outputs import Call, inputs_of, labelled, leaves
 from .selection import Target
 
 _numbers = itertools.count()
@@ -93,7 +93,8 @@ class _Watching(Hook):
     def on_compiled(self, output: Any, inputs: list[torch.Tensor] | None, path: str) -> None:
         if self.collector.is_wanted():
             started = time.perf_counter()
-            self.collector.see_one(self.name, self.judgement, self.unit_dim, inputs, output, path)
+            call = None if inputs is None else Call(inputs, {})
+            self.collector.see_one(self.name, self.judgement, self.unit_dim, call, output, path)
             self.collector.seconds += time.perf_counter() - started
 
 
@@ -108,12 +109,11 @@ class OutputHook(_Watching):
             return
         if torch.compiler.is_compiling():
             if not torch.compiler.is_exporting():
-                inputs = [x.detach() for x in inputs_of(args, kwargs)]
+                inputs = [x.detach() for x in inputs_of(Call(args, kwargs))]
                 for path, tensor in labelled(output):
                     torch.ops.fastguard.see(tensor.detach(), inputs, self.switch.token, self.number, path)
         elif self.collector.is_wanted():
-            inputs = inputs_of(args, kwargs)
-            self.collector.see(self.name, self.judgement, self.unit_dim, inputs, output)
+            self.collector.see(self.name, self.judgement, self.unit_dim, Call(args, kwargs), output)
 
 
 class InputHook(_Watching):
@@ -131,7 +131,8 @@ class InputHook(_Watching):
                 for _, tensor in given:
                     torch.ops.fastguard.see(tensor.detach(), [], self.switch.token, self.number, "")
         elif self.collector.is_wanted():
-            self.collector.see(self.name, self.judgement, self.unit_dim, None, [tensor for _, tensor in given])
+            for _, tensor in given:
+                self.collector.see(self.name, self.judgement, self.unit_dim, None, tensor)
 
     def on_compiled(self, output: Any, inputs: list[torch.Tensor] | None, path: str) -> None:
         super().on_compiled(output, None, path)

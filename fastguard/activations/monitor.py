@@ -80,7 +80,7 @@ class ActivationMonitor:
         ValueError: nothing to watch; a number out of its range; an unknown backend.
         TypeError: a model that is not a module; a selector of another kind.
 
-    Cost of a sampled step: one read of every watched tensor, and about 10 us a module. Of any other step: nothing with
+    Cost of a sampled step: one read of every watched tensor, and about 20 us a module. Of any other step: nothing with
     a guard, else two hooks on the model (3 us). On a GPU nothing synchronises, figures arrive a step or two later, and
     `cost` counts the host's time only.
 
@@ -162,8 +162,9 @@ class ActivationMonitor:
     def diagnose(self) -> dict[str, str]:
         """What is wrong, by layer, from its last 10 records; layers with nothing wrong are left out.
 
-        "Dead": more than half of the elements are zero, on average. "Saturated": more than a tenth are beyond the
-        threshold. Both: "Dead, Saturated".
+        "Dead": more than half of the elements are zero, on average; where units were told apart, more than half of the
+        units are dead, as half of what a healthy ReLU puts out is zero. "Saturated": more than a tenth of the elements
+        are beyond the threshold. Both: "Dead, Saturated".
 
         >>> import torch
         >>> monitor = ActivationMonitor(window_size=100)
@@ -333,8 +334,8 @@ class ActivationMonitor:
         if self._num_silent == _NUM_SILENT:
             _log.warning(
                 "no output of the %d watched modules was seen in %d steps. In a compiled model hooks must come before "
-                "its first call: make the monitor (or the guard) before that. A module that is not called, such as "
-                "one whose weights are only read, has no output.",
+                "its first call: make the monitor (or the guard) before that. Passes in eval() mode are left out "
+                "unless `training_only` is False; a module that is not called has no output.",
                 len(self.names),
                 _NUM_SILENT,
             )
@@ -373,7 +374,7 @@ class ActivationMonitor:
     def _add(self, step: int, records: tuple[ModuleActivity, ...]) -> None:
         self._latest = records
         for record in records:
-            self._journal.add(record.name, record.stats)
+            self._journal.add(record.name, record.stats, record)
         origin = origin_of(records)
         if origin is not None:
             self._origins.append(Origin(step, origin))

@@ -46,7 +46,9 @@ class Event:
 def clock(monkeypatch) -> Clock:
     """CPU tensors are read as a device's would be."""
     clock = Clock()
-    monkeypatch.setattr(collecting, "engine_for", lambda device, backend: DeferredEngine(device, clock.make_event))
+    monkeypatch.setattr(
+        collecting, "engine_for", lambda device, backend: DeferredEngine(device, backend, clock.make_event)
+    )
     return clock
 
 
@@ -63,7 +65,7 @@ def test_both_engines_read_the_same(shape, judgement):
         x.view(-1)[[0, 3, 5]] = torch.tensor([torch.nan, torch.inf, 0.0])
     dim = None if len(shape) < 2 else 1
     clock = Clock()
-    late, now = DeferredEngine(CPU, clock.make_event), ImmediateEngine("reference")
+    late, now = DeferredEngine(CPU, "reference", clock.make_event), ImmediateEngine("reference")
     measured = late.measure(x, judgement, dim)
     late.deliver().wait()
     expected = now.measure(x, judgement, dim).reading()
@@ -72,7 +74,7 @@ def test_both_engines_read_the_same(shape, judgement):
 
 def test_a_device_buffer_that_is_full_is_followed_by_a_larger_one():
     clock = Clock()
-    engine = DeferredEngine(CPU, clock.make_event)
+    engine = DeferredEngine(CPU, "reference", clock.make_event)
     tensors = [torch.full((2, 100), float(i)) for i in range(600)] + [torch.ones(1, 70_000)]
     measured = [engine.measure(x, UNKNOWN, 1) for x in tensors]
     engine.deliver().wait()
@@ -142,7 +144,7 @@ def test_late_and_immediate_records_agree(monkeypatch):
     found = []
     for late in (False, True):
         if late:
-            monkeypatch.setattr(collecting, "engine_for", lambda d, b: DeferredEngine(d, Clock().make_event))
+            monkeypatch.setattr(collecting, "engine_for", lambda d, b: DeferredEngine(d, b, Clock().make_event))
         monitor = ActivationMonitor(net, modules="all", backend="reference")
         net(tokens)
         monitor.flush()

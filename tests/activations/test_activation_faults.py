@@ -46,6 +46,16 @@ def test_a_layer_of_dead_relus_is_named():
     assert by_name(monitor)["1"].num_dead_units == 0
 
 
+def test_a_healthy_relu_network_is_called_healthy():
+    net = nn.Sequential(nn.Linear(6, 40), nn.ReLU())
+    with torch.no_grad():
+        net[0].bias.fill_(-0.2)  # more than half of the elements are zero, and no unit is dead
+    monitor = ActivationMonitor(net)
+    net(torch.randn(200, 6))
+    assert by_name(monitor)["1"].stats.zero_ratio > 0.5
+    assert monitor.diagnose() == {}
+
+
 def test_single_dead_units_are_named():
     net = relu_net(dead=(2, 7))
     monitor = ActivationMonitor(net)

@@ -282,6 +282,19 @@ class TestOutputs:
         assert monitor.activities[0].stats.total_elements == 12
         assert monitor.activities[0].stats.mean == 1.0
 
+    @pytest.mark.parametrize(
+        "make",
+        [lambda x: x.to_sparse(), lambda x: torch.nested.as_nested_tensor([x, x[:1]], layout=torch.strided)],
+        ids=["sparse", "nested"],
+    )
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+    def test_sparse_and_nested_tensors(self, make):
+        net = nn.Sequential(Returns(make))
+        monitor = ActivationMonitor(net, modules="^0$")
+        net(torch.full((2, 3), torch.nan))
+        stats = monitor.activities[0].stats
+        assert stats.num_nans == stats.total_elements == (6 if make(torch.ones(2, 3)).is_sparse else 9)
+
     def test_a_tensor_returned_by_several_modules_is_read_once(self, monkeypatch):
         from fastguard.activations import engines
 
