@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
-import multiprocessing
+import os
 import pickle
 import time
 import zlib
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,7 @@ def watching() -> dict[str, object]:
     return {}
 
 
+@functools.cache
 def source_hash() -> str:
     """Of all that decides what a run records."""
     digest = hashlib.sha256(f"{torch.__version__} {sorted(watching().items())}".encode())
@@ -105,39 +106,15 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def _path(folder: Path, name: str, seed: int) -> Path:
-    return folder / f"{name}-{seed}.pickle.z"
-
-
-def _load_or_train(work: tuple[str, int, Path]) -> Run:
-    name, seed, folder = work
-    path = _path(folder, name, seed)
-    if path.exists():
+def load_or_train(name: str, seed: int, *, fresh: bool = False) -> Run:
+    """The run of a case: from the cache if it has it, unless `fresh`, else trained now and kept."""
+    path = CACHE / source_hash() / f"{name}-{seed}.pickle.z"
+    if path.exists() and not fresh:
         run: Run = pickle.loads(zlib.decompress(path.read_bytes()))
         return run
     run = train(CASES[name], seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
     partial.write_bytes(zlib.compress(pickle.dumps(run), 1))
-    partial.rename(path)
+    partial.replace(path)
     return run
-
-
-def runs(names: Iterable[str], seeds: Iterable[int], *, processes: int = 2, fresh: bool = False) -> Iterator[Run]:
-    """The runs of all `names` with all `seeds`, from the cache where it has them.
-
-    Args:
-        names, seeds: which.
-        processes: how many train at the same time, one thread each; 1 trains in this process.
-        fresh: train anew, whatever the cache has.
-    """
-    folder = CACHE / source_hash()
-    work = [(name, seed, folder) for name in names for seed in seeds]
-    if fresh:
-        for name, seed, _ in work:
-            _path(folder, name, seed).unlink(missing_ok=True)
-    if processes == 1:
-        yield from map(_load_or_train, work)
-        return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap(_load_or_train, work)
