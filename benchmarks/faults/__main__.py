@@ -19,12 +19,11 @@ from fastguard.bench import machine
 from . import alarms, baselines, cost, score, table
 from .cases import CASES, FAULTS, REPORT_SEEDS, TUNE_SEEDS, Case
 from .digits import MissingDataError, digits
-from .runs import ROOT, Run, load_or_train
+from .runs import ROOT, load_or_train
 from .score import Verdict
 
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
 SEEDS = {"tune": TUNE_SEEDS, "report": REPORT_SEEDS}
-Judged = tuple[Run, dict[str, Verdict]]
 
 
 def judged(work: tuple[str, int, int, bool]) -> tuple[bool, float, dict[str, Verdict]]:
@@ -80,7 +79,7 @@ def half_of(name: str, cases: Sequence[Case], arguments: argparse.Namespace) -> 
 
 def conditions(check_every: int) -> dict[str, Any]:
     """Machine, versions, date, and how often the rules were asked."""
-    described = machine.describe()
+    described = machine.Machine().to_dict()
     return {
         **{key: described[key] for key in ("cpu", "num_cores", "python", "fastguard", "date")},
         "torch": torch.__version__,
@@ -101,8 +100,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--check-every", type=int, default=1, help="ask the rules every so many steps (default: 1)")
     parser.add_argument("--processes", type=int, default=2, help="trainings at the same time (default: 2)")
     parser.add_argument("--fresh", action="store_true", help="train anew instead of reading the cache")
-    parser.add_argument("--json", type=Path, help=f"where results go (default: {RESULTS.relative_to(ROOT)}; "
-                        "with --only or one half nowhere)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help=f"where results go (default: {RESULTS.relative_to(ROOT)}; with --only or one half nowhere)",
+    )
     return parser
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fastguard import diagnosis
-from fastguard.diagnosis import Finding, diagnose
+from fastguard.diagnosis import RULES, Finding, diagnose, find_causes, unexplained
 from fastguard.history import TrainingHistory
 
 from .runs import Run
@@ -62,9 +61,8 @@ def ask(run: Run, check_every: int = 1) -> Said:
         findings = diagnose(history)
         for finding in findings:
             if finding.severity != "info" and finding.rule not in first:
-                family = diagnosis.RULES[finding.rule].family
+                family = RULES[finding.rule].family
                 first[finding.rule] = Alarm(finding.rule, (family,), record.step)
-    causes = [cause for cause in diagnosis.find_causes(findings, history) if cause.severity != "info"]
-    rest = [finding for finding in diagnosis.unexplained(findings, causes) if finding.severity != "info"]
-    top = next(iter([*causes, *rest]), None)
-    return Said(tuple(first.values()), top and top.rule, top.layers if top else ())
+    causes = find_causes(findings, history)
+    told = [finding for finding in (*causes, *unexplained(findings, causes)) if finding.severity != "info"]
+    return Said(tuple(first.values()), told[0].rule, told[0].layers) if told else Said(tuple(first.values()))

@@ -1,11 +1,12 @@
 """Others' checks, from their definitions, on the same records as our rules. None of them names a cause or a layer.
 
-Where a definition leaves room we took what speaks for the baseline: each may stand for several families of symptoms, and
-is silent until it has the data that it asks for.
+Where a definition leaves room we took what speaks for the baseline: each may stand for several families of symptoms,
+and is silent until it has the data that it asks for.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +128,7 @@ def _activation_means(run: Run, ratio: Callable[..., float], limit: float) -> It
 
 
 def lightning_spike(run: Run) -> Iterator[int]:
-    """Lightning's SpikeDetection: |loss - mean of the last 10| at least twice that mean, or a loss that is not finite."""
+    """Lightning's SpikeDetection: |loss - mean of the last 10| at least twice that mean, or a loss not finite."""
     recent: deque[float] = deque(maxlen=10)
     for record, loss in _losses(run):
         if not math.isfinite(loss) or (len(recent) == 10 and abs(loss - fmean(recent)) >= 2 * abs(fmean(recent))):
@@ -197,7 +198,7 @@ def all_zero(run: Run) -> Iterator[int]:
 def loss_not_decreasing(run: Run) -> Iterator[int]:
     """The loss of every tenth step is not below that of the tenth step before it, by a tenth of a percent."""
     marks = [(record.step, loss) for record, loss in _losses(run)][::10]
-    for (_, before), (step, loss) in zip(marks, marks[1:]):
+    for (_, before), (step, loss) in itertools.pairwise(marks):
         if not loss < before * (1 - 1e-3):
             yield step
 

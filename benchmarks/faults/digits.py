@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ def mlp(
     """Linear layers with an activation after each but the last."""
     sizes = [64, *[width] * depth]
     layers: list[nn.Module] = []
-    for low, high in zip(sizes, sizes[1:]):
+    for low, high in itertools.pairwise(sizes):
         layers += [nn.Linear(low, high), *([nn.BatchNorm1d(high)] if batch_norm else []), activation()]
         layers += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 10))

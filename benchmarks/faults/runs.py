@@ -17,7 +17,7 @@ import torch
 
 import fastguard
 from fastguard.demo.lab.plant import Planted
-from fastguard.demo.lab.training import Outcome, Training
+from fastguard.demo.lab.training import WATCHING, Outcome, Training
 from fastguard.stats import StepStats
 
 from .cases import CASES, Case
@@ -74,11 +74,13 @@ def train(case: Case, seed: int) -> Run:
     setup, planted = case.prepare(seed)
     memory = fastguard.MemorySink()
     started = time.perf_counter()
-    training = Training(setup, [memory], **watching())
+    training = Training(setup, [memory], **WATCHING)
     outcome = training.run()
     seconds = time.perf_counter() - started
     sound = None if planted is None else Training(case.make(seed)).run()
-    return Run(case.name, seed, planted, outcome, sound, list(memory.records), _notes(training), setup.max_norm, seconds)
+    return Run(
+        case.name, seed, planted, outcome, sound, list(memory.records), _notes(training), setup.max_norm, seconds
+    )
 
 
 def _notes(training: Training) -> dict[str, Any]:
@@ -86,16 +88,13 @@ def _notes(training: Training) -> dict[str, Any]:
     return {} if model is None else model.state()
 
 
-def watching() -> dict[str, object]:
-    """What the runs are watched with beside the gradients: keyword arguments for `fastguard.wrap`."""
-    return {}
-
-
 @functools.cache
 def source_hash() -> str:
     """Of all that decides what a run records."""
-    digest = hashlib.sha256(f"{torch.__version__} {sorted(watching().items())}".encode())
-    lab = [path for path in (ROOT / "benchmarks" / "faults").glob("*.py") if path.stem in ("cases", "digits", "healthy")]
+    digest = hashlib.sha256(f"{torch.__version__} {WATCHING}".encode())
+    lab = [
+        path for path in (ROOT / "benchmarks" / "faults").glob("*.py") if path.stem in ("cases", "digits", "healthy")
+    ]
     package = [
         path
         for path in (ROOT / "fastguard").rglob("*.py")

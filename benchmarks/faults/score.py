@@ -74,7 +74,7 @@ def _is_within(name: str, modules: Sequence[str]) -> bool:
 
 
 def summary(verdicts: Iterable[Verdict]) -> dict[str, Any]:
-    """The measures of the suite over `verdicts`: shares from 0 to 1, delays in steps; None where nothing was measured."""
+    """The measures over `verdicts`: shares from 0 to 1, delays in steps; None where nothing was measured."""
     verdicts = list(verdicts)
     faulty = [v for v in verdicts if v.fault is not None]
     healthy = [v for v in verdicts if v.fault is None]

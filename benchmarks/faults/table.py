@@ -71,7 +71,9 @@ def conditions(results: Results) -> str:
     parts = []
     if report is not None:
         s = report["watchers"][OURS]["summary"]
-        parts.append(f"Report half: seeds {report['seeds']}, {s['num_faulty']} faulty runs, {s['num_healthy']} healthy.")
+        parts.append(
+            f"Report half: seeds {report['seeds']}, {s['num_faulty']} faulty runs, {s['num_healthy']} healthy."
+        )
     if tune is not None:
         parts.append(f"Thresholds were tuned on seeds {tune['seeds']} alone.")
     parts.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,7 @@ class CharMLP(nn.Module):
         self.tokens = nn.Embedding(VOCABULARY, 16, sparse=sparse)
         sizes = [16 * context, *[width] * depth]
         layers: list[nn.Module] = []
-        for low, high in zip(sizes, sizes[1:]):
+        for low, high in itertools.pairwise(sizes):
             layers += [nn.Linear(low, high), activation(), *([nn.Dropout(dropout)] if dropout else [])]
         self.hidden = nn.Sequential(*layers)
         self.head = nn.Linear(sizes[-1], VOCABULARY)
@@ -150,9 +151,7 @@ def deep_char_transformer(seed: int) -> Setup:
 
 def char_mlp_accumulating(seed: int) -> Setup:
     """The MLP with SGD on eight batches of 32 a step; not clipped."""
-    return _text_task(
-        CharMLP, seed, 32, 8, lr=0.1, make_optimizer=sgd, num_steps=200, num_micro=8, max_norm=None
-    )
+    return _text_task(CharMLP, seed, 32, 8, lr=0.1, make_optimizer=sgd, num_steps=200, num_micro=8, max_norm=None)
 
 
 def small_char_mlp(seed: int) -> Setup:

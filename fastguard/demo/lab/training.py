@@ -16,6 +16,9 @@ import fastguard
 from ...errors import NonFiniteGradientsError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+# What the guard watches beside the gradients. Without a time budget, which would make the sampled steps, and so what is
+# found, depend on the machine's load.
+WATCHING: dict[str, Any] = {"activations": {"every": 10, "overhead_budget": None}, "weights": 10}
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
 MakeOptimizer = Callable[[Any, float], torch.optim.Optimizer]
 
@@ -142,7 +145,8 @@ class Training:
         val_losses: list[tuple[int, float]] = []
         skipped: set[int] = set()
         stopped = None
-        for self.step in range(self.setup.num_steps):
+        for step in range(self.setup.num_steps):
+            self.step = step
             try:
                 loss, val_loss = self._take_step()
             except NonFiniteGradientsError as error:
