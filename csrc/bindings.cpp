@@ -2,6 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "isa.h"
 #include "parallel.h"
 #include "passes.h"
@@ -33,14 +36,30 @@ struct Table {
   py::tuple fold;
 };
 
+py::tuple as_tuple(const Row& row) {
+  return py::make_tuple(row.numel, row.sum_sq, row.sum, row.abs_max, row.abs_min_nonzero, row.num_zeros, row.num_nans,
+                        row.num_infs);
+}
+
 Table compute(const std::vector<View>& views, int num_threads, double unscale) {
   auto table = py::reinterpret_steal<py::object>(
       PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(views.size() * sizeof(Row))));
   if (!table) throw py::error_already_set();
   Row total, *rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
   without_lock(views, [&] { total = tensor_stats(views, num_threads, unscale, rows); });
-  return {std::move(table), py::make_tuple(total.numel, total.sum_sq, total.sum, total.abs_max, total.abs_min_nonzero,
-                                           total.num_zeros, total.num_nans, total.num_infs)};
+  return {std::move(table), as_tuple(total)};
+}
+
+// The fold of rows that came as bytes, from first to last.
+py::tuple py_fold_rows(const py::bytearray& table) {
+  const char* bytes = PyByteArray_AS_STRING(table.ptr());
+  Row total;
+  for (size_t t = 0; t < table.size() / sizeof(Row); ++t) {
+    Row row;
+    std::memcpy(&row, bytes + t * sizeof(Row), sizeof(Row));
+    total.merge(row);
+  }
+  return as_tuple(total);
 }
 
 unsigned dtypes_of(const std::vector<View>& views) {
@@ -79,6 +98,54 @@ void py_scale(const py::sequence& tensors, double factor, int num_threads) {
   for (size_t i = 0; i < views.size(); ++i)
     if (may_overlap(views[i])) throw py::index_error(std::to_string(i));
   without_lock(views, [&] { scale(views, factor, num_threads); });
+}
+
+py::tuple row_of(const Activation& a, int64_t numel) {
+  return py::make_tuple(double(numel), a.mean, a.m2, a.min, a.max, double(a.num_zeros), double(a.num_near_zero),
+                        double(a.num_saturated), double(a.num_nans), double(a.num_infs));
+}
+
+template <class Work>
+auto maybe_without_lock(int64_t elements, Work work) {
+  if (elements < kReleaseMin) return work();
+  py::gil_scoped_release release;
+  return work();
+}
+
+// A row of ACTIVATION_COLUMNS; None if the tensor would need preparing, or is complex.
+py::object py_activation_stats(py::handle tensor, double low, double high, double near_zero, int num_threads) {
+  Strided x;
+  if (!read_strided(tensor.ptr(), x)) return py::none();
+  const View view = make_view(x.data, x.dtype, false, int(x.shape.size()), x.shape.data(), x.strides.data());
+  const Limits limits(low, high, near_zero);
+  return row_of(maybe_without_lock(view.numel, [&] { return activation_stats(view, limits, num_threads); }), view.numel);
+}
+
+// The row, and float64 [C, 4] of CHANNEL_COLUMNS as bytes; None as above.
+py::object py_channel_stats(py::handle tensor, int dim, double low, double high, double near_zero, int num_threads) {
+  Strided x;
+  if (!read_strided(tensor.ptr(), x)) return py::none();
+  const int rank = int(x.shape.size());
+  if (dim < 0 || dim >= std::max(1, rank)) throw py::index_error("dim " + std::to_string(dim));
+  int64_t numel = 1;
+  for (int64_t size : x.shape) numel *= size;
+  const int64_t channels = rank > 0 ? x.shape[size_t(dim)] : 1;
+  auto table = py::reinterpret_steal<py::object>(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(32 * channels)));
+  if (!table) throw py::error_already_set();
+  auto out = reinterpret_cast<double*>(PyBytes_AS_STRING(table.ptr()));
+  const Limits limits(low, high, near_zero);
+  Activation a = maybe_without_lock(numel, [&] { return channel_stats(x, dim, limits, num_threads, out); });
+  return py::make_tuple(row_of(a, numel), std::move(table));
+}
+
+std::vector<int64_t> py_magnitude_counts(const py::sequence& tensors, int num_threads) {
+  std::vector<py::object> keep_alive;
+  py::tuple held(tensors);
+  std::vector<View> views;
+  read_held(held, Odd::prepare, views, keep_alive);
+  std::vector<int64_t> counts(kMagnitudes);
+  without_lock(views, [&] { magnitude_counts(views, num_threads, counts.data()); });
+  return counts;
 }
 
 uint64_t py_read_stream(const py::sequence& tensors, int num_threads, bool prefetch) {
@@ -174,11 +241,17 @@ PYBIND11_MODULE(_C, m) {
       py::arg("describe"), py::arg("exchange_api"));
   m.def("tensor_stats", &py_tensor_stats, py::arg("tensors"), py::arg("num_threads"), py::arg("unscale") = 1.0,
         py::arg("plain_only") = false);
+  m.def("activation_stats", &py_activation_stats, py::arg("tensor"), py::arg("low"), py::arg("high"),
+        py::arg("near_zero"), py::arg("num_threads"));
+  m.def("channel_stats", &py_channel_stats, py::arg("tensor"), py::arg("dim"), py::arg("low"), py::arg("high"),
+        py::arg("near_zero"), py::arg("num_threads"));
+  m.def("magnitude_counts", &py_magnitude_counts, py::arg("tensors"), py::arg("num_threads"));
   m.def("locate_tensors", &py_locate_tensors, py::arg("tensors"));
   m.def("scale_", &py_scale, py::arg("tensors"), py::arg("factor"), py::arg("num_threads"));
   m.def("read_stream", &py_read_stream, py::arg("tensors"), py::arg("num_threads"), py::arg("prefetch"));
   m.def("collect_gradients", &py_collect_gradients, py::arg("groups"));
   m.def("gradient_stats", &py_gradient_stats, py::arg("groups"), py::arg("num_threads"), py::arg("unscale"));
+  m.def("fold_rows", &py_fold_rows, py::arg("table"));
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("isa_names", &isa_names);
   m.def("select_isa", &select_kernels, py::arg("name"));
