@@ -10,7 +10,6 @@ from torch import nn, optim
 from update_cases import CASES, WITH_FORMULA, Halving
 
 from fastguard.weights import WeightSampler, updates
-from fastguard.weights.updates import has_formula
 
 # Of the update, and of the weights. float32 rounds each weight: 6e-8 of it, and twice where decay comes first; the
 # formula knows nothing of that.
@@ -56,7 +55,7 @@ def test_as_the_exact_difference(case, dtype):
     optimizer, sampler = case.make(parameters), WeightSampler(every=1)
     for step in range(4):
         give_gradients(parameters, missing=2 if step == 2 else None, size=0.1**step)  # smaller: amsgrad remembers
-        assert has_formula(optimizer, optimizer.param_groups[0], parameters[0]) is case.has_formula
+        assert updates.group_has_formula(optimizer, optimizer.param_groups[0]) is case.has_formula
         found, truth = measure(optimizer, parameters, sampler)
         assert_norms(found, truth, ROUNDING if dtype is torch.float32 else EXACT)
         assert truth[0][0] > 0
