@@ -248,7 +248,7 @@ class WeightStats:
         norm: 2-norm of the weights before the step.
         std, abs_max: of the weights, as in `ActivationStats`.
         grad_norm: 2-norm of its gradient before clipping, unscaled; None if it had none.
-        update_norm: 2-norm of what the step changed it by; None if not measured.
+        update_norm: 2-norm of what the step changed it by; None if not measured, as at a skipped step.
         numel, num_nonfinite: elements; those of the weights that are NaN or Inf.
     """
 
