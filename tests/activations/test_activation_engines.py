@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastguard import ActivationMonitor
+from fastguard import ActivationMonitor, _env, kernels
 from fastguard.activations import collector as collecting
 from fastguard.activations.engines import DeferredEngine, ImmediateEngine, engine_for
 from fastguard.activations.families import RELU, TANH, UNKNOWN
@@ -160,3 +160,25 @@ def test_detach_waits_for_what_is_on_its_way(clock):
     assert monitor.activities == ()
     monitor.detach()
     assert len(monitor.activities) == 3 and clock.num_waits == 1
+
+
+def test_figures_stay_on_the_device_through_triton_too():
+    reason = kernels.triton.unavailable()
+    if reason is not None or not _env.triton_interpreter():
+        pytest.skip(reason or "on a GPU tests/gpu runs this")
+    x = torch.randn(6, 40)
+    x[0, :3] = torch.tensor([torch.nan, torch.inf, 0.0])
+    readings = []
+    for backend in ("triton", "reference"):
+        engine = DeferredEngine(CPU, backend, Clock().make_event)
+        measured = [engine.measure(x, UNKNOWN, 1), engine.measure(x, TANH, None), engine.measure(x[:0], UNKNOWN, 1)]
+        engine.deliver().wait()
+        readings.append([one.reading() for one in measured])
+    for triton, reference in zip(*readings):
+        assert triton.row == pytest.approx(reference.row, rel=1e-5)
+        assert torch.equal(counts(triton.units), counts(reference.units))
+
+
+def counts(units: bytes | None) -> torch.Tensor:
+    """All columns but the sum."""
+    return torch.frombuffer(bytearray(units), dtype=torch.float64).view(-1, 4)[:, :3] if units else torch.empty(0)
