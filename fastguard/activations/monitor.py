@@ -58,6 +58,10 @@ class ActivationMonitor:
     a guard, else two hooks on the model (3 us). On a GPU nothing synchronises, figures arrive a step or two later, and
     `cost` counts the host's time only.
 
+    Limits: an activation that is called as a function is no module: it is seen in what the module around it puts out.
+    Each process of a distributed run sees its own part. nn.DataParallel on several GPUs runs hooks in threads, which
+    are not told apart. Replays of CUDA graphs, and with them torch.compile(mode="reduce-overhead"), call no hooks.
+
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
     >>> _ = model[0].bias.data.fill_(-100.0)

@@ -138,6 +138,26 @@ def test_the_origin_is_found_without_looking_at_values_in_the_hooks(clock, monke
     assert [record.name for record in monitor.activities if record.is_origin] == ["blocks.1.attn.v"]
 
 
+def test_a_mask_of_minus_infinity_is_no_bad_input(clock):
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            return (x + mask).softmax(-1) / 0.0
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Masked()
+
+        def forward(self, x):
+            return self.inner(x, torch.full((4, 4), -torch.inf).triu(1))
+
+    net = Net()
+    monitor = ActivationMonitor(net, modules="all")
+    net(torch.randn(4, 4))
+    monitor.flush()
+    assert monitor.origin.activity.name == "inner" and monitor.origin.activity.is_origin
+
+
 def test_late_and_immediate_records_agree(monkeypatch):
     tokens = torch.randint(0, 11, (2, 5))
     net = Transformer()
