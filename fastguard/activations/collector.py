@@ -35,6 +35,7 @@ class Collector:
 
     Attributes:
         is_paused: nothing is recorded.
+        quiet: names of modules of which only what is not finite is of interest.
         skipped: what could not be read, and why, by name.
         seconds: host time spent here since `take_seconds`.
     """
@@ -50,6 +51,7 @@ class Collector:
         self._known: dict[int, _Known] = {}
         self._is_open = False
         self.is_paused = False
+        self.quiet: set[str] = set()
         self.skipped: dict[str, str] = {}
         self.seconds = 0.0
 
@@ -113,8 +115,8 @@ class Collector:
         key = self._numbered(name, path)
         problem = unreadable(tensor)
         if problem is None:
-            problem = self._measure(key, PLAIN if path else judgement, unit_dim, call, tensor)
-        if problem is not None and len(self.skipped) < _MAX_SKIPPED:
+            problem = self._measure(key, PLAIN if path else judgement, unit_dim, call, tensor, name in self.quiet)
+        if problem is not None and name not in self.quiet and len(self.skipped) < _MAX_SKIPPED:
             self.skipped[key] = problem
 
     def _numbered(self, name: str, path: str) -> str:
@@ -128,7 +130,7 @@ class Collector:
         return engine
 
     def _measure(
-        self, key: str, judgement: Judgement, unit_dim: int | None, call: Call | None, x: torch.Tensor
+        self, key: str, judgement: Judgement, unit_dim: int | None, call: Call | None, x: torch.Tensor, is_quiet: bool
     ) -> str | None:
         """Adds the sighting of `x`; says why not if it cannot."""
         if x.is_complex():
@@ -147,7 +149,7 @@ class Collector:
         if finite:
             values = plain(x.detach(), 0)
             masked = not bool((values.isnan() | (values == torch.inf)).any())
-        self._pass.append(Sighting(key, judgement, measured, size, finite, readings, masked))
+        self._pass.append(Sighting(key, judgement, measured, size, finite, readings, masked, is_quiet))
         return None
 
     def _reading(

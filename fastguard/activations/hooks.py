@@ -90,6 +90,8 @@ class _Watching(Hook):
         self.name = target.name
         self.judgement: Judgement = target.judgement
         self.unit_dim = target.unit_dim
+        if target.is_quiet:
+            collector.quiet.add(target.name)
 
     def on_compiled(self, output: Any, inputs: list[torch.Tensor] | None, path: str) -> None:
         if self.collector.is_wanted():

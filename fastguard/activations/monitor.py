@@ -37,8 +37,8 @@ class ActivationMonitor:
             its first call; each sampled step then runs a graph of its own.
         window_size: records that `diagnose` and `history` look back on, for each layer.
         modules: "default" (activation functions, attention, norms, blocks, hidden layers of gated MLPs, and the model
-            as a whole), "all", a regular expression searched in the names, a module type, a module, or several of
-            these.
+            as a whole; of all other modules, only outputs that are not finite make a record), "all", a regular
+            expression searched in the names, a module type, a module, or several of these.
         include: keeps only what fits; without `modules`, of all modules.
         exclude: leaves out what fits.
         every: steps from one sample to the next; the first one is sampled.
@@ -112,7 +112,7 @@ class ActivationMonitor:
 
     def _watch(self, root: nn.Module, targets: list[Target], training_only: bool) -> None:
         self._collector = collector = Collector(root, self._backend, training_only=training_only)
-        self.names = tuple(target.name for target in targets)
+        self.names = tuple(target.name for target in targets if not target.is_quiet)
         self._arrivals.root = class_name(root)
         for target in targets:
             self._hooks.append((InputHook if target.of_input else OutputHook)(target, self._switch, collector))

@@ -27,6 +27,7 @@ class Sighting:
         slice_size: elements in a slice that sums to one (softmax); else 1.
         inputs_finite: whether what went in was finite; None if not known.
         inputs: readings of what went in, where only they can tell, later; each with whether it is the first argument.
+        is_quiet: it makes no record while it is finite.
         may_be_masked: the output holds no other bad value than -Inf, as scores do that were masked.
     """
 
@@ -37,6 +38,7 @@ class Sighting:
     inputs_finite: bool | None = None
     inputs: tuple[tuple[Measured, bool], ...] | None = None
     may_be_masked: bool = False
+    is_quiet: bool = False
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class _Gathered:
 
     judgement: Judgement
     order: int
+    is_quiet: bool
     rows: list[tuple[float, ...]] = field(default_factory=list)
     tables: list[bytes] = field(default_factory=list)
     inputs_finite: bool | None = None
@@ -105,8 +108,9 @@ def activities(sightings: Iterable[Sighting], runs: UnitRuns, root: str) -> tupl
     for sighting in sightings:
         entry = gathered.get(sighting.key)
         if entry is None:
-            entry = gathered[sighting.key] = _Gathered(sighting.judgement, len(gathered))
+            entry = gathered[sighting.key] = _Gathered(sighting.judgement, len(gathered), sighting.is_quiet)
         entry.add(sighting)
+    gathered = {key: entry for key, entry in gathered.items() if entry.is_bad or not entry.is_quiet}
     verdicts = runs.add([batch for key, entry in gathered.items() if (batch := entry.batch(key)) is not None])
     _settle_origins({key: entry for key, entry in gathered.items() if entry.is_bad}, root)
     return tuple(_activity(key, entry, verdicts.get(key, _NO_UNITS)) for key, entry in gathered.items())
