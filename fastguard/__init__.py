@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from .activations import detect_dead_neurons as detect_dead_neurons
     from .clipping import GlobalNorm as GlobalNorm
     from .clipping import clip_grad_norm_ as clip_grad_norm_
+    from .clipping import clip_gradients as clip_gradients
     from .clipping import get_total_norm as get_total_norm
+    from .debugger import TrainingDebugger as TrainingDebugger
     from .errors import AlreadyGuardedError as AlreadyGuardedError
     from .errors import BackendUnavailableError as BackendUnavailableError
     from .errors import FastguardError as FastguardError
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
     from .errors import NotGuardedError as NotGuardedError
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
-    from .guard import wrap as wrap
+    from .history import TrainingHistory as TrainingHistory
+    from .initialization import check_initialization as check_initialization
     from .kernels import activation_stats as activation_stats
     from .kernels import backends as backends
     from .kernels import channel_stats as channel_stats
     from .kernels import magnitude_histogram as magnitude_histogram
     from .kernels import scale_ as scale_
     from .kernels import tensor_stats as tensor_stats
+    from .lr_finder import LearningRateFinder as LearningRateFinder
     from .magnitudes import MagnitudeHistogram as MagnitudeHistogram
     from .report import Report as Report
     from .samples import ActivationStats as ActivationStats
@@ -40,13 +44,17 @@ if TYPE_CHECKING:
     from .stats import GradientStats as GradientStats
     from .stats import StepStats as StepStats
     from .stats import TensorStats as TensorStats
+    from .weights import check_gradients as check_gradients
+    from .wrapping import wrap as wrap
 
 _HOME = {
     "ActivationMonitor": "activations",
     "detect_dead_neurons": "activations",
     "GlobalNorm": "clipping",
     "clip_grad_norm_": "clipping",
+    "clip_gradients": "clipping",
     "get_total_norm": "clipping",
+    "TrainingDebugger": "debugger",
     "AlreadyGuardedError": "errors",
     "BackendUnavailableError": "errors",
     "FastguardError": "errors",
@@ -54,13 +62,15 @@ _HOME = {
     "NotGuardedError": "errors",
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
-    "wrap": "guard",
+    "TrainingHistory": "history",
+    "check_initialization": "initialization",
     "activation_stats": "kernels",
     "backends": "kernels",
     "channel_stats": "kernels",
     "magnitude_histogram": "kernels",
     "scale_": "kernels",
     "tensor_stats": "kernels",
+    "LearningRateFinder": "lr_finder",
     "MagnitudeHistogram": "magnitudes",
     "Report": "report",
     "ActivationStats": "samples",
@@ -70,6 +80,8 @@ _HOME = {
     "GradientStats": "stats",
     "StepStats": "stats",
     "TensorStats": "stats",
+    "check_gradients": "weights",
+    "wrap": "wrapping",
 }
 __all__ = ["__version__", *_HOME]
 

@@ -28,6 +28,10 @@ class Command(NamedTuple):
 COMMANDS = {
     "info": Command("versions; which backends run here, and why others do not", "fastguard.info:main"),
     "demo": Command("train a small transformer under guard, on real text, with one bad batch", "fastguard.demo:main"),
+    "diagnose": Command(
+        "say what is wrong with a run, from its log; the exit code says how bad", "fastguard.offline:diagnose"
+    ),
+    "rules": Command("list the rules with their thresholds and sources", "fastguard.offline:rules"),
     "bench": Command("measure against torch's own functions, side by side", "fastguard.bench:main"),
 }
 
@@ -37,14 +41,20 @@ class CommandError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line that names the remedy."""
+    """An ArgumentParser whose errors are one line that names the remedy.
+
+    Attributes:
+        exit_code: what such an error exits with.
+    """
+
+    exit_code = EXIT_USAGE
 
     def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}. See `{self.prog} --help`.\n")
+        self.exit(self.exit_code, f"{self.prog}: error: {message}. See `{self.prog} --help`.\n")
 
 
 def _parser() -> Parser:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import strict_json
-from .diagnosis import Finding, Rule, diagnose
+from .diagnosis import Finding, Rule, diagnose, find_causes
 from .history import TrainingHistory
+from .report_tables import module_lines, module_rows, weight_lines, weight_rows
 
 Status = Literal["healthy", "warning", "critical"]
 
@@ -25,30 +26,52 @@ class Report:
     Attributes:
         status: the worst severity among the findings; those of severity "info" do not change it.
         findings: what is wrong or worth knowing, the most severe first.
-        recommendations: what to do, in the same order, each once.
+        recommendations: what to do, those of the causes first, then in the order of the findings, each once.
         numbers: counts, rates, quantiles; what is not known has no key.
+        causes: root causes of the findings, the surest first, each with its findings as `symptoms`.
+        modules: a row for each module whose activations were sampled, as of the newest sample.
+        weights: a row for each parameter that was sampled.
     """
 
     status: Status
     findings: tuple[Finding, ...]
     recommendations: list[str]
     numbers: dict[str, float]
+    causes: tuple[Finding, ...] = ()
+    modules: tuple[dict[str, Any], ...] = ()
+    weights: tuple[dict[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain types that strict JSON can hold; NaN and Inf are strings."""
+        """The report as plain types that strict JSON can hold; NaN and Inf are strings.
+
+        The symptoms of a cause are names of rules: the findings themselves are in "findings".
+        """
+        causes = [{**one.to_dict(), "symptoms": [symptom.rule for symptom in one.symptoms]} for one in self.causes]
         return {
             "status": self.status,
-            "findings": [finding.to_dict() for finding in self.findings],
+            "causes": causes,
+            "findings": [_without_symptoms(finding.to_dict()) for finding in self.findings],
             "recommendations": list(self.recommendations),
             "numbers": strict_json.encode(self.numbers),
+            "modules": strict_json.encode(list(self.modules)),
+            "weights": strict_json.encode(list(self.weights)),
         }
 
     def __str__(self) -> str:
         lines = [self._status_line()]
+        told: set[str] = set()
+        for one in self.causes:
+            lines += ["", *_cause_lines(one)]
+            for place, symptom in enumerate(one.symptoms):
+                told.add(symptom.rule)
+                lines += ["", *_finding_lines(symptom, with_remedy=place == 0)]
         for finding in self.findings:
-            lines += ["", *_finding_lines(finding)]
+            if finding.rule not in told:
+                lines += ["", *_finding_lines(finding)]
         if self.numbers["num_steps"]:
             lines += ["", *_number_lines(self.numbers)]
+        for table in (module_lines(self.modules), weight_lines(self.weights)):
+            lines += ["", *table] if table else []
         return "\n".join(lines)
 
     def _status_line(self) -> str:
@@ -94,8 +117,22 @@ def build_report(
     for finding in reversed(found):
         if finding.severity != "info":
             status = finding.severity
-    recommendations = list(dict.fromkeys(finding.recommendation for finding in found if finding.recommendation))
-    return Report(status, tuple(found), recommendations, _numbers(history, sum(lost.values())))
+    causes = find_causes(found, history)
+    recommendations = list(dict.fromkeys(one.recommendation for one in (*causes, *found) if one.recommendation))
+    return Report(
+        status,
+        tuple(found),
+        recommendations,
+        _numbers(history, sum(lost.values())),
+        tuple(causes),
+        module_rows(history),
+        weight_rows(history),
+    )
+
+
+def _without_symptoms(plain: dict[str, Any]) -> dict[str, Any]:
+    del plain["symptoms"]
+    return plain
 
 
 def _lost_records(lost: Mapping[str, int]) -> Finding:
@@ -152,20 +189,35 @@ def _numbers(history: TrainingHistory, num_lost: int) -> dict[str, float]:
     return numbers
 
 
-def _finding_lines(finding: Finding) -> list[str]:
-    head = f"[{finding.severity}] {finding.rule}"
+def _where(finding: Finding) -> str:
+    """Steps and layers, each after a comma."""
+    text = ""
     if finding.first_step is not None:
-        head += f", step {finding.first_step}"
+        text = f", step {finding.first_step}"
         if finding.last_step not in (None, finding.first_step):
-            head = head.replace(", step", ", steps") + f" to {finding.last_step}"
+            text = f", steps {finding.first_step} to {finding.last_step}"
     if finding.layers:
         more = len(finding.layers) - _MAX_LAYERS
-        head += ", in " + ", ".join(finding.layers[:_MAX_LAYERS]) + (f" and {more} more" if more > 0 else "")
-    lines = _wrap(head, "")
+        text += ", in " + ", ".join(finding.layers[:_MAX_LAYERS]) + (f" and {more} more" if more > 0 else "")
+    return text
+
+
+def _cause_lines(one: Finding) -> list[str]:
+    seen = ", ".join(symptom.rule for symptom in one.symptoms)
+    return [
+        *_wrap(f"Likely cause: {one.rule} (confidence {one.confidence:.2f}){_where(one)}", ""),
+        *_wrap(one.summary, "    "),
+        *_wrap(f"seen as: {seen}", "    "),
+        *_wrap(f"what to do: {one.recommendation}", "    "),
+    ]
+
+
+def _finding_lines(finding: Finding, *, with_remedy: bool = True) -> list[str]:
+    lines = _wrap(f"[{finding.severity}] {finding.rule}{_where(finding)}", "")
     lines += _wrap(finding.summary, "    ")
     if finding.evidence:
         lines += _wrap("evidence: " + ", ".join(f"{k} {_short(v)}" for k, v in finding.evidence.items()), "    ")
-    if finding.recommendation:
+    if finding.recommendation and with_remedy:
         lines += _wrap(f"what to do: {finding.recommendation}", "    ")
     return lines
 

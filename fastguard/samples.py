@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 # A row of raw figures, all float64: `m2` is the sum of squared deviations from the mean. `mean`, `m2`, `min` and `max`
 # are those of the finite elements; of none of them 0, 0, Inf and -Inf, with which merging needs no special case.
@@ -221,6 +223,21 @@ class ModuleActivity:
         """Whether NaN or Inf came up in this module: its output is not finite, and its inputs were."""
         return self.inputs_finite is True and not self.stats.is_finite
 
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, those of `stats` under their own names, as plain types; what is not known (None) has no key."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "stats"}
+        plain["dead_units"] = list(self.dead_units)
+        plain.update((f.name, getattr(self.stats, f.name)) for f in dataclasses.fields(self.stats))
+        return {key: value for key, value in plain.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ModuleActivity:
+        """The inverse of `to_dict`; keys that it does not know are left out."""
+        own = {f.name: plain[f.name] for f in dataclasses.fields(cls) if f.name in plain}
+        own["dead_units"] = tuple(plain.get("dead_units", ()))
+        stats = {f.name: plain[f.name] for f in dataclasses.fields(ActivationStats) if f.name in plain}
+        return cls(**{**own, "stats": ActivationStats(**stats)})
+
 
 @dataclass(frozen=True, slots=True)
 class WeightStats:
@@ -253,3 +270,13 @@ class WeightStats:
     def update_ratio(self) -> float | None:
         """Norm of the update over norm of the weights; None if not measured or with a norm of zero."""
         return None if self.update_norm is None or not self.norm else self.update_norm / self.norm
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain types; what is not known (None) has no key."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {key: value for key, value in plain.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> WeightStats:
+        """The inverse of `to_dict`; keys that it does not know are left out."""
+        return cls(**{f.name: plain[f.name] for f in dataclasses.fields(cls) if f.name in plain})

@@ -12,75 +12,13 @@ from fastguard.diagnosis import RULES, Finding, diagnose, rule
 from fastguard.history import TrainingHistory
 from fastguard.stats import StepStats
 
-from records import make_bad_record, make_history, make_record, make_row, make_table
-
-
-def noisy_norms(count, seed=0, level=1.0):
-    rng = random.Random(seed)
-    return [level * rng.lognormvariate(0.0, 0.3) for _ in range(count)]
-
-
-def falling_norms(count):
-    """As training begins: from 300 down to 0.3 in the first hundred steps."""
-    return [n * (0.3 + 300 * math.exp(-step / 15)) for step, n in enumerate(noisy_norms(count, 1))]
-
-
-def scaler_run(num_steps, skipped):
-    history = TrainingHistory()
-    for step, norm in enumerate(noisy_norms(num_steps)):
-        bad = step in skipped
-        history.add(make_record(step, math.inf if bad else norm, skipped=bad, loss_scale=1024.0))
-    return history
-
-
-def with_bad_steps(num_steps, bad, **fields):
-    history = TrainingHistory()
-    for step, norm in enumerate(noisy_norms(num_steps)):
-        history.add(make_bad_record(step, bad[step], **fields) if step in bad else make_record(step, norm))
-    return history
-
-
-def clipped_run(num_steps, num_clipped, coef=0.5):
-    history = TrainingHistory()
-    for step, norm in enumerate(noisy_norms(num_steps)):
-        history.add(make_record(step, norm, clip_coef=coef if step < num_clipped else 1.0))
-    return history
-
-
-def ending_in_zeros(num_zero, num_tensors=4):
-    history = make_history(noisy_norms(20))
-    rows = [make_row(0.0, 8, num_zeros=8)] * num_zero + [make_row(1.0, 8)] * (num_tensors - num_zero)
-    history.add(StepStats(20, make_table(rows, [f"t{i}" for i in range(num_tensors)])))
-    return history
-
-
-def spiked(norms, step, times):
-    return make_history([norm * (times if i == step else 1) for i, norm in enumerate(norms)])
+from faulty_runs import BAD, HEALTHY, clipped_run, ending_in_zeros, noisy_norms, scaler_run, spiked, with_bad_steps
+from records import make_history, make_record, make_row, make_table
 
 
 def only(finding_or_none):
     assert finding_or_none is not None
     return finding_or_none
-
-
-HEALTHY = {
-    "empty": TrainingHistory(),
-    "one step": make_history([1.0]),
-    "noisy": make_history(noisy_norms(2000)),
-    "falling norms": make_history(falling_norms(600)),
-    "warm restarts": make_history([n * (3 if step % 100 < 10 else 1) for step, n in enumerate(noisy_norms(600))]),
-    "clipped now and then": clipped_run(300, 60),
-    "half-precision scale, no overflow": scaler_run(300, ()),
-    "tiny norms": make_history(noisy_norms(300, level=1e-12)),
-}
-BAD = {
-    "non-finite-gradients": with_bad_steps(100, {40: ["a", "b"]}),
-    "skip-run": with_bad_steps(100, {step: ["a"] for step in range(50, 54)}),
-    "clip-rate-high": clipped_run(100, 100),
-    "norm-spike": spiked(noisy_norms(300), 200, 50.0),
-    "zero-gradients": ending_in_zeros(1),
-    "already-clipped": make_history([*noisy_norms(50), *[0.99999] * 10]),
-}
 
 
 @pytest.mark.parametrize("name", sorted(RULES))

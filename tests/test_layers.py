@@ -17,12 +17,24 @@ import fastguard
 LAYERS = {
     "vocabulary": {"_env", "errors", "magnitudes", "running", "samples", "stats", "strict_json"},
     "producers": {"_C", "activations", "kernels"},
-    "consumers": {"diagnosis", "history", "report", "sinks"},
+    "consumers": {"diagnosis", "history", "report", "report_tables", "sinks"},
     "conductor": {
-        *("amp", "aside", "clipping", "devices", "guard", "hooks", "host_judge", "ledger", "naming", "proxies"),
-        *("recorder", "sharding", "watching"),
+        *(
+            "amp",
+            "aside",
+            "checkup",
+            "clipping",
+            "debugger",
+            "devices",
+            "guard",
+            "hooks",
+            "host_judge",
+            "initialization",
+            "ledger",
+        ),
+        *("lr_finder", "model_facts", "naming", "proxies", "recorder", "sharding", "watching", "weights", "wrapping"),
     },
-    "door": {"__init__", "__main__", "bench", "cli", "demo", "info"},
+    "door": {"__init__", "__main__", "bench", "cli", "demo", "info", "offline"},
 }
 MAY_IMPORT = {
     "vocabulary": {"vocabulary"},

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from . import rules as _rules  # registers the rules that come with fastguard
+# Each of these registers its rules or causes.
+from . import known_causes as _causes
+from . import rules_data as _data
+from . import rules_explosion as _explosion
+from . import rules_loss as _loss
+from . import rules_lr as _lr
+from . import rules_nonfinite as _nonfinite
+from . import rules_units as _units
+from . import rules_vanishing as _vanishing
+from . import rules_weights as _weights
+from .causes import CAUSES as CAUSES
+from .causes import Cause as Cause
+from .causes import cause as cause
+from .causes import find_causes as find_causes
+from .causes import unexplained as unexplained
 from .finding import Finding as Finding
 from .finding import Severity as Severity
 from .registry import RULES as RULES
 from .registry import Rule as Rule
 from .registry import diagnose as diagnose
+from .registry import make_rule as make_rule
 from .registry import rule as rule
+from .watch import Watch as Watch
 
-__all__ = ["Finding", "Severity", "Rule", "RULES", "rule", "diagnose"]
-del _rules
+__all__ = [
+    "CAUSES",
+    "RULES",
+    "Cause",
+    "Finding",
+    "Rule",
+    "Severity",
+    "Watch",
+    "cause",
+    "diagnose",
+    "find_causes",
+    "make_rule",
+    "rule",
+    "unexplained",
+]
+del _causes, _data, _explosion, _loss, _lr, _nonfinite, _units, _vanishing, _weights

@@ -24,7 +24,9 @@ class Finding:
         evidence: what was measured, and the thresholds it was held against.
         confidence: from 0 to 1, how sure the rule is that this is not chance.
         recommendation: what to do; empty takes the rule's own remedy.
-        rule: name of the rule; filled in by the rule.
+        rule: name of the rule, or of the cause; filled in by it.
+        link: the page that explains it; empty for rules that are not fastguard's own.
+        symptoms: of a root cause (`fastguard.diagnosis.find_causes`): the findings that it explains.
     """
 
     summary: str
@@ -36,6 +38,8 @@ class Finding:
     confidence: float = 1.0
     recommendation: str = ""
     rule: str = ""
+    link: str = ""
+    symptoms: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
         if self.severity not in SEVERITIES:

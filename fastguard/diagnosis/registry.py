@@ -12,6 +12,7 @@ from ..history import TrainingHistory
 from .finding import SEVERITIES, Finding, Severity
 
 RULES: dict[str, Rule] = {}
+_HERE = __name__.rpartition(".")[0] + "."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,19 @@ class Rule:
         finding = self.check(history, **thresholds)
         if finding is None:
             return None
-        return dataclasses.replace(finding, rule=self.name, recommendation=finding.recommendation or self.remedy)
+        recommendation = finding.recommendation or self.remedy
+        return dataclasses.replace(finding, rule=self.name, recommendation=recommendation, link=self.page)
+
+    @property
+    def family(self) -> str:
+        """What it is about, like "vanishing"; "own" for a user's rule."""
+        module = self.check.__module__
+        return module.rpartition(".rules_")[2] if module.startswith(_HERE + "rules_") else "own"
+
+    @property
+    def page(self) -> str:
+        """The page that explains it, from the root of the repository; empty for a user's rule."""
+        return "" if self.family == "own" else f"docs/rules/{self.name}.md"
 
 
 def rule(
@@ -70,20 +83,34 @@ def rule(
         raise ValueError(f"`severity` must be one of {list(SEVERITIES)}, got {severity!r} - at rule {name!r}")
 
     def register(check: Callable[..., Finding | None]) -> Rule:
-        thresholds: dict[str, Any] = {}
-        for argument in inspect.signature(check).parameters.values():
-            if argument.kind is not argument.KEYWORD_ONLY:
-                continue
-            if argument.default is argument.empty:
-                raise ValueError(f"`{argument.name}` must have a default - at rule {name!r}")
-            thresholds[argument.name] = argument.default
+        made = make_rule(check, name, severity=severity, reads=reads, source=source, remedy=remedy)
         known = RULES.get(name)
         if known is not None and _identity(known.check) != _identity(check):
             raise ValueError(f"`name` must be new, got {name!r}, which is a rule already. Choose another name.")
-        RULES[name] = Rule(name, severity, reads, source, remedy, thresholds, check)
-        return RULES[name]
+        RULES[name] = made
+        return made
 
     return register
+
+
+def make_rule(
+    check: Callable[..., Finding | None],
+    name: str,
+    *,
+    severity: Severity = "warning",
+    reads: str = "",
+    source: str = "",
+    remedy: str = "",
+) -> Rule:
+    """As `rule`, without registering: a rule to be asked by name only, `diagnose(history, rules=[...])`."""
+    thresholds: dict[str, Any] = {}
+    for argument in inspect.signature(check).parameters.values():
+        if argument.kind is not argument.KEYWORD_ONLY:
+            continue
+        if argument.default is argument.empty:
+            raise ValueError(f"`{argument.name}` must have a default - at rule {name!r}")
+        thresholds[argument.name] = argument.default
+    return Rule(name, severity, reads, source, remedy, thresholds, check)
 
 
 def _identity(check: Callable[..., Finding | None]) -> tuple[str, str]:

@@ -76,8 +76,32 @@ def flatten(record: StepStats) -> dict[str, Any]:
     | `skipped` | the optimizer did nothing at this step |
     | `nonfinite` | names of the tensors holding NaN or Inf, in backward order; only if there are any |
 
-    Cost: 2 us; a step with NaN or Inf looks at every row as well.
+    At a step where they were sampled also, for each module, activation/<module>/mean, /std, /zero_ratio,
+    /saturation_ratio and, if units were told apart, /dead_unit_ratio; and for each parameter weight/<name>/norm, /std
+    and, if measured, /gradient_ratio and /update_ratio.
+
+    Cost: 2 us; a step with NaN or Inf looks at every row as well; 1 us for each sampled module or tensor.
     """
+    flat = flatten_step(record)
+    for module in record.activations:
+        key, stats = f"activation/{module.name}/", module.stats
+        flat[key + "mean"], flat[key + "std"] = stats.mean, stats.std
+        flat[key + "zero_ratio"] = stats.zero_ratio
+        flat[key + "saturation_ratio"] = stats.saturation_ratio
+        if module.num_units:
+            flat[key + "dead_unit_ratio"] = module.dead_unit_ratio
+    for weight in record.weights:
+        key = f"weight/{weight.name}/"
+        flat[key + "norm"], flat[key + "std"] = weight.norm, weight.std
+        for name in ("gradient_ratio", "update_ratio"):
+            value = getattr(weight, name)
+            if value is not None:
+                flat[key + name] = value
+    return flat
+
+
+def flatten_step(record: StepStats) -> dict[str, Any]:
+    """As `flatten`, without what was sampled beside the gradients."""
     gradients = record.gradients
     flat: dict[str, Any] = {"step": record.step}
     if record.loss is not None:

@@ -1,0 +1,271 @@
+"""The root causes that come with fastguard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..history import TrainingHistory
+from .causes import cause
+from .finding import Finding
+from .signals import signals_of
+
+Found = Mapping[str, Finding]
+_STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining"
+_BROKEN = "non-finite-gradients non-finite-loss skip-run non-finite-activations"
+_TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion")
+_ALIVE_STEPS = 30
+_SETTINGS = ("dropout-high", "shrinking-weights", "poor-initialisation")
+_DEAD = "dead-relu-units dead-smooth-units zero-gradients zero-gradient-tensors vanishing-norm"
+
+
+def _isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Bad steps here and there, good ones after them: a batch, not the weights."""
+    return 0.0 if history.skip_run >= 3 or history.longest_skip_run > 3 else 0.75
+
+
+def _going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Skipped steps change nothing, so what is bad at every step since is in the weights."""
+    return 0.6 if history.skip_run >= 3 and not history.num_scaled else 0.0
+
+
+def _overflowed(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Inf out of finite inputs and finite weights is overflow, and only half precision overflows that easily."""
+    weights_bad = any(window.last.value.num_nonfinite for _, window in history.weights.items())
+    return 0.0 if weights_bad or not finding.evidence["is_origin"] or not finding.evidence["num_infs"] else 0.9
+
+
+def _from_weights(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    return 0.6 if any(window.last.value.num_nonfinite for _, window in history.weights.items()) else 0.0
+
+
+def _from_input(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    return 0.0 if finding.evidence["is_origin"] else 0.6
+
+
+def _of_itself(weight: float) -> Callable[[Finding, TrainingHistory, Found], float]:
+    """`weight`, unless steps that were too large came first, or a setting explains it: units die of those."""
+
+    def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
+        steps = [found[name].first_step for name in _TOO_LARGE_STEPS if name in found]
+        began = finding.first_step
+        if any(name in found and found[name].severity != "info" for name in _SETTINGS):
+            return 0.2 * weight
+        if began is not None and began >= _ALIVE_STEPS and signals_of(history).progress < 0.03:
+            return 0.3 * weight  # they were alive, and nothing was learnt then either
+        if any(step is not None and (began is None or step <= began) for step in steps):
+            return 0.2 * weight
+        return weight
+
+    return weigh
+
+
+def _decays(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Where steps are far larger than what decays, it is the learning rate that makes the decay so large."""
+    updates = found.get("update-ratio-high")
+    too_high = updates is not None and updates.evidence["update_ratio"] > 10.0 * finding.evidence["decay_per_step"]
+    return 0.4 if too_high and finding.evidence["decay_per_step"] else 0.99
+
+
+def _steps(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Where weights shrink and steps are no larger than what shrinks them, the steps are decay."""
+    shrinking = found.get("shrinking-weights")
+    return 0.93 if shrinking is None or _decays(shrinking, history, found) < 0.9 else 0.5
+
+
+def _without_clipping(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    return 0.6 if not history.num_clipped else 0.3
+
+
+def _many_spikes(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    return _without_clipping(finding, history, found) if finding.evidence["num_spikes"] >= 3 else 0.0
+
+
+def _few_spikes(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    return _of_itself(0.4 if finding.evidence["num_spikes"] <= 3 else 0.2)(finding, history, found)
+
+
+cause(
+    "corrupted-weights",
+    "Some weights are NaN or Inf, and every step since is spoilt by them.",
+    "Go back to a checkpoint from before. Guard with skip_nonfinite=True, and look for what writes to these weights.",
+    {"non-finite-weights": 0.97, "non-finite-activations": _from_weights, "skip-run": _going_on},
+    _BROKEN + " loss-scale-collapse",
+)
+cause(
+    "half-precision-overflow",
+    "A layer's output leaves the range of its half precision.",
+    "Use bfloat16, or keep that layer in float32; look why its weights or inputs are so large.",
+    {"non-finite-activations": _overflowed, "loss-scale-collapse": 0.8},
+    _BROKEN,
+)
+cause(
+    "half-precision-underflow",
+    "Gradients are too small for float16 and become zero.",
+    "Use a GradScaler, or bfloat16.",
+    {"half-precision-underflow": 0.9},
+    "zero-gradients zero-gradient-tensors vanishing-norm " + _STANDSTILL,
+)
+cause(
+    "bad-batch",
+    "One batch, or a few, held what the model cannot digest.",
+    "Look at the samples of these steps: NaN, scale, targets. The guard skipped or clipped the step; drop the batch.",
+    {
+        "non-finite-loss": _isolated,
+        "non-finite-gradients": _isolated,
+        "non-finite-activations": _from_input,
+        "loss-spike": _of_itself(0.6),
+        "norm-spike": _few_spikes,
+    },
+    "spiky-loss",
+)
+cause(
+    "recurring-bad-batch",
+    "The same batch hurts in every epoch.",
+    "Find the samples at this place of the data, and repair or drop them. Shuffle anew in each epoch.",
+    {"periodic-loss-spikes": 0.95},
+    "loss-spike norm-spike spiky-loss",
+)
+cause(
+    "learning-rate-too-high",
+    "The learning rate is too high: steps overshoot.",
+    "Go back to a checkpoint from before the loss turned, and divide the learning rate by 10; warm it up from there.",
+    {
+        "learning-rate-jump": 0.99,
+        "update-ratio-high": _steps,
+        "no-warm-up": 0.6,
+        "loss-explosion": 0.6,
+        "loss-divergence": 0.5,
+        "loss-oscillation": 0.5,
+        "growing-norm": 0.4,
+        "norm-jump": 0.2,
+    },
+    f"{_DEAD} {_STANDSTILL} {_BROKEN} norm-spike loss-spike spiky-loss periodic-loss-spikes clip-rate-high "
+    "saturated-units overfitting training-above-validation layer-norm-imbalance learning-rate-out-of-bounds "
+    "attention-collapse vanishing-layers shrinking-weights",
+)
+cause(
+    "learning-rate-too-low",
+    "The learning rate is too low: the weights hardly move.",
+    "Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one.",
+    {"update-ratio-low": 0.85, "learning-rate-out-of-bounds": 0.5},
+    _STANDSTILL,
+)
+cause(
+    "scheduler-not-stepped",
+    "The scheduler is never stepped, so the learning rate stays where the warm-up began.",
+    "Call scheduler.step() after each optimizer.step().",
+    {"scheduler-not-stepping": 0.98},
+    f"update-ratio-low {_STANDSTILL}",
+)
+cause(
+    "exploding-gradients",
+    "Gradients explode on their way back through the model.",
+    "Clip (max_norm at a few times the usual norm), start recurrent weights orthogonal, shorten the sequences, or add "
+    "normalisation.",
+    {
+        "growing-norm": _without_clipping,
+        "norm-spike": _many_spikes,
+        "layer-norm-imbalance": 0.5,
+        "loss-explosion": 0.3,
+    },
+    "loss-spike spiky-loss clip-rate-high loss-oscillation",
+)
+cause(
+    "gradients-too-large-to-clip",
+    "Nearly every step is clipped to a small part of itself: the clip threshold sets the step, not the gradient.",
+    "Raise max_norm towards the usual norm; or look why gradients are that large: a sum instead of a mean in the loss, "
+    "unscaled accumulation, an initialisation that is too large.",
+    {"clip-rate-high": 0.5},
+)
+cause(
+    "unscaled-accumulation",
+    "Gradients of several batches are added up without dividing the losses by their number.",
+    "Divide each micro-batch's loss by the number of micro-batches before backward().",
+    {"unscaled-accumulation": 0.95, "norm-jump": 0.3},
+    "clip-rate-high overfitting",
+)
+cause(
+    "vanishing-gradients",
+    "Hardly any gradient reaches the first layers.",
+    "Use ReLU-like activations, normalisation, residual connections, or an initialisation that keeps the variance.",
+    {"vanishing-layers": _of_itself(0.95), "vanishing-norm": 0.4},
+    f"update-ratio-low saturated-units unchanged-weights zero-gradients zero-gradient-tensors {_STANDSTILL}",
+)
+cause(
+    "poor-initialisation",
+    "Some layers began with weights far too large or too small for their number of inputs.",
+    "Initialise them by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
+    {"poor-initialisation": 0.98},
+    f"saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm layer-norm-imbalance {_DEAD} "
+    f"vanishing-layers loss-explosion loss-oscillation no-warm-up {_STANDSTILL}",
+)
+cause(
+    "dead-units",
+    "Units that answer nothing to any input cut the layers before them off.",
+    "Go back to a checkpoint from before; lower the learning rate, look at the bias before them, or use LeakyReLU.",
+    {
+        "dead-relu-units": _of_itself(0.85),
+        "dead-smooth-units": _of_itself(0.85),
+        "zero-gradient-tensors": _of_itself(0.8),
+        "zero-gradients": _of_itself(0.5),
+    },
+    f"loss-divergence vanishing-norm vanishing-layers loss-spike norm-spike unchanged-weights {_STANDSTILL}",
+)
+cause(
+    "saturated-units",
+    "Units stuck at the ends of their range let hardly any gradient through.",
+    "Initialise the layer before them smaller, normalise, or lower the learning rate.",
+    {"saturated-units": 0.8},
+    f"vanishing-norm {_STANDSTILL}",
+)
+cause(
+    "parameters-missing-from-optimizer",
+    "Trainable parameters of the model are not in the optimizer.",
+    "Make the optimizer after the model is complete, or add them with add_param_group.",
+    {"parameters-not-in-optimizer": 0.99},
+    f"unchanged-weights overfitting {_STANDSTILL}",
+)
+cause(
+    "frozen-parameters",
+    "Parameters are frozen, and it does not look as if on purpose.",
+    "Set requires_grad_(True) before the optimizer is made; or leave them out of it, to say that it is on purpose.",
+    {"frozen-parameters": 0.98},
+    f"unchanged-weights overfitting {_STANDSTILL}",
+)
+cause(
+    "parameters-cut-off",
+    "Parameters that the optimizer has never move: the loss does not depend on them.",
+    "Look for detach(), no_grad() and modules that forward() does not use.",
+    {"missing-gradients": 0.9, "unchanged-weights": 0.6},
+    f"zero-gradients {_STANDSTILL}",
+)
+cause(
+    "weight-decay-too-high",
+    "Weight decay takes more from the weights than learning gives them.",
+    "Divide weight_decay by 10 or more, and leave biases and norms out of it.",
+    {"shrinking-weights": _decays},
+    f"update-ratio-high clip-rate-high loss-divergence vanishing-layers layer-norm-imbalance growing-norm {_DEAD} "
+    f"{_STANDSTILL}",
+)
+cause(
+    "dropout-too-high",
+    "Dropout leaves hardly anything to learn from.",
+    "Lower it to 0.1 to 0.5.",
+    {"dropout-high": 0.95, "training-above-validation": 0.6},
+    f"clip-rate-high loss-oscillation spiky-loss {_DEAD} {_STANDSTILL}",
+)
+cause(
+    "overfitting",
+    "The model learns its training data by heart.",
+    "Stop at the best validation loss; get more data, augment, or regularise.",
+    {"overfitting": 0.9},
+    "overtraining label-noise loss-plateau norm-spike",
+)
+cause(
+    "wrong-targets",
+    "Everything moves as it should and nothing is learnt: inputs and targets do not seem to belong together.",
+    "Look at single samples with their targets as the model gets them: shuffled, shifted, or wrongly joined? If they "
+    "are right, the task needs more than this model has.",
+    {"label-noise": 0.4, "underfitting": 0.45, "loss-not-decreasing": 0.4},
+    "overtraining loss-plateau",
+)

@@ -1,0 +1,130 @@
+"""What several rules need of one history, worked out once for each state of it."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+
+from ..history import Entry, TrainingHistory
+from ..running import quantiles
+
+BLOCK = 20
+
+
+class Signals:
+    """Series and levels of a history's window. Clean steps only: neither skipped nor non-finite.
+
+    Attributes:
+        history: where they come from.
+    """
+
+    def __init__(self, history: TrainingHistory) -> None:
+        self.history = history
+
+    @cached_property
+    def clean(self) -> list[Entry]:
+        """The window of clean steps."""
+        return list(self.history.clean)
+
+    @cached_property
+    def loss_entries(self) -> list[Entry]:
+        """The clean steps that have a finite loss."""
+        return [e for e in self.clean if e.loss is not None and e.loss - e.loss == 0.0]
+
+    @cached_property
+    def losses(self) -> list[float]:
+        """Their losses."""
+        return [e.loss for e in self.loss_entries]  # type: ignore[misc]
+
+    @cached_property
+    def norms(self) -> list[float]:
+        """Norms of the clean steps, zeros among them."""
+        return [e.norm for e in self.clean]
+
+    @cached_property
+    def loss_levels(self) -> list[float]:
+        """Medians of the losses in blocks of 20 steps, oldest first; the newest block is always whole."""
+        return _levels(self.losses)
+
+    @cached_property
+    def norm_levels(self) -> list[float]:
+        """Medians of the norms in blocks of 20 steps, oldest first; the newest block is always whole."""
+        return _levels(self.norms)
+
+    @cached_property
+    def lrs(self) -> list[float]:
+        """Learning rates of the clean steps that have one."""
+        return [e.lr for e in self.clean if e.lr is not None]
+
+    @cached_property
+    def loss_noise(self) -> float:
+        """Robust spread of the loss from one step to the next, over the newest 64; NaN if there are less than 8."""
+        return noise(self.losses[-64:])
+
+    @cached_property
+    def is_lr_rising(self) -> bool:
+        """Whether the learning rate is still on its way up: higher than a quarter of the window's newest steps ago."""
+        newest = self.lrs[-25:]
+        return len(newest) > 1 and newest[-1] > 1.02 * newest[0]
+
+    @cached_property
+    def num_full_lr(self) -> int:
+        """Clean steps of the window whose learning rate was at least half of the largest ever; all if not known."""
+        if not self.lrs:
+            return len(self.clean)
+        limit = 0.5 * self.history.lrs.max
+        return sum(lr >= limit for lr in self.lrs)
+
+    @property
+    def initial_loss(self) -> float:
+        """Mean of the run's first ten losses; NaN before there were ten."""
+        trend = self.history.loss_trend
+        return trend.first if trend.count >= 10 else math.nan
+
+    @cached_property
+    def loss_level(self) -> float:
+        """Median of the newest 20 losses; NaN before there were 20."""
+        return self.loss_levels[-1] if self.loss_levels else math.nan
+
+    @cached_property
+    def progress(self) -> float:
+        """How far the loss has come down at best, as a share of where it began; NaN if not known.
+
+        The best is the least exponential average over the whole run.
+        """
+        first = self.initial_loss
+        if not first or math.isnan(first) or not math.isfinite(self.history.loss_trend.best):
+            return math.nan
+        return (first - self.history.loss_trend.best) / abs(first)
+
+
+_known: weakref.WeakKeyDictionary[TrainingHistory, tuple[int, Signals]] = weakref.WeakKeyDictionary()
+
+
+def signals_of(history: TrainingHistory) -> Signals:
+    """The signals of `history` as it is now; the same object until it changes."""
+    found = _known.get(history)
+    if found is None or found[0] != history.revision:
+        found = history.revision, Signals(history)
+        _known[history] = found
+    return found[1]
+
+
+def _levels(values: Sequence[float]) -> list[float]:
+    start = len(values) % BLOCK
+    return [sorted(values[i : i + BLOCK])[BLOCK // 2] for i in range(start, len(values), BLOCK)]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle of `values`; NaN of nothing."""
+    return quantiles(values, (0.5,))[0]
+
+
+def noise(values: Sequence[float]) -> float:
+    """Robust spread of a series from step to step: 1.05 times the median of |differences|; NaN of less than 8."""
+    if len(values) < 8:
+        return math.nan
+    return 1.05 * median([abs(b - a) for a, b in pairwise(values)])

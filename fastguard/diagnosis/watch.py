@@ -1,0 +1,101 @@
+"""Asks the rules now and then while a run goes on, and tells each finding once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..history import TrainingHistory
+from .finding import SEVERITIES, Finding, Severity
+from .registry import Rule, diagnose
+
+_log = logging.getLogger("fastguard")
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
+
+
+class Watch:
+    """Diagnoses `history` every `check_every` steps, and tells a finding when it is new or has become more severe.
+
+    Args:
+        history: the run; asked, never changed.
+        check_every: steps from one diagnosis to the next.
+        least: severity from which on findings are told.
+        tell: takes a finding; logs it to the logger `fastguard` by default.
+        rules, thresholds: as in `diagnose`.
+
+    Attributes:
+        findings: the newest of each rule that ever fired, by name.
+
+    Raises:
+        ValueError: `check_every` is not an integer >= 1, or `least` no severity.
+
+    Cost: 0.1 us a step; every `check_every` steps that of `diagnose`, about 0.5 ms: 10 us a step at 50.
+
+    >>> history, told = TrainingHistory(), []
+    >>> watch = Watch(history, check_every=10, tell=told.append)
+    >>> for step in range(20):
+    ...     history.record(step, loss=float("nan") if step > 5 else 1.0, grad_norm=1.0, lr=0.1)
+    ...     _ = watch.step()
+    >>> [finding.rule for finding in told]
+    ['non-finite-loss']
+    """
+
+    def __init__(
+        self,
+        history: TrainingHistory,
+        check_every: int = 50,
+        *,
+        least: Severity = "warning",
+        tell: Callable[[Finding], Any] | None = None,
+        rules: Iterable[Rule] | None = None,
+        thresholds: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
+        if isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 1:
+            raise ValueError(f"`check_every` must be an integer >= 1, got {check_every!r}. 50 asks at every 50th step.")
+        if least not in SEVERITIES:
+            raise ValueError(f"`least` must be one of {list(SEVERITIES)}, got {least!r}")
+        self.history = history
+        self.check_every = check_every
+        self.findings: dict[str, Finding] = {}
+        self._least = SEVERITIES.index(least)
+        self._tell = _to_log if tell is None else tell
+        self._rules = None if rules is None else list(rules)
+        self._thresholds = thresholds
+        self._left = check_every
+
+    def step(self) -> list[Finding]:
+        """Counts a step; at every `check_every`-th one what `check` gives, else an empty list."""
+        self._left -= 1
+        return [] if self._left else self.check()
+
+    def check(self) -> list[Finding]:
+        """Asks the rules now; tells and returns what is new, or more severe than it was told before."""
+        self._left = self.check_every
+        self.history.settle()
+        new = []
+        for finding in diagnose(self.history, rules=self._rules, thresholds=self._thresholds):
+            known = self.findings.get(finding.rule)
+            self.findings[finding.rule] = finding
+            severity = SEVERITIES.index(finding.severity)
+            if severity >= self._least and (known is None or severity > SEVERITIES.index(known.severity)):
+                new.append(finding)
+                self._tell(finding)
+        return new
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was told, so that a resumed run does not tell it again. Plain data."""
+        return {"severities": {name: finding.severity for name, finding in self.findings.items()}, "left": self._left}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `state_dict`."""
+        self.findings = {
+            name: Finding("Told before the run was resumed.", severity=severity, rule=name)
+            for name, severity in state["severities"].items()
+        }
+        self._left = max(1, min(int(state["left"]), self.check_every))
+
+
+def _to_log(finding: Finding) -> None:
+    step = "" if finding.last_step is None else f" (step {finding.last_step})"
+    _log.log(_LEVELS[finding.severity], "%s%s: %s %s", finding.rule, step, finding.summary, finding.recommendation)

@@ -1,0 +1,30 @@
+"""What a run has been so far, in bounded memory. Needs no torch."""
+
+from __future__ import annotations
+
+from .core import NUM_DEFERRED as NUM_DEFERRED
+from .core import NUM_FIRST_EVENTS as NUM_FIRST_EVENTS
+from .core import NUM_LAST_EVENTS as NUM_LAST_EVENTS
+from .core import TrainingHistory as TrainingHistory
+from .entries import Entry as Entry
+from .entries import NonFiniteEvent as NonFiniteEvent
+from .model import ModelNotes as ModelNotes
+from .overview import Bucket as Bucket
+from .overview import Overview as Overview
+from .sampled import Sampled as Sampled
+from .tensors import TensorTrack as TensorTrack
+from .trend import Spike as Spike
+from .trend import Trend as Trend
+
+__all__ = [
+    "Bucket",
+    "Entry",
+    "ModelNotes",
+    "NonFiniteEvent",
+    "Overview",
+    "Sampled",
+    "Spike",
+    "TensorTrack",
+    "TrainingHistory",
+    "Trend",
+]

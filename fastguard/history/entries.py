@@ -1,0 +1,63 @@
+"""What a history keeps of single steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from .. import strict_json
+
+_isfinite = math.isfinite
+
+
+class Entry(NamedTuple):
+    """One step in a window. What is not known is None; `norm` is before clipping and may be NaN or Inf."""
+
+    step: int
+    norm: float
+    clip_coef: float
+    skipped: bool
+    loss: float | None
+    val_loss: float | None
+    lr: float | None
+    loss_scale: float | None
+    overhead_s: float | None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the step may enter a baseline: not skipped, and its norm finite."""
+        return not self.skipped and _isfinite(self.norm)
+
+
+class NonFiniteEvent(NamedTuple):
+    """A step whose gradients held NaN or Inf, or whose norm overflowed.
+
+    `names` are the first eight of `num_tensors` bad tensors, in backward order: the first is the likeliest origin.
+    """
+
+    step: int
+    names: tuple[str, ...]
+    num_tensors: int
+    num_nans: int
+    num_infs: int
+    skipped: bool
+    loss_scale: float | None
+
+
+class Validation(NamedTuple):
+    """One validation: the step it came with, its loss, and the smoothed training loss at that step (NaN if none)."""
+
+    step: int
+    val_loss: float
+    train_loss: float
+
+
+def encode_events(events: Iterable[NonFiniteEvent]) -> list[list[Any]]:
+    """`events` as lists that strict JSON can hold."""
+    return [[e.step, list(e.names), *e[2:6], strict_json.encode(e.loss_scale)] for e in events]
+
+
+def decode_events(events: Iterable[Sequence[Any]]) -> list[NonFiniteEvent]:
+    """The inverse of `encode_events`."""
+    return [NonFiniteEvent._make([e[0], tuple(e[1]), *e[2:6], strict_json.decode_float(e[6])]) for e in events]

@@ -1,0 +1,90 @@
+"""From a log back to a history."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..samples import ModuleActivity, WeightStats
+from ..sinks.jsonl import read_jsonl
+from ..stats import COLUMNS, StepStats, TensorStats
+
+if TYPE_CHECKING:
+    from .core import TrainingHistory
+
+
+def read_into(history: TrainingHistory, path: str | os.PathLike[str]) -> TrainingHistory:
+    """`history`, with every step of the log at `path` added."""
+    return add_lines(history, read_jsonl(path), path)
+
+
+def add_lines(
+    history: TrainingHistory, lines: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]
+) -> TrainingHistory:
+    """`history`, with the steps that `lines` of the log at `path` tell of."""
+    for number, line in enumerate(lines, 1):
+        if "step" not in line:
+            raise ValueError(f"`path` must be a log of steps, got a record without `step` - at {path}, record {number}")
+        history.defer(record_of(line))
+    history.settle()
+    return history
+
+
+def record_of(line: Mapping[str, Any]) -> StepStats:
+    """The step that a line of a log tells of.
+
+    Without a table of tensors the record has the figures of all gradients together, and no rows; the tensors with NaN
+    or Inf are then known by name only.
+    """
+    return StepStats(
+        step=int(line["step"]),
+        tensors=_tensors(line),
+        clip_coef=_number(line, "clip/coef", 1.0),
+        skipped=bool(line.get("skipped", False)),
+        loss=line.get("loss"),
+        val_loss=line.get("val_loss"),
+        lr=line.get("lr"),
+        loss_scale=line.get("loss_scale"),
+        activations=_samples(ModuleActivity, line.get("activations")),
+        weights=_samples(WeightStats, line.get("weights")),
+    )
+
+
+def _number(line: Mapping[str, Any], key: str, default: float) -> float:
+    value = line.get(key)
+    return default if value is None else float(value)
+
+
+def _tensors(line: Mapping[str, Any]) -> TensorStats:
+    table: Mapping[str, Sequence[float]] | None = line.get("tensors")
+    if table is not None:
+        return TensorStats(_pack(table.values()), tuple(table))
+    norm = _number(line, "grad/norm", 0.0)
+    nans, infs = _number(line, "grad/num_nans", 0.0), _number(line, "grad/num_infs", 0.0)
+    if math.isnan(norm) and not nans:  # a log by hand may say no more than this
+        nans = 1.0
+    if math.isinf(norm) and not infs:
+        infs = 1.0
+    numel = _number(line, "grad/num_elements", 0.0)
+    mean, std = _number(line, "grad/mean", 0.0), _number(line, "grad/std", 0.0)
+    count = numel - nans - infs
+    sum_sq = norm * norm if math.isfinite(norm) else max(count, 0.0) * (mean * mean + std * std)
+    high, low = _number(line, "grad/max", 0.0), _number(line, "grad/min", 0.0)
+    total = (numel, sum_sq, mean * count, high, low, _number(line, "grad/num_zeros", 0.0), nans, infs)
+    bad = list(reversed(line.get("nonfinite", ())))  # the log has them in backward order
+    rows = [[0.0] * (len(COLUMNS) - 2) + [float(bool(nans)), float(not nans)] for _ in bad]
+    return TensorStats(_pack(rows), bad, total)
+
+
+def _pack(rows: Iterable[Sequence[float]]) -> bytes:
+    flat = [float(value) for row in rows for value in row]
+    return struct.pack(f"{len(flat)}d", *flat)
+
+
+def _samples(kind: Any, items: Mapping[str, Mapping[str, Any]] | None) -> tuple[Any, ...]:
+    if not items:
+        return ()
+    return tuple(kind.from_dict({"name": name, **plain}) for name, plain in items.items())

@@ -1,0 +1,115 @@
+"""What was sampled beside the gradients, in small windows: activations by module, weights by parameter."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from .. import strict_json
+from ..samples import ModuleActivity, WeightStats
+
+WINDOW = 16
+MAX_NAMES = 4096
+_Item = TypeVar("_Item", ModuleActivity, WeightStats)
+
+
+class Sample(NamedTuple, Generic[_Item]):
+    """One module or parameter at one sampled step."""
+
+    step: int
+    value: _Item
+
+
+class Window(Generic[_Item]):
+    """The first sample of one name, the newest sixteen, and how many there were."""
+
+    __slots__ = ("count", "first", "recent")
+
+    def __init__(self, first: Sample[_Item]) -> None:
+        self.first: Sample[_Item] = first
+        self.recent: deque[Sample[_Item]] = deque(maxlen=WINDOW)
+        self.count = 0
+
+    @property
+    def last(self) -> Sample[_Item]:
+        """The newest sample."""
+        return self.recent[-1]
+
+    def add(self, sample: Sample[_Item]) -> None:
+        """Takes the newest sample."""
+        self.recent.append(sample)
+        self.count += 1
+
+
+class Sampled(Generic[_Item]):
+    """Windows by name, in the order in which the names were first met; at most 4096 names, sixteen samples each.
+
+    Attributes:
+        num_samples, last_step: sampled steps, and the newest of them.
+    """
+
+    __slots__ = ("_decode", "_windows", "last_step", "num_samples")
+
+    def __init__(self, decode: Callable[[Mapping[str, Any]], _Item]) -> None:
+        self._decode: Callable[[Mapping[str, Any]], _Item] = decode
+        self._windows: dict[str, Window[_Item]] = {}
+        self.num_samples = 0
+        self.last_step = -1
+
+    def add(self, step: int, items: Iterable[_Item]) -> None:
+        """Takes what was sampled at one step. Cost: 0.5 us an item."""
+        self.num_samples += 1
+        self.last_step = step
+        for item in items:
+            sample = Sample(step, item)
+            window = self._windows.get(item.name)
+            if window is None:
+                if len(self._windows) >= MAX_NAMES:
+                    continue
+                window = self._windows[item.name] = Window(sample)
+            window.add(sample)
+
+    def current(self) -> Iterator[tuple[str, Window[_Item]]]:
+        """Names and windows of those that are still being sampled: met at the newest sampled steps."""
+        return ((name, window) for name, window in self._windows.items() if window.last.step == self.last_step)
+
+    def items(self) -> Iterator[tuple[str, Window[_Item]]]:
+        """Names and windows."""
+        return iter(self._windows.items())
+
+    def __getitem__(self, name: str) -> Window[_Item]:
+        return self._windows[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._windows
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def state(self) -> list[Any]:
+        """Everything, as plain types with NaN and Inf named."""
+        windows = {
+            name: [window.count, _encode(window.first), [_encode(sample) for sample in window.recent]]
+            for name, window in self._windows.items()
+        }
+        return [self.num_samples, self.last_step, windows]
+
+    def load(self, state: Sequence[Any]) -> None:
+        """Takes back what `state` gave."""
+        self.num_samples, self.last_step, windows = state
+        self._windows = {}
+        for name, (count, first, recent) in windows.items():
+            window = self._windows[name] = Window(self._sample(first))
+            window.recent.extend(map(self._sample, recent))
+            window.count = count
+
+    def _sample(self, pair: Sequence[Any]) -> Sample[_Item]:
+        return Sample(pair[0], self._decode(strict_json.decode(pair[1])))
+
+    def __repr__(self) -> str:
+        return f"Sampled({self.state()})"
+
+
+def _encode(sample: Sample[Any]) -> list[Any]:
+    return [sample.step, strict_json.encode(sample.value.to_dict())]

@@ -1,0 +1,282 @@
+"""Invented runs, made without torch: one for each rule that it must find, and healthy ones that none may."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+from fastguard.history import TrainingHistory
+from fastguard.samples import ActivationStats, ModuleActivity, WeightStats
+from fastguard.stats import StepStats
+
+from records import make_bad_record, make_history, make_record, make_row, make_table
+
+LAYERS = tuple(f"layers.{i}.weight" for i in range(8))
+
+
+def noisy_norms(count, seed=0, level=1.0):
+    rng = random.Random(seed)
+    return [level * rng.lognormvariate(0.0, 0.3) for _ in range(count)]
+
+
+def falling_norms(count):
+    """As training begins: from 300 down to 0.3 in the first hundred steps."""
+    return [n * (0.3 + 300 * math.exp(-step / 15)) for step, n in enumerate(noisy_norms(count, 1))]
+
+
+def falling_losses(count, seed=0, noise=0.05, floor=0.3, start=2.3, pace=60.0):
+    """As training goes: down from `start` to `floor`, with noise for its level."""
+    rng = random.Random(seed)
+    levels = [floor + (start - floor) * math.exp(-step / pace) for step in range(count)]
+    return [level * (1 + rng.gauss(0.0, noise)) for level in levels]
+
+
+def scaler_run(num_steps, skipped):
+    history = TrainingHistory()
+    for step, norm in enumerate(noisy_norms(num_steps)):
+        bad = step in skipped
+        history.add(make_record(step, math.inf if bad else norm, skipped=bad, loss_scale=1024.0))
+    return history
+
+
+def with_bad_steps(num_steps, bad, **fields):
+    history = TrainingHistory()
+    for step, norm in enumerate(noisy_norms(num_steps)):
+        history.add(make_bad_record(step, bad[step], **fields) if step in bad else make_record(step, norm))
+    return history
+
+
+def clipped_run(num_steps, num_clipped, coef=0.5):
+    history = TrainingHistory()
+    for step, norm in enumerate(noisy_norms(num_steps)):
+        history.add(make_record(step, norm, clip_coef=coef if step < num_clipped else 1.0))
+    return history
+
+
+def ending_in_zeros(num_zero, num_tensors=4):
+    history = make_history(noisy_norms(20))
+    rows = [make_row(0.0, 8, num_zeros=8)] * num_zero + [make_row(1.0, 8)] * (num_tensors - num_zero)
+    history.add(StepStats(20, make_table(rows, [f"t{i}" for i in range(num_tensors)])))
+    return history
+
+
+def spiked(norms, step, times):
+    return make_history([norm * (times if i == step else 1) for i, norm in enumerate(norms)])
+
+
+def run(
+    losses: Sequence[float | None],
+    norms: Sequence[float] | None = None,
+    *,
+    lrs: Sequence[float] | None = None,
+    val_losses: dict[int, float] | None = None,
+    change: Callable[[int], dict] = lambda step: {},
+    window: int = 512,
+    **notes,
+) -> TrainingHistory:
+    """A run of these losses; `change` gives further fields of the record of a step, `notes` are for `note_model`."""
+    history = TrainingHistory(window)
+    history.note_model(**notes)
+    norms = noisy_norms(len(losses)) if norms is None else norms
+    for step, (loss, norm) in enumerate(zip(losses, norms)):
+        lr = 1e-3 if lrs is None else lrs[step]
+        fields = {"loss": loss, "lr": lr, "val_loss": (val_losses or {}).get(step), **change(step)}
+        history.add(make_record(step, norm, **fields))
+    return history
+
+
+def layered(num_steps, norm_of: Callable[[int, int], float], losses=None, names=LAYERS, numel=16) -> TrainingHistory:
+    """A run of many tensors: `norm_of(step, place)` is each one's norm, 0 for only zeros."""
+    history = TrainingHistory()
+    for step in range(num_steps):
+        rows = []
+        for place in range(len(names)):
+            norm = norm_of(step, place)
+            rows.append(make_row(norm, numel, num_zeros=0 if norm else numel))
+        history.add(StepStats(step, make_table(rows, names), loss=None if losses is None else losses[step], lr=1e-3))
+    return history
+
+
+def activity(name="act", family="relu", *, zero=0.3, saturated=0.0, units=64, dead=0.0, stuck=0.0, **fields):
+    """One module's output: 1000 elements, `zero` and `saturated` shares of them; shares `dead`, `stuck` of the
+    units."""
+    numel = 1000
+    stats = ActivationStats(
+        0.1, 0.5, -1.0, 1.0, int(zero * numel), int(saturated * numel), fields.pop("nans", 0), fields.pop("infs", 0),
+        numel, abs_max=1.0, num_near_zero=int(zero * numel),
+    )  # fmt: skip
+    inputs_finite = fields.pop("inputs_finite", True)
+    return ModuleActivity(
+        name, family, stats, fields.pop("order", 0), inputs_finite, units, int(dead * units), int(stuck * units)
+    )
+
+
+def with_activities(*modules: ModuleActivity, every=20, num_steps=100, since=0) -> TrainingHistory:
+    """A run that samples these activations every 20 steps, from step `since` on."""
+    return run(
+        falling_losses(num_steps),
+        change=lambda step: {"activations": modules} if step % every == 0 and step >= since else {},
+    )
+
+
+def weights_run(ratio: Callable[[int, str], float], losses=None, norm=lambda step: 10.0, num_steps=140, **notes):
+    """A run whose two weights change by `ratio(step, name)` of their norm at each sample, every 20 steps."""
+
+    def sampled(step):
+        if step % 20:
+            return {}
+        size = norm(step)
+        update = {name: ratio(step, name) for name in ("a.weight", "b.weight")}
+        return {
+            "weights": tuple(
+                WeightStats(name, 100, size + (step * u if u else 0.0), size / 10, size / 5, 1.0, u * size)
+                for name, u in update.items()
+            )
+        }
+
+    return run(falling_losses(num_steps) if losses is None else losses, change=sampled, **notes)
+
+
+def flat_losses(count, level=2.3, noise=0.01, seed=0):
+    rng = random.Random(seed)
+    return [level + rng.gauss(0.0, noise) for _ in range(count)]
+
+
+def bend(values, at, function):
+    """`values` with those at the steps `at` replaced."""
+    return [function(value) if step in at else value for step, value in enumerate(values)]
+
+
+def _overfit():
+    losses = falling_losses(400, floor=0.01)
+    val = {step: (2.3 * math.exp(-step / 60) + 0.4 if step < 120 else 0.7 + step / 400) for step in range(19, 400, 20)}
+    return losses, val
+
+
+def _underflowing():
+    history = TrainingHistory()
+    for step in range(60):
+        row = [16, 1e-12, 0.0, 1e-6, 2.0**-24, 12, 0, 0]
+        history.add(StepStats(step, make_table([row, row], ["a", "b"])))
+    return history
+
+
+def _collapsing_scale():
+    history = TrainingHistory()
+    for step in range(60):
+        bad = step >= 30
+        scale = 65536.0 / 2 ** max(0, step - 30)
+        history.add(make_record(step, math.inf if bad else 1.0 + step % 3, skipped=bad, loss_scale=scale))
+    return history
+
+
+def _spoilt_weights():
+    good, bad = WeightStats("w", 10, 1.0, 0.1, 0.2), WeightStats("w", 10, 1.0, 0.1, 0.2, num_nonfinite=1)
+    return run(falling_losses(100), change=lambda s: {} if s % 20 else {"weights": (bad if s >= 60 else good,)})
+
+
+def _imbalanced(step, place):
+    return 1e-3 * 1.05**step if place == 3 else 1.0
+
+
+HEALTHY = {
+    "empty": TrainingHistory(),
+    "one step": make_history([1.0]),
+    "noisy": make_history(noisy_norms(2000)),
+    "falling norms": make_history(falling_norms(600)),
+    "warm restarts": make_history([n * (3 if step % 100 < 10 else 1) for step, n in enumerate(noisy_norms(600))]),
+    "clipped now and then": clipped_run(300, 60),
+    "half-precision scale, no overflow": scaler_run(300, ()),
+    "tiny norms": make_history(noisy_norms(300, level=1e-12)),
+    "falling loss": run(falling_losses(600)),
+    "falling loss of a small batch": run(falling_losses(600, noise=0.3)),
+    "loss that goes below zero": run([1.0 - step / 100 + 0.05 * (step % 3) for step in range(400)]),
+    "an early jump of the loss": run(bend(falling_losses(400), range(3, 12), lambda v: 1.25 * v)),
+    "a warm-up": run(
+        [*flat_losses(150), *falling_losses(300)], lrs=[1e-3 * min(1.0, (s + 1) / 200) for s in range(450)]
+    ),
+    "warm restarts of the learning rate": run(
+        falling_losses(400), lrs=[1e-3 * (0.55 + 0.45 * math.cos(math.pi * (s % 80) / 80)) for s in range(400)]
+    ),
+    "a learning rate that ends at zero": run(falling_losses(400), lrs=[1e-3 * (1 - s / 400) for s in range(400)]),
+    "validation that dances around its best": run(
+        falling_losses(400), val_losses={s: 0.4 + 2 * math.exp(-s / 60) + 0.02 * (s % 3) for s in range(19, 400, 20)}
+    ),
+    "a naturally sparse ReLU": with_activities(activity(zero=0.9, dead=0.2)),
+    "a lively tanh": with_activities(activity(family="tanh", zero=0.0, saturated=0.25)),
+    "a causal softmax": with_activities(activity(family="softmax", zero=0.5)),
+    "usual updates": weights_run(lambda step, name: 0.05 / (1 + step / 20)),
+    "layers that differ by 30": layered(100, lambda step, place: 1.0 / (1 + 4 * place)),
+    "ten percent of dropout": run(falling_losses(100), dropout={"drop": 0.1}, decay_per_step=1e-5),
+    "a scheduler that works": run(
+        falling_losses(100), lrs=[1e-3 * (1 - s / 100) for s in range(100)], has_scheduler=True, initial_lr=1e-3
+    ),
+}
+
+_overfit_losses, _overfit_val = _overfit()
+BAD = {
+    "non-finite-gradients": with_bad_steps(100, {40: ["a", "b"]}),
+    "skip-run": with_bad_steps(100, {step: ["a"] for step in range(50, 54)}),
+    "clip-rate-high": clipped_run(100, 100),
+    "norm-spike": spiked(noisy_norms(300), 200, 50.0),
+    "zero-gradients": ending_in_zeros(1),
+    "already-clipped": make_history([*noisy_norms(50), *[0.99999] * 10]),
+    "non-finite-loss": run(bend(falling_losses(100), [40], lambda v: math.nan)),
+    "non-finite-activations": with_activities(
+        activity("second", infs=3, inputs_finite=False, order=1), activity("first", infs=1), since=60
+    ),
+    "non-finite-weights": _spoilt_weights(),
+    "loss-scale-collapse": _collapsing_scale(),
+    "growing-norm": run(
+        [*falling_losses(150), *[0.5 + step / 100 for step in range(150)]],
+        [n * 1.03 ** max(0, step - 150) for step, n in enumerate(noisy_norms(300))],
+    ),
+    "norm-jump": make_history([*noisy_norms(150), *noisy_norms(60, level=8.0)]),
+    "layer-norm-imbalance": layered(240, _imbalanced),
+    "unscaled-accumulation": run(
+        falling_losses(60), noisy_norms(60, level=8.0), change=lambda s: {"clip_coef": 0.125}, backward_per_step=8
+    ),
+    "zero-gradient-tensors": layered(120, lambda step, place: 0.0 if place < 2 and step > 30 else 1.0),
+    "vanishing-norm": run(flat_losses(150), [n * 0.9**step for step, n in enumerate(noisy_norms(150))]),
+    "vanishing-layers": layered(100, lambda step, place: 10.0 ** (place - 8), flat_losses(100)),
+    "half-precision-underflow": _underflowing(),
+    "dead-relu-units": with_activities(activity(zero=0.9, dead=0.8)),
+    "dead-smooth-units": with_activities(activity(family="gelu", zero=0.9, dead=0.8)),
+    "saturated-units": with_activities(activity(family="tanh", zero=0.0, saturated=0.9)),
+    "attention-collapse": with_activities(activity(family="softmax", zero=0.97, units=0)),
+    "dropout-high": run(falling_losses(50), dropout={"drop": 0.95}),
+    "update-ratio-high": weights_run(lambda step, name: 0.6),
+    "update-ratio-low": weights_run(lambda step, name: 3e-5, flat_losses(140)),
+    "unchanged-weights": weights_run(lambda step, name: 0.0 if name == "a.weight" else 0.01),
+    "parameters-not-in-optimizer": run(
+        falling_losses(50), names=["a", "b", "c"], names_not_in_optimizer=["b"]
+    ),
+    "frozen-parameters": run(falling_losses(50), names=["a", "b", "c"], names_without_gradient=["b"]),
+    "missing-gradients": run(falling_losses(50), names=["v", "w", "x"]),
+    "poor-initialisation": run(falling_losses(50), initialization={"a": (1.0, 0.1), "b": (0.1, 0.1)}),
+    "shrinking-weights": weights_run(
+        lambda step, name: 0.05, flat_losses(140), norm=lambda step: 10.0 * 0.97**step, decay_per_step=0.03
+    ),
+    "loss-explosion": run(bend(falling_losses(100), range(50, 60), lambda v: 50.0)),
+    "loss-divergence": run([*falling_losses(150), *flat_losses(50)]),
+    "loss-spike": run(bend(falling_losses(200), [150], lambda v: 20.0)),
+    "spiky-loss": run(bend(falling_losses(600), [100, 131, 170, 230, 310, 333, 420, 471, 550], lambda v: v + 1.0)),
+    "loss-oscillation": run(
+        [*falling_losses(160, noise=0.01), *[0.9 + 0.4 * (-1) ** s for s in range(120)]]
+    ),
+    "loss-not-decreasing": run(flat_losses(150)),
+    "underfitting": run([*falling_losses(40, pace=8.0, floor=1.6), *flat_losses(160, level=1.6)]),
+    "loss-plateau": run([*falling_losses(200, noise=0.0), *[0.3 + 1e-6 * (s % 5) for s in range(80)]]),
+    "overfitting": run(_overfit_losses, val_losses=_overfit_val),
+    "overtraining": run(falling_losses(400), val_losses={s: abs(s - 99) / 100 + 0.5 for s in range(19, 400, 20)}),
+    "training-above-validation": run(
+        flat_losses(200), val_losses=dict.fromkeys(range(19, 200, 20), 1.5)
+    ),
+    "learning-rate-jump": run(falling_losses(200), lrs=[1e-3 if s < 120 else 1e-2 for s in range(200)]),
+    "learning-rate-out-of-bounds": run(falling_losses(100), lrs=[50.0] * 100),
+    "no-warm-up": run([2.3, 2.4, 2.3, *[4.0] * 20, *falling_losses(80)]),
+    "scheduler-not-stepping": run(falling_losses(100), lrs=[1e-5] * 100, has_scheduler=True, initial_lr=1e-3),
+    "periodic-loss-spikes": run(bend(falling_losses(300), range(27, 300, 44), lambda v: v + 2.0)),
+    "label-noise": run(falling_losses(400), val_losses={s: 2.3 + s / 200 for s in range(19, 400, 20)}),
+}  # fmt: skip
