@@ -231,6 +231,7 @@ class Guard:
 
         The step just taken is in it; `observe` may still add to that step, for this run only. On a GPU, waits for it.
         """
+        self._watch.catch_up()
         self.judges.now.catch_up()
         return {
             "version": 1,

@@ -24,6 +24,8 @@ class Watch:
         self.monitor = monitor
         self._model = None if model is None else weakref.ref(model)
         self._recorder = recorder
+        if monitor is not None:
+            recorder.fetch = self._hand_over
 
     def end_step(self, step: int) -> float:
         """Ends the sample of step `step`, which may not be one; hands over what has arrived. The seconds it took."""
@@ -31,14 +33,17 @@ class Watch:
         if monitor is None:
             return 0.0
         seconds = monitor.end_step(step)
-        for arrived, records in monitor.arrived():
-            self._recorder.attach(arrived, activations=records)
+        self._hand_over()
         return seconds
 
     def catch_up(self) -> None:
         """Hands over everything, waiting for what is on its way."""
         if self.monitor is not None:
             self.monitor.flush()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self.monitor is not None:
             for step, records in self.monitor.arrived():
                 self._recorder.attach(step, activations=records)
 

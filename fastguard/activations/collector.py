@@ -35,6 +35,7 @@ class Collector:
 
     Attributes:
         is_paused: nothing is recorded.
+        quiet: names of modules of which only what is not finite is of interest.
         skipped: what could not be read, and why, by name.
         seconds: host time spent here since `take_seconds`.
     """
@@ -50,6 +51,7 @@ class Collector:
         self._known: dict[int, _Known] = {}
         self._is_open = False
         self.is_paused = False
+        self.quiet: set[str] = set()
         self.skipped: dict[str, str] = {}
         self.seconds = 0.0
 
@@ -113,8 +115,8 @@ class Collector:
         key = self._numbered(name, path)
         problem = unreadable(tensor)
         if problem is None:
-            problem = self._measure(key, PLAIN if path else judgement, unit_dim, call, tensor)
-        if problem is not None and len(self.skipped) < _MAX_SKIPPED:
+            problem = self._measure(key, PLAIN if path else judgement, unit_dim, call, tensor, name in self.quiet)
+        if problem is not None and name not in self.quiet and len(self.skipped) < _MAX_SKIPPED:
             self.skipped[key] = problem
 
     def _numbered(self, name: str, path: str) -> str:
@@ -128,7 +130,7 @@ class Collector:
         return engine
 
     def _measure(
-        self, key: str, judgement: Judgement, unit_dim: int | None, call: Call | None, x: torch.Tensor
+        self, key: str, judgement: Judgement, unit_dim: int | None, call: Call | None, x: torch.Tensor, is_quiet: bool
     ) -> str | None:
         """Adds the sighting of `x`; says why not if it cannot."""
         if x.is_complex():
@@ -147,7 +149,7 @@ class Collector:
         if finite:
             values = plain(x.detach(), 0)
             masked = not bool((values.isnan() | (values == torch.inf)).any())
-        self._pass.append(Sighting(key, judgement, measured, size, finite, readings, masked))
+        self._pass.append(Sighting(key, judgement, measured, size, finite, readings, masked, is_quiet))
         return None
 
     def _reading(
@@ -173,7 +175,7 @@ class Collector:
         before: _Known | None,
         engine: Engine,
         measured: Measured,
-    ) -> tuple[bool | None, tuple[Measured, ...] | None]:
+    ) -> tuple[bool | None, tuple[tuple[Measured, bool], ...] | None]:
         """Whether the inputs were finite, or the readings that will tell."""
         if call is None:
             return None, None
@@ -188,7 +190,7 @@ class Collector:
 
     def _is_finite(self, x: torch.Tensor, is_first: bool, output: torch.Tensor, before: _Known | None) -> bool | None:
         """Whether the input `x` was finite; -Inf is allowed in all but the first, as masks hold it."""
-        known = before if x is output else self._lookup(x)
+        known = self._before(x, output, before)
         if known is not None:
             row = known.measured.reading().row
             if not row[8] and not row[9]:
@@ -201,21 +203,32 @@ class Collector:
         bad = ~values.isfinite() if is_first else values.isnan() | (values == torch.inf)
         return not bool(bad.any())
 
+    def _before(self, x: torch.Tensor, output: torch.Tensor, before: _Known | None) -> _Known | None:
+        """What is known of the input `x` as the module got it; `before` is what is known of the output from earlier."""
+        if x is output:
+            return before
+        known = self._lookup(x)
+        if known is not None and known.version != _version(x) and not _same_memory(x, output):
+            return None  # something between two modules changed it
+        return known
+
     def _later(
         self, inputs: list[torch.Tensor], output: torch.Tensor, before: _Known | None
-    ) -> tuple[Measured, ...] | None:
+    ) -> tuple[tuple[Measured, bool], ...] | None:
+        """Readings of the inputs, each with whether it is the first; None if one cannot be read any more."""
         found = []
-        for x in inputs:
+        for i, x in enumerate(inputs):
             if unreadable(x) is not None:
                 continue
-            known = before if x is output else self._lookup(x)
-            if known is not None:
-                found.append(known.measured)
-            elif _same_memory(x, output):
+            known = self._before(x, output, before)
+            if known is None and _same_memory(x, output):
                 return None
+            if known is not None:
+                measured = known.measured
             else:
                 x = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x
-                found.append(self._engine(x.device).measure(x, PLAIN, None))
+                measured = self._engine(x.device).measure(x, PLAIN, None)
+            found.append((measured, i == 0))
         return tuple(found)
 
 

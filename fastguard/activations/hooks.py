@@ -21,6 +21,7 @@ from .families import Judgement
 from .outputs import Call, inputs_of, labelled, leaves
 from .selection import Target
 
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # came with torch 2.7
 _numbers = itertools.count()
 _hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
 
@@ -89,6 +90,8 @@ class _Watching(Hook):
         self.name = target.name
         self.judgement: Judgement = target.judgement
         self.unit_dim = target.unit_dim
+        if target.is_quiet:
+            collector.quiet.add(target.name)
 
     def on_compiled(self, output: Any, inputs: list[torch.Tensor] | None, path: str) -> None:
         if self.collector.is_wanted():
@@ -108,7 +111,7 @@ class OutputHook(_Watching):
         if not self.switch.on:
             return
         if torch.compiler.is_compiling():
-            if not torch.compiler.is_exporting():
+            if not _is_exporting():
                 inputs = [x.detach() for x in inputs_of(Call(args, kwargs))]
                 for path, tensor in labelled(output):
                     torch.ops.fastguard.see(tensor.detach(), inputs, self.switch.token, self.number, path)
@@ -127,7 +130,7 @@ class InputHook(_Watching):
             return
         given = leaves((args, kwargs))[:1]
         if torch.compiler.is_compiling():
-            if not torch.compiler.is_exporting():
+            if not _is_exporting():
                 for _, tensor in given:
                     torch.ops.fastguard.see(tensor.detach(), [], self.switch.token, self.number, "")
         elif self.collector.is_wanted():
@@ -166,7 +169,7 @@ class PassHook(Hook):
         if not (self.on_every_step or self.switch.on):
             return
         if torch.compiler.is_compiling():
-            if not torch.compiler.is_exporting():
+            if not _is_exporting():
                 torch.ops.fastguard.mark(self.switch.token, self.number)
         elif self.collector.is_wanted():
             self.call()

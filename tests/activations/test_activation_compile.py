@@ -80,7 +80,7 @@ def test_following_a_guard_the_graph_between_samples_holds_no_operator_of_ours()
         model(torch.randn(5, 6))
         assert bool(monitor.take(step)) is (step % 2 == 0)
     with_hooks, without = graphs
-    assert sum("fastguard" in target for target in with_hooks) == len(monitor.names) + 2
+    assert sum("fastguard" in target for target in with_hooks) == len(monitor._hooks) + 2
     assert not any("fastguard" in target for target in without)
 
 

@@ -183,6 +183,24 @@ def test_masks_of_minus_infinity_are_no_bad_input():
     assert monitor.origin.activity.name == "inner" and monitor.origin.activity.is_origin
 
 
+def test_what_is_written_into_a_tensor_between_two_modules_is_the_fault_of_neither():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.ReLU()
+
+        def forward(self, x):
+            x = self.first(x)
+            with torch.no_grad():
+                x[0, 1] = torch.nan
+            return self.second(x)
+
+    net = Net()
+    monitor = ActivationMonitor(net, modules="all")
+    net(torch.randn(4, 4))
+    assert [record.name for record in monitor.activities if record.is_origin] == ["Net"]
+
+
 def test_masked_scores_are_no_origin_when_something_else_is():
     class Scores(nn.Module):
         def forward(self, x):

@@ -94,6 +94,18 @@ class TestSelection:
             "norm",
         }
 
+    def test_of_other_modules_only_what_is_not_finite_is_recorded(self):
+        net = Transformer(num_blocks=1)
+        monitor = ActivationMonitor(net, every=1, overhead_budget=None)
+        net(torch.randint(0, 11, (2, 5)))
+        assert set(by_name(monitor)) == set(monitor.names)
+        with torch.no_grad():
+            net.blocks[0].mlp[2].weight[0, 0] = torch.nan
+        net(torch.randint(0, 11, (2, 5)))
+        assert set(by_name(monitor)) > set(monitor.names)
+        assert [record.name for record in monitor.activities if record.is_origin] == ["blocks.0.mlp.2"]
+        assert monitor.skipped == {}
+
     @pytest.mark.parametrize(
         ("settings", "names"),
         [
@@ -429,7 +441,7 @@ class TestCalls:
 class TestSampling:
     def test_every_tenth_step_and_no_hooks_in_between(self):
         net = relu_net()
-        monitor = ActivationMonitor(net, every=10, overhead_budget=None)
+        monitor = ActivationMonitor(net, modules="all", every=10, overhead_budget=None)
         hooks, samples = [], []
         for _ in range(25):
             net(torch.ones(2, 6))
@@ -458,7 +470,7 @@ class TestSampling:
 
     def test_a_step_is_what_the_guard_says(self):
         net = relu_net()
-        monitor = ActivationMonitor(net, every=2, overhead_budget=None)
+        monitor = ActivationMonitor(net, modules="all", every=2, overhead_budget=None)
         monitor.follow_guard()
         for step in range(5):
             for _ in range(3):  # micro-batches
