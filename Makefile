@@ -20,11 +20,11 @@ bench: .venv/dev.stamp ## measure against torch's own functions, side by side
 	.venv/bin/fastguard bench
 	.venv/bin/python -m pytest benchmarks --benchmark-only
 
-gpu-test: .venv/dev.stamp ## run the kernel tests on the GPU, or say that there is none
-	.venv/bin/python -m pytest tests/kernels -k "triton or gpu"
+gpu-test: ## run the tests that need a GPU, with the Python that has a torch for it (PYTHON=...)
+	$(PYTHON) -m pytest tests/gpu tests/kernels -k "triton or gpu"
 
-gpu-bench: .venv/dev.stamp ## measure the GPU path; needs an NVIDIA GPU
-	.venv/bin/python benchmarks/gpu.py
+gpu-bench: ## measure the GPU path with that Python; needs an NVIDIA GPU
+	$(PYTHON) benchmarks/gpu.py
 
 lint: .venv/dev.stamp ## ruff and mypy, as CI runs them
 	.venv/bin/ruff check .

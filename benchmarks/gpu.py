@@ -5,9 +5,9 @@ kernel that keeps the device busy until everything is queued; host time until th
 profiler; allocations by the allocator's counters; and the guarded step runs once under
 torch.cuda.set_sync_debug_mode("error"). Ratios are medians over the same rounds.
 
-The guarded step is put together here from the kernels, as the guard does it: statistics and decision, scaling that
-returns at once, and the optimizer's own skip flag. --dry-run goes through everything once with tiny tensors on whatever
-device the kernels have (the CPU with TRITON_INTERPRET=1); its figures mean nothing.
+Passes over the gradients are timed kernel by kernel, steps as users take them: with `fastguard.wrap`. --dry-run goes
+through everything once with tiny tensors on whatever device the kernels have (the CPU with TRITON_INTERPRET=1); its
+figures mean nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import fastguard
 from fastguard.kernels import triton as kernels
 from fastguard.kernels.triton import Slots, Workspace, read_slot
 
@@ -109,7 +110,7 @@ def alternate(rivals: dict[str, Run], device: torch.device, rounds: int) -> dict
 
 
 class Guarded:
-    """The guarded step on a list of gradients: statistics, decision, scaling if needed."""
+    """What the guard launches for a list of gradients: statistics, decision, scaling if needed."""
 
     def __init__(self, gradients: list[torch.Tensor], workspace: Workspace) -> None:
         self.gradients, self.workspace = gradients, workspace
@@ -244,8 +245,8 @@ def measure_step(shapes: list[tuple[int, ...]], workspace: Workspace, rounds: in
 
     theirs, their_optimizer = make()
     ours, our_optimizer = make()
-    guarded = Guarded([p.grad for p in ours if p.grad is not None], workspace)
-    max_norm = 2 * check(guarded)
+    max_norm = 2 * check(Guarded([p.grad for p in ours if p.grad is not None], workspace))
+    fastguard.wrap(our_optimizer, max_norm=max_norm, backend="triton")
     one = torch.ones((), device=device)
     found_inf = torch.zeros((), device=device)
 
@@ -258,20 +259,17 @@ def measure_step(shapes: list[tuple[int, ...]], workspace: Workspace, rounds: in
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, one)
         torch_clip()
 
-    def ours_step() -> None:
-        guarded(max_norm=max_norm)
-        our_optimizer.found_inf = guarded.slots.skip_flags[0]  # type: ignore[attr-defined]
-        our_optimizer.step()
-
     rivals: dict[str, Run] = {
         "clip_grad_norm_ + fused AdamW": torch_clip,
-        "guarded fused AdamW": ours_step,
+        "guarded fused AdamW": our_optimizer.step,
         "fused AdamW alone": their_optimizer.step,
         "unscale_ + clip_grad_norm_ + fused AdamW": torch_scaled,
     }
     return {
-        "never syncs": never_syncs(ours_step, device),
-        "allocations of 20 steps": allocations(ours_step, device),
+        "never syncs": never_syncs(our_optimizer.step, device),
+        "launches, guarded": launches(our_optimizer.step, device),
+        "launches, unguarded": launches(their_optimizer.step, device),
+        "allocations of 20 steps, guarded": allocations(our_optimizer.step, device),
         "allocations of 20 steps, unguarded": allocations(their_optimizer.step, device),
         "times": alternate(rivals, device, rounds),
     }

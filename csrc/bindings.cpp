@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
+
 #include "isa.h"
 #include "parallel.h"
 #include "passes.h"
@@ -33,14 +35,30 @@ struct Table {
   py::tuple fold;
 };
 
+py::tuple as_tuple(const Row& row) {
+  return py::make_tuple(row.numel, row.sum_sq, row.sum, row.abs_max, row.abs_min_nonzero, row.num_zeros, row.num_nans,
+                        row.num_infs);
+}
+
 Table compute(const std::vector<View>& views, int num_threads, double unscale) {
   auto table = py::reinterpret_steal<py::object>(
       PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(views.size() * sizeof(Row))));
   if (!table) throw py::error_already_set();
   Row total, *rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
   without_lock(views, [&] { total = tensor_stats(views, num_threads, unscale, rows); });
-  return {std::move(table), py::make_tuple(total.numel, total.sum_sq, total.sum, total.abs_max, total.abs_min_nonzero,
-                                           total.num_zeros, total.num_nans, total.num_infs)};
+  return {std::move(table), as_tuple(total)};
+}
+
+// The fold of rows that came as bytes, from first to last.
+py::tuple py_fold_rows(const py::bytearray& table) {
+  const char* bytes = PyByteArray_AS_STRING(table.ptr());
+  Row total;
+  for (size_t t = 0; t < table.size() / sizeof(Row); ++t) {
+    Row row;
+    std::memcpy(&row, bytes + t * sizeof(Row), sizeof(Row));
+    total.merge(row);
+  }
+  return as_tuple(total);
 }
 
 unsigned dtypes_of(const std::vector<View>& views) {
@@ -179,6 +197,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("read_stream", &py_read_stream, py::arg("tensors"), py::arg("num_threads"), py::arg("prefetch"));
   m.def("collect_gradients", &py_collect_gradients, py::arg("groups"));
   m.def("gradient_stats", &py_gradient_stats, py::arg("groups"), py::arg("num_threads"), py::arg("unscale"));
+  m.def("fold_rows", &py_fold_rows, py::arg("table"));
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("isa_names", &isa_names);
   m.def("select_isa", &select_kernels, py::arg("name"));

@@ -32,6 +32,7 @@ def in_effect() -> dict[str, dict[str, str | None]]:
     meanings = {
         "FASTGUARD_BACKEND": f'what "auto" means: {"the first backend that runs" if chosen == "auto" else chosen}',
         "FASTGUARD_ISA": f"instruction set of the CPU kernels: {isa() or 'the best that runs'}",
+        "TRITON_INTERPRET": f"the GPU kernels run: {'on the CPU, interpreted' if triton_interpreter() else 'compiled'}",
         "FASTGUARD_DLPACK": f"tensors through the DLPack exchange API: {access}",
     }
     return {name: {"value": os.environ.get(name), "meaning": meaning} for name, meaning in meanings.items()}

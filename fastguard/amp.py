@@ -37,7 +37,33 @@ class Scaling(NamedTuple):
     from_scaler: bool = False
 
 
-_NONE = Scaling()
+class Handed(NamedTuple):
+    """What a scaler handed over, as it is: nobody has waited for it.
+
+    Attributes:
+        grad_scale: what the gradients have to be divided by: tensor or number; None if they are not scaled.
+        found_inf: not 0 if the scaler saw a non-finite gradient; a sum over devices, so it may be 2.
+        fused, from_scaler: as in `Scaling`.
+    """
+
+    grad_scale: Any = None
+    found_inf: Any = None
+    fused: bool = False
+    from_scaler: bool = False
+
+    def read(self) -> Scaling:
+        """The same as numbers; synchronises if a tensor is on an accelerator."""
+        if not self.from_scaler:
+            return UNSCALED
+        scale, inverse = None, 1.0
+        if self.grad_scale is not None:
+            scale = float(self.grad_scale)
+            inverse = float(torch.as_tensor(self.grad_scale).double().reciprocal().float())
+        return Scaling(scale, inverse, self.found_inf is not None and bool(self.found_inf), self.fused, True)
+
+
+UNSCALED = Scaling()
+_NOTHING = Handed()
 
 
 class ScalerContract:
@@ -72,8 +98,8 @@ class ScalerContract:
         for name in ("grad_scale", "found_inf"):
             optimizer.__dict__.pop(name, None)
 
-    def receive(self, optimizer: torch.optim.Optimizer, kwargs: dict[str, object]) -> Scaling:
-        """What the scaler handed over for the step that is about to be taken; synchronises on an accelerator."""
+    def receive(self, optimizer: torch.optim.Optimizer, kwargs: dict[str, object]) -> Handed:
+        """What the scaler handed over for the step that is about to be taken. Does not synchronise."""
         self._holds = False  # a step that raised left it set
         given = optimizer.__dict__
         grad_scale, found_inf = given.get("grad_scale"), given.get("found_inf")
@@ -86,18 +112,14 @@ class ScalerContract:
                     f"{type(optimizer).__name__}.step takes a `grad_scaler` and unscales by itself, so its gradients "
                     "cannot be judged beforehand. Call scaler.unscale_(optimizer) and optimizer.step() yourself."
                 )
-            return _NONE
+            return _NOTHING
         # An optimizer from elsewhere that has the flag, and no such option, always reads the attributes.
         fused = self._native and not is_leaked and any(group.get("fused", True) for group in optimizer.param_groups)
-        scale, inverse = None, 1.0
-        if grad_scale is not None:
-            scale = float(grad_scale)
-            inverse = float(torch.as_tensor(grad_scale).double().reciprocal().float())
         if not fused and not is_leaked:
             given.pop("grad_scale", None)
             given.pop("found_inf", None)
             self._holds = True
-        return Scaling(scale, inverse, found_inf is not None and bool(found_inf), fused, True)
+        return Handed(grad_scale, found_inf, fused, True)
 
     def _from_proxies(self) -> tuple[Any, Any]:
         """What a scaler set on a wrapper of the optimizer.

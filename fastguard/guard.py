@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-import math
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
@@ -12,22 +9,21 @@ from typing import Any, TypeVar
 import torch
 
 from . import kernels
-from .amp import Scaling
+from .amp import Handed
+from .aside import Undo
 from .clipping import ClipPolicy, GlobalNorm
-from .diagnosis import RULES
-from .errors import AlreadyGuardedError, NonFiniteGradientsError, NotGuardedError
-from .history import NUM_DEFERRED, TrainingHistory
+from .devices import ElsewhereError, Judges, check_settings
+from .errors import AlreadyGuardedError, NotGuardedError
+from .history import TrainingHistory
 from .hooks import Attachment
+from .ledger import Ledger
 from .naming import Namer
 from .proxies import innermost, inwards
-from .recorder import Recorder
 from .report import Report, build_report
 from .sharding import refuse_sharding_model, refuse_shards
-from .stats import StepStats, TensorStats, norm_of
+from .stats import StepStats
 
-_log = logging.getLogger("fastguard")
 _Wrapped = TypeVar("_Wrapped")
-EQUAL_NORMS_RUN = 10  # from so many on, the rule "already-clipped" is asked
 _HOW_TO_GUARD = (
     "Guard it with `optimizer = fastguard.wrap(optimizer, model)`; "
     "a pickled or deep-copied optimizer has lost its guard."
@@ -42,22 +38,13 @@ class _NoGuard:
         return self if optimizer is None else Guard.of(optimizer)
 
 
-class _Decision:
-    """What was decided for one step; shared by all optimizers under one guard until each has taken its step."""
-
-    def __init__(self, record: StepStats, scale: float | None) -> None:
-        self.record = record
-        self.scale = scale
-        self.taken: set[int] = set()
-
-
 class Guard:
     """Watches the gradients of one optimizer, or of several that share one norm. Made by `fastguard.wrap`.
 
     Attributes:
         history: bounded record of the run, which `report` reads.
         skip_nonfinite: whether steps with NaN or Inf gradients are skipped.
-        max_consecutive_skips: how many skipped steps in a row raise.
+        judges: who judges the steps.
     """
 
     def __init__(
@@ -71,25 +58,23 @@ class Guard:
         max_consecutive_skips: int,
         sinks: Iterable[Any],
         backend: str,
+        when_behind: str,
+        clip_through: str,
     ) -> None:
         self.clip = clip
         self.skip_nonfinite = skip_nonfinite
-        self.max_consecutive_skips = max_consecutive_skips
         self.backend = kernels.resolve_backend(backend)
         self._proxies = [weakref.ref(proxy) for proxy in proxies]  # they own the optimizer, which owns the guard
         self._namer = Namer(model)
         self._namer.check(optimizers)
         self._names: tuple[str, ...] = ()
         self._fingerprint: int | None = None
-        self._step = 0
-        self._skipped_run: list[int] = []
-        self._skipped_tensors: dict[str, None] = {}  # an ordered set
-        self._decision: _Decision | None = None
-        self._told_already_clipped = False
-        self.recorder = Recorder(sinks)
+        self._ledger = Ledger(sinks, max_consecutive_skips)
+        self.recorder = self._ledger.recorder
         self._attachments = [Attachment(self, optimizer, self._proxies) for optimizer in optimizers]
+        self.judges = Judges(self._ledger, self.backend, when_behind, clip_through)
         # What is held back must reach the sinks also when the guard is dropped or the interpreter ends.
-        weakref.finalize(self, self.recorder.flush)
+        weakref.finalize(self, self.judges.flush)
 
     @staticmethod
     def of(optimizer: Any) -> Guard:
@@ -111,8 +96,25 @@ class Guard:
 
     @property
     def last(self) -> StepStats | None:
-        """The newest record, or None before the first step. Never blocks; on the CPU it is of the step just taken."""
+        """The newest record, or None before the first one. Never blocks.
+
+        On the CPU it is of the step just taken. On a GPU it is the newest that has arrived, and `lag` steps old.
+        """
         return self.recorder.last
+
+    @property
+    def lag(self) -> int:
+        """How many steps were taken since the one that `last` is of: 0 on the CPU, and after `flush`."""
+        return self.judges.now.lag
+
+    @property
+    def max_consecutive_skips(self) -> int:
+        """How many skipped steps in a row raise."""
+        return self._ledger.max_consecutive_skips
+
+    @max_consecutive_skips.setter
+    def max_consecutive_skips(self, number: int) -> None:
+        self._ledger.max_consecutive_skips = number
 
     def observe(self, loss: Any = None, val_loss: Any = None) -> None:
         """Adds a loss to the step just taken.
@@ -124,17 +126,27 @@ class Guard:
             RuntimeError: no step was taken yet, or its record was handed over by `flush`.
             ValueError: a tensor of more than one element.
 
-        Cost: no sync for a CPU tensor or a float.
+        Cost: no sync. A tensor on the device of the gradients is copied there: one launch.
         """
-        self.recorder.observe(loss, val_loss)
+        self.judges.now.observe(loss, val_loss)
 
     def flush(self) -> None:
-        """Hands the record of the step just taken to history and sinks. `observe` can no longer add to it."""
-        self.recorder.flush()
+        """Hands the record of the step just taken to history and sinks. `observe` can no longer add to it.
+
+        Cost: on a GPU, waits for the device.
+        """
+        self.judges.flush()
 
     def report(self) -> Report:
-        """What the run looks like so far, the step just taken included: status, findings, recommendations, numbers."""
-        return build_report(self.recorder.history_with_last(), sinks_lost=self.recorder.lost())
+        """What the run looks like so far, the step just taken included: status, findings, recommendations, numbers.
+
+        Cost: about 1 ms. On a GPU, waits for the device.
+        """
+        self.judges.now.catch_up()
+        lost = self.recorder.lost()
+        if self.judges.now.num_dropped:
+            lost["the guard, which was behind (when_behind='drop')"] = self.judges.now.num_dropped
+        return build_report(self.recorder.history_with_last(), sinks_lost=lost)
 
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. Records stay readable; sinks stay open."""
@@ -151,19 +163,18 @@ class Guard:
 
     def close(self) -> None:
         """Hands over what is held back and closes the sinks. Call it at the end of training."""
+        self.flush()
         self.recorder.close()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: step number, run of skips, history, clip policy. Plain data, fit for torch.save.
 
-        The step just taken is in it; `observe` may still add to that step, for this run only.
+        The step just taken is in it; `observe` may still add to that step, for this run only. On a GPU, waits for it.
         """
+        self.judges.now.catch_up()
         return {
             "version": 1,
-            "step": self._step,
-            "skipped_run": list(self._skipped_run),
-            "skipped_tensors": list(self._skipped_tensors),
-            "history": self.recorder.history_with_last().state_dict(),
+            **self._ledger.state_dict(),
             "clip": None if self.clip is None else self.clip.state_dict(),
         }
 
@@ -179,124 +190,36 @@ class Guard:
             problem = f"without {sorted(missing)}" if missing else f"of version {state['version']!r}"
             raise ValueError(f"`state` must come from Guard.state_dict (version 1), got one {problem}")
         self.flush()
-        self.history.load_state_dict(state["history"])
-        self._step = int(state["step"])
-        self._skipped_run = list(state["skipped_run"])
-        self._skipped_tensors = dict.fromkeys(state["skipped_tensors"])
+        self._ledger.load_state_dict(state)
         if self.clip is not None and state["clip"] is not None:
             self.clip.load_state_dict(state["clip"])
 
-    def judge(self, caller: Attachment, scaling: Scaling, *, first: bool, loss: float | None) -> tuple[bool, float]:
-        """Whether `caller` must skip its step, and what it must multiply its gradients by.
+    def judge(
+        self, caller: Attachment, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
+    ) -> Undo | None:
+        """Judges the step that `caller` is about to take, clips, and says what has to be undone after it.
 
         One pass over the gradients of all optimizers, when the first of them steps; the others follow its decision.
         """
-        if len(self._attachments) == 1:
-            return self._action(caller, scaling, self._decide(caller, scaling, first, loss))
-        decision = self._decision
-        if decision is None or not first or id(caller) in decision.taken:
-            decision = self._decision = _Decision(self._decide(caller, scaling, first, loss), scaling.scale)
-        elif decision.scale != scaling.scale:
-            raise RuntimeError(
-                "optimizers under one guard must have their gradients scaled alike when they step: got scale "
-                f"{scaling.scale} after {decision.scale}. Call scaler.unscale_ on all of them, or on none, before."
-            )
-        decision.taken.add(id(caller))
-        if len(decision.taken) == len(self._attachments):
-            self._decision = None
-        return self._action(caller, scaling, decision.record)
+        judges = self.judges
+        params = optimizer.param_groups[0]["params"] if optimizer.param_groups else None
+        if params and params[0].is_cpu is not judges.on_cpu:
+            judges.choose(self._attachments)
+        try:
+            return judges.now.judge(self, caller, optimizer, handed, first, loss)
+        except ElsewhereError:  # a gradient where this judge cannot reach: to the one that reaches everywhere
+            judges.choose(self._attachments, anywhere=True)
+            return judges.now.judge(self, caller, optimizer, handed, first, loss)
 
-    def _action(self, caller: Attachment, scaling: Scaling, record: StepStats) -> tuple[bool, float]:
-        unscale = 1.0 if scaling.fused else scaling.inverse
-        skip = (record.skipped and caller.can_skip) or scaling.found_inf
-        return skip, record.clip_coef * unscale
-
-    def scale(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
-        """Multiplies the gradients of `optimizer` in place."""
-        gradients, _, _ = kernels.collect_gradients([group["params"] for group in optimizer.param_groups])
-        if gradients:
-            kernels.run_scale(gradients, factor, self.backend)
-
-    def _decide(self, caller: Attachment, scaling: Scaling, first: bool, loss: float | None) -> StepStats:
-        optimizers = [attachment.optimizer for attachment in self._attachments]
-        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
-        table, total, positions, fingerprint = kernels.gradient_stats(groups, self.backend, scaling.inverse)
+    def names(
+        self, fingerprint: int, optimizers: Sequence[torch.optim.Optimizer], groups: Sequence[Sequence[torch.Tensor]]
+    ) -> tuple[str, ...]:
+        """Names of all parameters; asked for again when the fingerprint says that these are other ones."""
         if fingerprint != self._fingerprint:
             refuse_shards(groups)
             self._names = self._namer.names(optimizers)
             self._fingerprint = fingerprint
-        names = self._names
-        tensors = TensorStats(table, names if positions is None else lambda: [names[i] for i in positions], total)
-        norm = tensors.total_norm() if total is None else norm_of(total[1], total[6], total[7])
-        finite = math.isfinite(norm)
-        coefficient = self.clip.coefficient(norm) if self.clip is not None and finite else 1.0
-        skipped = ((self.skip_nonfinite and not finite) or scaling.found_inf) and caller.can_skip
-        record = StepStats(
-            step=self._step if first else self._step - 1,
-            tensors=tensors,
-            clip_coef=1.0 if skipped else coefficient,
-            skipped=skipped,
-            loss=loss,
-            lr=_learning_rate(optimizers[0]),
-            loss_scale=scaling.scale,
-        )
-        if first:
-            self.recorder.begin(record)
-            self._step += 1
-            if self._step % NUM_DEFERRED == 0:
-                self._say_already_clipped()
-            if not finite:
-                self._say_nonfinite(record, scaling)
-            if skipped or self._skipped_run:
-                self._count_skip(record)
-        elif self.recorder.last is not None:
-            self._revise(self.recorder.last, record, scaling)
-        return record
-
-    def _revise(self, kept: StepStats, record: StepStats, scaling: Scaling) -> None:
-        """Another evaluation within one step: its first bad gradients are what to keep, and the last one decides."""
-        if kept.is_finite and not record.is_finite:
-            kept = record
-            self._say_nonfinite(record, scaling)
-        self.recorder.replace(dataclasses.replace(kept, skipped=record.skipped))
-        self._count_skip(record)
-
-    def _count_skip(self, record: StepStats) -> None:
-        run, step = self._skipped_run, record.step
-        if run and run[-1] < step - 1:  # a step was taken in between
-            run.clear()
-            self._skipped_tensors.clear()
-        if not record.skipped:
-            if run and run[-1] == step:  # an earlier evaluation of this step was bad
-                run.pop()
-            return
-        if not run or run[-1] != step:
-            run.append(step)
-        self._skipped_tensors.update(dict.fromkeys(record.nonfinite))
-        if len(self._skipped_run) >= self.max_consecutive_skips:
-            self.flush()
-            raise NonFiniteGradientsError(self._skipped_run, list(self._skipped_tensors))
-
-    def _say_nonfinite(self, record: StepStats, scaling: Scaling) -> None:
-        level = logging.INFO if scaling.from_scaler else logging.WARNING  # a scaler finds its scale by overflowing
-        names = record.nonfinite
-        count = f"{len(names)} tensor" + ("" if len(names) == 1 else "s")
-        where = f"first in {names[0]!r}, {count} in all" if names else "only their norm overflowed"
-        what = "skipped" if record.skipped else "taken all the same"
-        _log.log(level, "step %d: gradients are not finite (%s); the step was %s", record.step, where, what)
-
-    def _say_already_clipped(self) -> None:
-        if self._told_already_clipped or self.history.equal_run < EQUAL_NORMS_RUN:
-            return
-        finding = RULES["already-clipped"](self.history)
-        if finding is not None:
-            self._told_already_clipped = True
-            _log.warning("%s %s", finding.summary, finding.recommendation)
-
-
-def _learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
-    lr = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-    return None if lr is None else float(lr)
+        return self._names
 
 
 def _clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy | None:
@@ -319,6 +242,8 @@ def wrap(
     max_consecutive_skips: int = 25,
     sinks: Iterable[Any] = (),
     backend: str = "auto",
+    when_behind: str = "wait",
+    clip_through: str = "scale",
 ) -> _Wrapped:
     """Guards `optimizer` in place and returns it: the same object, with its `Guard` as `optimizer.guard`.
 
@@ -338,14 +263,20 @@ def wrap(
         max_consecutive_skips: so many skipped steps in a row raise NonFiniteGradientsError.
         sinks: where records go: `JsonlSink`, `MemorySink`, any object with `write(record)`, or a function.
         backend: "auto" or a name from `fastguard.backends()`.
+        when_behind: on a GPU, what happens when records of 16 steps are on their way and none has arrived: "wait" for
+            the oldest, or "drop" the newest, which the report then counts.
+        clip_through: on a GPU, how the gradients of a fused optimizer are clipped. "scale": a pass of its own, which
+            reads and writes them once if they are clipped and does nothing if not. "grad_scale": the optimizer
+            divides, and always writes them back once; this wins when more than half of the steps are clipped.
 
     Raises:
-        ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown backend.
+        ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
         AlreadyGuardedError: the optimizer has a guard.
         BackendUnavailableError: the backend cannot run here.
         NonFiniteGradientsError: from `step`, after `max_consecutive_skips`; parameters are untouched.
 
-    Cost a step on the CPU: one read of the gradients; one more read and write only if they are clipped.
+    Cost a step: one read of the gradients; one more read and write only if they are clipped. On a GPU two launches, one
+    more to clip, and no sync with a fused optimizer; with any other one sync, and none with `skip_nonfinite=False`.
 
     >>> import torch, fastguard
     >>> model = torch.nn.Linear(2, 1)
@@ -360,6 +291,7 @@ def wrap(
         raise ValueError("`optimizer` must be an optimizer or a list of at least one, got an empty list")
     if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
         raise ValueError(f"`max_consecutive_skips` must be an integer >= 1, got {max_consecutive_skips!r}")
+    check_settings(when_behind, clip_through)
     inner = [innermost(o) for o in given]
     policy = _clip_policy(max_norm, clip)
     if len(set(map(id, inner))) != len(inner):
@@ -383,6 +315,8 @@ def wrap(
         max_consecutive_skips=max_consecutive_skips,
         sinks=sinks,
         backend=backend,
+        when_behind=when_behind,
+        clip_through=clip_through,
     )
     if "guard" not in torch.optim.Optimizer.__dict__:
         torch.optim.Optimizer.guard = _NoGuard()  # type: ignore[attr-defined]

@@ -13,38 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import kernels
-from .amp import ScalerContract, Scaling
-from .recorder import loss_of
+from .amp import Handed, ScalerContract
+from .aside import Undo
 from .stats import TensorStats
 
 if TYPE_CHECKING:
     from .guard import Guard
-
-
-class SetAside:
-    """Gradients taken away for one step, which makes any optimizer leave its parameters and state alone.
-
-    The groups' own entries are kept too: some optimizers advance a counter in the group whether or not there is a
-    gradient.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._groups = [(group, dict(group)) for group in optimizer.param_groups]
-        self._gradients = []
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._gradients.append((p, p.grad))
-                    p.grad = None
-
-    def give_back(self) -> None:
-        for p, gradient in self._gradients:
-            if p.grad is None:
-                p.grad = gradient
-        for group, kept in self._groups:
-            for key in group.keys() - kept.keys():
-                del group[key]
-            group.update(kept)
 
 
 class Attachment:
@@ -58,7 +32,7 @@ class Attachment:
         self._scaler = ScalerContract(optimizer, proxies)
         # LBFGS evaluates its closure several times a step and has no step without gradients.
         self.can_skip = not isinstance(optimizer, torch.optim.LBFGS)
-        self._set_aside: SetAside | None = None
+        self._undo: Undo | None = None
         self._evaluations = 0
         self._depth = 0  # of steps under way; more than 1 where a subclass's step calls its parent's
         self._silent = False
@@ -85,9 +59,9 @@ class Attachment:
             self._scaler.leave(optimizer)
 
     def _give_back(self) -> None:
-        if self._set_aside is not None:
-            self._set_aside.give_back()
-            self._set_aside = None
+        if self._undo is not None:
+            self._undo.give_back()
+            self._undo = None
 
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -99,46 +73,44 @@ class Attachment:
         self._depth = 1
         self._give_back()  # of a step that raised before its post-hook ran
         self._evaluations = 0
-        scaling = self._scaler.receive(optimizer, kwargs)
+        handed = self._scaler.receive(optimizer, kwargs)
         self._silent = _is_state_initialisation(optimizer, kwargs)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if self._silent:
             return None
         if not callable(closure):
-            self._judge(optimizer, scaling)
-            self.guard.recorder.add_overhead(time.perf_counter() - started)
+            self._judge(optimizer, handed)
+            self.guard.judges.now.add_overhead(time.perf_counter() - started)
             return None
         # The gradients of this step do not exist before the closure has run.
-        judged = self._judging(closure, optimizer, scaling)
+        judged = self._judging(closure, optimizer, handed)
         if len(args) > 1:
             return (args[0], judged, *args[2:]), kwargs
         return args, {**kwargs, "closure": judged}
 
     def _judging(
-        self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer, scaling: Scaling
+        self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer, handed: Handed
     ) -> Callable[[], Any]:
         @functools.wraps(closure)
         def judged() -> Any:
             loss = closure()
             started = time.perf_counter()
-            self._set_aside = None  # the closure has made gradients anew
-            self._judge(optimizer, scaling, loss_of(loss))
-            self.guard.recorder.add_overhead(time.perf_counter() - started)
+            if self._undo is not None:  # the closure has made gradients anew
+                self._undo.forget()
+                self._undo = None
+            self._judge(optimizer, handed, loss)
+            self.guard.judges.now.add_overhead(time.perf_counter() - started)
             return loss
 
         return judged
 
-    def _judge(self, optimizer: torch.optim.Optimizer, scaling: Scaling, loss: float | None = None) -> None:
+    def _judge(self, optimizer: torch.optim.Optimizer, handed: Handed, loss: Any = None) -> None:
         try:
-            skip, factor = self.guard.judge(self, scaling, first=self._evaluations == 0, loss=loss)
+            self._undo = self.guard.judge(self, optimizer, handed, self._evaluations == 0, loss)
         except BaseException:
             self._scaler.abandon(optimizer)
             raise
         self._evaluations += 1
-        if skip:
-            self._set_aside = SetAside(optimizer)
-        elif factor != 1.0:
-            self.guard.scale(optimizer, factor)
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depth -= 1

@@ -84,7 +84,7 @@ def describe(facts: dict[str, Any]) -> str:
         gpus = f", {', '.join(facts['gpus']) or 'no GPU in reach'}" if facts["cuda"] else ""
         rows.append(("torch", f"{facts['torch']}, {facts['torch_threads']} threads, {cuda}{gpus}"))
     lines = [f"{name:<12}{value}" for name, value in rows]
-    lines += ["", 'backends, in the order in which "auto" tries them (triton has to be asked for by name)']
+    lines += ["", 'backends, in the order in which "auto" tries them (triton after a trial on the GPU)']
     for name, status in facts["backends"].items():
         verdict = f"runs        {status['detail']}" if status["available"] else f"cannot run  {status['reason']}"
         lines.append(f"  {name:<12}{verdict}")

@@ -13,12 +13,15 @@ from .sinks import SafeSink
 from .stats import StepStats
 
 
+def check_scalar(name: str, value: Any) -> None:
+    """Raises ValueError for a tensor of more than one element. Does not synchronise."""
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise ValueError(f"`{name}` must be a scalar, got a tensor of shape {tuple(value.shape)}. Reduce it first.")
+
+
 def _scalar(name: str, value: Any) -> float:
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"`{name}` must be a scalar, got a tensor of shape {tuple(value.shape)}. Reduce it first.")
-        return float(value.detach())
-    return float(value)
+    check_scalar(name, value)
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def loss_of(value: Any) -> float | None:
@@ -37,6 +40,7 @@ class Recorder:
         self.last: StepStats | None = None
         self._pending = False
         self._overhead_s = 0.0
+        self._attached: dict[int, dict[str, Any]] = {}  # by step, for records that have not come yet
 
     @property
     def history(self) -> TrainingHistory:
@@ -47,12 +51,28 @@ class Recorder:
     def begin(self, record: StepStats) -> None:
         """Takes the record of a step; the one before it is complete and is delivered."""
         self.flush()
+        if self._attached:
+            for step in sorted(step for step in self._attached if step <= record.step):
+                record = dataclasses.replace(record, **self._attached.pop(step))
         self.last = record
         self._pending = True
 
     def replace(self, record: StepStats) -> None:
         """Takes another record of the same step, in place of the one that is held."""
         self.last = record
+
+    def attach(self, step: int, **fields: Any) -> None:
+        """Adds what was sampled at a step (`activations`, `weights`) to its record, which may still be on its way.
+
+        For a step whose record was delivered already, it goes to the next one.
+        """
+        last = self.last
+        if last is not None and last.step >= step:
+            if self._pending:
+                self.last = dataclasses.replace(last, **fields)
+                return
+            step = last.step + 1
+        self._attached.setdefault(step, {}).update(fields)
 
     def add_overhead(self, seconds: float) -> None:
         """Adds time that guarding took to the step just taken."""

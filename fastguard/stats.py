@@ -239,7 +239,7 @@ class TensorStats:
         """The fold of all rows, first to last, in the order of `COLUMNS`."""
         if self._total is None:
             self._total = fold_rows(self)
-        return tuple(self._total)
+        return self._total if type(self._total) is tuple else tuple(self._total)
 
     def total_norm(self) -> float:
         """2-norm of all tensors together, as torch has it; the quickest way to it."""

@@ -64,7 +64,8 @@ def test_info_json_is_one_object_with_the_same_facts(capsys):
     assert facts["torch"] == torch.__version__
     assert facts["problem"] is None
     assert facts["backends"] == {name: status._asdict() for name, status in kernels.backends().items()}
-    assert facts["environment"].keys() == {"FASTGUARD_BACKEND", "FASTGUARD_ISA", "FASTGUARD_DLPACK"}
+    asked = {"FASTGUARD_BACKEND", "FASTGUARD_ISA", "FASTGUARD_DLPACK", "TRITON_INTERPRET"}
+    assert facts["environment"].keys() == asked
 
 
 def test_info_shows_a_backend_from_the_environment(capsys, monkeypatch):

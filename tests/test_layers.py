@@ -19,16 +19,8 @@ LAYERS = {
     "producers": {"_C", "activations", "kernels"},
     "consumers": {"diagnosis", "history", "report", "report_tables", "sinks"},
     "conductor": {
-        "amp",
-        "clipping",
-        "debugger",
-        "facts",
-        "guard",
-        "hooks",
-        "naming",
-        "proxies",
-        "recorder",
-        "sharding",
+        *("amp", "aside", "clipping", "debugger", "devices", "facts", "guard", "hooks", "host_judge", "ledger"),
+        *("naming", "proxies", "recorder", "sharding"),
     },
     "door": {"__init__", "__main__", "bench", "cli", "demo", "info", "offline"},
 }

@@ -24,8 +24,6 @@ from . import cpu, reference, triton
 
 # In the order in which "auto" tries them.
 _BACKENDS: dict[str, ModuleType] = {"cpu": cpu, "triton": triton, "reference": reference}
-# The Triton kernels have been proved without a GPU only: until they have run on one, they must be asked for by name.
-_AUTO = ("cpu", "reference")
 _log = logging.getLogger("fastguard")
 
 
@@ -93,15 +91,21 @@ def _say_once(message: str) -> None:
 def _backend_for(device: torch.device, backend: str) -> ModuleType:
     if backend != "auto":
         return _BACKENDS[backend]
-    for name in _AUTO:
-        module = _BACKENDS[name]
+    for name, module in _BACKENDS.items():
         if not module.accepts(device):
             continue
         reason = module.unavailable()
+        if reason is None and module is triton:
+            reason = triton.problem_on(device)
         if reason is None:
             return module
         _say_once(f"backend {name!r} cannot run: {reason}. Falling back; the results are the same, only slower.")
     return reference
+
+
+def takes_triton(device: torch.device, backend: str) -> bool:
+    """Whether `backend` means the Triton kernels on `device`; says once why "auto" has to pass them over."""
+    return triton.accepts(device) and _backend_for(device, backend) is triton
 
 
 def _device_of(tensor: Any) -> torch.device:
@@ -116,7 +120,7 @@ def _split_by_device(tensors: Sequence[Any]) -> dict[torch.device, list[int]]:
 
 
 @contextlib.contextmanager
-def _renumbering(indices: list[int]) -> Iterator[None]:
+def renumbering(indices: Sequence[int]) -> Iterator[None]:
     """Errors about a part of a list, told in terms of the whole."""
     try:
         yield
@@ -143,7 +147,7 @@ def run_stats(tensors: Sequence[Any], backend: str, unscale: float = 1.0) -> tup
     row_bytes = 8 * len(_stats.COLUMNS)
     table = bytearray(row_bytes * len(tensors))
     for device, indices in groups.items():
-        with _renumbering(indices):
+        with renumbering(indices):
             rows, _ = _backend_for(device, backend).tensor_stats([tensors[i] for i in indices], unscale)
         for place, i in enumerate(indices):
             table[i * row_bytes : (i + 1) * row_bytes] = rows[place * row_bytes : (place + 1) * row_bytes]
@@ -178,10 +182,17 @@ def gradient_norm(parameters: list[torch.Tensor], backend: str) -> tuple[float, 
 def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
     """x *= factor on the backend of each tensor's device; tells autograd."""
     for device, indices in _split_by_device(tensors).items():
-        with _renumbering(indices):
+        with renumbering(indices):
             _backend_for(device, backend).scale_([tensors[i] for i in indices], factor)
-    # A graph that saved these tensors has to fail rather than go on with changed values.
-    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+    tell_autograd(tensors)
+
+
+def tell_autograd(tensors: Sequence[Any]) -> None:
+    """A graph that saved these tensors, which were written to, has to fail rather than go on with changed values."""
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except RuntimeError:  # inference tensors have no version; asking each would take longer than telling all
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
 def collect_gradients(
@@ -204,6 +215,11 @@ def gradient_stats(
     gradients, positions, fingerprint = collect_gradients(groups)
     table, fold = run_stats(gradients, backend, unscale)
     return table, fold, positions, fingerprint
+
+
+def fold_rows(table: bytearray) -> tuple[float, ...]:
+    """The fold of rows, first to last."""
+    return cpu.fold_rows(table) if _CPU_RUNS else _stats.fold_rows(TensorStats(table))
 
 
 def _as_list(tensors: Any, argument: str = "tensors") -> list[Any]:

@@ -1,7 +1,7 @@
 """Plain PyTorch: the definition of every column, and the fallback on any device. No compiled code of ours.
 
-Every element is widened to float64, non-finite ones are counted and replaced by zero, and the columns are what torch's
-own reductions say of the rest.
+Every element is widened (see `wide_dtype`), non-finite ones are counted and replaced by zero, and the columns are what
+torch's own reductions say of the rest.
 """
 
 from __future__ import annotations
@@ -31,31 +31,40 @@ def accepts(device: torch.device) -> bool:
     return True
 
 
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """What sums are taken in: float64, but float32 on Apple's GPUs, which have no other.
+
+    There a norm is within about 1e-5, squares overflow above 1e19, and counts above 2^24 lose their last bits.
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def _chunk_columns(x: torch.Tensor) -> torch.Tensor:
+    wide = wide_dtype(x.device)
     nans, infs = torch.isnan(x), torch.isinf(x)
-    values = torch.where(nans | infs, torch.zeros((), dtype=torch.float64, device=x.device), x.double())
+    values = torch.where(nans | infs, torch.zeros((), dtype=wide, device=x.device), x.to(wide))
     magnitude = values.abs()
     nonzero = magnitude > 0
     # A float32 subnormal is a normal float64, so nothing is lost to flushing after the widening.
-    none = torch.full((), torch.inf, dtype=torch.float64, device=x.device)
+    none = torch.full((), torch.inf, dtype=wide, device=x.device)
     return torch.stack(
         [
             (values * values).sum(),
             values.sum(),
             magnitude.max(),
             torch.where(nonzero, magnitude, none).min(),
-            nonzero.sum().double(),
-            nans.sum().double(),
-            infs.sum().double(),
+            nonzero.sum().to(wide),
+            nans.sum().to(wide),
+            infs.sum().to(wide),
         ]
     )
 
 
-def _tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
-    """One row, float64 [8], on the tensor's device; does not synchronise."""
+def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
+    """One row, [8], on the tensor's device; does not synchronise."""
     x = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if x.numel() == 0:
-        return torch.zeros(len(COLUMNS), dtype=torch.float64, device=x.device)
+        return torch.zeros(len(COLUMNS), dtype=wide_dtype(x.device), device=x.device)
     parts = torch.stack([_chunk_columns(chunk) for chunk in x.reshape(-1).split(_CHUNK)])
     sums = parts.sum(0)
     smallest = parts[:, 3].min()
@@ -83,8 +92,8 @@ def tensor_stats(tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple
     if not tensors:
         return table, None
     with torch.no_grad():
-        rows = torch.stack([_tensor_columns(plain(t, i)) for i, t in enumerate(tensors)])
-        powers = torch.tensor([0, 2, 1, 1, 1, 0, 0, 0], dtype=torch.float64, device=rows.device)
+        rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
+        powers = torch.tensor([0, 2, 1, 1, 1, 0, 0, 0], dtype=torch.float64)
         torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
     return table, None
 

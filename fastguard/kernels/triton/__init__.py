@@ -16,6 +16,7 @@ import torch
 from ... import _env
 from .slots import Header, Slots, read_slot
 from .tables import Plan
+from .trial import problem_on
 from .workspace import Workspace
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "unavailable",
     "detail",
     "accepts",
+    "problem_on",
     "tensor_stats",
     "scale_",
 ]

@@ -1,0 +1,42 @@
+"""What the tests on a GPU share. Where there is none they are skipped, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from fastguard.kernels import triton
+
+
+@pytest.fixture(autouse=True)
+def device() -> torch.device:
+    """The GPU, with its index."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device: torch.cuda.is_available() is False here")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(params=["triton", "reference"])
+def backend(request: pytest.FixtureRequest, device: torch.device) -> str:
+    """Either way to measure there."""
+    if request.param == "triton" and triton.unavailable() is not None:
+        pytest.skip(f"the kernels cannot run here: {triton.unavailable()}")
+    return request.param
+
+
+@contextmanager
+def _syncs_are(mode: str) -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def no_sync() -> object:
+    """`with no_sync():` any operation that waits for the device is an error."""
+    return lambda: _syncs_are("error")

@@ -1,0 +1,57 @@
+"""Runs guards on the CPU as they run on a GPU: records on their way, decisions where the gradients are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import fastguard
+from fastguard import _env, devices
+from fastguard.devices.engines import ReferenceEngine, TritonEngine
+from fastguard.kernels import triton
+
+ENGINES = {"reference": ReferenceEngine, "triton": TritonEngine}
+
+
+@pytest.fixture
+def interpreted() -> Iterator[None]:
+    """For tests that run the kernels on CPU tensors."""
+    if not _env.triton_interpreter() or triton.unavailable() is not None:
+        pytest.skip("the kernels take CPU tensors where Triton interprets: TRITON_INTERPRET=1")
+    with warnings.catch_warnings():  # NumPy computes, and warns of overflows and NaNs
+        warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every engine, taken for tensors on the CPU whatever backend a guard was given."""
+    if request.param == "triton":
+        request.getfixturevalue("interpreted")
+    monkeypatch.setattr(devices, "engine_for", lambda device, backend: ENGINES[request.param])
+    return request.param
+
+
+@pytest.fixture
+def no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`last` and `history` wait for the step just taken, as nobody should who trains on a GPU."""
+
+    def waiting(name: str) -> property:
+        def get(guard: fastguard.Guard) -> Any:
+            guard.judges.now.catch_up()
+            return getattr(guard.recorder, name)
+
+        return property(get)
+
+    for name in ("last", "history"):
+        monkeypatch.setattr(fastguard.Guard, name, waiting(name))
+
+
+@pytest.fixture
+def backend() -> str:
+    """Tests that ask for every backend get one: it is the engine that counts here."""
+    return "auto"

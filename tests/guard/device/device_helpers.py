@@ -1,0 +1,115 @@
+"""A device that is as slow as a test wants it, several devices that are one, and a watch on what may not happen."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastguard import devices
+from fastguard.devices.courier import Courier, Parcel
+from fastguard.devices.judge import DeviceJudge
+
+
+class SlowCourier(Courier):
+    """Copies when it is told to, in order, as a device does that the host has run ahead of.
+
+    What is copied is what the slot holds by then: a slot that was filled again too early shows.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.queue: deque[Parcel] = deque()
+        self.num_sent = self.num_waits = 0
+
+    def send(self, parcel: Parcel) -> None:
+        parcel.copy.fill_(float("nan"))
+        self.queue.append(parcel)
+        self.num_sent += 1
+
+    def run(self, number: int | None = None) -> None:
+        """The device goes on: by `number` copies, or to the end."""
+        for _ in range(len(self.queue) if number is None else number):
+            parcel = self.queue.popleft()
+            parcel.copy.copy_(parcel.slot.words)
+
+    def has_arrived(self, parcel: Parcel) -> bool:
+        return all(waiting is not parcel for waiting in self.queue)
+
+    def wait(self, parcel: Parcel) -> None:
+        self.num_waits += not self.has_arrived(parcel)
+        while not self.has_arrived(parcel):
+            self.run(1)
+
+
+def slow(optimizer: Any, *, device_of: Callable[[torch.Tensor], torch.device] | None = None) -> list[SlowCourier]:
+    """Puts `optimizer` on a slow device; gives its couriers, one for each device that turns up."""
+    couriers: list[SlowCourier] = []
+
+    def courier_for(device: torch.device) -> SlowCourier:
+        couriers.append(SlowCourier(torch.device("cpu")))
+        return couriers[-1]
+
+    put(optimizer, courier_for=courier_for, device_of=device_of)
+    return couriers
+
+
+def put(optimizer: Any, **settings: Any) -> DeviceJudge:
+    """Gives the guard of `optimizer` a judge with such settings. Whatever the devices are called, they are the CPU."""
+    judges = optimizer.guard.judges
+    backend, when_behind, clip_through = judges._settings
+    cpu = torch.device("cpu")
+
+    def engine_for(device: torch.device) -> Any:
+        return lambda _: devices.engine_for(cpu, backend)(cpu)
+
+    judges.now = DeviceJudge(judges._ledger, engine_for, when_behind, clip_through, **settings)
+    judges.on_cpu = True
+    return judges.now
+
+
+_WAITING = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique", "masked_select")
+_ALLOCATING = ("empty", "zeros", "ones", "full", "clone", "_to_copy", "new_", "rand", "arange", "cat", "stack")
+
+
+class Watch(TorchDispatchMode):
+    """Notes the torch operations for which a host would have to wait for a device, and those that allocate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+        self.allocations: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if name in _WAITING:
+            self.waits.append(name)
+        if name.startswith(_ALLOCATING):
+            self.allocations.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watched() -> Iterator[Watch]:
+    """A watch, also on the ways from a tensor to numbers that no dispatcher sees."""
+    kept = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu", "__bool__", "__float__", "item")}
+    with Watch() as watch:
+
+        def noting(name: str) -> Any:
+            def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                watch.waits.append(name)
+                return kept[name](self, *args, **kwargs)
+
+            return method
+
+        try:
+            for name in kept:
+                setattr(torch.Tensor, name, noting(name))
+            yield watch
+        finally:
+            for name, method in kept.items():
+                setattr(torch.Tensor, name, method)

@@ -1,0 +1,278 @@
+"""Records on their way from a slow device: in order, none lost unseen, each with what belongs to it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import slow
+from guard_helpers import loss_at, make_model, poison, take_step
+from torch import nn
+
+import fastguard
+from fastguard.devices.ring import NUM_SLOTS
+
+pytestmark = pytest.mark.usefixtures("engine")
+
+
+def _guarded(model: nn.Module, sinks: Any = (), **settings: Any) -> Any:
+    return fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.05, fused=True), model, sinks=sinks, **settings)
+
+
+def _norms(num_steps: int) -> list[float]:
+    """The norms of a training on the host."""
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.05, fused=True), model, sinks=[memory])
+    optimizer.guard.judges.on_cpu = True  # keeps the host's judge
+    for step in range(num_steps):
+        take_step(model, optimizer, step)
+    optimizer.guard.flush()
+    return memory.series("grad/norm")
+
+
+def test_records_come_in_order_and_are_right() -> None:
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = _guarded(model, [memory])
+    guard = optimizer.guard
+    couriers = slow(optimizer)
+    assert (guard.last, guard.lag) == (None, 0)
+    for step in range(12):
+        take_step(model, optimizer, step)
+        guard.observe(loss=float(step))
+        arrived = [] if step < 4 else list(range(step // 4 * 4 - 1))
+        assert memory.series("step") == arrived
+        assert guard.last is None or guard.last.step == arrived[-1]
+        assert guard.lag == step - (arrived[-1] if arrived else -1)
+        if step % 4 == 3:
+            couriers[0].run()
+    guard.flush()
+    assert memory.series("step") == memory.series("loss") == list(range(12))
+    assert memory.series("grad/norm") == pytest.approx(_norms(12), rel=1e-6)
+    assert (guard.last.step, guard.lag) == (11, 0)
+    assert couriers[0].num_waits == 1  # of flush
+
+
+def test_a_device_that_keeps_up_lags_by_one_step() -> None:
+    model = make_model()
+    optimizer = _guarded(model)
+    for step in range(4):
+        take_step(model, optimizer, step)
+        assert optimizer.guard.lag == 1
+        assert getattr(optimizer.guard.last, "step", None) == (step - 1 if step else None)
+
+
+def test_a_host_that_runs_ahead_waits_for_the_oldest() -> None:
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = _guarded(model, [memory])
+    couriers = slow(optimizer)
+    for step in range(NUM_SLOTS):
+        take_step(model, optimizer, step)
+    assert couriers[0].num_waits == 0
+    for step in range(NUM_SLOTS, NUM_SLOTS + 5):
+        take_step(model, optimizer, step)
+    assert couriers[0].num_waits == 5
+    assert memory.series("step") == list(range(5))
+    optimizer.guard.close()
+    assert memory.series("grad/norm") == pytest.approx(_norms(NUM_SLOTS + 5), rel=1e-6)
+    assert "lost-records" not in {f.rule for f in optimizer.guard.report().findings}
+
+
+def test_or_it_drops_the_newest_and_says_so() -> None:
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = _guarded(model, [memory], when_behind="drop")
+    couriers = slow(optimizer)
+    for step in range(NUM_SLOTS + 3):
+        take_step(model, optimizer, step)
+    assert couriers[0].num_waits == 0
+    couriers[0].run()
+    take_step(model, optimizer, NUM_SLOTS + 3)
+    optimizer.guard.flush()
+    steps = [*range(NUM_SLOTS - 1), NUM_SLOTS + 2, NUM_SLOTS + 3]
+    assert memory.series("step") == steps
+    expected = _norms(NUM_SLOTS + 4)
+    assert memory.series("grad/norm") == pytest.approx([expected[step] for step in steps], rel=1e-6)
+    report = optimizer.guard.report()
+    lost = next(f for f in report.findings if f.rule == "lost-records")
+    assert lost.summary.startswith("3 records could not be written: 3 by the guard, which was behind")
+
+
+def test_losses_travel_with_their_step() -> None:
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = _guarded(model, [memory])
+    slow(optimizer)
+    losses = []
+    for step in range(6):
+        loss = loss_at(model, step)
+        take_step(model, optimizer, step)
+        optimizer.guard.observe(loss=loss)
+        if step % 2:
+            optimizer.guard.observe(val_loss=loss.detach().double().reshape(1) * 2)
+        losses.append(float(loss.detach()))
+    optimizer.guard.observe(loss=7.0)  # the last one counts, wherever it is
+    optimizer.guard.flush()
+    assert memory.series("loss") == [*losses[:5], 7.0]
+    assert memory.series("val_loss")[1::2] == [2 * loss for loss in losses[1::2]]
+
+
+def test_observe_needs_a_step_and_a_scalar() -> None:
+    model = make_model()
+    optimizer = _guarded(model)
+    take_step(model, optimizer, 0)
+    with pytest.raises(ValueError, match=r"`val_loss` must be a scalar, got a tensor of shape \(2,\)"):
+        optimizer.guard.observe(loss=1.0, val_loss=torch.ones(2))
+    optimizer.guard.flush()
+    assert optimizer.guard.last.loss is None
+    with pytest.raises(RuntimeError, match="must follow a step"):
+        optimizer.guard.observe(loss=1.0)
+
+
+def test_a_report_waits_and_leaves_the_step_open() -> None:
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = _guarded(model, [memory])
+    couriers = slow(optimizer)
+    for step in range(3):
+        take_step(model, optimizer, step)
+    assert optimizer.guard.report().numbers["num_steps"] == 3
+    assert (couriers[0].num_waits, optimizer.guard.lag) == (3, 0)
+    assert memory.series("step") == [0, 1]
+    optimizer.guard.observe(loss=torch.tensor(2.5))
+    take_step(model, optimizer, 3)
+    assert memory.series("step") == [0, 1, 2]
+    assert memory.series("loss") == [None, None, 2.5]
+
+
+def test_rates_that_are_tensors_are_copied() -> None:
+    model, memory = make_model(), fastguard.MemorySink()
+    rate = torch.tensor(0.5)
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=rate, fused=True), model, sinks=[memory])
+    slow(optimizer)
+    for step in range(3):
+        take_step(model, optimizer, step)
+        rate.mul_(0.5)
+    optimizer.guard.flush()
+    assert memory.series("lr") == [0.5, 0.25, 0.125]
+
+
+def test_groups_added_while_records_are_on_their_way() -> None:
+    model, more, memory = make_model(), nn.Linear(2, 2), fastguard.MemorySink()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model[0].parameters(), lr=0.05, fused=True), sinks=[memory])
+    couriers = slow(optimizer)
+    for step in range(2):
+        take_step(model, optimizer, step)
+    optimizer.add_param_group({"params": list(more.parameters())})
+    for p in more.parameters():
+        p.grad = torch.full_like(p, 2.0)
+    for p in model[0].parameters():
+        p.grad = torch.ones_like(p)
+    model[0].bias.grad = None
+    optimizer.step()
+    couriers[0].run()
+    optimizer.guard.flush()
+    records = memory.records
+    old, new = ("group0.param0", "group0.param1"), ("group0.param0", "group1.param0", "group1.param1")
+    assert [r.tensors.names for r in records] == [old, old, new]
+    assert records[2].tensors.norm == pytest.approx((math.sqrt(48), 4.0, math.sqrt(8)))
+    assert records[2].tensors.numel == (48, 4, 2)
+
+
+def test_bad_tensors_are_named_when_the_record_arrives(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    optimizer = _guarded(model)
+    couriers = slow(optimizer)
+    take_step(model, optimizer, 0)
+    optimizer.zero_grad()
+    loss_at(model, 1).backward()
+    poison(model, math.nan, 1)
+    poison(model, math.inf, 2)
+    optimizer.step()
+    take_step(model, optimizer, 2)
+    assert not caplog.records
+    couriers[0].run()
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        take_step(model, optimizer, 3)
+    message = "step 1: gradients are not finite (first in '2.weight', 2 tensors in all); the step was skipped"
+    assert [r.getMessage() for r in caplog.records] == [message]
+    assert optimizer.guard.last.nonfinite == ["2.weight", "0.bias"]
+
+
+@pytest.mark.parametrize("ending", ["drop", "detach", "close"])
+def test_nothing_on_its_way_is_lost_at_the_end(ending: str) -> None:
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = _guarded(model, [memory])
+    slow(optimizer)
+    for step in range(5):
+        take_step(model, optimizer, step)
+    if ending == "drop":
+        del optimizer
+        gc.collect()
+    else:
+        getattr(optimizer.guard, ending)()
+    assert memory.series("step") == [0, 1, 2, 3, 4]
+
+
+def test_a_sink_that_fails_is_told_on_when_the_record_arrives() -> None:
+    def fails(record: fastguard.StepStats) -> None:
+        raise OSError("disk full")
+
+    model, good = make_model(), fastguard.MemorySink()
+    optimizer = _guarded(model, [fails, good])
+    take_step(model, optimizer, 0)
+    with pytest.warns(RuntimeWarning, match="disk full"):
+        take_step(model, optimizer, 1)
+    take_step(model, optimizer, 2)
+    optimizer.guard.flush()
+    assert good.series("step") == [0, 1, 2]
+    assert list(optimizer.guard.recorder.lost().values()) == [3]
+
+
+def test_a_resumed_run_goes_on_with_the_numbers_and_without_a_lag_of_the_past() -> None:
+    model = make_model()
+    optimizer = _guarded(model)
+    slow(optimizer)
+    for step in range(4):
+        take_step(model, optimizer, step)
+    state = optimizer.guard.state_dict()
+    assert (state["step"], len(state["history"]["recent"])) == (4, 4)
+    other = make_model()
+    resumed = _guarded(other)
+    resumed.guard.load_state_dict(state)
+    assert resumed.guard.lag == 0
+    take_step(other, resumed, 4)
+    assert resumed.guard.lag == 1
+    resumed.guard.flush()
+    assert (resumed.guard.last.step, resumed.guard.history.num_steps) == (4, 5)
+
+
+def test_a_second_evaluation_is_part_of_its_step() -> None:
+    class CallsTwice(torch.optim.SGD):
+        def step(self, closure: Any) -> Any:
+            with torch.enable_grad():
+                closure()
+                closure()
+            return super().step()
+
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = fastguard.wrap(CallsTwice(model.parameters(), lr=0.1), model, sinks=[memory])
+    slow(optimizer)
+    calls: list[int] = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_at(model, len(calls))
+        loss.backward()
+        if len(calls) == 2:
+            poison(model)
+        calls.append(0)
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    optimizer.guard.flush()
+    assert memory.series("step") == [0, 1, 2]
+    assert [math.isnan(norm) for norm in memory.series("grad/norm")] == [False, True, False]
+    assert [r.skipped for r in memory.records] == [False, False, False]  # the second evaluation was good
+    assert all(r.loss is not None for r in memory.records)

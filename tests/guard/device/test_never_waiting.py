@@ -1,0 +1,176 @@
+"""A guarded step with a fused optimizer asks a device for no number, and in the steady state makes no tensor."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import Watch, put, slow, watched
+from guard_helpers import loss_at, make_model, poison, take_step
+from torch import nn
+
+import fastguard
+from fastguard.kernels.triton.launch import Launcher
+
+FUSED: dict[str, Any] = {
+    "SGD": lambda params, **kw: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
+    "Adam": lambda params, **kw: torch.optim.Adam(params, fused=True),
+    "AdamW": lambda params, **kw: torch.optim.AdamW(params, lr=torch.tensor(0.05), fused=True),
+    "Adagrad": lambda params, **kw: torch.optim.Adagrad(params, fused=True),
+}
+every_fused = pytest.mark.parametrize("make", FUSED.values(), ids=FUSED)
+
+
+def _train_watched(model: nn.Module, optimizer: Any, num_steps: int = 6, bad: int = 3) -> None:
+    for step in range(num_steps):
+        optimizer.zero_grad()
+        loss = loss_at(model, step)
+        loss.backward()
+        if step == bad:
+            poison(model, math.nan)
+        with watched() as watch:
+            optimizer.step()
+            optimizer.guard.observe(loss=loss)
+        # The first step makes tables, of numbers that the host has.
+        assert step == 0 or not watch.waits, f"step {step}"
+
+
+@every_fused
+@pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_fused_optimizers(make: Any, clip_through: str, max_norm: float | None, engine: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(make(model.parameters()), model, max_norm=max_norm, clip_through=clip_through)
+    slow(optimizer)
+    _train_watched(model, optimizer)
+    optimizer.guard.flush()
+    assert optimizer.guard.history.num_skipped == 1
+
+
+def test_two_that_share_a_guard(engine: str) -> None:
+    model = make_model()
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9, fused=True)
+    second = torch.optim.AdamW(model[2].parameters(), fused=True)
+    fastguard.wrap([first, second], model, max_norm=0.05)
+    for step in range(4):
+        loss_at(model, step).backward()
+        with watched() as watch:
+            first.step()
+            second.step()
+        assert step == 0 or not watch.waits, f"step {step}"
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_under_a_scaler(unscales: bool, max_norm: float | None, engine: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, max_norm=max_norm)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(5):
+        optimizer.zero_grad()
+        scaler.scale(loss_at(model, step)).backward()
+        if step == 2:
+            poison(model, math.inf)
+        with watched() as watch:
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+        assert step == 0 or not watch.waits, f"step {step}"
+        scaler.update()
+    optimizer.guard.flush()
+    assert [e.skipped for e in optimizer.guard.history.recent] == [False, False, True, False, False]
+    scales = [8.0, 8.0, 8.0, 4.0, 4.0]
+    assert [e.loss_scale for e in optimizer.guard.history.recent] == ([None] * 5 if unscales else scales)
+
+
+@pytest.mark.parametrize(("skip_nonfinite", "waits"), [(True, 1), (False, 0)])
+def test_others_wait_for_one_number(skip_nonfinite: bool, waits: int, engine: str) -> None:
+    model = make_model()
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
+    fastguard.wrap(optimizer, model, max_norm=0.05, skip_nonfinite=skip_nonfinite)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_at(model, step).backward()
+        attachment = optimizer.guard._attachments[0]
+        with watched() as watch:
+            attachment._before(optimizer, (optimizer,), {})
+        assert watch.waits.count("__bool__") == waits
+        attachment._after(optimizer, (optimizer,), {})
+
+
+def test_the_watch_sees_what_it_should() -> None:
+    one = torch.ones(())
+    ways = [float, bool, torch.nonzero, lambda t: t.item(), lambda t: t.tolist(), lambda t: torch.equal(t, t)]
+    for asks in ways:
+        with watched() as watch:
+            asks(one)
+        assert watch.waits, asks
+    with watched() as watch:
+        torch.zeros(2), torch.empty(2), one.clone(), torch.full((), 2.0)
+    assert len(watch.allocations) == 4
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> list[str]:
+    """Names of the kernels that are launched."""
+    names: list[str] = []
+    launch = Launcher.__call__
+
+    def counting(self: Launcher, grid: int, *arguments: int) -> None:
+        names.append(getattr(self.function, "__name__", None) or self.function.fn.__name__)
+        launch(self, grid, *arguments)
+
+    monkeypatch.setattr(Launcher, "__call__", counting)
+    return names
+
+
+@pytest.mark.parametrize(("max_norm", "scaling"), [(None, 0), (math.inf, 0), (0.05, 1), (1e6, 1)])
+def test_two_launches_and_one_to_scale(max_norm: float | None, scaling: int, launches: list[str]) -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    fastguard.wrap(optimizer, model, max_norm=max_norm, backend="triton")
+    for step in range(3):
+        launches.clear()
+        take_step(model, optimizer, step)
+        assert launches == ["stats_kernel", "finalise_kernel", "scale_kernel"][: 2 + scaling]
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_dividing_needs_no_launch_to_scale(max_norm: float | None, launches: list[str]) -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    fastguard.wrap(optimizer, model, max_norm=max_norm, backend="triton", clip_through="grad_scale")
+    take_step(model, optimizer, 0)
+    assert launches == ["stats_kernel", "finalise_kernel"]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)  # under which the optimizer divides anyway
+    optimizer.guard.detach()
+    fastguard.wrap(optimizer, model, max_norm=max_norm, backend="triton")
+    launches.clear()
+    optimizer.zero_grad()
+    scaler.scale(loss_at(model, 1)).backward()
+    scaler.step(optimizer)
+    assert launches == ["stats_kernel", "finalise_kernel"]
+
+
+@pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
+def test_nothing_is_allocated_in_the_steady_state(clip_through: str, launches: list[str]) -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), fused=True)
+    fastguard.wrap(optimizer, model, max_norm=0.05, backend="triton", clip_through=clip_through)
+    judge = put(optimizer)
+    attachment = optimizer.guard._attachments[0]
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    loss = torch.tensor(1.5)
+    for step in range(20):  # once around the ring
+        if step == 10:
+            next(model.parameters()).grad[0] = math.inf
+        with Watch() as watch:
+            attachment._before(optimizer, (optimizer,), {})
+            optimizer.guard.observe(loss=loss)
+        attachment._after(optimizer, (optimizer,), {})
+        assert step == 0 or not watch.allocations, f"step {step}"
+    assert judge is optimizer.guard.judges.now
+    assert [lane.engine._workspace.tables.num_misses for lane in judge._lanes._lanes.values()] == [1]

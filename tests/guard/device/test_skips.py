@@ -1,0 +1,235 @@
+"""Skips that the host hears of later: counted, raised in a later step, and never taken."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import put, slow
+from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, take_step, train
+from torch import nn
+
+import fastguard
+
+pytestmark = pytest.mark.usefixtures("engine")
+FUSED: dict[str, Any] = {
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
+    "Adam": lambda params: torch.optim.Adam(params, lr=0.05, amsgrad=True, fused=True),
+    "AdamW": lambda params: torch.optim.AdamW(params, lr=0.05, fused=True),
+    "Adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05, fused=True),
+}
+OTHERS: dict[str, Any] = {
+    "SGD-foreach": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, lr=0.05),
+}
+every_fused = pytest.mark.parametrize("make", FUSED.values(), ids=FUSED)
+every_one = pytest.mark.parametrize("make", [*FUSED.values(), *OTHERS.values()], ids=[*FUSED, *OTHERS])
+
+
+def _guarded(model: nn.Module, **settings: Any) -> Any:
+    return fastguard.wrap(FUSED["AdamW"](model.parameters()), model, **settings)
+
+
+@every_one
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_a_skipped_step_changes_no_bit_although_nobody_has_heard_of_it(make: Any, max_norm: float | None) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(make(model.parameters()), model, max_norm=max_norm)
+    slow(optimizer)
+    train(model, optimizer, range(2))
+    names = set(vars(optimizer))
+    before = snapshot(model, optimizer)
+    for step, bad in ((2, math.nan), (3, math.inf)):
+        take_step(model, optimizer, step, bad=bad)
+        assert_identical(snapshot(model, optimizer), before)
+        assert set(vars(optimizer)) == names
+    assert optimizer.guard.last is None
+    optimizer.guard.flush()
+    assert [e.skipped for e in optimizer.guard.history.recent] == [False, False, True, True]
+
+
+@every_one
+def test_training_goes_on_as_if_the_step_had_never_been(make: Any) -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer, guarded = make(plain.parameters()), fastguard.wrap(make(model.parameters()), model)
+    train(plain, optimizer, [1, 2, 4])
+    for step in range(5):  # the very first one too
+        take_step(model, guarded, step, bad=math.nan if step in (0, 3) else None)
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+
+
+@every_one
+@pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
+def test_clipping_is_torchs_whichever_way(make: Any, clip_through: str) -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = make(plain.parameters())
+    guarded = fastguard.wrap(make(model.parameters()), model, max_norm=0.05, clip_through=clip_through)
+    slow(guarded)
+    for step in range(4):
+        take_step(plain, optimizer, step, before_step=lambda: torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05))
+        take_step(model, guarded, step)
+        assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()], 2e-6, 1e-8)
+        assert "grad_scale" not in vars(guarded) and "found_inf" not in vars(guarded)
+    assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=2e-5, atol=1e-6)
+    guarded.guard.flush()
+    assert guarded.guard.history.num_clipped == 4
+
+
+@pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
+def test_unclipped_steps_keep_their_bits_whichever_way(clip_through: str) -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer = FUSED["AdamW"](plain.parameters())
+    guarded = _guarded(model, max_norm=1e6, clip_through=clip_through)
+    train(plain, optimizer, range(3))
+    train(model, guarded, range(3))
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+
+
+def test_too_many_skips_raise_in_a_later_step() -> None:
+    model = make_model()
+    optimizer = _guarded(model, max_consecutive_skips=3)
+    couriers = slow(optimizer)
+    take_step(model, optimizer, 0)
+    before = snapshot(model, optimizer)
+    for step in range(1, 6):
+        take_step(model, optimizer, step, bad=math.nan)
+    couriers[0].run()
+    with pytest.raises(fastguard.NonFiniteGradientsError) as caught:
+        take_step(model, optimizer, 6)
+    assert caught.value.steps == [1, 2, 3, 4]  # the fourth came in with the third; the fifth is not sent yet
+    assert caught.value.tensors == ["0.weight"]
+    assert_identical(snapshot(model, optimizer), before)
+    take_step(model, optimizer, 6)  # who goes on may
+    optimizer.guard.flush()
+    assert [e.step for e in optimizer.guard.history.recent] == list(range(7))
+    assert not optimizer.guard.last.skipped
+
+
+def test_a_run_of_skips_that_is_found_by_waiting_raises_in_the_next_step() -> None:
+    model = make_model()
+    optimizer = _guarded(model, max_consecutive_skips=2)
+    slow(optimizer)
+    for step in range(2):
+        take_step(model, optimizer, step, bad=math.nan)
+    optimizer.guard.flush()  # neither this nor a report raises
+    assert optimizer.guard.report().numbers["num_skipped"] == 2
+    before = snapshot(model, optimizer)
+    with pytest.raises(fastguard.NonFiniteGradientsError, match="2 steps in a row"):
+        take_step(model, optimizer, 2)
+    assert_identical(snapshot(model, optimizer), before)
+
+
+def test_a_good_step_ends_the_run() -> None:
+    model = make_model()
+    optimizer = _guarded(model, max_consecutive_skips=2)
+    slow(optimizer)
+    for step in range(6):
+        take_step(model, optimizer, step, bad=math.nan if step % 2 else None)
+    optimizer.guard.flush()
+    take_step(model, optimizer, 6)
+
+
+def test_the_run_of_skips_goes_on_across_a_restart() -> None:
+    model = make_model()
+    optimizer = _guarded(model, max_consecutive_skips=3)
+    for step in range(2):
+        take_step(model, optimizer, step, bad=math.nan)
+    state = optimizer.guard.state_dict()
+    assert state["skipped_run"] == [0, 1]
+    other = make_model()
+    resumed = _guarded(other, max_consecutive_skips=3)
+    resumed.guard.load_state_dict(state)
+    take_step(other, resumed, 2, bad=math.nan)
+    with pytest.raises(fastguard.NonFiniteGradientsError) as caught:
+        take_step(other, resumed, 3)
+    assert caught.value.steps == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_error_leaves_nothing_to_the_scalers_next_step(fused: bool) -> None:
+    model = make_model()
+    guarded = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused), model, max_consecutive_skips=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def scaled_step(step: int, bad: float | None = None) -> None:
+        guarded.zero_grad()
+        scaler.scale(loss_at(model, step)).backward()
+        if bad is not None:
+            poison(model, bad)
+        scaler.step(guarded)
+        scaler.update()
+
+    scaled_step(0, math.inf)
+    with pytest.raises(fastguard.NonFiniteGradientsError):
+        scaled_step(1)
+    scaler.update()
+    assert "grad_scale" not in vars(guarded) and "found_inf" not in vars(guarded)
+    plain = copy.deepcopy(model)
+    scaled_step(2)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, fused=fused)
+    take_step(plain, optimizer, 2)
+    assert_close(snapshot(model)["parameters"], snapshot(plain)["parameters"], rtol=1e-6, atol=1e-7)
+
+
+def test_bad_steps_that_are_to_be_taken_are_taken() -> None:
+    model = make_model()
+    optimizer = _guarded(model, skip_nonfinite=False)
+    take_step(model, optimizer, 0, bad=math.nan)
+    assert "found_inf" not in vars(optimizer)
+    optimizer.guard.flush()
+    assert (optimizer.guard.last.skipped, optimizer.guard.history.num_nonfinite_applied) == (False, 1)
+    assert any(p.isnan().any() for p in model.parameters())
+
+
+class Halving:
+    """A clip policy that no device knows."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    def coefficient(self, norm: float) -> float:
+        self.norms.append(norm)
+        return 0.5
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"norms": self.norms}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.norms = list(state["norms"])
+
+
+@every_one
+def test_other_policies_decide_on_the_host(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Same norms, coefficients, parameters and records as on the host, and one line that says what it costs."""
+    trained: list[Any] = []
+    for on_host in (True, False):
+        model, policy = make_model(), Halving()
+        optimizer = fastguard.wrap(make(model.parameters()), model, clip=policy)
+        if on_host:
+            optimizer.guard.judges.on_cpu = True  # keeps the host's judge
+        for step in range(4):
+            take_step(model, optimizer, step, bad=math.nan if step == 1 else None)
+        optimizer.guard.flush()
+        trained.append((snapshot(model, optimizer), policy.norms, optimizer.guard.history.recent))
+    (got, norms, recent), (expected, expected_norms, expected_recent) = trained[1], trained[0]
+    assert_close(got, expected, rtol=1e-6, atol=1e-7)
+    assert norms == pytest.approx(expected_norms, rel=1e-6)
+    assert [(e.clip_coef, e.skipped) for e in recent] == [(e.clip_coef, e.skipped) for e in expected_recent]
+    said = [r.getMessage() for r in caplog.records if "one sync a step" in r.getMessage()]
+    assert len(said) == 1
+
+
+def test_a_step_cannot_be_captured() -> None:
+    model = make_model()
+    optimizer = _guarded(model)
+    put(optimizer, is_capturing=lambda device: True)
+    before = snapshot(model, optimizer)
+    with pytest.raises(RuntimeError, match="cannot be captured in a graph"):
+        take_step(model, optimizer, 0)
+    assert_identical(snapshot(model, optimizer), before)

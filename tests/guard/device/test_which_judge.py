@@ -1,0 +1,146 @@
+"""Which judge a run gets, and how it gets another one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import slow
+from guard_helpers import loss_at, make_model, take_step, train
+
+import fastguard
+from fastguard import devices, kernels
+from fastguard.devices.engines import ReferenceEngine, TritonEngine
+from fastguard.devices.judge import DeviceJudge
+from fastguard.host_judge import HostJudge
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "expected"),
+    [
+        ("cpu", "auto", None),
+        ("cpu", "cpu", None),
+        ("cpu", "reference", None),
+        ("cpu", "triton", TritonEngine),
+        ("cuda", "auto", TritonEngine),
+        ("cuda", "triton", TritonEngine),
+        ("cuda", "reference", ReferenceEngine),
+        ("cuda", "cpu", None),
+        ("xpu", "auto", TritonEngine),
+        ("mps", "auto", ReferenceEngine),
+        ("mps", "reference", ReferenceEngine),
+        ("meta", "auto", None),
+    ],
+)
+def test_engines(device: str, backend: str, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.triton, "accepts", lambda d: d.type in ("cuda", "xpu"))
+    monkeypatch.setattr(kernels.triton, "unavailable", lambda: None)
+    monkeypatch.setattr(kernels.triton, "problem_on", lambda d: None)
+    assert devices.engine_for(torch.device(device), backend) is expected
+
+
+@pytest.mark.parametrize("asked", ["unavailable", "problem_on"])
+def test_without_triton_a_gpu_gets_plain_torch_and_one_line(
+    asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernels.triton, "accepts", lambda d: d.type == "cuda")
+    monkeypatch.setattr(kernels.triton, "unavailable", lambda: None)
+    monkeypatch.setattr(kernels.triton, asked, lambda *device: "it is Tuesday")
+    kernels._say_once.cache_clear()
+    for _ in range(2):
+        assert devices.engine_for(torch.device("cuda"), "auto") is ReferenceEngine
+    assert [r.getMessage().split(".")[0] for r in caplog.records] == ["backend 'triton' cannot run: it is Tuesday"]
+
+
+def test_the_cpu_keeps_the_host() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
+    take_step(model, optimizer, 0)
+    assert type(optimizer.guard.judges.now) is HostJudge
+    assert (optimizer.guard.last.step, optimizer.guard.lag) == (0, 0)
+
+
+def test_an_optimizer_without_a_way_to_skip_keeps_the_host(engine: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.LBFGS(model.parameters(), max_iter=2), model)
+    take_step(model, optimizer, 0, closure=True)
+    assert type(optimizer.guard.judges.now) is HostJudge
+
+
+def test_a_gradient_where_no_engine_is_goes_to_the_host(engine: str) -> None:
+    """As one that is on the CPU while the rest is on a GPU. What was on its way is delivered first."""
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, sinks=[memory])
+    elsewhere: list[bool] = []
+    couriers = slow(optimizer, device_of=lambda t: torch.device("cuda", 1 if elsewhere and t.shape == (4, 8) else 0))
+    judge = optimizer.guard.judges.now
+    lanes, engine_for = judge._lanes, judge._lanes._engine_for
+    lanes._engine_for = lambda device: None if device.index == 1 else engine_for(device)
+    train(model, optimizer, range(2))
+    assert (len(couriers), type(optimizer.guard.judges.now)) == (1, DeviceJudge)
+    elsewhere.append(True)
+    lanes.key = None
+    take_step(model, optimizer, 2)
+    assert type(optimizer.guard.judges.now) is HostJudge
+    assert memory.series("step") == [0, 1]
+    train(model, optimizer, range(3, 5))
+    optimizer.guard.flush()
+    assert memory.series("step") == [0, 1, 2, 3, 4]
+
+
+def test_a_model_that_moves_takes_its_records_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `model.to("cuda")` after `wrap` does, and back."""
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1, fused=True), model, sinks=[memory])
+    kinds = []
+    for step in range(6):
+        if step % 2 == 0:
+            engine = ReferenceEngine if step == 2 else None
+            monkeypatch.setattr(devices, "engine_for", lambda device, backend, engine=engine: engine)
+            optimizer.guard.judges.on_cpu = None
+        take_step(model, optimizer, step, bad=math.nan if step == 3 else None)
+        kinds.append(type(optimizer.guard.judges.now))
+    assert kinds == [HostJudge] * 2 + [DeviceJudge] * 2 + [HostJudge] * 2
+    optimizer.guard.flush()
+    assert memory.series("step") == [0, 1, 2, 3, 4, 5]
+    assert [r.skipped for r in memory.records] == [False, False, False, True, False, False]
+
+
+def test_no_gradient_at_all(engine: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, max_norm=1.0)
+    optimizer.step()
+    optimizer.guard.flush()
+    last = optimizer.guard.last
+    assert (last.norm, len(last.tensors), last.skipped, last.clip_coef) == (0.0, 0, False, 1.0)
+    loss_at(model, 0).backward()
+    optimizer.step()
+    optimizer.guard.flush()
+    assert optimizer.guard.last.norm > 0.0
+
+
+@pytest.mark.parametrize(("name", "value"), [("when_behind", "panic"), ("clip_through", "magic")])
+def test_unknown_settings_are_refused(name: str, value: str) -> None:
+    optimizer = torch.optim.SGD(make_model().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=rf"`{name}` must be one of \['.*', '.*'\], got '{value}'"):
+        fastguard.wrap(optimizer, **{name: value})
+    assert "guard" not in vars(optimizer)
+
+
+def test_a_step_that_could_not_be_measured_takes_no_slot(engine: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
+    take_step(model, optimizer, 0)
+    ring = optimizer.guard.judges.now._ring
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.param_groups[0]["lr"] = "high"
+    for _ in range(2 * ring.num_slots):
+        with pytest.raises(ValueError, match="high"):
+            optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.1
+    take_step(model, optimizer, 1)
+    optimizer.guard.flush()
+    assert (optimizer.guard.last.step, optimizer.guard.history.num_steps) == (1, 2)

@@ -1,0 +1,62 @@
+"""What is sampled beside the gradients reaches the record of its step, whichever comes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from guard_helpers import make_model, take_step
+
+import fastguard
+from fastguard.samples import WeightStats
+
+
+def weights(name: str) -> tuple[WeightStats, ...]:
+    return (WeightStats(name, 4, 1.0, 0.5, 0.7),)
+
+
+def guarded() -> tuple[Any, Any, fastguard.MemorySink]:
+    model, memory = make_model(), fastguard.MemorySink()
+    return model, fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=[memory]), memory
+
+
+def test_after_the_step_was_taken() -> None:
+    model, optimizer, memory = guarded()
+    take_step(model, optimizer, 0)
+    optimizer.guard.recorder.attach(0, weights=weights("a"))
+    assert optimizer.guard.last.weights == weights("a")
+    optimizer.guard.observe(loss=0.5)
+    take_step(model, optimizer, 1)
+    assert optimizer.guard.last.weights == ()
+    assert (memory.records[0].weights, memory.records[0].loss) == (weights("a"), 0.5)
+
+
+def test_before_its_record_has_come() -> None:
+    """As of a forward pass, or of a step whose record is on its way from a GPU."""
+    model, optimizer, memory = guarded()
+    optimizer.guard.recorder.attach(1, weights=weights("b"))
+    for step in range(3):
+        take_step(model, optimizer, step)
+    optimizer.guard.flush()
+    assert [r.weights for r in memory.records] == [(), weights("b"), ()]
+
+
+def test_too_late_goes_to_the_next_record_and_not_astray() -> None:
+    model, optimizer, memory = guarded()
+    take_step(model, optimizer, 0)
+    optimizer.guard.flush()
+    optimizer.guard.recorder.attach(0, weights=weights("c"))
+    assert memory.records[0].weights == ()
+    take_step(model, optimizer, 1)
+    optimizer.guard.flush()
+    assert memory.records[1].weights == weights("c")
+
+
+def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
+    _, optimizer, _ = guarded()
+    recorder = optimizer.guard.recorder
+    recorder.attach(0, weights=weights("d"))
+    recorder.attach(1, weights=weights("e"))
+    recorder.begin(fastguard.StepStats(3, fastguard.tensor_stats([torch.ones(2)])))
+    assert recorder.last.weights == weights("e")
+    assert not recorder._attached
