@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "isa.h"
@@ -99,6 +100,54 @@ void py_scale(const py::sequence& tensors, double factor, int num_threads) {
   without_lock(views, [&] { scale(views, factor, num_threads); });
 }
 
+py::tuple row_of(const Activation& a, int64_t numel) {
+  return py::make_tuple(double(numel), a.mean, a.m2, a.min, a.max, double(a.num_zeros), double(a.num_near_zero),
+                        double(a.num_saturated), double(a.num_nans), double(a.num_infs));
+}
+
+template <class Work>
+auto maybe_without_lock(int64_t elements, Work work) {
+  if (elements < kReleaseMin) return work();
+  py::gil_scoped_release release;
+  return work();
+}
+
+// A row of ACTIVATION_COLUMNS; None if the tensor would need preparing, or is complex.
+py::object py_activation_stats(py::handle tensor, double low, double high, double near_zero, int num_threads) {
+  Strided x;
+  if (!read_strided(tensor.ptr(), x)) return py::none();
+  const View view = make_view(x.data, x.dtype, false, int(x.shape.size()), x.shape.data(), x.strides.data());
+  const Limits limits(low, high, near_zero);
+  return row_of(maybe_without_lock(view.numel, [&] { return activation_stats(view, limits, num_threads); }), view.numel);
+}
+
+// The row, and float64 [C, 4] of CHANNEL_COLUMNS as bytes; None as above.
+py::object py_channel_stats(py::handle tensor, int dim, double low, double high, double near_zero, int num_threads) {
+  Strided x;
+  if (!read_strided(tensor.ptr(), x)) return py::none();
+  const int rank = int(x.shape.size());
+  if (dim < 0 || dim >= std::max(1, rank)) throw py::index_error("dim " + std::to_string(dim));
+  int64_t numel = 1;
+  for (int64_t size : x.shape) numel *= size;
+  const int64_t channels = rank > 0 ? x.shape[size_t(dim)] : 1;
+  auto table = py::reinterpret_steal<py::object>(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(32 * channels)));
+  if (!table) throw py::error_already_set();
+  auto out = reinterpret_cast<double*>(PyBytes_AS_STRING(table.ptr()));
+  const Limits limits(low, high, near_zero);
+  Activation a = maybe_without_lock(numel, [&] { return channel_stats(x, dim, limits, num_threads, out); });
+  return py::make_tuple(row_of(a, numel), std::move(table));
+}
+
+std::vector<int64_t> py_magnitude_counts(const py::sequence& tensors, int num_threads) {
+  std::vector<py::object> keep_alive;
+  py::tuple held(tensors);
+  std::vector<View> views;
+  read_held(held, Odd::prepare, views, keep_alive);
+  std::vector<int64_t> counts(kMagnitudes);
+  without_lock(views, [&] { magnitude_counts(views, num_threads, counts.data()); });
+  return counts;
+}
+
 uint64_t py_read_stream(const py::sequence& tensors, int num_threads, bool prefetch) {
   std::vector<py::object> keep_alive;
   py::tuple held(tensors);
@@ -192,6 +241,11 @@ PYBIND11_MODULE(_C, m) {
       py::arg("describe"), py::arg("exchange_api"));
   m.def("tensor_stats", &py_tensor_stats, py::arg("tensors"), py::arg("num_threads"), py::arg("unscale") = 1.0,
         py::arg("plain_only") = false);
+  m.def("activation_stats", &py_activation_stats, py::arg("tensor"), py::arg("low"), py::arg("high"),
+        py::arg("near_zero"), py::arg("num_threads"));
+  m.def("channel_stats", &py_channel_stats, py::arg("tensor"), py::arg("dim"), py::arg("low"), py::arg("high"),
+        py::arg("near_zero"), py::arg("num_threads"));
+  m.def("magnitude_counts", &py_magnitude_counts, py::arg("tensors"), py::arg("num_threads"));
   m.def("locate_tensors", &py_locate_tensors, py::arg("tensors"));
   m.def("scale_", &py_scale, py::arg("tensors"), py::arg("factor"), py::arg("num_threads"));
   m.def("read_stream", &py_read_stream, py::arg("tensors"), py::arg("num_threads"), py::arg("prefetch"));

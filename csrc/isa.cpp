@@ -35,6 +35,9 @@ namespace v4 {
 #define FG_ISA_NAME "x86-64-v4"
 #include "vector.h"
 #include "kernels.h"
+#include "activation_kernels.h"
+#include "channel_kernels.h"
+#include "kernel_table.h"
 #undef FG_INLINE
 #undef FG_VECTOR_BYTES
 #undef FG_ISA_NAME
@@ -47,6 +50,9 @@ namespace v3 {
 #define FG_ISA_NAME "x86-64-v3"
 #include "vector.h"
 #include "kernels.h"
+#include "activation_kernels.h"
+#include "channel_kernels.h"
+#include "kernel_table.h"
 #undef FG_INLINE
 #undef FG_VECTOR_BYTES
 #undef FG_ISA_NAME
@@ -59,6 +65,9 @@ namespace baseline {
 #define FG_ISA_NAME "baseline"
 #include "vector.h"
 #include "kernels.h"
+#include "activation_kernels.h"
+#include "channel_kernels.h"
+#include "kernel_table.h"
 #undef FG_INLINE
 #undef FG_VECTOR_BYTES
 #undef FG_ISA_NAME

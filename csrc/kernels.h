@@ -373,10 +373,3 @@ static uint64_t read_words(const void* data, int64_t num_bytes) {
   }
   return total;
 }
-
-static const Kernels kKernels = {
-    FG_ISA_NAME,
-    {stats<F32>, stats_f64, stats<F16>, stats<BF16>},
-    {scale_f32, scale_f64, scale_f16, scale_bf16},
-    {read_words<false>, read_words<true>},
-};

@@ -63,15 +63,19 @@ Plan make_plan(const std::vector<View>& views) {
 
 void for_each_piece(const Plan& plan, const std::vector<View>& views, int num_threads, bool backwards,
                     const std::function<void(const Plan::Entry&, const Piece&)>& work) {
+  for_each_item(plan.num_items, plan.num_elements, num_threads,
+                [&](int64_t i) { run_item(plan, views, backwards ? plan.num_items - 1 - i : i, work); });
+}
+
+void for_each_item(int64_t num_items, int64_t num_elements, int num_threads, const std::function<void(int64_t)>& work) {
   std::atomic<int64_t> next{0};
   auto worker = [&] {
     IEEEArithmetic ieee;
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.num_items;)
-      run_item(plan, views, backwards ? plan.num_items - 1 - i : i, work);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < num_items;) work(i);
   };
 #ifdef _OPENMP
-  int threads = int(std::min<int64_t>(num_threads, plan.num_items));
-  if (threads > 1 && plan.num_elements >= kParallelMin) {
+  int threads = int(std::min<int64_t>(num_threads, num_items));
+  if (threads > 1 && num_elements >= kParallelMin) {
 #pragma omp parallel num_threads(threads)
     worker();
     return;

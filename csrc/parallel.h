@@ -39,6 +39,10 @@ Plan make_plan(const std::vector<View>& views);
 void for_each_piece(const Plan& plan, const std::vector<View>& views, int num_threads, bool backwards,
                     const std::function<void(const Plan::Entry&, const Piece&)>& work);
 
+// Runs work(i) for i < num_items, with at most `num_threads` threads, or on the calling thread alone, as above, when
+// there are few elements. Subnormals count whatever the threads have been told.
+void for_each_item(int64_t num_items, int64_t num_elements, int num_threads, const std::function<void(int64_t)>& work);
+
 bool has_threads();  // built with OpenMP
 
 }  // namespace fastguard

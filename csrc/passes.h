@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "activation.h"
 #include "view.h"
 
 namespace fastguard {
@@ -16,5 +17,17 @@ void scale(const std::vector<View>& views, double factor, int num_threads);
 
 // The sum of all 64-bit words, modulo 2^64: a pass that does nothing but read, for benchmarks. Dense views only.
 uint64_t read_stream(const std::vector<View>& views, int num_threads, bool prefetch);
+
+// All there is to know of one tensor of activations, without the sum of magnitudes. Reads every element once.
+Activation activation_stats(const View& view, const Limits& limits, int num_threads);
+
+// The same, and of each index of dimension `dim` a row of `table`: near-zero, saturated, non-finite elements, sum of
+// magnitudes. Reads every element once where channels lie side by side or in runs, and small dense rows of fewer than
+// 16 channels once for each channel, from cache.
+Activation channel_stats(const Strided& x, int dim, const Limits& limits, int num_threads, double* table);
+
+// counts[0..2] zeros, NaNs, Infs; then floor(log2 |x|) from -1074 to 1023.
+constexpr int kLowestExponent = -1074, kMagnitudes = 3 + 1023 + 1074 + 1;
+void magnitude_counts(const std::vector<View>& views, int num_threads, int64_t* counts);
 
 }  // namespace fastguard

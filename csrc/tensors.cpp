@@ -46,6 +46,11 @@ bool real_dtype(uint8_t code, int bits, DType& out) {
 // False when the tensor needs preparing: not strided memory, a dtype without a kernel, or a lazy bit (negation,
 // conjugation) that the address does not show. torch sets the negation bit on views of a conjugate's imaginary part,
 // which are strided, or complex; so only those are asked.
+bool lazy(PyObject* tensor) {
+  py::handle handle(tensor);
+  return handle.attr("is_neg")().cast<bool>() || handle.attr("is_conj")().cast<bool>();
+}
+
 bool view_through_exchange(PyObject* tensor, View& view, dlpack::Device& device) {
   dlpack::Tensor t;
   if (exchange->tensor_from_object(tensor, &t) != 0) {
@@ -65,24 +70,31 @@ bool view_through_exchange(PyObject* tensor, View& view, dlpack::Device& device)
     dense = !t.strides || t.strides[d] == expected;
     expected *= t.shape[d];
   }
-  if (dense || view.numel == 0) return true;
-  py::handle handle(tensor);
-  return !handle.attr("is_neg")().cast<bool>() && !handle.attr("is_conj")().cast<bool>();
+  return dense || view.numel == 0 || !lazy(tensor);
 }
 
-bool view_through_python(PyObject* tensor, View& view) {
+bool describe(PyObject* tensor, Strided& x, bool& complex) {
   py::object description = access->describe(py::handle(tensor));
   if (description.is_none()) return false;
   auto [address, name, shape, strides] =
       description.cast<std::tuple<uintptr_t, std::string, std::vector<int64_t>, std::vector<int64_t>>>();
-  bool complex = name.rfind("complex", 0) == 0;
-  DType dtype;
-  if (name == "float32" || name == "complex64") dtype = DType::f32;
-  else if (name == "float64" || name == "complex128") dtype = DType::f64;
-  else if (name == "float16" || name == "complex32") dtype = DType::f16;
-  else if (name == "bfloat16") dtype = DType::bf16;
+  complex = name.rfind("complex", 0) == 0;
+  if (name == "float32" || name == "complex64") x.dtype = DType::f32;
+  else if (name == "float64" || name == "complex128") x.dtype = DType::f64;
+  else if (name == "float16" || name == "complex32") x.dtype = DType::f16;
+  else if (name == "bfloat16") x.dtype = DType::bf16;
   else return false;
-  view = make_view(reinterpret_cast<void*>(address), dtype, complex, int(shape.size()), shape.data(), strides.data());
+  x.data = reinterpret_cast<char*>(address);
+  x.shape = std::move(shape);
+  x.strides = std::move(strides);
+  return true;
+}
+
+bool view_through_python(PyObject* tensor, View& view) {
+  Strided x;
+  bool complex;
+  if (!describe(tensor, x, complex)) return false;
+  view = make_view(x.data, x.dtype, complex, int(x.shape.size()), x.shape.data(), x.strides.data());
   return true;
 }
 
@@ -133,6 +145,31 @@ bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<V
     views.push_back(std::move(view));
   }
   return true;
+}
+
+bool read_strided(PyObject* tensor, Strided& x) {
+  if (!access) throw std::runtime_error("set_tensor_access was not called");
+  if (!is_plain_type(tensor)) return false;
+  bool complex = false;
+  if (!exchange) return describe(tensor, x, complex) && !complex;
+  dlpack::Tensor t;
+  if (exchange->tensor_from_object(tensor, &t) != 0) {
+    PyErr_Clear();  // whoever prepares it finds the reason and says it in words
+    return false;
+  }
+  if (t.device.type != dlpack::kCPU || !real_dtype(t.dtype.code, t.dtype.bits, x.dtype)) return false;
+  x.data = static_cast<char*>(t.data) + t.byte_offset;
+  x.shape.assign(t.shape, t.shape + t.ndim);
+  x.strides.assign(size_t(t.ndim), 1);
+  int64_t numel = 1;
+  bool dense = true;
+  for (int d = t.ndim - 1; d >= 0; --d) {
+    x.strides[d] = t.strides ? t.strides[d] : numel;
+    dense = dense && x.strides[d] == numel;
+    numel *= t.shape[d];
+  }
+  if (numel == 0) return true;
+  return t.data && (dense || !lazy(tensor));
 }
 
 bool locate_tensors(const py::tuple& tensors, std::vector<int64_t>& addresses, std::vector<int64_t>& sizes) {

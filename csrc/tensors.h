@@ -33,6 +33,9 @@ enum class Odd { refuse, prepare, prepare_writable };
 bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<View>& views,
                   std::vector<py::object>& keep_alive);
 
+// Fills `x`; false if `tensor` is odd, or complex.
+bool read_strided(PyObject* tensor, Strided& x);
+
 // For kernels on a device: address and (real elements << 2 | DType) of each of `tensors`. False unless all are dense, on
 // one device (which is not looked at otherwise), and need no preparing; always false without the exchange API.
 bool locate_tensors(const py::tuple& tensors, std::vector<int64_t>& addresses, std::vector<int64_t>& sizes);

@@ -13,6 +13,13 @@ struct Layout {
   std::vector<int64_t> shape, strides;
 };
 
+// A tensor of real numbers as Python has it; strides in elements.
+struct Strided {
+  char* data = nullptr;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape, strides;
+};
+
 struct View {
   char* data = nullptr;
   int64_t numel = 0;               // real numbers: twice the elements of a complex tensor

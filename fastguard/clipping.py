@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from . import kernels
+from .errors import UnsupportedTensorError
 from .stats import TensorStats
 
 
@@ -220,3 +221,71 @@ def clip_grad_norm_(
         gradients = gradients or kernels.collect_gradients([parameters])[0]
         kernels.run_scale(gradients, coefficient, backend)
     return _result(norm, dtypes, gradients[0].device if gradients else None)
+
+
+def clip_gradients(gradients: Any, max_norm: float = 1.0) -> tuple[Any, float]:
+    """The gradients clipped to a total 2-norm, as new arrays, and the norm before; what was given stays as it is.
+
+    clipped = gradient · min(1, max_norm / (norm + 1e-6)), as in torch. A NaN anywhere makes every element NaN; an Inf
+    becomes NaN, and all else 0.
+
+    Args:
+        gradients: a list, tuple or dict of torch tensors or NumPy arrays, or a single one; float16, bfloat16, float32,
+            float64 or complex, any shape and layout, mixed as they like. None stands for a missing one.
+        max_norm: largest norm let through, >= 0.
+
+    Returns:
+        (clipped, norm): the same container, in which every array has its type, dtype, shape and device; tensors are
+        detached. The norm is a float. New memory also where nothing had to be clipped.
+
+    Raises:
+        UnsupportedTensorError: something that is not an array of these dtypes.
+        ValueError: `max_norm` is negative or NaN.
+
+    Cost: one copy of the arrays, one read of it, one more read and write if it is clipped; synchronises on an
+    accelerator.
+
+    >>> clip_gradients([torch.tensor([3.0, 4.0])], max_norm=1.0)
+    ([tensor([0.6000, 0.8000])], 5.0)
+    """
+    if isinstance(max_norm, bool) or not float(max_norm) >= 0:
+        raise ValueError(f"`max_norm` must be >= 0, got {max_norm!r}. `float('inf')` clips nothing.")
+    if isinstance(gradients, dict):
+        clipped, norm = clip_gradients(list(gradients.values()), max_norm)
+        return dict(zip(gradients, clipped, strict=True)), norm
+    if isinstance(gradients, torch.Tensor) or hasattr(gradients, "__array_interface__"):
+        clipped, norm = clip_gradients([gradients], max_norm)
+        return clipped[0], norm
+    if not isinstance(gradients, Iterable):
+        raise TypeError(f"`gradients` must be tensors or arrays, got {type(gradients).__name__}. Pass a list of them.")
+    copies = [None if g is None else _copy(g, i) for i, g in enumerate(gradients)]
+    writable = [pair[1] for pair in copies if pair is not None]
+    places = [i for i, pair in enumerate(copies) if pair is not None]
+    backend = kernels.resolve_backend("auto")
+    try:
+        table, fold = kernels.run_stats(writable, backend)
+        norm = TensorStats(table, None, fold).total_norm()
+        coefficient = float(max_norm) / (norm + 1e-6)
+        if not coefficient >= 1.0:  # NaN too, as torch does
+            kernels.run_scale(writable, coefficient, backend)
+    except UnsupportedTensorError as error:
+        raise UnsupportedTensorError(places[error.index], error.problem, f"gradients[{places[error.index]}]") from None
+    result = [None if pair is None else pair[0] for pair in copies]
+    return (tuple(result) if isinstance(gradients, tuple) else result), norm
+
+
+def _copy(gradient: Any, index: int) -> tuple[Any, torch.Tensor]:
+    """A copy of one array, and a tensor over the copy's memory."""
+    problem = f"must be a torch.Tensor or a numpy.ndarray, got {type(gradient).__name__}"
+    if hasattr(gradient, "to_local"):
+        problem = "must be whole, got a DTensor: its norm takes a reduction over ranks. Use torch's clip_grad_norm_"
+    elif isinstance(gradient, torch.Tensor):
+        copied = gradient.detach().clone()
+        return copied, copied
+    elif hasattr(gradient, "__array_interface__") and hasattr(gradient, "__setitem__"):
+        array = gradient.copy()  # has no negative strides and is writable, whatever the original is
+        try:
+            return array, torch.as_tensor(array)
+        except (TypeError, ValueError) as error:
+            problem = f"must be of a dtype that torch has: {error}"
+    raise UnsupportedTensorError(index, problem, f"gradients[{index}]")

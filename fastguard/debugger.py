@@ -73,7 +73,7 @@ class TrainingDebugger:
         Cost: one read of every gradient and activation; a sync if they are on an accelerator.
         """
         names, given = _named(gradients)
-        tensors = kernels.tensor_stats([kernels.as_tensor(gradient) for gradient in given], names=names)
+        tensors = kernels.tensor_stats([kernels.prepare.as_tensor(gradient) for gradient in given], names=names)
         self.last_gradients = tensors.total()
         self.history.add(
             StepStats(

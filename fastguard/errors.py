@@ -13,14 +13,14 @@ class UnsupportedTensorError(FastguardError, TypeError):
     """A tensor that no kernel can read; raised instead of a wrong number.
 
     Attributes:
-        index: position in the list that was given.
+        index: position in the list that was given; 0 if it was a single tensor.
         problem: what is wrong, without the name of the tensor.
     """
 
-    def __init__(self, index: int, problem: str, name: str | None = None) -> None:
+    def __init__(self, index: int, problem: str, name: str | None = None, where: str | None = None) -> None:
         self.index = index
         self.problem = problem
-        where = f"tensors[{index}]"
+        where = where or f"tensors[{index}]"
         super().__init__(f"`{name or where}` {problem} - at {where}")
 
 

@@ -1,41 +1,38 @@
-"""wrap and Guard: the conductor. Asks the kernels, decides, and hands the record on."""
+"""Guard: the conductor. Has every step judged, and hands the records on."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from . import kernels
+from .activations import ActivationMonitor, Replay
 from .amp import Handed
 from .aside import Undo
-from .clipping import ClipPolicy, GlobalNorm
-from .devices import ElsewhereError, Judges, check_settings
-from .errors import AlreadyGuardedError, NotGuardedError
+from .checkup import Checkup
+from .clipping import ClipPolicy
+from .devices import ElsewhereError, Judges
+from .errors import NotGuardedError
 from .history import TrainingHistory
 from .hooks import Attachment
 from .ledger import Ledger
+from .model_facts import ModelFacts
 from .naming import Namer
-from .proxies import innermost, inwards
+from .proxies import inwards
 from .report import Report, build_report
-from .sharding import refuse_sharding_model, refuse_shards
+from .sharding import refuse_shards
 from .stats import StepStats
+from .watching import Watch
+from .weights import WeightCollector, WeightSampler
 
-_Wrapped = TypeVar("_Wrapped")
 _HOW_TO_GUARD = (
     "Guard it with `optimizer = fastguard.wrap(optimizer, model)`; "
     "a pickled or deep-copied optimizer has lost its guard."
 )
-
-
-class _NoGuard:
-    """What `optimizer.guard` is where none was set: the guard of the optimizer that this one wraps, as accelerate's
-    does, or an error that says how to guard it, as for a copy."""
-
-    def __get__(self, optimizer: Any, owner: type) -> Any:
-        return self if optimizer is None else Guard.of(optimizer)
 
 
 class Guard:
@@ -60,6 +57,9 @@ class Guard:
         backend: str,
         when_behind: str,
         clip_through: str,
+        activations: ActivationMonitor | None = None,
+        weights: dict[str, Any] | None = None,
+        check_every: int | None = None,
     ) -> None:
         self.clip = clip
         self.skip_nonfinite = skip_nonfinite
@@ -71,8 +71,21 @@ class Guard:
         self._fingerprint: int | None = None
         self._ledger = Ledger(sinks, max_consecutive_skips)
         self.recorder = self._ledger.recorder
-        self._attachments = [Attachment(self, optimizer, self._proxies) for optimizer in optimizers]
+        self._attachments = [
+            Attachment(
+                self,
+                optimizer,
+                self._proxies,
+                None if weights is None else WeightCollector(WeightSampler(**{"backend": backend, **weights})),
+            )
+            for optimizer in optimizers
+        ]
         self.judges = Judges(self._ledger, self.backend, when_behind, clip_through)
+        self._watch = Watch(activations, model, self.recorder)
+        self._facts = ModelFacts(model, optimizers, self._namer, self.backend)
+        self.history.note_model(**self._facts.at_first())
+        self._checkup = Checkup(self.recorder.history, self._note_facts, check_every)
+        self._ledger.check = self._checkup.step
         # What is held back must reach the sinks also when the guard is dropped or the interpreter ends.
         weakref.finalize(self, self.judges.flush)
 
@@ -135,14 +148,36 @@ class Guard:
 
         Cost: on a GPU, waits for the device.
         """
+        self._watch.catch_up()
         self.judges.flush()
+
+    @property
+    def activations(self) -> ActivationMonitor | None:
+        """The monitor of activations, if they are watched."""
+        return self._watch.monitor
+
+    def replay(self, forward: Callable[[], Any]) -> Replay:
+        """Runs `forward` once more with every module watched, and says where NaN or Inf came up.
+
+        Meant for after a skipped step, whose parameters are as they were: `guard.replay(lambda: model(x))`. What it saw
+        goes on the record of that step. See `fastguard.activations.replay`; it leaves the training as it was.
+
+        Raises:
+            ValueError: the guard has no model; `forward` did not call it.
+
+        Cost: a forward pass, one read of each output, and a copy of the buffers; on a GPU, waits for the device.
+        """
+        self.judges.now.catch_up()
+        return self._watch.replay(forward)
 
     def report(self) -> Report:
         """What the run looks like so far, the step just taken included: status, findings, recommendations, numbers.
 
         Cost: about 1 ms. On a GPU, waits for the device.
         """
+        self._watch.catch_up()
         self.judges.now.catch_up()
+        self._note_facts()
         lost = self.recorder.lost()
         if self.judges.now.num_dropped:
             lost["the guard, which was behind (when_behind='drop')"] = self.judges.now.num_dropped
@@ -151,6 +186,8 @@ class Guard:
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. Records stay readable; sinks stay open."""
         self.flush()
+        self._watch.close()
+        self._facts.close()
         for attachment in self._attachments:
             attachment.remove()
             optimizer = attachment._optimizer()
@@ -161,9 +198,32 @@ class Guard:
                 proxy.__dict__.pop("guard", None)
         self._attachments = []
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """For steps that are no part of the run, as those of a learning-rate test: not judged, clipped or recorded.
+
+        >>> import torch, fastguard
+        >>> p = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
+        >>> with optimizer.guard.paused():
+        ...     optimizer.step()
+        >>> optimizer.guard.last is None
+        True
+        """
+        attachments = list(self._attachments)
+        before = [attachment.is_paused for attachment in attachments]
+        for attachment in attachments:
+            attachment.is_paused = True
+        try:
+            yield
+        finally:
+            for attachment, was in zip(attachments, before, strict=True):
+                attachment.is_paused = was
+
     def close(self) -> None:
         """Hands over what is held back and closes the sinks. Call it at the end of training."""
         self.flush()
+        self._watch.close()
         self.recorder.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,6 +235,7 @@ class Guard:
         return {
             "version": 1,
             **self._ledger.state_dict(),
+            "checkup": self._checkup.state_dict(),
             "clip": None if self.clip is None else self.clip.state_dict(),
         }
 
@@ -191,6 +252,8 @@ class Guard:
             raise ValueError(f"`state` must come from Guard.state_dict (version 1), got one {problem}")
         self.flush()
         self._ledger.load_state_dict(state)
+        if "checkup" in state:
+            self._checkup.load_state_dict(state["checkup"])
         if self.clip is not None and state["clip"] is not None:
             self.clip.load_state_dict(state["clip"])
 
@@ -211,6 +274,34 @@ class Guard:
             judges.choose(self._attachments, anywhere=True)
             return judges.now.judge(self, caller, optimizer, handed, first, loss)
 
+    def step_of(self, caller: Attachment) -> int:
+        """Number of the step that `caller` is about to take."""
+        decision = self.judges.now._decision
+        follows = decision is not None and id(caller) not in decision.taken
+        return self._ledger.step - follows
+
+    def names_of(self, caller: Attachment) -> tuple[str, ...]:
+        """Names of the parameters of one optimizer, as they were at the step just judged."""
+        start = 0
+        for attachment in self._attachments:
+            count = sum(len(group["params"]) for group in attachment.optimizer.param_groups)
+            if attachment is caller:
+                return self._names[start : start + count]
+            start += count
+        raise ValueError("`caller` must be one of this guard's attachments")
+
+    def step_taken(self) -> None:
+        """The step just judged is over."""
+        self._facts.step_taken()
+        if self._watch.monitor is not None:
+            self.judges.now.add_overhead(self._watch.end_step(self._ledger.step - 1))
+
+    def _note_facts(self) -> None:
+        """Tells the rules what is so now of model and optimizers."""
+        optimizers = [o for o in (attachment._optimizer() for attachment in self._attachments) if o is not None]
+        if optimizers:
+            self.recorder.history.note_model(**self._facts.now(optimizers))
+
     def names(
         self, fingerprint: int, optimizers: Sequence[torch.optim.Optimizer], groups: Sequence[Sequence[torch.Tensor]]
     ) -> tuple[str, ...]:
@@ -220,109 +311,3 @@ class Guard:
             self._names = self._namer.names(optimizers)
             self._fingerprint = fingerprint
         return self._names
-
-
-def _clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy | None:
-    if max_norm is not None and clip is not None:
-        raise ValueError("`max_norm` and `clip` must not both be given: max_norm=x is short for clip=GlobalNorm(x)")
-    if max_norm is not None:
-        return GlobalNorm(max_norm)
-    if clip is not None and not callable(getattr(clip, "coefficient", None)):
-        raise TypeError(f"`clip` must be a clip policy such as GlobalNorm(1.0), got {clip!r}")
-    return clip
-
-
-def wrap(
-    optimizer: _Wrapped,
-    model: torch.nn.Module | None = None,
-    *,
-    max_norm: float | None = None,
-    clip: ClipPolicy | None = None,
-    skip_nonfinite: bool = True,
-    max_consecutive_skips: int = 25,
-    sinks: Iterable[Any] = (),
-    backend: str = "auto",
-    when_behind: str = "wait",
-    clip_through: str = "scale",
-) -> _Wrapped:
-    """Guards `optimizer` in place and returns it: the same object, with its `Guard` as `optimizer.guard`.
-
-    From then on `optimizer.step()` reads the gradients once: it records their statistics, clips them, and leaves
-    parameters and state untouched if they are not finite. While nothing is clipped or skipped, training is
-    bit-identical to training without the guard.
-
-    Args:
-        optimizer: any torch.optim.Optimizer, or accelerate's or Lightning's wrapper of one; or a list of optimizers
-            that share one norm and one decision (Muon with AdamW), which is then returned. All of them must step
-            after each backward pass: the decision is taken when the first of them does.
-        model: where tensor names come from. Without it names are the optimizer's own (`named_parameters`) or
-            `group0.param3`.
-        max_norm: largest total 2-norm let through; short for `clip=GlobalNorm(max_norm)`.
-        clip: a clip policy.
-        skip_nonfinite: skip steps whose gradients hold NaN or Inf. Not with LBFGS, which has no step without gradients.
-        max_consecutive_skips: so many skipped steps in a row raise NonFiniteGradientsError.
-        sinks: where records go: `JsonlSink`, `MemorySink`, any object with `write(record)`, or a function.
-        backend: "auto" or a name from `fastguard.backends()`.
-        when_behind: on a GPU, what happens when records of 16 steps are on their way and none has arrived: "wait" for
-            the oldest, or "drop" the newest, which the report then counts.
-        clip_through: on a GPU, how the gradients of a fused optimizer are clipped. "scale": a pass of its own, which
-            reads and writes them once if they are clipped and does nothing if not. "grad_scale": the optimizer
-            divides, and always writes them back once; this wins when more than half of the steps are clipped.
-
-    Raises:
-        ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
-        AlreadyGuardedError: the optimizer has a guard.
-        BackendUnavailableError: the backend cannot run here.
-        NonFiniteGradientsError: from `step`, after `max_consecutive_skips`; parameters are untouched.
-
-    Cost a step: one read of the gradients; one more read and write only if they are clipped. On a GPU two launches, one
-    more to clip, and no sync with a fused optimizer; with any other one sync, and none with `skip_nonfinite=False`.
-
-    >>> import torch, fastguard
-    >>> model = torch.nn.Linear(2, 1)
-    >>> optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
-    >>> model(torch.ones(1, 2)).sum().backward()
-    >>> optimizer.step()
-    >>> optimizer.guard.last.tensors["weight"].norm ** 2
-    2.0000000000000004
-    """
-    given: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    if not given:
-        raise ValueError("`optimizer` must be an optimizer or a list of at least one, got an empty list")
-    if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
-        raise ValueError(f"`max_consecutive_skips` must be an integer >= 1, got {max_consecutive_skips!r}")
-    check_settings(when_behind, clip_through)
-    inner = [innermost(o) for o in given]
-    policy = _clip_policy(max_norm, clip)
-    if len(set(map(id, inner))) != len(inner):
-        raise ValueError("`optimizer` must be a list of different optimizers, got one of them twice")
-    for o in given:
-        if any("guard" in getattr(layer, "__dict__", {}) for layer in inwards(o)):
-            raise AlreadyGuardedError(
-                f"this {type(o).__name__} is guarded already. Use optimizer.guard, or optimizer.guard.detach() first."
-            )
-    refuse_sharding_model(model)
-    groups = [group["params"] for o in inner for group in o.param_groups]
-    refuse_shards(groups)
-    kernels.require_devices(backend, groups)
-    proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
-    guard = Guard(
-        inner,
-        model,
-        proxies=proxies,
-        clip=policy,
-        skip_nonfinite=skip_nonfinite,
-        max_consecutive_skips=max_consecutive_skips,
-        sinks=sinks,
-        backend=backend,
-        when_behind=when_behind,
-        clip_through=clip_through,
-    )
-    if "guard" not in torch.optim.Optimizer.__dict__:
-        torch.optim.Optimizer.guard = _NoGuard()  # type: ignore[attr-defined]
-    for o in inner:
-        o.guard = guard  # type: ignore[attr-defined]
-    for proxy in proxies:
-        if getattr(proxy, "guard", None) is not guard:  # most find it in what they wrap, and can be pickled then
-            proxy.guard = guard
-    return optimizer

@@ -16,6 +16,7 @@ from . import kernels
 from .amp import Handed, ScalerContract
 from .aside import Undo
 from .stats import TensorStats
+from .weights import WeightCollector
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -25,9 +26,14 @@ class Attachment:
     """The guard's hooks on one optimizer. Refers to the optimizer weakly: the optimizer owns the guard."""
 
     def __init__(
-        self, guard: Guard, optimizer: torch.optim.Optimizer, proxies: Sequence[weakref.ref[Any]] = ()
+        self,
+        guard: Guard,
+        optimizer: torch.optim.Optimizer,
+        proxies: Sequence[weakref.ref[Any]] = (),
+        weights: WeightCollector | None = None,
     ) -> None:
         self.guard = guard
+        self._weights = weights
         self._optimizer = weakref.ref(optimizer)
         self._scaler = ScalerContract(optimizer, proxies)
         # LBFGS evaluates its closure several times a step and has no step without gradients.
@@ -36,6 +42,7 @@ class Attachment:
         self._evaluations = 0
         self._depth = 0  # of steps under way; more than 1 where a subclass's step calls its parent's
         self._silent = False
+        self.is_paused = False
         # A hook that dynamo traced would be compiled into the step, and recompiled at every one.
         self._handles = [
             optimizer.register_step_pre_hook(torch.compiler.disable(self._before)),
@@ -66,6 +73,8 @@ class Attachment:
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self.is_paused:
+            return None
         started = time.perf_counter()
         if self._depth and _is_nested(optimizer):
             self._depth += 1
@@ -78,6 +87,9 @@ class Attachment:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if self._silent:
             return None
+        if self._weights is not None:
+            self._weights.before(self.guard, self, optimizer)
+            started = time.perf_counter()
         if not callable(closure):
             self._judge(optimizer, handed)
             self.guard.judges.now.add_overhead(time.perf_counter() - started)
@@ -109,14 +121,21 @@ class Attachment:
             self._undo = self.guard.judge(self, optimizer, handed, self._evaluations == 0, loss)
         except BaseException:
             self._scaler.abandon(optimizer)
+            self.guard.step_taken()  # too many skips in a row: what was sampled belongs to this step
             raise
         self._evaluations += 1
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.is_paused:
+            return
         self._depth -= 1
         if self._depth == 0:
             self._give_back()
+            if self._weights is not None:
+                self._weights.after(self.guard, self, optimizer)
             self._scaler.give_back(optimizer)
+            if not self._silent:
+                self.guard.step_taken()
             self._silent = False
 
 

@@ -44,6 +44,11 @@ class Namer:
             stripped = [name for name, _ in named]
         self._known = {id(p): (weakref.ref(p), name) for (_, p), name in zip(named, stripped, strict=True)}
 
+    def known(self) -> list[tuple[torch.Tensor, str]]:
+        """The model's parameters with their names, in its order; as it last was, where it is gone."""
+        self._ask_model()
+        return [(p, name) for ref, name in self._known.values() if (p := ref()) is not None]
+
     def _from_model(self, parameter: torch.Tensor) -> str | None:
         ref, name = self._known.get(id(parameter), (None, None))
         return name if ref is not None and ref() is parameter else None

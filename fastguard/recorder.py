@@ -43,6 +43,11 @@ class Recorder:
         self._attached: dict[int, dict[str, Any]] = {}  # by step, for records that have not come yet
 
     @property
+    def is_pending(self) -> bool:
+        """Whether `last` is held back, so that it can still be added to."""
+        return self._pending
+
+    @property
     def history(self) -> TrainingHistory:
         """The run so far, without the record that is held."""
         self._history.settle()

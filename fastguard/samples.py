@@ -4,9 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+# A row of raw figures, all float64: `m2` is the sum of squared deviations from the mean. `mean`, `m2`, `min` and `max`
+# are those of the finite elements; of none of them 0, 0, Inf and -Inf, with which merging needs no special case.
+ACTIVATION_COLUMNS = (
+    "numel",
+    "mean",
+    "m2",
+    "min",
+    "max",
+    "num_zeros",
+    "num_near_zero",
+    "num_saturated",
+    "num_nans",
+    "num_infs",
+)
+EMPTY_ACTIVATION_ROW = (0.0, 0.0, 0.0, math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
+# The same for each channel; `sum_abs` is over its finite elements.
+CHANNEL_COLUMNS = ("num_near_zero", "num_saturated", "num_nonfinite", "sum_abs")
+
+
+def merge_activation_rows(rows: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """The row of all elements together, from the rows of parts.
+
+    Means and squared deviations are merged pairwise, from first to last, as Chan, Golub and LeVeque (1979) have it.
+    """
+    total: tuple[float, ...] = EMPTY_ACTIVATION_ROW
+    for row in rows:
+        a, b = total[0] - total[8] - total[9], row[0] - row[8] - row[9]
+        weight = b / (a + b) if b else 0.0
+        delta = row[1] - total[1]
+        total = (
+            total[0] + row[0],
+            total[1] + delta * weight,
+            total[2] + row[2] + delta * delta * a * weight,
+            min(total[3], row[3]),
+            max(total[4], row[4]),
+            *(x + y for x, y in zip(total[5:], row[5:], strict=True)),
+        )
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +76,29 @@ class ActivationStats:
     abs_max: float = math.nan
     num_near_zero: int = 0
 
+    @classmethod
+    def from_row(cls, row: Sequence[float]) -> ActivationStats:
+        """From one row of ACTIVATION_COLUMNS.
+
+        >>> ActivationStats.from_row((4.0, 1.5, 9.0, 0.0, 4.0, 1.0, 1.0, 2.0, 0.0, 0.0)).std
+        1.5
+        """
+        numel, mean, m2, low, high, zeros, near_zero, saturated, nans, infs = row
+        finite = numel - nans - infs
+        return cls(
+            mean=mean if finite else math.nan,
+            std=math.sqrt(m2 / finite) if finite else math.nan,
+            min_val=low if finite else math.nan,
+            max_val=high if finite else math.nan,
+            num_zeros=int(zeros),
+            num_saturated=int(saturated),
+            num_nans=int(nans),
+            num_infs=int(infs),
+            total_elements=int(numel),
+            abs_max=max(-low, high) if finite else math.nan,
+            num_near_zero=int(near_zero),
+        )
+
     @property
     def zero_ratio(self) -> float:
         """Share of exact zeros; 0.0 of nothing."""
@@ -59,20 +121,78 @@ class ActivationStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelStats:
+    """One tensor of activations, and each index of one of its dimensions (a channel, a unit) by itself.
+
+    Attributes:
+        stats: of the whole tensor.
+        num_channels: size of the dimension.
+        elements_per_channel: how many elements each channel has.
+        table: float64 [num_channels, 4] as bytes, with the columns CHANNEL_COLUMNS.
+    """
+
+    stats: ActivationStats
+    num_channels: int
+    elements_per_channel: int
+    table: bytes
+
+    def _column(self, index: int) -> list[float]:
+        return list(memoryview(self.table).cast("d")[index :: len(CHANNEL_COLUMNS)]) if self.table else []
+
+    def _ratios(self, index: int) -> list[float]:
+        count = self.elements_per_channel
+        return [value / count if count else 0.0 for value in self._column(index)]
+
+    @property
+    def num_near_zero(self) -> list[int]:
+        """Of each channel: elements with |x| below the near-zero threshold, zeros among them."""
+        return [int(x) for x in self._column(0)]
+
+    @property
+    def num_saturated(self) -> list[int]:
+        """Of each channel: elements outside the range of saturation."""
+        return [int(x) for x in self._column(1)]
+
+    @property
+    def num_nonfinite(self) -> list[int]:
+        """Of each channel: NaN and Inf."""
+        return [int(x) for x in self._column(2)]
+
+    @property
+    def near_zero_ratios(self) -> list[float]:
+        """Share of near-zero elements of each channel; 0.0 of nothing."""
+        return self._ratios(0)
+
+    @property
+    def saturation_ratios(self) -> list[float]:
+        """Share of saturated elements of each channel; 0.0 of nothing."""
+        return self._ratios(1)
+
+    @property
+    def mean_abs(self) -> list[float]:
+        """Mean |x| over the finite elements of each channel; NaN if it has none."""
+        finite = (self.elements_per_channel - n for n in self._column(2))
+        return [total / n if n else math.nan for total, n in zip(self._column(3), finite, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
 class ModuleActivity:
     """The output of one module at one sampled step.
 
     Attributes:
-        name: the module's name in the model, without the prefixes of wrappers.
+        name: the module's name in the model, without the prefixes of wrappers. "name#2" is its second call within a
+            pass, "name[1]" or "name['key']" a further tensor of what it returns, "name[hidden]" a gated MLP's hidden
+            layer; the model as a whole goes by the name of its class.
         family: how it was judged: "relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax", "attention", "norm",
-            "block" or "other".
+            "linear", "block" or "other". Saturation has no meaning for "attention", "norm", "linear" and "block": of
+            them only Inf counts as saturated.
         stats: the output's statistics.
         order: place in the order of execution within its forward pass, from 0.
-        inputs_finite: whether all its inputs were finite; None if not known.
+        inputs_finite: whether all its inputs were finite; None if not known, as it is not asked while the output is.
         num_units: size of the unit (channel) dimension; 0 if units were not told apart.
         num_dead_units: units that were (near) zero nearly everywhere, in all batches of the monitor's window.
         num_saturated_units: the same, for saturation.
-        dead_units: indices of the first 32 dead units.
+        dead_units, saturated_units: indices of the first 32 of them.
         num_batches: how many batches the window held when units were judged.
     """
 
@@ -86,6 +206,7 @@ class ModuleActivity:
     num_saturated_units: int = 0
     dead_units: tuple[int, ...] = ()
     num_batches: int = 1
+    saturated_units: tuple[int, ...] = ()
 
     @property
     def dead_unit_ratio(self) -> float:

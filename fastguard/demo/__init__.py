@@ -16,7 +16,9 @@ Half-way one element of a gradient is made Inf: the step is skipped, the tensor 
 training goes on. Ends with the guard's report, a sample of what the model writes, and what guarding cost.
 
 The same --seed and --steps give the same run on one machine, timings apart."""
-EPILOG = "Exit code 0 only if the poisoned step was skipped and left parameters and optimizer state bit-identical."
+EPILOG = """\
+Exit code 0 only if the poisoned step was skipped and left parameters and optimizer state bit-identical; with --fault,
+only if the report names the right cause first, and the right layer where one is to blame."""
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -43,6 +45,11 @@ def make_parser() -> Parser:
     parser.add_argument("--seed", type=_at_least(0), default=0, help="of weights, batches and sample (default: 0)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where run.jsonl is written (default: runs/demo)")
     parser.add_argument(
+        "--fault",
+        metavar="NAME",
+        help="instead: plant this fault in a small training, and see it named; `list` tells all",
+    )
+    parser.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto (default) takes a GPU if there is one"
     )
     return parser
@@ -65,11 +72,23 @@ def main(argv: list[str]) -> int:
     """Runs the demo; 0 if the poisoned step was skipped and left everything as it was, else 1."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
+    if arguments.fault is not None and (arguments.quick or arguments.minutes or arguments.steps):
+        parser.error("--fault: has its own length, of seconds; leave --quick, --minutes and --steps out")
+    if arguments.fault == "list":
+        from . import fault
+
+        print(fault.listing())
+        return 0
     try:
         folder = _folder(arguments.out)
     except OSError as error:
         parser.error(f"--out: cannot write there: {error}")
     print("fastguard demo: loading torch ...", file=sys.stderr)
+
+    if arguments.fault is not None:
+        from . import fault
+
+        return fault.run(arguments.fault, arguments.seed, folder)
 
     from . import run
 

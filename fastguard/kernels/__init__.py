@@ -21,6 +21,7 @@ from .. import stats as _stats
 from ..errors import BackendUnavailableError, UnsupportedTensorError
 from ..stats import GradientStats, TensorStats
 from . import cpu, reference, triton
+from .prepare import as_tensor
 
 # In the order in which "auto" tries them.
 _BACKENDS: dict[str, ModuleType] = {"cpu": cpu, "triton": triton, "reference": reference}
@@ -300,17 +301,13 @@ def scale_(tensors: Sequence[torch.Tensor], factor: float, *, backend: str = "au
     run_scale(tensors, float(factor), backend)
 
 
-def as_tensor(array: Any) -> torch.Tensor:
-    """`array` as a tensor, over the same memory where that can be: what a NumPy array or a tensor holds."""
-    if isinstance(array, torch.Tensor):
-        return array
-    if any(stride < 0 for stride in getattr(array, "strides", None) or ()):  # torch has no negative strides
-        array = array.copy()
-    return torch.as_tensor(array)
-
-
 def _gradient_stats(gradients: Sequence[Any]) -> GradientStats:
     return tensor_stats([as_tensor(g) for g in _as_list(gradients, "gradients")]).total()
 
 
 _stats.set_producer(_gradient_stats)
+
+# At the end, because these choose their backends by what stands above.
+from .activations import activation_stats as activation_stats  # noqa: E402
+from .activations import channel_stats as channel_stats  # noqa: E402
+from .activations import magnitude_histogram as magnitude_histogram  # noqa: E402

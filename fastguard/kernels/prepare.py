@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -23,6 +25,17 @@ OVERLAP = (
     "Call .contiguous() or .clone() on it first"
 )
 _COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
+
+def as_tensor(array: Any) -> torch.Tensor:
+    """A tensor over the memory of `array`, or of a copy of it where torch would not have it as it is."""
+    if isinstance(array, torch.Tensor):
+        return array
+    # torch has no negative strides, and warns of memory that must not be written to.
+    backwards = any(stride < 0 for stride in getattr(array, "strides", None) or ())
+    if backwards or not getattr(getattr(array, "flags", None), "writeable", True):
+        array = array.copy()
+    return torch.as_tensor(array)
 
 
 def plain(tensor: object, index: int, *, writable: bool = False) -> torch.Tensor:

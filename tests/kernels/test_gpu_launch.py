@@ -65,13 +65,20 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
     NotedLaunch.notes = []
     real = drivers.__dict__.get("_active"), drivers.__dict__.get("_default")
     drivers.set_active(fake)
-    makers = (launch.stats_launcher, launch.scale_launcher, launch.finalise_launcher, launch.decide_launcher)
+    makers = [maker for maker in vars(launch).values() if hasattr(maker, "cache_clear")]
     for maker in makers:
         maker.cache_clear()
     yield fake
-    from fastguard.kernels.triton import finalise, kernels
+    from fastguard.kernels.triton import (
+        activation_finalise,
+        column_kernels,
+        finalise,
+        kernels,
+        magnitude_kernels,
+        segment_kernels,
+    )
 
-    for module in (finalise, kernels):
+    for module in (activation_finalise, column_kernels, finalise, kernels, magnitude_kernels, segment_kernels):
         for function in vars(module).values():
             getattr(function, "device_caches", {}).clear()  # binaries of a device that is no more
     for maker in makers:
@@ -133,6 +140,27 @@ def test_one_launch_a_dtype_and_one_more(driver: FakeDriver) -> None:
         ]
         workspace.scale(plan, slots.factor_addresses[0])
         assert [name for name, *_ in NotedLaunch.notes[3:]] == ["scale_kernel", "scale_kernel"]
+
+
+def test_two_launches_for_activations_and_no_size_makes_another_kernel(driver: FakeDriver) -> None:
+    from fastguard.kernels.triton.activation_workspace import ActivationWorkspace
+
+    workspace = ActivationWorkspace(CPU)
+    row, table = torch.zeros(10, dtype=torch.float64), torch.zeros(4 * 1000, dtype=torch.float64)
+    for shape in ((16, 1000), (1, 999), (4096, 300), (3, 77)):
+        x = torch.zeros(shape)
+        NotedLaunch.notes.clear()
+        workspace.measure_activation(x, None, -1.0, 1.0, 1e-6, row)
+        workspace.measure_activation(x, 1, -1.0, 1.0, 1e-6, row, table[: 4 * shape[1]])
+        names = [(name, grid[0]) for name, grid, *_ in NotedLaunch.notes]
+        assert [name for name, _ in names] == ["segments_kernel", "fold_kernel", "columns_kernel", "fold_kernel"]
+        assert names[1][1] == 1 and names[3][1] == 1 + -(-shape[1] // 32)
+        assert NotedLaunch.notes[0][3][:3] == (x.data_ptr(), 1, x.numel())
+    assert driver.num_loaded == 3  # a row, columns, the fold
+    image = torch.zeros(2, 5, 20, 20)
+    NotedLaunch.notes.clear()
+    workspace.measure_activation(image, 1, -1.0, 1.0, 1e-6, row, table[:20])
+    assert [name for name, *_ in NotedLaunch.notes] == ["segments_kernel", "fold_kernel"]
 
 
 class OtherTriton:

@@ -50,7 +50,7 @@ def pointer(address, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _magnitude_bits(x):
+def magnitude_bits(x):
     """Bits of |x|, as an integer that orders like |x|; float32 and float64."""
     if x.dtype == tl.float64:
         bits = x.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
@@ -62,7 +62,7 @@ def _magnitude_bits(x):
 @triton.jit
 def is_finite(x):
     """By bits, so that no fast-math flag can break it."""
-    return _magnitude_bits(x) < (INF64 if x.dtype == tl.float64 else INF32)
+    return magnitude_bits(x) < (INF64 if x.dtype == tl.float64 else INF32)
 
 
 @triton.jit
@@ -106,7 +106,7 @@ def _low(x, zero):
 @triton.jit
 def _exact_step(x, inside, sum_sq, total, high, low, zeros, nans, infs):
     """Elements of float32 or float64 added to the accumulators. Lanes that are not `inside` must hold 0."""
-    bits = _magnitude_bits(x)
+    bits = magnitude_bits(x)
     inf: tl.constexpr = INF64 if x.dtype == tl.float64 else INF32
     finite = bits < inf
     nans += (bits > inf).to(tl.int32)
@@ -231,7 +231,7 @@ def _fast(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
     # A NaN or an Inf anywhere, or a square that overflows, makes the sum of squares one.
     believe = is_finite(sum_sq_64)
     if not DTYPE.is_fp16():  # whose smallest square is 3.6e-15
-        bits = _magnitude_bits(largest)
+        bits = magnitude_bits(largest)
         believe = believe & ((bits >= FAST_MIN) | (bits == 0))
     # Where the mean is nearly all of the root mean square, std = sqrt(E[x^2] - E[x]^2) cancels.
     believe = believe & (total_64 * total_64 <= 0.99 * n.to(tl.float64) * sum_sq_64)

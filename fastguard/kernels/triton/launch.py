@@ -21,6 +21,8 @@ LANES = 4 * THREADS
 FOLD_THREADS = 256
 FOLD_BLOCK = 2048
 ROW_BLOCK = 256
+CHUNK_BYTES = 1 << 17  # of an activation, at most, that a program reads
+FOLD_TILE = 1024
 
 
 class Launcher:
@@ -123,3 +125,71 @@ def _dtype(dtype: torch.dtype) -> Any:
     import triton.language as tl
 
     return {torch.float32: tl.float32, torch.float64: tl.float64, torch.float16: tl.float16}.get(dtype, tl.bfloat16)
+
+
+@functools.cache
+def segments_launcher(
+    dtype: torch.dtype, side_by_side: int, aligned: bool, table: bool, device: torch.device
+) -> Launcher:
+    """Fusion on, as for gradients: products here only go into sums. `side_by_side`: 1, 4 or 16 segments."""
+    from . import segment_kernels
+
+    columns = 16 * THREADS // (side_by_side * dtype.itemsize)  # 16 bytes a thread
+    constants = {
+        "DTYPE": _dtype(dtype),
+        "ROWS": side_by_side,
+        "COLS": columns,
+        "LANES": columns // 2 if dtype.itemsize == 2 else columns,  # four a thread, two of float64
+        "EXACT": 2 * THREADS // side_by_side,
+        "ALIGNED": aligned,
+        "TABLE": table,
+    }
+    return Launcher(segment_kernels.segments_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=True)
+
+
+@functools.cache
+def columns_launcher(dtype: torch.dtype, aligned: bool, device: torch.device) -> Launcher:
+    """Fusion on, as above."""
+    from . import column_kernels
+
+    columns = 16 * 32 // dtype.itemsize  # 16 bytes a thread, 32 threads a row
+    constants = {
+        "DTYPE": _dtype(dtype),
+        "ROWS": THREADS // 32,
+        "COLS": columns,
+        "LOADS": 2 if dtype.itemsize == 2 else 4,
+        "EXACT_ROWS": 2 * THREADS // columns,
+        "ALIGNED": aligned,
+    }
+    return Launcher(column_kernels.columns_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=True)
+
+
+def fold_launcher(num_channels: int, device: torch.device) -> Launcher:
+    """Fusion off, as for the decision. Tiles for few channels or for many."""
+    columns = 1 if num_channels <= 1 else 4 if num_channels <= 8 else 32
+    return _fold_launcher(columns, device)
+
+
+@functools.cache
+def _fold_launcher(columns: int, device: torch.device) -> Launcher:
+    from . import activation_finalise
+
+    constants = {"BLOCK": FOLD_TILE, "ROWS": FOLD_TILE // columns, "COLS": columns}
+    return Launcher(activation_finalise.fold_kernel, constants, num_warps=_warps(FOLD_THREADS, device), fp_fusion=False)
+
+
+@functools.cache
+def magnitudes_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
+    from . import magnitude_kernels
+
+    bins = 4096 if dtype == torch.float64 else 512
+    constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": 8 * THREADS, "BINS": bins}
+    return Launcher(magnitude_kernels.magnitudes_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=False)
+
+
+@functools.cache
+def add_magnitudes_launcher(bins: int, device: torch.device) -> Launcher:
+    from . import magnitude_kernels
+
+    constants = {"BINS": bins, "COLS": 64}
+    return Launcher(magnitude_kernels.add_magnitudes_kernel, constants, num_warps=2, fp_fusion=False)

@@ -73,11 +73,11 @@ def _is_plain(tensor: object, device: torch.device) -> bool:
         and not tensor.is_neg()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not tensor._is_zerotensor()
-        and _is_dense(tensor)
+        and is_dense(tensor)
     )
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill the memory from the first one on, in whatever order of dimensions."""
     if tensor.is_contiguous():
         return True
@@ -104,7 +104,7 @@ def _prepared(
         values = torch.view_as_real(values)
     if writable and may_overlap(values):
         raise UnsupportedTensorError(index, OVERLAP)
-    if _is_dense(values):
+    if is_dense(values):
         return values
     copy = values.contiguous()
     if writable:

@@ -1,0 +1,68 @@
+"""What the rules say of a run, asked after each of its steps as if it were still going on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fastguard.diagnosis import RULES, Finding, diagnose, find_causes, unexplained
+from fastguard.history import TrainingHistory
+
+from .runs import Run
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """The first time that a rule spoke, at severity warning or above.
+
+    Attributes:
+        rule: which.
+        families: what it can stand for; of our own rules one.
+        step: the step after which it spoke.
+    """
+
+    rule: str
+    families: tuple[str, ...]
+    step: int
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a watcher said of one run.
+
+    Attributes:
+        alarms: in the order of their steps.
+        cause: the root cause that comes first at the end of the run; None if the watcher names none.
+        layers: the layers that it blames, most suspicious first.
+    """
+
+    alarms: tuple[Alarm, ...]
+    cause: str | None = None
+    layers: tuple[str, ...] = field(default=())
+
+
+def history_of(run: Run) -> TrainingHistory:
+    """An empty history that knows of the model what the guard's did."""
+    history = TrainingHistory()
+    if run.notes:
+        history.model = type(history.model).of(run.notes)
+    return history
+
+
+def ask(run: Run, check_every: int = 1) -> Said:
+    """Asks all rules after every `check_every` steps, and for causes at the end."""
+    history = history_of(run)
+    first: dict[str, Alarm] = {}
+    findings: list[Finding] = []
+    last = len(run.records) - 1
+    for number, record in enumerate(run.records):
+        history.add(record)
+        if (number + 1) % check_every and number != last:
+            continue
+        findings = diagnose(history)
+        for finding in findings:
+            if finding.severity != "info" and finding.rule not in first:
+                family = RULES[finding.rule].family
+                first[finding.rule] = Alarm(finding.rule, (family,), record.step)
+    causes = find_causes(findings, history)
+    told = [finding for finding in (*causes, *unexplained(findings, causes)) if finding.severity != "info"]
+    return Said(tuple(first.values()), told[0].rule, told[0].layers) if told else Said(tuple(first.values()))

@@ -1,0 +1,119 @@
+"""Runs the cases and keeps what the guard recorded, so that rules can be asked again without training again."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastguard
+from fastguard.demo.lab.plant import Planted
+from fastguard.demo.lab.training import WATCHING, Outcome, Training
+from fastguard.stats import StepStats
+
+from .cases import CASES, Case
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / "build" / "faults"
+# What neither trains nor records: a change in these leaves the runs as they are.
+_NOT_HASHED = ("diagnosis", "history", "report", "bench", "info.py", "cli.py")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished training.
+
+    Attributes:
+        case, seed: which one.
+        planted: step and layers of the fault; None for a healthy run.
+        outcome: losses and what became of the parameters.
+        sound: the same for the same run without the fault; None for a healthy run.
+        records: what the guard handed to its sinks, one a step.
+        notes: what the guard told its history of the model.
+        max_norm: where the guard clipped.
+        seconds: of the faulty or healthy run.
+    """
+
+    case: str
+    seed: int
+    planted: Planted | None
+    outcome: Outcome
+    sound: Outcome | None
+    records: list[StepStats]
+    notes: dict[str, Any]
+    max_norm: float | None
+    seconds: float
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the fault really harmed this training, or a healthy one really ended well.
+
+        Well: all is finite, the validation loss is below the first training loss and within a third of its best.
+        """
+        fault = CASES[self.case].fault
+        if fault is not None and self.planted is not None and self.sound is not None:
+            return fault.proof(self.outcome, self.sound, self.planted)
+        last, best = self.outcome.final_val_loss, min(loss for _, loss in self.outcome.val_losses)
+        began = max(self.outcome.losses[0], 1.3 * best)
+        return last < min(began, 1.33 * best) and not self.outcome.num_ruined and self.outcome.stopped is None
+
+
+def train(case: Case, seed: int) -> Run:
+    """Trains `case`, and its sound twin if it has a fault."""
+    torch.set_num_threads(1)
+    logging.getLogger("fastguard").setLevel(logging.ERROR)  # skips are what many of these runs are for
+    setup, planted = case.prepare(seed)
+    memory = fastguard.MemorySink()
+    started = time.perf_counter()
+    training = Training(setup, [memory], **WATCHING)
+    outcome = training.run()
+    seconds = time.perf_counter() - started
+    sound = None if planted is None else Training(case.make(seed)).run()
+    return Run(
+        case.name, seed, planted, outcome, sound, list(memory.records), _notes(training), setup.max_norm, seconds
+    )
+
+
+def _notes(training: Training) -> dict[str, Any]:
+    model = getattr(training.guard.history, "model", None)
+    return {} if model is None else model.state()
+
+
+@functools.cache
+def source_hash() -> str:
+    """Of all that decides what a run records."""
+    digest = hashlib.sha256(f"{torch.__version__} {WATCHING}".encode())
+    lab = [
+        path for path in (ROOT / "benchmarks" / "faults").glob("*.py") if path.stem in ("cases", "digits", "healthy")
+    ]
+    package = [
+        path
+        for path in (ROOT / "fastguard").rglob("*.py")
+        if not path.relative_to(ROOT / "fastguard").parts[0].startswith(_NOT_HASHED)
+    ]
+    for path in sorted([*lab, *package]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def load_or_train(name: str, seed: int, *, fresh: bool = False) -> Run:
+    """The run of a case: from the cache if it has it, unless `fresh`, else trained now and kept."""
+    path = CACHE / source_hash() / f"{name}-{seed}.pickle.z"
+    if path.exists() and not fresh:
+        run: Run = pickle.loads(zlib.decompress(path.read_bytes()))
+        return run
+    run = train(CASES[name], seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(zlib.compress(pickle.dumps(run), 1))
+    partial.replace(path)
+    return run

@@ -1,0 +1,78 @@
+"""How often to sample, so that sampling stays within its share of the training time."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from typing import NamedTuple
+
+_RECENT_COSTS = 3
+_RECENT_STEPS = 20
+_GROWTH = 4  # at most, of the interval from one sample to the next
+
+
+class Cost(NamedTuple):
+    """What watching has cost so far.
+
+    Attributes:
+        seconds: host time spent in the monitor.
+        share: of the time since the end of the monitor's first step; 0.0 before the second.
+        num_samples, num_steps: steps sampled, and steps seen.
+        interval: steps from one sample to the next, as it stands now.
+    """
+
+    seconds: float
+    share: float
+    num_samples: int
+    num_steps: int
+    interval: int
+
+
+class Budget:
+    """Stretches the interval between samples to a multiple of `every` that keeps their cost within `share`.
+
+    The cost of a sample is the least of the last three, without the first of all, which loads and compiles; the time of
+    a step is the median of the last twenty, without what the monitor itself took. The interval grows fourfold at most
+    from one sample to the next, so that one that was disturbed does not silence the monitor.
+    """
+
+    def __init__(self, every: int, share: float | None) -> None:
+        self.every = every
+        self.share = share
+        self.interval = every
+        self.spent_s = 0.0
+        self.elapsed_s = 0.0
+        self.num_samples = 0
+        self.num_steps = 0
+        self._since_sample_s = self._spent_of_elapsed_s = 0.0
+        self._costs: deque[float] = deque(maxlen=_RECENT_COSTS)
+        self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
+
+    def step(self, seconds: float | None, cost_s: float, sampled: bool) -> None:
+        """Takes one step: how long it took in all (None if not known), and what of that the monitor took."""
+        self.num_steps += 1
+        self.spent_s += cost_s
+        self._since_sample_s += cost_s  # figures may arrive, and be counted, some steps later
+        if seconds is not None:
+            self.elapsed_s += seconds
+            self._spent_of_elapsed_s += cost_s
+            self._steps.append(max(0.0, seconds - cost_s))
+        if sampled:
+            self.num_samples += 1
+            if self.num_samples > 1:
+                self._costs.append(self._since_sample_s)
+                self._stretch()
+            self._since_sample_s = 0.0
+
+    def _stretch(self) -> None:
+        if self.share is None or not self._steps:
+            return
+        step_s = max(statistics.median(self._steps), 1e-9)
+        needed = math.ceil(min(self._costs) / (self.share * step_s * self.every))
+        self.interval = self.every * max(1, min(needed, _GROWTH * self.interval // self.every))
+
+    def cost(self) -> Cost:
+        """What watching has cost so far."""
+        share = self._spent_of_elapsed_s / self.elapsed_s if self.elapsed_s else 0.0
+        return Cost(self.spent_s, share, self.num_samples, self.num_steps, self.interval)

@@ -1,0 +1,242 @@
+"""What the hooks of one monitor write into: the sightings of the passes of one step."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..errors import UnsupportedTensorError
+from ..kernels.prepare import plain
+from .engines import Delivery, Engine, Measured, engine_for
+from .families import PLAIN, Judgement
+from .outputs import Call, inputs_of, labelled, unit_dim_of, unreadable
+from .sightings import Sighting
+
+_MAX_CALLS = 8  # of one module within a pass, told apart
+_MAX_SKIPPED = 1000
+
+
+class _Known(NamedTuple):
+    """A tensor that was measured in this pass, as it was then."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    judgement: Judgement
+    measured: Measured
+
+
+class Collector:
+    """Measures what hooks show it, and keeps passes apart: one that did not end, by an exception, leaves nothing.
+
+    Attributes:
+        is_paused: nothing is recorded.
+        skipped: what could not be read, and why, by name.
+        seconds: host time spent here since `take_seconds`.
+    """
+
+    def __init__(self, root: nn.Module, backend: str, *, training_only: bool) -> None:
+        self._root = weakref.ref(root)
+        self._backend = backend
+        self._training_only = training_only
+        self._engines: dict[torch.device, Engine] = {}
+        self._done: list[Sighting] = []
+        self._pass: list[Sighting] = []
+        self._calls: dict[str, int] = {}
+        self._known: dict[int, _Known] = {}
+        self._is_open = False
+        self.is_paused = False
+        self.skipped: dict[str, str] = {}
+        self.seconds = 0.0
+
+    def is_wanted(self) -> bool:
+        """Whether the pass under way is to be recorded: not a recomputation within backward, nor evaluation."""
+        if self.is_paused or torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
+            return False
+        root = self._root()
+        return root is None or root.training or not self._training_only
+
+    def begin(self) -> None:
+        """A pass through the model begins; one that never ended is dropped."""
+        self._forget_pass()
+        self._is_open = True
+
+    def end(self) -> None:
+        """The pass is complete."""
+        self._done += self._pass
+        self._forget_pass()
+
+    def _forget_pass(self) -> None:
+        self._pass = []
+        self._calls.clear()
+        self._known.clear()
+        self._is_open = False
+
+    def deliver(self) -> tuple[list[Sighting], list[Delivery]]:
+        """The sightings of all complete passes, on their way; of modules called outside any pass, too."""
+        if not self._is_open:
+            self._done += self._pass
+        self._forget_pass()
+        sightings, self._done = self._done, []
+        return sightings, [engine.deliver() for engine in self._engines.values()]
+
+    def take_seconds(self) -> float:
+        """The host time spent here since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+    def see(self, name: str, judgement: Judgement, unit_dim: int | None, call: Call | None, output: Any) -> None:
+        """Measures all tensors in the output of one call of one module. `call` None: its inputs are not known.
+
+        Cost: one read of each tensor that this pass has not read before; of the inputs, on the CPU only if the output
+        is not finite.
+        """
+        started = time.perf_counter()
+        for path, tensor in labelled(output):
+            self.see_one(name, judgement, unit_dim, call, tensor, path)
+        self.seconds += time.perf_counter() - started
+
+    def see_one(
+        self,
+        name: str,
+        judgement: Judgement,
+        unit_dim: int | None,
+        call: Call | None,
+        tensor: torch.Tensor,
+        path: str,
+    ) -> None:
+        """Measures one tensor of an output; one with a path is only looked at for NaN and Inf."""
+        key = self._numbered(name, path)
+        problem = unreadable(tensor)
+        if problem is None:
+            problem = self._measure(key, PLAIN if path else judgement, unit_dim, call, tensor)
+        if problem is not None and len(self.skipped) < _MAX_SKIPPED:
+            self.skipped[key] = problem
+
+    def _numbered(self, name: str, path: str) -> str:
+        call = self._calls[name + path] = self._calls.get(name + path, 0) + 1
+        return name + path if call == 1 else f"{name}#{min(call, _MAX_CALLS)}{path}"
+
+    def _engine(self, device: torch.device) -> Engine:
+        engine = self._engines.get(device)
+        if engine is None:
+            engine = self._engines[device] = engine_for(device, self._backend)
+        return engine
+
+    def _measure(
+        self, key: str, judgement: Judgement, unit_dim: int | None, call: Call | None, x: torch.Tensor
+    ) -> str | None:
+        """Adds the sighting of `x`; says why not if it cannot."""
+        if x.is_complex():
+            x = torch.view_as_real(x.detach().resolve_conj())
+        engine = self._engine(x.device)
+        before = self._lookup(x)  # as what an in-place module got
+        try:
+            measured = self._reading(x, before, engine, judgement, unit_dim)
+            finite, readings = self._judge_inputs(call, x, before, engine, measured)
+        except UnsupportedTensorError as error:
+            return error.problem
+        size = 1
+        if judgement.row_dim is not None and x.ndim:
+            size = x.shape[judgement.row_dim]
+        masked = False
+        if finite:
+            values = plain(x.detach(), 0)
+            masked = not bool((values.isnan() | (values == torch.inf)).any())
+        self._pass.append(Sighting(key, judgement, measured, size, finite, readings, masked))
+        return None
+
+    def _reading(
+        self, x: torch.Tensor, known: _Known | None, engine: Engine, judgement: Judgement, unit_dim: int | None
+    ) -> Measured:
+        if known is not None and known.version == _version(x) and _serves(known.judgement, judgement):
+            return known.measured
+        dim = unit_dim_of(x, unit_dim) if judgement.has_units and _is_dense(x) else None
+        measured = engine.measure(x, judgement, dim)
+        version = _version(x)
+        if version is not None:
+            self._known[id(x)] = _Known(weakref.ref(x), version, judgement, measured)
+        return measured
+
+    def _lookup(self, x: torch.Tensor) -> _Known | None:
+        known = self._known.get(id(x))
+        return known if known is not None and known.tensor() is x else None
+
+    def _judge_inputs(
+        self,
+        call: Call | None,
+        output: torch.Tensor,
+        before: _Known | None,
+        engine: Engine,
+        measured: Measured,
+    ) -> tuple[bool | None, tuple[Measured, ...] | None]:
+        """Whether the inputs were finite, or the readings that will tell."""
+        if call is None:
+            return None, None
+        if not engine.immediate:
+            return None, self._later(inputs_of(call), output, before)
+        row = measured.reading().row
+        if not row[8] and not row[9]:
+            return None, None  # nobody asks
+        readable = [(x, i == 0) for i, x in enumerate(inputs_of(call)) if unreadable(x) is None]
+        verdicts = [self._is_finite(x, is_first, output, before) for x, is_first in readable]
+        return (False if False in verdicts else None if None in verdicts else True), None
+
+    def _is_finite(self, x: torch.Tensor, is_first: bool, output: torch.Tensor, before: _Known | None) -> bool | None:
+        """Whether the input `x` was finite; -Inf is allowed in all but the first, as masks hold it."""
+        known = before if x is output else self._lookup(x)
+        if known is not None:
+            row = known.measured.reading().row
+            if not row[8] and not row[9]:
+                return True
+            if is_first:
+                return False
+        if _same_memory(x, output):  # written over, so what it was before cannot be read any more
+            return None if known is None else False
+        values = plain(x.detach(), 0)  # of a distributed tensor, what is here: the others are not asked
+        bad = ~values.isfinite() if is_first else values.isnan() | (values == torch.inf)
+        return not bool(bad.any())
+
+    def _later(
+        self, inputs: list[torch.Tensor], output: torch.Tensor, before: _Known | None
+    ) -> tuple[Measured, ...] | None:
+        found = []
+        for x in inputs:
+            if unreadable(x) is not None:
+                continue
+            known = before if x is output else self._lookup(x)
+            if known is not None:
+                found.append(known.measured)
+            elif _same_memory(x, output):
+                return None
+            else:
+                x = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x
+                found.append(self._engine(x.device).measure(x, PLAIN, None))
+        return tuple(found)
+
+
+def _version(x: torch.Tensor) -> int | None:
+    return None if x.is_inference() else x._version
+
+
+def _serves(had: Judgement, wanted: Judgement) -> bool:
+    """Whether a reading taken for one judgement holds the figures of another."""
+    if had is wanted:
+        return True
+    return wanted.near_zero == had.near_zero and not wanted.has_units and wanted.low == -torch.inf == -wanted.high
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether `x` is memory with strides, and neither sparse nor nested nor made of other tensors."""
+    return x.layout is torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x)
+
+
+def _same_memory(x: torch.Tensor, output: torch.Tensor) -> bool:
+    """Whether the output was written over the input, or is the input."""
+    if x is output:
+        return True
+    return _is_dense(x) and _is_dense(output) and x.data_ptr() == output.data_ptr() != 0

@@ -1,0 +1,161 @@
+"""How the output of a module is judged: which values count as saturated, which as zero, and whether it has units."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+THRESHOLD = 0.99  # where nothing better is known
+_MARGIN = 1.0 - THRESHOLD
+_NEAR_ZERO = 1e-6
+_NEAR_ZERO_SMOOTH = 1e-3  # GELU and SiLU come close to zero without reaching it
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What counts as saturated and as zero in one module's output.
+
+    Attributes:
+        family: as in `ModuleActivity`.
+        low, high: values outside are saturated; infinite where the family has no such end.
+        near_zero: elements with |x| below it count as near zero.
+        has_units: whether each index of the unit dimension is judged on its own.
+        row_dim: dimension of which each slice sums to one (softmax), else None.
+    """
+
+    family: str
+    low: float = -math.inf
+    high: float = math.inf
+    near_zero: float = _NEAR_ZERO
+    has_units: bool = False
+    row_dim: int | None = None
+
+
+RELU = Judgement("relu", has_units=True)
+GELU = Judgement("gelu", near_zero=_NEAR_ZERO_SMOOTH, has_units=True)
+TANH = Judgement("tanh", -THRESHOLD, THRESHOLD, has_units=True)
+SIGMOID = Judgement("sigmoid", _MARGIN, THRESHOLD, has_units=True)
+ATTENTION = Judgement("attention")
+NORM = Judgement("norm")
+BLOCK = Judgement("block")
+LINEAR = Judgement("linear")
+PLAIN = Judgement("other")  # what is read for NaN and Inf only, such as the second tensor of a tuple
+UNKNOWN = Judgement("other", -THRESHOLD, THRESHOLD, has_units=True)
+
+_RELUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Threshold)
+_SMOOTH = (nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardswish, nn.GLU)
+_SIGMOIDS = (nn.Sigmoid, nn.Hardsigmoid)
+_TANHS = (nn.Tanh, nn.Softsign, nn.RNNBase, nn.RNNCellBase)
+_SOFTMAXES = (nn.Softmax, nn.Softmin, nn.LogSoftmax)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+_NORMS = (
+    *_BATCH_NORMS,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.LocalResponseNorm,
+)
+_LINEARS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.Identity, nn.Flatten, nn.Unflatten)
+# By the name of the class, for modules of other libraries; the first that fits.
+_LEAVES_BY_NAME = (
+    (re.compile(r"gelu|silu|swish|mish|swiglu|geglu", re.I), GELU),
+    (re.compile(r"relu", re.I), RELU),
+    (re.compile(r"sigmoid", re.I), SIGMOID),
+    (re.compile(r"tanh", re.I), TANH),
+    (re.compile(r"dropout|drop_?path|pool|upsample|pad|conv\d?d?$|linear|embedding", re.I), LINEAR),
+)
+_ATTENTION_NAME = re.compile(r"attention|attn", re.I)
+_NORM_NAME = re.compile(r"norm(\dd)?$", re.I)
+_BLOCK_NAME = re.compile(r"block|bottleneck|layer$", re.I)
+
+
+def judgement_of(module: nn.Module) -> Judgement:
+    """How the output of `module` is judged, from its type, else from the name of its class.
+
+    >>> judgement_of(nn.Hardtanh(-2.0, 2.0)).high
+    1.98
+    >>> judgement_of(nn.Linear(2, 2)).family
+    'linear'
+    """
+    found = _special(module) or _by_type(module)
+    if found is not None:
+        return found
+    name = type(module).__name__
+    if _NORM_NAME.search(name):
+        return NORM
+    if next(module.children(), None) is not None:
+        return ATTENTION if _ATTENTION_NAME.search(name) else BLOCK
+    for pattern, judgement in _LEAVES_BY_NAME:
+        if pattern.search(name):
+            return judgement
+    return ATTENTION if _ATTENTION_NAME.search(name) else UNKNOWN
+
+
+def _special(module: nn.Module) -> Judgement | None:
+    """Where the bounds stand in the module itself."""
+    if isinstance(module, nn.ReLU6):  # a Hardtanh to torch
+        return replace(RELU, high=6.0 * THRESHOLD)
+    if isinstance(module, nn.Hardtanh):
+        slack = _MARGIN * (module.max_val - module.min_val) / 2
+        return Judgement("hardtanh", module.min_val + slack, module.max_val - slack, has_units=True)
+    if isinstance(module, (nn.ELU, nn.CELU)):
+        return replace(GELU, low=-THRESHOLD * module.alpha)
+    if isinstance(module, nn.SELU):
+        return replace(GELU, low=-THRESHOLD * 1.7580993408473766)  # scale * alpha, what it tends to
+    if isinstance(module, nn.RNN) and module.nonlinearity == "relu":
+        return RELU
+    if isinstance(module, _SOFTMAXES):
+        # Each slice has at most one entry above the threshold: its largest probability.
+        high = math.log(THRESHOLD) if isinstance(module, nn.LogSoftmax) else THRESHOLD
+        return Judgement("softmax", high=high, row_dim=-1 if module.dim is None else module.dim)
+    return None
+
+
+def _by_type(module: nn.Module) -> Judgement | None:
+    for types, judgement in (
+        (_RELUS, RELU),
+        (_SMOOTH, GELU),
+        (_SIGMOIDS, SIGMOID),
+        (_TANHS, TANH),
+        (_NORMS, NORM),
+        ((nn.MultiheadAttention,), ATTENTION),
+        ((*_LINEARS, *_CONVOLUTIONS), LINEAR),
+    ):
+        if isinstance(module, types):
+            return judgement
+    return None
+
+
+def is_activation(judgement: Judgement) -> bool:
+    """Whether this is an activation function's."""
+    return judgement.family in ("relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax")
+
+
+def is_block(module: nn.Module, parent: nn.Module | None) -> bool:
+    """Whether `module` is one of several like it: an entry of a list, or named a block or a layer."""
+    if next(module.children(), None) is None:
+        return False
+    return isinstance(parent, (nn.ModuleList, nn.Sequential)) or bool(_BLOCK_NAME.search(type(module).__name__))
+
+
+def unit_dim_after(module: nn.Module) -> int | None:
+    """Where the units stand in what comes after `module`: 1 after a convolution, -1 after a linear layer; None if it
+    says nothing."""
+    if isinstance(module, (*_CONVOLUTIONS, *_BATCH_NORMS, nn.GroupNorm)):
+        return 1
+    if isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase)):
+        return -1
+    return None

@@ -1,0 +1,397 @@
+"""ActivationMonitor: what the outputs of a model's modules look like, sampled within a budget."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from .. import kernels
+from ..samples import ActivationStats, ModuleActivity
+from .budget import Budget, Cost
+from .collector import Collector
+from .engines import Delivery
+from .hooks import Hook, InputHook, OutputHook, PassHook, Switch
+from .journal import Journal
+from .selection import Selector, Target, choose, class_name, unwrapped
+from .sightings import Sighting, activities, origin_of
+from .table import describe_cost, describe_skipped, draw
+from .units import UnitRuns
+
+_log = logging.getLogger("fastguard")
+_NUM_ORIGINS = 32
+_NUM_UNCLAIMED = 64  # sampled steps whose records nobody has taken
+_NUM_SILENT = 3  # steps in a row in which hooks saw nothing, before it is said
+
+
+class Origin(NamedTuple):
+    """Where NaN or Inf came up, and at which step."""
+
+    step: int
+    activity: ModuleActivity
+
+
+class _Pending(NamedTuple):
+    """A sampled step whose figures are on their way."""
+
+    step: int
+    sightings: list[Sighting]
+    deliveries: list[Delivery]
+
+    def ready(self) -> bool:
+        return all(delivery.ready() for delivery in self.deliveries)
+
+    def wait(self) -> None:
+        for delivery in self.deliveries:
+            delivery.wait()
+
+
+class ActivationMonitor:
+    """Watches the outputs of a model's modules: mean, std, range, zeros, saturation, NaN, Inf, dead units.
+
+    With a model it sets forward hooks, which are there only on the steps that are sampled; a step is what the guard
+    takes (`fastguard.wrap(optimizer, model, activations=...)`), or on its own, one pass through the model in training
+    mode. Without a model it takes what it is given: `record(name, array)`.
+
+    Args:
+        model: what to watch; wrapped or not by DDP, FSDP or torch.compile. Hooks in a compiled model must come before
+            its first call; each sampled step then runs a graph of its own.
+        window_size: records that `diagnose` and `history` look back on, for each layer.
+        modules: "default" (activation functions, attention, norms, blocks, hidden layers of gated MLPs, and the model
+            as a whole), "all", a regular expression searched in the names, a module type, a module, or several of
+            these.
+        include: keeps only what fits; without `modules`, of all modules.
+        exclude: leaves out what fits.
+        every: steps from one sample to the next; the first one is sampled.
+        window: sampled steps in all of which a unit must be dead to be called so.
+        unit_dim: where the units stand in the outputs; default 1 after convolutions, -1 after linear layers.
+        unit_share: share of a unit's elements that must be near zero (saturated) for it to be dead (saturated).
+        overhead_budget: share of the training time that sampling may take; samples become rarer, in multiples of
+            `every`, until it does. None: no limit.
+        training_only: leave out passes in `eval()` mode.
+        backend: "auto" or a name from `fastguard.backends()`.
+
+    Raises:
+        ValueError: nothing to watch; a number out of its range; an unknown backend.
+        TypeError: a model that is not a module; a selector of another kind.
+
+    Cost of a sampled step: one read of every watched tensor, and about 20 us a module. Of any other step: nothing with
+    a guard, else two hooks on the model (3 us). On a GPU nothing synchronises, figures arrive a step or two later, and
+    `cost` counts the host's time only.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
+    >>> _ = model[0].bias.data.fill_(-100.0)
+    >>> monitor = ActivationMonitor(model)
+    >>> _ = model(torch.ones(8, 2))
+    >>> [(record.name, record.num_dead_units) for record in monitor.activities if record.family == "relu"]
+    [('1', 4)]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | int | None = None,
+        *,
+        window_size: int = 100,
+        modules: Selector | None = None,
+        include: Selector | None = None,
+        exclude: Selector | None = None,
+        every: int = 10,
+        window: int = 10,
+        unit_dim: int | None = None,
+        unit_share: float = 0.99,
+        overhead_budget: float | None = 0.01,
+        training_only: bool = True,
+        backend: str = "auto",
+    ) -> None:
+        if isinstance(model, int) and not isinstance(model, bool):  # ActivationMonitor(100)
+            window_size, model = model, None
+        _check_counts(window_size=window_size, every=every, window=window)
+        _check_shares(unit_share, overhead_budget)
+        self._backend = kernels.resolve_backend(backend)
+        self._journal = Journal(window_size, self._backend)
+        self._budget = Budget(every, overhead_budget)
+        self._runs = UnitRuns(window, unit_share)
+        self._pending: deque[_Pending] = deque()
+        self._unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}
+        self._origins: deque[Origin] = deque(maxlen=_NUM_ORIGINS)
+        self._latest: tuple[ModuleActivity, ...] = ()
+        self._step = 0
+        self._next_sample = 0
+        self._ended_at: float | None = None
+        self._num_silent = 0
+        self._is_guarded = False
+        self._switch = Switch()
+        self._hooks: list[Hook] = []
+        self._pass_hooks: list[PassHook] = []
+        self._collector: Collector | None = None
+        self._root_name = ""
+        self.names: tuple[str, ...] = ()
+        if model is not None:
+            if not isinstance(model, nn.Module):
+                raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
+            self._watch(unwrapped(model), choose(model, modules, include, exclude, unit_dim), training_only)
+
+    def _watch(self, root: nn.Module, targets: list[Target], training_only: bool) -> None:
+        self._collector = collector = Collector(root, self._backend, training_only=training_only)
+        self.names = tuple(target.name for target in targets)
+        self._root_name = class_name(root)
+        for target in targets:
+            self._hooks.append((InputHook if target.of_input else OutputHook)(target, self._switch, collector))
+        self._pass_hooks = [
+            PassHook(root, self._switch, collector, collector.begin, at_end=False),
+            PassHook(root, self._switch, collector, self._pass_ends, at_end=True),
+        ]
+        self._arm()
+
+    def record(self, layer_name: str, activations: Any) -> ActivationStats:
+        """Measures `activations` and adds the result to the records of `layer_name`.
+
+        Args:
+            activations: tensor or ndarray of floating-point numbers, any shape.
+
+        Cost: one read of every element.
+        """
+        return self._journal.record(layer_name, activations)
+
+    def diagnose(self) -> dict[str, str]:
+        """What is wrong, by layer, from its last 10 records; layers with nothing wrong are left out.
+
+        "Dead": more than half of the elements are zero, on average; where units were told apart, more than half of the
+        units are dead, as half of what a healthy ReLU puts out is zero. "Saturated": more than a tenth of the elements
+        are beyond the threshold. Both: "Dead, Saturated".
+
+        >>> import torch
+        >>> monitor = ActivationMonitor(window_size=100)
+        >>> _ = monitor.record("relu1", torch.tensor([0.0, 0.0, 0.5]))
+        >>> monitor.diagnose()
+        {'relu1': 'Dead'}
+        """
+        self._collect(wait=False)
+        return self._journal.diagnose()
+
+    @property
+    def history(self) -> dict[str, list[ActivationStats]]:
+        """The last `window_size` records of each layer, oldest first."""
+        self._collect(wait=False)
+        return self._journal.layers()
+
+    @property
+    def activities(self) -> tuple[ModuleActivity, ...]:
+        """The newest sampled step's records, in the order of execution. Never blocks; on a GPU it lags."""
+        self._collect(wait=False)
+        return self._latest
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Where NaN or Inf came up, in the last 32 sampled steps in which it did, oldest first.
+
+        That is the first module, in the order of execution, whose output is not finite while its inputs are; if of none
+        the inputs are known to be finite, the first whose output is not.
+        """
+        self._collect(wait=False)
+        return tuple(self._origins)
+
+    @property
+    def origin(self) -> Origin | None:
+        """The newest of `origins`."""
+        origins = self.origins
+        return origins[-1] if origins else None
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Outputs that could not be read, and why: integers, tensors without values, …"""
+        return {} if self._collector is None else dict(self._collector.skipped)
+
+    @property
+    def cost(self) -> Cost:
+        """What watching has cost so far: seconds, share of the time, samples, steps, interval."""
+        return self._budget.cost()
+
+    def table(self) -> str:
+        """The newest sampled step as text: a line a module, then what could not be read, then what it cost."""
+        lines = [draw(self.activities), *describe_skipped(self.skipped)]
+        if self._budget.num_steps:
+            lines.append(describe_cost(self.cost, self._budget.share))
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def follow_guard(self) -> None:
+        """Makes a step what `end_step` says, which the guard calls, instead of a pass through the model.
+
+        Raises:
+            RuntimeError: it follows one already.
+            ValueError: it watches no model.
+        """
+        if self._collector is None:
+            raise ValueError("`activations` must be a monitor of a model. Make it with ActivationMonitor(model).")
+        if self._is_guarded:
+            raise RuntimeError("`activations` must be a monitor that follows no other guard. Make one for each guard.")
+        self._is_guarded = True
+        for hook in self._pass_hooks:
+            hook.on_every_step = False
+
+    def take(self, step: int, *, wait: bool = False) -> tuple[ModuleActivity, ...]:
+        """The records of step `step`; ends it first if it goes on.
+
+        Empty if the step was not sampled, or, without `wait`, if its figures have not arrived: ask again then. Records
+        are given once.
+
+        Cost: a microsecond on a step that was not sampled; with `wait`, a sync of the device.
+        """
+        self.end_step(step)
+        if self._pending:
+            self._collect(wait)
+        return self._unclaimed.pop(step, ()) if self._unclaimed else ()
+
+    def end_step(self, step: int) -> float:
+        """Ends step `step`, which the guard has taken, and sets or removes the hooks for the next one.
+
+        Returns the seconds that the monitor took in this step. Never waits. Nothing happens the second time.
+
+        Cost: a microsecond on a step that was not sampled.
+        """
+        if step == self._step - 1:
+            return 0.0
+        if step < self._step:  # the run went back
+            self._next_sample = min(self._next_sample, step + 1)
+        return self._end_step(step)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """For passes through the model that are no part of the training: they are not counted, nor recorded."""
+        if self._collector is None:
+            yield
+            return
+        before, self._collector.is_paused = self._collector.is_paused, True
+        try:
+            yield
+        finally:
+            self._collector.is_paused = before
+
+    def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
+        """Steps whose records nobody has taken, with their records, oldest first. They are given once; never blocks."""
+        if self._pending:
+            self._collect(wait=False)
+        if not self._unclaimed:
+            return []
+        found = list(self._unclaimed.items())
+        self._unclaimed.clear()
+        return found
+
+    def flush(self) -> None:
+        """Waits for figures that are on their way."""
+        self._collect(wait=True)
+
+    def detach(self) -> None:
+        """Removes all hooks; records stay readable. A compiled graph goes on without."""
+        self._collect(wait=True)
+        self._switch.on = False
+        for hook in (*self._hooks, *self._pass_hooks):
+            hook.remove()
+        self._hooks, self._pass_hooks, self._collector = [], [], None
+
+    def _pass_ends(self) -> None:
+        if self._collector is not None:
+            self._collector.end()
+            if not self._is_guarded:
+                self._end_step(self._step)
+
+    def _end_step(self, step: int) -> float:
+        """Sends off what was sampled in this step; sets or removes hooks for the next one. The seconds of this step."""
+        if self._collector is None:
+            return 0.0
+        started = time.perf_counter()
+        sampled = self._switch.on and self._send(step)
+        self._step = step + 1
+        cost_s = time.perf_counter() - started
+        if self._pending:
+            self._collect(wait=False)
+        cost_s += self._collector.take_seconds()
+        self._budget.step(None if self._ended_at is None else started - self._ended_at, cost_s, sampled)
+        self._ended_at = started
+        if sampled:
+            self._next_sample = step - step % self._budget.every + self._budget.interval
+        if (step + 1 >= self._next_sample) is not self._switch.on:
+            self._disarm() if self._switch.on else self._arm()
+        return cost_s
+
+    def _send(self, step: int) -> bool:
+        assert self._collector is not None
+        sightings, deliveries = self._collector.deliver()
+        if sightings:
+            self._pending.append(_Pending(step, sightings, deliveries))
+            self._num_silent = 0
+            return True
+        self._num_silent += 1
+        if self._num_silent == _NUM_SILENT:
+            _log.warning(
+                "no output of the %d watched modules was seen in %d steps. In a compiled model hooks must come before "
+                "its first call: make the monitor (or the guard) before that. Passes in eval() mode are left out "
+                "unless `training_only` is False; a module that is not called has no output.",
+                len(self.names),
+                _NUM_SILENT,
+            )
+        return False
+
+    def _arm(self) -> None:
+        self._switch.on = True
+        begins, ends = self._pass_hooks
+        if not ends.is_compiled:
+            ends.remove()  # it has to come after the hook on the output of the model as a whole
+        for hook in (begins, *self._hooks, ends):
+            hook.attach()
+
+    def _disarm(self) -> None:
+        self._switch.on = False
+        for hook in self._hooks:
+            if not hook.is_compiled:
+                hook.remove()
+        for hook in self._pass_hooks:
+            if self._is_guarded and not hook.is_compiled:
+                hook.remove()
+
+    def _collect(self, wait: bool) -> None:
+        """Makes records of the sampled steps that have arrived, oldest first."""
+        while self._pending:
+            if not self._pending[0].ready():
+                if not wait:
+                    return
+                self._pending[0].wait()
+            started = time.perf_counter()
+            arrived = self._pending.popleft()
+            self._add(arrived.step, activities(arrived.sightings, self._runs, self._root_name))
+            if self._collector is not None:
+                self._collector.seconds += time.perf_counter() - started
+
+    def _add(self, step: int, records: tuple[ModuleActivity, ...]) -> None:
+        self._latest = records
+        for record in records:
+            self._journal.add(record.name, record.stats, record)
+        origin = origin_of(records)
+        if origin is not None:
+            self._origins.append(Origin(step, origin))
+        if self._is_guarded:
+            self._unclaimed[step] = records
+            if len(self._unclaimed) > _NUM_UNCLAIMED:
+                del self._unclaimed[next(iter(self._unclaimed))]
+
+
+def _check_counts(**counts: Any) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"`{name}` must be an integer >= 1, got {count!r}")
+
+
+def _check_shares(unit_share: float, overhead_budget: float | None) -> None:
+    if not 0.0 < unit_share <= 1.0:
+        raise ValueError(f"`unit_share` must be in (0, 1], got {unit_share!r}")
+    if overhead_budget is not None and not overhead_budget > 0.0:
+        raise ValueError(f"`overhead_budget` must be > 0 or None, got {overhead_budget!r}")

@@ -1,0 +1,84 @@
+"""Tensors in whatever a module returns or takes: tuples, dicts, dataclasses, and nests of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+MAX_LEAVES = 8
+_MAX_DEPTH = 4
+
+
+def leaves(value: Any, path: str = "", depth: int = 0) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor in `value` with its path, in order; objects of unknown kind hold none.
+
+    >>> [path for path, _ in leaves({"logits": torch.ones(1), "past": (torch.ones(1), 3)})]
+    ["['logits']", "['past'][0]"]
+    """
+    if isinstance(value, torch.Tensor):
+        return [(path, value)]
+    if depth >= _MAX_DEPTH:
+        return []
+    found: list[tuple[str, torch.Tensor]] = []
+    if isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            found += leaves(item, f"{path}[{i}]", depth + 1)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            found += leaves(item, f"{path}[{key!r}]", depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            found += leaves(getattr(value, field.name), f"{path}.{field.name}", depth + 1)
+    return found
+
+
+def labelled(output: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors in `output`, each with its path; the first that holds numbers stands for the whole, with none.
+
+    >>> [path for path, _ in labelled((torch.ones(1), torch.ones(1)))]
+    ['', '[1]']
+    """
+    if isinstance(output, torch.Tensor):
+        return [("", output)]
+    found = leaves(output)[:MAX_LEAVES]
+    first = next((i for i, (_, x) in enumerate(found) if x.is_floating_point() or x.is_complex()), -1)
+    return [("" if i == first else path, x) for i, (path, x) in enumerate(found)]
+
+
+class Call(NamedTuple):
+    """What a module was called with."""
+
+    args: Any
+    kwargs: dict[str, Any]
+
+
+def inputs_of(call: Call) -> list[torch.Tensor]:
+    """The tensors in `call`, those called a mask or a bias left out: they hold -Inf by intent."""
+    args, kwargs = call
+    named = {key: value for key, value in kwargs.items() if "mask" not in key and "bias" not in key}
+    return [tensor for _, tensor in leaves((args, named))]
+
+
+def unreadable(tensor: torch.Tensor) -> str | None:
+    """Why there is nothing to read in `tensor`; None if it can be read."""
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return f"{str(tensor.dtype).removeprefix('torch.')} output"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "inside a torch.func transform"
+    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+        return "a tensor without values"
+    return None
+
+
+def unit_dim_of(tensor: torch.Tensor, preferred: int | None) -> int | None:
+    """The dimension of the units: `preferred` where the tensor has it, else 1 of images and -1 of anything smaller."""
+    if tensor.ndim < 2:
+        return None
+    if tensor.ndim == 2:
+        return 1
+    if preferred is not None and -tensor.ndim <= preferred < tensor.ndim:
+        return preferred % tensor.ndim
+    return 1 if tensor.ndim > 3 else tensor.ndim - 1

@@ -1,0 +1,153 @@
+"""From what was seen in one step to one record a module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..samples import ActivationStats, ModuleActivity, merge_activation_rows
+from .engines import Measured
+from .families import Judgement
+from .units import UnitBatch, UnitRuns, UnitVerdict
+
+_NO_UNITS = UnitVerdict(0, 0, 0, (), (), 1)
+_SATURATED, _NANS, _INFS = 7, 8, 9  # in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One tensor that a hook saw.
+
+    Attributes:
+        key: name of the record that it belongs to.
+        measured: its reading, now or later.
+        slice_size: elements in a slice that sums to one (softmax); else 1.
+        inputs_finite: whether what went in was finite; None if not known.
+        inputs: readings of what went in, where only they can tell, later.
+        may_be_masked: the output holds no other bad value than -Inf, as scores do that were masked.
+    """
+
+    key: str
+    judgement: Judgement
+    measured: Measured
+    slice_size: int = 1
+    inputs_finite: bool | None = None
+    inputs: tuple[Measured, ...] | None = None
+    may_be_masked: bool = False
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """All sightings under one key."""
+
+    judgement: Judgement
+    order: int
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+    tables: list[bytes] = field(default_factory=list)
+    inputs_finite: bool | None = None
+    is_bad: bool = False
+    may_be_masked: bool = False
+
+    def add(self, sighting: Sighting) -> None:
+        row, units = sighting.measured.reading()
+        if not self.is_bad and not _is_finite(row):  # its first bad batch says where it came from
+            self.is_bad = True
+            self.inputs_finite = _inputs_finite(sighting)
+            self.may_be_masked = sighting.may_be_masked
+        self.rows.append(_judged(row, sighting))
+        if units:
+            self.tables.append(units)
+
+    def batch(self, key: str) -> UnitBatch | None:
+        """Its units, if they are judged and every sighting had the same ones."""
+        if not self.tables or len(set(map(len, self.tables))) > 1 or len(self.tables) != len(self.rows):
+            return None
+        table = self.tables[0]
+        if len(self.tables) > 1:
+            parts = torch.frombuffer(bytearray().join(self.tables), dtype=torch.float64)
+            table = parts.view(len(self.tables), -1).sum(0).numpy().tobytes()
+        num_units = len(table) // 32
+        return UnitBatch(key, table, int(sum(row[0] for row in self.rows)) // num_units if num_units else 0)
+
+
+def _is_finite(row: tuple[float, ...]) -> bool:
+    return not row[_NANS] and not row[_INFS]
+
+
+def _inputs_finite(sighting: Sighting) -> bool | None:
+    if sighting.inputs is None:
+        return sighting.inputs_finite
+    return all(_is_finite(one.reading().row) for one in sighting.inputs)
+
+
+def _judged(row: tuple[float, ...], sighting: Sighting) -> tuple[float, ...]:
+    """`row` with the count of saturated elements that its judgement asks for."""
+    judgement, saturated = sighting.judgement, row[_SATURATED]
+    if judgement.row_dim is not None:
+        # One element above the threshold makes all of its slice either almost 1 or almost 0.
+        saturated = min(row[0], (saturated - row[_INFS]) * sighting.slice_size + row[_INFS])
+    elif math.isinf(judgement.low) and math.isinf(judgement.high):
+        saturated = row[_INFS]  # the reading may have been taken for a module with a range
+    return (*row[:_SATURATED], saturated, *row[_SATURATED + 1 :])
+
+
+def activities(sightings: Iterable[Sighting], runs: UnitRuns, root: str) -> tuple[ModuleActivity, ...]:
+    """One record a key, in the order in which they were first seen; those of several passes are merged.
+
+    A module in a part of which NaN or Inf came up is not called an origin itself. `root` names the model as a whole.
+    """
+    gathered: dict[str, _Gathered] = {}
+    for sighting in sightings:
+        entry = gathered.get(sighting.key)
+        if entry is None:
+            entry = gathered[sighting.key] = _Gathered(sighting.judgement, len(gathered))
+        entry.add(sighting)
+    verdicts = runs.add([batch for key, entry in gathered.items() if (batch := entry.batch(key)) is not None])
+    _settle_origins({key: entry for key, entry in gathered.items() if entry.is_bad}, root)
+    return tuple(_activity(key, entry, verdicts.get(key, _NO_UNITS)) for key, entry in gathered.items())
+
+
+def _settle_origins(bad: dict[str, _Gathered], root: str) -> None:
+    """Leaves those as origins in no part of which anything was bad before, and -Inf only where nothing is worse."""
+    before: list[str] = []
+    origins = []
+    for key, entry in bad.items():
+        if entry.inputs_finite is True:
+            if any(key == root or (part.startswith(key) and part[len(key)] in ".[") for part in before):
+                entry.inputs_finite = None
+            else:
+                origins.append(entry)
+        before.append(key)
+    if not all(entry.may_be_masked for entry in origins):
+        for entry in origins:
+            if entry.may_be_masked:
+                entry.inputs_finite = None
+
+
+def _activity(key: str, entry: _Gathered, units: UnitVerdict) -> ModuleActivity:
+    row = entry.rows[0] if len(entry.rows) == 1 else merge_activation_rows(entry.rows)
+    return ModuleActivity(
+        name=key,
+        family=entry.judgement.family,
+        stats=ActivationStats.from_row(row),
+        order=entry.order,
+        inputs_finite=entry.inputs_finite,
+        num_units=units.num_units,
+        num_dead_units=units.num_dead,
+        num_saturated_units=units.num_saturated,
+        dead_units=units.dead,
+        saturated_units=units.saturated,
+        num_batches=units.num_batches,
+    )
+
+
+def origin_of(records: Iterable[ModuleActivity]) -> ModuleActivity | None:
+    """Where NaN or Inf came up: the first module whose inputs were finite and whose output is not.
+
+    If of no module the inputs are known to have been finite, the first whose output is not; None if all are finite.
+    """
+    bad = sorted((record for record in records if not record.stats.is_finite), key=lambda record: record.order)
+    return next((record for record in bad if record.is_origin), bad[0] if bad else None)

@@ -1,0 +1,95 @@
+"""Dead and saturated units: how many batches in a row a unit has been so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..samples import CHANNEL_COLUMNS
+
+NUM_NAMED = 32  # indices that a record names
+_WIDTH = len(CHANNEL_COLUMNS)
+
+
+class UnitBatch(NamedTuple):
+    """One module's units in one sampled step: sums of CHANNEL_COLUMNS (float64 bytes), and elements a unit."""
+
+    key: str
+    table: bytes
+    elements: int
+
+    @property
+    def num_units(self) -> int:
+        return len(self.table) // (8 * _WIDTH)
+
+
+class UnitVerdict(NamedTuple):
+    """Of one module: units, dead ones, saturated ones, the first dead and saturated indices, batches looked back on."""
+
+    num_units: int
+    num_dead: int
+    num_saturated: int
+    dead: tuple[int, ...]
+    saturated: tuple[int, ...]
+    num_batches: int
+
+
+class UnitRuns:
+    """Counts, for each unit of each module, the batches in a row in which nearly all its elements were dead, or
+    saturated. A unit is called so when the run is as long as the window, or as the batches seen if they are fewer.
+
+    Args:
+        window: batches.
+        share: of a unit's elements that must be near zero, or saturated, for its batch to count.
+    """
+
+    def __init__(self, window: int, share: float) -> None:
+        self._window = window
+        self._share = share
+        self._runs: dict[str, torch.Tensor] = {}  # int32 [C, 2]
+        self._seen: dict[str, int] = {}
+        self._sizes: tuple[int, ...] = ()
+        self._ends = self._owners = torch.empty(0, dtype=torch.int64)  # of the modules among all units
+
+    def add(self, batches: Sequence[UnitBatch]) -> dict[str, UnitVerdict]:
+        """Takes one sampled step. Cost: a dozen small torch operations, whatever the number of modules."""
+        batches = [batch for batch in batches if batch.table and batch.elements]
+        if not batches:
+            return {}
+        sizes = tuple(batch.num_units for batch in batches)
+        if sizes != self._sizes:
+            self._sizes, ends = sizes, torch.tensor((0, *sizes)).cumsum(0)
+            self._ends, self._owners = ends, torch.repeat_interleave(torch.arange(len(sizes)), ends.diff())
+        runs = torch.cat([self._runs_of(batch) for batch in batches])
+        table = torch.frombuffer(bytearray().join(b.table for b in batches), dtype=torch.float64).view(-1, _WIDTH)
+        elements = torch.tensor([batch.elements for batch in batches], dtype=torch.float64)
+        needed = (elements * self._share)[self._owners]
+        runs = (runs + 1) * (table[:, :2] >= needed[:, None])
+        lengths = [self._count(batch.key) for batch in batches]
+        flags = runs >= torch.tensor(lengths)[self._owners, None]
+        counts = torch.nn.functional.pad(flags.cumsum(0), (0, 0, 1, 0))[self._ends].diff(dim=0).tolist()
+        verdicts = {}
+        parts, flag_parts = runs.split(sizes), flags.split(sizes)
+        for batch, part, flagged, (dead, saturated), length in zip(batches, parts, flag_parts, counts, lengths):
+            self._runs[batch.key] = part
+            verdicts[batch.key] = UnitVerdict(
+                batch.num_units, dead, saturated, _first(flagged, 0, dead), _first(flagged, 1, saturated), length
+            )
+        return verdicts
+
+    def _runs_of(self, batch: UnitBatch) -> torch.Tensor:
+        runs = self._runs.get(batch.key)
+        if runs is None or len(runs) != batch.num_units:  # other units than before: nothing is known of them
+            self._seen[batch.key] = 0
+            return torch.zeros(batch.num_units, 2, dtype=torch.int32)
+        return runs
+
+    def _count(self, key: str) -> int:
+        self._seen[key] = min(self._seen.get(key, 0) + 1, self._window)
+        return self._seen[key]
+
+
+def _first(flags: torch.Tensor, column: int, count: int) -> tuple[int, ...]:
+    return tuple(flags[:, column].nonzero()[:NUM_NAMED, 0].tolist()) if count else ()

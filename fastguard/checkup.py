@@ -1,0 +1,58 @@
+"""Diagnoses a run while it goes on, now and then, within a budget."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .diagnosis import Watch
+from .history import TrainingHistory
+
+CHECK_EVERY = 50
+BUDGET = 0.01  # of the time, where no interval was asked for
+
+
+class Checkup:
+    """Asks the rules every so many steps; what is new is logged.
+
+    Args:
+        history: the run.
+        prepare: a bound method, called before each diagnosis to bring facts up to date; held weakly.
+        check_every: the interval; 0 for never. None: 50 steps, or as many more as keep it within 1 % of the time.
+
+    Cost: 0.2 us a step; a diagnosis about 1 ms.
+    """
+
+    def __init__(self, history: TrainingHistory, prepare: Callable[[], Any], check_every: int | None) -> None:
+        self._watch = Watch(history, check_every or CHECK_EVERY)
+        self._prepare = weakref.WeakMethod(prepare)
+        self._is_budgeted = check_every is None
+        self._left = CHECK_EVERY if check_every is None else check_every
+        self._interval = self._left
+        self._not_before = 0.0
+
+    def step(self) -> None:
+        """Ends a step."""
+        self._left -= 1
+        if self._left != 0:  # below 0: never
+            return
+        self._left = self._interval
+        started = time.perf_counter()
+        if self._is_budgeted and started < self._not_before:
+            return
+        prepare = self._prepare()
+        if prepare is not None:
+            prepare()
+        self._watch.check()
+        ended = time.perf_counter()
+        self._not_before = ended + (ended - started) / BUDGET
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was told, so that a resumed run does not tell it again."""
+        return self._watch.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict`."""
+        self._watch.load_state_dict(state)

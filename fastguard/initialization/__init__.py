@@ -1,0 +1,4 @@
+"""Are the weights of a new model of the right size? Against what He, Xavier and LeCun would have chosen."""
+
+from .check import check_initialization as check_initialization
+from .report import InitializationReport as InitializationReport

@@ -1,0 +1,240 @@
+"""Activations: one tensor, one pass. Checks arguments, chooses a backend, calls it.
+
+A backend's module of these operations has
+
+    activation_row(x, low, high, near_zero) -> row of ACTIVATION_COLUMNS
+    channel_table(x, dim, low, high, near_zero) -> (row, float64 [C, 4] of CHANNEL_COLUMNS as bytes)
+    magnitude_counts(tensors) -> counts, as MagnitudeHistogram.from_counts takes them
+
+and, where figures can stay on a device, `activation_row_into` and `channel_table_into`, which take the memory for them,
+for real tensors that `real` has let through; `near_zero` is at least the smallest float64, so that zeros are near zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .. import kernels as _kernels
+from ..errors import BackendUnavailableError, UnsupportedTensorError
+from ..magnitudes import NUM_COUNTS, MagnitudeHistogram
+from ..samples import ActivationStats, ChannelStats
+from . import cpu, cpu_activations, reference, reference_activations, triton
+from .prepare import as_tensor
+from .triton import activations as triton_activations
+
+NEAR_ZERO = 1e-6
+_SMALLEST = 5e-324
+
+# Which module has these operations for which backend.
+_OPERATIONS: dict[ModuleType, ModuleType] = {
+    cpu: cpu_activations,
+    triton: triton_activations,
+    reference: reference_activations,
+}
+
+
+def _operations(device: torch.device, backend: str) -> ModuleType:
+    module = _kernels._backend_for(device, backend)
+    if module in _OPERATIONS:
+        return _OPERATIONS[module]
+    if backend == "auto":
+        return reference_activations
+    has = ", ".join(name for name, one in _kernels._BACKENDS.items() if one in _OPERATIONS)
+    raise BackendUnavailableError(f"`backend` {backend!r} has no kernels for activations; [auto, {has}] have")
+
+
+def thresholds(saturation: float | tuple[float, float], near_zero: float) -> tuple[float, float, float]:
+    """(low, high, near_zero) as the kernels take them; raises ValueError for what makes no range."""
+    if isinstance(saturation, (tuple, list)):
+        low, high = map(float, saturation)
+        if not low <= high:
+            raise ValueError(f"`saturation` must be a range (low, high) with low <= high, got {saturation!r}")
+    else:
+        high = float(saturation)
+        low = -high
+        if not high >= 0:
+            raise ValueError(f"`saturation` must be >= 0 or a range (low, high), got {saturation!r}")
+    if not near_zero >= 0:
+        raise ValueError(f"`near_zero` must be >= 0, got {near_zero!r}")
+    return low, high, max(float(near_zero), _SMALLEST)
+
+
+def real(x: Any, where: str) -> torch.Tensor:
+    """`x` as a tensor of real floating-point numbers; raises UnsupportedTensorError with a remedy."""
+    if not isinstance(x, torch.Tensor):
+        try:
+            x = as_tensor(x)
+        except (TypeError, ValueError, RuntimeError) as error:
+            problem = f"must be a torch.Tensor or an ndarray of numbers, got {type(x).__name__} ({error})"
+            raise UnsupportedTensorError(0, problem, "x", where) from None
+    if x.is_complex():
+        problem = f"must be real, got {x.dtype}. Call torch.view_as_real on it to have its parts read"
+        raise UnsupportedTensorError(0, problem, "x", where)
+    if not x.is_floating_point():
+        problem = f"must be float16, bfloat16, float32, float64 or float8, got {x.dtype}. Convert it, e.g. by .float()"
+        raise UnsupportedTensorError(0, problem, "x", where)
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
+def run_activation(
+    x: torch.Tensor, low: float, high: float, near_zero: float, dim: int | None, backend: str
+) -> tuple[tuple[float, ...], bytes | None]:
+    """The row of `x` and, with a `dim`, the table of its channels: as `channel_stats`, with the least around it.
+
+    The arguments have been through `real`, `thresholds` and `resolve_backend`; `dim` is within the dimensions of `x`.
+    """
+    operations = _operations(x.device, backend)
+    if dim is None:
+        return operations.activation_row(x, low, high, near_zero), None
+    return operations.channel_table(x, dim, low, high, near_zero)
+
+
+def run_activation_into(
+    x: torch.Tensor,
+    low: float,
+    high: float,
+    near_zero: float,
+    dim: int | None,
+    backend: str,
+    row: torch.Tensor,
+    table: torch.Tensor | None = None,
+) -> None:
+    """As `run_activation`, but the figures go to `row`, float64 [10], and `table`, float64 [channels, 4], on the device
+    of `x`, in the order of its current stream. For devices other than a CPU: nothing synchronises."""
+    operations = _operations(x.device, backend)
+    if not hasattr(operations, "activation_row_into"):
+        operations = reference_activations
+    if dim is None:
+        operations.activation_row_into(x, low, high, near_zero, row)
+    else:
+        operations.channel_table_into(x, dim, low, high, near_zero, row, table)
+
+
+def _run(
+    x: torch.Tensor, limits: tuple[float, float, float], dim: int | None, backend: str, where: str
+) -> tuple[tuple[float, ...], bytes | None]:
+    try:
+        return run_activation(x, *limits, dim, _kernels.resolve_backend(backend))
+    except UnsupportedTensorError as error:
+        raise UnsupportedTensorError(0, error.problem, "x", where) from None
+
+
+def activation_stats(
+    x: Any, *, saturation: float | tuple[float, float] = 0.99, near_zero: float = NEAR_ZERO, backend: str = "auto"
+) -> ActivationStats:
+    """Mean, std, extremes, zeros, near-zero, saturated, NaN and Inf elements of one tensor, in one pass.
+
+    Counts and extremes are exact, `std` is within 1e-6 of float64 also where the mean is a thousand times as large, and
+    the result depends neither on the number of threads nor on the instruction set. (Float64 deviations above 1e150 have
+    no squares in float64: `std` is Inf then.)
+
+    Args:
+        x: float16, bfloat16, float32, float64 or float8 tensor of any shape and layout, on any device, or an ndarray.
+            Sparse ones are read as their (coalesced) values, DTensors as their local shard.
+        saturation: t for elements with |x| > t, (low, high) for those outside a range. Inf is always saturated, NaN
+            never.
+        near_zero: elements with |x| below it, and zeros, count as near zero.
+        backend: "auto" (the best for the tensor's device) or a name from `fastguard.backends()`.
+
+    Raises:
+        UnsupportedTensorError: integers, bools, complex numbers, tensors without data.
+        ValueError: a threshold that makes no sense.
+        BackendUnavailableError: the backend that was asked for cannot run here.
+
+    Cost: one read of every element. CPU: no launch, no sync, a few microseconds a call. Elsewhere one sync, as the
+    figures go to the host. `reference`: about two dozen passes.
+
+    >>> import torch
+    >>> stats = activation_stats(torch.tensor([0.0, 0.5, -1.0, 1.0]))
+    >>> stats.zero_ratio, stats.saturation_ratio, stats.abs_max
+    (0.25, 0.5, 1.0)
+    """
+    limits = thresholds(saturation, near_zero)
+    where = "activation_stats(x)"
+    return ActivationStats.from_row(_run(real(x, where), limits, None, backend, where)[0])
+
+
+def channel_stats(
+    x: Any,
+    dim: int = -1,
+    *,
+    saturation: float | tuple[float, float] = 0.99,
+    near_zero: float = NEAR_ZERO,
+    backend: str = "auto",
+) -> ChannelStats:
+    """`activation_stats`, and near-zero, saturated, non-finite elements and mean |x| of each channel, in the same pass.
+
+    Args:
+        x: as for `activation_stats`, but dense.
+        dim: the dimension whose indices are the channels (units): -1 for [..., features], 1 for [N, C, H, W].
+        saturation, near_zero, backend: as for `activation_stats`.
+
+    Raises:
+        IndexError: `x` has no such dimension.
+        UnsupportedTensorError, ValueError, BackendUnavailableError: as `activation_stats`.
+
+    Cost: one read of every element, and 32 bytes a channel in the result; quickest where channels lie side by side in
+    memory (`dim` -1, channels_last) or each in runs (`dim` 1 of [N, C, H, W]). One sync elsewhere than on a CPU.
+
+    >>> import torch
+    >>> found = channel_stats(torch.tensor([[0.0, 2.0], [0.0, -1.0]]))
+    >>> found.near_zero_ratios, found.mean_abs
+    ([1.0, 0.0], [0.0, 1.5])
+    """
+    limits = thresholds(saturation, near_zero)
+    where = "channel_stats(x)"
+    x = real(x, where)
+    dim = channel_dimension(x, dim, where)
+    row, table = _run(x, limits, dim, backend, where)
+    shape = list(x.shape) or [1]
+    num_channels = shape.pop(dim)
+    assert table is not None
+    return ChannelStats(ActivationStats.from_row(row), num_channels, math.prod(shape), table)
+
+
+def channel_dimension(x: torch.Tensor, dim: int, where: str = "channel_stats(x)") -> int:
+    """`dim` counted from the front; raises for one that `x` lacks, and for an `x` that is not dense."""
+    dense = x.layout is torch.strided and not x.is_nested
+    if not dense:
+        what = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+        raise UnsupportedTensorError(0, f"must be dense, got {what}. Call to_dense first", "x", where)
+    rank = max(1, x.dim())
+    if not -rank <= dim < rank:
+        raise IndexError(f"`dim` must be in [{-rank}, {rank - 1}], got {dim} - at {where} of shape {tuple(x.shape)}")
+    return dim % rank
+
+
+def magnitude_histogram(tensors: Sequence[Any], *, backend: str = "auto") -> MagnitudeHistogram:
+    """Counts of floor(log2 |x|) over all elements of all tensors, for the shares that other formats would lose.
+
+    Args:
+        tensors: as for `tensor_stats`, complex ones read as their parts; ndarrays too. A single one counts as a list.
+        backend: "auto" or a name from `fastguard.backends()`.
+
+    Raises:
+        UnsupportedTensorError: a tensor that cannot be read (integer, meta, …).
+        BackendUnavailableError: the backend that was asked for cannot run here.
+
+    Cost: one read of every element, at several times the cost of a plain read: meant to be asked for now and then.
+
+    >>> import torch
+    >>> found = magnitude_histogram([torch.tensor([1.0, -1.5, 1e-9, 0.0])])
+    >>> dict(found.counts), found.num_zeros, found.underflow_ratio("float16")
+    ({-30: 1, 0: 2}, 1, 0.3333333333333333)
+    """
+    single = isinstance(tensors, torch.Tensor) or hasattr(tensors, "__array__")
+    listed = [as_tensor(t) for t in ([tensors] if single else _kernels._as_list(tensors))]
+    backend = _kernels.resolve_backend(backend)
+    counts = [0] * NUM_COUNTS
+    for device, indices in _kernels._split_by_device(listed).items():
+        try:
+            found = _operations(device, backend).magnitude_counts([listed[i] for i in indices])
+        except UnsupportedTensorError as error:
+            raise UnsupportedTensorError(indices[error.index], error.problem) from None
+        counts = [a + b for a, b in zip(counts, found, strict=True)]
+    return MagnitudeHistogram.from_counts(counts)

@@ -1,0 +1,152 @@
+"""Activations in plain PyTorch: the definition of every column, and the fallback on any device.
+
+`row_tensor` and `channel_tensors` stay on the device and do not synchronise; the three operations of a backend do.
+Thresholds are compared by value: an element is widened, never the threshold rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..magnitudes import HIGHEST_EXPONENT, LOWEST_EXPONENT, NUM_COUNTS
+from ..samples import CHANNEL_COLUMNS, EMPTY_ACTIVATION_ROW
+from .prepare import plain
+
+# Elements widened at once: bounds the extra memory to a few tens of MiB however large a tensor is.
+_CHUNK = 1 << 20
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+
+
+def _chunk_columns(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
+    """(finite elements, mean, m2, min, max, zeros, near-zero, saturated, NaNs, Infs) of a chunk that is not empty."""
+    values, nans, infs = _wide(x), torch.isnan(x), torch.isinf(x)
+    finite = ~(nans | infs)
+    magnitude = values.abs()
+    near = (magnitude < near_zero) | (magnitude == 0)
+    saturated = (values < low) | (values > high) | infs
+    num_finite = finite.sum()
+    mean = torch.where(finite, values, 0.0).sum() / num_finite.clamp(min=1)
+    deviations = torch.where(finite, values - mean, 0.0)
+    columns = [
+        num_finite,
+        mean,
+        (deviations * deviations).sum(),
+        torch.where(finite, values, torch.inf).min(),
+        torch.where(finite, values, -torch.inf).max(),
+        *(mask.sum() for mask in (magnitude == 0, near, saturated, nans, infs)),
+    ]
+    return torch.stack([column.to(values.dtype) for column in columns])
+
+
+def _merge(parts: torch.Tensor, numel: int) -> torch.Tensor:
+    """The row of all chunks together; `parts` is [chunks, columns]."""
+    counts = parts[:, 0]
+    weights = counts / counts.sum().clamp(min=1)
+    mean = (weights * parts[:, 1]).sum()
+    away = parts[:, 1] - mean
+    m2 = (parts[:, 2] + counts * away * away).sum()
+    head = torch.stack([torch.full_like(mean, numel), mean, m2, parts[:, 3].min(), parts[:, 4].max()])
+    return torch.cat([head, parts[:, 5:].sum(0)])
+
+
+def row_tensor(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
+    """One row of ACTIVATION_COLUMNS, float64 [10] on the device of `x`, a strided real tensor. Does not synchronise."""
+    if x.numel() == 0:
+        return _wide(torch.tensor(EMPTY_ACTIVATION_ROW, device=x.device))
+    chunks = x.reshape(-1).split(_CHUNK)
+    return _merge(torch.stack([_chunk_columns(chunk, low, high, near_zero) for chunk in chunks]), x.numel())
+
+
+def _chunk_table(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
+    """CHANNEL_COLUMNS of [channels, elements] as [channels, 4]."""
+    values, finite = _wide(x), torch.isfinite(x)
+    magnitude = values.abs()
+    near = (magnitude < near_zero) | (magnitude == 0)
+    saturated = (values < low) | (values > high) | torch.isinf(x)
+    columns = [near.sum(1), saturated.sum(1), (~finite).sum(1), torch.where(finite, magnitude, 0.0).sum(1)]
+    return torch.stack([column.to(values.dtype) for column in columns], dim=1)
+
+
+def channel_tensors(
+    x: torch.Tensor, dim: int, low: float, high: float, near_zero: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The row, and CHANNEL_COLUMNS of each index of dimension `dim` as float64 [C, 4]. Does not synchronise."""
+    channels = x.reshape(1, 1) if x.dim() == 0 else x.movedim(dim, 0)
+    table = _wide(torch.zeros(channels.shape[0], len(CHANNEL_COLUMNS), device=x.device))
+    if x.numel() == 0:
+        return row_tensor(x, low, high, near_zero), table
+    parts = []
+    for chunk in channels.reshape(channels.shape[0], -1).split(max(1, _CHUNK // channels.shape[0]), dim=1):
+        table += _chunk_table(chunk, low, high, near_zero)
+        parts.append(_chunk_columns(chunk, low, high, near_zero))
+    return _merge(torch.stack(parts), x.numel()), table
+
+
+def activation_row_into(x: torch.Tensor, low: float, high: float, near_zero: float, row: torch.Tensor) -> None:
+    """The row of `x` into `row`, float64 [10] on the same device. Does not synchronise."""
+    with torch.no_grad():
+        row.copy_(row_tensor(plain(x, 0), low, high, near_zero))
+
+
+def channel_table_into(
+    x: torch.Tensor, dim: int, low: float, high: float, near_zero: float, row: torch.Tensor, table: torch.Tensor
+) -> None:
+    """The same, and the table of the channels of `dim` into `table`, float64 [channels, 4] on the same device."""
+    with torch.no_grad():
+        found, channels = channel_tensors(plain(x, 0), dim, low, high, near_zero)
+        row.copy_(found)
+        table.copy_(channels)
+
+
+def activation_row(x: torch.Tensor, low: float, high: float, near_zero: float) -> tuple[float, ...]:
+    """One row of ACTIVATION_COLUMNS. Synchronises once.
+
+    Cost: about two dozen passes, and float64 copies of at most 2^20 elements at a time.
+    """
+    with torch.no_grad():
+        return tuple(row_tensor(plain(x, 0), low, high, near_zero).tolist())
+
+
+def channel_table(
+    x: torch.Tensor, dim: int, low: float, high: float, near_zero: float
+) -> tuple[tuple[float, ...], bytes]:
+    """The row, and CHANNEL_COLUMNS of each index of dimension `dim` as float64 [C, 4] in bytes. Synchronises twice.
+
+    Cost: about three dozen passes; a copy of `x` where its channels do not come first.
+    """
+    with torch.no_grad():
+        row, table = channel_tensors(plain(x, 0), dim, low, high, near_zero)
+        found = bytearray(8 * table.numel())
+        if found:
+            torch.frombuffer(found, dtype=torch.float64).view(table.shape).copy_(table)
+        return tuple(row.tolist()), bytes(found)
+
+
+def _chunk_counts(x: torch.Tensor) -> torch.Tensor:
+    """int64 [NUM_COUNTS]: zeros, NaNs, Infs, then each exponent."""
+    nans, infs, zeros = torch.isnan(x), torch.isinf(x), x == 0
+    # frexp has 0.5 <= |mantissa| < 1, so its exponent is one more than ours; it knows float64 subnormals.
+    exponents = torch.frexp(_wide(x)).exponent.long() - 1
+    counted = torch.where(nans | infs | zeros, HIGHEST_EXPONENT + 1, exponents) - LOWEST_EXPONENT
+    histogram = torch.bincount(counted, minlength=NUM_COUNTS - 2)[:-1]
+    return torch.cat([torch.stack([zeros.sum(), nans.sum(), infs.sum()]), histogram])
+
+
+def magnitude_counts(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Counts over all elements of all tensors: zeros, NaNs, Infs, then floor(log2 |x|) from -1074 to 1023.
+
+    Cost: a dozen passes; one sync a tensor, as `bincount` has it, and one at the end.
+    """
+    total = torch.zeros(NUM_COUNTS, dtype=torch.int64)
+    with torch.no_grad():
+        for i, tensor in enumerate(tensors):
+            x = plain(tensor, i)
+            x = torch.view_as_real(x) if x.is_complex() else x
+            for chunk in x.reshape(-1).split(_CHUNK):
+                total += _chunk_counts(chunk).cpu()
+    return total.tolist()

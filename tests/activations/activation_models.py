@@ -1,0 +1,84 @@
+"""Small models that the tests of activations watch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    """Self-attention, written out: scores of large inputs overflow in float16."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.proj = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.q(x) @ self.k(x).transpose(-2, -1)
+        return self.proj((scores / math.sqrt(x.shape[-1])).softmax(-1) @ self.v(x))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = Attention(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attn(self.ln1(x))
+        return x + self.mlp(self.ln2(x))
+
+
+class Transformer(nn.Module):
+    """Token indices [B, T] to logits [B, T, 11]."""
+
+    def __init__(self, num_blocks: int = 2, width: int = 16) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(num_blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 11)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class GatedMlp(nn.Module):
+    """down(silu(gate(x)) * up(x)): the product is no module's output."""
+
+    def __init__(self, width: int = 6, hidden: int = 8) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(width, hidden), nn.Linear(width, hidden)
+        self.down_proj = nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def deep_tanh(depth: int = 6, width: int = 16, gain: float = 20.0) -> nn.Sequential:
+    """Layers of tanh behind weights that are far too large."""
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        linear = nn.Linear(width, width)
+        with torch.no_grad():
+            linear.weight.mul_(gain)
+        layers += [linear, nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+def relu_net(dead: tuple[int, ...] = (), width: int = 12) -> nn.Sequential:
+    """Two hidden layers of ReLU; the units `dead` of the second have a bias far below zero."""
+    net = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+    with torch.no_grad():
+        net[0].bias.fill_(0.5)
+        net[2].bias[list(dead)] = -1e4
+    return net

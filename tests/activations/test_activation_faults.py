@@ -1,0 +1,267 @@
+"""What goes wrong in a model is found, and the right module named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fastguard import ActivationMonitor
+from fastguard.activations import replay
+
+from activation_models import Block, GatedMlp, Transformer, deep_tanh, relu_net
+
+
+def by_name(monitor):
+    return {record.name: record for record in monitor.activities}
+
+
+def test_a_deep_tanh_network_saturates_from_its_second_layer_on():
+    net = deep_tanh()
+    monitor = ActivationMonitor(net)
+    net(torch.randn(64, 16) * 0.01)
+    records = by_name(monitor)
+    assert {records[str(i)].family for i in range(1, 12, 2)} == {"tanh"}
+    assert records["1"].stats.saturation_ratio < 0.01  # the input is small
+    assert all(records[str(i)].stats.saturation_ratio > 0.5 for i in range(5, 12, 2))
+    issues = monitor.diagnose()
+    assert {"5", "7", "9", "11"} <= issues.keys() and "1" not in issues
+    assert set(issues.values()) == {"Saturated"}
+
+
+def test_a_healthy_tanh_network_is_called_healthy():
+    net = deep_tanh(gain=1.0)
+    monitor = ActivationMonitor(net)
+    net(torch.randn(64, 16))
+    assert monitor.diagnose() == {}
+
+
+def test_a_layer_of_dead_relus_is_named():
+    net = relu_net(dead=tuple(range(12)))
+    monitor = ActivationMonitor(net)
+    net(torch.randn(32, 6))
+    assert monitor.diagnose() == {"3": "Dead"}
+    record = by_name(monitor)["3"]
+    assert (record.num_units, record.num_dead_units, record.dead_units) == (12, 12, tuple(range(12)))
+    assert by_name(monitor)["1"].num_dead_units == 0
+
+
+def test_a_healthy_relu_network_is_called_healthy():
+    net = nn.Sequential(nn.Linear(6, 40), nn.ReLU())
+    with torch.no_grad():
+        net[0].bias.fill_(-0.2)  # more than half of the elements are zero, and no unit is dead
+    monitor = ActivationMonitor(net)
+    net(torch.randn(200, 6))
+    assert by_name(monitor)["1"].stats.zero_ratio > 0.5
+    assert monitor.diagnose() == {}
+
+
+def test_single_dead_units_are_named():
+    net = relu_net(dead=(2, 7))
+    monitor = ActivationMonitor(net)
+    net(torch.randn(200, 6))
+    assert by_name(monitor)["3"].dead_units == (2, 7)
+
+
+def test_dead_channels_of_a_convolution():
+    net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    with torch.no_grad():
+        net[0].bias[3] = -1e4
+        net[3].bias.copy_(torch.tensor([0.0, -1e4, 0.0, -1e4]))
+    monitor = ActivationMonitor(net)
+    net(torch.randn(8, 3, 10, 9))
+    records = by_name(monitor)
+    assert (records["1"].num_units, records["1"].dead_units) == (5, (3,))
+    assert (records["4"].num_units, records["4"].dead_units) == (4, (1, 3))
+
+
+def test_dead_channels_of_a_one_dimensional_convolution_and_features_after_a_linear_layer():
+    net = nn.Sequential(nn.Conv1d(3, 5, 3), nn.ReLU(), nn.Linear(8, 7), nn.ReLU())
+    with torch.no_grad():
+        net[0].bias[3] = -1e4
+        net[2].bias.copy_(torch.tensor([5.0] * 6 + [-1e4]))
+    monitor = ActivationMonitor(net)
+    net(torch.randn(8, 3, 10))  # [8, 5, 8] after the convolution: only what came before tells which are the units
+    records = by_name(monitor)
+    assert (records["1"].num_units, records["1"].dead_units) == (5, (3,))
+    assert (records["3"].num_units, records["3"].dead_units) == (7, (6,))
+
+
+def test_a_unit_is_dead_when_it_was_so_in_all_batches_of_the_window():
+    net = nn.Sequential(nn.ReLU())
+    monitor = ActivationMonitor(net, every=1, window=3, overhead_budget=None)
+    always, sometimes = torch.tensor([-1.0, 1.0, -1.0]), torch.tensor([-1.0, 1.0, 1.0])
+    seen = []
+    for unit in (sometimes, always, always, always, sometimes):
+        net(unit.expand(4, 3))
+        record = by_name(monitor)["0"]
+        seen.append((record.dead_units, record.num_batches))
+    assert seen == [((0,), 1), ((0,), 2), ((0,), 3), ((0, 2), 3), ((0,), 3)]
+
+
+def test_saturated_units_are_named():
+    net = nn.Sequential(nn.Sigmoid())
+    monitor = ActivationMonitor(net)
+    net(torch.tensor([-9.0, 0.0, 9.0]).expand(4, 3))
+    record = by_name(monitor)["0"]
+    assert (record.num_saturated_units, record.saturated_units, record.saturated_unit_ratio) == (2, (0, 2), 2 / 3)
+
+
+def test_attention_that_overflows_in_float16_is_named():
+    net = Transformer(num_blocks=3).half()
+    monitor = ActivationMonitor(net)
+    with torch.no_grad():
+        net.blocks[1].attn.q.weight.mul_(400)
+        net.blocks[1].attn.k.weight.mul_(400)
+    net(torch.randint(0, 11, (2, 5)))
+    assert monitor.origin.activity.name == "blocks.1.attn"
+    records = by_name(monitor)
+    assert records["blocks.0"].stats.is_finite and not records["blocks.2"].stats.is_finite
+    assert [name for name, record in records.items() if record.is_origin] == ["blocks.1.attn"]
+    assert "blocks.1.attn" in monitor.table()
+
+
+@pytest.mark.parametrize("name", ["embed", "blocks.0.ln2", "blocks.1.attn.v", "blocks.1.mlp.2", "head"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_bad_weight_is_traced_to_its_module(name, value):
+    net = Transformer()
+    with torch.no_grad():
+        net.get_submodule(name).weight[..., 0] = value
+    monitor = ActivationMonitor(net, modules="all")
+    net(torch.randint(0, 11, (2, 5)))
+    assert monitor.origin.activity.name == name
+    assert [record.name for record in monitor.activities if record.is_origin] == [name]
+
+
+def test_what_no_module_computes_is_traced_to_the_module_around_it():
+    class Logs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.log(self.inner(x) - 1e3)  # NaN between two modules
+
+    net = nn.Sequential(nn.Linear(4, 4), Logs(), nn.Linear(4, 4))
+    monitor = ActivationMonitor(net, modules="all")
+    net(torch.randn(3, 4))
+    assert monitor.origin.activity.name == "1"
+
+
+def test_a_bad_input_is_no_modules_fault():
+    net = Transformer().blocks
+    monitor = ActivationMonitor(nn.Sequential(*net), modules="all")
+    x = torch.randn(2, 5, 16)
+    x[0, 0, 0] = torch.nan
+    nn.Sequential(*net)  # the same modules, in another container, are still the watched ones
+    for block in net:
+        x = block(x)
+    assert monitor.activities == ()  # no pass through the model itself has ended
+    monitor.follow_guard()
+    records = monitor.take(0)
+    assert records and not any(record.is_origin for record in records)
+    assert monitor.origin.activity.name == "0.ln1"  # the first that is not finite
+
+
+def test_masks_of_minus_infinity_are_no_bad_input():
+    class Masked(nn.Module):
+        def forward(self, x, mask, attn_mask=None):
+            return (x + mask).softmax(-1) / 0.0
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Masked()
+
+        def forward(self, x):
+            mask = torch.full((4, 4), -torch.inf).triu(1)
+            return self.inner(x, mask, attn_mask=mask)
+
+    net = Net()
+    monitor = ActivationMonitor(net, modules="all")
+    net(torch.randn(4, 4))
+    assert monitor.origin.activity.name == "inner" and monitor.origin.activity.is_origin
+
+
+def test_masked_scores_are_no_origin_when_something_else_is():
+    class Scores(nn.Module):
+        def forward(self, x):
+            return x.masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf)
+
+    class Bad(nn.Module):
+        def forward(self, x):
+            return x.sqrt()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores, self.softmax, self.bad = Scores(), nn.Softmax(-1), Bad()
+
+        def forward(self, x):
+            return self.bad(self.softmax(self.scores(x)) - 2.0)
+
+    net = Net()
+    monitor = ActivationMonitor(net, modules="all")
+    net(torch.randn(4, 4))
+    assert monitor.origin.activity.name == "bad"
+
+
+def test_the_hidden_layer_of_a_gated_mlp():
+    net = nn.Sequential(nn.Linear(6, 6), GatedMlp())
+    with torch.no_grad():
+        net[1].gate_proj.bias[5] = -1e3
+    monitor = ActivationMonitor(net)
+    net(torch.randn(20, 6))
+    record = by_name(monitor)["1[hidden]"]
+    assert (record.family, record.num_units, record.dead_units) == ("gelu", 8, (5,))
+
+
+def test_the_hidden_layer_of_torchs_own_transformer():
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2)
+    with torch.no_grad():
+        net.layers[1].linear1.bias[3] = -1e3
+    monitor = ActivationMonitor(net)
+    net(torch.randn(2, 5, 8))
+    record = by_name(monitor)["layers.1[hidden]"]
+    assert (record.family, record.num_units, record.dead_units) == ("relu", 16, (3,))
+
+
+def test_replay_names_the_module_that_was_not_watched():
+    net = Transformer()
+    monitor = ActivationMonitor(net, include="head")
+    with torch.no_grad():
+        net.blocks[1].mlp[0].bias[2] = torch.nan
+    tokens = torch.randint(0, 11, (2, 5))
+    net(tokens)
+    assert monitor.origin.activity.name == "head"
+    found = replay(net, lambda: net(tokens))
+    assert found.origin.name == "blocks.1.mlp.0"
+    assert str(found).startswith("NaN or Inf came up in 'blocks.1.mlp.0'")
+
+
+def test_replay_leaves_no_trace():
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    x = torch.randn(6, 4)
+    net(x)
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    found = replay(net, lambda: net(x))
+    assert torch.equal(torch.rand(4), expected)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
+    assert found.origin is None and len(found.activities) == 4
+    assert str(found).startswith("every output was finite")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+def test_replay_of_something_else_is_refused():
+    with pytest.raises(ValueError, match="`forward` must call the model"):
+        replay(Block(8), lambda: None)
+
+
+def test_replay_passes_errors_on_and_removes_its_hooks():
+    net = Block(8)
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        replay(net, lambda: net(torch.randn(2, 3)))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())

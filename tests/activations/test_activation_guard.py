@@ -1,0 +1,241 @@
+"""wrap(..., activations=...): records of modules on the records of steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+from fastguard import ActivationMonitor
+
+from activation_models import Transformer, relu_net
+
+
+def step(model, optimizer, x, micro_batches=1):
+    optimizer.zero_grad()
+    for _ in range(micro_batches):
+        model(x).square().mean().backward()
+    optimizer.step()
+
+
+def guarded(model, activations, **settings):
+    return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, activations=activations, **settings)
+
+
+def num_hooks(model):
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("activations", "names"),
+    [
+        (True, {"Sequential", "1", "3"}),
+        (r"^3$", {"3"}),
+        ("all", {"Sequential", "0", "1", "2", "3", "4"}),
+        ({"include": nn.Linear}, {"0", "2", "4"}),
+    ],
+)
+def test_what_is_watched(activations, names):
+    net = relu_net()
+    optimizer = guarded(net, activations)
+    step(net, optimizer, X)
+    assert {record.name for record in optimizer.guard.last.activations} == names
+    assert set(optimizer.guard.activations.names) == names
+
+
+def test_a_monitor_may_be_given():
+    net = relu_net()
+    monitor = ActivationMonitor(net, every=3)
+    optimizer = guarded(net, monitor)
+    assert optimizer.guard.activations is monitor
+    step(net, optimizer, X)
+    assert optimizer.guard.last.activations == monitor.activities
+
+
+@pytest.mark.parametrize(
+    ("activations", "model", "error", "message"),
+    [
+        (True, False, ValueError, "`activations` must come with a model"),
+        (3, True, TypeError, "`activations` must be True, a pattern"),
+        ({"often": 1}, True, TypeError, "often"),
+        ("nothing", True, ValueError, "must leave at least one module"),
+        (ActivationMonitor(), True, ValueError, "must be a monitor of a model"),
+    ],
+)
+def test_bad_settings_leave_the_optimizer_unguarded(activations, model, error, message):
+    net = relu_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(error, match=message):
+        fastguard.wrap(optimizer, net if model else None, activations=activations)
+    assert "guard" not in optimizer.__dict__ and num_hooks(net) == 0
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_model_of_other_parameters_is_left_without_hooks():
+    other = relu_net()
+    with pytest.raises(ValueError, match="`model` must hold parameters"):
+        fastguard.wrap(torch.optim.SGD(relu_net().parameters(), lr=0.1), other, activations=True)
+    assert num_hooks(other) == 0
+
+
+def test_records_are_on_the_steps_whose_forward_passes_they_saw():
+    net = relu_net()
+    sink = fastguard.MemorySink()
+    optimizer = guarded(net, {"every": 2, "overhead_budget": None}, sinks=[sink])
+    for i in range(5):
+        step(net, optimizer, X + i, micro_batches=2)
+        optimizer.guard.observe(loss=1.0)
+    optimizer.guard.flush()
+    sampled = [record.step for record in sink.records if record.activations]
+    assert sampled == [0, 2, 4]
+    for record in sink.records:
+        for activity in record.activations:
+            assert activity.stats.total_elements == 2 * 4 * (2 if activity.name == "Sequential" else 12)
+    fresh = relu_net()
+    assert num_hooks(net) == num_hooks(fresh)  # the next step is not to be sampled
+    optimizer.guard.detach()
+    assert num_hooks(net) == 0
+
+
+def test_guarded_and_watched_training_is_bit_identical():
+    def train(activations):
+        torch.manual_seed(0)
+        net = Transformer()
+        optimizer = fastguard.wrap(torch.optim.AdamW(net.parameters(), lr=1e-3), net, activations=activations)
+        for _ in range(4):
+            step(net, optimizer, torch.randint(0, 11, (2, 5)))
+        return list(net.parameters())
+
+    watched = train({"modules": "all", "every": 1, "overhead_budget": None})
+    assert all(torch.equal(a, b) for a, b in zip(watched, train(None), strict=True))
+
+
+def test_a_closure_that_runs_forward_and_backward():
+    net = relu_net()
+    optimizer = guarded(net, {"every": 1, "overhead_budget": None})
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(X).square().mean()
+        loss.backward()
+        return loss
+
+    for i in range(3):
+        optimizer.step(closure)
+        assert optimizer.guard.last.step == i
+        assert optimizer.guard.last.activations[0].stats.total_elements == 48
+
+
+def test_every_evaluation_of_lbfgs_belongs_to_its_step():
+    net = relu_net()
+    optimizer = fastguard.wrap(torch.optim.LBFGS(net.parameters(), max_iter=3), net, activations={"every": 2})
+    calls = [0]
+
+    def closure():
+        calls[0] += 1
+        optimizer.zero_grad()
+        loss = net(X).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert calls[0] > 1
+    assert optimizer.guard.last.activations[0].stats.total_elements == 48 * calls[0]
+    optimizer.step(closure)
+    assert optimizer.guard.last.activations == ()
+
+
+def test_two_optimizers_under_one_guard():
+    net = relu_net()
+    optimizers = [torch.optim.SGD(net[:2].parameters(), lr=0.01), torch.optim.AdamW(net[2:].parameters(), lr=0.01)]
+    fastguard.wrap(optimizers, net, activations={"every": 2, "overhead_budget": None})
+    guard = optimizers[0].guard
+    seen = []
+    for _ in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        net(X).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        seen.append((guard.last.step, len(guard.last.activations)))
+    assert seen == [(0, 3), (1, 0), (2, 3), (3, 0)]
+
+
+def test_the_origin_is_on_the_record_of_the_skipped_step():
+    net = Transformer()
+    optimizer = guarded(net, "all")
+    with torch.no_grad():
+        net.blocks[1].attn.k.weight[0, 0] = torch.nan
+    step(net, optimizer, torch.randint(0, 11, (2, 5)))
+    last = optimizer.guard.last
+    assert last.skipped
+    assert [record.name for record in last.activations if record.is_origin] == ["blocks.1.attn.k"]
+
+
+@pytest.mark.parametrize("activations", [None, {"every": 1, "overhead_budget": None, "include": "head"}])
+def test_replay_after_a_skipped_step(activations):
+    net = Transformer()
+    optimizer = guarded(net, activations)
+    tokens = torch.randint(0, 11, (2, 5))
+    step(net, optimizer, tokens)
+    with torch.no_grad():
+        net.blocks[0].mlp[2].bias[0] = torch.inf
+    step(net, optimizer, tokens)
+    assert optimizer.guard.last.skipped
+    found = optimizer.guard.replay(lambda: net(tokens))
+    assert found.origin.name == "blocks.0.mlp.2"
+    assert optimizer.guard.last.activations == found.activities
+    with torch.no_grad():
+        net.blocks[0].mlp[2].bias[0] = 0.0
+    step(net, optimizer, tokens)
+    records = optimizer.guard.last.activations
+    assert (len(records) == 1) is (activations is not None)
+    assert not records or records[0].stats.total_elements == 2 * 5 * 11  # not what the replay saw
+
+
+def test_replay_without_a_model_is_refused():
+    net = relu_net()
+    optimizer = fastguard.wrap(torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="`replay` must have a model"):
+        optimizer.guard.replay(lambda: None)
+
+
+def test_what_was_sampled_is_on_the_record_when_too_many_skips_raise():
+    net = relu_net()
+    optimizer = guarded(net, {"every": 1, "overhead_budget": None}, max_consecutive_skips=1)
+    with torch.no_grad():
+        net[2].weight[0, 0] = torch.nan
+    with pytest.raises(fastguard.NonFiniteGradientsError):
+        step(net, optimizer, X)
+    assert optimizer.guard.activations.origin.activity.name == "3"
+    assert optimizer.guard.activations.cost.num_samples == 1
+
+
+def test_a_run_that_goes_back_is_sampled_from_there():
+    net = relu_net()
+    optimizer = guarded(net, {"every": 4, "overhead_budget": None})
+    for _ in range(3):
+        step(net, optimizer, X)
+    state = optimizer.guard.state_dict()
+    for _ in range(6):
+        step(net, optimizer, X)
+    optimizer.guard.load_state_dict(state)
+    seen = []
+    for _ in range(6):
+        step(net, optimizer, X)
+        if optimizer.guard.last.activations:
+            seen.append(optimizer.guard.last.step)
+    assert seen == [4, 8]
+
+
+def test_what_watching_took_counts_as_overhead():
+    net = relu_net()
+    optimizer = guarded(net, {"every": 1, "overhead_budget": None})
+    for _ in range(3):
+        step(net, optimizer, X)
+    assert optimizer.guard.activations.cost.seconds > 0
+    assert optimizer.guard.report().to_dict()["status"] == "healthy"

@@ -1,0 +1,563 @@
+"""ActivationMonitor: what it takes, what it selects, when it samples, and what it leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import logging
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fastguard
+from fastguard import ActivationMonitor, detect_dead_neurons
+from fastguard.activations.budget import Budget
+
+from activation_models import GatedMlp, Transformer, relu_net
+
+
+def by_name(monitor):
+    return {record.name: record for record in monitor.activities}
+
+
+def num_hooks(model):
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+class TestToolkit:
+    @pytest.mark.parametrize("make", [np.asarray, torch.as_tensor], ids=["ndarray", "tensor"])
+    def test_dead_and_saturated_layers(self, make):
+        monitor = ActivationMonitor(window_size=100)
+        for _ in range(12):
+            monitor.record("dead", make([0.0, 0.0, 0.5]))
+            monitor.record("saturated", make([0.995, -0.2, 0.1, 0.3]))
+            monitor.record("both", make([0.0, 0.0, 0.0, 2.0]))
+            monitor.record("fine", make([0.3, -0.4, 0.0]))
+        assert monitor.diagnose() == {"dead": "Dead", "saturated": "Saturated", "both": "Dead, Saturated"}
+
+    def test_only_the_last_ten_records_count(self):
+        monitor = ActivationMonitor()
+        for i in range(25):
+            monitor.record("layer", np.zeros(4) if i < 15 else np.full(4, 0.5))
+        assert monitor.diagnose() == {}
+        assert len(monitor.history["layer"]) == 25
+
+    def test_the_window_is_bounded(self):
+        monitor = ActivationMonitor(3)
+        for value in range(5):
+            stats = monitor.record("layer", np.full(2, float(value)))
+        assert stats.mean == 4.0
+        assert [record.mean for record in monitor.history["layer"]] == [2.0, 3.0, 4.0]
+
+    def test_integers_are_refused(self):
+        with pytest.raises(fastguard.UnsupportedTensorError, match="int64"):
+            ActivationMonitor().record("layer", np.array([1, 2]))
+
+    def test_dead_neurons(self):
+        x = np.array([[0.0, 1.0, 0.005, np.nan], [0.0, -1.0, -0.005, 0.0]], dtype=np.float32)
+        assert detect_dead_neurons(x) == (2, 0.5)
+        assert detect_dead_neurons(torch.from_numpy(x), threshold=0.001) == (1, 0.25)
+        assert detect_dead_neurons(torch.zeros(5, 2, 3)) == (6, 1.0)
+        assert detect_dead_neurons(torch.zeros(5)) == (1, 1.0)
+        assert detect_dead_neurons(torch.full((4, 3), 6e4).half()) == (0, 0.0)
+
+    def test_dead_neurons_of_nothing(self):
+        assert detect_dead_neurons(torch.zeros(3, 0)) == (0, 0.0)
+        assert detect_dead_neurons(torch.zeros(0, 3)) == (0, 0.0)
+        with pytest.raises(ValueError, match="must have a batch dimension"):
+            detect_dead_neurons(torch.tensor(1.0))
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+WRAPPERS = [nn.DataParallel, compiled, lambda model: nn.DataParallel(compiled(model))]
+
+
+class TestSelection:
+    def test_the_default(self):
+        monitor = ActivationMonitor(Transformer(num_blocks=1))
+        assert set(monitor.names) == {
+            "Transformer",
+            "blocks.0",
+            "blocks.0.ln1",
+            "blocks.0.ln2",
+            "blocks.0.attn",
+            "blocks.0.mlp.1",
+            "norm",
+        }
+
+    @pytest.mark.parametrize(
+        ("settings", "names"),
+        [
+            ({"modules": r"\.1\.attn$"}, ["blocks.1.attn"]),
+            ({"modules": [nn.GELU, "^head$"]}, ["blocks.0.mlp.1", "blocks.1.mlp.1", "head"]),
+            ({"include": nn.GELU, "exclude": r"blocks\.0"}, ["blocks.1.mlp.1"]),
+            ({"exclude": ["blocks", "Transformer"]}, ["norm"]),
+            ({"modules": "default", "include": "attn"}, ["blocks.0.attn", "blocks.1.attn"]),
+        ],
+    )
+    def test_by_pattern_and_type(self, settings, names):
+        assert sorted(ActivationMonitor(Transformer(), **settings).names) == names
+
+    def test_by_module(self):
+        net = Transformer()
+        assert ActivationMonitor(net, modules=net.blocks[1].ln1).names == ("blocks.1.ln1",)
+        inside = ActivationMonitor(net, modules=net.blocks[1].mlp).names
+        assert inside == ("blocks.1.mlp", "blocks.1.mlp.0", "blocks.1.mlp.1", "blocks.1.mlp.2")
+
+    def test_all(self):
+        names = ActivationMonitor(Transformer(num_blocks=1), modules="all").names
+        assert "embed" in names and "blocks.0.attn.q" in names and "blocks" not in names
+
+    def test_nothing_to_watch_is_refused(self):
+        with pytest.raises(ValueError, match="must leave at least one module to watch, got none") as error:
+            ActivationMonitor(Transformer(), include="nothing")
+        assert "'blocks.0'" in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"modules": "("}, "`modules` must be a regular expression"),
+            ({"include": 3}, "`include` must be a regular expression, a module type"),
+            ({"every": 0}, "`every` must be an integer >= 1, got 0"),
+            ({"window": 1.5}, "`window` must be an integer"),
+            ({"overhead_budget": 0.0}, "`overhead_budget` must be > 0 or None"),
+            ({"unit_share": 2}, "`unit_share` must be in"),
+            ({"backend": "nothing"}, "`backend` must be one of"),
+        ],
+    )
+    def test_bad_settings_are_refused(self, settings, message):
+        with pytest.raises((ValueError, TypeError), match=message):
+            ActivationMonitor(relu_net(), **settings)
+
+    def test_a_model_that_is_none_is_refused(self):
+        with pytest.raises(TypeError, match="`model` must be a torch"):
+            ActivationMonitor("model")
+
+    @pytest.mark.parametrize("wrap", WRAPPERS)
+    def test_names_of_wrappers_are_left_out(self, wrap):
+        names = ActivationMonitor(wrap(relu_net()), modules="all").names
+        assert names == ("Sequential", "0", "1", "2", "3", "4")
+
+    def test_a_users_own_module_called_module_keeps_its_name(self):
+        class Holder(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.module = nn.ReLU()
+
+            def forward(self, x):
+                return self.module(x)
+
+        assert ActivationMonitor(Holder()).names == ("Holder", "module")
+
+
+class TestFamilies:
+    @pytest.mark.parametrize(
+        ("module", "family", "x", "num_saturated"),
+        [
+            (nn.Sigmoid(), "sigmoid", [-9.0, 0.0, 9.0], 2),
+            (nn.Tanh(), "tanh", [-9.0, 0.0, 9.0], 2),
+            (nn.Hardtanh(-3.0, 1.0), "hardtanh", [-9.0, 0.0, 0.9, 9.0], 2),
+            (nn.ReLU6(), "relu", [-9.0, 0.0, 5.0, 9.0], 1),
+            (nn.ReLU(), "relu", [-9.0, 0.0, 9.0], 0),
+            (nn.ELU(2.0), "gelu", [-9.0, 0.0, 9.0], 1),
+            (nn.SELU(), "gelu", [-9.0, 0.0, 9.0], 1),
+            (nn.SiLU(), "gelu", [-9.0, 0.0, 9.0], 0),
+            (nn.Softmax(-1), "softmax", [0.0, 9.0, 0.0], 3),  # the largest probability is above 0.99
+            (nn.Softmax(-1), "softmax", [0.0, 1.0, 0.0], 0),
+            (nn.LogSoftmax(-1), "softmax", [0.0, 9.0, 0.0], 3),
+            (nn.LayerNorm(3), "norm", [-9.0, 0.0, 9.0], 0),
+            (nn.Linear(3, 3), "linear", [-99.0, 0.0, 99.0], 0),
+        ],
+    )
+    def test_saturation(self, module, family, x, num_saturated):
+        monitor = ActivationMonitor(nn.Sequential(module), modules="all")
+        monitor_input = torch.tensor([x])
+        nn.Module.__call__(module, monitor_input)
+        monitor.follow_guard()
+        record = {r.name: r for r in monitor.take(0)}["0"]
+        assert (record.family, record.stats.num_saturated) == (family, num_saturated)
+
+    def test_unknown_modules_have_the_common_threshold(self):
+        class Strange(nn.Module):
+            def forward(self, x):
+                return x * 2
+
+        net = nn.Sequential(Strange())
+        monitor = ActivationMonitor(net, modules="all")
+        net(torch.tensor([[0.4, 0.5, -1.0]]))
+        assert by_name(monitor)["0"].family == "other"
+        assert by_name(monitor)["0"].stats.saturation_ratio == pytest.approx(2 / 3)
+        assert by_name(monitor)["Sequential"].stats.saturation_ratio == 0.0  # the same tensor, judged as a block
+
+    def test_activation_functions_of_other_libraries_go_by_their_name(self):
+        def family(name):
+            module = type(name, (nn.Module,), {"forward": lambda self, x: x})()
+            return ActivationMonitor(nn.Sequential(module), modules="all"), module
+
+        for name, expected in [
+            ("NewGELUActivation", "gelu"),
+            ("LlamaRMSNorm", "norm"),
+            ("ReLUSquaredActivation", "relu"),
+            ("StochasticDropPath", "linear"),
+        ]:
+            monitor, module = family(name)
+            module(torch.zeros(2, 2))
+            monitor.follow_guard()
+            assert {record.family for record in monitor.take(0)} == {expected}
+
+    def test_softmax_that_saturates_in_some_rows(self):
+        net = nn.Sequential(nn.Softmax(-1))
+        monitor = ActivationMonitor(net)
+        net(torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 0.0]]))
+        assert by_name(monitor)["0"].stats.saturation_ratio == 0.5
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    count: torch.Tensor | None = None
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class Returns(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
+class TestOutputs:
+    @pytest.mark.parametrize(
+        ("make", "keys"),
+        [
+            (lambda x: (x, x + 1), ["0", "0[1]"]),
+            (lambda x: [x, (x + 1, "text", None)], ["0", "0[1][0]"]),
+            (lambda x: {"a": x, "b": x + 1}, ["0", "0['b']"]),
+            (lambda x: OrderedDict(a=x, b={"c": x + 1}), ["0", "0['b']['c']"]),
+            (lambda x: Output(x), ["0"]),
+            (lambda x: Pair(x, x + 1), ["0", "0[1]"]),
+            (lambda x: (torch.ones(2).long(), x), ["0"]),
+            (lambda x: None, []),
+        ],
+    )
+    def test_tensors_are_found(self, make, keys):
+        net = nn.Sequential(Returns(make))
+        monitor = ActivationMonitor(net, modules="^0$")
+        net(torch.ones(2, 3))
+        assert [record.name for record in monitor.activities] == keys
+        assert [record.stats.mean for record in monitor.activities] == [1.0, 2.0][: len(keys)]
+
+    def test_integers_and_bools_are_skipped_visibly(self):
+        net = nn.Sequential(Returns(lambda x: (x, x.long(), x > 0)))
+        monitor = ActivationMonitor(net, modules="^0$")
+        net(torch.ones(2, 3))
+        assert monitor.skipped == {"0[1]": "int64 output", "0[2]": "bool output"}
+        assert "not read: 0[1] (int64 output), 0[2] (bool output)" in monitor.table()
+
+    def test_nan_in_a_further_tensor_is_seen(self):
+        net = nn.Sequential(Returns(lambda x: {"a": x, "b": Output(x, x / 0)}), Returns(lambda d: d["a"]))
+        monitor = ActivationMonitor(net, modules="all")
+        net(torch.zeros(2, 3))
+        assert monitor.origin.activity.name == "0['b'].count"
+
+    def test_complex_outputs_are_read_as_their_parts(self):
+        net = nn.Sequential(Returns(lambda x: torch.complex(x, -x).conj()))
+        monitor = ActivationMonitor(net)
+        net(torch.ones(2, 3))
+        assert monitor.activities[0].stats.total_elements == 12
+        assert monitor.activities[0].stats.mean == 1.0
+
+    @pytest.mark.parametrize(
+        "make",
+        [lambda x: x.to_sparse(), lambda x: torch.nested.as_nested_tensor([x, x[:1]], layout=torch.strided)],
+        ids=["sparse", "nested"],
+    )
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+    def test_sparse_and_nested_tensors(self, make):
+        net = nn.Sequential(Returns(make))
+        monitor = ActivationMonitor(net, modules="^0$")
+        net(torch.full((2, 3), torch.nan))
+        stats = monitor.activities[0].stats
+        assert stats.num_nans == stats.total_elements == (6 if make(torch.ones(2, 3)).is_sparse else 9)
+
+    def test_a_tensor_returned_by_several_modules_is_read_once(self, monkeypatch):
+        from fastguard.activations import engines
+
+        reads = []
+        run = engines.run_activation
+        monkeypatch.setattr(engines, "run_activation", lambda x, *rest: reads.append(x.shape) or run(x, *rest))
+        net = nn.Sequential(nn.Sequential(nn.Sequential(nn.ReLU())))
+        monitor = ActivationMonitor(net, modules="all")
+        net(torch.ones(2, 3))
+        assert len(monitor.activities) == 4 and len(reads) == 1
+
+    def test_an_in_place_activation(self):
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True))
+        with torch.no_grad():
+            net[0].weight.zero_()
+            net[0].bias.fill_(-2.0)
+        monitor = ActivationMonitor(net, modules="all")
+        net(torch.ones(2, 3)).sum().backward()
+        records = by_name(monitor)
+        assert (records["0"].stats.mean, records["1"].stats.mean) == (-2.0, 0.0)
+
+    def test_the_origin_before_an_in_place_activation(self):
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True))
+        with torch.no_grad():
+            net[0].bias[1] = torch.nan
+        for modules in ("all", "default"):
+            monitor = ActivationMonitor(net, modules=modules)
+            net(torch.ones(2, 3))
+            records = by_name(monitor)
+            assert not records["1"].is_origin  # what it got has been written over, but a ReLU is not to blame
+            monitor.detach()
+
+
+class TestCalls:
+    def test_a_module_called_several_times(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.relu = nn.ReLU()
+
+            def forward(self, x):
+                return self.relu(self.relu(x) - 1.0)
+
+        net = Net()
+        monitor = ActivationMonitor(net, modules=nn.ReLU, every=1, overhead_budget=None)
+        for _ in range(2):
+            net(torch.tensor([[3.0, -1.0]]))
+            assert [(r.name, r.stats.max_val, r.order) for r in monitor.activities] == [
+                ("relu", 3.0, 0),
+                ("relu#2", 2.0, 1),
+            ]
+
+    def test_a_module_under_two_names_goes_by_the_first(self):
+        relu = nn.ReLU()
+        net = nn.Sequential(OrderedDict(a=relu, b=nn.Tanh(), c=relu))
+        monitor = ActivationMonitor(net, modules=nn.ReLU)
+        net(torch.ones(1, 2))
+        assert [record.name for record in monitor.activities] == ["a", "a#2"]
+
+    @pytest.mark.parametrize("use_reentrant", [False, True])
+    def test_checkpointed_modules_are_counted_once(self, use_reentrant):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+            def forward(self, x):
+                return checkpoint(self.inner, x, use_reentrant=use_reentrant)
+
+        net = Net()
+        monitor = ActivationMonitor(net, modules="all")
+        monitor.follow_guard()  # so that the step, and with it the sample, goes on during backward
+        net(torch.ones(2, 3, requires_grad=True)).sum().backward()
+        records = {record.name: record for record in monitor.take(0)}
+        assert set(records) == {"Net", "inner", "inner.0", "inner.1"}
+        assert records["inner.1"].stats.total_elements == 6
+
+    def test_evaluation_is_left_out(self):
+        net = relu_net()
+        monitor = ActivationMonitor(net, every=2)
+        net.eval()
+        net(torch.ones(2, 6))
+        assert monitor.activities == () and monitor.cost.num_steps == 0
+        net.train()
+        with torch.no_grad():
+            net(torch.ones(3, 6))
+        assert by_name(monitor)["1"].stats.total_elements == 36
+        net.eval()(torch.ones(2, 6))
+        assert monitor.cost.num_steps == 1
+
+    def test_evaluation_is_watched_if_asked_for(self):
+        net = relu_net().eval()
+        monitor = ActivationMonitor(net, training_only=False)
+        with torch.inference_mode():
+            net(torch.ones(2, 6))
+        assert monitor.cost.num_samples == 1 and by_name(monitor)["1"].stats.total_elements == 24
+
+    def test_a_pass_that_raised_leaves_nothing(self):
+        net = relu_net()
+        monitor = ActivationMonitor(net, every=1, overhead_budget=None)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            nn.Sequential.forward(net, torch.ones(2, 5))
+        handle = net[4].register_forward_pre_hook(lambda module, args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            net(torch.full((2, 6), torch.nan))
+        handle.remove()
+        assert monitor.activities == ()
+        net(torch.ones(2, 6))
+        assert by_name(monitor)["1"].stats.total_elements == 24 and monitor.origin is None
+        assert {"1", "3"} <= by_name(monitor).keys() and "1#2" not in by_name(monitor)
+
+    def test_monitors_side_by_side_and_nested(self):
+        net = nn.Sequential(relu_net(), nn.Linear(2, 2))
+        outer = ActivationMonitor(net, modules="all", every=2, overhead_budget=None)
+        inner = ActivationMonitor(net[0], modules="all", every=3, overhead_budget=None)
+        for _ in range(7):
+            net(torch.ones(2, 6))
+        assert outer.cost.num_samples == 4 and inner.cost.num_samples == 3
+        assert {"0.1", "1"} <= by_name(outer).keys() and "1" in by_name(inner)
+        assert by_name(outer)["0.1"].stats == by_name(inner)["1"].stats
+        outer.detach()
+        inner.detach()
+        assert num_hooks(net) == 0
+
+    def test_under_vmap_outputs_are_skipped_visibly(self):
+        net = relu_net()
+        monitor = ActivationMonitor(net)
+        torch.func.vmap(net)(torch.ones(3, 2, 6))
+        assert monitor.skipped["1"] == "inside a torch.func transform"
+
+
+class TestSampling:
+    def test_every_tenth_step_and_no_hooks_in_between(self):
+        net = relu_net()
+        monitor = ActivationMonitor(net, every=10, overhead_budget=None)
+        hooks, samples = [], []
+        for _ in range(25):
+            net(torch.ones(2, 6))
+            hooks.append(num_hooks(net))
+            samples.append(monitor.cost.num_samples)
+        assert samples == [1] * 10 + [2] * 10 + [3] * 5
+        assert {i for i, count in enumerate(hooks) if count > 2} == {9, 19}  # set for the next step
+        assert set(hooks) == {2, 2 + len(monitor.names)}
+        monitor.detach()
+        assert num_hooks(net) == 0
+
+    def test_training_is_not_changed(self):
+        def train(watch):
+            torch.manual_seed(0)
+            net = Transformer()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            monitor = ActivationMonitor(net, modules="all", every=2, overhead_budget=None) if watch else None
+            for _ in range(4):
+                optimizer.zero_grad()
+                net(torch.randint(0, 11, (2, 5))).square().mean().backward()
+                optimizer.step()
+            assert monitor is None or monitor.cost.num_samples == 2
+            return list(net.parameters())
+
+        assert all(torch.equal(a, b) for a, b in zip(train(False), train(True), strict=True))
+
+    def test_a_step_is_what_the_guard_says(self):
+        net = relu_net()
+        monitor = ActivationMonitor(net, every=2, overhead_budget=None)
+        monitor.follow_guard()
+        for step in range(5):
+            for _ in range(3):  # micro-batches
+                net(torch.ones(2, 6))
+            records = {record.name: record for record in monitor.take(step)}
+            assert bool(records) is (step % 2 == 0)
+            if records:
+                assert records["1"].stats.total_elements == 3 * 24
+                assert records["1"].num_units == 12 and records["1"].num_batches == step // 2 + 1
+            assert num_hooks(net) == (0 if step % 2 == 0 else 2 + len(monitor.names))
+            assert monitor.take(step) == ()  # given once
+
+    def test_a_monitor_follows_one_guard(self):
+        monitor = ActivationMonitor(relu_net())
+        monitor.follow_guard()
+        with pytest.raises(RuntimeError, match="follows no other guard"):
+            monitor.follow_guard()
+        with pytest.raises(ValueError, match="must be a monitor of a model"):
+            ActivationMonitor().follow_guard()
+
+    def test_hooks_that_see_nothing_are_reported(self, caplog):
+        net = nn.Sequential(relu_net())
+        monitor = ActivationMonitor(net)
+        monitor.follow_guard()
+        with caplog.at_level(logging.WARNING, "fastguard"):
+            for step in range(5):
+                monitor.take(step)
+        assert [record.getMessage()[:40] for record in caplog.records] == ["no output of the 4 watched modules was s"]
+        net(torch.ones(1, 6))
+        assert monitor.take(5)
+
+    def test_the_interval_stretches_to_the_budget(self):
+        budget = Budget(every=10, share=0.01)
+        budget.step(None, 5.0, sampled=True)  # the first one does not count
+        for _ in range(9):
+            budget.step(0.1, 0.0, sampled=False)
+        budget.step(0.13, 0.03, sampled=True)  # 0.03 s a sample, 0.1 s a step: 30 steps apart
+        assert budget.interval == 30
+        for _ in range(29):
+            budget.step(0.1, 0.0, sampled=False)
+        budget.step(0.101, 0.001, sampled=True)
+        assert budget.interval == 10
+        cost = budget.cost()
+        assert (cost.num_samples, cost.num_steps) == (3, 41)
+        assert cost.seconds == pytest.approx(5.031) and cost.share == pytest.approx(0.031 / 4.031)
+
+    def test_the_interval_grows_step_by_step_and_not_without_a_budget(self):
+        for share, intervals in ((0.01, [10, 40, 160]), (None, [10, 10, 10])):
+            budget = Budget(every=10, share=share)
+            seen = []
+            for _ in range(3):
+                budget.step(0.1, 100.0, sampled=True)
+                seen.append(budget.interval)
+            assert seen == intervals
+
+    def test_a_stretched_interval_is_kept(self):
+        net = relu_net()
+        monitor = ActivationMonitor(net, every=1, overhead_budget=1e-9)
+        for _ in range(40):
+            net(torch.ones(2, 6))
+        assert monitor.cost.interval == 64 and monitor.cost.num_samples == 4  # at steps 0, 1, 5 and 21
+        assert "0.0% allowed" in monitor.table()
+
+
+class TestTraces:
+    def test_copies_and_files_of_the_model_hold_no_monitor(self):
+        net = relu_net()
+        monitor = ActivationMonitor(net)
+        twin = copy.deepcopy(net)
+        file = io.BytesIO()
+        torch.save(net, file)
+        file.seek(0)
+        read = torch.load(file, weights_only=False)
+        for other in (twin, read):
+            assert torch.equal(other(torch.ones(2, 6)), other(torch.ones(2, 6)))
+        assert monitor.cost.num_steps == 0
+        net(torch.ones(2, 6))
+        assert monitor.cost.num_steps == 1
+
+    def test_records_stay_readable_after_detach(self):
+        net = relu_net()
+        monitor = ActivationMonitor(net)
+        net(torch.ones(2, 6))
+        monitor.detach()
+        net(torch.ones(2, 6))
+        assert len(monitor.activities) == 3 and monitor.cost.num_steps == 1
+        assert str(monitor) == monitor.table() and "relu" in str(monitor)
+
+    def test_a_model_is_not_kept_alive(self):
+        import weakref
+
+        net = GatedMlp()
+        monitor = ActivationMonitor(net)
+        alive = weakref.ref(net)
+        net(torch.ones(2, 6))
+        monitor.activities  # noqa: B018
+        net = net.to("cpu")
+        del net
+        import gc
+
+        gc.collect()
+        assert alive() is None and len(monitor.activities) == 2

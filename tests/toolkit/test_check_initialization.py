@@ -1,0 +1,371 @@
+"""check_initialization: weights alone, models, and what follows a layer."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fastguard
+from fastguard.initialization.followers import by_graph
+
+
+def spread(fan_in: int, fan_out: int, factor: float = 1.0, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, factor * math.sqrt(2 / fan_in), (fan_out, fan_in))
+
+
+def expected(module: nn.Module, batch=None) -> dict[str, float]:
+    return {n: e["expected_std"] for n, e in fastguard.check_initialization(module, batch)["layers"].items()}
+
+
+def test_the_toolkits_way():
+    weights = {"a": spread(200, 100), "b": spread(200, 100, 0.01), "c": spread(200, 100, 100.0)}
+    result = fastguard.check_initialization(weights)
+    assert result["all_ok"] is False
+    assert [result[name]["status"] for name in "abc"] == ["ok", "too_small", "too_large"]
+    for name, w in weights.items():
+        entry = result["layers"][name]
+        assert entry["expected_std"] == pytest.approx(math.sqrt(2 / 200))
+        assert entry["actual_std"] == pytest.approx(w.std(), rel=1e-6)
+        assert entry.ratio == pytest.approx(w.std() / math.sqrt(2 / 200), rel=1e-6) and entry.fan_in == 200
+    assert fastguard.check_initialization({"a": weights["a"]}).all_ok is True
+
+
+@pytest.mark.parametrize(("factor", "status"), [(0.09, "too_small"), (0.11, "ok"), (9.0, "ok"), (11.0, "too_large")])
+def test_the_thresholds(factor, status):
+    w = torch.from_numpy(spread(400, 300, factor)).float()
+    assert fastguard.check_initialization([w])[0].status == status
+
+
+def test_every_way_to_read_the_result():
+    result = fastguard.check_initialization(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+    assert list(result) == ["0.weight", "2.weight", "all_ok"] and isinstance(result, dict)
+    entry = result["0.weight"]
+    for same in (result["0"], result[0], result["layers"]["0"], result.layers["0.weight"], result["layers"][0]):
+        assert same is entry
+    assert "0" in result and "layers" in result and "0" in result["layers"] and "1" not in result
+    assert result.get("9") is None and result.get("0.weight") is entry
+    with pytest.raises(KeyError, match=r"no layer is named '1'; the layers are: 0\.weight, 2\.weight"):
+        result["1"]
+    with pytest.raises(AttributeError, match="no 'mean' here; there is: status, expected_std"):
+        entry.mean  # noqa: B018
+    assert json.loads(json.dumps(result))["0.weight"]["status"] == "ok"
+    assert set(result.to_dict()) >= {"all_ok", "layers", "others", "not_judged"}
+    for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+        assert again == result and again["layers"]["2"] == result["2"]
+    lines = str(result).splitlines()
+    assert lines[0].split()[:2] == ["layer", "status"] and lines[2].startswith("0.weight  ok") and lines[-1] == "all ok"
+
+
+def test_vectors_integers_and_strange_arrays_among_weights():
+    state = {**nn.BatchNorm1d(3).state_dict(), "w": spread(8, 8)[::-1], "bias": np.ones(3) * 50}
+    state["w"].flags.writeable = False
+    result = fastguard.check_initialization(state)
+    assert list(result["layers"]) == ["w"] and result["others"]["bias"]["status"] == "too_large"
+    assert result["not_judged"] == {"num_batches_tracked": "its values are torch.int64"}
+    assert not result.all_ok and "bias: too_large, bias of rms 50" in str(result)
+
+
+def test_nan_in_the_weights_is_not_ok():
+    w = torch.randn(10, 10)
+    w[3, 3] = math.nan
+    assert fastguard.check_initialization({"w": w})["w"]["status"] == "not_finite"
+
+
+ACTIVATIONS = [
+    (nn.ReLU(), math.sqrt(2 / 30)),
+    (nn.GELU(), math.sqrt(2 / 30)),
+    (nn.SiLU(), math.sqrt(2 / 30)),
+    (nn.LeakyReLU(0.5), math.sqrt(2 / 1.25 / 30)),
+    (nn.PReLU(init=0.5), math.sqrt(2 / 1.25 / 30)),
+    (nn.SELU(), math.sqrt(1 / 30)),
+    (nn.Tanh(), 5 / 3 * math.sqrt(2 / 50)),
+    (nn.Sigmoid(), math.sqrt(2 / 50)),
+    (nn.Softmax(-1), math.sqrt(1 / 30)),
+    (nn.Identity(), math.sqrt(1 / 30)),
+]
+
+
+@pytest.mark.parametrize(("activation", "std"), ACTIVATIONS, ids=lambda v: type(v).__name__)
+def test_by_what_follows(activation, std):
+    model = nn.Sequential(nn.Linear(30, 20), nn.LayerNorm(20), nn.Dropout(0.1), activation, nn.Linear(20, 2))
+    found = expected(model)
+    assert found["0.weight"] == pytest.approx(std) and found["4.weight"] == pytest.approx(math.sqrt(1 / 20))
+    gain = {"PReLU": None, "GELU": None, "SiLU": None, "SELU": None, "Softmax": None, "Identity": None}
+    name = type(activation).__name__
+    if name not in gain:  # torch's own gains say the same
+        param = 0.5 if name == "LeakyReLU" else None
+        torch_gain = nn.init.calculate_gain({"LeakyReLU": "leaky_relu"}.get(name, name.lower()), param)
+        denominator = 30 if "ReLU" in name else 25
+        assert std == pytest.approx(torch_gain / math.sqrt(denominator))
+
+
+class Functional(nn.Module):
+    """Activations that no module shows, in an order that is not that of registration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 8)
+        self.first = nn.Linear(8, 8)
+        self.residual = nn.Linear(8, 8)
+        self.calls = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x
+        self.calls.append(x)
+        h = F.leaky_relu(self.first(x), 0.5)
+        h = torch.tanh(x + self.residual(h))
+        return self.last(h)
+
+
+def test_functions_are_seen_in_the_graph_and_the_model_is_left_alone():
+    model = Functional()
+    hooked = []
+    model.first.register_forward_hook(lambda *args: hooked.append(1))
+    model.register_forward_hook(lambda *args: hooked.append(1))
+    before = dict(model.__dict__)
+    found = expected(model)
+    assert found["first.weight"] == pytest.approx(math.sqrt(2 / 1.25 / 8))
+    assert found["residual.weight"] == pytest.approx(5 / 3 * math.sqrt(2 / 16))
+    assert found["last.weight"] == pytest.approx(math.sqrt(1 / 8))
+    assert not hooked and not model.calls and model.__dict__.keys() == before.keys() and "seen" not in model.__dict__
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch.compile's own imports
+def test_compiled_models_are_looked_into():
+    model = Functional()
+    wanted = expected(model)
+    assert expected(torch.compile(model, backend="eager")) == wanted
+    assert expected(nn.DataParallel(model)) == wanted
+    model.compile(backend="eager")
+    assert expected(model) == wanted
+    result = fastguard.check_initialization(nn.Sequential(torch.compile(nn.Linear(4, 4)), nn.ReLU()))
+    assert result["followers"].endswith("(it holds compiled modules)")
+    assert result["0"].expected_std == pytest.approx(math.sqrt(2 / 4))  # by registration
+
+
+def test_linear_layers_of_others():
+    class Conv1D(nn.Module):
+        """As in transformers' GPT-2: [in, out]."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.nf = 30
+            self.weight = nn.Parameter(torch.randn(10, 30) / 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.gelu(x @ self.weight)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(30, 10) / 3)
+
+    assert fastguard.check_initialization(Conv1D())["weight"].fan_in == 10
+    assert fastguard.check_initialization(Own())["weight"].fan_in == 10
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act, self.head = nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.act(self.layer(x))) if x.sum() > 0 else x
+
+
+def test_a_model_that_cannot_be_traced_goes_by_registration_and_says_so():
+    model = Untraceable()
+    assert by_graph(model)[1].startswith("TraceError")
+    result = fastguard.check_initialization(model)
+    assert result["layer"].expected_std == pytest.approx(math.sqrt(2 / 8))
+    assert result["followers"].startswith("order of registration; the model can't be traced (TraceError")
+
+
+def test_fan_in_of_convolutions():
+    model = nn.Sequential(
+        nn.Conv2d(6, 8, 3, groups=2),
+        nn.ReLU(),
+        nn.ConvTranspose2d(8, 4, 4, stride=2, groups=2),
+        nn.ReLU(),
+        nn.Conv1d(4, 4, 5, groups=4),
+    )
+    fans = [e["fan_in"] for e in fastguard.check_initialization(model)["layers"].values()]
+    assert fans == [3 * 9, 4 * 16 // 4, 5]
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(4, 2), (2, 2), (3, 1)])
+def test_a_transposed_convolution_of_the_expected_std_keeps_the_variance(kernel, stride):
+    layer = nn.ConvTranspose2d(32, 32, kernel, stride=stride, bias=False)
+    std = expected(layer)["weight"]
+    nn.init.normal_(layer.weight, std=std)
+    inside = layer(torch.randn(4, 32, 12, 12))[..., 4:-4, 4:-4]
+    assert float(inside.var().detach()) == pytest.approx(1.0, rel=0.15)
+
+
+def test_recurrent_attention_and_bilinear_layers():
+    lstm = expected(nn.LSTM(12, 20, num_layers=2, proj_size=5))
+    assert lstm["weight_ih_l0"] == pytest.approx(math.sqrt(2 / (12 + 20)))
+    assert lstm["weight_hh_l1"] == pytest.approx(math.sqrt(2 / (5 + 20)))
+    assert lstm["weight_hr_l0"] == pytest.approx(math.sqrt(1 / 20))
+    assert expected(nn.RNN(12, 20, nonlinearity="relu"))["weight_hh_l0"] == pytest.approx(math.sqrt(2 / 20))
+    assert expected(nn.GRUCell(12, 20))["weight_ih"] == pytest.approx(math.sqrt(2 / 32))
+    assert expected(nn.MultiheadAttention(16, 4))["in_proj_weight"] == pytest.approx(math.sqrt(1 / 16))
+    apart = expected(nn.MultiheadAttention(16, 4, kdim=8, vdim=4))
+    assert apart["k_proj_weight"] == pytest.approx(math.sqrt(2 / 24)) and "in_proj_weight" not in apart
+    assert expected(nn.Bilinear(3, 4, 5))["weight"] == pytest.approx(math.sqrt(1 / 12))
+    layers = expected(nn.TransformerEncoderLayer(16, 4, 32, activation="gelu"))
+    assert layers["linear1.weight"] == pytest.approx(math.sqrt(2 / 16)) == layers["linear2.weight"] * 2
+
+
+DEFAULTS = {
+    "mlp": lambda: nn.Sequential(nn.Linear(100, 50), nn.Tanh(), nn.Linear(50, 10)),
+    "cnn": lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.ConvTranspose2d(16, 8, 4, 2)),
+    "transformer": lambda: nn.Transformer(32, 4, 2, 2, 64, batch_first=True),
+    "gru": lambda: nn.GRU(30, 40, 2, bidirectional=True),
+    "embedding": lambda: nn.Sequential(nn.Embedding(500, 768, padding_idx=0), nn.Linear(768, 10)),
+}
+
+
+@pytest.mark.parametrize("make", DEFAULTS.values(), ids=DEFAULTS.keys())
+def test_torchs_own_defaults_are_ok(make):
+    result = fastguard.check_initialization(make())
+    assert result["all_ok"], result
+
+
+def test_embeddings_are_free_until_they_are_tied():
+    class Tied(nn.Module):
+        def __init__(self, std: float) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(100, 400), nn.Linear(400, 100, bias=False)
+            nn.init.normal_(self.table.weight, std=std)
+            self.head.weight = self.table.weight
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.table(tokens))
+
+    assert fastguard.check_initialization(nn.Embedding(100, 400))["all_ok"]
+    result = fastguard.check_initialization(Tied(1.0))
+    assert list(result["layers"]) == ["table.weight"] and result["table"].status == "too_large"  # logits of size 20
+    assert result["table"].expected_std == pytest.approx(1 / 20)
+    assert fastguard.check_initialization(Tied(0.02))["all_ok"]
+    small = nn.Embedding(100, 400)
+    nn.init.normal_(small.weight, std=1e-3)
+    assert fastguard.check_initialization(small)["weight"].status == "too_small"
+    shared = nn.ModuleList([nn.Embedding(10, 4), nn.Embedding(10, 4)])
+    shared[1].weight = shared[0].weight
+    assert fastguard.check_initialization(shared)["0"].expected_std == 1.0
+
+
+def test_norms_biases_and_raw_parameters():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm((8,)), nn.ReLU())
+    model.register_parameter("position", nn.Parameter(torch.zeros(1, 50, 8)))
+    nn.init.constant_(model[0].bias, -20.0)
+    nn.init.constant_(model[1].weight, 0.01)
+    result = fastguard.check_initialization(model)
+    others = result["others"]
+    assert others["0.bias"]["status"] == "too_large" and others["1.weight"]["status"] == "too_small"
+    assert (
+        others["1.bias"].kind == "bias" and others["position"].kind == "parameter" and others["position"].status == "ok"
+    )
+    assert not result.all_ok and result["0"].status == "ok"
+    nn.init.zeros_(model[1].weight)  # a residual branch that starts off
+    assert fastguard.check_initialization(model)["others"]["1.weight"]["status"] == "ok"
+
+
+def test_a_layer_that_is_all_zero():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    nn.init.zeros_(model[0].weight)
+    entry = fastguard.check_initialization(model)["0"]
+    assert entry.status == "too_small" and entry.ratio == 0.0 and "only a branch beside a residual" in entry.rule
+
+
+def test_parametrized_weights_are_judged_as_they_are_used():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(50, 40)), nn.ReLU())
+    result = fastguard.check_initialization(model)
+    assert result["0"].status == "ok" and result["0"].actual_std == pytest.approx(
+        float(model[0].weight.detach().std()), rel=1e-2
+    )
+    with torch.no_grad():
+        model[0].parametrizations.weight.original0.mul_(1000)
+    assert fastguard.check_initialization(model)["0"].status == "too_large"
+
+
+def test_wrappers_do_not_show_in_names():
+    model = nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    assert list(fastguard.check_initialization(model)["layers"]) == ["0.weight"]
+    own = nn.Module()
+    own.weight, own.module = nn.Parameter(torch.randn(4, 4)), nn.Linear(4, 4)
+    assert set(fastguard.check_initialization(own)["layers"]) == {"weight", "module.weight"}
+
+
+def test_lazy_and_meta_parameters_are_said_and_not_called_ok():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LazyLinear(3), nn.Linear(3, 3, device="meta"))
+    result = fastguard.check_initialization(model)
+    assert result["0"].status == "ok" and not result["all_ok"]
+    assert result["not_judged"]["2.weight"].startswith("lazy") and "meta" in result["not_judged"]["3.weight"]
+    assert "2.weight: not judged, lazy" in str(result)
+    with pytest.raises(ValueError, match=r"at least one weight that can be judged, got none \(weight: lazy"):
+        fastguard.check_initialization(nn.LazyLinear(3))
+
+
+def test_variances_from_layer_to_layer():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(200, 200), nn.ReLU(inplace=True), nn.Linear(200, 200), nn.BatchNorm1d(200))
+    for i in (0, 2):
+        nn.init.kaiming_normal_(model[i].weight)
+        nn.init.zeros_(model[i].bias)
+    x = torch.randn(100, 200)
+    state, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    result = fastguard.check_initialization(model, x)
+    assert result["0"].variance_ratio is None and result["0"].output_variance == pytest.approx(2.0, rel=0.1)
+    assert result["2"].variance_ratio == pytest.approx(1.0, rel=0.2) and result["variance_ok"] is True
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert not model[0]._forward_hooks
+    nn.init.normal_(model[2].weight, std=0.5)  # 7 times too much: still ok as a weight, not as a ratio
+    result = fastguard.check_initialization(model, (x,))
+    assert result["2"].status == "ok" and result["2"].variance_ratio > 10 and result["variance_ok"] is False
+    assert result["all_ok"] and "variance ratio" in str(result)
+    assert fastguard.check_initialization(model)["variance_ok"] is None
+
+
+def test_a_batch_of_several_arguments_and_outputs():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.GRU(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> dict[str, torch.Tensor]:
+            return {"out": self.head(self.rnn(x)[0]) * scale}
+
+    x = torch.randn(5, 3, 4)
+    for batch in ((x, 2.0), {"x": x, "scale": 2.0}):
+        result = fastguard.check_initialization(Two(), batch)
+        assert result["rnn.weight_ih_l0"].output_variance > 0 and result["head"].variance_ratio > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (3, TypeError, "`model_or_weights` must be a module, or a dict or list of weights, got int"),
+        (["w"], TypeError, "must hold tensors or arrays, got str - at 'layer0'"),
+        ({}, ValueError, r"at least one weight that can be judged, got none \(it has no weight matrices\)"),
+        (nn.ReLU(), ValueError, "at least one weight that can be judged"),
+    ],
+)
+def test_refusals(given, error, message):
+    with pytest.raises(error, match=message):
+        fastguard.check_initialization(given)
+
+
+def test_a_batch_needs_a_model():
+    with pytest.raises(TypeError, match="`batch` must be left out where there is no model"):
+        fastguard.check_initialization([torch.ones(2, 2)], torch.ones(2))

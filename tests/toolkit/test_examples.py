@@ -1,0 +1,24 @@
+"""The examples in the docstrings of the toolkit."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = {
+    "clipping": 1,
+    "initialization.check": 1,
+    "lr_finder.finder": 1,
+    "lr_finder.result": 1,
+    "weights.collector": 1,
+    "weights.sampler": 1,
+    "weights.table": 1,
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_do_what_they_say(name):
+    failed, attempted = doctest.testmod(importlib.import_module(f"fastguard.{name}"))
+    assert not failed and attempted >= MODULES[name]

@@ -1,0 +1,232 @@
+"""wrap(..., weights=...): the sampled steps of a guarded run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def backward(model: nn.Module, step: int, scale=lambda loss: loss) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    loss = (model(torch.randn(5, 6, generator=generator)) - 1).square().mean()
+    scale(loss).backward()
+    return loss.detach()
+
+
+def copies(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().double().clone() for name, p in model.named_parameters()}
+
+
+def differences(model: nn.Module, before: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {name: float((p.detach().double() - before[name]).norm()) for name, p in model.named_parameters()}
+
+
+def assert_updates(record, truth: dict[str, float]) -> None:
+    found = {w.name: w.update_norm for w in record.weights}
+    assert found == {name: pytest.approx(t, rel=1e-4, abs=1e-7) for name, t in truth.items()}
+    assert all(w.grad_norm == record.tensors[w.name].norm for w in record.weights)
+
+
+MAKERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "sgd-fused": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaler"])
+def test_sampled_records_of_a_clipped_run(make, scaled):
+    model = make_model()
+    optimizer = fastguard.wrap(make(model.parameters()), model, max_norm=0.05, weights=3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+    for step in range(7):
+        optimizer.zero_grad()
+        before = copies(model)
+        backward(model, step, scaler.scale)
+        scaler.step(optimizer)
+        scaler.update()
+        record = optimizer.guard.last
+        assert record.step == step and record.clipped
+        if step % 3:
+            assert record.weights == ()
+        else:
+            assert_updates(record, differences(model, before))
+            assert {w.name: w.norm for w in record.weights} == {
+                name: pytest.approx(float(b.norm()), rel=1e-6) for name, b in before.items()
+            }
+        schedule.step()
+
+
+def test_a_skipped_step_has_no_update_and_the_next_one_makes_up_for_it():
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.Adam(model.parameters()), model, weights={"every": 4})
+    for step in range(8):
+        optimizer.zero_grad()
+        before = copies(model)
+        backward(model, step)
+        if step == 4:
+            model[0].bias.grad[0] = math.nan
+        optimizer.step()
+        record = optimizer.guard.last
+        assert [bool(record.weights), record.skipped] == [step in (0, 4, 5), step == 4]
+        if step == 4:
+            assert all(w.update_norm is None for w in record.weights)
+            assert math.isnan(next(w for w in record.weights if w.name == "0.bias").grad_norm)
+        elif record.weights:
+            assert_updates(record, differences(model, before))
+
+
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.LBFGS])
+def test_closures(cls):
+    model = make_model()
+    optimizer = fastguard.wrap(cls(model.parameters(), lr=0.1), model, weights=1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        return backward(model, 0)
+
+    for _ in range(2):
+        before = copies(model)
+        optimizer.step(closure)
+        found = {w.name: w.update_norm for w in optimizer.guard.last.weights}
+        assert found == {name: pytest.approx(t, rel=1e-4) for name, t in differences(model, before).items()}
+
+
+def test_several_optimizers_under_one_guard():
+    model = make_model()
+    both = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.NAdam(model[2].parameters())]
+    fastguard.wrap(both, model, weights=2)
+    for step in range(4):
+        before = copies(model)
+        for optimizer in both:
+            optimizer.zero_grad()
+        backward(model, step)
+        for optimizer in both if step < 2 else reversed(both):
+            optimizer.step()
+        record = both[0].guard.last
+        assert record.step == step and len(record.weights) == (0 if step % 2 else 4)
+        if record.weights:
+            assert_updates(record, differences(model, before))
+
+
+def test_a_parameter_without_a_gradient():
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.Adam(model.parameters()), model, weights=1)
+    for step in range(2):
+        backward(model, step)
+        if step:
+            model[0].weight.grad = None
+        optimizer.step()
+    first = optimizer.guard.last.weights[0]
+    assert (first.name, first.grad_norm, first.update_norm) == ("0.weight", None, 0.0)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_sampling_changes_no_bit_of_the_run(make):
+    models = []
+    for weights in (None, 1, {"every": 2, "max_bytes": 100}):
+        model = make_model()
+        optimizer = fastguard.wrap(make(model.parameters()), model, weights=weights)
+        for step in range(4):
+            optimizer.zero_grad()
+            backward(model, step)
+            optimizer.step()
+        models.append(model)
+    first, *others = [list(model.parameters()) for model in models]
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def test_a_step_that_raises_leaves_no_sample_behind():
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.NAdam(model.parameters()), model, weights=1)
+    fail = optimizer.register_step_pre_hook(lambda *args: 1 / 0)
+    backward(model, 0)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    fail.remove()
+    before = copies(model)
+    optimizer.step()
+    assert_updates(optimizer.guard.last, differences(model, before))
+
+
+def test_a_resumed_run_samples_on_its_schedule():
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, weights=4)
+    backward(model, 0)
+    optimizer.step()
+    state = optimizer.guard.state_dict()
+    optimizer.guard.detach()
+    fastguard.wrap(optimizer, model, weights=4)
+    optimizer.guard.load_state_dict(state)
+    sampled = []
+    for _ in range(8):
+        optimizer.step()
+        sampled += [optimizer.guard.last.step] if optimizer.guard.last.weights else []
+    assert sampled == [4, 8]
+
+
+def test_paused_steps_are_no_part_of_the_run():
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1e-9, weights=1)
+    backward(model, 0)
+    before = copies(model)
+    with pytest.raises(ZeroDivisionError), optimizer.guard.paused():
+        _ = optimizer.step(), 1 / 0
+    assert optimizer.guard.last is None and max(differences(model, before).values()) > 1e-3  # not clipped either
+    optimizer.step()
+    assert optimizer.guard.last.step == 0 and optimizer.guard.last.clipped and optimizer.guard.last.weights
+
+
+def test_what_sampling_costs_is_counted():
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, weights=1)
+    backward(model, 0)
+    optimizer.step()
+    plain = optimizer.guard.recorder._overhead_s
+    optimizer.guard.flush()
+    sampler = optimizer.guard._attachments[0]._weights._sampler
+    sampler.after, take = (lambda *args, **kw: (sum(range(10**6)), take(*args, **kw))[1]), sampler.after
+    optimizer.step()
+    assert optimizer.guard.recorder._overhead_s > plain + 5e-3
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "message"),
+    [
+        (0, ValueError, "`every` must be an integer >= 1, got 0"),
+        ("all", TypeError, "`weights` must be True, a number of steps or a dict, got 'all'"),
+        ({"often": 3}, TypeError, r"`weights` must have keys among \['backend', 'every', .*\], got \['often'\]"),
+        ({"max_bytes": -3}, ValueError, "`max_bytes` must be an integer >= 0"),
+    ],
+)
+def test_refusals(weights, error, message):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(error, match=message):
+        fastguard.wrap(optimizer, model, weights=weights)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_off_by_default():
+    model = make_model()
+    for weights in (None, False):
+        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, weights=weights)
+        backward(model, 0)
+        optimizer.step()
+        assert optimizer.guard.last.weights == ()
+        optimizer.guard.detach()

@@ -1,0 +1,117 @@
+"""When a sampler samples, what it holds, and what it says of the weights."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn, optim
+
+from fastguard.samples import WeightStats
+from fastguard.weights import WeightSampler
+
+
+def sampled(sampler, optimizer, parameters, **settings) -> tuple[WeightStats, ...]:
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    sample = sampler.before(optimizer)
+    optimizer.step()
+    return sampler.after(optimizer, sample, names=[f"p{i}" for i in range(len(parameters))], **settings)
+
+
+def test_weights_are_those_before_the_step():
+    p = nn.Parameter(torch.tensor([[3.0, -4.0], [0.0, 0.0]]))
+    (found,) = sampled(WeightSampler(), optim.SGD([p], lr=10.0), [p], gradient_norms={"p0": 2.0})
+    assert (found.name, found.numel, found.norm, found.abs_max, found.grad_norm) == ("p0", 4, 5.0, 4.0, 2.0)
+    assert found.std == pytest.approx(float(torch.tensor([3.0, -4.0, 0.0, 0.0]).double().std(correction=0)), rel=1e-6)
+    assert found.update_norm == 20.0 and found.update_ratio == 4.0 and found.gradient_ratio == 0.4
+
+
+def test_nan_and_inf_in_the_weights():
+    p = nn.Parameter(torch.tensor([math.nan, math.inf, 1.0]))
+    (found,) = sampled(WeightSampler(), optim.SGD([p], lr=0.5), [p])
+    assert found.num_nonfinite == 2 and math.isnan(found.norm) and found.abs_max == 1.0
+    assert found.update_norm == pytest.approx(math.sqrt(0.75))
+
+
+def test_due_every_so_many_steps_and_after_a_skipped_one():
+    p = nn.Parameter(torch.ones(3))
+    sampler, optimizer = WeightSampler(every=10), optim.SGD([p], lr=0.5)
+    assert [step for step in range(31) if sampler.is_due(step)] == [0, 10, 20, 30]
+    (found,) = sampled(sampler, optimizer, [p], skipped=True)
+    assert found.update_norm is None and found.update_ratio is None and found.norm == pytest.approx(math.sqrt(3))
+    assert sampler.is_due(11)
+    sampled(sampler, optimizer, [p])
+    assert not sampler.is_due(12)
+
+
+def test_without_updates_a_skipped_step_is_not_made_up_for():
+    p = nn.Parameter(torch.ones(3))
+    sampler = WeightSampler(every=10, updates=False)
+    (found,) = sampled(sampler, optim.NAdam([p]), [p], skipped=True)
+    assert found.update_norm is None and not sampler.is_due(11)
+
+
+def test_copies_stay_within_their_bound_and_take_turns():
+    parameters = [nn.Parameter(torch.ones(100)) for _ in range(5)] + [nn.Parameter(torch.ones(1000))]
+    optimizer, sampler = optim.Rprop(parameters), WeightSampler(max_bytes=900)
+    seen = []
+    for _ in range(4):
+        sample = sampler.before(optimizer)
+        assert sum(c.numel() * c.element_size() for c in sample.copies.values()) <= 900
+        seen.append(sorted(sample.copies))
+        found = sampled(sampler, optimizer, parameters)
+        assert found[5].update_norm is None  # larger than the bound
+        assert sum(w.update_norm is not None for w in found) <= 2
+    assert set().union(*seen) == {0, 1, 2, 3, 4}
+
+
+def test_nothing_is_held_once_the_step_is_over():
+    p = nn.Parameter(torch.ones(100))
+    optimizer, sampler = optim.Rprop([p]), WeightSampler()
+    sample = sampler.before(optimizer)
+    assert len(sample.copies) == 1
+    sampler.after(optimizer, sample, names=["p"])
+    assert not sample.copies
+
+
+def test_parameters_that_hold_no_real_numbers_are_left_out():
+    weights, codes = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False)
+    optimizer = optim.SGD([codes, weights], lr=0.5)
+    weights.grad = torch.ones(2)
+    sampler = WeightSampler()
+    sample = sampler.before(optimizer)
+    optimizer.step()
+    assert [w.name for w in sampler.after(optimizer, sample, names=["codes", "weights"])] == ["weights"]
+
+
+def test_training_is_the_same_bit_for_bit():
+    def train(with_sampler: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+        optimizer, sampler = optim.NAdam(model.parameters()), WeightSampler()
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(6, 5)).square().mean().backward()
+            sample = sampler.before(optimizer) if with_sampler else None
+            optimizer.step()
+            if sample is not None:
+                sampler.after(optimizer, sample, names=list("abcd"))
+        return [p.detach() for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(train(True), train(False), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every": 0}, r"`every` must be an integer >= 1, got 0\. 100 samples"),
+        ({"every": True}, "`every` must be an integer >= 1, got True"),
+        ({"max_bytes": -1}, "`max_bytes` must be an integer >= 0, got -1"),
+        ({"backend": "abacus"}, "`backend` must be one of"),
+    ],
+)
+def test_refusals(settings, message):
+    with pytest.raises(ValueError, match=message):
+        WeightSampler(**settings)
