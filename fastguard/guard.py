@@ -217,7 +217,8 @@ class Guard:
         for attachment in attachments:
             attachment.is_paused = True
         try:
-            yield
+            with self._watch.paused():
+                yield
         finally:
             for attachment, was in zip(attachments, before, strict=True):
                 attachment.is_paused = was

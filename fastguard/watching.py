@@ -53,12 +53,16 @@ class Watch:
         if self.monitor is not None:
             self.monitor.detach()
 
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """For passes through the model that are no part of the training."""
+        return contextlib.nullcontext() if self.monitor is None else self.monitor.paused()
+
     def replay(self, forward: Callable[[], Any]) -> Replay:
         """Watches all modules through one more forward pass; adds it to the step just taken, if that was skipped."""
         model = None if self._model is None else self._model()
         if model is None:
             raise ValueError("`replay` must have a model to watch, got none. Call wrap(optimizer, model, …).")
-        with contextlib.nullcontext() if self.monitor is None else self.monitor.paused():
+        with self.paused():
             found = replay(model, forward)
         last = self._recorder.last
         if last is not None and last.skipped and self._recorder.is_pending:

@@ -55,6 +55,7 @@ class Arrivals:
         self.seconds = 0.0
         self._journal = journal
         self._runs = runs
+        self._once_bad: set[str] = set()
         self._pending: deque[_Pending] = deque()
         self._unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}
 
@@ -71,7 +72,7 @@ class Arrivals:
                 self._pending[0].wait()
             started = time.perf_counter()
             arrived = self._pending.popleft()
-            self._add(arrived.step, activities(arrived.sightings, self._runs, self.root))
+            self._add(arrived.step, activities(arrived.sightings, self._runs, self.root, self._once_bad))
             self.seconds += time.perf_counter() - started
 
     def claim(self, step: int) -> tuple[ModuleActivity, ...]:

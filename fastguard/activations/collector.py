@@ -84,6 +84,8 @@ class Collector:
             self._done += self._pass
         self._forget_pass()
         sightings, self._done = self._done, []
+        if not sightings:
+            return [], []
         return sightings, [engine.deliver() for engine in self._engines.values()]
 
     def take_seconds(self) -> float:

@@ -70,6 +70,8 @@ def unreadable(tensor: torch.Tensor) -> str | None:
         return "inside a torch.func transform"
     if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
         return "a tensor without values"
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "inside a CUDA graph, whose replays call no hooks"
     return None
 
 

@@ -99,10 +99,14 @@ def _judged(row: tuple[float, ...], sighting: Sighting) -> tuple[float, ...]:
     return (*row[:_SATURATED], saturated, *row[_SATURATED + 1 :])
 
 
-def activities(sightings: Iterable[Sighting], runs: UnitRuns, root: str) -> tuple[ModuleActivity, ...]:
+def activities(
+    sightings: Iterable[Sighting], runs: UnitRuns, root: str, once_bad: set[str]
+) -> tuple[ModuleActivity, ...]:
     """One record a key, in the order in which they were first seen; those of several passes are merged.
 
     A module in a part of which NaN or Inf came up is not called an origin itself. `root` names the model as a whole.
+    `once_bad` gets the keys of what is not finite; who is in it makes a record even if quiet, so that it is seen to
+    have recovered.
     """
     gathered: dict[str, _Gathered] = {}
     for sighting in sightings:
@@ -110,7 +114,8 @@ def activities(sightings: Iterable[Sighting], runs: UnitRuns, root: str) -> tupl
         if entry is None:
             entry = gathered[sighting.key] = _Gathered(sighting.judgement, len(gathered), sighting.is_quiet)
         entry.add(sighting)
-    gathered = {key: entry for key, entry in gathered.items() if entry.is_bad or not entry.is_quiet}
+    once_bad.update(key for key, entry in gathered.items() if entry.is_bad)
+    gathered = {key: entry for key, entry in gathered.items() if key in once_bad or not entry.is_quiet}
     verdicts = runs.add([batch for key, entry in gathered.items() if (batch := entry.batch(key)) is not None])
     _settle_origins({key: entry for key, entry in gathered.items() if entry.is_bad}, root)
     return tuple(_activity(key, entry, verdicts.get(key, _NO_UNITS)) for key, entry in gathered.items())

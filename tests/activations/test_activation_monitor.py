@@ -105,6 +105,10 @@ class TestSelection:
         assert set(by_name(monitor)) > set(monitor.names)
         assert [record.name for record in monitor.activities if record.is_origin] == ["blocks.0.mlp.2"]
         assert monitor.skipped == {}
+        with torch.no_grad():
+            net.blocks[0].mlp[2].weight[0, 0] = 0.0
+        net(torch.randint(0, 11, (2, 5)))
+        assert by_name(monitor)["blocks.0.mlp.2"].stats.is_finite  # seen to have recovered
 
     @pytest.mark.parametrize(
         ("settings", "names"),

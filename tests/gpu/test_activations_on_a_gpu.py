@@ -36,6 +36,21 @@ def test_watching_does_not_wait(device: Any, no_sync: Any) -> None:
     assert {record.name for record in optimizer.guard.activations.activities} == {"0", "1", "2", "Sequential"}
 
 
+def test_a_graph_can_be_captured_while_hooks_are_set(device: Any) -> None:
+    model, x = make_model(device), batches(device, 1)[0]
+    with torch.no_grad():
+        model(x)
+        torch.cuda.synchronize()
+        monitor = ActivationMonitor(model, modules="all")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = model(x)
+        graph.replay()
+        assert monitor.skipped["0"] == "inside a CUDA graph, whose replays call no hooks"
+        assert torch.equal(output, model(x))
+    assert monitor.cost.num_samples == 1
+
+
 def test_records_are_those_of_the_cpu(device: Any) -> None:
     model = make_model(torch.device("cpu"))
     with torch.no_grad():
