@@ -310,7 +310,7 @@ def loss_plateau(
     "next time.",
 )
 def overfitting(
-    history: TrainingHistory, *, ratio: float = 1.2, share: float = 0.08, gap: float = 0.1, validations: int = 3
+    history: TrainingHistory, *, ratio: float = 1.2, share: float = 0.08, gap: float = 0.1, validations: int = 5
 ) -> Finding | None:
     """The newest `validations` validation losses are all above `ratio` times the best, the training loss fell since.
 

@@ -6,10 +6,11 @@ import math
 from itertools import islice
 
 from ..history import TensorTrack, TrainingHistory
+from ..history.updates import is_bias
 from .finding import Finding
 from .registry import rule
 from .signals import median, signals_of
-from .wording import count, is_bias, listed
+from .wording import count, listed
 
 _HALF_STEP = 2.0**-24  # the smallest positive float16
 
