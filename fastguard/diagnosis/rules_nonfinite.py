@@ -152,8 +152,8 @@ def non_finite_activations(history: TrainingHistory) -> Finding | None:
     """NaN or Inf in a sampled activation; a module whose inputs were finite is where it began."""
     bad = [
         sample
-        for _, window in history.activations.items()
-        for sample in window.recent
+        for name in history.activations.bad
+        for sample in history.activations[name].recent
         if not sample.value.stats.is_finite
     ]
     if not bad:
@@ -192,7 +192,8 @@ def non_finite_activations(history: TrainingHistory) -> Finding | None:
 )
 def non_finite_weights(history: TrainingHistory) -> Finding | None:
     """NaN or Inf in a parameter itself."""
-    bad = [(name, w) for name, w in history.weights.items() if w.last.value.num_nonfinite]
+    windows = [(name, history.weights[name]) for name in history.weights.bad]
+    bad = [(name, w) for name, w in windows if w.last.value.num_nonfinite]
     if not bad:
         return None
     steps = [s.step for _, window in bad for s in window.recent if s.value.num_nonfinite]

@@ -8,6 +8,7 @@ from ..history import TrainingHistory
 from ..samples import ModuleActivity
 from .finding import Finding
 from .registry import rule
+from .signals import signals_of
 from .wording import count, listed
 
 _MANY_BATCHES = 4
@@ -25,10 +26,8 @@ def _lasting(
 
     One sample is enough if units were judged over four batches.
     """
-    wanted, found = set(families), []
-    for name, window in history.activations.current():
-        if window.last.value.family not in wanted:
-            continue
+    modules, found = signals_of(history).modules, []
+    for name, window in (pair for family in families for pair in modules.get(family, ())):
         need = 1 if window.last.value.num_units and window.last.value.num_batches >= _MANY_BATCHES else samples
         newest = list(window.recent)[-need:]
         least = min(share(sample.value) for sample in newest)

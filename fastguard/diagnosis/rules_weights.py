@@ -109,10 +109,13 @@ def unchanged_weights(history: TrainingHistory, *, samples: int = 3, share: floa
     """Weights that were the same in `samples` samples, while others changed; info if they are more than a `share`."""
     same, num_known = [], 0
     for name, window in history.weights.current():
-        values = [s.value for s in window.recent]
-        if len(values) < samples:
+        if len(window.recent) < samples:
             continue
         num_known += 1
+        last = window.last.value
+        if last.update_norm or last.norm != window.recent[0].value.norm:  # nearly all are let through here
+            continue
+        values = [s.value for s in window.recent]
         first = values[0]
         if all(v.norm == first.norm and v.std == first.std and not v.update_norm for v in values) and first.norm:
             same.append((name, window.first.step))
@@ -282,9 +285,12 @@ def shrinking_weights(
     The latter, of what it was at the first sample, counts while the loss has not come down by a share `progress`.
     """
     taken = history.model.decay_per_step or 0.0
-    windows = [(n, w) for n, w in history.weights.current() if w.first.value.norm and not is_bias(n)]
-    left = median([w.last.value.norm / w.first.value.norm for _, w in windows]) if windows else 1.0
-    has_shrunk = left < shrunk and not signals_of(history).progress >= progress
+    learns = signals_of(history).progress >= progress
+    left = 1.0
+    if taken > decay or not learns:
+        windows = [w for n, w in history.weights.current() if w.first.value.norm and not is_bias(n)]
+        left = median([w.last.value.norm / w.first.value.norm for w in windows]) if windows else 1.0
+    has_shrunk = left < shrunk and not learns
     if not history.num_clean or (taken <= decay and not has_shrunk):
         return None
     said = [f"weight decay takes {taken:.1%} of the weights at each step"] if taken > decay else []

@@ -112,8 +112,8 @@ class TrainingHistory(Series):
         self.first_nonfinite: dict[str, int] = {}
         self.first_bad_loss_step = self.last_bad_loss_step = -1
         self.loss_trend, self.norm_trend, self.overview, self.tensors = Trend(), Trend(), Overview(), TensorTracks()
-        self.activations: Sampled[ModuleActivity] = Sampled(ModuleActivity.from_dict)
-        self.weights: Sampled[WeightStats] = Sampled(WeightStats.from_dict)
+        self.activations: Sampled[ModuleActivity] = Sampled(ModuleActivity.from_dict, _holds_nonfinite)
+        self.weights: Sampled[WeightStats] = Sampled(WeightStats.from_dict, _is_spoilt)
         self.updates = UpdateRatios()
         self.validations: deque[Validation] = deque(maxlen=NUM_VALIDATIONS)
         self.model = ModelNotes()
@@ -388,3 +388,11 @@ class TrainingHistory(Series):
 
     def __repr__(self) -> str:
         return f"TrainingHistory({self.num_steps} steps, window={self.window})"
+
+
+def _holds_nonfinite(module: ModuleActivity) -> bool:
+    return not module.stats.is_finite
+
+
+def _is_spoilt(weight: WeightStats) -> bool:
+    return bool(weight.num_nonfinite)
