@@ -37,7 +37,7 @@ def update_ratio_high(
     else:
         return None
     return Finding(
-        f"The step {sample.step} changed the median weight by {sample.ratio:.2g} of its norm.",
+        f"Step {sample.step} changed the median weight by {sample.ratio:.2g} of its norm.",
         sample.step,
         history.weights.last_step,
         evidence={"update_ratio": sample.ratio, "threshold": limit, "num_samples": updates.count},
