@@ -85,7 +85,9 @@ class Guard:
         self._facts = ModelFacts(model, optimizers, self._namer, self.backend)
         self.history.note_model(**self._facts.at_first())
         self._checkup = Checkup(self.recorder.history, self._note_facts, check_every)
-        self._ledger.check = self._checkup.step
+        self._ledger.checkup = self._checkup
+        self._ledger.steps_to_checkup = self._checkup.interval
+        self.has_more_to_do = True  # after a step; a call saved in each one counts
         # What is held back must reach the sinks also when the guard is dropped or the interpreter ends.
         weakref.finalize(self, self.judges.flush)
 
@@ -294,9 +296,11 @@ class Guard:
 
     def step_taken(self) -> None:
         """The step just judged is over."""
-        self._facts.step_taken()
+        is_counting = self._facts.step_taken()
         if self._watch.monitor is not None:
             self.judges.now.add_overhead(self._watch.end_step(self._ledger.step - 1))
+        else:
+            self.has_more_to_do = is_counting
 
     def _note_facts(self) -> None:
         """Tells the rules what is so now of model and optimizers."""

@@ -78,14 +78,14 @@ class ModelFacts:
             facts["names_without_gradient"] = [n for p, n in named if not p.requires_grad]
         return facts
 
-    def step_taken(self) -> None:
-        """Ends a step for the count of backward passes."""
-        if self._handle is None or not self._passes:
-            return
-        self._per_step, self._passes = self._passes, 0
-        self._steps_left -= 1
-        if not self._steps_left:
-            self.close()
+    def step_taken(self) -> bool:
+        """Ends a step for the count of backward passes; whether it goes on."""
+        if self._handle is not None and self._passes:
+            self._per_step, self._passes = self._passes, 0
+            self._steps_left -= 1
+            if not self._steps_left:
+                self.close()
+        return self._handle is not None
 
     def close(self) -> None:
         """Removes the hook."""

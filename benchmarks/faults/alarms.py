@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fastguard.diagnosis import RULES, Finding, diagnose, find_causes, unexplained
 from fastguard.history import TrainingHistory
+from fastguard.history.model import ModelNotes
 
 from .runs import Run
 
@@ -43,8 +44,7 @@ class Said:
 def history_of(run: Run) -> TrainingHistory:
     """An empty history that knows of the model what the guard's did."""
     history = TrainingHistory()
-    if run.notes:
-        history.model = type(history.model).of(run.notes)
+    history.model = ModelNotes.of(run.notes)
     return history
 
 

@@ -21,9 +21,11 @@ from .signals import signals_of
 def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_steps: int = 20) -> Finding | None:
     """From one step to the next the learning rate became `ratio` times the largest ever, after `min_steps` clean
     steps."""
+    if history.num_clean <= min_steps or history.lrs.max < ratio * history.lrs.min:
+        return None
     s = signals_of(history)
     entries = [e for e in s.clean if e.lr is not None]
-    if len(entries) < 2 or history.num_clean <= min_steps:
+    if len(entries) < 2:
         return None
     before = [b.lr.max for b in history.overview.buckets if b.lr.num and b.last_step < entries[0].step]
     largest = max(before, default=0.0)

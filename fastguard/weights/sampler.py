@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import kernels
 from ..samples import WeightStats
 from ..stats import TensorRow, TensorStats
-from .updates import Formula, chunked_norm, formula, has_formula
+from .updates import Formula, chunked_norm, formula, group_has_formula, suits_formula
 
 EVERY = 100
 MAX_BYTES = 1 << 28
@@ -93,8 +93,9 @@ class WeightSampler:
         table, _ = kernels.run_stats([p.detach() for p in parameters], self.backend)
         sample = Sample(places, parameters, list(TensorStats(table)))
         if self.updates:
+            fitting = {id(group) for group in optimizer.param_groups if group_has_formula(optimizer, group)}
             groups = [every[k][1] for k in places]
-            fits = [has_formula(optimizer, group, p) for p, group in zip(parameters, groups, strict=True)]
+            fits = [id(group) in fitting and suits_formula(p) for p, group in zip(parameters, groups, strict=True)]
             sample.formulas = {i: group for i, group in enumerate(groups) if fits[i]}
             self._copy(sample, [i for i, fit in enumerate(fits) if not fit])
         return sample

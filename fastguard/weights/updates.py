@@ -17,6 +17,7 @@ from ..stats import GradientStats, TensorRow, TensorStats, fold_rows
 
 # Elements worked on at once: in cache on a CPU, few launches elsewhere. Several such chunks are held at a time.
 _CHUNK_CPU, _CHUNK_DEVICE = 1 << 16, 1 << 24
+_PRECISE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 _SINGULAR = 0.5  # below, (1 - lr * decay) magnifies too much of the rounding to be divided by
 
 
@@ -154,21 +155,28 @@ _FORMULAS: dict[type, tuple[_Maker, Callable[[_Group], bool]]] = {
 }
 
 
-def has_formula(optimizer: optim.Optimizer, group: _Group, parameter: Tensor) -> bool:
-    """Whether the update of `parameter` can be told after the step, without a copy from before it.
+def group_has_formula(optimizer: optim.Optimizer, group: _Group) -> bool:
+    """Whether updates of the parameters of `group` can be told after the step, without copies from before it.
 
-    It can for SGD (not Nesterov's), Adam and AdamW (amsgrad too), Adamax, Adagrad without weight decay and RMSprop
-    without weight decay or with momentum, whether single, foreach, fused or capturable, on dense float32, float64 and
-    complex parameters. Half precision rounds away a good part of what the formula asks for: there the copy tells the
-    truth.
+    They can for SGD (not Nesterov's), Adam and AdamW (amsgrad too), Adamax, Adagrad without weight decay and RMSprop
+    without weight decay or with momentum, whether single, foreach, fused or capturable. Synchronises if the learning
+    rate is a tensor on an accelerator and weights decay.
     """
     entry = _FORMULAS.get(type(optimizer))
-    if entry is None or not entry[1](group):
-        return False
-    if parameter.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
-        return False
+    return entry is not None and entry[1](group)
+
+
+def suits_formula(parameter: Tensor) -> bool:
+    """Whether `parameter` is dense, and float32, float64 or complex.
+
+    Half precision rounds away a good part of what a formula asks for: there a copy tells the truth.
+    """
     gradient = parameter.grad
-    return parameter.layout is torch.strided and (gradient is None or gradient.layout is torch.strided)
+    return (
+        parameter.dtype in _PRECISE
+        and parameter.layout is torch.strided
+        and (gradient is None or gradient.layout is torch.strided)
+    )
 
 
 def formula(optimizer: optim.Optimizer, group: _Group, parameter: Tensor) -> Formula | None:

@@ -88,12 +88,18 @@ def test_std_of_a_constant_is_nothing(value: float) -> None:
         assert stats.mean == float(np.float32(value))
 
 
-@pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-20, 1e-14, 1e18, 1e30, 1e38])
+@pytest.mark.parametrize("scale", [1e-45, 1e-38, 2e-22, 1e-14, 1e18, 1e30, 1e38])
 def test_no_overflow_and_no_underflow(scale: float) -> None:
     tensor = ((torch.rand(1200, dtype=torch.float64) * 3 - 1) * scale).float()
     check_row(tensor, f"scale {scale}")
     check_table(tensor.view(30, 40), 1, f"scale {scale}")
     check_table(tensor.view(2, 600), 0, f"scale {scale}")
+
+
+def test_magnitudes_whose_sum_alone_overflows() -> None:
+    """Deviations are 0 and the mean of the first elements is theirs, so that nothing else would tell."""
+    check_table(torch.full((2, 1024), 6e35), 0)
+    check_table(torch.full((40, 30), 3e38), 1)
 
 
 def test_float64_beyond_the_squares() -> None:

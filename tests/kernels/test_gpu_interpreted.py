@@ -17,7 +17,12 @@ from fastguard import _env
 LEAST = 500  # tests; an empty selection must not look like success
 # On a GPU these take their share of every backend; interpreted, they would take minutes: test_gpu_activations.py has
 # smaller tensors for each way through the kernels.
-TOO_LONG = ("test_activation_stats.py", "test_channel_stats.py", "test_magnitude_histogram.py")
+TOO_LONG = (
+    "test_activation_stats.py",
+    "test_activation_properties.py",
+    "test_channel_stats.py",
+    "test_magnitude_histogram.py",
+)
 
 
 def test_every_kernel_test_through_the_interpreter() -> None:
