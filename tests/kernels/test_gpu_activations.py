@@ -171,7 +171,7 @@ def test_every_layout_finds_its_channels() -> None:
         tensor = numbers.permute(order).contiguous().permute(back)
         in_memory = tensor.as_strided((tensor.numel(),), (1,))
         for dim in range(4):
-            outer, channels, inner = activation_layout.layout_of(tensor, dim)
+            outer, channels, inner = activation_layout.layout_of(tensor.shape, tensor.stride(), dim)
             assert outer * channels * inner == tensor.numel() and channels == shape[dim]
             found = in_memory.view(outer, channels, inner)
             for c in range(channels):
@@ -186,10 +186,9 @@ def test_chunks_are_of_bounded_size_and_a_program_s_counts_have_room() -> None:
             chunk = activation_layout.chunk_of(numel, dtype.itemsize)
             assert 2**14 <= chunk * dtype.itemsize <= 2**17 and chunk & (chunk - 1) == 0
         for shape in ((100, 7, 33), (3, 1000, 65), (9, 5, 400), (1, 2, 10**6), (7, 12345), (10**6, 3)):
-            x = torch.empty(1, dtype=dtype, device=cpu).expand(shape)
-            for dim in (0, 1):
-                layout = activation_layout.Layout(math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]))
-                made = activation_layout.divide(x, layout, cpu)
+            strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+            for dim in (None, 0, 1):
+                made = activation_layout._divide(shape, tuple(strides), dtype, True, dim, cpu)
                 constants = made.launcher.constants
                 if "LOADS" in constants:
                     each = made.sizes[2] * constants["COLS"]
