@@ -4,7 +4,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check
 SOURCES = pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench gpu-test gpu-bench lint sanitize clean
+.PHONY: help demo test bench faults gpu-test gpu-bench lint sanitize clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets

@@ -1,4 +1,4 @@
-"""What the rules say of a run, asked after each of its steps as if it were still going on."""
+"""What the rules say of a run, asked again and again as if it were still going on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from fastguard.history import TrainingHistory
 from fastguard.history.model import ModelNotes
 
 from .runs import Run
+
+_NEAR = 10  # steps from a fault on, after each of which the rules are asked: delays of spikes are told to the step
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,19 @@ def history_of(run: Run) -> TrainingHistory:
     return history
 
 
-def ask(run: Run, check_every: int = 1) -> Said:
-    """Asks all rules after every `check_every` steps, and for causes at the end."""
+def ask(run: Run, check_every: int = 10) -> Said:
+    """Asks all rules every `check_every` steps, after each of the ten steps from a fault on, and for causes at the end.
+
+    What a rule says between two askings and takes back again is not heard; in training it would not be either.
+    """
     history = history_of(run)
     first: dict[str, Alarm] = {}
     findings: list[Finding] = []
     last = len(run.records) - 1
     for number, record in enumerate(run.records):
         history.add(record)
-        if (number + 1) % check_every and number != last:
+        is_near = run.planted is not None and 0 <= record.step - run.planted.step < _NEAR
+        if (number + 1) % check_every and number != last and not is_near:
             continue
         findings = diagnose(history)
         for finding in findings:

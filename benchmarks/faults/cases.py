@@ -27,11 +27,13 @@ class Case:
         name: unique.
         make: the run without a fault, by seed.
         fault: what is planted; None for a healthy run.
+        sound: the healthy case that is the same run without the fault; None for a healthy run.
     """
 
     name: str
     make: Callable[[int], Setup]
     fault: Fault | None = None
+    sound: str | None = None
 
     def prepare(self, seed: int) -> tuple[Setup, Planted | None]:
         """The run, with its fault planted at a place and a step that `seed` chooses."""
@@ -70,7 +72,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "bad-batch": ("digits-mlp", "digits-autoencoder", "char-lstm"),
 }
 FAULTY: tuple[Case, ...] = tuple(
-    Case(f"{name}@{task}", TASKS[task], FAULTS[name]) for name, tasks in _PLACES.items() for task in tasks
+    Case(f"{name}@{task}", TASKS[task], FAULTS[name], task) for name, tasks in _PLACES.items() for task in tasks
 )
 SOUND: tuple[Case, ...] = tuple(Case(name, make) for name, make in HEALTHY.items())
 CASES: dict[str, Case] = {case.name: case for case in (*FAULTY, *SOUND)}

@@ -97,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--half", choices=[*SEEDS, "both"], default="both", help="which seeds (default: both)")
     parser.add_argument("--only", action="append", metavar="NAME", help="cases that begin with this; several times")
-    parser.add_argument("--check-every", type=int, default=1, help="ask the rules every so many steps (default: 1)")
+    parser.add_argument("--check-every", type=int, default=10, help="ask the rules every so many steps (default: 10)")
     parser.add_argument("--processes", type=int, default=2, help="trainings at the same time (default: 2)")
     parser.add_argument("--fresh", action="store_true", help="train anew instead of reading the cache")
     parser.add_argument(

@@ -40,7 +40,7 @@ def measures(results: Results, half: str = "report") -> list[dict[str, Any]]:
     rows = []
     for title, path, limit, is_more_better in MEASURES:
         value = _value(watchers[OURS]["summary"], path)
-        is_reached = value is not None and (value >= limit if is_more_better else value <= limit)
+        is_reached = None if value is None else (value >= limit if is_more_better else value <= limit)
         others = {name: _value(w["summary"], path) for name, w in watchers.items() if name != OURS}
         if path[0] in ("cause_right", "layer_right"):  # they name none
             others = dict.fromkeys(others)
@@ -77,7 +77,7 @@ def conditions(results: Results) -> str:
     if tune is not None:
         parts.append(f"Thresholds were tuned on seeds {tune['seeds']} alone.")
     parts.append(
-        "Data: digits from scikit-learn; text of Python's standard library. Rules asked after each step. "
+        "Data: digits from scikit-learn; text of Python's standard library. Rules asked every {c['check_every']} steps, and after each of the ten from a fault on. "
         f"{c['cpu']}, one thread a run; torch {c['torch']}, scikit-learn {c['sklearn']}, Python {c['python']}, "
         f"fastguard {c['fastguard']}, {c['date']}."
     )
@@ -94,7 +94,7 @@ def markdown_measures(results: Results) -> list[str]:
             row["title"],
             row["limit"],
             f"**{number(row['value'])}**",
-            "reached" if row["is_reached"] else "missed",
+            _verdict(row["is_reached"]),
             *(number(row["others"][name]) for name in names),
         ]
         for row in rows
@@ -129,6 +129,10 @@ def markdown_confusion(results: Results, half: str = "report") -> list[str]:
     return _markdown(header, body)
 
 
+def _verdict(is_reached: bool | None) -> str:
+    return "—" if is_reached is None else "reached" if is_reached else "missed"
+
+
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     align = ["---", *["---:"] * (len(header) - 1)]
     return ["| " + " | ".join(cells) + " |" for cells in (header, align, *rows)]
@@ -153,7 +157,7 @@ def text(results: Results, half: str) -> str:
         lines += ["", f"NOT AS PLANTED (left out): {', '.join(part['unproven'])}"]
     lines += ["", f"{'measure':50}{'to reach':>9}{OURS:>11}  " + "  ".join(f"{n:>24}" for n in watchers if n != OURS)]
     for row in measures(results, half):
-        verdict = "" if row["is_reached"] else " MISSED"
+        verdict = " MISSED" if row["is_reached"] is False else ""
         others = "  ".join(f"{number(value):>24}" for value in row["others"].values())
         lines.append(f"{row['title']:50}{row['limit']:>9}{number(row['value']):>11}  {others}{verdict}")
     return "\n".join(lines)

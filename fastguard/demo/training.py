@@ -73,7 +73,12 @@ def train(corpus: Corpus, plan: Plan, sinks: list[Any], progress: Progress) -> T
     """Trains under guard, with one poisoned batch on the way."""
     model = CharTransformer().to(corpus.device)
     optimizer = fastguard.wrap(
-        make_optimizer(model), model, max_norm=MAX_NORM, sinks=sinks, activations=True, weights=100
+        make_optimizer(model),
+        model,
+        max_norm=MAX_NORM,
+        sinks=sinks,
+        activations={"overhead_budget": None},  # a budget goes by the clock, and no two logs would be the same
+        weights=100,
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.learning_rate_factor)
     guard = fastguard.Guard.of(optimizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -172,7 +173,7 @@ def fp16_overflow(*, scaled: bool) -> Plant:
         def event(training: Training) -> None:
             with torch.no_grad():
                 for parameter in training.model.get_submodule(name).parameters():
-                    parameter *= 1e5
+                    parameter.mul_(1e5)
 
         setup.at(step, event)
         return Planted(step, (name, activation))
@@ -190,7 +191,7 @@ def killed_relu(setup: Setup, dice: random.Random) -> Planted:
 
     def event(training: Training) -> None:
         with torch.no_grad():
-            training.model.get_submodule(name).bias -= 30.0
+            training.model.get_parameter(f"{name}.bias").sub_(30.0)
 
     setup.at(step, event)
     return Planted(step, (name, activation))
@@ -230,7 +231,7 @@ def all_weights(factor: float) -> Plant:
 def _scale(model: nn.Module, name: str, factor: float) -> None:
     with torch.no_grad():
         for parameter in model.get_submodule(name).parameters():
-            parameter *= factor
+            parameter.mul_(factor)
 
 
 def deep_sigmoid(depth: int = 30) -> Plant:
@@ -253,7 +254,7 @@ def exploding_recurrence(gain: float) -> Plant:
         with torch.no_grad():
             for name, parameter in recurrent.named_parameters():
                 if name.startswith("weight_hh"):
-                    parameter *= gain
+                    parameter.mul_(gain)
         return Planted(0, ("recurrent",))
 
     return plant
@@ -276,8 +277,9 @@ def missing_parameters(setup: Setup, dice: random.Random) -> Planted:
 
     def replace(training: Training) -> None:
         torch.manual_seed(setup.seed + 2)
-        training.model.get_submodule(name).reset_parameters()
-        gone = {id(p) for p in training.model.get_submodule(name).parameters()}
+        layer: Any = training.model.get_submodule(name)
+        layer.reset_parameters()
+        gone = {id(p) for p in layer.parameters()}
         for group in training.optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in gone]
 
@@ -314,7 +316,8 @@ def few_samples(count: int, num_steps: int) -> Plant:
 
     def plant(setup: Setup, dice: random.Random) -> Planted:
         size = len(setup.batch_at(0)[0])
-        batches, have = [], 0
+        batches: list[Batch] = []
+        have = 0
         while have < count:
             batches.append(setup.batch_at(len(batches)))
             have += size
