@@ -130,9 +130,7 @@ class Recorder:
         """
         if not self._pending or self.last is None:
             return self.history
-        complete = TrainingHistory(self.history.window)
-        complete.load_state_dict(self.history.state_dict())
-        complete.last = self.history.last
+        complete = self.history.copy()
         complete.add(self.last, overhead_s=self._overhead_s)
         return complete
 

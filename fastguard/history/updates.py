@@ -86,5 +86,9 @@ class UpdateRatios:
         self.recent.clear()
         self.recent.extend(map(UpdateRatio._make, recent))
 
+    def take_over(self, other: UpdateRatios) -> None:
+        """Becomes what `other` is."""
+        self.load(other.state())
+
     def __repr__(self) -> str:
         return f"UpdateRatios({self.state()})"
