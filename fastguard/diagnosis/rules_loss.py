@@ -213,7 +213,7 @@ def loss_not_decreasing(
     if trend.count < min_steps or s.num_full_lr < min(min_steps, history.window // 2) or s.is_lr_rising:
         return None
     spread = s.loss_noise / math.sqrt(10.0)
-    if not s.progress < progress and trend.first - trend.best > z * spread:
+    if math.isnan(s.progress) or (not s.progress < progress and trend.first - trend.best > z * spread):
         return None
     if s.loss_level < trend.first - max(2 * progress * abs(trend.first), z * spread):  # it has just begun to fall
         return None
