@@ -200,10 +200,10 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
 
 
 def _has_begun_to_learn(history: TrainingHistory, step: int) -> bool:
-    """Whether the loss of the 20 steps from `step` on is a fifth below that of the 20 before it."""
+    """Whether the loss falls by a fifth within the 60 steps from `step` on, against the 20 before it."""
     entries = signals_of(history).loss_entries
     before = [e.loss for e in entries if step - 20 <= e.step < step and e.loss is not None]
-    after = [e.loss for e in entries if step <= e.step < step + 20 and e.loss is not None]
+    after = [e.loss for e in entries if step <= e.step < step + 60 and e.loss is not None][-20:]
     return bool(before and after) and median(after) < 0.8 * median(before)
 
 
