@@ -177,7 +177,7 @@ def growing_norm(
 def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, back: int = 512) -> Finding | None:
     """Norms jumped to at least `ratio` times their average within one step and stayed there for `run` steps or more.
 
-    Of the newest `back` steps. Where the loss fell by a fifth or more at that time, learning has set in: that is
+    Of the newest `back` steps. Where the loss falls by a fifth in the 60 steps from there, learning has set in: that is
     silent.
     """
     newest = history.clean[-1].step if history.clean else 0
