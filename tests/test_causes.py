@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -266,3 +267,18 @@ def test_presets_keep_to_their_definition(name):
     assert finding is not None and finding.rule == name
     assert rule(good) is None
     assert rule.source and rule.family == "own"
+
+
+def test_all_rules_are_asked_within_a_millisecond_or_so():
+    names = [f"layers.{i}.weight" for i in range(150)]
+    history = layered(600, lambda step, place: 1.0 + place / 100, falling_losses(600), names=names)
+    modules = tuple(activity(f"layers.{i}.act") for i in range(50))
+    for step in range(600, 1000):
+        history.add(make_record(step, 1.0 + step % 5, loss=0.3, lr=1e-3, activations=modules if step % 50 == 0 else ()))
+    durations = []
+    for _ in range(7):
+        history.note_model()  # a change, so that nothing is remembered from the last time
+        started = time.perf_counter()
+        find_causes(diagnose(history), history)
+        durations.append(time.perf_counter() - started)
+    assert min(durations) < 10e-3  # 0.6 ms where nothing else runs

@@ -259,6 +259,28 @@ class TestResume:
         history.add(make_record(1, loss=2.0))
         assert (twin.num_steps, twin.last.step, history.num_steps) == (1, 0, 2)
 
+    def test_copy_has_everything_and_shares_nothing_that_changes(self):
+        def steps(low, high):
+            for step in range(low, high):
+                activations, weights = (activity("act"),), (WeightStats("w", 40, 2.0, 0.5, 1.0, 0.2, 0.1, step == 70),)
+                fields = {"activations": activations, "weights": weights} if step % 10 == 0 else {}
+                loss = 9.0 if step in (60, 130) else 2.0 - step / 300
+                norm = math.nan if step == 75 else 1.0 + step % 7
+                yield make_record(step, norm, loss=loss, val_loss=loss, lr=0.1, skipped=step == 75, **fields)
+
+        history = TrainingHistory(64)
+        history.note_model(names=["w"], dropout={"d": 0.5})
+        for record in steps(0, 100):
+            history.add(record)
+        before = json.dumps(history.state_dict())
+        twin = history.copy()
+        assert json.dumps(twin.state_dict()) == before
+        for record in steps(100, 200):
+            twin.add(record)
+        twin.note_model(names=["v"])
+        assert json.dumps(history.state_dict()) == before
+        assert twin.num_steps == 200 and twin.updates.count == 20
+
 
 class TestModelNotes:
     def test_what_is_not_given_stays(self):

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from fastguard.samples import WeightStats
 from fastguard.sinks import FunctionSink, JsonlSink, MemorySink, SafeSink, Sink, as_sink, flatten, read_jsonl
 from fastguard.stats import StepStats
 
+from faulty_runs import activity
 from records import make_bad_record, make_record, make_row, make_table
 
 ALL_KEYS = [
@@ -97,6 +99,26 @@ class TestAsSink:
 
 
 class TestFlatten:
+    def test_what_was_sampled_has_keys_by_module_and_tensor(self):
+        dead, plain = activity("relu", zero=0.5, dead=0.25), activity("norm", "norm", saturated=0.1, units=0)
+        moved = WeightStats("w", 4, 2.0, 0.5, 1.0, grad_norm=1.0, update_norm=0.5)
+        flat = flatten(make_record(3, activations=(dead, plain), weights=(moved, WeightStats("b", 4, 2.0, 0.5, 1.0))))
+        sampled = {key: value for key, value in flat.items() if key.startswith(("activation/", "weight/"))}
+        assert sampled == {
+            **{"activation/relu/mean": 0.1, "activation/relu/std": 0.5, "activation/relu/zero_ratio": 0.5},
+            **{"activation/relu/saturation_ratio": 0.0, "activation/relu/dead_unit_ratio": 0.25},
+            **{"activation/norm/mean": 0.1, "activation/norm/std": 0.5, "activation/norm/zero_ratio": 0.3},
+            **{"activation/norm/saturation_ratio": 0.1},
+            **{
+                "weight/w/norm": 2.0,
+                "weight/w/std": 0.5,
+                "weight/w/gradient_ratio": 0.5,
+                "weight/w/update_ratio": 0.25,
+            },
+            **{"weight/b/norm": 2.0, "weight/b/std": 0.5},
+        }
+        assert flatten(make_record(3)).items() <= flat.items()
+
     def test_every_key_in_its_order(self):
         assert list(flatten(FULL_RECORD)) == ALL_KEYS
 
@@ -380,4 +402,35 @@ class TestBrokenSinks:
         sink = SafeSink(stop)
         with pytest.raises(signal_like):
             sink.write(make_record(0))
+        assert sink.num_lost == 0
+
+
+class TestNotes:
+    def test_what_is_known_of_the_model_has_lines_of_its_own(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        with JsonlSink(path) as sink:
+            sink.note({"names": ["a", "NaN"], "decay_per_step": 0.5})
+            sink.write(make_record(0))
+            sink.note({"decay_per_step": 0.25})
+        log = read_jsonl(path)
+        assert [line["step"] for line in log] == [0]
+        assert log.model == {"names": ["a", "NaN"], "decay_per_step": 0.25}
+
+    def test_only_sinks_that_take_notes_are_told(self, caplog):
+        told = []
+
+        class Taking:
+            write = close = staticmethod(lambda *record: None)
+            note = staticmethod(told.append)
+
+        SafeSink(Taking()).note({"a": 1})
+        SafeSink(MemorySink()).note({"a": 1})
+        SafeSink(lambda record: None).note({"a": 1})
+        assert told == [{"a": 1}]
+
+    def test_a_failing_one_warns_and_training_goes_on(self, tmp_path):
+        sink = SafeSink(JsonlSink(tmp_path / "run.jsonl"))
+        sink.close()
+        with pytest.warns(RuntimeWarning, match="could not write what is known of the model: ValueError"):
+            sink.note({"a": 1})
         assert sink.num_lost == 0

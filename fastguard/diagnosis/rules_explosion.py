@@ -177,7 +177,7 @@ def growing_norm(
 def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, back: int = 512) -> Finding | None:
     """Norms jumped to at least `ratio` times their average within one step and stayed there for `run` steps or more.
 
-    Of the newest `back` steps. Where the loss fell by a fifth or more at that time, learning has set in: that is
+    Of the newest `back` steps. Where the loss falls by a fifth in the 60 steps from there, learning has set in: that is
     silent.
     """
     newest = history.clean[-1].step if history.clean else 0
@@ -200,10 +200,10 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
 
 
 def _has_begun_to_learn(history: TrainingHistory, step: int) -> bool:
-    """Whether the loss of the 20 steps from `step` on is a fifth below that of the 20 before it."""
+    """Whether the loss falls by a fifth within the 60 steps from `step` on, against the 20 before it."""
     entries = signals_of(history).loss_entries
     before = [e.loss for e in entries if step - 20 <= e.step < step and e.loss is not None]
-    after = [e.loss for e in entries if step <= e.step < step + 20 and e.loss is not None]
+    after = [e.loss for e in entries if step <= e.step < step + 60 and e.loss is not None][-20:]
     return bool(before and after) and median(after) < 0.8 * median(before)
 
 
@@ -247,23 +247,36 @@ def layer_norm_imbalance(
 
 @rule(
     "unscaled-accumulation",
-    reads="backward passes a step and clip coefficients of the newest clean steps",
+    reads="backward passes a step, clip coefficients of the newest clean steps, and sampled update ratios",
     source="our own: the sum of n gradients is n times their mean",
     remedy="Divide the loss of each micro-batch by their number before backward(), so that the step sees the mean "
     "gradient; or raise max_norm with it, and lower the learning rate.",
 )
-def unscaled_accumulation(history: TrainingHistory, *, share: float = 2.0, steps: int = 20) -> Finding | None:
+def unscaled_accumulation(
+    history: TrainingHistory, *, share: float = 2.0, steps: int = 20, update: float = 0.033
+) -> Finding | None:
     """Several backward passes a step, and a median clip coefficient below `share` divided by their number.
 
-    Over the newest `steps` clean steps.
+    Over the newest `steps` clean steps. Or, where nothing is clipped, updates above a share `update` of the weights,
+    from 20 steps after the first sample on.
     """
     passes = history.model.backward_per_step
     newest = signals_of(history).clean[-steps:]
     if passes is None or passes < 3 or len(newest) < steps:
         return None
     coef = median([e.clip_coef for e in newest])
+    peak = history.updates.peak
     if coef >= share / passes:
-        return None
+        if coef < 1.0 or peak is None or peak.ratio <= update:
+            return None
+        return Finding(
+            f"{passes} backward passes are added up for each step, and step {peak.step} changed the median weight by "
+            f"{peak.ratio:.2g} of its norm: it looks as if the losses were not divided by their number.",
+            peak.step,
+            newest[-1].step,
+            evidence={"backward_per_step": passes, "update_ratio": peak.ratio, "threshold": update},
+            confidence=0.5,
+        )
     return Finding(
         f"{passes} backward passes are added up for each step, and the sum is clipped to {coef:.2g} of itself: it "
         f"looks "

@@ -196,26 +196,26 @@ def loss_oscillation(
 @rule(
     "loss-not-decreasing",
     reads="the best average of the loss against the run's first losses; the learning rate",
-    source="SageMaker Debugger LossNotDecreasing (10 steps), with the noise of the loss taken into account",
+    source="SageMaker Debugger LossNotDecreasing (10 steps), over averages, so that noise does not decide",
     remedy="The model does not learn: look at the update ratio and the learning rate first, then at frozen, dead or "
     "vanishing layers, then at whether inputs and targets belong together.",
 )
 def loss_not_decreasing(
     history: TrainingHistory, *, progress: float = 0.02, z: float = 1.0, min_steps: int = 100
 ) -> Finding | None:
-    """After `min_steps` steps the best average of the loss is not `progress` below the first ten, nor `z` times their
-    noise.
+    """After `min_steps` steps the best average of the loss is not a share `progress` below the run's first ten losses.
 
-    Steps count from half of the largest learning rate on, and none while it rises: a warm-up is given its time.
+    Steps count from half of the largest learning rate on, and none while it rises: a warm-up is given its time. Silent
+    where the newest losses are twice that, or `z` times their noise, below the first: the fall has just begun.
     """
     s = signals_of(history)
     trend = history.loss_trend
     if trend.count < min_steps or s.num_full_lr < min(min_steps, history.window // 2) or s.is_lr_rising:
         return None
-    spread = s.loss_noise / math.sqrt(10.0)
-    if not s.progress < progress and trend.first - trend.best > z * spread:
+    if not s.progress < progress:
         return None
-    if s.loss_level < trend.first - max(2 * progress * abs(trend.first), z * spread):  # it has just begun to fall
+    noise_of_ten = z * s.loss_noise / math.sqrt(10.0)
+    if s.loss_level < trend.first - max(2 * progress * abs(trend.first), noise_of_ten):
         return None
     return Finding(
         f"After {trend.count} steps the loss is {s.loss_level:.4g}; it was {trend.first:.4g} in the beginning.",

@@ -272,7 +272,7 @@ class TrainingHistory(Series):
         """The history of the run whose log a `JsonlSink` wrote to `path`, also of one that a crash cut off.
 
         The rules see what they saw in training, as far as it was logged: tables of tensors come at every
-        `tensors_every`-th step, and `model` is empty.
+        `tensors_every`-th step, and `model` is as it was at last.
 
         Raises:
             OSError: if the file cannot be read.
@@ -378,12 +378,13 @@ class TrainingHistory(Series):
     def copy(self) -> TrainingHistory:
         """Another history with the same past; `last` is shared.
 
-        Cost: about 1 ms at a window of 512.
+        Cost: 20 us at a window of 512, and 1 us a tensor, sampled module and sampled weight.
         """
         self.settle()
         twin = TrainingHistory(self.window)
-        twin.load_state_dict(self.state_dict())
+        state.copy(self, twin)
         twin.last = self.last
+        twin.revision += 1
         return twin
 
     def __repr__(self) -> str:

@@ -143,5 +143,13 @@ class Overview:
             series.count, series.total, series.min, series.max, series.last = values
         self._closed = [Bucket(*b[:3], *(Summary._make(summary) for summary in b[3:])) for b in closed]
 
+    def take_over(self, other: Overview) -> None:
+        """Becomes what `other` is."""
+        self.steps_per_bucket, self._first, self._last = other.steps_per_bucket, other._first, other._last
+        self._num, self._closed = other._num, list(other._closed)
+        for mine, theirs in zip(self._open, other._open):
+            mine.count, mine.total, mine.min = theirs.count, theirs.total, theirs.min
+            mine.max, mine.last = theirs.max, theirs.last
+
     def __repr__(self) -> str:
         return f"Overview({self.state()})"

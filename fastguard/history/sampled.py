@@ -36,6 +36,13 @@ class Window(Generic[_Item]):
         """The newest sample."""
         return self.recent[-1]
 
+    def copy(self) -> Window[_Item]:
+        """Another window of the same samples."""
+        twin = Window(self.first)
+        twin.recent.extend(self.recent)
+        twin.count = self.count
+        return twin
+
     def add(self, sample: Sample[_Item]) -> None:
         """Takes the newest sample."""
         self.recent.append(sample)
@@ -109,6 +116,11 @@ class Sampled(Generic[_Item]):
             window = self._windows[name] = Window(self._sample(first))
             window.recent.extend(map(self._sample, recent))
             window.count = count
+
+    def take_over(self, other: Sampled[_Item]) -> None:
+        """Becomes what `other` is."""
+        self.num_samples, self.last_step, self.bad = other.num_samples, other.last_step, dict(other.bad)
+        self._windows = {name: window.copy() for name, window in other._windows.items()}
 
     def _sample(self, pair: Sequence[Any]) -> Sample[_Item]:
         return Sample(pair[0], self._decode(strict_json.decode(pair[1])))

@@ -64,6 +64,20 @@ def dump(history: TrainingHistory) -> dict[str, Any]:
     }
 
 
+def copy(history: TrainingHistory, twin: TrainingHistory) -> None:
+    """Puts into the empty `twin` what is in `history`; what never changes is shared."""
+    for name in (*COUNTERS, *_NUMBERS):
+        setattr(twin, name, getattr(history, name))
+    for name in _RUNNING:
+        getattr(twin, name).load(getattr(history, name).state())
+    for name in ("recent", "clean", "first_events", "last_events", "validations"):
+        getattr(twin, name).extend(getattr(history, name))
+    twin.first_nonfinite.update(history.first_nonfinite)
+    twin.model = ModelNotes.of(history.model.state())
+    for name in (*_TRENDS, *_SAMPLED):
+        getattr(twin, name).take_over(getattr(history, name))
+
+
 def load(history: TrainingHistory, state: Mapping[str, Any]) -> None:
     """Puts what `dump` gave into an empty history."""
     for name in COUNTERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -173,6 +174,12 @@ class TensorTracks:
         """Takes back what `state` gave."""
         self._num_seen, self._next, self.num_samples, self.num_untracked, self.last_step, tracks = state
         self._tracks = {name: TensorTrack.of(values) for name, values in tracks.items()}
+
+    def take_over(self, other: TensorTracks) -> None:
+        """Becomes what `other` is."""
+        self._num_seen, self._next, self.last_step = other._num_seen, other._next, other.last_step
+        self.num_samples, self.num_untracked = other.num_samples, other.num_untracked
+        self._tracks = {name: copy.copy(track) for name, track in other._tracks.items()}
 
     def __repr__(self) -> str:
         return f"TensorTracks({self.state()})"

@@ -129,6 +129,10 @@ class Trend:
         self.spikes.clear()
         self.spikes.extend(Spike._make(values) for values in state[8])  # type: ignore[attr-defined]
 
+    def take_over(self, other: Trend) -> None:
+        """Becomes what `other` is."""
+        self.load(other.state())
+
     def __repr__(self) -> str:
         return f"Trend({self.state()})"
 
