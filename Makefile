@@ -25,6 +25,7 @@ gpu-test: ## run the tests that need a GPU, with the Python that has a torch for
 
 gpu-bench: ## measure the GPU path with that Python; needs an NVIDIA GPU
 	$(PYTHON) benchmarks/gpu.py
+	$(PYTHON) benchmarks/gpu_activations.py
 
 lint: .venv/dev.stamp ## ruff and mypy, as CI runs them
 	.venv/bin/ruff check .

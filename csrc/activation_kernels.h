@@ -59,6 +59,14 @@ FG_INLINE void load_exact(const typename D::raw* p, f64v* out) {
   }
 }
 
+// Counts the lanes in which `mask` is set. Wide registers have a masked addition, the others are quickest subtracting -1.
+FG_INLINE void count_if(i32v& counts, i32v mask) {
+  if constexpr (kBytes == 64)
+    counts = mask ? counts + 1 : counts;
+  else
+    counts -= mask;
+}
+
 // Calls body(values) for 16 elements at a time; the last ones are filled up with NaN, which nothing but the count of
 // NaNs takes notice of.
 template <class D, class Body>
@@ -153,7 +161,7 @@ static Activation exact_activation(const typename D::raw* p, int64_t n, const Li
   return a;
 }
 
-constexpr int kActLanes = 32, kAct32 = kActLanes / kW32, kAct64 = kActLanes / kW64;
+constexpr int kActLanes = 16, kAct32 = kActLanes / kW32, kAct64 = kActLanes / kW64;
 
 // float64 sums of float32 lanes.
 template <int N32>
@@ -220,9 +228,9 @@ FG_INLINE bool fast_activation(const typename D::raw* p, int64_t n, const Limits
         if constexpr (kAbs) run_abs[i] += (f32v)key;
         smallest[i] = x < smallest[i] ? x : smallest[i];
         largest[i] = x > largest[i] ? x : largest[i];
-        zeros[i] -= key == 0;
-        near_zero[i] -= key < near_bits;
-        saturated[i] -= (x < low) | (x > high);
+        count_if(zeros[i], key == 0);
+        count_if(near_zero[i], key < near_bits);
+        count_if(saturated[i], (x < low) | (x > high));
       }
     }
     flush_lanes<kAct32>(run_sum, sum);

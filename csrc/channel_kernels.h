@@ -15,14 +15,17 @@ struct PanelTotals {
   i32v zeros[kTile32] = {}, near_zero[kTile32] = {}, saturated[kTile32] = {};
 };
 
-template <class D>
-FG_INLINE void fast_tile(const void* const* rows, int num_rows, int64_t at, float level, const Limits& limits,
+// All kPanelRows rows, unless kFewer: then the loop over them is one at run time.
+template <class D, bool kFewer>
+FG_INLINE void fast_tile(const void* const* rows, int fewer, int64_t at, float level, const Limits& limits,
                          PanelTotals& t, PanelSums& sums) {
+  const int num_rows = kFewer ? fewer : kPanelRows;
   constexpr int kAhead = 1024 / sizeof(typename D::raw);
   const f32v shift = (f32v){} + level, low = (f32v){} + limits.low32, high = (f32v){} + limits.high32;
   const i32v near_bits = (i32v){} + limits.near_bits;
   f32v run_sum[kTile32] = {}, run_sq[kTile32] = {}, run_abs[kTile32] = {};
   i32v near_zero[kTile32] = {}, saturated[kTile32] = {};
+#pragma GCC unroll 8
   for (int r = 0; r < num_rows; ++r) {
     const typename D::raw* p = static_cast<const typename D::raw*>(rows[r]) + at;
     __builtin_prefetch(p + kAhead);
@@ -35,9 +38,9 @@ FG_INLINE void fast_tile(const void* const* rows, int num_rows, int64_t at, floa
       run_abs[i] += (f32v)key;
       t.smallest[i] = x < t.smallest[i] ? x : t.smallest[i];
       t.largest[i] = x > t.largest[i] ? x : t.largest[i];
-      t.zeros[i] -= key == 0;
-      near_zero[i] -= key < near_bits;
-      saturated[i] -= (x < low) | (x > high);
+      count_if(t.zeros[i], key == 0);
+      count_if(near_zero[i], key < near_bits);
+      count_if(saturated[i], (x < low) | (x > high));
     }
   }
   flush_lanes<kTile32>(run_sum, t.sum);
@@ -62,9 +65,9 @@ FG_INLINE bool fast_panel(const void* const* rows, int num_rows, int64_t width, 
   const float first = float(D::one(*static_cast<const typename D::raw*>(rows[0])));
   for (int i = 0; i < kTile32; ++i) t.smallest[i] = t.largest[i] = (f32v){} + first;
   if (num_rows == kPanelRows)
-    for (int64_t at = 0; at < width; at += kTile) fast_tile<D>(rows, kPanelRows, at, shift, limits, t, sums);
+    for (int64_t at = 0; at < width; at += kTile) fast_tile<D, false>(rows, num_rows, at, shift, limits, t, sums);
   else
-    for (int64_t at = 0; at < width; at += kTile) fast_tile<D>(rows, num_rows, at, shift, limits, t, sums);
+    for (int64_t at = 0; at < width; at += kTile) fast_tile<D, true>(rows, num_rows, at, shift, limits, t, sums);
 
   float least = first, most = first;
   for (int i = 0; i < kTile32; ++i)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .clipping import clip_grad_norm_ as clip_grad_norm_
     from .clipping import clip_gradients as clip_gradients
     from .clipping import get_total_norm as get_total_norm
+    from .debugger import TrainingDebugger as TrainingDebugger
     from .errors import AlreadyGuardedError as AlreadyGuardedError
     from .errors import BackendUnavailableError as BackendUnavailableError
     from .errors import FastguardError as FastguardError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .errors import NotGuardedError as NotGuardedError
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
+    from .history import TrainingHistory as TrainingHistory
     from .initialization import check_initialization as check_initialization
     from .kernels import activation_stats as activation_stats
     from .kernels import backends as backends
@@ -52,6 +54,7 @@ _HOME = {
     "clip_grad_norm_": "clipping",
     "clip_gradients": "clipping",
     "get_total_norm": "clipping",
+    "TrainingDebugger": "debugger",
     "AlreadyGuardedError": "errors",
     "BackendUnavailableError": "errors",
     "FastguardError": "errors",
@@ -59,6 +62,7 @@ _HOME = {
     "NotGuardedError": "errors",
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
+    "TrainingHistory": "history",
     "check_initialization": "initialization",
     "activation_stats": "kernels",
     "backends": "kernels",

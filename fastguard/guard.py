@@ -85,7 +85,9 @@ class Guard:
         self._facts = ModelFacts(model, optimizers, self._namer, self.backend)
         self.history.note_model(**self._facts.at_first())
         self._checkup = Checkup(self.recorder.history, self._note_facts, check_every)
-        self._ledger.check = self._checkup.step
+        self._ledger.checkup = self._checkup
+        self._ledger.steps_to_checkup = self._checkup.interval
+        self.has_more_to_do = True  # after a step; a call saved in each one counts
         # What is held back must reach the sinks also when the guard is dropped or the interpreter ends.
         weakref.finalize(self, self.judges.flush)
 
@@ -200,13 +202,23 @@ class Guard:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """For steps that are no part of the run, as those of a learning-rate test: not judged, clipped or recorded."""
+        """For steps that are no part of the run, as those of a learning-rate test: not judged, clipped or recorded.
+
+        >>> import torch, fastguard
+        >>> p = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
+        >>> with optimizer.guard.paused():
+        ...     optimizer.step()
+        >>> optimizer.guard.last is None
+        True
+        """
         attachments = list(self._attachments)
         before = [attachment.is_paused for attachment in attachments]
         for attachment in attachments:
             attachment.is_paused = True
         try:
-            yield
+            with self._watch.paused():
+                yield
         finally:
             for attachment, was in zip(attachments, before, strict=True):
                 attachment.is_paused = was
@@ -222,6 +234,7 @@ class Guard:
 
         The step just taken is in it; `observe` may still add to that step, for this run only. On a GPU, waits for it.
         """
+        self._watch.catch_up()
         self.judges.now.catch_up()
         return {
             "version": 1,
@@ -283,9 +296,11 @@ class Guard:
 
     def step_taken(self) -> None:
         """The step just judged is over."""
-        self._facts.step_taken()
+        is_counting = self._facts.step_taken()
         if self._watch.monitor is not None:
             self.judges.now.add_overhead(self._watch.end_step(self._ledger.step - 1))
+        else:
+            self.has_more_to_do = is_counting
 
     def _note_facts(self) -> None:
         """Tells the rules what is so now of model and optimizers."""

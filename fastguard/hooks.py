@@ -134,7 +134,7 @@ class Attachment:
             if self._weights is not None:
                 self._weights.after(self.guard, self, optimizer)
             self._scaler.give_back(optimizer)
-            if not self._silent:
+            if self.guard.has_more_to_do and not self._silent:
                 self.guard.step_taken()
             self._silent = False
 

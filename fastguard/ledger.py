@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+from .checkup import Checkup
 from .diagnosis import RULES
 from .errors import NonFiniteGradientsError
 from .history import NUM_DEFERRED
@@ -27,7 +28,7 @@ class Ledger:
         skipped_run: numbers of the skipped steps in a row, up to now.
         skipped_tensors: what was not finite in them; an ordered set.
         due: the error to raise when too many steps in a row were skipped, which the caller does when it can.
-        check: called once a step, when those before it are in the history.
+        checkup: what to ask in `steps_to_checkup` steps, when those before it are in the history.
     """
 
     def __init__(self, sinks: Iterable[Any], max_consecutive_skips: int) -> None:
@@ -38,7 +39,8 @@ class Ledger:
         self.skipped_tensors: dict[str, None] = {}
         self.due: NonFiniteGradientsError | None = None
         self._told_already_clipped = False
-        self.check: Callable[[], Any] | None = None
+        self.checkup: Checkup | None = None
+        self.steps_to_checkup = 0
 
     def enter(self, record: StepStats, finite: bool, first: bool, from_scaler: bool) -> None:
         """Takes the record of an evaluation: the first of its step, or another of the step that was entered last.
@@ -50,8 +52,10 @@ class Ledger:
         kept = self.recorder.last
         if first or kept is None or kept.step != record.step:
             self.recorder.begin(record)
-            if self.check is not None:
-                self.check()
+            self.steps_to_checkup -= 1
+            if self.steps_to_checkup == 0 and self.checkup is not None:
+                self.steps_to_checkup = self.checkup.interval
+                self.checkup.check()
             if record.step % NUM_DEFERRED == NUM_DEFERRED - 1 and not self._told_already_clipped:
                 self._say_already_clipped()
             if not finite:

@@ -48,9 +48,8 @@ class ModelFacts:
             return {}
         named = [(name, p) for p, name in self._namer.known()]
         looked_up = {id(p) for m in model.modules() if isinstance(m, _LOOKED_UP) for p in m.parameters(recurse=False)}
-        weights = [
-            (name, p) for name, p in named if id(p) not in looked_up and p.device in self._devices and _is_matrix(p)
-        ]
+        matrices = [(name, p) for name, p in named if p.device in self._devices and _is_matrix(name, p)]
+        weights = [(name, p) for name, p in matrices if id(p) not in looked_up]
         rows = kernels.tensor_stats([p.detach() for _, p in weights], backend=self._backend)
         spread = {
             name: (row.std, math.sqrt(2.0 * p.shape[0] / p.numel()))
@@ -79,14 +78,14 @@ class ModelFacts:
             facts["names_without_gradient"] = [n for p, n in named if not p.requires_grad]
         return facts
 
-    def step_taken(self) -> None:
-        """Ends a step for the count of backward passes."""
-        if self._handle is None or not self._passes:
-            return
-        self._per_step, self._passes = self._passes, 0
-        self._steps_left -= 1
-        if not self._steps_left:
-            self.close()
+    def step_taken(self) -> bool:
+        """Ends a step for the count of backward passes; whether it goes on."""
+        if self._handle is not None and self._passes:
+            self._per_step, self._passes = self._passes, 0
+            self._steps_left -= 1
+            if not self._steps_left:
+                self.close()
+        return self._handle is not None
 
     def close(self) -> None:
         """Removes the hook."""
@@ -107,9 +106,11 @@ class _Counter:
             facts._passes += 1
 
 
-def _is_matrix(p: torch.Tensor) -> bool:
+def _is_matrix(name: str, p: torch.Tensor) -> bool:
+    if "weight" not in name.rpartition(".")[2]:  # positions, tokens and other tables have no fan-in
+        return False
     is_readable = not p.is_meta and not torch.nn.parameter.is_lazy(p)
-    return is_readable and p.dim() >= 2 and p.is_floating_point() and p.numel() > 0 and p.layout is torch.strided
+    return is_readable and p.dim() >= 2 and p.is_floating_point() and p.numel() >= 16 and p.layout is torch.strided
 
 
 def _decay(optimizer: torch.optim.Optimizer) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class Recorder:
         self._pending = False
         self._overhead_s = 0.0
         self._attached: dict[int, dict[str, Any]] = {}  # by step, for records that have not come yet
+        self.fetch: Callable[[], None] | None = None  # attaches what was sampled and has arrived
 
     @property
     def is_pending(self) -> bool:
@@ -56,6 +57,8 @@ class Recorder:
     def begin(self, record: StepStats) -> None:
         """Takes the record of a step; the one before it is complete and is delivered."""
         self.flush()
+        if self.fetch is not None:  # what was sampled at the record's step was sent before the record
+            self.fetch()
         if self._attached:
             for step in sorted(step for step in self._attached if step <= record.step):
                 record = dataclasses.replace(record, **self._attached.pop(step))

@@ -226,7 +226,7 @@ class ModuleActivity:
     def to_dict(self) -> dict[str, Any]:
         """Every field, those of `stats` under their own names, as plain types; what is not known (None) has no key."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "stats"}
-        plain["dead_units"] = list(self.dead_units)
+        plain.update((key, list(value)) for key, value in plain.items() if isinstance(value, tuple))
         plain.update((f.name, getattr(self.stats, f.name)) for f in dataclasses.fields(self.stats))
         return {key: value for key, value in plain.items() if value is not None}
 
@@ -234,7 +234,7 @@ class ModuleActivity:
     def from_dict(cls, plain: Mapping[str, Any]) -> ModuleActivity:
         """The inverse of `to_dict`; keys that it does not know are left out."""
         own = {f.name: plain[f.name] for f in dataclasses.fields(cls) if f.name in plain}
-        own["dead_units"] = tuple(plain.get("dead_units", ()))
+        own.update((key, tuple(value)) for key, value in own.items() if isinstance(value, list))
         stats = {f.name: plain[f.name] for f in dataclasses.fields(ActivationStats) if f.name in plain}
         return cls(**{**own, "stats": ActivationStats(**stats)})
 
@@ -248,7 +248,7 @@ class WeightStats:
         norm: 2-norm of the weights before the step.
         std, abs_max: of the weights, as in `ActivationStats`.
         grad_norm: 2-norm of its gradient before clipping, unscaled; None if it had none.
-        update_norm: 2-norm of what the step changed it by; None if not measured.
+        update_norm: 2-norm of what the step changed it by; None if not measured, as at a skipped step.
         numel, num_nonfinite: elements; those of the weights that are NaN or Inf.
     """
 

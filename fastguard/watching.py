@@ -24,6 +24,8 @@ class Watch:
         self.monitor = monitor
         self._model = None if model is None else weakref.ref(model)
         self._recorder = recorder
+        if monitor is not None:
+            recorder.fetch = self._hand_over
 
     def end_step(self, step: int) -> float:
         """Ends the sample of step `step`, which may not be one; hands over what has arrived. The seconds it took."""
@@ -31,14 +33,17 @@ class Watch:
         if monitor is None:
             return 0.0
         seconds = monitor.end_step(step)
-        for arrived, records in monitor.arrived():
-            self._recorder.attach(arrived, activations=records)
+        self._hand_over()
         return seconds
 
     def catch_up(self) -> None:
         """Hands over everything, waiting for what is on its way."""
         if self.monitor is not None:
             self.monitor.flush()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self.monitor is not None:
             for step, records in self.monitor.arrived():
                 self._recorder.attach(step, activations=records)
 
@@ -48,12 +53,16 @@ class Watch:
         if self.monitor is not None:
             self.monitor.detach()
 
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """For passes through the model that are no part of the training."""
+        return contextlib.nullcontext() if self.monitor is None else self.monitor.paused()
+
     def replay(self, forward: Callable[[], Any]) -> Replay:
         """Watches all modules through one more forward pass; adds it to the step just taken, if that was skipped."""
         model = None if self._model is None else self._model()
         if model is None:
             raise ValueError("`replay` must have a model to watch, got none. Call wrap(optimizer, model, …).")
-        with contextlib.nullcontext() if self.monitor is None else self.monitor.paused():
+        with self.paused():
             found = replay(model, forward)
         last = self._recorder.last
         if last is not None and last.skipped and self._recorder.is_pending:

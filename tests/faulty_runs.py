@@ -243,7 +243,7 @@ BAD = {
     "half-precision-underflow": _underflowing(),
     "dead-relu-units": with_activities(activity(zero=0.9, dead=0.8)),
     "dead-smooth-units": with_activities(activity(family="gelu", zero=0.9, dead=0.8)),
-    "saturated-units": with_activities(activity(family="tanh", zero=0.0, saturated=0.9)),
+    "saturated-units": with_activities(activity(family="tanh", zero=0.0, saturated=0.97)),
     "attention-collapse": with_activities(activity(family="softmax", zero=0.97, units=0)),
     "dropout-high": run(falling_losses(50), dropout={"drop": 0.95}),
     "update-ratio-high": weights_run(lambda step, name: 0.6),

@@ -30,9 +30,8 @@ class TestEveryRule:
         assert 0 <= finding.first_step <= finding.last_step < BAD[name].num_steps
         assert json.dumps(finding.to_dict(), allow_nan=False)
 
-    @pytest.mark.parametrize("run", HEALTHY)
-    def test_is_silent_on_healthy_runs(self, name, run):
-        assert RULES[name](HEALTHY[run]) is None
+    def test_is_silent_on_healthy_runs(self, name):
+        assert [run for run, history in HEALTHY.items() if RULES[name](history) is not None] == []
 
     def test_is_documented(self, name):
         r = RULES[name]

@@ -16,7 +16,9 @@ import pytest
 from fastguard.diagnosis import Finding
 from fastguard.history import TrainingHistory
 from fastguard.report import build_report
+from fastguard.samples import WeightStats
 
+from faulty_runs import activity, run
 from records import make_bad_record, make_history, make_record
 
 
@@ -147,6 +149,54 @@ class TestForMachines:
         history = make_history([1.0] * 20)
         assert build_report(history, thresholds={"already-clipped": {"run": 30}}).findings == ()
         assert build_report(history, rules=[]).findings == ()
+
+
+def troubled_history():
+    """A learning rate that jumps at step 60, with what was sampled every 20 steps."""
+    losses = [2.0 - step / 60 for step in range(60)] + [8.0] * 25
+    norms = [1.0 + step % 3 / 10 for step in range(60)] + [30.0 + step for step in range(25)]
+
+    def sampled(step):
+        if step % 20:
+            return {}
+        updates = (("blocks.0.weight", 0.001 * (1 + step)), ("blocks.1.weight", 0.02))
+        return {
+            "activations": (activity("blocks.0.act", zero=0.5), activity("blocks.1.act", zero=1.0, dead=1.0, order=1)),
+            "weights": tuple(WeightStats(name, 64, 4.0, 0.5, 2.0, 1.0, 4.0 * ratio) for name, ratio in updates),
+        }
+
+    lrs = [1e-3 if step < 60 else 5e-2 for step in range(85)]
+    return run(losses, norms, lrs=lrs, change=sampled, val_losses={39: 1.5, 79: 9.0})
+
+
+class TestSnapshot:
+    def test_text(self):
+        expected = (Path(__file__).parent / "report_snapshot.txt").read_text(encoding="utf-8")
+        assert str(build_report(troubled_history())) + "\n" == expected
+
+    def test_causes_come_first_and_each_finding_once(self):
+        report = build_report(troubled_history())
+        assert [one.rule for one in report.causes] == ["learning-rate-too-high"]
+        assert report.recommendations[0] == report.causes[0].recommendation
+        text = str(report)
+        assert all(text.count(f"] {finding.rule}, ") == 1 for finding in report.findings)
+
+    def test_for_machines(self):
+        plain = json.loads(json.dumps(build_report(troubled_history()).to_dict(), allow_nan=False))
+        assert plain["causes"][0]["symptoms"][0] == "learning-rate-jump"
+        assert plain["modules"][1]["num_dead_units"] == 64
+        assert plain["weights"][0]["update_ratio"] == pytest.approx(0.081)
+        assert all("symptoms" not in finding for finding in plain["findings"])
+        assert plain["findings"][0]["link"].startswith("docs/rules/")
+
+    def test_tables_show_the_worst_of_many(self):
+        modules = tuple(activity(f"m{i}", dead=i / 40, order=i) for i in range(40))
+        weights = tuple(WeightStats(f"w{i}" * 20, 64, 1.0, 0.5, 2.0, 1.0, 10.0**-i) for i in range(40))
+        history = run([1.0], change=lambda step: {"activations": modules, "weights": weights})
+        lines = str(build_report(history)).splitlines()
+        assert "and 28 more modules" in lines and "and 28 more parameters" in lines
+        assert [line.split()[0] for line in lines if line.startswith("m")] == [f"m{i}" for i in range(28, 40)]
+        assert max(map(len, lines)) <= 100 and any(line.startswith("...") and "w12" in line for line in lines)
 
 
 def test_from_record_to_report_without_torch_or_numpy(tmp_path):

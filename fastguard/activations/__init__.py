@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
+from .arrivals import Origin as Origin
 from .budget import Cost as Cost
 from .dead import detect_dead_neurons as detect_dead_neurons
 from .monitor import ActivationMonitor as ActivationMonitor
-from .monitor import Origin as Origin
 from .replay import Replay as Replay
 from .replay import replay as replay
 

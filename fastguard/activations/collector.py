@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import UnsupportedTensorError
+from ..kernels.prepare import plain
 from .engines import Delivery, Engine, Measured, engine_for
 from .families import PLAIN, Judgement
-from .outputs import labelled, unit_dim_of, unreadable
+from .outputs import Call, inputs_of, labelled, unit_dim_of, unreadable
 from .sightings import Sighting
 
 _MAX_CALLS = 8  # of one module within a pass, told apart
@@ -33,6 +35,7 @@ class Collector:
 
     Attributes:
         is_paused: nothing is recorded.
+        quiet: names of modules of which only what is not finite is of interest.
         skipped: what could not be read, and why, by name.
         seconds: host time spent here since `take_seconds`.
     """
@@ -48,6 +51,7 @@ class Collector:
         self._known: dict[int, _Known] = {}
         self._is_open = False
         self.is_paused = False
+        self.quiet: set[str] = set()
         self.skipped: dict[str, str] = {}
         self.seconds = 0.0
 
@@ -80,6 +84,8 @@ class Collector:
             self._done += self._pass
         self._forget_pass()
         sightings, self._done = self._done, []
+        if not sightings:
+            return [], []
         return sightings, [engine.deliver() for engine in self._engines.values()]
 
     def take_seconds(self) -> float:
@@ -87,17 +93,15 @@ class Collector:
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
-    def see(
-        self, name: str, judgement: Judgement, unit_dim: int | None, inputs: list[torch.Tensor] | None, output: Any
-    ) -> None:
-        """Measures all tensors in the output of one call of one module. `inputs` None: not known.
+    def see(self, name: str, judgement: Judgement, unit_dim: int | None, call: Call | None, output: Any) -> None:
+        """Measures all tensors in the output of one call of one module. `call` None: its inputs are not known.
 
         Cost: one read of each tensor that this pass has not read before; of the inputs, on the CPU only if the output
         is not finite.
         """
         started = time.perf_counter()
         for path, tensor in labelled(output):
-            self.see_one(name, judgement, unit_dim, inputs, tensor, path)
+            self.see_one(name, judgement, unit_dim, call, tensor, path)
         self.seconds += time.perf_counter() - started
 
     def see_one(
@@ -105,7 +109,7 @@ class Collector:
         name: str,
         judgement: Judgement,
         unit_dim: int | None,
-        inputs: list[torch.Tensor] | None,
+        call: Call | None,
         tensor: torch.Tensor,
         path: str,
     ) -> None:
@@ -113,8 +117,8 @@ class Collector:
         key = self._numbered(name, path)
         problem = unreadable(tensor)
         if problem is None:
-            problem = self._measure(key, PLAIN if path else judgement, unit_dim, inputs, tensor)
-        if problem is not None and len(self.skipped) < _MAX_SKIPPED:
+            problem = self._measure(key, PLAIN if path else judgement, unit_dim, call, tensor, name in self.quiet)
+        if problem is not None and name not in self.quiet and len(self.skipped) < _MAX_SKIPPED:
             self.skipped[key] = problem
 
     def _numbered(self, name: str, path: str) -> str:
@@ -128,7 +132,7 @@ class Collector:
         return engine
 
     def _measure(
-        self, key: str, judgement: Judgement, unit_dim: int | None, inputs: list[torch.Tensor] | None, x: torch.Tensor
+        self, key: str, judgement: Judgement, unit_dim: int | None, call: Call | None, x: torch.Tensor, is_quiet: bool
     ) -> str | None:
         """Adds the sighting of `x`; says why not if it cannot."""
         if x.is_complex():
@@ -137,14 +141,17 @@ class Collector:
         before = self._lookup(x)  # as what an in-place module got
         try:
             measured = self._reading(x, before, engine, judgement, unit_dim)
-            finite, readings = self._judge_inputs(inputs, x, before, engine, measured)
+            finite, readings = self._judge_inputs(call, x, before, engine, measured)
         except UnsupportedTensorError as error:
             return error.problem
         size = 1
         if judgement.row_dim is not None and x.ndim:
             size = x.shape[judgement.row_dim]
-        masked = finite is True and not bool((x.detach().isnan() | (x.detach() == torch.inf)).any())
-        self._pass.append(Sighting(key, judgement, measured, size, finite, readings, masked))
+        masked = False
+        if finite:
+            values = plain(x.detach(), 0)
+            masked = not bool((values.isnan() | (values == torch.inf)).any())
+        self._pass.append(Sighting(key, judgement, measured, size, finite, readings, masked, is_quiet))
         return None
 
     def _reading(
@@ -152,7 +159,7 @@ class Collector:
     ) -> Measured:
         if known is not None and known.version == _version(x) and _serves(known.judgement, judgement):
             return known.measured
-        dim = unit_dim_of(x, unit_dim) if judgement.has_units and x.layout is torch.strided else None
+        dim = unit_dim_of(x, unit_dim) if judgement.has_units and _is_dense(x) else None
         measured = engine.measure(x, judgement, dim)
         version = _version(x)
         if version is not None:
@@ -165,27 +172,27 @@ class Collector:
 
     def _judge_inputs(
         self,
-        inputs: list[torch.Tensor] | None,
+        call: Call | None,
         output: torch.Tensor,
         before: _Known | None,
         engine: Engine,
         measured: Measured,
-    ) -> tuple[bool | None, tuple[Measured, ...] | None]:
+    ) -> tuple[bool | None, tuple[tuple[Measured, bool], ...] | None]:
         """Whether the inputs were finite, or the readings that will tell."""
-        if inputs is None:
+        if call is None:
             return None, None
         if not engine.immediate:
-            return None, self._later(inputs, output, before)
+            return None, self._later(inputs_of(call), output, before)
         row = measured.reading().row
         if not row[8] and not row[9]:
             return None, None  # nobody asks
-        readable = [(x, i == 0) for i, x in enumerate(inputs) if unreadable(x) is None]
+        readable = [(x, i == 0) for i, x in enumerate(inputs_of(call)) if unreadable(x) is None]
         verdicts = [self._is_finite(x, is_first, output, before) for x, is_first in readable]
         return (False if False in verdicts else None if None in verdicts else True), None
 
     def _is_finite(self, x: torch.Tensor, is_first: bool, output: torch.Tensor, before: _Known | None) -> bool | None:
         """Whether the input `x` was finite; -Inf is allowed in all but the first, as masks hold it."""
-        known = before if x is output else self._lookup(x)
+        known = self._before(x, output, before)
         if known is not None:
             row = known.measured.reading().row
             if not row[8] and not row[9]:
@@ -194,25 +201,36 @@ class Collector:
                 return False
         if _same_memory(x, output):  # written over, so what it was before cannot be read any more
             return None if known is None else False
-        values = x.detach()
+        values = plain(x.detach(), 0)  # of a distributed tensor, what is here: the others are not asked
         bad = ~values.isfinite() if is_first else values.isnan() | (values == torch.inf)
         return not bool(bad.any())
 
+    def _before(self, x: torch.Tensor, output: torch.Tensor, before: _Known | None) -> _Known | None:
+        """What is known of the input `x` as the module got it; `before` is what is known of the output from earlier."""
+        if x is output:
+            return before
+        known = self._lookup(x)
+        if known is not None and known.version != _version(x) and not _same_memory(x, output):
+            return None  # something between two modules changed it
+        return known
+
     def _later(
         self, inputs: list[torch.Tensor], output: torch.Tensor, before: _Known | None
-    ) -> tuple[Measured, ...] | None:
+    ) -> tuple[tuple[Measured, bool], ...] | None:
+        """Readings of the inputs, each with whether it is the first; None if one cannot be read any more."""
         found = []
-        for x in inputs:
+        for i, x in enumerate(inputs):
             if unreadable(x) is not None:
                 continue
-            known = before if x is output else self._lookup(x)
-            if known is not None:
-                found.append(known.measured)
-            elif _same_memory(x, output):
+            known = self._before(x, output, before)
+            if known is None and _same_memory(x, output):
                 return None
+            if known is not None:
+                measured = known.measured
             else:
                 x = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x
-                found.append(self._engine(x.device).measure(x, PLAIN, None))
+                measured = self._engine(x.device).measure(x, PLAIN, None)
+            found.append((measured, i == 0))
         return tuple(found)
 
 
@@ -227,8 +245,13 @@ def _serves(had: Judgement, wanted: Judgement) -> bool:
     return wanted.near_zero == had.near_zero and not wanted.has_units and wanted.low == -torch.inf == -wanted.high
 
 
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether `x` is memory with strides, and neither sparse nor nested nor made of other tensors."""
+    return x.layout is torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x)
+
+
 def _same_memory(x: torch.Tensor, output: torch.Tensor) -> bool:
     """Whether the output was written over the input, or is the input."""
-    return x is output or (
-        x.layout is torch.strided and output.layout is torch.strided and x.data_ptr() == output.data_ptr() != 0
-    )
+    if x is output:
+        return True
+    return _is_dense(x) and _is_dense(output) and x.data_ptr() == output.data_ptr() != 0

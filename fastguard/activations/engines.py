@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 
-from ..kernels import prepare, reference_activations
-from ..kernels.activations import run_activation
+from ..kernels.activations import run_activation, run_activation_into
+from ..kernels.prepare import plain
 from ..samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .families import Judgement
 
@@ -90,24 +91,25 @@ class _Buffers:
     """Rows and unit tables on a device, and where they go on the host."""
 
     def __init__(self, device: torch.device, num_rows: int, num_units: int) -> None:
-        self.rows = torch.empty(num_rows, len(ACTIVATION_COLUMNS), dtype=torch.float64, device=device)
-        self.units = torch.empty(num_units, _WIDTH, dtype=torch.float64, device=device)
-        pinned = device.type == "cuda"
-        self.host_rows = torch.empty(self.rows.shape, dtype=torch.float64, pin_memory=pinned)
-        self.host_units = torch.empty(self.units.shape, dtype=torch.float64, pin_memory=pinned)
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        self.rows = torch.empty(num_rows, len(ACTIVATION_COLUMNS), dtype=dtype, device=device)
+        self.units = torch.empty(num_units, _WIDTH, dtype=dtype, device=device)
+        pinned = device.type in ("cuda", "xpu")
+        self.host_rows = torch.empty(self.rows.shape, dtype=dtype, pin_memory=pinned)
+        self.host_units = torch.empty(self.units.shape, dtype=dtype, pin_memory=pinned)
         self.num_rows = self.num_units = 0
 
     def has_room(self, channels: int) -> bool:
         return self.num_rows < len(self.rows) and self.num_units + channels <= len(self.units)
 
-    def send(self) -> None:
-        """Starts the copies; does not wait for them."""
+    def send(self, *, wait: bool) -> None:
+        """Starts the copies, after what the current stream does; waits for them only if asked to."""
         for host, here, count in (
             (self.host_rows, self.rows, self.num_rows),
             (self.host_units, self.units, self.num_units),
         ):
             if count:
-                host[:count].copy_(here[:count], non_blocking=True)
+                host[:count].copy_(here[:count], non_blocking=not wait)
 
 
 class _Late(NamedTuple):
@@ -119,7 +121,8 @@ class _Late(NamedTuple):
     def reading(self) -> Reading:
         units = None
         if self.channels:
-            units = self.buffers.host_units[self.first_unit : self.first_unit + self.channels].numpy().tobytes()
+            table = self.buffers.host_units[self.first_unit : self.first_unit + self.channels]
+            units = table.double().numpy().tobytes()
         return Reading(tuple(self.buffers.host_rows[self.row].tolist()), units)
 
 
@@ -151,30 +154,30 @@ class DeferredEngine:
     an event that follows the copies has fired.
 
     Each delivery keeps its buffers until its readings are dropped; the caching allocators then have them again.
+
+    Args:
+        make_event: default the device's own; where it has none, deliveries are waited for.
     """
 
     immediate = False
 
-    def __init__(self, device: torch.device, make_event: Callable[[], Event] | None = None) -> None:
+    def __init__(self, device: torch.device, backend: str, make_event: Callable[[], Event] | None = None) -> None:
         self._device = device
-        self._make_event = make_event or torch.Event
+        self._backend = backend
+        self._module = None if device.type == "cpu" else getattr(torch, device.type, None)
+        self._make_event = make_event or getattr(self._module, "Event", None)
         self._num_rows, self._num_units = _ROWS, _UNITS
         self._full: list[_Buffers] = []
         self._open: _Buffers | None = None
 
     def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measured:
-        x = prepare.plain(x.detach(), 0)
+        x = plain(x.detach(), 0)
         channels = 0 if dim is None else x.shape[dim]
         buffers = self._room_for(channels)
         late = _Late(buffers, buffers.num_rows, buffers.num_units, channels)
+        row, table = buffers.rows[late.row], buffers.units[late.first_unit : late.first_unit + channels]
         limits = judgement.low, judgement.high, judgement.near_zero
-        with torch.no_grad():
-            if dim is None:
-                row = reference_activations.row_tensor(x, *limits)
-            else:
-                row, table = reference_activations.channel_tensors(x, dim, *limits)
-                buffers.units[late.first_unit : late.first_unit + channels].copy_(table)
-            buffers.rows[late.row].copy_(row)
+        run_activation_into(x, *limits, dim, self._backend, row, table)
         buffers.num_rows += 1
         buffers.num_units += channels
         return late
@@ -189,14 +192,18 @@ class DeferredEngine:
         return self._open
 
     def deliver(self) -> Delivery:
-        for buffers in [*self._full, *([self._open] if self._open is not None else [])]:
-            buffers.send()
-        self._full, self._open = [], None
-        event = self._make_event()
-        event.record()
+        waits = self._make_event is None
+        with contextlib.nullcontext() if self._module is None else self._module.device(self._device):
+            for buffers in [*self._full, *([self._open] if self._open is not None else [])]:
+                buffers.send(wait=waits)
+            self._full, self._open = [], None
+            if self._make_event is None:
+                return _Here()
+            event = self._make_event()
+            event.record()
         return _OnItsWay(event)
 
 
 def engine_for(device: torch.device, backend: str) -> Engine:
     """The engine for tensors on `device`: immediate where nothing has to be waited for."""
-    return ImmediateEngine(backend) if device.type == "cpu" else DeferredEngine(device)
+    return ImmediateEngine(backend) if device.type == "cpu" else DeferredEngine(device, backend)

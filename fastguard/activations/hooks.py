@@ -18,9 +18,10 @@ from torch.utils.hooks import RemovableHandle
 
 from .collector import Collector
 from .families import Judgement
-from .outputs import inputs_of, labelled, leaves
+from .outputs import Call, inputs_of, labelled, leaves
 from .selection import Target
 
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # came with torch 2.7
 _numbers = itertools.count()
 _hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
 
@@ -89,11 +90,14 @@ class _Watching(Hook):
         self.name = target.name
         self.judgement: Judgement = target.judgement
         self.unit_dim = target.unit_dim
+        if target.is_quiet:
+            collector.quiet.add(target.name)
 
     def on_compiled(self, output: Any, inputs: list[torch.Tensor] | None, path: str) -> None:
         if self.collector.is_wanted():
             started = time.perf_counter()
-            self.collector.see_one(self.name, self.judgement, self.unit_dim, inputs, output, path)
+            call = None if inputs is None else Call(inputs, {})
+            self.collector.see_one(self.name, self.judgement, self.unit_dim, call, output, path)
             self.collector.seconds += time.perf_counter() - started
 
 
@@ -107,13 +111,12 @@ class OutputHook(_Watching):
         if not self.switch.on:
             return
         if torch.compiler.is_compiling():
-            if not torch.compiler.is_exporting():
-                inputs = [x.detach() for x in inputs_of(args, kwargs)]
+            if not _is_exporting():
+                inputs = [x.detach() for x in inputs_of(Call(args, kwargs))]
                 for path, tensor in labelled(output):
                     torch.ops.fastguard.see(tensor.detach(), inputs, self.switch.token, self.number, path)
         elif self.collector.is_wanted():
-            inputs = inputs_of(args, kwargs)
-            self.collector.see(self.name, self.judgement, self.unit_dim, inputs, output)
+            self.collector.see(self.name, self.judgement, self.unit_dim, Call(args, kwargs), output)
 
 
 class InputHook(_Watching):
@@ -127,11 +130,12 @@ class InputHook(_Watching):
             return
         given = leaves((args, kwargs))[:1]
         if torch.compiler.is_compiling():
-            if not torch.compiler.is_exporting():
+            if not _is_exporting():
                 for _, tensor in given:
                     torch.ops.fastguard.see(tensor.detach(), [], self.switch.token, self.number, "")
         elif self.collector.is_wanted():
-            self.collector.see(self.name, self.judgement, self.unit_dim, None, [tensor for _, tensor in given])
+            for _, tensor in given:
+                self.collector.see(self.name, self.judgement, self.unit_dim, None, tensor)
 
     def on_compiled(self, output: Any, inputs: list[torch.Tensor] | None, path: str) -> None:
         super().on_compiled(output, None, path)
@@ -165,7 +169,7 @@ class PassHook(Hook):
         if not (self.on_every_step or self.switch.on):
             return
         if torch.compiler.is_compiling():
-            if not torch.compiler.is_exporting():
+            if not _is_exporting():
                 torch.ops.fastguard.mark(self.switch.token, self.number)
         elif self.collector.is_wanted():
             self.call()

@@ -5,50 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from .. import kernels
 from ..samples import ActivationStats, ModuleActivity
+from .arrivals import Arrivals, Origin
 from .budget import Budget, Cost
 from .collector import Collector
-from .engines import Delivery
 from .hooks import Hook, InputHook, OutputHook, PassHook, Switch
 from .journal import Journal
 from .selection import Selector, Target, choose, class_name, unwrapped
-from .sightings import Sighting, activities, origin_of
 from .table import describe_cost, describe_skipped, draw
 from .units import UnitRuns
 
 _log = logging.getLogger("fastguard")
-_NUM_ORIGINS = 32
-_NUM_UNCLAIMED = 64  # sampled steps whose records nobody has taken
 _NUM_SILENT = 3  # steps in a row in which hooks saw nothing, before it is said
-
-
-class Origin(NamedTuple):
-    """Where NaN or Inf came up, and at which step."""
-
-    step: int
-    activity: ModuleActivity
-
-
-class _Pending(NamedTuple):
-    """A sampled step whose figures are on their way."""
-
-    step: int
-    sightings: list[Sighting]
-    deliveries: list[Delivery]
-
-    def ready(self) -> bool:
-        return all(delivery.ready() for delivery in self.deliveries)
-
-    def wait(self) -> None:
-        for delivery in self.deliveries:
-            delivery.wait()
 
 
 class ActivationMonitor:
@@ -63,8 +37,8 @@ class ActivationMonitor:
             its first call; each sampled step then runs a graph of its own.
         window_size: records that `diagnose` and `history` look back on, for each layer.
         modules: "default" (activation functions, attention, norms, blocks, hidden layers of gated MLPs, and the model
-            as a whole), "all", a regular expression searched in the names, a module type, a module, or several of
-            these.
+            as a whole; of all other modules, only outputs that are not finite make a record), "all", a regular
+            expression searched in the names, a module type, a module, or several of these.
         include: keeps only what fits; without `modules`, of all modules.
         exclude: leaves out what fits.
         every: steps from one sample to the next; the first one is sampled.
@@ -80,9 +54,13 @@ class ActivationMonitor:
         ValueError: nothing to watch; a number out of its range; an unknown backend.
         TypeError: a model that is not a module; a selector of another kind.
 
-    Cost of a sampled step: one read of every watched tensor, and about 10 us a module. Of any other step: nothing with
+    Cost of a sampled step: one read of every watched tensor, and about 20 us a module. Of any other step: nothing with
     a guard, else two hooks on the model (3 us). On a GPU nothing synchronises, figures arrive a step or two later, and
     `cost` counts the host's time only.
+
+    Limits: an activation that is called as a function is no module: it is seen in what the module around it puts out.
+    Each process of a distributed run sees its own part. nn.DataParallel on several GPUs runs hooks in threads, which
+    are not told apart. Replays of CUDA graphs, and with them torch.compile(mode="reduce-overhead"), call no hooks.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
@@ -116,11 +94,7 @@ class ActivationMonitor:
         self._backend = kernels.resolve_backend(backend)
         self._journal = Journal(window_size, self._backend)
         self._budget = Budget(every, overhead_budget)
-        self._runs = UnitRuns(window, unit_share)
-        self._pending: deque[_Pending] = deque()
-        self._unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}
-        self._origins: deque[Origin] = deque(maxlen=_NUM_ORIGINS)
-        self._latest: tuple[ModuleActivity, ...] = ()
+        self._arrivals = Arrivals(self._journal, UnitRuns(window, unit_share))
         self._step = 0
         self._next_sample = 0
         self._ended_at: float | None = None
@@ -130,7 +104,6 @@ class ActivationMonitor:
         self._hooks: list[Hook] = []
         self._pass_hooks: list[PassHook] = []
         self._collector: Collector | None = None
-        self._root_name = ""
         self.names: tuple[str, ...] = ()
         if model is not None:
             if not isinstance(model, nn.Module):
@@ -139,8 +112,8 @@ class ActivationMonitor:
 
     def _watch(self, root: nn.Module, targets: list[Target], training_only: bool) -> None:
         self._collector = collector = Collector(root, self._backend, training_only=training_only)
-        self.names = tuple(target.name for target in targets)
-        self._root_name = class_name(root)
+        self.names = tuple(target.name for target in targets if not target.is_quiet)
+        self._arrivals.root = class_name(root)
         for target in targets:
             self._hooks.append((InputHook if target.of_input else OutputHook)(target, self._switch, collector))
         self._pass_hooks = [
@@ -162,8 +135,9 @@ class ActivationMonitor:
     def diagnose(self) -> dict[str, str]:
         """What is wrong, by layer, from its last 10 records; layers with nothing wrong are left out.
 
-        "Dead": more than half of the elements are zero, on average. "Saturated": more than a tenth are beyond the
-        threshold. Both: "Dead, Saturated".
+        "Dead": more than half of the elements are zero, on average; where units were told apart, more than half of the
+        units are dead, as half of what a healthy ReLU puts out is zero. "Saturated": more than a tenth of the elements
+        are beyond the threshold. Both: "Dead, Saturated".
 
         >>> import torch
         >>> monitor = ActivationMonitor(window_size=100)
@@ -171,20 +145,20 @@ class ActivationMonitor:
         >>> monitor.diagnose()
         {'relu1': 'Dead'}
         """
-        self._collect(wait=False)
+        self._arrivals.collect()
         return self._journal.diagnose()
 
     @property
     def history(self) -> dict[str, list[ActivationStats]]:
         """The last `window_size` records of each layer, oldest first."""
-        self._collect(wait=False)
+        self._arrivals.collect()
         return self._journal.layers()
 
     @property
     def activities(self) -> tuple[ModuleActivity, ...]:
         """The newest sampled step's records, in the order of execution. Never blocks; on a GPU it lags."""
-        self._collect(wait=False)
-        return self._latest
+        self._arrivals.collect()
+        return self._arrivals.latest
 
     @property
     def origins(self) -> tuple[Origin, ...]:
@@ -193,8 +167,8 @@ class ActivationMonitor:
         That is the first module, in the order of execution, whose output is not finite while its inputs are; if of none
         the inputs are known to be finite, the first whose output is not.
         """
-        self._collect(wait=False)
-        return tuple(self._origins)
+        self._arrivals.collect()
+        return tuple(self._arrivals.origins)
 
     @property
     def origin(self) -> Origin | None:
@@ -246,9 +220,8 @@ class ActivationMonitor:
         Cost: a microsecond on a step that was not sampled; with `wait`, a sync of the device.
         """
         self.end_step(step)
-        if self._pending:
-            self._collect(wait)
-        return self._unclaimed.pop(step, ()) if self._unclaimed else ()
+        self._arrivals.collect(wait=wait)
+        return self._arrivals.claim(step)
 
     def end_step(self, step: int) -> float:
         """Ends step `step`, which the guard has taken, and sets or removes the hooks for the next one.
@@ -277,21 +250,16 @@ class ActivationMonitor:
 
     def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
         """Steps whose records nobody has taken, with their records, oldest first. They are given once; never blocks."""
-        if self._pending:
-            self._collect(wait=False)
-        if not self._unclaimed:
-            return []
-        found = list(self._unclaimed.items())
-        self._unclaimed.clear()
-        return found
+        self._arrivals.collect()
+        return self._arrivals.claim_all()
 
     def flush(self) -> None:
         """Waits for figures that are on their way."""
-        self._collect(wait=True)
+        self._arrivals.collect(wait=True)
 
     def detach(self) -> None:
         """Removes all hooks; records stay readable. A compiled graph goes on without."""
-        self._collect(wait=True)
+        self._arrivals.collect(wait=True)
         self._switch.on = False
         for hook in (*self._hooks, *self._pass_hooks):
             hook.remove()
@@ -311,9 +279,9 @@ class ActivationMonitor:
         sampled = self._switch.on and self._send(step)
         self._step = step + 1
         cost_s = time.perf_counter() - started
-        if self._pending:
-            self._collect(wait=False)
-        cost_s += self._collector.take_seconds()
+        self._arrivals.collect()
+        cost_s += self._collector.take_seconds() + self._arrivals.seconds
+        self._arrivals.seconds = 0.0
         self._budget.step(None if self._ended_at is None else started - self._ended_at, cost_s, sampled)
         self._ended_at = started
         if sampled:
@@ -326,15 +294,15 @@ class ActivationMonitor:
         assert self._collector is not None
         sightings, deliveries = self._collector.deliver()
         if sightings:
-            self._pending.append(_Pending(step, sightings, deliveries))
+            self._arrivals.expect(step, sightings, deliveries)
             self._num_silent = 0
             return True
         self._num_silent += 1
         if self._num_silent == _NUM_SILENT:
             _log.warning(
                 "no output of the %d watched modules was seen in %d steps. In a compiled model hooks must come before "
-                "its first call: make the monitor (or the guard) before that. A module that is not called, such as "
-                "one whose weights are only read, has no output.",
+                "its first call: make the monitor (or the guard) before that. Passes in eval() mode are left out "
+                "unless `training_only` is False; a module that is not called has no output.",
                 len(self.names),
                 _NUM_SILENT,
             )
@@ -356,31 +324,6 @@ class ActivationMonitor:
         for hook in self._pass_hooks:
             if self._is_guarded and not hook.is_compiled:
                 hook.remove()
-
-    def _collect(self, wait: bool) -> None:
-        """Makes records of the sampled steps that have arrived, oldest first."""
-        while self._pending:
-            if not self._pending[0].ready():
-                if not wait:
-                    return
-                self._pending[0].wait()
-            started = time.perf_counter()
-            arrived = self._pending.popleft()
-            self._add(arrived.step, activities(arrived.sightings, self._runs, self._root_name))
-            if self._collector is not None:
-                self._collector.seconds += time.perf_counter() - started
-
-    def _add(self, step: int, records: tuple[ModuleActivity, ...]) -> None:
-        self._latest = records
-        for record in records:
-            self._journal.add(record.name, record.stats)
-        origin = origin_of(records)
-        if origin is not None:
-            self._origins.append(Origin(step, origin))
-        if self._is_guarded:
-            self._unclaimed[step] = records
-            if len(self._unclaimed) > _NUM_UNCLAIMED:
-                del self._unclaimed[next(iter(self._unclaimed))]
 
 
 def _check_counts(**counts: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,13 +41,23 @@ def labelled(output: Any) -> list[tuple[str, torch.Tensor]]:
     >>> [path for path, _ in labelled((torch.ones(1), torch.ones(1)))]
     ['', '[1]']
     """
+    if isinstance(output, torch.Tensor):
+        return [("", output)]
     found = leaves(output)[:MAX_LEAVES]
     first = next((i for i, (_, x) in enumerate(found) if x.is_floating_point() or x.is_complex()), -1)
     return [("" if i == first else path, x) for i, (path, x) in enumerate(found)]
 
 
-def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a module was called with, those called a mask or a bias left out: they hold -Inf by intent."""
+class Call(NamedTuple):
+    """What a module was called with."""
+
+    args: Any
+    kwargs: dict[str, Any]
+
+
+def inputs_of(call: Call) -> list[torch.Tensor]:
+    """The tensors in `call`, those called a mask or a bias left out: they hold -Inf by intent."""
+    args, kwargs = call
     named = {key: value for key, value in kwargs.items() if "mask" not in key and "bias" not in key}
     return [tensor for _, tensor in leaves((args, named))]
 
@@ -60,6 +70,8 @@ def unreadable(tensor: torch.Tensor) -> str | None:
         return "inside a torch.func transform"
     if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
         return "a tensor without values"
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "inside a CUDA graph, whose replays call no hooks"
     return None
 
 

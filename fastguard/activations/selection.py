@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
@@ -38,6 +39,8 @@ class Target(NamedTuple):
 
     Attributes:
         unit_dim: where its units stand; None if the tensor must tell.
+        of_input: what goes in is watched.
+        is_quiet: it is of interest only when it is not finite.
     """
 
     module: nn.Module
@@ -45,6 +48,7 @@ class Target(NamedTuple):
     judgement: Judgement
     unit_dim: int | None = None
     of_input: bool = False
+    is_quiet: bool = False
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -105,7 +109,7 @@ def choose(
     if exclude is not None:
         unwanted = _matcher("exclude", exclude)
         chosen = [target for target in chosen if not unwanted(target)]
-    if not chosen:
+    if all(target.is_quiet for target in chosen):
         some = ", ".join(repr(name) for name in list(named)[1:9])
         raise ValueError(
             "`modules`, `include` and `exclude` must leave at least one module to watch, got none - in a model of "
@@ -124,7 +128,7 @@ def _everything(named: dict[str, nn.Module]) -> list[Target]:
 
 
 def _default(named: dict[str, nn.Module]) -> list[Target]:
-    """Activation functions, attention, norms, blocks, and the model as a whole."""
+    """Activation functions, attention, norms, blocks, and the model as a whole; the rest for the origin of a NaN."""
     kept = []
     for target in _everything(named):
         parent = named.get(target.name.rpartition(".")[0])
@@ -133,6 +137,8 @@ def _default(named: dict[str, nn.Module]) -> list[Target]:
             kept.append(target)
         elif target.module is named[""] or is_block(target.module, parent):
             kept.append(target._replace(judgement=BLOCK))
+        else:
+            kept.append(target._replace(judgement=replace(target.judgement, has_units=False), is_quiet=True))
     return kept
 
 

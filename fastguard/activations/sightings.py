@@ -26,7 +26,8 @@ class Sighting:
         measured: its reading, now or later.
         slice_size: elements in a slice that sums to one (softmax); else 1.
         inputs_finite: whether what went in was finite; None if not known.
-        inputs: readings of what went in, where only they can tell, later.
+        inputs: readings of what went in, where only they can tell, later; each with whether it is the first argument.
+        is_quiet: it makes no record while it is finite.
         may_be_masked: the output holds no other bad value than -Inf, as scores do that were masked.
     """
 
@@ -35,8 +36,9 @@ class Sighting:
     measured: Measured
     slice_size: int = 1
     inputs_finite: bool | None = None
-    inputs: tuple[Measured, ...] | None = None
+    inputs: tuple[tuple[Measured, bool], ...] | None = None
     may_be_masked: bool = False
+    is_quiet: bool = False
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class _Gathered:
 
     judgement: Judgement
     order: int
+    is_quiet: bool
     rows: list[tuple[float, ...]] = field(default_factory=list)
     tables: list[bytes] = field(default_factory=list)
     inputs_finite: bool | None = None
@@ -80,7 +83,9 @@ def _is_finite(row: tuple[float, ...]) -> bool:
 def _inputs_finite(sighting: Sighting) -> bool | None:
     if sighting.inputs is None:
         return sighting.inputs_finite
-    return all(_is_finite(one.reading().row) for one in sighting.inputs)
+    # A further argument may be a mask, which holds -Inf; its sign is not known here.
+    rows = [(one.reading().row, is_first) for one, is_first in sighting.inputs]
+    return all(_is_finite(row) if is_first else not row[_NANS] for row, is_first in rows)
 
 
 def _judged(row: tuple[float, ...], sighting: Sighting) -> tuple[float, ...]:
@@ -94,33 +99,41 @@ def _judged(row: tuple[float, ...], sighting: Sighting) -> tuple[float, ...]:
     return (*row[:_SATURATED], saturated, *row[_SATURATED + 1 :])
 
 
-def activities(sightings: Iterable[Sighting], runs: UnitRuns, root: str) -> tuple[ModuleActivity, ...]:
+def activities(
+    sightings: Iterable[Sighting], runs: UnitRuns, root: str, once_bad: set[str]
+) -> tuple[ModuleActivity, ...]:
     """One record a key, in the order in which they were first seen; those of several passes are merged.
 
     A module in a part of which NaN or Inf came up is not called an origin itself. `root` names the model as a whole.
+    `once_bad` gets the keys of what is not finite; who is in it makes a record even if quiet, so that it is seen to
+    have recovered.
     """
     gathered: dict[str, _Gathered] = {}
     for sighting in sightings:
         entry = gathered.get(sighting.key)
         if entry is None:
-            entry = gathered[sighting.key] = _Gathered(sighting.judgement, len(gathered))
+            entry = gathered[sighting.key] = _Gathered(sighting.judgement, len(gathered), sighting.is_quiet)
         entry.add(sighting)
+    once_bad.update(key for key, entry in gathered.items() if entry.is_bad)
+    gathered = {key: entry for key, entry in gathered.items() if key in once_bad or not entry.is_quiet}
     verdicts = runs.add([batch for key, entry in gathered.items() if (batch := entry.batch(key)) is not None])
     _settle_origins({key: entry for key, entry in gathered.items() if entry.is_bad}, root)
     return tuple(_activity(key, entry, verdicts.get(key, _NO_UNITS)) for key, entry in gathered.items())
 
 
 def _settle_origins(bad: dict[str, _Gathered], root: str) -> None:
-    """Leaves those as origins in no part of which anything was bad before, and -Inf only where nothing is worse."""
-    before: list[str] = []
+    """Leaves those as origins in no part of which it may have come up before, and -Inf only where nothing is worse."""
+    suspects: list[str] = []
     origins = []
     for key, entry in bad.items():
+        is_suspect = entry.inputs_finite is not False
         if entry.inputs_finite is True:
-            if any(key == root or (part.startswith(key) and part[len(key)] in ".[") for part in before):
+            if any(key == root or (part.startswith(key) and part[len(key)] in ".[") for part in suspects):
                 entry.inputs_finite = None
             else:
                 origins.append(entry)
-        before.append(key)
+        if is_suspect:
+            suspects.append(key)
     if not all(entry.may_be_masked for entry in origins):
         for entry in origins:
             if entry.may_be_masked:

@@ -72,7 +72,14 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
 def train(corpus: Corpus, plan: Plan, sinks: list[Any], progress: Progress) -> Trained:
     """Trains under guard, with one poisoned batch on the way."""
     model = CharTransformer().to(corpus.device)
-    optimizer = fastguard.wrap(make_optimizer(model), model, max_norm=MAX_NORM, sinks=sinks)
+    optimizer = fastguard.wrap(
+        make_optimizer(model),
+        model,
+        max_norm=MAX_NORM,
+        sinks=sinks,
+        activations={"overhead_budget": None},  # a budget goes by the clock, and no two logs would be the same
+        weights=100,
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.learning_rate_factor)
     guard = fastguard.Guard.of(optimizer)
     losses: list[float] = []

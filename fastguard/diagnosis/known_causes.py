@@ -24,18 +24,30 @@ def _isolated(finding: Finding, history: TrainingHistory, found: Found) -> float
 
 
 def _going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Skipped steps change nothing, so what is bad at every step since is in the weights."""
-    return 0.6 if history.skip_run >= 3 and not history.num_scaled else 0.0
+    """Skipped steps change nothing, so what is bad at every step since is in the weights, unless those are known."""
+    return 0.6 if history.skip_run >= 3 and not history.num_scaled and not _weights_are_fine(history) else 0.0
 
 
 def _overflowed(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Inf out of finite inputs and finite weights is overflow, and only half precision overflows that easily."""
-    weights_bad = any(window.last.value.num_nonfinite for _, window in history.weights.items())
-    return 0.0 if weights_bad or not finding.evidence["is_origin"] or not finding.evidence["num_infs"] else 0.9
+    """Inf out of finite inputs and finite weights is overflow, and only half precision overflows that easily.
+
+    Inputs are finite where a module says so, and where batch after batch goes bad.
+    """
+    if history.weights.bad:
+        return 0.0
+    goes_on = history.skip_run >= 3 and (_weights_are_fine(history) or "loss-scale-collapse" in found)
+    return 0.9 if finding.evidence["num_infs"] and (finding.evidence["is_origin"] or goes_on) else 0.0
+
+
+def _weights_are_fine(history: TrainingHistory) -> bool:
+    """Whether weights were looked at since the run of skips began, and were all finite."""
+    if not len(history.weights) or history.weights.last_step <= history.longest_skip_run_end - history.skip_run:
+        return False
+    return not history.weights.bad
 
 
 def _from_weights(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    return 0.6 if any(window.last.value.num_nonfinite for _, window in history.weights.items()) else 0.0
+    return 0.6 if history.weights.bad else 0.0
 
 
 def _from_input(finding: Finding, history: TrainingHistory, found: Found) -> float:

@@ -177,7 +177,8 @@ def growing_norm(
 def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, back: int = 512) -> Finding | None:
     """Norms jumped to at least `ratio` times their average within one step and stayed there for `run` steps or more.
 
-    Of the newest `back` steps.
+    Of the newest `back` steps. Where the loss fell by a fifth or more at that time, learning has set in: that is
+    silent.
     """
     newest = history.clean[-1].step if history.clean else 0
     for spike in reversed(history.norm_trend.spikes):
@@ -185,7 +186,7 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
         if spike.last_step - spike.first_step + 1 >= run and grown >= ratio and newest - spike.first_step < back:
             after = [e.norm for e in history.clean if e.step >= spike.first_step][:50]
             usual = math.exp(spike.mean)
-            if not after or median(after) < ratio * usual:
+            if not after or median(after) < ratio * usual or _has_begun_to_learn(history, spike.first_step):
                 continue
             return Finding(
                 f"The gradient norm jumped at step {spike.first_step} from about {usual:.3g} to {median(after):.3g}, "
@@ -196,6 +197,14 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
                 confidence=0.85,
             )
     return None
+
+
+def _has_begun_to_learn(history: TrainingHistory, step: int) -> bool:
+    """Whether the loss of the 20 steps from `step` on is a fifth below that of the 20 before it."""
+    entries = signals_of(history).loss_entries
+    before = [e.loss for e in entries if step - 20 <= e.step < step and e.loss is not None]
+    after = [e.loss for e in entries if step <= e.step < step + 20 and e.loss is not None]
+    return bool(before and after) and median(after) < 0.8 * median(before)
 
 
 @rule(

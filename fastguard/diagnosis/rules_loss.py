@@ -43,7 +43,7 @@ def loss_explosion(
     return Finding(
         f"The loss rose to {largest:.4g}, {largest / first:.3g} times what it was in the beginning.",
         entries[start].step,
-        entries[max(range(start, len(losses)), key=losses.__getitem__)].step,
+        next(e.step for e, loss in zip(reversed(entries), reversed(losses)) if loss > ratio * first),
         severity="critical",
         evidence={"largest": largest, "first": first, "threshold_ratio": ratio},
         confidence=0.95,
@@ -76,8 +76,12 @@ def loss_divergence(
     if back <= lost * gained or back <= z * spread or sorted(newest)[3] - trend.best <= 0.5 * lost * gained:
         return None
     return Finding(
-        f"The loss is back at {median(newest):.4g}: {back / gained:.0%} of the way from {trend.first:.4g} down to its "
-        f"best average, {trend.best:.4g} at step {trend.best_step}, is lost.",
+        f"The loss is back at {median(newest):.4g}, after an average of {trend.best:.4g} at step {trend.best_step}: "
+        + (
+            f"above where it began, {trend.first:.4g}."
+            if back >= gained
+            else f"{back / gained:.0%} of the gain is lost."
+        ),
         trend.best_step,
         s.loss_entries[-1].step,
         severity="critical" if back >= gained else "warning",
@@ -310,7 +314,7 @@ def loss_plateau(
     "next time.",
 )
 def overfitting(
-    history: TrainingHistory, *, ratio: float = 1.2, share: float = 0.08, gap: float = 0.1, validations: int = 3
+    history: TrainingHistory, *, ratio: float = 1.2, share: float = 0.08, gap: float = 0.1, validations: int = 5
 ) -> Finding | None:
     """The newest `validations` validation losses are all above `ratio` times the best, the training loss fell since.
 

@@ -21,9 +21,11 @@ from .signals import signals_of
 def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_steps: int = 20) -> Finding | None:
     """From one step to the next the learning rate became `ratio` times the largest ever, after `min_steps` clean
     steps."""
+    if history.num_clean <= min_steps or history.lrs.max < ratio * history.lrs.min:
+        return None
     s = signals_of(history)
     entries = [e for e in s.clean if e.lr is not None]
-    if len(entries) < 2 or history.num_clean <= min_steps:
+    if len(entries) < 2:
         return None
     before = [b.lr.max for b in history.overview.buckets if b.lr.num and b.last_step < entries[0].step]
     largest = max(before, default=0.0)
@@ -102,7 +104,7 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
 @rule(
     "scheduler-not-stepping",
     reads="whether a scheduler was made, what it started from, and the learning rates",
-    source="our own",
+    source="our own: a scheduler that is stepped changes the learning rate",
     remedy="Call scheduler.step() after each optimizer.step(), or after each epoch if it counts epochs.",
 )
 def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_at_full: int = 1000) -> Finding | None:

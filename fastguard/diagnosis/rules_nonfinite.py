@@ -145,15 +145,15 @@ def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) 
     severity="critical",
     reads="sampled activations",
     source="our own: the module whose output is not finite although its inputs are",
-    remedy="The module named first made NaN or Inf out of finite inputs: look at its weights, at divisions, logarithms "
-    "and exponentials in it, and in half precision at the size of its output.",
+    remedy="Look at the module named first and at what comes right before it: its weights, divisions, logarithms and "
+    "exponentials in it, and in half precision the size of its output.",
 )
 def non_finite_activations(history: TrainingHistory) -> Finding | None:
     """NaN or Inf in a sampled activation; a module whose inputs were finite is where it began."""
     bad = [
         sample
-        for _, window in history.activations.items()
-        for sample in window.recent
+        for name in history.activations.bad
+        for sample in history.activations[name].recent
         if not sample.value.stats.is_finite
     ]
     if not bad:
@@ -162,12 +162,17 @@ def non_finite_activations(history: TrainingHistory) -> Finding | None:
     at_first = sorted((s.value for s in bad if s.step == first), key=lambda module: module.order)
     origins = [module for module in at_first if module.is_origin]
     blamed = origins or at_first[:1]
-    what = f"began in {blamed[0].name}" if origins else f"came with the input of {blamed[0].name}"
-    if not origins and blamed[0].inputs_finite is None:
+    if origins:
+        what = f"it began in {blamed[0].name}, whose inputs were finite"
+    elif blamed[0].inputs_finite is None:
         what = f"first seen in {blamed[0].name}"
+    else:
+        what = (
+            f"first seen in {blamed[0].name}, whose input was bad already: from the batch, or from a module not sampled"
+        )
     stats = blamed[0].stats
     return Finding(
-        f"Activations held NaN or Inf at step {first}: {what}, then in {len(at_first)} modules in all.",
+        f"Activations of {count(len(at_first), 'module')} held NaN or Inf at step {first}: {what}.",
         first,
         max(sample.step for sample in bad),
         severity="critical",
@@ -192,7 +197,8 @@ def non_finite_activations(history: TrainingHistory) -> Finding | None:
 )
 def non_finite_weights(history: TrainingHistory) -> Finding | None:
     """NaN or Inf in a parameter itself."""
-    bad = [(name, w) for name, w in history.weights.items() if w.last.value.num_nonfinite]
+    windows = [(name, history.weights[name]) for name in history.weights.bad]
+    bad = [(name, w) for name, w in windows if w.last.value.num_nonfinite]
     if not bad:
         return None
     steps = [s.step for _, window in bad for s in window.recent if s.value.num_nonfinite]

@@ -8,9 +8,11 @@ from ..history import TrainingHistory
 from ..samples import ModuleActivity
 from .finding import Finding
 from .registry import rule
+from .signals import signals_of
 from .wording import count, listed
 
 _MANY_BATCHES = 4
+_NEARLY_ALL = 0.95
 
 
 def _lasting(
@@ -24,10 +26,8 @@ def _lasting(
 
     One sample is enough if units were judged over four batches.
     """
-    wanted, found = set(families), []
-    for name, window in history.activations.current():
-        if window.last.value.family not in wanted:
-            continue
+    modules, found = signals_of(history).modules, []
+    for name, window in (pair for family in families for pair in modules.get(family, ())):
         need = 1 if window.last.value.num_units and window.last.value.num_batches >= _MANY_BATCHES else samples
         newest = list(window.recent)[-need:]
         least = min(share(sample.value) for sample in newest)
@@ -44,15 +44,23 @@ def _saturated(module: ModuleActivity) -> float:
     return max(module.stats.saturation_ratio, module.saturated_unit_ratio)
 
 
+def _is_hurt(history: TrainingHistory) -> bool:
+    """Whether the loss has come up from its best, or was never seen to fall; True where there is none."""
+    trend = history.loss_trend
+    gained = trend.first - trend.best
+    return not gained > 0.1 * abs(trend.first) or trend.mean > trend.best + 0.25 * gained
+
+
 def _finding(
     found: list[tuple[str, float, int]], history: TrainingHistory, what: str, limit: float, severe: float = 0.0
 ) -> Finding:
+    is_severe = found[0][1] >= severe and (found[0][1] >= _NEARLY_ALL or _is_hurt(history))
     names = [name for name, _, _ in found]
     return Finding(
         f"{what.format(100 * found[0][1], names[0])}" + (f"; also in {listed(names[1:])}." if len(names) > 1 else "."),
         min(step for _, _, step in found),
         history.activations.last_step,
-        severity="warning" if found[0][1] >= severe else "info",
+        severity="warning" if is_severe else "info",
         layers=tuple(names[:8]),
         evidence={"ratio": found[0][1], "num_modules": len(found), "threshold": limit},
         confidence=0.95 if found[0][1] > 0.8 else 0.8,
@@ -71,7 +79,8 @@ def dead_relu_units(
 ) -> Finding | None:
     """At least a `share` of a ReLU's units are zero for every input, in `samples` samples in a row: info.
 
-    A warning from `severe` on: networks live with half of their units, and learn on.
+    A warning from `severe` on if the loss suffers, or from 95 % on: networks live with half of their units, and learn
+    on.
     A unit that is often zero is sparse, not dead. Where units were not told apart, the share of zeros must reach 0.99.
     """
     found = _lasting(history, ("relu",), lambda m: _dead(m) if m.num_units else _all_or_nothing(m), share, samples)
@@ -95,7 +104,7 @@ def dead_smooth_units(
 ) -> Finding | None:
     """At least a `share` of a GELU's or SiLU's units are near zero for every input, in `samples` samples in a row.
 
-    Info; a warning from `severe` on.
+    Info; a warning from `severe` on if the loss suffers, or from 95 % on.
     """
     found = _lasting(
         history, ("gelu", "silu"), lambda m: _dead(m) if m.num_units else _all_or_nothing(m), share, samples
@@ -115,7 +124,7 @@ def saturated_units(
 ) -> Finding | None:
     """At least a `share` of the output of a tanh, sigmoid or hardtanh is at its ends, in `samples` samples in a row.
 
-    Info; a warning from `severe` on.
+    Info; a warning from `severe` on if the loss suffers, or from 95 % on.
     """
     found = _lasting(history, ("tanh", "sigmoid", "hardtanh"), _saturated, share, samples)
     return _finding(found, history, "{:.0f} % of the output of {} is saturated", share, severe) if found else None

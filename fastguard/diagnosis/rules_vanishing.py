@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from itertools import islice
+from typing import Any
 
 from ..history import TensorTrack, TrainingHistory
+from ..history.updates import is_bias
+from ..stats import COLUMNS
 from .finding import Finding
 from .registry import rule
 from .signals import median, signals_of
-from .wording import count, is_bias, listed
+from .wording import count, listed
 
+_NUM_ZEROS = COLUMNS.index("num_zeros")
 _HALF_STEP = 2.0**-24  # the smallest positive float16
 
 
@@ -27,7 +31,10 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding |
     if record is None or not record.is_finite:
         return None
     tensors = record.tensors
-    flags = [zeros == numel > 0 for zeros, numel in zip(tensors.num_zeros, tensors.numel)]
+    if not tensors.total_row()[_NUM_ZEROS] or not len(tensors):
+        return None
+    rows: Any = tensors.table.tolist()
+    flags = [row[_NUM_ZEROS] == row[0] > 0 for row in rows]
     num_zero = sum(flags)
     if not num_zero:
         return None

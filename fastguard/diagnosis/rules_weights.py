@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
-from ..history import TrainingHistory
+from ..history import TrainingHistory, UpdateRatio
+from ..history.updates import is_bias
 from .finding import Finding, Severity
 from .registry import rule
 from .signals import median, signals_of
-from .wording import count, is_bias, listed
-
-_MIN_NUMEL = 16
-
-
-def _update_ratios(history: TrainingHistory) -> list[tuple[str, list[tuple[int, float]]]]:
-    """(step, update ratio) of each weight matrix that is being sampled; biases and scales are left out.
-
-    What is a matrix is known where the initialisation is. Samples after the first count only at half of the largest
-    learning rate or more.
-    """
-    rows = []
-    low = {e.step for e in signals_of(history).clean if e.lr is not None and 2.0 * e.lr < history.lrs.max}
-    matrices = history.model.initialization
-    for name, window in history.weights.current():
-        if window.last.value.numel < _MIN_NUMEL or is_bias(name) or (matrices and name not in matrices):
-            continue
-        samples = [window.first, *(s for s in window.recent if s.step != window.first.step)]
-        known = [(s.step, s.value.update_ratio) for s in samples]
-        ratios = [
-            (step, ratio) for step, ratio in known if _counts(ratio) and (step == samples[0].step or step not in low)
-        ]
-        if ratios:
-            rows.append((name, ratios))
-    return rows
-
-
-def _counts(ratio: float | None) -> TypeGuard[float]:
-    return ratio is not None and ratio - ratio == 0.0
-
-
-def _too_small_at_first(history: TrainingHistory) -> set[str]:
-    """Weights that began so small that no update is small against them."""
-    return {name for name, (actual, expected) in history.model.initialization.items() if actual < 0.1 * expected}
+from .wording import count, listed
 
 
 @rule(
@@ -54,37 +20,36 @@ def _too_small_at_first(history: TrainingHistory) -> set[str]:
 def update_ratio_high(
     history: TrainingHistory, *, first: float = 0.5, later: float = 0.045, min_steps: int = 15
 ) -> Finding | None:
-    """The median weight's update is above `first` of it at the first sample, or above `later` at a sample after it.
+    """The median weight's update is above `first` of it at the first sample, or above `later` from 20 steps later on.
 
     Asked `min_steps` steps after the first sample; silent if the learning rate has come down by then, or still rises.
     """
-    rows = [(n, r) for n, r in _update_ratios(history) if n not in _too_small_at_first(history)]
-    if not rows or not history.clean or history.clean[-1].step - rows[0][1][0][0] < min_steps:
+    updates = history.updates
+    first_sample, peak = updates.first, updates.peak
+    if first_sample is None or not history.clean or history.clean[-1].step - first_sample.step < min_steps:
         return None
-    at_first = median([ratios[0][1] for _, ratios in rows])
-    lately = 0.0 if signals_of(history).is_lr_rising else _highest_later(rows)
-    is_first = at_first > first and not _has_come_down(history)
-    if not is_first and lately <= later:
+    is_first = first_sample.ratio > first and not _has_come_down(history)
+    is_later = peak is not None and peak.ratio > later and _is_at_full_lr(history, peak)
+    if is_first:
+        sample, limit = first_sample, first
+    elif is_later and peak is not None:
+        sample, limit = peak, later
+    else:
         return None
-    value, limit = (at_first, first) if is_first else (lately, later)
-    began = next((step for _, r in rows for step, ratio in r if ratio >= value), rows[0][1][0][0])
-    worst = sorted(rows, key=lambda row: -row[1][0 if is_first else -1][1])
     return Finding(
-        f"One step changed the median weight by {value:.2g} of its norm; {listed([n for n, _ in worst])} the most.",
-        rows[0][1][0][0] if is_first else began,
+        f"Step {sample.step} changed the median weight by {sample.ratio:.2g} of its norm.",
+        sample.step,
         history.weights.last_step,
-        evidence={"update_ratio": value, "threshold": limit, "num_weights": len(rows)},
-        confidence=0.9 if value > 2 * limit else 0.75,
+        evidence={"update_ratio": sample.ratio, "threshold": limit, "num_samples": updates.count},
+        confidence=0.9 if sample.ratio > 2 * limit else 0.75,
     )
 
 
-def _highest_later(rows: list[tuple[str, list[tuple[int, float]]]]) -> float:
-    """The median weight's ratio at the sample, of those after the first, where that is highest."""
-    by_step: dict[int, list[float]] = {}
-    for _, ratios in rows:
-        for step, ratio in ratios[1:]:
-            by_step.setdefault(step, []).append(ratio)
-    return max((median(ratios) for ratios in by_step.values()), default=0.0)
+def _is_at_full_lr(history: TrainingHistory, sample: UpdateRatio) -> bool:
+    """Whether the sample is of a step at half of the largest learning rate or more, and that is no longer rising."""
+    if sample.lr is None:
+        return True
+    return 2.0 * sample.lr >= history.lrs.max and not signals_of(history).is_lr_rising
 
 
 def _has_come_down(history: TrainingHistory) -> bool:
@@ -110,25 +75,23 @@ def update_ratio_low(
     """The median weight changes by less than `ratio` of itself a step, and the loss has come down by less than
     `progress`.
 
-    Without losses, by less than `ratio_alone`. In all samples (two at least) at half of the largest learning rate or
-    more, once there were `min_steps` such steps and it rises no longer.
+    Without losses, by less than `ratio_alone`. In all samples (two at least), once there were `min_steps` steps at half
+    of the largest learning rate or more and it rises no longer.
     """
     s = signals_of(history)
-    rows = _update_ratios(history)
-    if not rows or s.num_full_lr < min_steps or s.is_lr_rising or history.num_clean < min_steps:
+    updates = history.updates
+    if updates.count < 2 or s.num_full_lr < min_steps or s.is_lr_rising or history.num_clean < min_steps:
         return None
     known = history.loss_trend.count >= min_steps
     if known and not s.progress < progress:
         return None
-    if max(len(ratios) for _, ratios in rows) < 2:
-        return None
-    value = median([max(r for _, r in ratios) for _, ratios in rows])
+    value = max(sample.ratio for sample in (updates.first, updates.peak) if sample is not None)
     if value >= (ratio if known else ratio_alone) or value == 0.0:
         return None
     return Finding(
         f"The median weight changes by no more than {value:.2g} of itself a step"
         + (f", and the loss has come down by {max(s.progress, 0.0):.1%} only." if known else "."),
-        rows[0][1][0][0],
+        history.clean[0].step,
         history.weights.last_step,
         evidence={"update_ratio": value, "threshold": ratio, **({"progress": s.progress} if known else {})},
         confidence=0.9,
@@ -146,10 +109,13 @@ def unchanged_weights(history: TrainingHistory, *, samples: int = 3, share: floa
     """Weights that were the same in `samples` samples, while others changed; info if they are more than a `share`."""
     same, num_known = [], 0
     for name, window in history.weights.current():
-        values = [s.value for s in window.recent]
-        if len(values) < samples:
+        if len(window.recent) < samples:
             continue
         num_known += 1
+        last = window.last.value
+        if last.update_norm or last.norm != window.recent[0].value.norm:  # nearly all are let through here
+            continue
+        values = [s.value for s in window.recent]
         first = values[0]
         if all(v.norm == first.norm and v.std == first.std and not v.update_norm for v in values) and first.norm:
             same.append((name, window.first.step))
@@ -174,7 +140,7 @@ def _severity_of_share(num: int, total: int, share: float) -> Severity:
 @rule(
     "parameters-not-in-optimizer",
     reads="parameters of the model against those of the optimizer",
-    source="our own",
+    source="our own: what no optimizer holds never changes",
     remedy="Make the optimizer after the model is complete and on its device, or add them with add_param_group. If "
     "another optimizer trains them, guard both together: wrap([a, b], model).",
 )
@@ -232,7 +198,7 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5) -> Findin
 @rule(
     "missing-gradients",
     reads="names of the model's parameters against those that ever had a gradient",
-    source="our own",
+    source="our own: what the loss does not depend on never learns",
     remedy="These parameters are trainable and in the optimizer, but the loss does not depend on them: are they used "
     "in "
     "the forward pass, and is nothing between them and the loss detached?",
@@ -319,9 +285,12 @@ def shrinking_weights(
     The latter, of what it was at the first sample, counts while the loss has not come down by a share `progress`.
     """
     taken = history.model.decay_per_step or 0.0
-    windows = [(n, w) for n, w in history.weights.current() if w.first.value.norm and not is_bias(n)]
-    left = median([w.last.value.norm / w.first.value.norm for _, w in windows]) if windows else 1.0
-    has_shrunk = left < shrunk and not signals_of(history).progress >= progress
+    learns = signals_of(history).progress >= progress
+    left = 1.0
+    if taken > decay or not learns:
+        windows = [w for n, w in history.weights.current() if w.first.value.norm and not is_bias(n)]
+        left = median([w.last.value.norm / w.first.value.norm for w in windows]) if windows else 1.0
+    has_shrunk = left < shrunk and not learns
     if not history.num_clean or (taken <= decay and not has_shrunk):
         return None
     said = [f"weight decay takes {taken:.1%} of the weights at each step"] if taken > decay else []

@@ -9,7 +9,9 @@ from functools import cached_property
 from itertools import pairwise
 
 from ..history import Entry, TrainingHistory
+from ..history.sampled import Window
 from ..running import quantiles
+from ..samples import ModuleActivity
 
 BLOCK = 20
 
@@ -63,6 +65,14 @@ class Signals:
     def loss_noise(self) -> float:
         """Robust spread of the loss from one step to the next, over the newest 64; NaN if there are less than 8."""
         return noise(self.losses[-64:])
+
+    @cached_property
+    def modules(self) -> dict[str, list[tuple[str, Window[ModuleActivity]]]]:
+        """Names and windows of the activations that are being sampled, by family."""
+        families: dict[str, list[tuple[str, Window[ModuleActivity]]]] = {}
+        for name, window in self.history.activations.current():
+            families.setdefault(window.last.value.family, []).append((name, window))
+        return families
 
     @cached_property
     def is_lr_rising(self) -> bool:

@@ -20,12 +20,3 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     """
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def is_bias(name: str) -> bool:
-    """Whether a parameter's own name says that it is a bias, as `bias` does, and `bias_ih_l0` of a recurrent layer.
-
-    >>> is_bias("layers.0.bias"), is_bias("debiased.weight")
-    (True, False)
-    """
-    return name.rpartition(".")[2].startswith("bias")

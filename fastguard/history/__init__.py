@@ -15,6 +15,8 @@ from .sampled import Sampled as Sampled
 from .tensors import TensorTrack as TensorTrack
 from .trend import Spike as Spike
 from .trend import Trend as Trend
+from .updates import UpdateRatio as UpdateRatio
+from .updates import UpdateRatios as UpdateRatios
 
 __all__ = [
     "Bucket",
@@ -27,4 +29,6 @@ __all__ = [
     "TensorTrack",
     "TrainingHistory",
     "Trend",
+    "UpdateRatio",
+    "UpdateRatios",
 ]

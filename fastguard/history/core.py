@@ -22,6 +22,7 @@ from .sampled import Sampled
 from .series import Series
 from .tensors import TensorTracks
 from .trend import Trend
+from .updates import UpdateRatios
 
 NUM_FIRST_EVENTS = 16
 NUM_LAST_EVENTS = 64
@@ -62,6 +63,7 @@ class TrainingHistory(Series):
         overview: the whole run in at most 256 buckets (`Overview`).
         tensors: a `TensorTrack` for each gradient, brought up to date at a few steps.
         activations, weights: what was sampled, in windows of sixteen samples by name.
+        updates: the median update ratio of the sampled steps: the first, the largest, the newest 64 (`UpdateRatios`).
         validations: the newest 256 validation losses, each with the training loss at that time.
         model: what the guard told of the model (`ModelNotes`).
         revision: grows with every change; not saved.
@@ -110,8 +112,9 @@ class TrainingHistory(Series):
         self.first_nonfinite: dict[str, int] = {}
         self.first_bad_loss_step = self.last_bad_loss_step = -1
         self.loss_trend, self.norm_trend, self.overview, self.tensors = Trend(), Trend(), Overview(), TensorTracks()
-        self.activations: Sampled[ModuleActivity] = Sampled(ModuleActivity.from_dict)
-        self.weights: Sampled[WeightStats] = Sampled(WeightStats.from_dict)
+        self.activations: Sampled[ModuleActivity] = Sampled(ModuleActivity.from_dict, _holds_nonfinite)
+        self.weights: Sampled[WeightStats] = Sampled(WeightStats.from_dict, _is_spoilt)
+        self.updates = UpdateRatios()
         self.validations: deque[Validation] = deque(maxlen=NUM_VALIDATIONS)
         self.model = ModelNotes()
 
@@ -159,6 +162,7 @@ class TrainingHistory(Series):
             self.activations.add(record.step, record.activations)
         if record.weights:
             self.weights.add(record.step, record.weights)
+            self.updates.add(record.step, record.weights, record.lr, self.model.judged_weights)
         self.revision += 1
         self._deferred.append(
             Entry(
@@ -384,3 +388,11 @@ class TrainingHistory(Series):
 
     def __repr__(self) -> str:
         return f"TrainingHistory({self.num_steps} steps, window={self.window})"
+
+
+def _holds_nonfinite(module: ModuleActivity) -> bool:
+    return not module.stats.is_finite
+
+
+def _is_spoilt(weight: WeightStats) -> bool:
+    return bool(weight.num_nonfinite)

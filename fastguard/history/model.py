@@ -39,6 +39,11 @@ class ModelNotes:
     initial_lr: float | None = None
     steps_per_epoch: int | None = None
 
+    @property
+    def judged_weights(self) -> set[str]:
+        """Weight matrices whose updates say something: known, and not begun so small that any update is large."""
+        return {name for name, (actual, expected) in self.initialization.items() if actual >= 0.1 * expected}
+
     def update(
         self,
         *,

@@ -47,12 +47,15 @@ class Sampled(Generic[_Item]):
 
     Attributes:
         num_samples, last_step: sampled steps, and the newest of them.
+        bad: names that ever had a sample which `is_bad`, in that order: the values of the dict mean nothing.
     """
 
-    __slots__ = ("_decode", "_windows", "last_step", "num_samples")
+    __slots__ = ("_decode", "_is_bad", "_windows", "bad", "last_step", "num_samples")
 
-    def __init__(self, decode: Callable[[Mapping[str, Any]], _Item]) -> None:
+    def __init__(self, decode: Callable[[Mapping[str, Any]], _Item], is_bad: Callable[[_Item], bool]) -> None:
         self._decode: Callable[[Mapping[str, Any]], _Item] = decode
+        self._is_bad: Callable[[_Item], bool] = is_bad
+        self.bad: dict[str, None] = {}
         self._windows: dict[str, Window[_Item]] = {}
         self.num_samples = 0
         self.last_step = -1
@@ -69,6 +72,8 @@ class Sampled(Generic[_Item]):
                     continue
                 window = self._windows[item.name] = Window(sample)
             window.add(sample)
+            if self._is_bad(item):
+                self.bad[item.name] = None
 
     def current(self) -> Iterator[tuple[str, Window[_Item]]]:
         """Names and windows of those that are still being sampled: met at the newest sampled steps."""
@@ -93,11 +98,12 @@ class Sampled(Generic[_Item]):
             name: [window.count, _encode(window.first), [_encode(sample) for sample in window.recent]]
             for name, window in self._windows.items()
         }
-        return [self.num_samples, self.last_step, windows]
+        return [self.num_samples, self.last_step, list(self.bad), windows]
 
     def load(self, state: Sequence[Any]) -> None:
         """Takes back what `state` gave."""
-        self.num_samples, self.last_step, windows = state
+        self.num_samples, self.last_step, bad, windows = state
+        self.bad = dict.fromkeys(bad)
         self._windows = {}
         for name, (count, first, recent) in windows.items():
             window = self._windows[name] = Window(self._sample(first))

@@ -32,7 +32,7 @@ COUNTERS = (
 )
 _NUMBERS = ("norm_min", "norm_max", "overhead_total_s", "_equal_low", "_equal_high")
 _RUNNING = ("log_norm", "losses", "val_losses", "lrs")
-_TRENDS = ("loss_trend", "norm_trend", "overview", "tensors")
+_TRENDS = ("loss_trend", "norm_trend", "overview", "tensors", "updates")
 _SAMPLED = ("activations", "weights")
 
 

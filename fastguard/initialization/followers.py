@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections import OrderedDict
@@ -109,23 +110,37 @@ def _skeleton(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     for name, value in module.__dict__.items():
         if name.endswith("_hooks") or name.startswith(("_forward_hooks", "_forward_pre_hooks")):
             new.__dict__[name] = OrderedDict()
-        elif name in ("_parameters", "_buffers"):
-            new.__dict__[name] = dict(value)
+        elif isinstance(value, (list, dict, set)):  # parameters and buffers too
+            new.__dict__[name] = copy.copy(value)
+    new.__dict__["_compiled_call_impl"] = None  # set where the module was compiled in place
     children = {n: None if m is None else _skeleton(m, made) for n, m in module._modules.items()}
     new.__dict__["_modules"] = children
     return new
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    while True:
+        if type(model).__name__ == "OptimizedModule":
+            model = model._orig_mod  # type: ignore[assignment]
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
 
 
 def by_graph(model: nn.Module) -> tuple[dict[nn.Module, Follower], str]:
     """The activation that each module's output reaches first, from the traced graph; and why there is none, or ""."""
     import torch.fx
 
+    inner = _unwrapped(model)
+    if any(type(m).__name__ == "OptimizedModule" or isinstance(m, torch.jit.ScriptModule) for m in inner.modules()):
+        return {}, "it holds compiled modules"
     tracer = torch.fx.Tracer()
     try:
-        graph = tracer.trace(_skeleton(model, {}))
+        graph = tracer.trace(_skeleton(inner, {}))
     except Exception as error:  # whatever the model's own code raises on being run with stand-ins for tensors
         return {}, f"{type(error).__name__}: {error}".splitlines()[0]
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(inner.named_modules(remove_duplicate=False))
     found: dict[nn.Module, Follower] = {}
     for node in graph.nodes:
         if node.op == "call_module" and node.target in modules:

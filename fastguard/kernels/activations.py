@@ -6,6 +6,7 @@ A backend's module of these operations has
     channel_table(x, dim, low, high, near_zero) -> (row, float64 [C, 4] of CHANNEL_COLUMNS as bytes)
     magnitude_counts(tensors) -> counts, as MagnitudeHistogram.from_counts takes them
 
+and, where figures can stay on a device, `activation_row_into` and `channel_table_into`, which take the memory for them,
 for real tensors that `real` has let through; `near_zero` is at least the smallest float64, so that zeros are near zero.
 """
 
@@ -91,6 +92,27 @@ def run_activation(
     if dim is None:
         return operations.activation_row(x, low, high, near_zero), None
     return operations.channel_table(x, dim, low, high, near_zero)
+
+
+def run_activation_into(
+    x: torch.Tensor,
+    low: float,
+    high: float,
+    near_zero: float,
+    dim: int | None,
+    backend: str,
+    row: torch.Tensor,
+    table: torch.Tensor | None = None,
+) -> None:
+    """As `run_activation`, but the figures go to `row`, float64 [10], and `table`, float64 [channels, 4], on the device
+    of `x`, in the order of its current stream. For devices other than a CPU: nothing synchronises."""
+    operations = _operations(x.device, backend)
+    if not hasattr(operations, "activation_row_into"):
+        operations = reference_activations
+    if dim is None:
+        operations.activation_row_into(x, low, high, near_zero, row)
+    else:
+        operations.channel_table_into(x, dim, low, high, near_zero, row, table)
 
 
 def _run(

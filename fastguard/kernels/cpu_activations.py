@@ -1,4 +1,4 @@
-"""Adapter over `fastguard._C`, the C++ kernels for CPU tensors, for the operations of `activations`."""
+"""Activations on the CPU: adapter over `fastguard._C`, the C++ kernels. See `activations` for the operations."""
 
 from __future__ import annotations
 

@@ -87,6 +87,22 @@ def channel_tensors(
     return _merge(torch.stack(parts), x.numel()), table
 
 
+def activation_row_into(x: torch.Tensor, low: float, high: float, near_zero: float, row: torch.Tensor) -> None:
+    """The row of `x` into `row`, float64 [10] on the same device. Does not synchronise."""
+    with torch.no_grad():
+        row.copy_(row_tensor(plain(x, 0), low, high, near_zero))
+
+
+def channel_table_into(
+    x: torch.Tensor, dim: int, low: float, high: float, near_zero: float, row: torch.Tensor, table: torch.Tensor
+) -> None:
+    """The same, and the table of the channels of `dim` into `table`, float64 [channels, 4] on the same device."""
+    with torch.no_grad():
+        found, channels = channel_tensors(plain(x, 0), dim, low, high, near_zero)
+        row.copy_(found)
+        table.copy_(channels)
+
+
 def activation_row(x: torch.Tensor, low: float, high: float, near_zero: float) -> tuple[float, ...]:
     """One row of ACTIVATION_COLUMNS. Synchronises once.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from .. import kernels
 from ..samples import WeightStats
 from ..stats import TensorRow, TensorStats
-from .updates import formula, has_formula, sum_of_squares
+from .updates import Formula, chunked_norm, formula, group_has_formula, suits_formula
 
 EVERY = 100
 MAX_BYTES = 1 << 28
@@ -56,7 +55,7 @@ class WeightSampler:
 
     Cost: nothing at other steps. At a sampled one: one read of the parameters; for updates one read of what the
     formula needs (SGD: gradient or momentum; Adam: both moments; AdamW: weights and both moments), or for copied
-    parameters four reads and two writes. On an accelerator, one sync a sampled step for each of the two calls.
+    parameters four reads and two writes. On an accelerator, two or three syncs.
 
     >>> import torch
     >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -94,8 +93,9 @@ class WeightSampler:
         table, _ = kernels.run_stats([p.detach() for p in parameters], self.backend)
         sample = Sample(places, parameters, list(TensorStats(table)))
         if self.updates:
+            fitting = {id(group) for group in optimizer.param_groups if group_has_formula(optimizer, group)}
             groups = [every[k][1] for k in places]
-            fits = [has_formula(optimizer, group, p) for p, group in zip(parameters, groups, strict=True)]
+            fits = [id(group) in fitting and suits_formula(p) for p, group in zip(parameters, groups, strict=True)]
             sample.formulas = {i: group for i, group in enumerate(groups) if fits[i]}
             self._copy(sample, [i for i, fit in enumerate(fits) if not fit])
         return sample
@@ -163,21 +163,30 @@ class WeightSampler:
         self, optimizer: torch.optim.Optimizer, sample: Sample, moved: Sequence[bool]
     ) -> list[float | None]:
         norms: list[float | None] = [None] * len(sample.rows)
-        squares: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        multiples: dict[int, Formula] = {}
+        waiting: dict[torch.device, list[tuple[int, Tensor]]] = {}
         with torch.no_grad():
             for i, group in sample.formulas.items():
                 made = formula(optimizer, group, sample.parameters[i]) if moved[i] else None
-                if made is not None:
-                    squares.setdefault(sample.parameters[i].device, []).append((i, sum_of_squares(made)))
-                elif not moved[i]:
-                    norms[i] = 0.0
+                if made is None:
+                    norms[i] = None if moved[i] else 0.0
+                elif made.update is None:
+                    multiples[i] = made
+                elif isinstance(norm := chunked_norm(made, self.backend), Tensor):
+                    waiting.setdefault(norm.device, []).append((i, norm))
+                else:
+                    norms[i] = norm
             for i, copy in sample.copies.items():
                 copy.sub_(sample.parameters[i])
-        for found in squares.values():
-            for (i, _), square in zip(found, torch.stack([s for _, s in found]).tolist(), strict=True):
-                norms[i] = math.sqrt(square)
-        table, _ = kernels.run_stats(list(sample.copies.values()), self.backend)
-        for i, row in zip(sample.copies, TensorStats(table), strict=True):
+        for found in waiting.values():
+            for (i, _), value in zip(found, torch.stack([norm for _, norm in found]).tolist(), strict=True):
+                norms[i] = value
+        # Plain multiples and differences in one call.
+        tensors = [made.sources[0].detach() for made in multiples.values()] + list(sample.copies.values())
+        rows = iter(TensorStats(kernels.run_stats(tensors, self.backend)[0]))
+        for (i, made), row in zip(multiples.items(), rows):
+            norms[i] = row.norm * abs(float(made.factor))
+        for i, row in zip(sample.copies, rows, strict=True):
             norms[i] = row.norm
         sample.copies.clear()
         return norms

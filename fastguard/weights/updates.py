@@ -12,8 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, optim
 
+from .. import kernels
+from ..stats import GradientStats, TensorRow, TensorStats, fold_rows
+
 # Elements worked on at once: in cache on a CPU, few launches elsewhere. Several such chunks are held at a time.
 _CHUNK_CPU, _CHUNK_DEVICE = 1 << 16, 1 << 24
+_PRECISE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 _SINGULAR = 0.5  # below, (1 - lr * decay) magnifies too much of the rounding to be divided by
 
 
@@ -22,11 +26,14 @@ class Formula(NamedTuple):
 
     Attributes:
         sources: tensors of the parameter's shape, in the order in which `update` takes them.
-        update: elementwise, from chunks of the sources to the same chunk of the update (or of minus the update).
+        update: elementwise, from chunks of the sources to the same chunk of the update (or of minus the update); may
+            not write to its arguments. None where the update is the only source, times `factor`.
+        factor: a number or a tensor of one element.
     """
 
     sources: tuple[Tensor, ...]
-    update: Callable[..., Tensor]
+    update: Callable[..., Tensor] | None
+    factor: Any = 1.0
 
 
 _Group = dict[str, Any]
@@ -34,26 +41,40 @@ _Maker = Callable[[_Group, Tensor, dict[str, Any]], "Formula | None"]
 
 
 def _scalar(value: Any) -> Any:
-    """A number, or a float64 tensor of one element that stays where it is: nothing waits for it."""
-    return value.detach().double().reshape(()) if isinstance(value, Tensor) else value
+    """A number, or on an accelerator a float64 tensor of one element, so that nothing waits for it."""
+    if not isinstance(value, Tensor):
+        return value
+    return float(value.detach()) if _may_wait(value) else value.detach().double().reshape(())
+
+
+def _may_wait(tensor: Tensor) -> bool:
+    return tensor.is_cpu
 
 
 def _sgd(group: _Group, p: Tensor, state: dict[str, Any]) -> Formula | None:
     lr, decay = _scalar(group["lr"]), group["weight_decay"]
     if group["momentum"]:
         buffer = state.get("momentum_buffer")
-        return None if buffer is None else Formula((buffer,), lambda b: b * lr)
+        return None if buffer is None else Formula((buffer,), None, lr)
     if p.grad is None:
         return None
     if not decay:
-        return Formula((p.grad,), lambda g: g * lr)
+        return Formula((p.grad,), None, lr)
     signed = -lr if group["maximize"] else lr
     return Formula((p, p.grad), lambda w, g: _with_decay(w, g * signed, lr * decay))
 
 
 def _with_decay(after: Tensor, rest: Tensor, decay: Any) -> Tensor:
     """The update `rest + decay * before`, where `after = before - update`."""
-    return rest + (after + rest) * (decay / (1 - decay))
+    return (after + rest).mul_(decay / (1 - decay)).add_(rest)
+
+
+def _is_decoupled(group: _Group) -> bool:
+    return bool(group.get("decoupled_weight_decay", False))
+
+
+def _adamw(group: _Group, p: Tensor, state: dict[str, Any]) -> Formula | None:
+    return _adam({**group, "decoupled_weight_decay": True}, p, state)  # which it was before it said so
 
 
 def _adam(group: _Group, p: Tensor, state: dict[str, Any]) -> Formula | None:
@@ -67,9 +88,9 @@ def _adam(group: _Group, p: Tensor, state: dict[str, Any]) -> Formula | None:
     decay = group["weight_decay"]
 
     def moved(m: Tensor, v: Tensor) -> Tensor:
-        return m * size / (v.sqrt() / root + eps)
+        return (m * size).div_(v.sqrt().div_(root).add_(eps))
 
-    if decay and group.get("decoupled_weight_decay", False):
+    if decay and _is_decoupled(group):
         return Formula((p, state["exp_avg"], second), lambda w, m, v: _with_decay(w, moved(m, v), lr * decay))
     return Formula((state["exp_avg"], second), moved)
 
@@ -86,7 +107,7 @@ def _rmsprop(group: _Group, p: Tensor, state: dict[str, Any]) -> Formula | None:
     lr, eps = _scalar(group["lr"]), group["eps"]
     if group["momentum"] > 0:
         buffer = state.get("momentum_buffer")
-        return None if buffer is None else Formula((buffer,), lambda b: b * lr)
+        return None if buffer is None else Formula((buffer,), None, lr)
     if p.grad is None or "square_avg" not in state:
         return None
     if group["centered"]:
@@ -115,8 +136,7 @@ def _sgd_fits(group: _Group) -> bool:
 
 
 def _adam_fits(group: _Group) -> bool:
-    decoupled = group.get("decoupled_weight_decay", False)
-    return not (decoupled and group["weight_decay"]) or _no_singular_decay(group)
+    return not (_is_decoupled(group) and group["weight_decay"]) or _no_singular_decay(group)
 
 
 def _always(group: _Group) -> bool:
@@ -127,7 +147,7 @@ def _always(group: _Group) -> bool:
 _FORMULAS: dict[type, tuple[_Maker, Callable[[_Group], bool]]] = {
     optim.SGD: (_sgd, _sgd_fits),
     optim.Adam: (_adam, _adam_fits),
-    optim.AdamW: (_adam, _adam_fits),
+    optim.AdamW: (_adamw, lambda group: not group["weight_decay"] or _no_singular_decay(group)),
     optim.Adamax: (_adamax, _always),
     # Weight decay is divided by the root of each element's history here, and cannot be solved for.
     optim.RMSprop: (_rmsprop, lambda group: group["momentum"] > 0 or not group["weight_decay"]),
@@ -135,21 +155,28 @@ _FORMULAS: dict[type, tuple[_Maker, Callable[[_Group], bool]]] = {
 }
 
 
-def has_formula(optimizer: optim.Optimizer, group: _Group, parameter: Tensor) -> bool:
-    """Whether the update of `parameter` can be told after the step, without a copy from before it.
+def group_has_formula(optimizer: optim.Optimizer, group: _Group) -> bool:
+    """Whether updates of the parameters of `group` can be told after the step, without copies from before it.
 
-    It can for SGD (not Nesterov's), Adam and AdamW (amsgrad too), Adamax, Adagrad without weight decay and RMSprop
-    without weight decay or with momentum, whether single, foreach, fused or capturable, on dense float32, float64 and
-    complex parameters. Half precision rounds away a good part of what the formula asks for: there the copy tells the
-    truth.
+    They can for SGD (not Nesterov's), Adam and AdamW (amsgrad too), Adamax, Adagrad without weight decay and RMSprop
+    without weight decay or with momentum, whether single, foreach, fused or capturable. Synchronises if the learning
+    rate is a tensor on an accelerator and weights decay.
     """
     entry = _FORMULAS.get(type(optimizer))
-    if entry is None or not entry[1](group):
-        return False
-    if parameter.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
-        return False
+    return entry is not None and entry[1](group)
+
+
+def suits_formula(parameter: Tensor) -> bool:
+    """Whether `parameter` is dense, and float32, float64 or complex.
+
+    Half precision rounds away a good part of what a formula asks for: there a copy tells the truth.
+    """
     gradient = parameter.grad
-    return parameter.layout is torch.strided and (gradient is None or gradient.layout is torch.strided)
+    return (
+        parameter.dtype in _PRECISE
+        and parameter.layout is torch.strided
+        and (gradient is None or gradient.layout is torch.strided)
+    )
 
 
 def formula(optimizer: optim.Optimizer, group: _Group, parameter: Tensor) -> Formula | None:
@@ -168,17 +195,23 @@ def _flat(tensors: tuple[Tensor, ...]) -> list[Tensor]:
     return [t.permute(order).reshape(-1) for t in real]
 
 
-def sum_of_squares(made: Formula) -> Tensor:
-    """Sum of the squares of the update: float64, one element, on the parameter's device; nothing waits for it.
+def chunked_norm(made: Formula, backend: str) -> Tensor | float:
+    """2-norm of an update that is no plain multiple: a number, or on an accelerator a tensor that nothing waits for.
 
     Cost: one read of every source, in chunks; a few chunks' memory. Tensors not laid out alike are copied.
     """
+    assert made.update is not None
     sources = _flat(made.sources)
     # Not in half precision, which some keep their state in, and float64 stays what it is.
     dtype = torch.promote_types(sources[0].dtype, torch.float32)
-    size = _CHUNK_CPU if sources[0].device.type == "cpu" else _CHUNK_DEVICE
+    on_cpu = _may_wait(sources[0])
+    size = _CHUNK_CPU if on_cpu else _CHUNK_DEVICE
+    rows: list[TensorRow] = []
     total = torch.zeros((), dtype=torch.float64, device=sources[0].device)
     for start in range(0, sources[0].numel(), size):
         chunk = made.update(*(s[start : start + size].to(dtype) for s in sources))
-        total += torch.linalg.vector_norm(chunk, dtype=torch.float64).square()
-    return total
+        if on_cpu:
+            rows += TensorStats(kernels.run_stats([chunk], backend)[0])
+        else:
+            total += torch.linalg.vector_norm(chunk, dtype=torch.float64).square()
+    return GradientStats.from_row(fold_rows(iter(rows))).norm if on_cpu else total.sqrt()

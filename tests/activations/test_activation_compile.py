@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 from fastguard import ActivationMonitor
 from fastguard.activations import replay
@@ -78,7 +80,7 @@ def test_following_a_guard_the_graph_between_samples_holds_no_operator_of_ours()
         model(torch.randn(5, 6))
         assert bool(monitor.take(step)) is (step % 2 == 0)
     with_hooks, without = graphs
-    assert sum("fastguard" in target for target in with_hooks) == len(monitor.names) + 2
+    assert sum("fastguard" in target for target in with_hooks) == len(monitor._hooks) + 2
     assert not any("fastguard" in target for target in without)
 
 
@@ -121,6 +123,50 @@ def test_in_place_activations_and_evaluation():
     model.train()
     model(torch.ones(2, 3)).sum().backward()
     assert [record.stats.mean for record in monitor.activities] == [-2.0, 0.0, 0.0]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.GELU())
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_checkpointing_inside_a_graph_is_counted_once():
+    net = Checkpointed()
+    model, _ = counted(net)
+    monitor = ActivationMonitor(model, modules="all", every=2, overhead_budget=None)
+    monitor.follow_guard()
+    for step in range(3):
+        model(torch.randn(5, 6)).sum().backward()  # recomputes
+        records = {record.name: record.stats.total_elements for record in monitor.take(step)}
+        assert records == ({"inner.0": 30, "inner.1": 30, "inner": 30, "Checkpointed": 30} if step % 2 == 0 else {})
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    count: torch.Tensor
+
+
+class Returns(nn.Module):
+    def forward(self, x):
+        return Output(x.exp(), x.long())
+
+
+class Takes(nn.Module):
+    def forward(self, output):
+        return output.logits * 2
+
+
+def test_dataclasses_inside_a_graph():
+    model, _ = counted(nn.Sequential(Returns(), Takes()))
+    monitor = ActivationMonitor(model, modules="all")
+    model(torch.zeros(2, 3))
+    assert [(r.name, r.stats.mean) for r in monitor.activities] == [("0", 1.0), ("1", 2.0), ("Sequential", 2.0)]
+    assert monitor.skipped == {"0.count": "int64 output"}
 
 
 def test_a_model_compiled_before_it_was_watched_says_so(caplog):

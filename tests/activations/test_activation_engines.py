@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastguard import ActivationMonitor
+from fastguard import ActivationMonitor, _env, kernels
 from fastguard.activations import collector as collecting
 from fastguard.activations.engines import DeferredEngine, ImmediateEngine, engine_for
 from fastguard.activations.families import RELU, TANH, UNKNOWN
@@ -46,7 +46,9 @@ class Event:
 def clock(monkeypatch) -> Clock:
     """CPU tensors are read as a device's would be."""
     clock = Clock()
-    monkeypatch.setattr(collecting, "engine_for", lambda device, backend: DeferredEngine(device, clock.make_event))
+    monkeypatch.setattr(
+        collecting, "engine_for", lambda device, backend: DeferredEngine(device, backend, clock.make_event)
+    )
     return clock
 
 
@@ -63,7 +65,7 @@ def test_both_engines_read_the_same(shape, judgement):
         x.view(-1)[[0, 3, 5]] = torch.tensor([torch.nan, torch.inf, 0.0])
     dim = None if len(shape) < 2 else 1
     clock = Clock()
-    late, now = DeferredEngine(CPU, clock.make_event), ImmediateEngine("reference")
+    late, now = DeferredEngine(CPU, "reference", clock.make_event), ImmediateEngine("reference")
     measured = late.measure(x, judgement, dim)
     late.deliver().wait()
     expected = now.measure(x, judgement, dim).reading()
@@ -72,7 +74,7 @@ def test_both_engines_read_the_same(shape, judgement):
 
 def test_a_device_buffer_that_is_full_is_followed_by_a_larger_one():
     clock = Clock()
-    engine = DeferredEngine(CPU, clock.make_event)
+    engine = DeferredEngine(CPU, "reference", clock.make_event)
     tensors = [torch.full((2, 100), float(i)) for i in range(600)] + [torch.ones(1, 70_000)]
     measured = [engine.measure(x, UNKNOWN, 1) for x in tensors]
     engine.deliver().wait()
@@ -136,13 +138,33 @@ def test_the_origin_is_found_without_looking_at_values_in_the_hooks(clock, monke
     assert [record.name for record in monitor.activities if record.is_origin] == ["blocks.1.attn.v"]
 
 
+def test_a_mask_of_minus_infinity_is_no_bad_input(clock):
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            return (x + mask).softmax(-1) / 0.0
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Masked()
+
+        def forward(self, x):
+            return self.inner(x, torch.full((4, 4), -torch.inf).triu(1))
+
+    net = Net()
+    monitor = ActivationMonitor(net, modules="all")
+    net(torch.randn(4, 4))
+    monitor.flush()
+    assert monitor.origin.activity.name == "inner" and monitor.origin.activity.is_origin
+
+
 def test_late_and_immediate_records_agree(monkeypatch):
     tokens = torch.randint(0, 11, (2, 5))
     net = Transformer()
     found = []
     for late in (False, True):
         if late:
-            monkeypatch.setattr(collecting, "engine_for", lambda d, b: DeferredEngine(d, Clock().make_event))
+            monkeypatch.setattr(collecting, "engine_for", lambda d, b: DeferredEngine(d, b, Clock().make_event))
         monitor = ActivationMonitor(net, modules="all", backend="reference")
         net(tokens)
         monitor.flush()
@@ -158,3 +180,25 @@ def test_detach_waits_for_what_is_on_its_way(clock):
     assert monitor.activities == ()
     monitor.detach()
     assert len(monitor.activities) == 3 and clock.num_waits == 1
+
+
+def test_figures_stay_on_the_device_through_triton_too():
+    reason = kernels.triton.unavailable()
+    if reason is not None or not _env.triton_interpreter():
+        pytest.skip(reason or "on a GPU tests/gpu runs this")
+    x = torch.randn(6, 40)
+    x[0, :3] = torch.tensor([torch.nan, torch.inf, 0.0])
+    readings = []
+    for backend in ("triton", "reference"):
+        engine = DeferredEngine(CPU, backend, Clock().make_event)
+        measured = [engine.measure(x, UNKNOWN, 1), engine.measure(x, TANH, None), engine.measure(x[:0], UNKNOWN, 1)]
+        engine.deliver().wait()
+        readings.append([one.reading() for one in measured])
+    for triton, reference in zip(*readings):
+        assert triton.row == pytest.approx(reference.row, rel=1e-5)
+        assert torch.equal(counts(triton.units), counts(reference.units))
+
+
+def counts(units: bytes | None) -> torch.Tensor:
+    """All columns but the sum."""
+    return torch.frombuffer(bytearray(units), dtype=torch.float64).view(-1, 4)[:, :3] if units else torch.empty(0)

@@ -46,6 +46,16 @@ def test_a_layer_of_dead_relus_is_named():
     assert by_name(monitor)["1"].num_dead_units == 0
 
 
+def test_a_healthy_relu_network_is_called_healthy():
+    net = nn.Sequential(nn.Linear(6, 40), nn.ReLU())
+    with torch.no_grad():
+        net[0].bias.fill_(-0.2)  # more than half of the elements are zero, and no unit is dead
+    monitor = ActivationMonitor(net)
+    net(torch.randn(200, 6))
+    assert by_name(monitor)["1"].stats.zero_ratio > 0.5
+    assert monitor.diagnose() == {}
+
+
 def test_single_dead_units_are_named():
     net = relu_net(dead=(2, 7))
     monitor = ActivationMonitor(net)
@@ -171,6 +181,24 @@ def test_masks_of_minus_infinity_are_no_bad_input():
     monitor = ActivationMonitor(net, modules="all")
     net(torch.randn(4, 4))
     assert monitor.origin.activity.name == "inner" and monitor.origin.activity.is_origin
+
+
+def test_what_is_written_into_a_tensor_between_two_modules_is_the_fault_of_neither():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.ReLU()
+
+        def forward(self, x):
+            x = self.first(x)
+            with torch.no_grad():
+                x[0, 1] = torch.nan
+            return self.second(x)
+
+    net = Net()
+    monitor = ActivationMonitor(net, modules="all")
+    net(torch.randn(4, 4))
+    assert [record.name for record in monitor.activities if record.is_origin] == ["Net"]
 
 
 def test_masked_scores_are_no_origin_when_something_else_is():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 import fastguard
 from fastguard import ActivationMonitor
+from fastguard.samples import ModuleActivity
 
 from activation_models import Transformer, relu_net
 
@@ -95,8 +98,7 @@ def test_records_are_on_the_steps_whose_forward_passes_they_saw():
     for record in sink.records:
         for activity in record.activations:
             assert activity.stats.total_elements == 2 * 4 * (2 if activity.name == "Sequential" else 12)
-    fresh = relu_net()
-    assert num_hooks(net) == num_hooks(fresh)  # the next step is not to be sampled
+    assert num_hooks(net) == 0  # the next step is not to be sampled
     optimizer.guard.detach()
     assert num_hooks(net) == 0
 
@@ -211,8 +213,31 @@ def test_what_was_sampled_is_on_the_record_when_too_many_skips_raise():
         net[2].weight[0, 0] = torch.nan
     with pytest.raises(fastguard.NonFiniteGradientsError):
         step(net, optimizer, X)
-    assert optimizer.guard.activations.origin.activity.name == "3"
+    assert optimizer.guard.activations.origin.activity.name == "2"
     assert optimizer.guard.activations.cost.num_samples == 1
+
+
+def test_passes_while_the_guard_is_paused_are_not_recorded():
+    net = relu_net()
+    optimizer = guarded(net, {"every": 1, "overhead_budget": None})
+    with optimizer.guard.paused():
+        for _ in range(3):
+            step(net, optimizer, torch.ones(9, 6))
+    assert optimizer.guard.activations.cost.num_steps == 0
+    step(net, optimizer, X)
+    assert optimizer.guard.last.step == 0
+    assert optimizer.guard.last.activations[0].stats.total_elements == 48
+
+
+def test_records_survive_a_log(tmp_path):
+    net = relu_net(dead=(3,))
+    optimizer = guarded(net, True, sinks=[fastguard.JsonlSink(tmp_path / "log.jsonl")])
+    step(net, optimizer, X)
+    records = optimizer.guard.last.activations
+    optimizer.guard.close()
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    read = [ModuleActivity.from_dict({"name": n, **d}) for n, d in json.loads(lines[0])["activations"].items()]
+    assert tuple(read) == records and 3 in read[1].dead_units
 
 
 def test_a_run_that_goes_back_is_sampled_from_there():

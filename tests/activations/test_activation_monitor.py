@@ -94,6 +94,22 @@ class TestSelection:
             "norm",
         }
 
+    def test_of_other_modules_only_what_is_not_finite_is_recorded(self):
+        net = Transformer(num_blocks=1)
+        monitor = ActivationMonitor(net, every=1, overhead_budget=None)
+        net(torch.randint(0, 11, (2, 5)))
+        assert set(by_name(monitor)) == set(monitor.names)
+        with torch.no_grad():
+            net.blocks[0].mlp[2].weight[0, 0] = torch.nan
+        net(torch.randint(0, 11, (2, 5)))
+        assert set(by_name(monitor)) > set(monitor.names)
+        assert [record.name for record in monitor.activities if record.is_origin] == ["blocks.0.mlp.2"]
+        assert monitor.skipped == {}
+        with torch.no_grad():
+            net.blocks[0].mlp[2].weight[0, 0] = 0.0
+        net(torch.randint(0, 11, (2, 5)))
+        assert by_name(monitor)["blocks.0.mlp.2"].stats.is_finite  # seen to have recovered
+
     @pytest.mark.parametrize(
         ("settings", "names"),
         [
@@ -282,6 +298,19 @@ class TestOutputs:
         assert monitor.activities[0].stats.total_elements == 12
         assert monitor.activities[0].stats.mean == 1.0
 
+    @pytest.mark.parametrize(
+        "make",
+        [lambda x: x.to_sparse(), lambda x: torch.nested.as_nested_tensor([x, x[:1]], layout=torch.strided)],
+        ids=["sparse", "nested"],
+    )
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+    def test_sparse_and_nested_tensors(self, make):
+        net = nn.Sequential(Returns(make))
+        monitor = ActivationMonitor(net, modules="^0$")
+        net(torch.full((2, 3), torch.nan))
+        stats = monitor.activities[0].stats
+        assert stats.num_nans == stats.total_elements == (6 if make(torch.ones(2, 3)).is_sparse else 9)
+
     def test_a_tensor_returned_by_several_modules_is_read_once(self, monkeypatch):
         from fastguard.activations import engines
 
@@ -416,7 +445,7 @@ class TestCalls:
 class TestSampling:
     def test_every_tenth_step_and_no_hooks_in_between(self):
         net = relu_net()
-        monitor = ActivationMonitor(net, every=10, overhead_budget=None)
+        monitor = ActivationMonitor(net, modules="all", every=10, overhead_budget=None)
         hooks, samples = [], []
         for _ in range(25):
             net(torch.ones(2, 6))
@@ -445,7 +474,7 @@ class TestSampling:
 
     def test_a_step_is_what_the_guard_says(self):
         net = relu_net()
-        monitor = ActivationMonitor(net, every=2, overhead_budget=None)
+        monitor = ActivationMonitor(net, modules="all", every=2, overhead_budget=None)
         monitor.follow_guard()
         for step in range(5):
             for _ in range(3):  # micro-batches

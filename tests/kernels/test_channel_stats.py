@@ -38,7 +38,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shapes(backend: str, dtype: torch.dtype) -> None:
-    for shape in SHAPES:
+    for shape in SHAPES[:: 1 if backend == "cpu" else 3]:  # it is the C++ loops whose edges these are
         tensor = torch.randn(shape, dtype=torch.float64).to(dtype)
         for dim in (0, 1):
             check(tensor, dim, backend, f"{shape}, dim {dim}")

@@ -13,6 +13,7 @@ from activation_truth import assert_stats, expected, expected_table
 
 import fastguard
 from fastguard import ActivationStats, UnsupportedTensorError
+from fastguard.kernels.activations import run_activation_into
 from fastguard.kernels.triton import activation_layout, activations
 from fastguard.kernels.triton.activation_workspace import ActivationWorkspace
 from fastguard.samples import EMPTY_ACTIVATION_ROW
@@ -87,12 +88,18 @@ def test_std_of_a_constant_is_nothing(value: float) -> None:
         assert stats.mean == float(np.float32(value))
 
 
-@pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-20, 1e-14, 1e18, 1e30, 1e38])
+@pytest.mark.parametrize("scale", [1e-45, 1e-38, 2e-22, 1e-14, 1e18, 1e30, 1e38])
 def test_no_overflow_and_no_underflow(scale: float) -> None:
     tensor = ((torch.rand(1200, dtype=torch.float64) * 3 - 1) * scale).float()
     check_row(tensor, f"scale {scale}")
     check_table(tensor.view(30, 40), 1, f"scale {scale}")
     check_table(tensor.view(2, 600), 0, f"scale {scale}")
+
+
+def test_magnitudes_whose_sum_alone_overflows() -> None:
+    """Deviations are 0 and the mean of the first elements is theirs, so that nothing else would tell."""
+    check_table(torch.full((2, 1024), 6e35), 0)
+    check_table(torch.full((40, 30), 3e38), 1)
 
 
 def test_float64_beyond_the_squares() -> None:
@@ -304,3 +311,17 @@ def test_magnitudes_of_every_float32_and_float64_exponent() -> None:
         together = torch.cat([tensor, -tensor, below, torch.tensor([math.nan, math.inf]).to(tensor.dtype)])
         counted = fastguard.magnitude_histogram([together, together[3:]], backend="triton")
         assert counted == fastguard.magnitude_histogram([together, together[3:]], backend="reference")
+
+
+@pytest.mark.parametrize("backend", ["triton", "reference", "cpu"])
+def test_figures_stay_on_the_device_whatever_the_backend(backend: str, device: torch.device) -> None:
+    if backend == "cpu" and device.type != "cpu":
+        pytest.skip("the C++ kernels read CPU tensors only")
+    x = torch.randn(12, 5, 4)
+    row, table = torch.full((10,), math.nan, dtype=torch.float64), torch.full((5, 4), math.nan, dtype=torch.float64)
+    run_activation_into(x, *LIMITS, None, backend, row)
+    assert_stats(ActivationStats.from_row(row.tolist()), expected(x))
+    row.fill_(math.nan)
+    run_activation_into(x, *LIMITS, 1, backend, row, table)
+    assert_stats(ActivationStats.from_row(row.tolist()), expected(x))
+    np.testing.assert_allclose(table.cpu().numpy(), expected_table(x, 1), rtol=tolerances.SUM_ABS)

@@ -119,6 +119,7 @@ class Functional(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen = x
+        self.calls.append(x)
         h = F.leaky_relu(self.first(x), 0.5)
         h = torch.tanh(x + self.residual(h))
         return self.last(h)
@@ -134,7 +135,41 @@ def test_functions_are_seen_in_the_graph_and_the_model_is_left_alone():
     assert found["first.weight"] == pytest.approx(math.sqrt(2 / 1.25 / 8))
     assert found["residual.weight"] == pytest.approx(5 / 3 * math.sqrt(2 / 16))
     assert found["last.weight"] == pytest.approx(math.sqrt(1 / 8))
-    assert not hooked and model.__dict__.keys() == before.keys() and "seen" not in model.__dict__
+    assert not hooked and not model.calls and model.__dict__.keys() == before.keys() and "seen" not in model.__dict__
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch.compile's own imports
+def test_compiled_models_are_looked_into():
+    model = Functional()
+    wanted = expected(model)
+    assert expected(torch.compile(model, backend="eager")) == wanted
+    assert expected(nn.DataParallel(model)) == wanted
+    model.compile(backend="eager")
+    assert expected(model) == wanted
+    result = fastguard.check_initialization(nn.Sequential(torch.compile(nn.Linear(4, 4)), nn.ReLU()))
+    assert result["followers"].endswith("(it holds compiled modules)")
+    assert result["0"].expected_std == pytest.approx(math.sqrt(2 / 4))  # by registration
+
+
+def test_linear_layers_of_others():
+    class Conv1D(nn.Module):
+        """As in transformers' GPT-2: [in, out]."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.nf = 30
+            self.weight = nn.Parameter(torch.randn(10, 30) / 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.gelu(x @ self.weight)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(30, 10) / 3)
+
+    assert fastguard.check_initialization(Conv1D())["weight"].fan_in == 10
+    assert fastguard.check_initialization(Own())["weight"].fan_in == 10
 
 
 class Untraceable(nn.Module):

@@ -39,6 +39,8 @@ def assert_updates(record, truth: dict[str, float]) -> None:
 
 MAKERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "sgd-fused": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
     "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
@@ -176,6 +178,18 @@ def test_a_resumed_run_samples_on_its_schedule():
         optimizer.step()
         sampled += [optimizer.guard.last.step] if optimizer.guard.last.weights else []
     assert sampled == [4, 8]
+
+
+def test_paused_steps_are_no_part_of_the_run():
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1e-9, weights=1)
+    backward(model, 0)
+    before = copies(model)
+    with pytest.raises(ZeroDivisionError), optimizer.guard.paused():
+        _ = optimizer.step(), 1 / 0
+    assert optimizer.guard.last is None and max(differences(model, before).values()) > 1e-3  # not clipped either
+    optimizer.step()
+    assert optimizer.guard.last.step == 0 and optimizer.guard.last.clipped and optimizer.guard.last.weights
 
 
 def test_what_sampling_costs_is_counted():

@@ -9,8 +9,7 @@ import torch
 from torch import nn, optim
 from update_cases import CASES, WITH_FORMULA, Halving
 
-from fastguard.weights import WeightSampler
-from fastguard.weights.updates import has_formula
+from fastguard.weights import WeightSampler, updates
 
 # Of the update, and of the weights. float32 rounds each weight: 6e-8 of it, and twice where decay comes first; the
 # formula knows nothing of that.
@@ -25,9 +24,9 @@ def make_parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     return parameters
 
 
-def give_gradients(parameters: list[nn.Parameter], missing: int | None = None) -> None:
+def give_gradients(parameters: list[nn.Parameter], missing: int | None = None, size: float = 1.0) -> None:
     for i, p in enumerate(parameters):
-        p.grad = None if i == missing else torch.randn_like(p)
+        p.grad = None if i == missing else torch.randn_like(p) * size
 
 
 def measure(optimizer, parameters, sampler, **settings):
@@ -55,8 +54,8 @@ def test_as_the_exact_difference(case, dtype):
     parameters = make_parameters(dtype)
     optimizer, sampler = case.make(parameters), WeightSampler(every=1)
     for step in range(4):
-        give_gradients(parameters, missing=2 if step == 2 else None)
-        assert has_formula(optimizer, optimizer.param_groups[0], parameters[0]) is case.has_formula
+        give_gradients(parameters, missing=2 if step == 2 else None, size=0.1**step)  # smaller: amsgrad remembers
+        assert updates.group_has_formula(optimizer, optimizer.param_groups[0]) is case.has_formula
         found, truth = measure(optimizer, parameters, sampler)
         assert_norms(found, truth, ROUNDING if dtype is torch.float32 else EXACT)
         assert truth[0][0] > 0
@@ -69,6 +68,18 @@ def test_where_there_is_a_formula_nothing_is_copied(case):
     give_gradients(parameters)
     found, truth = measure(optimizer, parameters, sampler)
     assert_norms(found, truth, ROUNDING)
+
+
+@pytest.mark.parametrize("case", WITH_FORMULA, ids=lambda case: case.id)
+def test_the_way_that_waits_for_no_device(case, monkeypatch):
+    monkeypatch.setattr(updates, "_may_wait", lambda tensor: False)
+    monkeypatch.setattr(updates, "_CHUNK_DEVICE", 10_000)
+    parameters = make_parameters()
+    optimizer, sampler = case.make(parameters), WeightSampler(every=1)
+    for _ in range(2):
+        give_gradients(parameters)
+        found, truth = measure(optimizer, parameters, sampler)
+        assert_norms(found, truth, ROUNDING)
 
 
 @pytest.mark.parametrize("cls", [optim.SGD, optim.AdamW, optim.Adam, optim.RMSprop, optim.Adagrad, optim.NAdam])
@@ -174,3 +185,11 @@ def test_state_loaded_from_a_checkpoint():
     give_gradients(parameters)
     found, truth = measure(second, parameters, WeightSampler(every=1))
     assert_norms(found, truth, EXACT)
+
+
+def test_what_is_laid_out_alike_is_not_copied():
+    p = torch.randn(4, 3, 5, 2).to(memory_format=torch.channels_last)
+    moment = torch.zeros_like(p)
+    flat = updates._flat((p, moment))
+    assert [t.data_ptr() for t in flat] == [p.data_ptr(), moment.data_ptr()]
+    assert torch.equal(flat[0], p.permute(0, 2, 3, 1).reshape(-1))

@@ -162,6 +162,17 @@ def packed(counts):
 
 
 @triton.jit
+def mean_of(total, count):
+    """Rounded as IEEE says, which Triton's own division of float32 is not: the mean of equal numbers, a power of two of
+    them, is theirs."""
+    if total.dtype == tl.float64:
+        mean = total / count.to(tl.float64)
+    else:
+        mean = tl.div_rn(total, count.to(tl.float32))
+    return mean
+
+
+@triton.jit
 def believe(n, total, square, least, most, shift, size, IS_DOUBLE: tl.constexpr):
     """Whether the fast loop may be believed, from sums over its lanes: nothing that is not finite (which makes the sum
     of squares NaN or Inf), no overflow, no underflow, and no sum of squares that is nearly all cancelled."""

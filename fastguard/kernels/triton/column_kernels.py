@@ -21,6 +21,7 @@ from .activation_kernels import (
     fast_loads,
     fast_pair,
     masked_load,
+    mean_of,
     packed,
     promised,
     store_moments,
@@ -155,7 +156,7 @@ def columns_kernel(
     n = (tl.minimum(last, complete) - first) * wide + tl.where(last > complete, rest, 0)
     at, inside = _inside(first, last, begin, wide, width, numel, ROWS, COLS)
     x = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0).to(COMPUTE)
-    shift = tl.sum(x) / tl.maximum(tl.sum(inside.to(tl.int32)), 1).to(COMPUTE)  # the mean of the first elements
+    shift = mean_of(tl.sum(x), tl.maximum(tl.sum(inside.to(tl.int32)), 1))  # the mean of the first elements
 
     total = tl.zeros([ROWS, COLS], COMPUTE)
     square = tl.zeros([ROWS, COLS], COMPUTE)

@@ -17,6 +17,7 @@ from .activation_kernels import (
     exact_step,
     fast_loads,
     masked_load,
+    mean_of,
     packed,
     promised,
     store_moments,
@@ -45,7 +46,7 @@ def _shift(start, first, last, inner, begin, n, COMPUTE: tl.constexpr, ROWS: tl.
     inside = ((segments < last)[:, None]) & ((tl.arange(0, COLS) < n)[None, :])
     at = (segments * inner + begin)[:, None] + tl.arange(0, COLS)[None, :]
     x = tl.load(start + at, mask=inside, other=0.0).to(COMPUTE)
-    return tl.sum(x) / (tl.minimum(last - first, ROWS) * tl.minimum(n, COLS)).to(COMPUTE)
+    return mean_of(tl.sum(x), tl.minimum(last - first, ROWS) * tl.minimum(n, COLS))
 
 
 @triton.jit

@@ -1,0 +1,99 @@
+"""Figures of sampled steps on their way, and what was made of those that have arrived."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+from ..samples import ModuleActivity
+from .engines import Delivery
+from .journal import Journal
+from .sightings import Sighting, activities, origin_of
+from .units import UnitRuns
+
+NUM_ORIGINS = 32
+_NUM_UNCLAIMED = 64  # sampled steps whose records nobody has taken
+
+
+class Origin(NamedTuple):
+    """Where NaN or Inf came up, and at which step."""
+
+    step: int
+    activity: ModuleActivity
+
+
+class _Pending(NamedTuple):
+    """A sampled step whose figures are on their way."""
+
+    step: int
+    sightings: list[Sighting]
+    deliveries: list[Delivery]
+
+    def ready(self) -> bool:
+        return all(delivery.ready() for delivery in self.deliveries)
+
+    def wait(self) -> None:
+        for delivery in self.deliveries:
+            delivery.wait()
+
+
+class Arrivals:
+    """Makes records of sampled steps, in the order of the steps, when their figures have arrived.
+
+    Attributes:
+        root: name of the model as a whole.
+        latest: the newest step's records.
+        origins: where NaN or Inf came up, oldest first.
+        seconds: host time spent here since it was last set to zero.
+    """
+
+    def __init__(self, journal: Journal, runs: UnitRuns) -> None:
+        self.root = ""
+        self.latest: tuple[ModuleActivity, ...] = ()
+        self.origins: deque[Origin] = deque(maxlen=NUM_ORIGINS)
+        self.seconds = 0.0
+        self._journal = journal
+        self._runs = runs
+        self._once_bad: set[str] = set()
+        self._pending: deque[_Pending] = deque()
+        self._unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}
+
+    def expect(self, step: int, sightings: list[Sighting], deliveries: list[Delivery]) -> None:
+        """What was sampled at `step` is on its way."""
+        self._pending.append(_Pending(step, sightings, deliveries))
+
+    def collect(self, *, wait: bool = False) -> None:
+        """Makes records of what has arrived, or, with `wait`, of everything."""
+        while self._pending:
+            if not self._pending[0].ready():
+                if not wait:
+                    return
+                self._pending[0].wait()
+            started = time.perf_counter()
+            arrived = self._pending.popleft()
+            self._add(arrived.step, activities(arrived.sightings, self._runs, self.root, self._once_bad))
+            self.seconds += time.perf_counter() - started
+
+    def claim(self, step: int) -> tuple[ModuleActivity, ...]:
+        """The records of one step, once; empty if there are none."""
+        return self._unclaimed.pop(step, ()) if self._unclaimed else ()
+
+    def claim_all(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
+        """All that nobody has claimed, oldest first."""
+        if not self._unclaimed:
+            return []
+        found = list(self._unclaimed.items())
+        self._unclaimed.clear()
+        return found
+
+    def _add(self, step: int, records: tuple[ModuleActivity, ...]) -> None:
+        self.latest = records
+        for record in records:
+            self._journal.add(record.name, record.stats, record)
+        origin = origin_of(records)
+        if origin is not None:
+            self.origins.append(Origin(step, origin))
+        self._unclaimed[step] = records
+        if len(self._unclaimed) > _NUM_UNCLAIMED:
+            del self._unclaimed[next(iter(self._unclaimed))]

@@ -1,0 +1,162 @@
+"""What the rules learn of model and optimizers beside the gradients, and that they are asked while a run goes on."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import math
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import make_model, take_step
+
+import fastguard
+from fastguard.history import ModelNotes
+
+
+def notes_of(optimizer: Any) -> ModelNotes:
+    optimizer.guard.report()
+    return optimizer.guard.history.model
+
+
+def test_how_the_weights_began() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 50), torch.nn.LayerNorm(50))
+    torch.nn.init.normal_(model[1].weight, std=0.25)
+    notes = notes_of(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
+    assert notes.names == ("0.weight", "1.weight", "1.bias", "2.weight", "2.bias")
+    assert notes.initialization.keys() == {"1.weight"}  # embeddings are looked up, biases and norms are no matrices
+    actual, expected = notes.initialization["1.weight"]
+    assert actual == pytest.approx(float(model[1].weight.detach().double().std(correction=0)), rel=1e-6)
+    assert expected == math.sqrt(2 / 8)
+
+
+def test_what_cannot_be_read_is_left_out() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LazyLinear(3), torch.nn.Linear(4, 4, device="meta"))
+    notes = notes_of(fastguard.wrap(torch.optim.SGD(model[0].parameters(), lr=0.1), model))
+    assert notes.initialization.keys() == {"0.weight"}
+    assert set(notes.not_in_optimizer) == {"1.weight", "1.bias", "2.weight", "2.bias"}
+
+
+def test_frozen_missing_and_standing_still() -> None:
+    model = make_model()
+    names = [name for name, _ in model.named_parameters()]
+    params = list(model.parameters())
+    params[0].requires_grad_(False)
+    groups = [{"params": params[:2]}, {"params": params[2:3], "lr": 0.0}]
+    optimizer = fastguard.wrap(torch.optim.SGD(groups, lr=0.1), model)
+    notes = notes_of(optimizer)
+    assert notes.without_gradient == (names[0],)
+    assert notes.zero_lr == (names[2],)
+    assert notes.not_in_optimizer == tuple(names[3:])
+    optimizer.add_param_group({"params": params[3:]})
+    optimizer.param_groups[1]["lr"] = 0.1
+    params[0].requires_grad_(True)
+    notes = notes_of(optimizer)
+    assert (notes.without_gradient, notes.zero_lr, notes.not_in_optimizer) == ((), (), ())
+
+
+def test_a_learning_rate_that_is_zero_for_all_is_a_schedules() -> None:
+    model = make_model()
+    assert notes_of(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model)).zero_lr == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5), 0.05),
+        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.2), 0.02),
+        (lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.5), 0.0),  # a part of the gradient, which is normalised
+        (lambda p: torch.optim.NAdam(p, lr=0.1, weight_decay=0.5, decoupled_weight_decay=True), 0.05),
+    ],
+)
+def test_decay(make: Any, expected: float) -> None:
+    model = make_model()
+    notes = notes_of(fastguard.wrap(make(model.parameters()), model))
+    assert notes.decay_per_step == pytest.approx(expected)
+
+
+def test_schedulers_and_dropout() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.9))
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    notes = notes_of(optimizer)
+    assert (notes.has_scheduler, notes.initial_lr, notes.dropout) == (False, None, {"1": 0.9})
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)  # made after wrap
+    notes = notes_of(optimizer)
+    assert (notes.has_scheduler, notes.initial_lr) == (True, 0.1)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_backward_passes_of_a_step_are_counted_for_four_steps(passes: int) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    first = next(model.parameters())
+    assert notes_of(optimizer).backward_per_step is None
+    for _ in range(4):
+        assert first._post_accumulate_grad_hooks
+        for _ in range(passes):
+            model(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert notes_of(optimizer).backward_per_step == passes
+    assert not first._post_accumulate_grad_hooks
+
+
+def test_no_trace_is_left() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    assert copy.deepcopy(next(model.parameters()))._post_accumulate_grad_hooks is None
+    optimizer.guard.detach()
+    assert not next(model.parameters())._post_accumulate_grad_hooks
+    guard = weakref.ref(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model).guard)
+    gc.collect()
+    assert guard() is None
+    model(torch.ones(2, 6)).sum().backward()  # the hook of a guard that is gone does nothing
+
+
+def test_without_a_model_nothing_is_said_of_it() -> None:
+    notes = notes_of(fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1)))
+    assert (notes.names, notes.not_in_optimizer, notes.initialization) == ((), (), {})
+    assert notes.has_scheduler is False
+
+
+def frozen_run(check_every: int | None, num_steps: int, caplog: Any) -> tuple[Any, list[str]]:
+    model = make_model()
+    list(model.parameters())[2].requires_grad_(False)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model, check_every=check_every)
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        for step in range(num_steps):
+            take_step(model, optimizer, step)
+    return optimizer, [r.getMessage().split()[0] for r in caplog.records if "frozen-parameters" in r.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("check_every", "num_steps", "told"), [(None, 51, 1), (5, 5, 1), (5, 30, 1), (5, 4, 0), (0, 120, 0)]
+)
+def test_a_finding_is_told_once(check_every: int | None, num_steps: int, told: int, caplog: Any) -> None:
+    optimizer, messages = frozen_run(check_every, num_steps, caplog)
+    assert len(messages) == told
+    assert any(f.rule == "frozen-parameters" for f in optimizer.guard.report().findings)
+
+
+def test_a_resumed_run_does_not_tell_it_again(caplog: Any) -> None:
+    optimizer, _ = frozen_run(5, 6, caplog)
+    state = optimizer.guard.state_dict()
+    optimizer.guard.detach()
+    caplog.clear()
+    model = make_model()
+    list(model.parameters())[2].requires_grad_(False)
+    again = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model, check_every=5)
+    again.guard.load_state_dict(state)
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        for step in range(12):
+            take_step(model, again, step)
+    assert not [r for r in caplog.records if "frozen-parameters" in r.getMessage()]
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "often"])
+def test_a_strange_interval_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"`check_every` must be None or an integer >= 0, got"):
+        fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1), check_every=value)

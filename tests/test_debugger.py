@@ -1,0 +1,127 @@
+"""TrainingDebugger: the toolkit's interface, over the package's own kernels and rules."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+
+import pytest
+import torch
+
+import fastguard
+from fastguard import TrainingDebugger
+from fastguard.errors import UnsupportedTensorError
+
+KEYS = ["status", "issues", "recommendations", "gradient_healthy", "activation_issues"]
+has_monitor = importlib.util.find_spec("fastguard.activations") is not None
+
+
+def train(debugger, losses, gradient=None, **fields):
+    for step, loss in enumerate(losses):
+        generator = torch.Generator().manual_seed(step)
+        given = [torch.randn(10, generator=generator)] if gradient is None else gradient(step)
+        debugger.step(step, loss, given, 1e-3, **fields)
+    return debugger
+
+
+def healthy_losses(count):
+    return [1.0 / (step + 1) for step in range(count)]
+
+
+class TestReport:
+    def test_healthy(self):
+        report = train(TrainingDebugger(), healthy_losses(60)).report()
+        assert report == dict(zip(KEYS, ["healthy", [], [], True, {}]))
+
+    def test_before_the_first_step(self):
+        assert TrainingDebugger().report() == dict(zip(KEYS, ["healthy", [], [], True, {}]))
+
+    def test_nan_loss_is_critical(self):
+        report = train(TrainingDebugger(), [*healthy_losses(10), math.nan]).report()
+        assert report["status"] == "critical"
+        assert any(issue.startswith("LOSS_EXPLOSION") for issue in report["issues"])
+        assert report["recommendations"] and report["gradient_healthy"] is True
+
+    def test_nan_gradient_is_critical_and_named(self):
+        debugger = train(TrainingDebugger(), healthy_losses(10))
+        debugger.step(10, 0.1, {"a": torch.ones(2), "b": torch.tensor([math.nan])}, 1e-3)
+        report = debugger.report()
+        assert (report["status"], report["gradient_healthy"]) == ("critical", False)
+        assert any("NaN" in issue for issue in report["issues"])
+        assert debugger.history.first_events[0].names == ("b",)
+
+    def test_large_norm_is_a_warning(self):
+        report = train(TrainingDebugger(), healthy_losses(10), lambda step: [torch.full((4,), 1e3)]).report()
+        assert (report["status"], report["gradient_healthy"]) == ("warning", False)
+        assert "Exploding gradients: norm 2e+03 is above 1000" in report["issues"]
+
+    def test_plateau(self):
+        report = train(TrainingDebugger(), [*healthy_losses(100), *[0.01] * 60]).report()
+        assert any(issue.startswith("LOSS_PLATEAU") for issue in report["issues"])
+        assert report["status"] == "warning"
+
+    def test_rules_speak_too(self):
+        losses = [2.3 - step / 50 for step in range(100)] + [9.0] * 20
+        report = train(TrainingDebugger(), losses).report()
+        assert report["status"] == "critical"
+        assert any(issue.startswith("learning-rate-too-high: ") for issue in report["issues"])
+
+    def test_full_report_has_the_evidence(self):
+        text = str(train(TrainingDebugger(), [*healthy_losses(10), math.nan]).full_report())
+        assert "[critical] non-finite-loss, step 10" in text
+
+
+class TestQuickCheck:
+    def test_true_before_five_steps(self):
+        assert train(TrainingDebugger(), [math.nan] * 4).quick_check() is True
+
+    @pytest.mark.parametrize(
+        ("losses", "gradient", "expected"),
+        [
+            (healthy_losses(10), None, True),
+            ([*healthy_losses(10), math.nan], None, False),
+            ([*healthy_losses(5), math.nan, *healthy_losses(5)], None, True),  # six steps ago
+            (healthy_losses(10), lambda step: [torch.tensor([math.nan])], False),
+            (healthy_losses(10), lambda step: [torch.tensor([1000.0])], True),
+            (healthy_losses(10), lambda step: [torch.tensor([1000.1])], False),
+        ],
+    )
+    def test_limits(self, losses, gradient, expected):
+        assert train(TrainingDebugger(), losses, gradient).quick_check() is expected
+
+
+class TestStep:
+    def test_arrays_and_tensors_alike(self):
+        numpy = pytest.importorskip("numpy")
+        debugger = TrainingDebugger()
+        debugger.step(0, numpy.float32(1.5), [numpy.array([3.0]), torch.tensor([4.0], dtype=torch.float16)], 0.1)
+        assert debugger.last_gradients.norm == 5.0
+        assert debugger.history.loss == [1.5]
+
+    def test_tensor_losses_and_missing_gradients(self):
+        debugger = TrainingDebugger()
+        debugger.step(3, torch.tensor(2.0), [None, torch.ones(4)], 0.1, val_loss=torch.tensor([2.5]))
+        assert (debugger.history.step, debugger.history.loss, debugger.history.val_loss) == ([3], [2.0], [2.5])
+        assert list(debugger.history.tensors) == ["tensor1"]
+
+    def test_gradients_are_only_read(self):
+        gradient = torch.full((3,), 7.0)
+        TrainingDebugger().step(0, 1.0, [gradient], 0.1)
+        assert gradient.tolist() == [7.0, 7.0, 7.0]
+
+    def test_what_is_no_list_is_refused(self):
+        with pytest.raises(TypeError, match="`gradients` must be a list of tensors or arrays, or a dict"):
+            TrainingDebugger().step(0, 1.0, torch.ones(3), 0.1)
+        with pytest.raises(UnsupportedTensorError):
+            TrainingDebugger().step(0, 1.0, [torch.ones(3, dtype=torch.int64)], 0.1)
+
+    @pytest.mark.skipif(not has_monitor, reason="the activation monitor is not there")
+    def test_activations(self):
+        debugger = train(TrainingDebugger(), healthy_losses(12), activations={"relu": torch.zeros(8)})
+        assert list(debugger.report()["activation_issues"]) == ["relu"]
+        assert debugger.report()["status"] == "warning"
+
+
+def test_it_is_public():
+    assert fastguard.TrainingDebugger is TrainingDebugger
+    assert fastguard.TrainingHistory.__name__ == "TrainingHistory"

@@ -1,0 +1,210 @@
+"""`fastguard diagnose` and `fastguard rules`: reports from logs, exit codes, and no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastguard import cli
+from fastguard.diagnosis import RULES
+from fastguard.diagnosis.presets import PRESETS
+from fastguard.history import TrainingHistory
+from fastguard.report import build_report
+from fastguard.samples import WeightStats
+from fastguard.sinks import JsonlSink
+from fastguard.stats import StepStats
+
+from faulty_runs import activity, bend, falling_losses, noisy_norms
+from records import make_bad_record, make_record, make_row, make_table
+
+
+def records(losses, bad=(), **fields):
+    for step, (loss, norm) in enumerate(zip(losses, noisy_norms(len(losses)))):
+        more = {"loss": loss, "lr": 1e-3, **fields}
+        yield make_bad_record(step, ["b"], **more) if step in bad else make_record(step, norm, **more)
+
+
+def write(path, steps, **options):
+    with JsonlSink(path, **options) as sink:
+        for record in steps:
+            sink.write(record)
+    return str(path)
+
+
+def history_of(steps):
+    history = TrainingHistory()
+    for record in steps:
+        history.add(record)
+    return history
+
+
+@pytest.fixture
+def healthy(tmp_path):
+    return write(tmp_path / "healthy.jsonl", records(falling_losses(200)))
+
+
+class TestExitCode:
+    def test_healthy(self, healthy, capsys):
+        assert cli.main(["diagnose", healthy]) == 0
+        assert capsys.readouterr().out.startswith("HEALTHY after 200 steps")
+
+    def test_warnings(self, tmp_path, capsys):
+        steps = records(bend(falling_losses(200), [150], lambda v: 30.0))
+        assert cli.main(["diagnose", write(tmp_path / "run.jsonl", steps)]) == 1
+        assert "[warning] loss-spike, step 150" in capsys.readouterr().out
+
+    def test_critical(self, tmp_path, capsys):
+        path = write(tmp_path / "run.jsonl", records([*falling_losses(99), math.nan], bad=[99]))
+        assert cli.main(["diagnose", path]) == 2
+        assert "Likely cause: bad-batch" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["missing.jsonl"], "No such file"),
+            ([], "the following arguments are required: log"),
+            (["{healthy}", "--window", "0"], "`window` must be at least 1, got 0"),
+            (["{healthy}", "--set", "norm-spike"], "`--set` must be RULE.THRESHOLD=NUMBER, got 'norm-spike'"),
+            (["{healthy}", "--set", "norm-spike.ratio=big"], "`--set` must give a number"),
+            (["{healthy}", "--set", "norm-spike.size=3"], "no threshold 'size'; it has: z, ratio"),
+            (["{healthy}", "--preset", "mine"], "invalid choice: 'mine'"),
+            (["{other}"], "`path` must be a log"),
+            (["{nosteps}"], "`path` must be a log of steps, got a record without `step`"),
+        ],
+    )
+    def test_errors(self, arguments, message, healthy, tmp_path, capsys):
+        (tmp_path / "other").write_text("epoch,loss\n1,2\n")
+        (tmp_path / "nosteps").write_text('{"loss": 1}\n')
+        places = {"healthy": healthy, "other": tmp_path / "other", "nosteps": tmp_path / "nosteps"}
+        given = ["diagnose", *(argument.format(**places) for argument in arguments)]
+        try:
+            code = cli.main(given)
+        except SystemExit as leaving:
+            code = leaving.code
+        said = capsys.readouterr()
+        assert code == 3 and not said.out
+        assert message in said.err and said.err.count("\n") == 1 and said.err.startswith("fastguard diagnose: error:")
+
+
+class TestDiagnose:
+    def test_says_what_the_run_itself_would_have_said(self, tmp_path, capsys):
+        steps = list(records([*falling_losses(120), *[9.0] * 30], bad=[20, 60]))
+        cli.main(["diagnose", write(tmp_path / "run.jsonl", steps, tensors_every=1), "--json"])
+        assert json.loads(capsys.readouterr().out) == build_report(history_of(steps)).to_dict()
+
+    def test_other_thresholds(self, tmp_path):
+        path = write(tmp_path / "run.jsonl", records(bend(falling_losses(200), [150], lambda v: 30.0)))
+        assert cli.main(["diagnose", path, "--set", "loss-spike.z=1e9", "--set", "norm-spike.min_steps=1000"]) == 0
+
+    def test_a_preset(self, tmp_path, capsys):
+        path = write(tmp_path / "run.jsonl", records(bend(falling_losses(200), [150], lambda v: 30.0)))
+        assert cli.main(["diagnose", path, "--preset", "lightning"]) == 1
+        assert "lightning/spike" in capsys.readouterr().out
+
+    def test_a_log_that_a_crash_cut_off(self, healthy, capsys):
+        whole = Path(healthy).read_bytes()
+        Path(healthy).write_bytes(whole[:-30])
+        assert cli.main(["diagnose", healthy]) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith("HEALTHY after 199 steps")
+        assert said.err == "fastguard diagnose: 1 line was cut off, and left out: [200]\n"
+
+    def test_without_torch_or_numpy(self, healthy):
+        code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from fastguard.cli import main; "
+        for command in (f"['diagnose', {healthy!r}]", "['rules', '--json']"):
+            done = subprocess.run(
+                [sys.executable, "-W", "error", "-c", code + f"sys.exit(main({command}))"],
+                capture_output=True,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+            assert done.returncode == 0, done.stderr
+
+
+class TestRules:
+    def test_lists_each_with_thresholds_and_source(self, capsys):
+        assert cli.main(["rules"]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        for name, rule in RULES.items():
+            assert f"{name} [{rule.family}, up to {rule.severity}]" in text
+            assert f"source: {rule.source}" in text
+            for threshold, value in rule.thresholds.items():
+                assert f"{threshold}={value:g}" in text
+
+    def test_json(self, capsys):
+        assert cli.main(["rules", "--json", "norm-spike"]) == 0
+        (rule,) = json.loads(capsys.readouterr().out)
+        assert rule["thresholds"] == RULES["norm-spike"].thresholds
+        assert rule["page"] == "docs/rules/norm-spike.md"
+        assert rule["what"].startswith("A norm far above those before it")
+
+    def test_presets(self, capsys):
+        assert cli.main(["rules", "--preset", "sagemaker", "--json"]) == 0
+        assert [rule["name"] for rule in json.loads(capsys.readouterr().out)] == [r.name for r in PRESETS["sagemaker"]]
+
+    def test_unknown(self, capsys):
+        with pytest.raises(SystemExit) as leaving:
+            cli.main(["rules", "spike"])
+        assert leaving.value.code == 3
+        assert "no rule is named 'spike'; the rules are: " in capsys.readouterr().err
+
+
+class TestFromJsonl:
+    def full_records(self):
+        names = ["a.weight", "NaN", "c"]
+        for step in range(60):
+            nan = step == 40
+            rows = [make_row(1.0 + step % 3, 8, num_zeros=2), make_row(0.5, 4, num_nans=int(nan)), make_row(2.0, 4)]
+            sampled = step % 10 == 0
+            yield StepStats(
+                step,
+                make_table(rows, names),
+                clip_coef=0.5,
+                skipped=nan,
+                loss=math.nan if nan else 2.0 - step / 60,
+                val_loss=2.5 if step == 30 else None,
+                lr=1e-3,
+                loss_scale=1024.0,
+                activations=(activity("NaN", zero=0.5, dead=0.25, nans=int(nan)),) if sampled else (),
+                weights=(WeightStats("c", 4, 2.0, 0.5, math.inf, 0.1, None, 1),) if sampled else (),
+            )
+
+    def test_is_the_history_of_the_run(self, tmp_path):
+        steps = list(self.full_records())
+        read = TrainingHistory.from_jsonl(write(tmp_path / "run.jsonl", steps, tensors_every=1))
+        assert json.dumps(read.state_dict()) == json.dumps(history_of(steps).state_dict())
+        assert read.last == steps[-1]
+
+    def test_without_tables_the_totals_and_names_of_bad_tensors_are_there(self, tmp_path):
+        steps = list(self.full_records())
+        read = TrainingHistory.from_jsonl(write(tmp_path / "run.jsonl", steps, tensors_every=0))
+        whole = history_of(steps)
+        assert read.grad_norm[:40] == pytest.approx(whole.grad_norm[:40]) and math.isnan(read.grad_norm[40])
+        assert read.first_events == whole.first_events
+        assert len(read.tensors) == 0 and read.num_steps == 60
+
+    @pytest.mark.parametrize("cut", [1, 50, 400])
+    def test_cut_off_by_a_crash(self, tmp_path, cut):
+        path = write(tmp_path / "run.jsonl", self.full_records())
+        whole = Path(path).read_bytes()
+        Path(path).write_bytes(whole[:-cut])
+        read = TrainingHistory.from_jsonl(path)
+        assert read.num_steps == (60 if cut == 1 else 60 - len(whole[-cut:].splitlines()))
+
+    def test_logs_by_hand(self, tmp_path):
+        bad = '{"step":1,"loss":"NaN","grad/norm":"NaN","nonfinite":["x"]}'
+        lines = ['{"step":0,"loss":2.0}', bad, "", '{"step":2}']
+        (tmp_path / "run.jsonl").write_text("\n".join(lines))
+        read = TrainingHistory.from_jsonl(tmp_path / "run.jsonl", window=8)
+        assert (read.num_steps, read.num_nonfinite, read.window) == (3, 1, 8)
+        assert read.first_events[0].names == ("x",)
+
+    def test_missing_file(self, tmp_path):
+        with pytest.raises(OSError, match="missing"):
+            TrainingHistory.from_jsonl(tmp_path / "missing.jsonl")
