@@ -41,6 +41,8 @@ class Recorder:
         self._pending = False
         self._overhead_s = 0.0
         self._attached: dict[int, dict[str, Any]] = {}  # by step, for records that have not come yet
+        self._noted: dict[str, Any] = {}
+        self._num_noted = 0  # changes of what is known of the model that the sinks were told
         self.fetch: Callable[[], None] | None = None  # attaches what was sampled and has arrived
 
     @property
@@ -107,8 +109,19 @@ class Recorder:
         self._pending = False
         overhead, self._overhead_s = self._overhead_s, 0.0
         self._history.defer(self.last, overhead)
+        if self._history.model.num_changes != self._num_noted:
+            self._note_model()
         for sink in self.sinks:
             sink.write(self.last)
+
+    def _note_model(self) -> None:
+        """Tells the sinks what has changed of what is known of the model."""
+        known = self._history.model.state()
+        self._num_noted = self._history.model.num_changes
+        changed = {name: value for name, value in known.items() if value != self._noted.get(name)}
+        self._noted = known
+        for sink in self.sinks:
+            sink.note(changed)
 
     def history_with_last(self) -> TrainingHistory:
         """The history as it would be after `flush`; the record that is held stays held.

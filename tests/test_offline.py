@@ -10,14 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import fastguard
 from fastguard import cli
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.presets import PRESETS
 from fastguard.history import TrainingHistory
 from fastguard.report import build_report
 from fastguard.samples import WeightStats
-from fastguard.sinks import JsonlSink
+from fastguard.sinks import JsonlSink, read_jsonl
 from fastguard.stats import StepStats
 
 from faulty_runs import activity, bend, falling_losses, noisy_norms
@@ -125,6 +127,22 @@ class TestDiagnose:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             assert done.returncode == 0, done.stderr
+
+    def test_knows_of_the_model_what_the_guard_knew(self, tmp_path, capsys):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        model[2].weight.requires_grad_(False)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        fastguard.wrap(optimizer, model, sinks=[JsonlSink(tmp_path / "run.jsonl")])
+        for _ in range(60):
+            model(torch.randn(3, 4, generator=torch.Generator().manual_seed(0))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.guard.close()
+        assert cli.main(["diagnose", str(tmp_path / "run.jsonl")]) == 1
+        assert "Likely cause: frozen-parameters" in capsys.readouterr().out
+        log = read_jsonl(tmp_path / "run.jsonl")
+        assert [line["step"] for line in log] == list(range(60))
+        assert log.model["without_gradient"] == ["2.weight"] and log.model["backward_per_step"] == 1
 
 
 class TestRules:

@@ -247,23 +247,36 @@ def layer_norm_imbalance(
 
 @rule(
     "unscaled-accumulation",
-    reads="backward passes a step and clip coefficients of the newest clean steps",
+    reads="backward passes a step, clip coefficients of the newest clean steps, and sampled update ratios",
     source="our own: the sum of n gradients is n times their mean",
     remedy="Divide the loss of each micro-batch by their number before backward(), so that the step sees the mean "
     "gradient; or raise max_norm with it, and lower the learning rate.",
 )
-def unscaled_accumulation(history: TrainingHistory, *, share: float = 2.0, steps: int = 20) -> Finding | None:
+def unscaled_accumulation(
+    history: TrainingHistory, *, share: float = 2.0, steps: int = 20, update: float = 0.033
+) -> Finding | None:
     """Several backward passes a step, and a median clip coefficient below `share` divided by their number.
 
-    Over the newest `steps` clean steps.
+    Over the newest `steps` clean steps. Or, where nothing is clipped, updates above a share `update` of the weights,
+    from 20 steps after the first sample on.
     """
     passes = history.model.backward_per_step
     newest = signals_of(history).clean[-steps:]
     if passes is None or passes < 3 or len(newest) < steps:
         return None
     coef = median([e.clip_coef for e in newest])
+    peak = history.updates.peak
     if coef >= share / passes:
-        return None
+        if coef < 1.0 or peak is None or peak.ratio <= update:
+            return None
+        return Finding(
+            f"{passes} backward passes are added up for each step, and step {peak.step} changed the median weight by "
+            f"{peak.ratio:.2g} of its norm: it looks as if the losses were not divided by their number.",
+            peak.step,
+            newest[-1].step,
+            evidence={"backward_per_step": passes, "update_ratio": peak.ratio, "threshold": update},
+            confidence=0.5,
+        )
     return Finding(
         f"{passes} backward passes are added up for each step, and the sum is clipped to {coef:.2g} of itself: it "
         f"looks "

@@ -18,7 +18,7 @@ from .wording import count, listed
     "up.",
 )
 def update_ratio_high(
-    history: TrainingHistory, *, first: float = 0.5, later: float = 0.045, min_steps: int = 15
+    history: TrainingHistory, *, first: float = 0.5, later: float = 0.048, min_steps: int = 15
 ) -> Finding | None:
     """The median weight's update is above `first` of it at the first sample, or above `later` from 20 steps later on.
 

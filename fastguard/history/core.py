@@ -272,7 +272,7 @@ class TrainingHistory(Series):
         """The history of the run whose log a `JsonlSink` wrote to `path`, also of one that a crash cut off.
 
         The rules see what they saw in training, as far as it was logged: tables of tensors come at every
-        `tensors_every`-th step, and `model` is empty.
+        `tensors_every`-th step, and `model` is as it was at last.
 
         Raises:
             OSError: if the file cannot be read.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..samples import ModuleActivity, WeightStats
 from ..sinks.jsonl import read_jsonl
 from ..stats import COLUMNS, StepStats, TensorStats
+from .model import ModelNotes
 
 if TYPE_CHECKING:
     from .core import TrainingHistory
@@ -24,7 +25,10 @@ def read_into(history: TrainingHistory, path: str | os.PathLike[str]) -> Trainin
 def add_lines(
     history: TrainingHistory, lines: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]
 ) -> TrainingHistory:
-    """`history`, with the steps that `lines` of the log at `path` tell of."""
+    """`history`, with the steps that `lines` of the log at `path` tell of, and what they note of the model."""
+    model = getattr(lines, "model", None)
+    if model:
+        history.model = ModelNotes.of({**ModelNotes().state(), **model})
     for number, line in enumerate(lines, 1):
         if "step" not in line:
             raise ValueError(f"`path` must be a log of steps, got a record without `step` - at {path}, record {number}")

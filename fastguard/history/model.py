@@ -19,12 +19,14 @@ class ModelNotes:
         zero_lr: parameters in a group whose learning rate is 0.
         initialization: for each weight matrix or kernel, (standard deviation, the one expected from its fan-in).
         dropout: share that each dropout module leaves out, by name.
-        decay_per_step: the largest share by which one step shrinks a parameter for its size alone, learning rate
+        decay_per_step: so far, the largest share by which one step shrinks a parameter for its size alone, learning
+        rate
             included where the decay is decoupled from the gradient (AdamW) or plain (SGD); None if not known.
         backward_per_step: backward passes whose gradients one step takes; None if not known.
         has_scheduler: whether a learning rate scheduler was made for the optimizer; None if not known.
         initial_lr: the learning rate that the scheduler started from, if there is one.
         steps_per_epoch: if known.
+        num_changes: how often a fact became another; not saved.
     """
 
     names: tuple[str, ...] = ()
@@ -38,10 +40,13 @@ class ModelNotes:
     has_scheduler: bool | None = None
     initial_lr: float | None = None
     steps_per_epoch: int | None = None
+    num_changes: int = field(default=0, compare=False)
 
     @property
-    def judged_weights(self) -> set[str]:
-        """Weight matrices whose updates say something: known, and not begun so small that any update is large."""
+    def judged_weights(self) -> set[str] | None:
+        """Weight matrices whose updates say something: not begun so small that any update is large. None: not known."""
+        if not self.initialization:
+            return None
         return {name for name, (actual, expected) in self.initialization.items() if actual >= 0.1 * expected}
 
     def update(
@@ -60,33 +65,26 @@ class ModelNotes:
         steps_per_epoch: int | None,
     ) -> None:
         """Takes what is given; None leaves what was known."""
-        if names is not None:
-            self.names = tuple(names)
-        if names_not_in_optimizer is not None:
-            self.not_in_optimizer = tuple(names_not_in_optimizer)
-        if names_without_gradient is not None:
-            self.without_gradient = tuple(names_without_gradient)
-        if names_with_zero_lr is not None:
-            self.zero_lr = tuple(names_with_zero_lr)
-        if initialization is not None:
-            pairs = {name: (float(actual), float(expected)) for name, (actual, expected) in initialization.items()}
-            self.initialization = {
-                name: pair for name, pair in pairs.items() if math.isfinite(pair[0]) and 0.0 < pair[1] < math.inf
-            }
-        if dropout is not None:
-            self.dropout = {name: float(share) for name, share in dropout.items()}
-        if decay_per_step is not None:
-            self.decay_per_step = float(decay_per_step)
-        if backward_per_step is not None:
-            self.backward_per_step = backward_per_step
-        if has_scheduler is not None:
-            self.has_scheduler = has_scheduler
-        if initial_lr is not None:
-            self.initial_lr = float(initial_lr)
-        if steps_per_epoch is not None:
-            if steps_per_epoch < 1:
-                raise ValueError(f"`steps_per_epoch` must be at least 1, got {steps_per_epoch} - at `note_model`")
-            self.steps_per_epoch = steps_per_epoch
+        if steps_per_epoch is not None and steps_per_epoch < 1:
+            raise ValueError(f"`steps_per_epoch` must be at least 1, got {steps_per_epoch} - at `note_model`")
+        given: dict[str, Any] = {
+            "names": None if names is None else tuple(names),
+            "not_in_optimizer": None if names_not_in_optimizer is None else tuple(names_not_in_optimizer),
+            "without_gradient": None if names_without_gradient is None else tuple(names_without_gradient),
+            "zero_lr": None if names_with_zero_lr is None else tuple(names_with_zero_lr),
+            "initialization": None if initialization is None else _usable(initialization),
+            "dropout": None if dropout is None else {name: float(share) for name, share in dropout.items()},
+            "backward_per_step": backward_per_step,
+            "has_scheduler": has_scheduler,
+            "initial_lr": None if initial_lr is None else float(initial_lr),
+            "steps_per_epoch": steps_per_epoch,
+        }
+        if decay_per_step is not None:  # the largest so far: a schedule brings it down with the learning rate
+            given["decay_per_step"] = max(float(decay_per_step), self.decay_per_step or 0.0)
+        for name, value in given.items():
+            if value is not None and value != getattr(self, name):
+                setattr(self, name, value)
+                self.num_changes += 1
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain types."""
@@ -112,3 +110,8 @@ class ModelNotes:
             setattr(notes, name, tuple(state[name]))
         notes.initialization = {name: (pair[0], pair[1]) for name, pair in state["initialization"].items()}
         return notes
+
+
+def _usable(initialization: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
+    pairs = {name: (float(actual), float(expected)) for name, (actual, expected) in initialization.items()}
+    return {name: pair for name, pair in pairs.items() if math.isfinite(pair[0]) and 0.0 < pair[1] < math.inf}

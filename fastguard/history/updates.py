@@ -48,8 +48,8 @@ class UpdateRatios:
         self.peak: UpdateRatio | None = None
         self.recent: deque[UpdateRatio] = deque(maxlen=NUM_RECENT)
 
-    def add(self, step: int, weights: Sequence[WeightStats], lr: float | None, chosen: Container[str]) -> None:
-        """Takes one sampled step: the weights named in `chosen`, or, where that is empty, all but biases and small
+    def add(self, step: int, weights: Sequence[WeightStats], lr: float | None, chosen: Container[str] | None) -> None:
+        """Takes one sampled step: the weights named in `chosen`, or, where that is None, all but biases and small
         ones.
 
         Cost: 0.5 us a weight.
@@ -59,7 +59,7 @@ class UpdateRatios:
             for w in weights
             if (ratio := w.update_ratio) is not None
             and ratio - ratio == 0.0
-            and (w.name in chosen if chosen else w.numel >= MIN_NUMEL and not is_bias(w.name))
+            and (w.name in chosen if chosen is not None else w.numel >= MIN_NUMEL and not is_bias(w.name))
         ]
         if not ratios:
             return

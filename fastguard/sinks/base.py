@@ -163,6 +163,16 @@ class SafeSink:
             self.num_lost += 1
             self._complain("could not write a record", error)
 
+    def note(self, facts: dict[str, Any]) -> None:
+        """Tells the sink what changed of what is known of the model, if it has a method `note` for that."""
+        note = getattr(self.sink, "note", None)
+        if not callable(note):
+            return
+        try:
+            note(facts)
+        except Exception as error:
+            self._complain("could not write what is known of the model", error)
+
     def close(self) -> None:
         """Closes the sink; an exception is warned of, not raised."""
         try:

@@ -66,6 +66,19 @@ class JsonlSink:
         for key, items in (("activations", record.activations), ("weights", record.weights)):
             if items:
                 line[key] = {item.name: _without_name(item.to_dict()) for item in items}
+        self._append(line)
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Writes what is known of the model, or what changed of it, as a line of its own: a dict under `model`.
+
+        Raises:
+            ValueError, OSError: as `write`.
+        """
+        if self._fd < 0:
+            raise ValueError(f"`JsonlSink` must be open to write, got a closed one - at {self.path}. Make a new one.")
+        self._append({"time": round(time.time(), 6), "model": facts})
+
+    def _append(self, line: dict[str, Any]) -> None:
         text = strict_json.dumps(line).encode("ascii") + b"\n"
         if self._is_cut_off:
             text = b"\n" + text
@@ -115,11 +128,13 @@ class JsonlLog(list[dict[str, Any]]):
 
     Attributes:
         skipped_lines: numbers, from 1, of the lines that a crash or a full disk cut off.
+        model: what was noted of the model (`fastguard.history.ModelNotes`), as it was at last; empty if nothing.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.skipped_lines: list[int] = []
+        self.model: dict[str, Any] = {}
 
     @property
     def num_skipped(self) -> int:
@@ -151,6 +166,8 @@ def read_jsonl(path: str | os.PathLike[str]) -> JsonlLog:
             record = _parse(line)
             if record is None:
                 log.skipped_lines.append(number)
+            elif "step" not in record and isinstance(record.get("model"), dict):
+                log.model.update(record["model"])
             else:
                 log.append(record)
     return log
@@ -162,7 +179,10 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     names = record.pop("nonfinite", None)  # names: a tensor may be called "NaN"
+    model = record.pop("model", None)  # names as well
     record = strict_json.decode(record)
+    if model is not None:
+        record["model"] = model
     if names is not None:
         record["nonfinite"] = names
     return record
