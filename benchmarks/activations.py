@@ -3,13 +3,15 @@
     python benchmarks/activations.py [--rounds N] [--json benchmarks/results/activations.json]
 
 One tensor of 8192 x 3072 float32, 100 MB, as a GELU leaves it. Every rival's result is compared with float64 before it
-is timed; rivals alternate in one process, and a ratio is the median of the rounds' ratios.
+is timed; rivals alternate in one process, and a ratio is the median of the rounds' ratios. On a machine that does other
+things too, `chrt -f 1 python benchmarks/activations.py` keeps them off the cores meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -160,7 +162,7 @@ def measures(rounds: dict[str, list[float | None]]) -> list[dict[str, Any]]:
 
 
 def tell(results: dict[str, Any]) -> None:
-    print(line(results["machine"]))
+    print(line(results["machine"]) + ("; at real-time priority" if results["is_realtime"] else ""))
     for name, times in results["times_us"].items():
         print(f"{name:24s} {times['median'] / 1e3:9.3f} ms  ({times['min'] / 1e3:.3f} - {times['max'] / 1e3:.3f})")
     for name, us in results["small_us"].items():
@@ -183,6 +185,7 @@ def main() -> None:
         "shape": SHAPE,
         "dtype": "float32",
         "machine": machine.to_dict(),
+        "is_realtime": hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) == os.SCHED_FIFO,
         "measures": measures(found["rounds_us"]),
         "times_us": {name: Spread.of(us for us in times if us).to_dict() for name, times in found["rounds_us"].items()},
         **found,

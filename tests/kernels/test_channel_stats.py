@@ -53,6 +53,8 @@ SPATIAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a crop": lambda x: x[:, :, 1:-1, 2:-3],
     "a crop, channels_last": lambda x: x.to(memory_format=torch.channels_last)[:, :, 1:-1, 2:-3],
     "large images": lambda x: x[:1].repeat(1, 1, 9, 20),
+    "long runs": lambda x: x.repeat(3, 1, 6, 13),
+    "long runs, a part of the channels": lambda x: x.repeat(3, 1, 6, 13)[:, 5:9, :-2],
     "permuted": lambda x: x.permute(3, 2, 1, 0),
     "expanded": lambda x: x[:1].expand(4, -1, -1, -1),
     "expanded channels": lambda x: x[:, :1].expand(-1, 7, -1, -1),
