@@ -59,6 +59,11 @@ FG_INLINE void load_exact(const typename D::raw* p, f64v* out) {
   }
 }
 
+// 1 for magnitudes other than zero, and for those below a limit. By arithmetic: registers of 64 bytes compare into masks,
+// and more than two of those for each element are what the loops would wait for.
+FG_INLINE i32v is_nonzero(i32v key) { return (i32v)umin((u32v)key, (u32v){} + 1u); }
+FG_INLINE i32v is_below(i32v key, i32v limit) { return (i32v)((u32v)(key - limit) >> 31); }
+
 // Counts the lanes in which `mask` is set. Wide registers have a masked addition, the others are quickest subtracting -1.
 FG_INLINE void count_if(i32v& counts, i32v mask) {
   if constexpr (kBytes == 64)
@@ -141,6 +146,8 @@ static Activation exact_activation(const typename D::raw* p, int64_t n, const Li
       if (e.smallest[i][k] < a.min) a.min = e.smallest[i][k];
       if (e.largest[i][k] > a.max) a.max = e.largest[i][k];
     }
+  a.min += 0.0;  // no negative zeros, of which others may stand first
+  a.max += 0.0;
   a.sum_abs = fold<kExact64>(e.sum_abs);
   const double mean = fold<kExact64>(e.sum) / double(a.num_finite);
 
@@ -211,7 +218,7 @@ FG_INLINE bool fast_activation(const typename D::raw* p, int64_t n, const Limits
   const i32v near_bits = (i32v){} + limits.near_bits;
   f64v sum[kAct64] = {}, sq[kAct64] = {}, sum_abs[kAct64] = {};
   f32v run_sum[kAct32] = {}, run_sq[kAct32] = {}, run_abs[kAct32] = {}, smallest[kAct32], largest[kAct32];
-  i32v zeros[kAct32] = {}, near_zero[kAct32] = {}, saturated[kAct32] = {};
+  i32v nonzero[kAct32] = {}, near_zero[kAct32] = {}, saturated[kAct32] = {};
   for (int i = 0; i < kAct32; ++i) smallest[i] = largest[i] = (f32v){} + float(D::one(p[0]));
 
   for (int64_t run = 0; run < n; run += kRun) {
@@ -228,8 +235,8 @@ FG_INLINE bool fast_activation(const typename D::raw* p, int64_t n, const Limits
         if constexpr (kAbs) run_abs[i] += (f32v)key;
         smallest[i] = x < smallest[i] ? x : smallest[i];
         largest[i] = x > largest[i] ? x : largest[i];
-        count_if(zeros[i], key == 0);
-        count_if(near_zero[i], key < near_bits);
+        nonzero[i] += is_nonzero(key);
+        near_zero[i] += is_below(key, near_bits);
         count_if(saturated[i], (x < low) | (x > high));
       }
     }
@@ -239,12 +246,13 @@ FG_INLINE bool fast_activation(const typename D::raw* p, int64_t n, const Limits
     for (int i = 0; i < kAct32; ++i) run_sum[i] = run_sq[i] = run_abs[i] = f32v{};
   }
 
+  a.num_zeros = n;
   float least = smallest[0][0], most = largest[0][0];
   for (int i = 0; i < kAct32; ++i)
     for (int k = 0; k < kW32; ++k) {
       if (smallest[i][k] < least) least = smallest[i][k];
       if (largest[i][k] > most) most = largest[i][k];
-      a.num_zeros += zeros[i][k];
+      a.num_zeros -= nonzero[i][k];
       a.num_near_zero += near_zero[i][k];
       a.num_saturated += saturated[i][k];
     }

@@ -12,15 +12,23 @@ struct PanelSums {
 struct PanelTotals {
   f64v sum[kTile64] = {}, sq[kTile64] = {};
   f32v smallest[kTile32], largest[kTile32];
-  i32v zeros[kTile32] = {}, near_zero[kTile32] = {}, saturated[kTile32] = {};
+  i32v nonzero[kTile32] = {}, near_zero[kTile32] = {}, saturated[kTile32] = {};
+};
+
+// Where to fetch ahead: further on in the same rows, and past their end in the rows that come next.
+struct Ahead {
+  int64_t left;  // bytes from the start of the panel to the end of a row
+  int64_t jump;  // bytes from there to the start of the row that comes as many rows later as are read together
 };
 
 // All kPanelRows rows, unless kFewer: then the loop over them is one at run time.
 template <class D, bool kFewer>
-FG_INLINE void fast_tile(const void* const* rows, int fewer, int64_t at, float level, const Limits& limits,
+FG_INLINE void fast_tile(const void* const* rows, int fewer, int64_t at, Ahead ahead, float level, const Limits& limits,
                          PanelTotals& t, PanelSums& sums) {
   const int num_rows = kFewer ? fewer : kPanelRows;
-  constexpr int kAhead = 1024 / sizeof(typename D::raw);
+  constexpr int64_t kAhead = 1024;
+  const int64_t there = at * int64_t(sizeof(typename D::raw)) + kAhead;
+  const int64_t offset = there < ahead.left ? there : there + ahead.jump;
   const f32v shift = (f32v){} + level, low = (f32v){} + limits.low32, high = (f32v){} + limits.high32;
   const i32v near_bits = (i32v){} + limits.near_bits;
   f32v run_sum[kTile32] = {}, run_sq[kTile32] = {}, run_abs[kTile32] = {};
@@ -28,7 +36,7 @@ FG_INLINE void fast_tile(const void* const* rows, int fewer, int64_t at, float l
 #pragma GCC unroll 8
   for (int r = 0; r < num_rows; ++r) {
     const typename D::raw* p = static_cast<const typename D::raw*>(rows[r]) + at;
-    __builtin_prefetch(p + kAhead);
+    __builtin_prefetch(static_cast<const char*>(rows[r]) + offset);
 #pragma GCC unroll 4
     for (int i = 0; i < kTile32; ++i) {
       const f32v x = D::fast(p + i * kW32), d = x - shift;
@@ -38,8 +46,8 @@ FG_INLINE void fast_tile(const void* const* rows, int fewer, int64_t at, float l
       run_abs[i] += (f32v)key;
       t.smallest[i] = x < t.smallest[i] ? x : t.smallest[i];
       t.largest[i] = x > t.largest[i] ? x : t.largest[i];
-      count_if(t.zeros[i], key == 0);
-      count_if(near_zero[i], key < near_bits);
+      t.nonzero[i] += is_nonzero(key);
+      near_zero[i] += is_below(key, near_bits);
       count_if(saturated[i], (x < low) | (x > high));
     }
   }
@@ -56,8 +64,8 @@ FG_INLINE void fast_tile(const void* const* rows, int fewer, int64_t at, float l
 
 // `width` is a multiple of kTile. False when a check failed; `a` is then meaningless, and `sums` too.
 template <class D>
-FG_INLINE bool fast_panel(const void* const* rows, int num_rows, int64_t width, const Limits& limits, Activation& a,
-                          PanelSums& sums) {
+FG_INLINE bool fast_panel(const void* const* rows, int num_rows, int64_t width, Ahead ahead, const Limits& limits,
+                          Activation& a, PanelSums& sums) {
   PanelTotals t;
   double level_sum = 0;
   for (int r = 0; r < num_rows; ++r) level_sum += level<D>(static_cast<const typename D::raw*>(rows[r]));
@@ -65,16 +73,17 @@ FG_INLINE bool fast_panel(const void* const* rows, int num_rows, int64_t width, 
   const float first = float(D::one(*static_cast<const typename D::raw*>(rows[0])));
   for (int i = 0; i < kTile32; ++i) t.smallest[i] = t.largest[i] = (f32v){} + first;
   if (num_rows == kPanelRows)
-    for (int64_t at = 0; at < width; at += kTile) fast_tile<D, false>(rows, num_rows, at, shift, limits, t, sums);
+    for (int64_t at = 0; at < width; at += kTile) fast_tile<D, false>(rows, num_rows, at, ahead, shift, limits, t, sums);
   else
-    for (int64_t at = 0; at < width; at += kTile) fast_tile<D, true>(rows, num_rows, at, shift, limits, t, sums);
+    for (int64_t at = 0; at < width; at += kTile) fast_tile<D, true>(rows, num_rows, at, ahead, shift, limits, t, sums);
 
+  a.num_zeros = num_rows * width;
   float least = first, most = first;
   for (int i = 0; i < kTile32; ++i)
     for (int k = 0; k < kW32; ++k) {
       if (t.smallest[i][k] < least) least = t.smallest[i][k];
       if (t.largest[i][k] > most) most = t.largest[i][k];
-      a.num_zeros += t.zeros[i][k];
+      a.num_zeros -= t.nonzero[i][k];
       a.num_near_zero += t.near_zero[i][k];
       a.num_saturated += t.saturated[i][k];
     }
@@ -111,12 +120,15 @@ static Activation channels(const void* const* rows, int num_rows, int64_t width,
   int64_t done = 0;
   if constexpr (sizeof(typename D::raw) < 8) {
     PanelSums panel;
+    constexpr int64_t kSize = sizeof(typename D::raw);
+    const int64_t span = static_cast<const char*>(rows[num_rows - 1]) - static_cast<const char*>(rows[0]);
+    const int64_t jump = num_rows > 1 ? span / (num_rows - 1) * num_rows - width * kSize : 0;
     const void* shifted[kPanelRows];
     for (const int64_t whole = width / kTile * kTile; done < whole; done += kPanelWidth) {
       const int64_t size = whole - done < kPanelWidth ? whole - done : kPanelWidth;
       for (int r = 0; r < num_rows; ++r) shifted[r] = static_cast<const typename D::raw*>(rows[r]) + done;
       Activation a;
-      if (!fast_panel<D>(shifted, num_rows, size, limits, a, panel)) {
+      if (!fast_panel<D>(shifted, num_rows, size, {(width - done) * kSize, jump}, limits, a, panel)) {
         total.merge(exact_panel<D>(rows, num_rows, done, size, limits, sums));
         continue;
       }

@@ -95,7 +95,7 @@ class ActivationStats:
             num_nans=int(nans),
             num_infs=int(infs),
             total_elements=int(numel),
-            abs_max=max(-low, high) if finite else math.nan,
+            abs_max=max(high, -low) if finite else math.nan,
             num_near_zero=int(near_zero),
         )
 

@@ -77,7 +77,8 @@ def conditions(results: Results) -> str:
     if tune is not None:
         parts.append(f"Thresholds were tuned on seeds {tune['seeds']} alone.")
     parts.append(
-        "Data: digits from scikit-learn; text of Python's standard library. Rules asked every {c['check_every']} steps, and after each of the ten from a fault on. "
+        "Data: digits from scikit-learn; text of Python's standard library. "
+        f"Rules asked every {c['check_every']} steps, and after each of the ten from a fault on. "
         f"{c['cpu']}, one thread a run; torch {c['torch']}, scikit-learn {c['sklearn']}, Python {c['python']}, "
         f"fastguard {c['fastguard']}, {c['date']}."
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,32 +104,33 @@ def measures_table(results: Results) -> list[str]:
     ]
 
 
-_TABLES: dict[str, Callable[[Results], list[str]]] = {"bench": cost_table, "measures": measures_table}
+Tables = Mapping[str, Callable[[Results], list[str]]]
+_TABLES: Tables = {"bench": cost_table, "measures": measures_table}
 
 
-def render(text: str, results: Results) -> str:
+def render(text: str, results: Results, tables: Tables = _TABLES) -> str:
     """`text` with every table between its markers made anew.
 
     Raises:
         ReadmeError: it has no markers.
     """
     found = 0
-    for name, make in _TABLES.items():
+    for name, make in tables.items():
         pattern = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
         body = "\n".join(["", *make(results), "", ""])
         text, count = pattern.subn(lambda match, body=body: match[1] + body + match[2], text)  # type: ignore[misc]
         found += count
     if not found:
-        markers = " or ".join(f"<!-- {name}:begin -->" for name in _TABLES)
+        markers = " or ".join(f"<!-- {name}:begin -->" for name in tables)
         raise ReadmeError(f"no table can be put here: there is no {markers} with its end")
     return text
 
 
-def update(path: Path, results: Results, *, check: bool = False) -> bool:
+def update(path: Path, results: Results, *, check: bool = False, tables: Tables = _TABLES) -> bool:
     """Writes the tables into the document at `path`, with `check` nothing; returns whether they were out of date."""
     text = path.read_text(encoding="utf-8")
     try:
-        new = render(text, results)
+        new = render(text, results, tables)
     except ReadmeError as error:
         raise ReadmeError(f"{path}: {error}") from None
     if new != text and not check:
@@ -137,15 +138,17 @@ def update(path: Path, results: Results, *, check: bool = False) -> bool:
     return new != text
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m fastguard.bench.readme", description="Write tables from results.")
+def main(
+    argv: Sequence[str] | None = None, *, tables: Tables = _TABLES, prog: str = "python -m fastguard.bench.readme"
+) -> int:
+    """The command line; `tables` are what to put between the markers of their names."""
+    parser = argparse.ArgumentParser(prog=prog, description="Write tables from results.")
     parser.add_argument("results", type=Path)
     parser.add_argument("documents", type=Path, nargs="+")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a table is out of date")
     arguments = parser.parse_args(argv)
     results: dict[str, Any] = json.loads(arguments.results.read_text(encoding="utf-8"))
-    stale = [str(path) for path in arguments.documents if update(path, results, check=arguments.check)]
+    stale = [str(path) for path in arguments.documents if update(path, results, check=arguments.check, tables=tables)]
     if arguments.check and stale:
         print(f"out of date: {', '.join(stale)}. Run the same command without --check.")
         return 1

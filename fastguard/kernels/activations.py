@@ -20,15 +20,19 @@ from typing import Any
 import torch
 
 from .. import kernels as _kernels
-from ..errors import BackendUnavailableError, UnsupportedTensorError
+from ..errors import UnsupportedTensorError
 from ..magnitudes import NUM_COUNTS, MagnitudeHistogram
 from ..samples import ActivationStats, ChannelStats
 from . import cpu, cpu_activations, reference, reference_activations, triton
 from .prepare import as_tensor
+from .triton import activation_trial
 from .triton import activations as triton_activations
 
 NEAR_ZERO = 1e-6
 _SMALLEST = 5e-324
+
+_CPU_RUNS = cpu.unavailable() is None
+_CPU_NAMES = ("auto", "cpu")
 
 # Which module has these operations for which backend.
 _OPERATIONS: dict[ModuleType, ModuleType] = {
@@ -40,12 +44,12 @@ _OPERATIONS: dict[ModuleType, ModuleType] = {
 
 def _operations(device: torch.device, backend: str) -> ModuleType:
     module = _kernels._backend_for(device, backend)
-    if module in _OPERATIONS:
-        return _OPERATIONS[module]
-    if backend == "auto":
-        return reference_activations
-    has = ", ".join(name for name, one in _kernels._BACKENDS.items() if one in _OPERATIONS)
-    raise BackendUnavailableError(f"`backend` {backend!r} has no kernels for activations; [auto, {has}] have")
+    if backend == "auto" and module is triton:
+        problem = activation_trial.problem_on(device)
+        if problem is not None:
+            _kernels._say_once(f"activations: {problem}. Falling back to plain torch: the results are the same.")
+            return reference_activations
+    return _OPERATIONS[module]
 
 
 def thresholds(saturation: float | tuple[float, float], near_zero: float) -> tuple[float, float, float]:
@@ -88,7 +92,8 @@ def run_activation(
 
     The arguments have been through `real`, `thresholds` and `resolve_backend`; `dim` is within the dimensions of `x`.
     """
-    operations = _operations(x.device, backend)
+    quick = _CPU_RUNS and backend in _CPU_NAMES and x.is_cpu
+    operations = cpu_activations if quick else _operations(x.device, backend)
     if dim is None:
         return operations.activation_row(x, low, high, near_zero), None
     return operations.channel_table(x, dim, low, high, near_zero)

@@ -50,8 +50,8 @@ def _merge(parts: torch.Tensor, numel: int) -> torch.Tensor:
     mean = (weights * parts[:, 1]).sum()
     away = parts[:, 1] - mean
     m2 = (parts[:, 2] + counts * away * away).sum()
-    head = torch.stack([torch.full_like(mean, numel), mean, m2, parts[:, 3].min(), parts[:, 4].max()])
-    return torch.cat([head, parts[:, 5:].sum(0)])
+    extremes = (parts[:, 3].min() + 0.0, parts[:, 4].max() + 0.0)  # no negative zeros
+    return torch.cat([torch.stack([torch.full_like(mean, numel), mean, m2, *extremes]), parts[:, 5:].sum(0)])
 
 
 def row_tensor(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:

@@ -4,6 +4,7 @@ the device. On a GPU the tests of all backends run too, with tensors of every si
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -13,8 +14,9 @@ from activation_truth import assert_stats, expected, expected_table
 
 import fastguard
 from fastguard import ActivationStats, UnsupportedTensorError
+from fastguard.kernels import reference_activations
 from fastguard.kernels.activations import run_activation_into
-from fastguard.kernels.triton import activation_layout, activations
+from fastguard.kernels.triton import activation_layout, activation_trial, activations
 from fastguard.kernels.triton.activation_workspace import ActivationWorkspace
 from fastguard.samples import EMPTY_ACTIVATION_ROW
 
@@ -171,7 +173,7 @@ def test_every_layout_finds_its_channels() -> None:
         tensor = numbers.permute(order).contiguous().permute(back)
         in_memory = tensor.as_strided((tensor.numel(),), (1,))
         for dim in range(4):
-            outer, channels, inner = activation_layout.layout_of(tensor, dim)
+            outer, channels, inner = activation_layout.layout_of(tensor.shape, tensor.stride(), dim)
             assert outer * channels * inner == tensor.numel() and channels == shape[dim]
             found = in_memory.view(outer, channels, inner)
             for c in range(channels):
@@ -186,10 +188,9 @@ def test_chunks_are_of_bounded_size_and_a_program_s_counts_have_room() -> None:
             chunk = activation_layout.chunk_of(numel, dtype.itemsize)
             assert 2**14 <= chunk * dtype.itemsize <= 2**17 and chunk & (chunk - 1) == 0
         for shape in ((100, 7, 33), (3, 1000, 65), (9, 5, 400), (1, 2, 10**6), (7, 12345), (10**6, 3)):
-            x = torch.empty(1, dtype=dtype, device=cpu).expand(shape)
-            for dim in (0, 1):
-                layout = activation_layout.Layout(math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]))
-                made = activation_layout.divide(x, layout, cpu)
+            strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+            for dim in (None, 0, 1):
+                made = activation_layout._divide(shape, tuple(strides), dtype, True, dim, cpu)
                 constants = made.launcher.constants
                 if "LOADS" in constants:
                     each = made.sizes[2] * constants["COLS"]
@@ -325,3 +326,53 @@ def test_figures_stay_on_the_device_whatever_the_backend(backend: str, device: t
     run_activation_into(x, *LIMITS, 1, backend, row, table)
     assert_stats(ActivationStats.from_row(row.tolist()), expected(x))
     np.testing.assert_allclose(table.cpu().numpy(), expected_table(x, 1), rtol=tolerances.SUM_ABS)
+
+
+def test_a_trial_passes_where_the_kernels_are_right(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert activation_trial.problem_on(device) is None
+    monkeypatch.setattr(fastguard.kernels, "_backend_for", lambda device, backend: fastguard.kernels.triton)
+    assert fastguard.kernels.activations._operations(device, "auto") is activations
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "message"),
+    [
+        (
+            "activation_row",
+            (0.0,) * 10,
+            "gave wrong figures for torch.float32 .*: numel is 0.0 where torch says 9001.0",
+        ),
+        ("channel_table", ((0.0,) * 10, bytes(32 * 140)), "num_near_zero of channel 0 is 0.0 where torch says"),
+        ("magnitude_counts", [0] * 2101, "counted the magnitudes of torch.float32 wrongly"),
+        ("activation_row", RuntimeError("no\nkernel image"), "raised RuntimeError: no$"),
+    ],
+)
+def test_auto_passes_over_kernels_that_are_wrong_and_says_so(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    result: object,
+    message: str,
+) -> None:
+    def wrong(*arguments: object) -> object:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(activations, name, wrong)
+    monkeypatch.setattr(fastguard.kernels, "_backend_for", lambda device, backend: fastguard.kernels.triton)
+    activation_trial._problem_on.cache_clear()
+    fastguard.kernels._say_once.cache_clear()
+    with caplog.at_level("WARNING", "fastguard"):
+        for _ in range(2):
+            assert fastguard.kernels.activations._operations(device, "auto") is reference_activations
+    activation_trial._problem_on.cache_clear()
+    assert len(caplog.records) == 1
+    assert re.search(message, activation_trial_message(caplog))
+    assert fastguard.kernels.activations._operations(device, "triton") is activations  # by name: as asked
+
+
+def activation_trial_message(caplog: pytest.LogCaptureFixture) -> str:
+    """The reason that was logged, without what follows from it."""
+    return caplog.records[0].getMessage().removesuffix(". Falling back to plain torch: the results are the same.")

@@ -65,7 +65,10 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
     NotedLaunch.notes = []
     real = drivers.__dict__.get("_active"), drivers.__dict__.get("_default")
     drivers.set_active(fake)
-    makers = [maker for maker in vars(launch).values() if hasattr(maker, "cache_clear")]
+    from fastguard.kernels.triton import activation_layout
+
+    caching = [*vars(launch).values(), *vars(activation_layout).values()]
+    makers = [maker for maker in caching if hasattr(maker, "cache_clear")]
     for maker in makers:
         maker.cache_clear()
     yield fake

@@ -173,7 +173,7 @@ def test_where_tensors_lie(monkeypatch: pytest.MonkeyPatch, extension: bool) -> 
 
 def test_both_ways_to_locate_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [layout(image(dtype)) for layout in LAYOUTS.values() for dtype in (torch.float16, torch.float32)]
-    dense = [t for t in tensors if locating._is_dense(t)]
+    dense = [t for t in tensors if locating.is_dense(t)]
     assert len(dense) > 10
     quick = locate(dense, CPU)
     monkeypatch.setattr(locating, "_C", None)

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,13 +35,14 @@ class Division(NamedTuple):
         launcher: of the kernel.
         sizes: its arguments between the address and the partial results.
         num_programs: how many write partial results.
-        spread, repeat: entries of a channel lie as [spread, channels, repeat]; no entries without channels.
+        spread, channels, repeat: how the entries of channels lie; no channels, no entries.
     """
 
     launcher: Launcher
     sizes: tuple[int, ...]
     num_programs: int
     spread: int
+    channels: int
     repeat: int
 
 
@@ -50,19 +52,19 @@ def chunk_of(numel: int, itemsize: int) -> int:
     return min(max(wanted, _LEAST_CHUNK_BYTES), CHUNK_BYTES) // itemsize
 
 
-def layout_of(x: torch.Tensor, dim: int) -> Layout:
+def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> Layout:
     """Of a dense tensor that is not empty: what lies around the indices of dimension `dim`."""
-    if x.dim() == 0:
+    if not shape:
         return Layout(1, 1, 1)
-    outer, inner, passed = 1, 1, x.shape[dim] == 1  # a single channel: all of the tensor is within it
-    for _, axis in sorted(((s, i) for i, s in enumerate(x.stride()) if x.shape[i] != 1), reverse=True):
+    outer, inner, passed = 1, 1, shape[dim] == 1  # a single channel: all of the tensor is within it
+    for _, axis in sorted(((stride, i) for i, stride in enumerate(strides) if shape[i] != 1), reverse=True):
         if axis == dim:
             passed = True
         elif passed:
-            inner *= x.shape[axis]
+            inner *= shape[axis]
         else:
-            outer *= x.shape[axis]
-    return Layout(outer, x.shape[dim], inner)
+            outer *= shape[axis]
+    return Layout(outer, shape[dim], inner)
 
 
 def width_of(numel: int, elements: int, columns: int, itemsize: int) -> int:
@@ -73,29 +75,53 @@ def width_of(numel: int, elements: int, columns: int, itemsize: int) -> int:
     return filled if filled <= min(_WIDEST, numel // _FEWEST_ROWS) else aligned
 
 
-def divide(x: torch.Tensor, layout: Layout | None, device: torch.device) -> Division:
-    """The division of a dense tensor that is not empty; it depends on sizes, dtype and alignment, on nothing else."""
-    numel, itemsize = x.numel(), x.itemsize
-    outer, channels, inner = (1, 1, numel) if layout is None else layout
-    chunk = chunk_of(numel, itemsize)
-    aligned = x.data_ptr() % 16 == 0
-    if layout is not None and channels > 1 and inner * itemsize < _LEAST_RUN_BYTES:
-        launcher = columns_launcher(x.dtype, aligned, device)
-        columns = launcher.constants["COLS"]
-        width = width_of(numel, channels * inner, columns, itemsize)
-        rows = chunk // columns
-        down = -(-numel // (width * rows))
-        return Division(
-            launcher, (numel, width, rows), down * -(-width // columns), down * (width // (channels * inner)), inner
-        )
-    segments = outer * channels
-    run_bytes = inner * itemsize
-    side_by_side = 1 if layout is None or run_bytes >= 2048 else 4 if run_bytes >= 512 else 16
-    aligned = aligned and (layout is None or run_bytes % 16 == 0)
-    launcher = segments_launcher(x.dtype, side_by_side, aligned, layout is not None, device)
+def divide(x: torch.Tensor, dim: int | None, device: torch.device) -> Division:
+    """The division of a dense tensor that is not empty, with the channels of a dimension or without.
+
+    It depends on sizes, strides, dtype and alignment, on nothing else; the last ones are remembered.
+    """
+    return _divide(x.shape, x.stride(), x.dtype, x.data_ptr() % 16 == 0, dim, device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _divide(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    aligned: bool,
+    dim: int | None,
+    device: torch.device,
+) -> Division:
+    layout = Layout(1, 1, math.prod(shape)) if dim is None else layout_of(shape, strides, dim)
+    if dim is not None and layout.channels > 1 and layout.inner * dtype.itemsize < _LEAST_RUN_BYTES:
+        return _divide_columns(layout, dtype, aligned, device)
+    return _divide_segments(layout, dtype, aligned, dim is not None, device)
+
+
+def _divide_columns(layout: Layout, dtype: torch.dtype, aligned: bool, device: torch.device) -> Division:
+    launcher = columns_launcher(dtype, aligned, device)
+    columns = launcher.constants["COLS"]
+    numel, group = math.prod(layout), layout.channels * layout.inner
+    width = width_of(numel, group, columns, dtype.itemsize)
+    rows = chunk_of(numel, dtype.itemsize) // columns
+    down = -(-numel // (width * rows))
+    sizes = (numel, width, rows)
+    across = -(-width // columns)
+    return Division(launcher, sizes, down * across, down * (width // group), layout.channels, layout.inner)
+
+
+def _divide_segments(layout: Layout, dtype: torch.dtype, aligned: bool, table: bool, device: torch.device) -> Division:
+    outer, channels, inner = layout
+    run_bytes = inner * dtype.itemsize
+    side_by_side = 1 if not table or run_bytes >= 2048 else 4 if run_bytes >= 512 else 16
+    aligned = aligned and (not table or run_bytes % 16 == 0)
+    launcher = segments_launcher(dtype, side_by_side, aligned, table, device)
+    chunk = chunk_of(math.prod(layout), dtype.itemsize)
     parts = -(-inner // chunk)
     each = max(1, chunk // inner // side_by_side) * side_by_side if parts == 1 else 1
-    return Division(launcher, (segments, inner, each, chunk), -(-segments // each) * parts, outer, parts)
+    num_segments = outer * channels
+    programs = -(-num_segments // each) * parts
+    return Division(launcher, (num_segments, inner, each, chunk), programs, outer, channels if table else 0, parts)
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ import torch
 
 from ...errors import UnsupportedTensorError
 from ...samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
-from .activation_layout import divide, layout_of, threshold_bits
+from .activation_layout import divide, threshold_bits
 from .launch import add_magnitudes_launcher, fold_launcher, magnitudes_launcher
 from .locate import is_dense
 from .workspace import Workspace
@@ -67,11 +67,9 @@ class ActivationWorkspace(Workspace):
         row: torch.Tensor,
         table: torch.Tensor | None,
     ) -> None:
-        layout = None if dim is None else layout_of(x, dim)
-        num_channels = 0 if layout is None else layout.channels
-        made = divide(x, layout, self.device)
+        made = divide(x, dim, self.device)
         num_words = _NUM_PARTIALS * made.num_programs
-        partials = self._room(num_words + 2 * made.spread * num_channels * made.repeat)
+        partials = self._room(num_words + 2 * made.spread * made.channels * made.repeat)
         entries = partials + 8 * num_words
         made.launcher(
             made.num_programs,
@@ -82,16 +80,16 @@ class ActivationWorkspace(Workspace):
             entries,
             *threshold_bits(*limits, x.dtype),
         )
-        fold = fold_launcher(num_channels, self.device)
+        fold = fold_launcher(made.channels, self.device)
         fold(
-            1 + -(-num_channels // fold.constants["COLS"]),
+            1 + -(-made.channels // fold.constants["COLS"]),
             partials,
             made.num_programs,
             x.numel(),
             row.data_ptr(),
             entries,
             made.spread,
-            num_channels,
+            made.channels,
             made.repeat,
             0 if table is None else table.data_ptr(),
         )

@@ -108,7 +108,7 @@ def _exact(
     )
 
 
-@triton.jit(do_not_specialize=list(range(9)))
+@triton.jit(do_not_specialize=list(range(10)))
 def columns_kernel(
     address: tl.int64,
     numel: tl.int64,

@@ -140,7 +140,7 @@ def segments_launcher(
         "ROWS": side_by_side,
         "COLS": columns,
         "LANES": columns // 2 if dtype.itemsize == 2 else columns,  # four a thread, two of float64
-        "EXACT": 2 * THREADS // side_by_side,
+        "EXACT": (THREADS // 2 if dtype == torch.float64 else 2 * THREADS) // side_by_side,  # no more, lest it spill
         "ALIGNED": aligned,
         "TABLE": table,
     }
@@ -158,7 +158,7 @@ def columns_launcher(dtype: torch.dtype, aligned: bool, device: torch.device) ->
         "ROWS": THREADS // 32,
         "COLS": columns,
         "LOADS": 2 if dtype.itemsize == 2 else 4,
-        "EXACT_ROWS": 2 * THREADS // columns,
+        "EXACT_ROWS": (1 if dtype == torch.float64 else 2) * THREADS // columns,
         "ALIGNED": aligned,
     }
     return Launcher(column_kernels.columns_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=True)
@@ -166,7 +166,7 @@ def columns_launcher(dtype: torch.dtype, aligned: bool, device: torch.device) ->
 
 def fold_launcher(num_channels: int, device: torch.device) -> Launcher:
     """Fusion off, as for the decision. Tiles for few channels or for many."""
-    columns = 1 if num_channels <= 1 else 4 if num_channels <= 8 else 32
+    columns = 32 if num_channels == 0 or num_channels > 8 else 4 if num_channels > 1 else 1
     return _fold_launcher(columns, device)
 
 
