@@ -25,7 +25,7 @@ from .cases import CASES, Case
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "faults"
 # What neither trains nor records: a change in these leaves the runs as they are.
-_NOT_HASHED = ("diagnosis", "report", "bench", "info.py", "cli.py", "diagnose", "rules")
+_NOT_HASHED = ("diagnosis", "history", "report", "bench", "info.py", "cli.py")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Run:
         outcome: losses and what became of the parameters.
         sound: the same for the same run without the fault; None for a healthy run.
         records: what the guard handed to its sinks, one a step.
-        notes: what the guard told its history of the model.
+        notes: what the guard told of the model: after how many records, and what had changed.
         max_norm: where the guard clipped.
         seconds: of the faulty or healthy run.
     """
@@ -49,7 +49,7 @@ class Run:
     outcome: Outcome
     sound: Outcome | None
     records: list[StepStats]
-    notes: dict[str, Any]
+    notes: list[tuple[int, dict[str, Any]]]
     max_norm: float | None
     seconds: float
 
@@ -67,26 +67,29 @@ class Run:
         return last < min(began, 1.33 * best) and not self.outcome.num_ruined and self.outcome.stopped is None
 
 
+class Notebook(fastguard.MemorySink):
+    """Keeps the records, and what the guard noted of the model between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[tuple[int, dict[str, Any]]] = []
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Takes what has changed of what is known of the model."""
+        self.notes.append((len(self), facts))
+
+
 def train(case: Case, seed: int) -> Run:
     """Trains `case`; of its sound twin, if it has a fault, the outcome in the cache will do."""
     torch.set_num_threads(1)
     logging.getLogger("fastguard").setLevel(logging.CRITICAL)  # skips are what many of these runs are for
     setup, planted = case.prepare(seed)
-    memory = fastguard.MemorySink()
+    memory = Notebook()
     started = time.perf_counter()
-    training = Training(setup, [memory], check_every=0, **WATCHING)
-    outcome = training.run()
+    outcome = Training(setup, [memory], check_every=10, **WATCHING).run()
     seconds = time.perf_counter() - started
     sound = None if case.sound is None else load_or_train(case.sound, seed).outcome
-    return Run(
-        case.name, seed, planted, outcome, sound, list(memory.records), _notes(training), setup.max_norm, seconds
-    )
-
-
-def _notes(training: Training) -> dict[str, Any]:
-    """What the guard knows of the model when it is asked for a report."""
-    training.guard.report()
-    return training.guard.history.model.state()
+    return Run(case.name, seed, planted, outcome, sound, list(memory.records), memory.notes, setup.max_norm, seconds)
 
 
 @functools.cache
