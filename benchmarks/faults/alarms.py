@@ -17,7 +17,7 @@ _NEAR = 10  # steps from a fault on, after each of which the rules are asked: de
 
 @dataclass(frozen=True)
 class Alarm:
-    """The first time that a rule spoke, at severity warning or above.
+    """When a rule spoke, at severity warning or above: for the first time, or for the first time from the fault on.
 
     Attributes:
         rule: which.
@@ -65,7 +65,8 @@ def ask(run: Run, check_every: int = 10) -> Said:
 
     What a rule says between two askings and takes back again is not heard; in training it would not be either.
     """
-    first: dict[str, Alarm] = {}
+    planted = 0 if run.planted is None else run.planted.step
+    alarms: dict[tuple[str, bool], Alarm] = {}
     findings: list[Finding] = []
     for number, (record, history) in enumerate(histories(run), 1):
         is_near = run.planted is not None and 0 <= record.step - run.planted.step < _NEAR
@@ -73,9 +74,11 @@ def ask(run: Run, check_every: int = 10) -> Said:
             continue
         findings = diagnose(history)
         for finding in findings:
-            if finding.severity != "info" and finding.rule not in first:
-                family = RULES[finding.rule].family
-                first[finding.rule] = Alarm(finding.rule, (family,), record.step)
+            is_late = record.step >= planted
+            is_news = (finding.rule, False) not in alarms or (finding.last_step or record.step) >= planted
+            if finding.severity != "info" and is_news:
+                alarm = Alarm(finding.rule, (RULES[finding.rule].family,), record.step)
+                alarms.setdefault((finding.rule, is_late), alarm)
     causes = find_causes(findings, history)
     told = [finding for finding in (*causes, *unexplained(findings, causes)) if finding.severity != "info"]
-    return Said(tuple(first.values()), told[0].rule, told[0].layers) if told else Said(tuple(first.values()))
+    return Said(tuple(alarms.values()), told[0].rule, told[0].layers) if told else Said(tuple(alarms.values()))
