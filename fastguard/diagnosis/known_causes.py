@@ -72,7 +72,9 @@ def _of_itself(weight: float) -> Callable[[Finding, TrainingHistory, Found], flo
 
 
 def _decays(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Where steps are far larger than what decays, it is the learning rate that makes the decay so large."""
+    """Where steps are far larger than what decays, and nothing shrinks, the learning rate makes the decay so large."""
+    if finding.evidence["norm_left"] < finding.evidence["threshold_norm"]:
+        return 0.99
     updates = found.get("update-ratio-high")
     too_high = updates is not None and updates.evidence["update_ratio"] > 10.0 * finding.evidence["decay_per_step"]
     return 0.4 if too_high and finding.evidence["decay_per_step"] else 0.99
