@@ -162,7 +162,7 @@ def digits_accumulating(seed: int) -> Setup:
 def digits_cnn_warmed_up(seed: int) -> Setup:
     """SGD with a learning rate that the CNN stands after a warm-up only; not clipped."""
     options = {"max_norm": None, "schedule": warm_up_cosine(80, 300)}
-    return digits_task(cnn, seed, as_images=True, lr=0.2, make_optimizer=sgd, **options)
+    return digits_task(cnn, seed, as_images=True, lr=0.15, make_optimizer=sgd, **options)
 
 
 TASKS: dict[str, Callable[[int], Setup]] = {

@@ -25,7 +25,9 @@ from .cases import CASES, Case
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "faults"
 # What neither trains nor records: a change in these leaves the runs as they are.
-_NOT_HASHED = ("diagnosis", "history", "report", "bench", "info.py", "cli.py")
+_NOT_HASHED = frozenset(
+    ("bench", "cli.py", "demo", "diagnose.py", "diagnosis", "history", "info.py", "report.py", "report_tables.py")
+)
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,15 @@ def train(case: Case, seed: int) -> Run:
 def source_hash() -> str:
     """Of all that decides what a run records."""
     digest = hashlib.sha256(f"{torch.__version__} {WATCHING}".encode())
-    lab = [
-        path for path in (ROOT / "benchmarks" / "faults").glob("*.py") if path.stem in ("cases", "digits", "healthy")
-    ]
-    package = [
-        path
-        for path in (ROOT / "fastguard").rglob("*.py")
-        if not path.relative_to(ROOT / "fastguard").parts[0].startswith(_NOT_HASHED)
-    ]
-    for path in sorted([*lab, *package]):
+    folder = ROOT / "benchmarks" / "faults"
+    paths = [folder / name for name in ("cases.py", "digits.py", "healthy.py")]
+    package = ROOT / "fastguard"
+    for path in package.rglob("*.py"):
+        top, *below = path.relative_to(package).parts
+        is_lab = top == "demo" and (below[0] == "lab" or below[0] in ("model.py", "text.py"))
+        if is_lab or top not in _NOT_HASHED:
+            paths.append(path)
+    for path in sorted(paths):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
