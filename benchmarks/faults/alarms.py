@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fastguard.diagnosis import RULES, Finding, diagnose, find_causes, unexplained
 from fastguard.history import TrainingHistory
 from fastguard.history.model import ModelNotes
+from fastguard.stats import StepStats
 
 from .runs import Run
 
@@ -15,7 +17,7 @@ _NEAR = 10  # steps from a fault on, after each of which the rules are asked: de
 
 @dataclass(frozen=True)
 class Alarm:
-    """The first time that a rule spoke, at severity warning or above.
+    """When a rule spoke, at severity warning or above: for the first time, or for the first time from the fault on.
 
     Attributes:
         rule: which.
@@ -43,11 +45,19 @@ class Said:
     layers: tuple[str, ...] = field(default=())
 
 
-def history_of(run: Run) -> TrainingHistory:
-    """An empty history that knows of the model what the guard's did."""
+def histories(run: Run) -> Iterator[tuple[StepStats, TrainingHistory]]:
+    """Each record of `run`, with the history as it was after it: the same object all along."""
     history = TrainingHistory()
-    history.model = ModelNotes.of(run.notes)
-    return history
+    known = history.model.state()
+    notes = iter(run.notes)
+    note = next(notes, None)
+    for number, record in enumerate(run.records, 1):
+        history.add(record)
+        while note is not None and note[0] <= number:
+            known.update(note[1])
+            history.model = ModelNotes.of(known)
+            note = next(notes, None)
+        yield record, history
 
 
 def ask(run: Run, check_every: int = 10) -> Said:
@@ -55,20 +65,20 @@ def ask(run: Run, check_every: int = 10) -> Said:
 
     What a rule says between two askings and takes back again is not heard; in training it would not be either.
     """
-    history = history_of(run)
-    first: dict[str, Alarm] = {}
+    planted = 0 if run.planted is None else run.planted.step
+    alarms: dict[tuple[str, bool], Alarm] = {}
     findings: list[Finding] = []
-    last = len(run.records) - 1
-    for number, record in enumerate(run.records):
-        history.add(record)
+    for number, (record, history) in enumerate(histories(run), 1):
         is_near = run.planted is not None and 0 <= record.step - run.planted.step < _NEAR
-        if (number + 1) % check_every and number != last and not is_near:
+        if number % check_every and number != len(run.records) and not is_near:
             continue
         findings = diagnose(history)
         for finding in findings:
-            if finding.severity != "info" and finding.rule not in first:
-                family = RULES[finding.rule].family
-                first[finding.rule] = Alarm(finding.rule, (family,), record.step)
+            is_late = record.step >= planted
+            is_news = (finding.rule, False) not in alarms or (finding.last_step or record.step) >= planted
+            if finding.severity != "info" and is_news:
+                alarm = Alarm(finding.rule, (RULES[finding.rule].family,), record.step)
+                alarms.setdefault((finding.rule, is_late), alarm)
     causes = find_causes(findings, history)
     told = [finding for finding in (*causes, *unexplained(findings, causes)) if finding.severity != "info"]
-    return Said(tuple(first.values()), told[0].rule, told[0].layers) if told else Said(tuple(first.values()))
+    return Said(tuple(alarms.values()), told[0].rule, told[0].layers) if told else Said(tuple(alarms.values()))

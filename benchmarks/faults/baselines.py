@@ -10,7 +10,6 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from statistics import fmean
 
 from fastguard.stats import StepStats
@@ -285,10 +284,11 @@ BASELINES: dict[str, tuple[tuple[str, Check, tuple[str, ...]], ...]] = {
 
 
 def ask(name: str, run: Run) -> Said:
-    """What the baseline `name` says of `run`: the first step at which each of its checks speaks."""
+    """What the baseline `name` says of `run`: when each of its checks first speaks, and first from the fault on."""
+    planted = 0 if run.planted is None else run.planted.step
     alarms = []
     for rule, check, families in BASELINES[name]:
-        first = next(iter(islice(check(run), 1)), None)
-        if first is not None:
-            alarms.append(Alarm(rule, families, first))
+        steps = sorted(check(run))
+        firsts = {*steps[:1], *[step for step in steps if step >= planted][:1]}
+        alarms += [Alarm(rule, families, step) for step in firsts]
     return Said(tuple(sorted(alarms, key=lambda alarm: alarm.step)))

@@ -47,7 +47,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "lr": ("digits-mlp-sgd", "char-transformer", "digits-cnn"),
     "lr-x100": ("digits-mlp", "char-lstm"),
     "lr-jump": ("digits-mlp", "char-lstm", "digits-autoencoder"),
-    "warm-up": ("deep-char-transformer",),
+    "warm-up": ("digits-cnn-warmed-up", "char-mlp-warmed-up"),
     "lr-small": ("digits-mlp", "char-lstm"),
     "scheduler": ("digits-cnn", "char-transformer"),
     "accumulation": ("digits-accumulating", "char-mlp-accumulating"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastguard.diagnosis import diagnose, find_causes
 
-from .alarms import history_of
+from .alarms import histories
 from .runs import Run
 
 CHECK_EVERY = 50
@@ -19,9 +19,7 @@ def measure(runs: Sequence[Run], repeats: int = 3) -> dict[str, Any]:
     """Seconds of one check of all rules and causes, at each 50th step of `runs`; the median of `repeats` a check."""
     checks = []
     for run in runs:
-        history = history_of(run)
-        for number, record in enumerate(run.records, 1):
-            history.add(record)
+        for number, (_, history) in enumerate(histories(run), 1):
             if number % CHECK_EVERY == 0:
                 times = []
                 for _ in range(repeats):

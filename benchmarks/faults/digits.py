@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fastguard.demo.lab.tasks import adamw, sgd
-from fastguard.demo.lab.training import Batch, Setup, shuffled_batches
+from fastguard.demo.lab.training import Batch, Setup, shuffled_batches, warm_up_cosine
 
 NUM_TRAIN = 1408
 BATCH_SIZE = 64
@@ -159,10 +159,17 @@ def digits_accumulating(seed: int) -> Setup:
     return digits_task(mlp, seed, size=16, lr=0.1, make_optimizer=sgd, num_micro=8, num_steps=150, max_norm=None)
 
 
+def digits_cnn_warmed_up(seed: int) -> Setup:
+    """SGD with a learning rate that the CNN stands after a warm-up only; not clipped."""
+    options = {"max_norm": None, "schedule": warm_up_cosine(80, 300)}
+    return digits_task(cnn, seed, as_images=True, lr=0.15, make_optimizer=sgd, **options)
+
+
 TASKS: dict[str, Callable[[int], Setup]] = {
     "digits-mlp": digits_mlp,
     "digits-mlp-sgd": digits_mlp_sgd,
     "digits-cnn": digits_cnn,
     "digits-autoencoder": digits_autoencoder,
     "digits-accumulating": digits_accumulating,
+    "digits-cnn-warmed-up": digits_cnn_warmed_up,
 }

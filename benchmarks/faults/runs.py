@@ -25,7 +25,9 @@ from .cases import CASES, Case
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "faults"
 # What neither trains nor records: a change in these leaves the runs as they are.
-_NOT_HASHED = ("diagnosis", "report", "bench", "info.py", "cli.py", "diagnose", "rules")
+_NOT_HASHED = frozenset(
+    ("bench", "cli.py", "demo", "diagnose.py", "diagnosis", "history", "info.py", "report.py", "report_tables.py")
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Run:
         outcome: losses and what became of the parameters.
         sound: the same for the same run without the fault; None for a healthy run.
         records: what the guard handed to its sinks, one a step.
-        notes: what the guard told its history of the model.
+        notes: what the guard told of the model: after how many records, and what had changed.
         max_norm: where the guard clipped.
         seconds: of the faulty or healthy run.
     """
@@ -49,7 +51,7 @@ class Run:
     outcome: Outcome
     sound: Outcome | None
     records: list[StepStats]
-    notes: dict[str, Any]
+    notes: list[tuple[int, dict[str, Any]]]
     max_norm: float | None
     seconds: float
 
@@ -67,41 +69,44 @@ class Run:
         return last < min(began, 1.33 * best) and not self.outcome.num_ruined and self.outcome.stopped is None
 
 
+class Notebook(fastguard.MemorySink):
+    """Keeps the records, and what the guard noted of the model between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[tuple[int, dict[str, Any]]] = []
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Takes what has changed of what is known of the model."""
+        self.notes.append((len(self), facts))
+
+
 def train(case: Case, seed: int) -> Run:
     """Trains `case`; of its sound twin, if it has a fault, the outcome in the cache will do."""
     torch.set_num_threads(1)
     logging.getLogger("fastguard").setLevel(logging.CRITICAL)  # skips are what many of these runs are for
     setup, planted = case.prepare(seed)
-    memory = fastguard.MemorySink()
+    memory = Notebook()
     started = time.perf_counter()
-    training = Training(setup, [memory], check_every=0, **WATCHING)
-    outcome = training.run()
+    outcome = Training(setup, [memory], check_every=10, **WATCHING).run()
     seconds = time.perf_counter() - started
     sound = None if case.sound is None else load_or_train(case.sound, seed).outcome
-    return Run(
-        case.name, seed, planted, outcome, sound, list(memory.records), _notes(training), setup.max_norm, seconds
-    )
-
-
-def _notes(training: Training) -> dict[str, Any]:
-    """What the guard knows of the model when it is asked for a report."""
-    training.guard.report()
-    return training.guard.history.model.state()
+    return Run(case.name, seed, planted, outcome, sound, list(memory.records), memory.notes, setup.max_norm, seconds)
 
 
 @functools.cache
 def source_hash() -> str:
     """Of all that decides what a run records."""
     digest = hashlib.sha256(f"{torch.__version__} {WATCHING}".encode())
-    lab = [
-        path for path in (ROOT / "benchmarks" / "faults").glob("*.py") if path.stem in ("cases", "digits", "healthy")
-    ]
-    package = [
-        path
-        for path in (ROOT / "fastguard").rglob("*.py")
-        if not path.relative_to(ROOT / "fastguard").parts[0].startswith(_NOT_HASHED)
-    ]
-    for path in sorted([*lab, *package]):
+    folder = ROOT / "benchmarks" / "faults"
+    paths = [folder / name for name in ("cases.py", "digits.py", "healthy.py")]
+    package = ROOT / "fastguard"
+    for path in package.rglob("*.py"):
+        top, *below = path.relative_to(package).parts
+        is_lab = top == "demo" and (below[0] == "lab" or below[0] in ("model.py", "text.py"))
+        if is_lab or top not in _NOT_HASHED:
+            paths.append(path)
+    for path in sorted(paths):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

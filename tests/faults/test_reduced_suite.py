@@ -62,7 +62,7 @@ def test_a_healthy_run_is_left_alone(name):
 
 
 def test_a_run_is_the_same_each_time():
-    name = "nan@digits-mlp"
+    name = "dead-relu@digits-mlp"  # no NaN among its losses, which would differ from itself
     again = runs.train(CASES[name], SEED)
     assert again.outcome == trained(name).outcome
     assert [r.tensors for r in again.records] == [r.tensors for r in trained(name).records]

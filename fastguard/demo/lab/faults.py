@@ -111,8 +111,8 @@ _ALL = (
         plant.no_warm_up,
         ("lr", "explosion", "loss", "weights"),
         _TOO_HIGH,
-        worse(1.05),
-        "deep-char-transformer",
+        worse(),
+        "char-mlp-warmed-up",
     ),
     Fault(
         "lr-small",

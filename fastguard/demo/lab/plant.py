@@ -145,7 +145,7 @@ def nan_in_batch(setup: Setup, dice: random.Random) -> Planted:
         handle = training.model.get_submodule("tokens").register_forward_hook(poison)
 
     setup.at(step, event)
-    return Planted(step, ("tokens",))
+    return Planted(step)
 
 
 def inf_in_weights(setup: Setup, dice: random.Random) -> Planted:

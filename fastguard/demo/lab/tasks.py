@@ -12,7 +12,7 @@ from torch import nn
 
 from ..model import VOCABULARY, CharTransformer
 from ..text import library_text
-from .training import Batch, Setup, warm_up, warm_up_cosine
+from .training import Batch, Setup, warm_up_cosine
 
 NUM_BYTES = 400_000
 _NUM_HELD_OUT = 40_000
@@ -140,13 +140,11 @@ def char_rnn(seed: int) -> Setup:
     return _text_task(build, seed, 16, 24, lr=5e-3, make_optimizer=adamw, num_steps=250)
 
 
-def deep_char_transformer(seed: int) -> Setup:
-    """A wider transformer of three blocks, which needs its warm-up; not clipped."""
-    setup = char_transformer(seed)
-    torch.manual_seed(seed)
-    setup.model = setup.build(width=96, num_blocks=3)
-    setup.lr, setup.schedule, setup.max_norm, setup.num_steps = 8e-3, warm_up(60), None, 200
-    return setup
+def char_mlp_warmed_up(seed: int) -> Setup:
+    """The MLP with SGD and a learning rate that it stands after a warm-up only; not clipped."""
+    schedule = warm_up_cosine(80, 300)
+    options = {"num_steps": 300, "max_norm": None, "schedule": schedule}
+    return _text_task(CharMLP, seed, 128, 8, lr=0.6, make_optimizer=sgd, **options)
 
 
 def char_mlp_accumulating(seed: int) -> Setup:
@@ -169,7 +167,7 @@ TASKS: dict[str, Callable[[int], Setup]] = {
     "char-transformer": char_transformer,
     "char-lstm": char_lstm,
     "char-rnn": char_rnn,
-    "deep-char-transformer": deep_char_transformer,
+    "char-mlp-warmed-up": char_mlp_warmed_up,
     "char-mlp-accumulating": char_mlp_accumulating,
     "small-char-mlp": small_char_mlp,
 }

@@ -1,0 +1,106 @@
+"""How verdicts are passed, added up and written down: on made-up alarms, without training."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install -e '.[dev]'")
+pytest.importorskip("benchmarks.faults", reason="the fault suite is not beside these tests", exc_type=ImportError)
+
+from benchmarks.faults import readme, runs, score, table
+from benchmarks.faults.alarms import Alarm, Said
+from fastguard.bench.readme import main as write_tables
+from fastguard.demo.lab.plant import Planted
+from fastguard.demo.lab.training import Outcome
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTCOME = Outcome([2.0, 1.0], [(1, 1.0)], frozenset(), None, (), 0)
+
+
+def run_of(case: str, planted: Planted | None) -> runs.Run:
+    return runs.Run(case, 0, planted, OUTCOME, None, [], [], 1.0, 0.1)
+
+
+DEAD = run_of("dead-relu@digits-mlp", Planted(10, ("2", "3")))
+HEALTHY = run_of("digits-mlp", None)
+
+
+def test_a_right_alarm_cause_and_layer():
+    said = Said((Alarm("dead-relu-units", ("units",), 12),), "dead-units", ("3",))
+    verdict = score.judge(DEAD, said)
+    assert (verdict.found, verdict.delay, verdict.cause_right, verdict.layer_right) == (True, 2, True, True)
+    assert verdict.false_alarms == ()
+
+
+def test_an_alarm_before_the_fault_is_a_false_one_and_finds_nothing():
+    verdict = score.judge(DEAD, Said((Alarm("dead-relu-units", ("units",), 9),)))
+    assert (verdict.found, verdict.alarmed, verdict.delay) == (False, False, None)
+    assert verdict.false_alarms == ("dead-relu-units",)
+
+
+def test_an_alarm_of_another_family_is_not_the_fault():
+    verdict = score.judge(DEAD, Said((Alarm("overfitting", ("loss",), 12),), "overfitting", ("20.weight",)))
+    assert (verdict.found, verdict.alarmed, verdict.cause_right, verdict.layer_right) == (False, True, False, False)
+
+
+def test_a_layer_is_right_by_whole_parts_of_its_name():
+    right = [score.judge(DEAD, Said((), None, (name,))).layer_right for name in ("2", "2.weight", "3", "20", "1.2")]
+    assert right == [True, True, True, False, False]
+
+
+def test_anything_said_of_a_healthy_run_is_a_false_alarm():
+    verdict = score.judge(HEALTHY, Said((Alarm("norm-spike", ("explosion",), 0),), "bad-batch"))
+    assert verdict.false_alarms == ("norm-spike",) and verdict.cause_right is None
+
+
+def test_a_healthy_run_that_ends_badly_is_none():
+    assert HEALTHY.is_proven
+    for worse in ({"val_losses": [(0, 1.0), (1, 1.5)]}, {"num_ruined": 1}, {"stopped": "why"}):
+        assert not dataclasses.replace(HEALTHY, outcome=dataclasses.replace(OUTCOME, **worse)).is_proven
+
+
+def results(found: bool) -> table.Results:
+    verdicts = [
+        score.judge(DEAD, Said((Alarm("dead-relu-units", ("units",), 12),) if found else (), "dead-units", ("2",))),
+        score.judge(HEALTHY, Said(())),
+    ]
+    watcher = {"summary": score.summary(verdicts), "faults": score.by_fault(verdicts), "false_alarms": {}}
+    half = {"seeds": [7], "unproven": [], "alarmed_healthy": [], "watchers": {"fastguard": watcher, "toolkit": watcher}}
+    where = {"cpu": "a CPU", "torch": "2", "sklearn": "1", "python": "3", "fastguard": "0", "date": "today"}
+    return {
+        "conditions": {**where, "check_every": 10},
+        "faults": {"dead-relu": "biases of one layer minus 30"},
+        "halves": {"report": half},
+        "cost": {"per_step_us": 12.3},
+    }
+
+
+def test_the_table_says_what_was_reached_and_what_was_missed():
+    lines = table.markdown_measures(results(found=True))
+    assert lines[2] == "| faults found, by a symptom of the right family | ≥ 0.95 | **1** | reached | 1 |"
+    assert "| root cause right | ≥ 0.85 | **1** | reached | — |" in lines
+    assert "| median delay of spikes, steps | ≤ 2 | **—** | — | — |" in lines
+    assert any("12.3" in line and "reached" in line for line in lines)
+    assert "Report half: seeds [7], 1 faulty runs, 1 healthy." in lines[-1]
+    missed = table.markdown_measures(results(found=False))[2]
+    assert missed == "| faults found, by a symptom of the right family | ≥ 0.95 | **0** | missed | 0 |"
+
+
+def test_every_table_and_the_terminal_have_the_fault():
+    for make in (table.markdown_faults, table.markdown_confusion):
+        assert any(line.startswith("| `dead-relu`") and "1" in line for line in make(results(found=True)))
+    text = table.text(results(found=True), "report")
+    assert "dead-units 1" in text and "MISSED" not in text
+    assert "MISSED" in table.text(results(found=False), "report")
+
+
+@pytest.mark.skipif(
+    not (ROOT / "benchmarks" / "results" / "faults.json").exists(), reason="the suite's results are not beside it"
+)
+def test_the_documents_have_what_the_results_say():
+    document = ROOT / "benchmarks" / "README.md"
+    saved = ROOT / "benchmarks" / "results" / "faults.json"
+    assert write_tables([str(saved), str(document), "--check"], tables=readme.TABLES) == 0
