@@ -6,6 +6,7 @@ Plain data: this module imports neither torch nor numpy, so that logs can be rea
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from .samples import ModuleActivity, WeightStats
 COLUMNS = ("numel", "sum_sq", "sum", "abs_max", "abs_min_nonzero", "num_zeros", "num_nans", "num_infs")
 _COUNTS = frozenset({"numel", "num_zeros", "num_nans", "num_infs"})
 _ROW_BYTES = 8 * len(COLUMNS)
+_ROWS = struct.Struct(f"{len(COLUMNS)}d")
 
 
 def norm_of(sum_sq: float, num_nans: float, num_infs: float) -> float:
@@ -213,11 +215,14 @@ class TensorStats:
         return _row(flat[index * len(COLUMNS) : (index + 1) * len(COLUMNS)].tolist())
 
     def __iter__(self) -> Iterator[TensorRow]:
-        values = iter(memoryview(self._data).cast("d").tolist())
-        return map(_row, zip(*[values] * len(COLUMNS), strict=True))
+        return map(_row, _ROWS.iter_unpack(self._data))
+
+    def column(self, name: str) -> memoryview[float]:
+        """One column of the table as a read-only view: float64, shape [T], counts too. Nothing is copied."""
+        return memoryview(self._data).toreadonly().cast("d")[COLUMNS.index(name) :: len(COLUMNS)]
 
     def _column(self, name: str) -> tuple[Any, ...]:
-        values = memoryview(self._data).cast("d").tolist()[COLUMNS.index(name) :: len(COLUMNS)]
+        values = self.column(name).tolist()
         return tuple(map(int, values)) if name in _COUNTS else tuple(values)
 
     numel = property(lambda self: self._column("numel"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import islice
-from typing import Any
 
 from ..history import TensorTrack, TrainingHistory
 from ..history.updates import is_bias
@@ -33,19 +31,19 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding |
     tensors = record.tensors
     if not tensors.total_row()[_NUM_ZEROS] or not len(tensors):
         return None
-    rows: Any = tensors.table.tolist()
-    flags = [row[_NUM_ZEROS] == row[0] > 0 for row in rows]
-    num_zero = sum(flags)
+    columns = zip(tensors.column("num_zeros"), tensors.column("numel"))
+    at = [i for i, (zeros, numel) in enumerate(columns) if zeros == numel > 0]
+    num_zero = len(at)
     if not num_zero:
         return None
-    layers = tuple(islice((name for name, flag in zip(tensors.names, flags) if flag), 8))
+    layers = tuple(tensors.names[i] for i in at[:8])
     return Finding(
-        f"{num_zero} of {len(flags)} tensors had a gradient of zeros only at step {record.step}.",
+        f"{num_zero} of {len(tensors)} tensors had a gradient of zeros only at step {record.step}.",
         record.step,
         record.step,
-        severity="warning" if num_zero >= share * len(flags) else "info",
+        severity="warning" if num_zero >= share * len(tensors) else "info",
         layers=layers,
-        evidence={"num_zero_tensors": num_zero, "num_tensors": len(flags), "threshold": share},
+        evidence={"num_zero_tensors": num_zero, "num_tensors": len(tensors), "threshold": share},
         confidence=0.7,
     )
 
@@ -146,22 +144,25 @@ def vanishing_layers(
     at least two tensors; biases (which a normalisation after them makes idle) and zeros do not count. From the
     fourth sample on.
     """
-    tracks = [(name, t) for name, t in history.tensors.items() if not is_bias(name) and not math.isnan(t.log_rms)]
-    size = len(tracks) // 4
-    if size < 2 or history.tensors.num_samples < 4:
+    tensors = history.tensors
+    if tensors.num_samples < 4:
         return None
-    first, last = (median([t.log_rms for _, t in part]) for part in (tracks[:size], tracks[-size:]))
-    at_first, at_last = (median([t.first_log_rms for _, t in part]) for part in (tracks[:size], tracks[-size:]))
+    known = [name for name, t in tensors.items() if not is_bias(name) and not math.isnan(t.log_rms)]
+    size = len(known) // 4
+    if size < 2:
+        return None
+    first, last = (median([tensors[n].log_rms for n in part]) for part in (known[:size], known[-size:]))
+    at_first, at_last = (median([tensors[n].first_log_rms for n in part]) for part in (known[:size], known[-size:]))
     share = math.exp(max(min(first - last, 0.0), -700.0))
     if share >= ratio:
         return None
     is_stuck = not signals_of(history).progress >= progress
-    names = [name for name, t in tracks if t.log_rms - last < math.log(ratio)]
+    names = [name for name in known if tensors[name].log_rms - last < math.log(ratio)]
     return Finding(
         f"Per element, the gradients of the first {size} tensors are {share:.2g} of those of the last {size}; "
         f"{listed(names)} get the least.",
-        min(t.first_step for _, t in tracks),
-        history.tensors.last_step,
+        min(tensors[name].first_step for name in known),
+        tensors.last_step,
         severity="warning" if is_stuck or share < ratio_alone else "info",
         layers=tuple(names[:8]),
         evidence={
