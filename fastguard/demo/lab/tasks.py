@@ -149,7 +149,7 @@ def char_mlp_warmed_up(seed: int) -> Setup:
 
 def char_mlp_accumulating(seed: int) -> Setup:
     """The MLP with SGD on eight batches of 32 a step; not clipped."""
-    return _text_task(CharMLP, seed, 32, 8, lr=0.1, make_optimizer=sgd, num_steps=200, num_micro=8, max_norm=None)
+    return _text_task(CharMLP, seed, 32, 8, lr=0.2, make_optimizer=sgd, num_steps=200, num_micro=8, max_norm=None)
 
 
 def small_char_mlp(seed: int) -> Setup:
