@@ -7,9 +7,6 @@ namespace fastguard {
 
 namespace {
 
-// Runs at least this long go to the kernel as they lie.
-constexpr int64_t kLongRun = 1024;
-
 // Short runs, and elements with a stride between them, put side by side a block at a time.
 struct Gathered {
   const ActivationKernel kernel;

@@ -1,5 +1,6 @@
-// Activations by channel. Two ways through memory: rows of channels side by side ([..., C], channels_last), and channel
-// by channel ([N, C, H, W], and everything else). How the work is cut up depends on the shape and strides alone.
+// Activations by channel. Three ways through memory: rows of channels side by side ([..., C], channels_last), long runs of
+// each channel in turn ([N, C, H, W]), and channel by channel (everything else). How the work is cut up depends on the
+// shape and strides alone.
 #include <algorithm>
 
 #include "ieee.h"
@@ -109,6 +110,36 @@ void fill_row(double* row, const Activation& a) {
   row[3] = a.sum_abs;
 }
 
+// Long runs, those of a group of outer indices for all channels of a range before the next outer index: where channels
+// follow one another in memory, it is read from front to back.
+Activation run_by_run(const Channels& x, const Limits& limits, int num_threads, double* table) {
+  constexpr int64_t kGroups = 16, kItems = 64;
+  const int64_t run = x.rest.layout->shape.back(), num_runs = x.rest.numel / run;
+  const int64_t group = ceil_div(num_runs, kGroups), groups = ceil_div(num_runs, group);
+  const int64_t range = std::max(ceil_div(x.count * groups, kItems), ceil_div(kChunk, run * group));
+  const int64_t ranges = ceil_div(x.count, range);
+  const int size = int(itemsize(x.rest.dtype));
+  const ActivationKernel kernel = kernels().activation[1][int(x.rest.dtype)];
+
+  std::vector<Activation> partials(size_t(groups * x.count));
+  for_each_item(groups * ranges, x.rest.numel * x.count, num_threads, [&](int64_t item) {
+    const int64_t g = item / ranges, first = item % ranges * range, last = std::min(first + range, x.count);
+    const int64_t end = std::min((g + 1) * group, num_runs);
+    for_each_run(x.rest, g * group * run, end * run, [&](const char* from, int64_t, int64_t count) {
+      for (int64_t c = first; c < last; ++c)
+        partials[size_t(g * x.count + c)].merge(kernel(from + c * x.stride * size, count, limits));
+    });
+  });
+  Activation total;
+  for (int64_t c = 0; c < x.count; ++c) {
+    Activation channel;
+    for (int64_t g = 0; g < groups; ++g) channel.merge(partials[size_t(g * x.count + c)]);
+    fill_row(table + c * kTableColumns, channel);
+    total.merge(channel);
+  }
+  return total;
+}
+
 Activation one_channel(const Channels& x, int64_t channel, int64_t begin, int64_t end, const Limits& limits) {
   const ActivationKernel kernel = kernels().activation[1][int(x.rest.dtype)];
   return piece_activation(kernel, x.rest, channel * x.stride, begin, end, limits);
@@ -163,6 +194,9 @@ Activation channel_stats(const Strided& x, int dim, const Limits& limits, int nu
     return Activation();
   }
   if (stride == 1 && count >= kSideBySide) return side_by_side(channels, limits, num_threads, table);
+  const Layout* layout = channels.rest.layout.get();
+  if (layout && layout->strides.back() == 1 && layout->shape.back() >= kLongRun)
+    return run_by_run(channels, limits, num_threads, table);
   return one_by_one(channels, limits, num_threads, table);
 }
 

@@ -21,6 +21,9 @@ uint64_t read_stream(const std::vector<View>& views, int num_threads, bool prefe
 // All there is to know of one tensor of activations, without the sum of magnitudes. Reads every element once.
 Activation activation_stats(const View& view, const Limits& limits, int num_threads);
 
+// Runs at least this long go to a kernel as they lie; shorter ones are gathered first.
+constexpr int64_t kLongRun = 1024;
+
 // The same, and of each index of dimension `dim` a row of `table`: near-zero, saturated, non-finite elements, sum of
 // magnitudes. Reads every element once where channels lie side by side or in runs, and small dense rows of fewer than
 // 16 channels once for each channel, from cache.

@@ -87,6 +87,7 @@ class Guard:
         self._checkup = Checkup(self.recorder.history, self._note_facts, check_every)
         self._ledger.checkup = self._checkup
         self._ledger.steps_to_checkup = self._checkup.interval
+        self._note_facts()
         self.has_more_to_do = True  # after a step; a call saved in each one counts
         # What is held back must reach the sinks also when the guard is dropped or the interpreter ends.
         weakref.finalize(self, self.judges.flush)
@@ -225,6 +226,7 @@ class Guard:
 
     def close(self) -> None:
         """Hands over what is held back and closes the sinks. Call it at the end of training."""
+        self._note_facts()
         self.flush()
         self._watch.close()
         self.recorder.close()

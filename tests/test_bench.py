@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -309,3 +310,18 @@ def test_the_documents_show_the_saved_results():
         pytest.skip("no saved results beside these tests")
     documents = [str(ROOT / "README.md"), str(ROOT / "benchmarks" / "README.md")]
     assert readme.main([str(saved), *documents, "--check"]) == 0
+
+
+def test_the_activation_benchmark_on_a_tiny_tensor(monkeypatch):
+    path = ROOT / "benchmarks" / "activations.py"
+    if not path.exists() or kernels.cpu.unavailable() is not None:
+        pytest.skip("no benchmarks beside the tests, or no C++ kernels")
+    spec = importlib.util.spec_from_file_location("benchmark_of_activations", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "SHAPE", (128, 64))
+    found = script.measure(3)
+    rows = script.measures(found["rounds_us"])
+    assert [row["at_most"] for row in rows] == [0.012, 0.05, 1.6, 2.0, None, None, None]
+    assert all(0 < row["min"] <= row["median"] <= row["max"] for row in rows)
+    assert all(us > 0 for us in found["small_us"].values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -9,6 +10,7 @@ import os
 import pickle
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,15 +85,28 @@ class Notebook(fastguard.MemorySink):
         self.notes.append((len(self), facts))
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One thread, so that runs side by side do not differ; and no word of skips, which many of them are for."""
+    logger, num_threads = logging.getLogger("fastguard"), torch.get_num_threads()
+    level = logger.level
+    torch.set_num_threads(1)
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+        logger.setLevel(level)
+
+
 def train(case: Case, seed: int) -> Run:
     """Trains `case`; of its sound twin, if it has a fault, the outcome in the cache will do."""
-    torch.set_num_threads(1)
-    logging.getLogger("fastguard").setLevel(logging.CRITICAL)  # skips are what many of these runs are for
-    setup, planted = case.prepare(seed)
-    memory = Notebook()
-    started = time.perf_counter()
-    outcome = Training(setup, [memory], check_every=10, **WATCHING).run()
-    seconds = time.perf_counter() - started
+    with _alone():
+        setup, planted = case.prepare(seed)
+        memory = Notebook()
+        started = time.perf_counter()
+        outcome = Training(setup, [memory], check_every=10, **WATCHING).run()
+        seconds = time.perf_counter() - started
     sound = None if case.sound is None else load_or_train(case.sound, seed).outcome
     return Run(case.name, seed, planted, outcome, sound, list(memory.records), memory.notes, setup.max_norm, seconds)
 

@@ -7,6 +7,7 @@ from . import known_causes as _causes
 from . import rules_data as _data
 from . import rules_explosion as _explosion
 from . import rules_loss as _loss
+from . import rules_loss_validation as _validation
 from . import rules_lr as _lr
 from . import rules_nonfinite as _nonfinite
 from . import rules_units as _units
@@ -41,4 +42,4 @@ __all__ = [
     "rule",
     "unexplained",
 ]
-del _causes, _data, _explosion, _loss, _lr, _nonfinite, _units, _vanishing, _weights
+del _causes, _data, _explosion, _loss, _lr, _nonfinite, _units, _validation, _vanishing, _weights

@@ -51,7 +51,7 @@ class Rule:
     def family(self) -> str:
         """What it is about, like "vanishing"; "own" for a user's rule."""
         module = self.check.__module__
-        return module.rpartition(".rules_")[2] if module.startswith(_HERE + "rules_") else "own"
+        return module.rpartition(".rules_")[2].partition("_")[0] if module.startswith(_HERE + "rules_") else "own"
 
     @property
     def page(self) -> str:

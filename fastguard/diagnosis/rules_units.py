@@ -32,7 +32,12 @@ def _lasting(
         newest = list(window.recent)[-need:]
         least = min(share(sample.value) for sample in newest)
         if len(newest) == need and least >= limit:
-            found.append((name, least, newest[0].step))
+            began = newest[0].step
+            for sample in reversed(window.recent):
+                if share(sample.value) < limit:
+                    break
+                began = sample.step
+            found.append((name, least, began))
     return sorted(found, key=lambda one: -one[1])
 
 

@@ -45,6 +45,8 @@ def channel_table(
     """
     threads = torch.get_num_threads()
     found = _C.channel_stats(x, dim, low, high, near_zero, threads)
+    if found is None and (x.layout is not torch.strided or x.is_nested):
+        raise UnsupportedTensorError(0, "must be dense to have channels. Call to_dense first")
     return found or _prepared(x, lambda values: _C.channel_stats(values, dim, low, high, near_zero, threads))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from fastguard import UnsupportedTensorError
 from fastguard.kernels import cpu, cpu_activations
 
 from cases import DTYPES, LAYOUTS, NASTY, image, nasty
@@ -182,6 +183,15 @@ def test_a_wrong_dimension_is_refused_before_anything_is_read() -> None:
             cpu._C.channel_stats(torch.zeros(3, 4), dim, *LIMITS, 1)
     with pytest.raises(IndexError):
         cpu._C.channel_stats(torch.tensor(1.0), 1, *LIMITS, 1)
+
+
+def test_what_only_looks_as_if_it_had_channels_is_refused() -> None:
+    with pytest.raises(UnsupportedTensorError, match="must be dense to have channels"):
+        cpu_activations.channel_table(torch.eye(4).to_sparse(), 1, *LIMITS)
+    with pytest.raises(UnsupportedTensorError, match="must be real"):
+        cpu_activations.activation_row(torch.zeros(4, dtype=torch.complex64), *LIMITS)
+    with pytest.raises(UnsupportedTensorError, match=r"got torch\.int64"):
+        cpu_activations.channel_table(torch.zeros(4, 4, dtype=torch.int64), 1, *LIMITS)
 
 
 def test_nothing_is_lost_between_the_blocks_that_are_read_twice() -> None:

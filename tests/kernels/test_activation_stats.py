@@ -166,6 +166,16 @@ def test_kinds_of_tensors(backend: str) -> None:
         assert activation_stats(torch.ones(4), backend=backend).mean == 1.0
 
 
+def test_a_tensor_inside_vmap_is_refused(backend: str) -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        for measure in (activation_stats, fastguard.channel_stats):
+            with pytest.raises(UnsupportedTensorError, match="functorch"):
+                measure(x, backend=backend)
+        return x
+
+    torch.vmap(inside)(torch.randn(3, 4))
+
+
 def test_arrays() -> None:
     array = np.arange(20, dtype=np.float32).reshape(4, 5)
     for view in (
