@@ -112,7 +112,7 @@ _ALL = (
         ("lr", "explosion", "loss", "weights"),
         _TOO_HIGH,
         worse(),
-        "char-mlp-warmed-up",
+        "hot-char-mlp",
     ),
     Fault(
         "lr-small",
