@@ -12,6 +12,10 @@ from fastguard.demo.lab.plant import Planted
 from fastguard.diagnosis import CAUSES, RULES
 from fastguard.sinks import read_jsonl
 
+# All of them can be shown; these take a second or two each.
+SHOWN = ["lr", "lr-jump", "warm-up", "lr-small", "nan", "fp16", "rnn", "dead-relu", "tanh", "init-small", "frozen"]
+SHOWN += ["missing", "weight-decay", "dropout", "overfit", "bad-epoch", "bad-batch"]
+
 
 @pytest.fixture(autouse=True)
 def _same_threads():
@@ -20,7 +24,7 @@ def _same_threads():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", ["nan", "lr-jump", "frozen", "dead-relu", "bad-epoch"])
+@pytest.mark.parametrize("name", SHOWN)
 def test_a_planted_fault_is_named_first(name, tmp_path, capsys):
     code = cli.main(["demo", "--fault", name, "--out", str(tmp_path)])
     text = capsys.readouterr().out
@@ -28,7 +32,7 @@ def test_a_planted_fault_is_named_first(name, tmp_path, capsys):
     assert f"fault:    {name}: {FAULTS[name].title}" in text
     assert "$ print(optimizer.guard.report())" in text and ", which is right" in text
     log = read_jsonl(tmp_path / f"{name}.jsonl")
-    assert [line["step"] for line in log] == list(range(len(log))) and len(log) >= 100
+    assert [line["step"] for line in log] == list(range(len(log))) and len(log) >= 30
 
 
 def test_a_fault_that_is_not_there_is_not_named(tmp_path, capsys, monkeypatch):

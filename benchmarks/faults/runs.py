@@ -61,14 +61,16 @@ class Run:
     def is_proven(self) -> bool:
         """Whether the fault really harmed this training, or a healthy one really ended well.
 
-        Well: all is finite, the validation loss is below the first training loss and within a third of its best.
+        Well: all is finite, the training loss has fallen, and the validation loss is within a third of its best, or
+        within a fiftieth of where the loss began.
         """
         fault = CASES[self.case].fault
         if fault is not None and self.planted is not None and self.sound is not None:
             return fault.proof(self.outcome, self.sound, self.planted)
         last, best = self.outcome.final_val_loss, min(loss for _, loss in self.outcome.val_losses)
-        began = max(self.outcome.losses[0], 1.3 * best)
-        return last < min(began, 1.33 * best) and not self.outcome.num_ruined and self.outcome.stopped is None
+        is_near_best = last < max(1.33 * best, best + 0.02 * self.outcome.losses[0])
+        is_whole = not self.outcome.num_ruined and self.outcome.stopped is None
+        return is_near_best and is_whole and self.outcome.final_loss < self.outcome.losses[0]
 
 
 class Notebook(fastguard.MemorySink):

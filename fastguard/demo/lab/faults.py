@@ -112,7 +112,7 @@ _ALL = (
         ("lr", "explosion", "loss", "weights"),
         _TOO_HIGH,
         worse(),
-        "char-mlp-warmed-up",
+        "hot-char-mlp",
     ),
     Fault(
         "lr-small",
@@ -155,7 +155,7 @@ _ALL = (
     ),
     Fault(
         "inf-weights",
-        "one Inf in one layer's weights",
+        "one row of one layer's weights Inf",
         "non-finite",
         plant.inf_in_weights,
         ("nonfinite",),

@@ -149,14 +149,14 @@ def nan_in_batch(setup: Setup, dice: random.Random) -> Planted:
 
 
 def inf_in_weights(setup: Setup, dice: random.Random) -> Planted:
-    """One weight of one layer becomes Inf."""
+    """One row of one layer's weights becomes Inf: of a single one, a ReLU might hide the effect."""
     step = a_third_in(setup, dice)
     name = dice.choice(weighted_layers(setup.model))
 
     def event(training: Training) -> None:
         weight = next(training.model.get_submodule(name).parameters())
         with torch.no_grad():
-            weight.view(-1)[dice.randrange(weight.numel())] = torch.inf
+            weight[dice.randrange(len(weight))] = torch.inf
 
     setup.at(step, event)
     return Planted(step, (name,))

@@ -147,9 +147,16 @@ def char_mlp_warmed_up(seed: int) -> Setup:
     return _text_task(CharMLP, seed, 128, 8, lr=0.6, make_optimizer=sgd, **options)
 
 
+def hot_char_mlp(seed: int) -> Setup:
+    """The same with a learning rate that is the end of it without the warm-up."""
+    setup = char_mlp_warmed_up(seed)
+    setup.lr = 0.8
+    return setup
+
+
 def char_mlp_accumulating(seed: int) -> Setup:
     """The MLP with SGD on eight batches of 32 a step; not clipped."""
-    return _text_task(CharMLP, seed, 32, 8, lr=0.1, make_optimizer=sgd, num_steps=200, num_micro=8, max_norm=None)
+    return _text_task(CharMLP, seed, 32, 8, lr=0.2, make_optimizer=sgd, num_steps=200, num_micro=8, max_norm=None)
 
 
 def small_char_mlp(seed: int) -> Setup:
@@ -168,6 +175,7 @@ TASKS: dict[str, Callable[[int], Setup]] = {
     "char-lstm": char_lstm,
     "char-rnn": char_rnn,
     "char-mlp-warmed-up": char_mlp_warmed_up,
+    "hot-char-mlp": hot_char_mlp,
     "char-mlp-accumulating": char_mlp_accumulating,
     "small-char-mlp": small_char_mlp,
 }
