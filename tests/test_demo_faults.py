@@ -20,7 +20,7 @@ def _same_threads():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", ["nan", "lr-jump", "frozen", "dead-relu", "bad-epoch"])
+@pytest.mark.parametrize("name", ["nan", "lr-jump", "frozen", "dead-relu", "bad-epoch", "labels", "warm-up"])
 def test_a_planted_fault_is_named_first(name, tmp_path, capsys):
     code = cli.main(["demo", "--fault", name, "--out", str(tmp_path)])
     text = capsys.readouterr().out
