@@ -120,11 +120,13 @@ def with_activities(*modules: ModuleActivity, every=20, num_steps=100, since=0) 
     )
 
 
-def weights_run(ratio: Callable[[int, str], float], losses=None, norm=lambda step: 10.0, num_steps=140, **notes):
-    """A run whose two weights change by `ratio(step, name)` of their norm at each sample, every 20 steps."""
+def weights_run(
+    ratio: Callable[[int, str], float], losses=None, norm=lambda step: 10.0, num_steps=140, every=20, **notes
+):
+    """A run whose two weights change by `ratio(step, name)` of their norm at each sample, `every` so many steps."""
 
     def sampled(step):
-        if step % 20:
+        if step % every:
             return {}
         size = norm(step)
         update = {name: ratio(step, name) for name in ("a.weight", "b.weight")}
@@ -207,6 +209,7 @@ HEALTHY = {
     "a lively tanh": with_activities(activity(family="tanh", zero=0.0, saturated=0.25)),
     "a causal softmax": with_activities(activity(family="softmax", zero=0.5)),
     "usual updates": weights_run(lambda step, name: 0.05 / (1 + step / 20)),
+    "momentum that gathers speed": weights_run(lambda step, name: {0: 0.005, 10: 0.035}.get(step, 0.02), every=10),
     "layers that differ by 30": layered(100, lambda step, place: 1.0 / (1 + 4 * place)),
     "ten percent of dropout": run(falling_losses(100), dropout={"drop": 0.1}, decay_per_step=1e-5),
     "a scheduler that works": run(

@@ -14,7 +14,7 @@ from fastguard.sinks import read_jsonl
 
 # All of them can be shown; these take a second or two each.
 SHOWN = ["lr", "lr-jump", "warm-up", "lr-small", "nan", "fp16", "rnn", "dead-relu", "tanh", "init-small", "frozen"]
-SHOWN += ["missing", "weight-decay", "dropout", "overfit", "bad-epoch", "bad-batch"]
+SHOWN += ["labels", "missing", "weight-decay", "dropout", "overfit", "bad-epoch", "bad-batch"]
 
 
 @pytest.fixture(autouse=True)

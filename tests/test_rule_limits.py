@@ -166,6 +166,27 @@ class TestWeights:
         assert ask("update-ratio-high", history) is None
         assert ask("update-ratio-high", weights_run(lambda step, name: 0.9 if step == 0 else 0.01)) is not None
 
+    @pytest.mark.parametrize(
+        ("first", "tenth", "lrs", "step"),
+        [
+            (0.02, 0.07, None, 10),
+            (0.02, 0.05, None, None),
+            (0.05, 0.09, None, None),  # not twice the first
+            (0.3, 0.09, None, None),  # Adam's first steps, which shrink
+            (0.02, 0.07, [1e-3 * min(s + 1, 20) for s in range(140)], None),  # a warm-up
+            (0.02, 0.07, [1e-3] * 20 + [1e-4] * 120, None),  # a hot start that is over
+        ],
+    )
+    def test_steps_that_grow_at_the_same_learning_rate(self, first, tenth, lrs, step):
+        history = weights_run(lambda step, name: {0: first, 10: tenth}.get(step, 0.02), every=10, lrs=lrs)
+        again = type(history)()
+        again.load_state_dict(history.state_dict())
+        for known in (history, again):
+            finding = ask("update-ratio-high", known)
+            assert (finding and finding.first_step) == step
+        if step is not None:
+            assert finding.evidence["update_ratio"] > finding.evidence["threshold"] == 0.06
+
     def test_early_steps_of_adam_are_large(self):
         assert ask("update-ratio-high", weights_run(lambda step, name: 0.3 if step == 0 else 0.03)) is None
 
@@ -247,6 +268,24 @@ class TestLosses:
     def test_a_loss_that_still_falls_is_no_underfitting(self):
         losses = [3.2 - 0.001 * s + 0.05 * math.sin(7 * s) for s in range(300)]
         assert ask("underfitting", run([5.0] * 10 + losses)) is None
+
+    @pytest.mark.parametrize(
+        ("val_fall", "every", "fires"),
+        [(0.02, 20, True), (0.05, 20, False), (0.02, 70, False), (None, 20, False)],
+    )
+    def test_targets_learnt_by_heart_fall_slowly_and_validation_stands(self, val_fall, every, fires):
+        standing = [loss - s * 0.12 / 260 for s, loss in enumerate(flat_losses(260, level=3.2, noise=0.05))]
+        losses = [*falling_losses(40, start=5.5, pace=8.0, floor=3.2), *standing]
+        val = {s: 3.2 * (1 - (val_fall or 0.0) * (s - 100) / 200) for s in range(every - 1, 300, every)}
+        finding = ask("underfitting", run(losses, val_losses=None if val_fall is None else val))
+        assert (finding is not None) == fires
+        if finding is not None:
+            assert finding.evidence["threshold_flat"] == 0.06 and 0.02 < finding.evidence["fallen"] / 3.1 < 0.05
+
+    @pytest.mark.parametrize("noise", [0.0, 1e-4, 0.05])
+    def test_a_slow_fall_is_no_standstill_however_smooth(self, noise):
+        losses = [loss - s / 400 for s, loss in enumerate(flat_losses(300, level=5.0, noise=noise))]
+        assert ask("underfitting", run(losses, val_losses={s: losses[s] for s in range(19, 300, 20)})) is None
 
     def test_a_loss_that_has_just_begun_to_fall_is_silent(self):
         losses = [*flat_losses(110), *[1.9] * 20]

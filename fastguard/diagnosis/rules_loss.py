@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..history import TrainingHistory
+from ..running import quantiles
 from .finding import Finding
 from .registry import rule
 from .signals import median, noise, signals_of
@@ -226,19 +227,26 @@ def loss_not_decreasing(
 
 @rule(
     "underfitting",
-    reads="the course of the loss over the newest two thirds of the run",
+    reads="the course of the loss, and of the validation loss, over the newest two thirds of the run",
     source="our own: a standstill early in a run, far from where losses end that are learnt",
     remedy="The loss stopped falling early and high: look for dead units, too much dropout or weight decay, a learning "
     "rate too high or too low, or targets that do not follow from the inputs. A larger model comes last.",
 )
 def underfitting(
-    history: TrainingHistory, *, progress: float = 0.6, min_steps: int = 120, flat: float = 0.03
+    history: TrainingHistory,
+    *,
+    progress: float = 0.6,
+    min_steps: int = 120,
+    flat: float = 0.03,
+    flat_both: float = 0.06,
+    validations: int = 4,
 ) -> Finding | None:
     """Over the newest two thirds of the run the loss has fallen by less than `flat` of it, surely, and stands high.
 
     High: less than a share `progress` of the first losses has been gained. Surely: the line through the losses, plus
-    two
-    standard errors. From `min_steps` steps on, within the window; steps after a decay to a third do not count.
+    two standard errors. Less than `flat_both` will do where at least `validations` validation losses of these steps
+    have fallen by less than `flat`. From `min_steps` steps on, within the window; steps after a decay to a third do not
+    count.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -249,14 +257,18 @@ def underfitting(
         return None
     part = losses[len(losses) // 3 :]
     fallen, error = _fall(part)
-    if fallen + 2.0 * error >= flat * median(part):
+    start = s.loss_entries[len(losses) // 3].step
+    val_losses = [v.val_loss for v in history.validations if v.step >= start and math.isfinite(v.val_loss)]
+    stands = len(val_losses) >= max(validations, 2) and _fall(val_losses)[0] < flat * median(val_losses)
+    limit = flat_both if stands else flat
+    if fallen + 2.0 * error >= limit * median(part):
         return None
     return Finding(
         f"The loss has stood at about {median(part):.4g} for the last {len(part)} steps, "
         f"{1.0 - s.progress:.0%} of where it began.",
-        s.loss_entries[len(losses) // 3].step,
+        start,
         s.loss_entries[-1].step,
-        evidence={"level": median(part), "first": trend.first, "fallen": fallen, "threshold_flat": flat},
+        evidence={"level": median(part), "first": trend.first, "fallen": fallen, "threshold_flat": limit},
         confidence=0.8,
     )
 
@@ -264,10 +276,12 @@ def underfitting(
 def _fall(values: list[float]) -> tuple[float, float]:
     """By how much the line through `values` falls from its beginning to its end, and the standard error of that.
 
-    Values far out are drawn in to 3 times the noise around the median, so that one spike does not bend the line.
+    Values far out are drawn in around the median, to 3 times the noise or to where nine of ten are, if that is further:
+    so one spike does not bend the line, and a fall without noise is left as it is.
     """
     n = len(values)
-    middle, spread = median(values), 3.0 * noise(values)
+    low, middle, high = quantiles(values, (0.1, 0.5, 0.9))
+    spread = max(3.0 * noise(values), high - low)
     drawn = [min(max(v, middle - spread), middle + spread) for v in values] if spread > 0.0 else values
     mean_x, mean_y = (n - 1) / 2, sum(drawn) / n
     sxx = n * (n * n - 1) / 12

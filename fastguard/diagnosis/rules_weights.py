@@ -18,21 +18,30 @@ from .wording import count, listed
     "up.",
 )
 def update_ratio_high(
-    history: TrainingHistory, *, first: float = 0.5, later: float = 0.048, min_steps: int = 15
+    history: TrainingHistory,
+    *,
+    first: float = 0.5,
+    grown: float = 0.06,
+    growth: float = 2.0,
+    later: float = 0.048,
+    min_steps: int = 15,
 ) -> Finding | None:
     """The median weight's update is above `first` of it at the first sample, or above `later` from 20 steps later on.
 
-    Asked `min_steps` steps after the first sample; silent if the learning rate has come down by then, or still rises.
+    Or, in between, above `grown` and `growth` times the first, at the learning rate of the first: steps shrink against
+    the weights as those grow, unless steps overshoot. Asked `min_steps` steps after the first sample; silent if the
+    learning rate has come down by then, or still rises.
     """
     updates = history.updates
-    first_sample, peak = updates.first, updates.peak
+    first_sample, early, peak = updates.first, updates.early, updates.peak
     if first_sample is None or not history.clean or history.clean[-1].step - first_sample.step < min_steps:
         return None
-    is_first = first_sample.ratio > first and not _has_come_down(history)
-    is_later = peak is not None and peak.ratio > later and _is_at_full_lr(history, peak)
-    if is_first:
+    has_grown = early is not None and early.ratio > grown and early.ratio > growth * first_sample.ratio
+    if first_sample.ratio > first and not _has_come_down(history):
         sample, limit = first_sample, first
-    elif is_later and peak is not None:
+    elif early is not None and has_grown and _is_at_lr_of(first_sample, early) and not _has_come_down(history):
+        sample, limit = early, grown
+    elif peak is not None and peak.ratio > later and _is_at_full_lr(history, peak):
         sample, limit = peak, later
     else:
         return None
@@ -43,6 +52,11 @@ def update_ratio_high(
         evidence={"update_ratio": sample.ratio, "threshold": limit, "num_samples": updates.count},
         confidence=0.9 if sample.ratio > 2 * limit else 0.75,
     )
+
+
+def _is_at_lr_of(first: UpdateRatio, sample: UpdateRatio) -> bool:
+    """Whether both learning rates are known, and that of `sample` is not the higher one."""
+    return first.lr is not None and sample.lr is not None and sample.lr <= 1.02 * first.lr
 
 
 def _is_at_full_lr(history: TrainingHistory, sample: UpdateRatio) -> bool:

@@ -32,19 +32,20 @@ def is_bias(name: str) -> bool:
 
 
 class UpdateRatios:
-    """The first sample, the largest from twenty steps later on, and the newest 64.
+    """The first sample, the largest of the twenty steps after it and the largest since, and the newest 64.
 
     Attributes:
         count: samples so far; 0 while no update was measured.
-        first, peak: None before there was one.
+        first, early, peak: None before there was one; `early` where none was taken in those twenty steps.
         recent: the newest, oldest first; `first` among them as long as there is room.
     """
 
-    __slots__ = ("count", "first", "peak", "recent")
+    __slots__ = ("count", "early", "first", "peak", "recent")
 
     def __init__(self) -> None:
         self.count = 0
         self.first: UpdateRatio | None = None
+        self.early: UpdateRatio | None = None
         self.peak: UpdateRatio | None = None
         self.recent: deque[UpdateRatio] = deque(maxlen=NUM_RECENT)
 
@@ -68,21 +69,23 @@ class UpdateRatios:
         self.recent.append(sample)
         if self.first is None:
             self.first = sample
-        elif step >= self.first.step + SETTLED and (self.peak is None or sample.ratio > self.peak.ratio):
-            self.peak = sample
+        elif step < self.first.step + SETTLED:
+            self.early = _larger(self.early, sample)
+        else:
+            self.peak = _larger(self.peak, sample)
 
     def state(self) -> list[Any]:
         """Everything, as numbers and lists of numbers."""
         return [
             self.count,
-            *(None if s is None else list(s) for s in (self.first, self.peak)),
+            *(None if s is None else list(s) for s in (self.first, self.early, self.peak)),
             list(map(list, self.recent)),
         ]
 
     def load(self, state: Sequence[Any]) -> None:
         """Takes back what `state` gave."""
-        self.count, first, peak, recent = state
-        self.first, self.peak = (None if s is None else UpdateRatio._make(s) for s in (first, peak))
+        self.count, *known, recent = state
+        self.first, self.early, self.peak = (None if s is None else UpdateRatio._make(s) for s in known)
         self.recent.clear()
         self.recent.extend(map(UpdateRatio._make, recent))
 
@@ -92,3 +95,7 @@ class UpdateRatios:
 
     def __repr__(self) -> str:
         return f"UpdateRatios({self.state()})"
+
+
+def _larger(known: UpdateRatio | None, sample: UpdateRatio) -> UpdateRatio:
+    return sample if known is None or sample.ratio > known.ratio else known
