@@ -10,7 +10,9 @@ Writes benchmarks/results/monitor.json.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from itertools import permutations
@@ -29,13 +31,15 @@ from fastguard.bench.rivals import NO_CLIPPING, WrongResultError
 RESULTS = Path(__file__).resolve().parent / "results" / "monitor.json"
 EVERY = 10
 NUM_CYCLES, NUM_WARM_UP = 20, 2  # of EVERY steps each
-CLIP, GUARDED, WATCHED, HOOKS = "clip", "guarded", "watched", "hooks"
+CLIP, GUARDED, WATCHED, HOOKS, HISTOGRAMS = "clip", "guarded", "watched", "hooks", "tensorboard"
 TITLES = {
     CLIP: "unguarded, clip_grad_norm_",
     GUARDED: "guarded",
     WATCHED: f"guarded, every module watched every {EVERY} steps",
     HOOKS: f"clip_grad_norm_, hooks and .item() every {EVERY} steps",
 }
+if importlib.util.find_spec("tensorboard") is not None:
+    TITLES[HISTOGRAMS] = f"clip_grad_norm_, TensorBoard histograms every {EVERY} steps"
 
 
 class ItemMonitor:
@@ -64,6 +68,24 @@ class ItemMonitor:
         }
 
 
+class HistogramMonitor:
+    """A hook on each module that writes a TensorBoard histogram of its output."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.step = 0
+        self._folder = tempfile.TemporaryDirectory()
+        self._writer = SummaryWriter(self._folder.name)
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.nn.ModuleList):
+                module.register_forward_hook(lambda module, args, x, name=name: self._look(name or "model", x))
+
+    def _look(self, name: str, x: torch.Tensor) -> None:
+        if self.step % EVERY == 0:
+            self._writer.add_histogram(name, x.detach(), self.step)
+
+
 class Run:
     """One of the runs; all start from the same weights, on the same batches."""
 
@@ -73,7 +95,8 @@ class Run:
         self.model, self.loss = task.model, task.loss
         self.parameters = list(task.model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-6, fused=True)
-        self.rival = ItemMonitor(task.model) if kind == HOOKS else None
+        monitors = {HOOKS: ItemMonitor, HISTOGRAMS: HistogramMonitor}
+        self.rival = monitors[kind](task.model) if kind in monitors else None
         if kind in (GUARDED, WATCHED):
             watch = {"modules": "all", "every": EVERY, "overhead_budget": None} if kind == WATCHED else None
             fastguard.wrap(self.optimizer, task.model, max_norm=NO_CLIPPING, activations=watch)
@@ -117,7 +140,7 @@ def _check(runs: dict[str, Run], num_cycles: int) -> None:
                 raise WrongResultError(f"parameters of the run {kind!r} are not those of the unguarded one")
     monitor = runs[WATCHED].optimizer.guard.activations  # type: ignore[attr-defined]
     rival = runs[HOOKS].rival
-    assert rival is not None
+    assert isinstance(rival, ItemMonitor)
     if monitor.cost.num_samples != num_cycles + NUM_WARM_UP or len(monitor.activities) != len(rival.figures):
         raise WrongResultError(f"{monitor.cost} and {len(monitor.activities)} modules, against {len(rival.figures)}")
     for record in monitor.activities:

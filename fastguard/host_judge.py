@@ -83,6 +83,8 @@ class HostJudge:
 
     def _decide(self, guard: Guard, caller: Attachment, scaling: Scaling, first: bool, loss: Any) -> StepStats:
         ledger = self._ledger
+        if first:
+            ledger.recorder.flush()  # before the new table is there: two of them at a time are enough
         optimizers = [a.optimizer for a in guard._attachments]
         groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
         table, total, positions, fingerprint = kernels.gradient_stats(groups, self._backend, scaling.inverse)

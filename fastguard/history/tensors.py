@@ -10,7 +10,7 @@ from typing import Any
 
 from ..stats import TensorStats
 
-MAX_TENSORS = 2048
+MAX_TENSORS = 4096
 NUM_FIRST = 3
 _RATE = 0.25
 _FIRST_SAMPLES = (0, 1, 2, 5, 10)  # clean steps; from then on the interval decides
