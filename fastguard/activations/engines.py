@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ..kernels.activations import run_activation, run_activation_into
-from ..kernels.prepare import plain
+from ..kernels.prepare import float64_bytes, plain
 from ..samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .families import Judgement
 
@@ -122,7 +122,7 @@ class _Late(NamedTuple):
         units = None
         if self.channels:
             table = self.buffers.host_units[self.first_unit : self.first_unit + self.channels]
-            units = table.double().numpy().tobytes()
+            units = float64_bytes(table)
         return Reading(tuple(self.buffers.host_rows[self.row].tolist()), units)
 
 

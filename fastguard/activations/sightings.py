@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..kernels.prepare import float64_bytes
 from ..samples import ActivationStats, ModuleActivity, merge_activation_rows
 from .engines import Measured
 from .families import Judgement
@@ -71,7 +72,7 @@ class _Gathered:
         table = self.tables[0]
         if len(self.tables) > 1:
             parts = torch.frombuffer(bytearray().join(self.tables), dtype=torch.float64)
-            table = parts.view(len(self.tables), -1).sum(0).numpy().tobytes()
+            table = float64_bytes(parts.view(len(self.tables), -1).sum(0))
         num_units = len(table) // 32
         return UnitBatch(key, table, int(sum(row[0] for row in self.rows)) // num_units if num_units else 0)
 

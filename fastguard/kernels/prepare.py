@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -106,3 +107,9 @@ def _strided(tensor: torch.Tensor, index: int, writable: bool) -> torch.Tensor:
             raise UnsupportedTensorError(index, "must hold data, got an immutable zero tensor. Call .clone() on it.")
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
+
+
+def float64_bytes(tensor: torch.Tensor) -> bytes:
+    """The elements of a tensor on the CPU as float64, in order: what `tensor.double().numpy().tobytes()` would be."""
+    values = tensor.double().contiguous()
+    return ctypes.string_at(values.data_ptr(), 8 * values.numel()) if values.numel() else b""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -11,6 +9,7 @@ from torch import nn
 import fastguard
 from fastguard import ActivationMonitor
 from fastguard.samples import ModuleActivity
+from fastguard.sinks import read_jsonl
 
 from activation_models import Transformer, relu_net
 
@@ -235,8 +234,8 @@ def test_records_survive_a_log(tmp_path):
     step(net, optimizer, X)
     records = optimizer.guard.last.activations
     optimizer.guard.close()
-    lines = (tmp_path / "log.jsonl").read_text().splitlines()
-    read = [ModuleActivity.from_dict({"name": n, **d}) for n, d in json.loads(lines[0])["activations"].items()]
+    log = read_jsonl(tmp_path / "log.jsonl")
+    read = [ModuleActivity.from_dict({"name": n, **d}) for n, d in log[0]["activations"].items()]
     assert tuple(read) == records and 3 in read[1].dead_units
 
 
