@@ -93,6 +93,7 @@ def wrap(
 
     Cost a step: one read of the gradients; one more read and write only if they are clipped. On a GPU two launches, one
     more to clip, and no sync with a fused optimizer; with any other one sync, and none with `skip_nonfinite=False`.
+    Once, with a `model`: one read of its weights, to know how they began; on a GPU a sync.
 
     >>> import torch, fastguard
     >>> model = torch.nn.Linear(2, 1)

@@ -160,3 +160,11 @@ def test_a_resumed_run_does_not_tell_it_again(caplog: Any) -> None:
 def test_a_strange_interval_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"`check_every` must be None or an integer >= 0, got"):
         fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1), check_every=value)
+
+
+def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.0, device="meta")  # float() of it would raise
+    facts = optimizer.guard._facts.now([optimizer])
+    assert (facts["decay_per_step"], facts["names_with_zero_lr"]) == (0.0, [])
