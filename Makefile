@@ -33,8 +33,7 @@ lint: .venv/dev.stamp ## ruff and mypy, as CI runs them
 	.venv/bin/mypy
 
 sanitize: .venv/dev.stamp ## run the kernel tests under the address and undefined-behaviour sanitizers
-	.ci/sanitize address
-	.ci/sanitize undefined
+	.ci/sanitize address,undefined
 
 clean: ## remove what the targets above have made
 	rm -rf .venv build dist *.egg-info fastguard/_C*.so .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

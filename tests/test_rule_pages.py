@@ -12,6 +12,8 @@ from fastguard.history import TrainingHistory
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "rules"
+if not PAGES.is_dir():
+    pytest.skip("docs/ is not beside the tests: they run from a copy without it", allow_module_level=True)
 HEADINGS = ["Symptom", "Evidence", "Cause", "Remedy", "Source"]
 
 
