@@ -21,8 +21,8 @@ import torch
 
 import fastguard
 from fastguard import _C, ActivationStats
-from fastguard.bench.harness import Spread, call_ns, garbage_collector_off
-from fastguard.bench.machine import Machine, line
+from fastguard.commands.bench.harness import Spread, call_ns, garbage_collector_off
+from fastguard.commands.bench.machine import Machine, line
 
 SHAPE = (8192, 3072)
 THRESHOLD = 0.99

@@ -1,4 +1,4 @@
-"""Cases and rivals of fastguard.bench under pytest-benchmark: `pytest benchmarks --benchmark-only`."""
+"""Cases and rivals of fastguard.commands.bench under pytest-benchmark: `pytest benchmarks --benchmark-only`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fastguard.bench.cases import CASES
-from fastguard.bench.harness import call_ns
-from fastguard.bench.rivals import RIVALS
-from fastguard.bench.subject import Subject
+from fastguard.commands.bench.cases import CASES
+from fastguard.commands.bench.harness import call_ns
+from fastguard.commands.bench.rivals import RIVALS
+from fastguard.commands.bench.subject import Subject
 
 _SLOW_S, _ROUND_S = 0.1, 1e-3
 

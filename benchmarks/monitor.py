@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard import bench
-from fastguard.bench import models
-from fastguard.bench.harness import Spread, garbage_collector_off
-from fastguard.bench.machine import Machine, line
-from fastguard.bench.rivals import NO_CLIPPING, WrongResultError
+from fastguard.commands import bench
+from fastguard.commands.bench import models
+from fastguard.commands.bench.harness import Spread, garbage_collector_off
+from fastguard.commands.bench.machine import Machine, line
+from fastguard.commands.bench.rivals import NO_CLIPPING, WrongResultError
 
 RESULTS = Path(__file__).resolve().parent / "results" / "monitor.json"
 EVERY = 10

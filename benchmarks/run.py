@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastguard import bench
-from fastguard.bench import plot, readme
+from fastguard.commands import bench
+from fastguard.commands.bench import plot, readme
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "cpu.json"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from fastguard.bench.cases import STEP_CASES
-from fastguard.bench.steps import KINDS, Run, measure_steps
+from fastguard.commands.bench.cases import STEP_CASES
+from fastguard.commands.bench.steps import KINDS, Run, measure_steps
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.bench.cases import STEP_CASES
-from fastguard.bench.harness import garbage_collector_off
+from fastguard.commands.bench.cases import STEP_CASES
+from fastguard.commands.bench.harness import garbage_collector_off
 from fastguard.weights import WeightSampler
 
 EVERY = 100

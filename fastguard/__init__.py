@@ -14,11 +14,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .activations import ActivationMonitor as ActivationMonitor
     from .activations import detect_dead_neurons as detect_dead_neurons
-    from .clipping import GlobalNorm as GlobalNorm
-    from .clipping import clip_grad_norm_ as clip_grad_norm_
-    from .clipping import clip_gradients as clip_gradients
-    from .clipping import get_total_norm as get_total_norm
-    from .debugger import TrainingDebugger as TrainingDebugger
     from .errors import AlreadyGuardedError as AlreadyGuardedError
     from .errors import BackendUnavailableError as BackendUnavailableError
     from .errors import FastguardError as FastguardError
@@ -26,35 +21,40 @@ if TYPE_CHECKING:
     from .errors import NotGuardedError as NotGuardedError
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
+    from .guard import wrap as wrap
     from .history import TrainingHistory as TrainingHistory
-    from .initialization import check_initialization as check_initialization
     from .kernels import activation_stats as activation_stats
     from .kernels import backends as backends
     from .kernels import channel_stats as channel_stats
     from .kernels import magnitude_histogram as magnitude_histogram
     from .kernels import scale_ as scale_
     from .kernels import tensor_stats as tensor_stats
-    from .lr_finder import LearningRateFinder as LearningRateFinder
-    from .magnitudes import MagnitudeHistogram as MagnitudeHistogram
     from .report import Report as Report
-    from .samples import ActivationStats as ActivationStats
-    from .samples import ChannelStats as ChannelStats
     from .sinks import JsonlSink as JsonlSink
     from .sinks import MemorySink as MemorySink
     from .stats import GradientStats as GradientStats
     from .stats import StepStats as StepStats
     from .stats import TensorStats as TensorStats
+    from .stats.magnitudes import MagnitudeHistogram as MagnitudeHistogram
+    from .stats.samples import ActivationStats as ActivationStats
+    from .stats.samples import ChannelStats as ChannelStats
+    from .tools.clipping import GlobalNorm as GlobalNorm
+    from .tools.clipping import clip_grad_norm_ as clip_grad_norm_
+    from .tools.clipping import clip_gradients as clip_gradients
+    from .tools.clipping import get_total_norm as get_total_norm
+    from .tools.debugger import TrainingDebugger as TrainingDebugger
+    from .tools.initialization import check_initialization as check_initialization
+    from .tools.lr_finder import LearningRateFinder as LearningRateFinder
     from .weights import check_gradients as check_gradients
-    from .wrapping import wrap as wrap
 
 _HOME = {
     "ActivationMonitor": "activations",
     "detect_dead_neurons": "activations",
-    "GlobalNorm": "clipping",
-    "clip_grad_norm_": "clipping",
-    "clip_gradients": "clipping",
-    "get_total_norm": "clipping",
-    "TrainingDebugger": "debugger",
+    "GlobalNorm": "tools.clipping",
+    "clip_grad_norm_": "tools.clipping",
+    "clip_gradients": "tools.clipping",
+    "get_total_norm": "tools.clipping",
+    "TrainingDebugger": "tools.debugger",
     "AlreadyGuardedError": "errors",
     "BackendUnavailableError": "errors",
     "FastguardError": "errors",
@@ -63,25 +63,25 @@ _HOME = {
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
     "TrainingHistory": "history",
-    "check_initialization": "initialization",
+    "check_initialization": "tools.initialization",
     "activation_stats": "kernels",
     "backends": "kernels",
     "channel_stats": "kernels",
     "magnitude_histogram": "kernels",
     "scale_": "kernels",
     "tensor_stats": "kernels",
-    "LearningRateFinder": "lr_finder",
-    "MagnitudeHistogram": "magnitudes",
+    "LearningRateFinder": "tools.lr_finder",
+    "MagnitudeHistogram": "stats.magnitudes",
     "Report": "report",
-    "ActivationStats": "samples",
-    "ChannelStats": "samples",
+    "ActivationStats": "stats.samples",
+    "ChannelStats": "stats.samples",
     "JsonlSink": "sinks",
     "MemorySink": "sinks",
     "GradientStats": "stats",
     "StepStats": "stats",
     "TensorStats": "stats",
     "check_gradients": "weights",
-    "wrap": "wrapping",
+    "wrap": "guard",
 }
 __all__ = ["__version__", *_HOME]
 

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from fastguard.history import TrainingHistory
-from fastguard.samples import ActivationStats, ModuleActivity, WeightStats
 from fastguard.stats import StepStats
+from fastguard.stats.samples import ActivationStats, ModuleActivity, WeightStats
 
 from records import make_bad_record, make_history, make_record, make_row, make_table
 

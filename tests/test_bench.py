@@ -10,10 +10,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastguard import bench, kernels
-from fastguard.bench import cases, further, harness, machine, memory, models, plot, readme, rivals, steps, sweep, table
-from fastguard.bench.cases import Case, StepCase
-from fastguard.bench.subject import Subject
+from fastguard import kernels
+from fastguard.commands import bench
+from fastguard.commands.bench import (
+    cases,
+    further,
+    harness,
+    machine,
+    memory,
+    models,
+    plot,
+    readme,
+    rivals,
+    steps,
+    sweep,
+    table,
+)
+from fastguard.commands.bench.cases import Case, StepCase
+from fastguard.commands.bench.subject import Subject
 from fastguard.kernels import cpu
 
 TINY = harness.Settings(num_rounds=2, num_slow_rounds=1, turn_ns=1, max_calls=3)

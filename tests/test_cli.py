@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import fastguard
-from fastguard import cli, info, kernels
+from fastguard import kernels
+from fastguard.commands import cli, info
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -101,7 +102,7 @@ def test_info_without_torch(capsys, monkeypatch):
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["info", "--help"], ["demo", "--help"]], ids=" ".join)
 def test_help_does_not_import_torch(arguments):
     code = (
-        "import sys\nfrom fastguard.cli import main\n"
+        "import sys\nfrom fastguard.commands.cli import main\n"
         "try: main(sys.argv[1:])\nexcept SystemExit as end: assert not end.code\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
@@ -181,7 +182,7 @@ def test_python_dash_m_is_the_command():
 
 
 def test_a_closed_pipe_is_no_traceback():
-    code = "import sys, fastguard.cli as c\nc.COMMANDS['info'] = c.Command('', 'm:main')\n"
+    code = "import sys, fastguard.commands.cli as c\nc.COMMANDS['info'] = c.Command('', 'm:main')\n"
     code += "import types; m = sys.modules['m'] = types.ModuleType('m')\n"
     code += "def main(argv):\n    while True: print('x' * 1000)\nm.main = main\nsys.exit(c.main(['info']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

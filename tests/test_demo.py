@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import fastguard
-from fastguard import cli
-from fastguard.demo import cost, training
-from fastguard.demo.model import CharTransformer
-from fastguard.demo.plan import Plan
-from fastguard.demo.progress import Progress
-from fastguard.demo.text import Corpus, library_text
-from fastguard.demo.threads import fewest_possible
+from fastguard.commands import cli
+from fastguard.commands.demo import cost, training
+from fastguard.commands.demo.model import CharTransformer
+from fastguard.commands.demo.plan import Plan
+from fastguard.commands.demo.progress import Progress
+from fastguard.commands.demo.text import Corpus, library_text
+from fastguard.commands.demo.threads import fewest_possible
 from fastguard.sinks import read_jsonl
 
 STEPS = 40
@@ -87,7 +87,9 @@ def test_the_demo_fails_when_the_poisoned_step_is_not_skipped(tiny, tmp_path, ca
 
 
 def test_the_whole_command_without_tqdm(tmp_path):
-    code = "import sys; sys.modules['tqdm'] = None\nfrom fastguard.cli import main\nsys.exit(main(sys.argv[1:]))"
+    code = (
+        "import sys; sys.modules['tqdm'] = None\nfrom fastguard.commands.cli import main\nsys.exit(main(sys.argv[1:]))"
+    )
     arguments = ["demo", "--quick", "--steps", "20", "--minutes", "0.02"]
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -168,7 +170,7 @@ def test_threads_are_halved_while_that_is_clearly_faster(monkeypatch, seconds, c
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
     monkeypatch.setattr(torch, "set_num_threads", lambda number: threads.__setitem__(0, number))
-    monkeypatch.setattr("fastguard.demo.threads.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fastguard.commands.demo.threads.time.perf_counter", lambda: clock[0])
     fewest_possible(work)
     assert threads == [chosen]
 
@@ -176,7 +178,7 @@ def test_threads_are_halved_while_that_is_clearly_faster(monkeypatch, seconds, c
 def _paced(monkeypatch, plan: Plan, seconds_a_step) -> list[int]:
     """The steps that `plan` takes at that pace; the clock is ours."""
     clock = [0.0]
-    monkeypatch.setattr("fastguard.demo.plan.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fastguard.commands.demo.plan.time.perf_counter", lambda: clock[0])
     taken, step = [], 0
     while step < plan.num_steps:
         plan.review(step)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastguard import cli
-from fastguard.demo.lab import tasks
-from fastguard.demo.lab.faults import FAULTS
-from fastguard.demo.lab.plant import Planted
+from fastguard.commands import cli
+from fastguard.commands.demo.lab import tasks
+from fastguard.commands.demo.lab.faults import FAULTS
+from fastguard.commands.demo.lab.plant import Planted
 from fastguard.diagnosis import CAUSES, RULES
 from fastguard.sinks import read_jsonl
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastguard.history import NUM_FIRST_EVENTS, NUM_LAST_EVENTS, TrainingHistory
-from fastguard.running import Running, quantiles
 from fastguard.stats import StepStats
+from fastguard.stats.running import Running, quantiles
 
 from records import make_bad_record, make_history, make_record, make_row, make_table
 

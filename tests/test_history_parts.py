@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastguard import strict_json
 from fastguard.history import Overview, TrainingHistory, Trend
 from fastguard.history.overview import NUM_BUCKETS
 from fastguard.history.sampled import WINDOW
 from fastguard.history.tensors import MAX_TENSORS, TensorTracks
-from fastguard.samples import ModuleActivity, WeightStats
-from fastguard.stats import StepStats
+from fastguard.stats import StepStats, strict_json
+from fastguard.stats.samples import ModuleActivity, WeightStats
 
 from faulty_runs import activity, falling_losses, layered
 from records import make_record, make_row, make_table

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import fastguard
-from fastguard import cli
+from fastguard.commands import cli
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.presets import PRESETS
 from fastguard.history import TrainingHistory
 from fastguard.report import build_report
-from fastguard.samples import WeightStats
 from fastguard.sinks import JsonlSink, read_jsonl
 from fastguard.stats import StepStats
+from fastguard.stats.samples import WeightStats
 
 from faulty_runs import activity, bend, falling_losses, noisy_norms
 from records import make_bad_record, make_record, make_row, make_table
@@ -118,7 +118,9 @@ class TestDiagnose:
         assert said.err == "fastguard diagnose: 1 line was cut off, and left out: [200]\n"
 
     def test_without_torch_or_numpy(self, healthy):
-        code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from fastguard.cli import main; "
+        code = (
+            "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from fastguard.commands.cli import main; "
+        )
         for command in (f"['diagnose', {healthy!r}]", "['rules', '--json']"):
             done = subprocess.run(
                 [sys.executable, "-W", "error", "-c", code + f"sys.exit(main({command}))"],

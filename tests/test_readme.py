@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fastguard
-from fastguard import cli
+from fastguard.commands import cli
 
 README = Path(__file__).parent.parent / "README.md"
 if not README.is_file():

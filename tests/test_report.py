@@ -16,7 +16,7 @@ import pytest
 from fastguard.diagnosis import Finding
 from fastguard.history import TrainingHistory
 from fastguard.report import build_report
-from fastguard.samples import WeightStats
+from fastguard.stats.samples import WeightStats
 
 from faulty_runs import activity, run
 from records import make_bad_record, make_history, make_record

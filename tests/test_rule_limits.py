@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fastguard.diagnosis import RULES, diagnose
-from fastguard.samples import WeightStats
+from fastguard.stats.samples import WeightStats
 
 from faulty_runs import (
     activity,

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from fastguard.samples import WeightStats
 from fastguard.sinks import FunctionSink, JsonlSink, MemorySink, SafeSink, Sink, as_sink, flatten, read_jsonl
 from fastguard.stats import StepStats
+from fastguard.stats.samples import WeightStats
 
 from faulty_runs import activity
 from records import make_bad_record, make_record, make_row, make_table

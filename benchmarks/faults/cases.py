@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastguard.demo.lab.faults import FAULTS, Fault
-from fastguard.demo.lab.plant import Planted
-from fastguard.demo.lab.tasks import TASKS as TEXT_TASKS
-from fastguard.demo.lab.training import Setup
+from fastguard.commands.demo.lab.faults import FAULTS, Fault
+from fastguard.commands.demo.lab.plant import Planted
+from fastguard.commands.demo.lab.tasks import TASKS as TEXT_TASKS
+from fastguard.commands.demo.lab.training import Setup
 
 from .digits import TASKS as DIGITS_TASKS
 from .healthy import HEALTHY

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from fastguard.bench import readme
+from fastguard.commands.bench import readme
 
 from .table import markdown_confusion, markdown_faults, markdown_measures
 

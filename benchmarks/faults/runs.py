@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.demo.lab.plant import Planted
-from fastguard.demo.lab.training import WATCHING, Outcome, Training
+from fastguard.commands.demo.lab.plant import Planted
+from fastguard.commands.demo.lab.training import WATCHING, Outcome, Training
 from fastguard.stats import StepStats
 
 from .cases import CASES, Case

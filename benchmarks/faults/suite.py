@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fastguard.bench import machine
+from fastguard.commands.bench import machine
 
 from . import alarms, baselines, cost, score, table
 from .cases import CASES, FAULTS, REPORT_SEEDS, TUNE_SEEDS, Case

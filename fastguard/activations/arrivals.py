@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from ..samples import ModuleActivity
+from ..stats.samples import ModuleActivity
 from .engines import Delivery
 from .journal import Journal
 from .sightings import Sighting, activities, origin_of

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import UnsupportedTensorError
-from ..kernels.prepare import plain
+from ..kernels.tensors import plain
 from .engines import Delivery, Engine, Measured, engine_for
 from .families import PLAIN, Judgement
 from .outputs import Call, inputs_of, labelled, unit_dim_of, unreadable

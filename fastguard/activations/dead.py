@@ -27,7 +27,7 @@ def detect_dead_neurons(activations: Any, threshold: float = 0.01) -> tuple[int,
     >>> detect_dead_neurons(torch.tensor([[0.0, 1.0], [0.01, -1.0]]))
     (1, 0.5)
     """
-    x = kernels.prepare.as_tensor(activations)
+    x = kernels.tensors.as_tensor(activations)
     if x.ndim < 1:
         raise ValueError("`activations` must have a batch dimension, got a scalar")
     stats = kernels.channel_stats(x.reshape(x.shape[0], x[:1].numel() if len(x) else 0), 1)

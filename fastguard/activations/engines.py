@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ..kernels.activations import run_activation, run_activation_into
-from ..kernels.prepare import float64_bytes, plain
-from ..samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
+from ..kernels.tensors import float64_bytes, plain
+from ..stats.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .families import Judgement
 
 _ROWS = 256  # of a device buffer, to begin with

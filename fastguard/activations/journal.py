@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from .. import kernels
-from ..samples import ActivationStats, ModuleActivity
+from ..stats.samples import ActivationStats, ModuleActivity
 
 LOOK_BACK = 10
 DEAD, SATURATED = 0.5, 0.1

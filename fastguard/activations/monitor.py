@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from .. import kernels
-from ..samples import ActivationStats, ModuleActivity
+from ..stats.samples import ActivationStats, ModuleActivity
 from .arrivals import Arrivals, Origin
 from .budget import Budget, Cost
 from .collector import Collector

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..samples import ModuleActivity
+from ..stats.samples import ModuleActivity
 from .monitor import ActivationMonitor
 from .sightings import origin_of
 from .table import draw

@@ -9,16 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
-from .families import (
-    BLOCK,
-    GELU,
-    RELU,
-    Judgement,
-    is_activation,
-    is_block,
-    judgement_of,
-    unit_dim_after,
-)
+from .families import BLOCK, GELU, RELU, Judgement, is_activation, is_block, judgement_of, unit_dim_after
 
 Selector: TypeAlias = str | type[nn.Module] | nn.Module | Iterable[Any]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..kernels.prepare import float64_bytes
-from ..samples import ActivationStats, ModuleActivity, merge_activation_rows
+from ..kernels.tensors import float64_bytes
+from ..stats.samples import ActivationStats, ModuleActivity, merge_activation_rows
 from .engines import Measured
 from .families import Judgement
 from .units import UnitBatch, UnitRuns, UnitVerdict

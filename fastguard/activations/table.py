@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..samples import ModuleActivity
+from ..stats.samples import ModuleActivity
 from .budget import Cost
 
 _HEAD = ("module", "family", "mean", "std", "|max|", "zero", "saturated", "dead units", "")

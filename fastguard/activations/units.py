@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..samples import CHANNEL_COLUMNS
+from ..stats.samples import CHANNEL_COLUMNS
 
 NUM_NAMED = 32  # indices that a record names
 _WIDTH = len(CHANNEL_COLUMNS)

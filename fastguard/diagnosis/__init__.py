@@ -4,15 +4,7 @@ from __future__ import annotations
 
 # Each of these registers its rules or causes.
 from . import known_causes as _causes
-from . import rules_data as _data
-from . import rules_explosion as _explosion
-from . import rules_loss as _loss
-from . import rules_loss_validation as _validation
-from . import rules_lr as _lr
-from . import rules_nonfinite as _nonfinite
-from . import rules_units as _units
-from . import rules_vanishing as _vanishing
-from . import rules_weights as _weights
+from . import rules as _rules
 from .causes import CAUSES as CAUSES
 from .causes import Cause as Cause
 from .causes import cause as cause
@@ -42,4 +34,4 @@ __all__ = [
     "rule",
     "unexplained",
 ]
-del _causes, _data, _explosion, _loss, _lr, _nonfinite, _units, _validation, _vanishing, _weights
+del _causes, _rules

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from ..history import Entry, TrainingHistory
 from ..history.sampled import Window
-from ..running import quantiles
-from ..samples import ModuleActivity
+from ..stats.running import quantiles
+from ..stats.samples import ModuleActivity
 
 BLOCK = 20
 

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..running import Running
-from ..samples import ModuleActivity, WeightStats
 from ..stats import StepStats
+from ..stats.running import Running
+from ..stats.samples import ModuleActivity, WeightStats
 from . import state
 from .entries import Entry, NonFiniteEvent, Validation
 from .model import ModelNotes

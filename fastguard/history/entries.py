@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from .. import strict_json
+from ..stats import strict_json
 
 _isfinite = math.isfinite
 

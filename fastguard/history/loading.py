@@ -8,9 +8,9 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..samples import ModuleActivity, WeightStats
 from ..sinks.jsonl import read_jsonl
 from ..stats import COLUMNS, StepStats, TensorStats
+from ..stats.samples import ModuleActivity, WeightStats
 from .model import ModelNotes
 
 if TYPE_CHECKING:

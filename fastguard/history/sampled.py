@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from .. import strict_json
-from ..samples import ModuleActivity, WeightStats
+from ..stats import strict_json
+from ..stats.samples import ModuleActivity, WeightStats
 
 WINDOW = 16
 MAX_NAMES = 4096

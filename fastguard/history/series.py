@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from ..running import quantiles
+from ..stats.running import quantiles
 from .entries import Entry
 
 

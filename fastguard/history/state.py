@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .. import strict_json
+from ..stats import strict_json
 from .entries import Entry, Validation, decode_events, encode_events
 from .model import ModelNotes
 

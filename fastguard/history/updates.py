@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
-from ..running import quantiles
-from ..samples import WeightStats
+from ..stats.running import quantiles
+from ..stats.samples import WeightStats
 
 NUM_RECENT = 64
 MIN_NUMEL = 16

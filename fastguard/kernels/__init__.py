@@ -21,7 +21,7 @@ from .. import stats as _stats
 from ..errors import BackendUnavailableError, UnsupportedTensorError
 from ..stats import GradientStats, TensorStats
 from . import cpu, reference, triton
-from .prepare import as_tensor
+from .tensors import as_tensor
 
 # In the order in which "auto" tries them.
 _BACKENDS: dict[str, ModuleType] = {"cpu": cpu, "triton": triton, "reference": reference}

@@ -21,10 +21,10 @@ import torch
 
 from .. import kernels as _kernels
 from ..errors import UnsupportedTensorError
-from ..magnitudes import NUM_COUNTS, MagnitudeHistogram
-from ..samples import ActivationStats, ChannelStats
+from ..stats.magnitudes import NUM_COUNTS, MagnitudeHistogram
+from ..stats.samples import ActivationStats, ChannelStats
 from . import cpu, cpu_activations, reference, reference_activations, triton
-from .prepare import as_tensor
+from .tensors import as_tensor
 from .triton import activation_trial
 from .triton import activations as triton_activations
 

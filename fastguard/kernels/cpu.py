@@ -10,7 +10,7 @@ import torch
 
 from .. import _env
 from ..errors import BackendUnavailableError, UnsupportedTensorError
-from .prepare import OVERLAP, plain
+from .tensors import OVERLAP, plain
 
 _problem: str | None = None
 try:

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import UnsupportedTensorError
 from . import cpu
-from .prepare import plain
+from .tensors import plain
 
 if cpu.unavailable() is None:
     from .. import _C

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import UnsupportedTensorError
 from ..stats import COLUMNS
-from .prepare import OVERLAP, may_overlap, plain
+from .tensors import OVERLAP, may_overlap, plain
 
 # Elements widened at once: bounds the extra memory to a few tens of MiB however large a tensor is.
 _CHUNK = 1 << 20

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..magnitudes import HIGHEST_EXPONENT, LOWEST_EXPONENT, NUM_COUNTS
-from ..samples import CHANNEL_COLUMNS, EMPTY_ACTIVATION_ROW
-from .prepare import plain
+from ..stats.magnitudes import HIGHEST_EXPONENT, LOWEST_EXPONENT, NUM_COUNTS
+from ..stats.samples import CHANNEL_COLUMNS, EMPTY_ACTIVATION_ROW
+from .tensors import plain
 
 # Elements widened at once: bounds the extra memory to a few tens of MiB however large a tensor is.
 _CHUNK = 1 << 20

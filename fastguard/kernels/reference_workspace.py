@@ -14,9 +14,9 @@ import torch
 
 from ..errors import UnsupportedTensorError
 from ..stats import COLUMNS
-from .prepare import OVERLAP, may_overlap, plain
 from .reference import tensor_columns, wide_dtype
 from .slot import Slot
+from .tensors import OVERLAP, may_overlap, plain
 
 
 class Question(NamedTuple):

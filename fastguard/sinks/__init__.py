@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from .base import FunctionSink as FunctionSink
-from .base import SafeSink as SafeSink
-from .base import Sink as Sink
-from .base import as_sink as as_sink
-from .base import flatten as flatten
 from .jsonl import JsonlLog as JsonlLog
 from .jsonl import JsonlSink as JsonlSink
 from .jsonl import read_jsonl as read_jsonl
 from .memory import MemorySink as MemorySink
+from .sink import FunctionSink as FunctionSink
+from .sink import SafeSink as SafeSink
+from .sink import Sink as Sink
+from .sink import as_sink as as_sink
+from .sink import flatten as flatten
 
 __all__ = [
     "Sink",

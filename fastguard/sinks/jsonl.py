@@ -8,9 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .. import strict_json
-from ..stats import StepStats
-from .base import flatten_step
+from ..stats import StepStats, strict_json
+from .sink import flatten_step
 
 _FLAGS = os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from ..stats import StepStats
-from .base import flatten
+from .sink import flatten
 
 _PER_TENSOR = "grad/norm/"
 

@@ -12,7 +12,7 @@ from .sampler import Sample, WeightSampler
 
 if TYPE_CHECKING:
     from ..guard import Guard
-    from ..hooks import Attachment
+    from ..guard.hooks import Attachment
 
 
 def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str, Any] | None:

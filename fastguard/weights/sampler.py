@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..samples import WeightStats
 from ..stats import TensorRow, TensorStats
+from ..stats.samples import WeightStats
 from .updates import Formula, chunked_norm, formula, group_has_formula, suits_formula
 
 EVERY = 100

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import kernels
-from ..naming import strip_wrappers
+from ..names import strip_wrappers
 from ..stats import TensorStats
 
 

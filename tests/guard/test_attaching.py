@@ -8,7 +8,7 @@ import torch
 from guard_helpers import make_model, take_step
 
 import fastguard
-from fastguard.samples import WeightStats
+from fastguard.stats.samples import WeightStats
 
 
 def weights(name: str) -> tuple[WeightStats, ...]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastguard import ActivationStats, activation_stats, channel_stats, magnitude_histogram
 from fastguard.kernels.activations import run_activation
-from fastguard.samples import merge_activation_rows
+from fastguard.stats.samples import merge_activation_rows
 
 import tolerances
 

@@ -18,7 +18,7 @@ from fastguard.kernels import reference_activations
 from fastguard.kernels.activations import run_activation_into
 from fastguard.kernels.triton import activation_layout, activation_trial, activations
 from fastguard.kernels.triton.activation_workspace import ActivationWorkspace
-from fastguard.samples import EMPTY_ACTIVATION_ROW
+from fastguard.stats.samples import EMPTY_ACTIVATION_ROW
 
 import tolerances
 from cases import DTYPES, NASTY

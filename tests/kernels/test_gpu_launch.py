@@ -72,14 +72,11 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
     for maker in makers:
         maker.cache_clear()
     yield fake
-    from fastguard.kernels.triton import (
-        activation_finalise,
-        column_kernels,
-        finalise,
-        kernels,
-        magnitude_kernels,
-        segment_kernels,
-    )
+    from fastguard.kernels.triton.lang import activation_finalise, finalise
+    from fastguard.kernels.triton.lang import columns as column_kernels
+    from fastguard.kernels.triton.lang import magnitudes as magnitude_kernels
+    from fastguard.kernels.triton.lang import segments as segment_kernels
+    from fastguard.kernels.triton.lang import stats as kernels
 
     for module in (activation_finalise, column_kernels, finalise, kernels, magnitude_kernels, segment_kernels):
         for function in vars(module).values():

@@ -8,10 +8,10 @@ import importlib
 import pytest
 
 MODULES = {
-    "clipping": 1,
-    "initialization.check": 1,
-    "lr_finder.finder": 1,
-    "lr_finder.result": 1,
+    "tools.clipping": 1,
+    "tools.initialization.check": 1,
+    "tools.lr_finder.finder": 1,
+    "tools.lr_finder.result": 1,
     "weights.collector": 1,
     "weights.sampler": 1,
     "weights.table": 1,

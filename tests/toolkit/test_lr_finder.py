@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastguard
-from fastguard.lr_finder.result import suggest
+from fastguard.tools.lr_finder.result import suggest
 
 
 def test_the_schedule_is_exponential_with_both_ends():

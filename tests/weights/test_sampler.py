@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from fastguard.samples import WeightStats
+from fastguard.stats.samples import WeightStats
 from fastguard.weights import WeightSampler
 
 

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from ...samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
+from ...stats.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .. import reference_activations
 from . import activations
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import UnsupportedTensorError
-from ...samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
+from ...stats.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .activation_layout import divide, threshold_bits
 from .launch import add_magnitudes_launcher, fold_launcher, magnitudes_launcher
 from .locate import is_dense

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import UnsupportedTensorError
-from ...magnitudes import LOWEST_EXPONENT, NUM_COUNTS
-from ...samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
-from ..prepare import plain
+from ...stats.magnitudes import LOWEST_EXPONENT, NUM_COUNTS
+from ...stats.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
+from ..tensors import plain
 from .activation_workspace import ActivationWorkspace
 
 _ROW = len(ACTIVATION_COLUMNS)

@@ -81,7 +81,7 @@ class Launcher:
 @functools.cache
 def stats_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
     """Fusion on: a square and its addition are then one instruction, and round once."""
-    from . import kernels
+    from .lang import stats as kernels
 
     constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES}
     return Launcher(kernels.stats_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=True)
@@ -90,7 +90,7 @@ def stats_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
 @functools.cache
 def scale_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
     """Fusion off: nothing but products here, which must round as torch's do."""
-    from . import kernels
+    from .lang import stats as kernels
 
     constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES}
     return Launcher(kernels.scale_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=False)
@@ -99,7 +99,7 @@ def scale_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
 @functools.cache
 def finalise_launcher(device: torch.device) -> Launcher:
     """Fusion off: the decision has the same bits everywhere."""
-    from . import finalise
+    from .lang import finalise
 
     constants = {"BLOCK": FOLD_BLOCK, "ROW_BLOCK": ROW_BLOCK}
     return Launcher(finalise.finalise_kernel, constants, num_warps=_warps(FOLD_THREADS, device), fp_fusion=False)
@@ -108,7 +108,7 @@ def finalise_launcher(device: torch.device) -> Launcher:
 @functools.cache
 def decide_launcher(device: torch.device) -> Launcher:
     """Fusion off, as above."""
-    from . import finalise
+    from .lang import finalise
 
     return Launcher(finalise.decide_kernel, {}, num_warps=1, fp_fusion=False)
 
@@ -132,7 +132,7 @@ def segments_launcher(
     dtype: torch.dtype, side_by_side: int, aligned: bool, table: bool, device: torch.device
 ) -> Launcher:
     """Fusion on, as for gradients: products here only go into sums. `side_by_side`: 1, 4 or 16 segments."""
-    from . import segment_kernels
+    from .lang import segments as segment_kernels
 
     columns = 16 * THREADS // (side_by_side * dtype.itemsize)  # 16 bytes a thread
     constants = {
@@ -150,7 +150,7 @@ def segments_launcher(
 @functools.cache
 def columns_launcher(dtype: torch.dtype, aligned: bool, device: torch.device) -> Launcher:
     """Fusion on, as above."""
-    from . import column_kernels
+    from .lang import columns as column_kernels
 
     columns = 16 * 32 // dtype.itemsize  # 16 bytes a thread, 32 threads a row
     constants = {
@@ -172,7 +172,7 @@ def fold_launcher(num_channels: int, device: torch.device) -> Launcher:
 
 @functools.cache
 def _fold_launcher(columns: int, device: torch.device) -> Launcher:
-    from . import activation_finalise
+    from .lang import activation_finalise
 
     constants = {"BLOCK": FOLD_TILE, "ROWS": FOLD_TILE // columns, "COLS": columns}
     return Launcher(activation_finalise.fold_kernel, constants, num_warps=_warps(FOLD_THREADS, device), fp_fusion=False)
@@ -180,7 +180,7 @@ def _fold_launcher(columns: int, device: torch.device) -> Launcher:
 
 @functools.cache
 def magnitudes_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
-    from . import magnitude_kernels
+    from .lang import magnitudes as magnitude_kernels
 
     bins = 4096 if dtype == torch.float64 else 512
     constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": 8 * THREADS, "BINS": bins}
@@ -189,7 +189,7 @@ def magnitudes_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
 
 @functools.cache
 def add_magnitudes_launcher(bins: int, device: torch.device) -> Launcher:
-    from . import magnitude_kernels
+    from .lang import magnitudes as magnitude_kernels
 
     constants = {"BINS": bins, "COLS": 64}
     return Launcher(magnitude_kernels.add_magnitudes_kernel, constants, num_warps=2, fp_fusion=False)

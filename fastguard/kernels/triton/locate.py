@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ...errors import UnsupportedTensorError
-from ..prepare import OVERLAP, may_overlap, plain
+from ..tensors import OVERLAP, may_overlap, plain
 from .tables import DTYPES
 
 try:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import fastguard
-from fastguard import _env, devices
-from fastguard.devices.engines import ReferenceEngine, TritonEngine
+from fastguard import _env
+from fastguard.guard import judges as devices
+from fastguard.guard.engines import ReferenceEngine, TritonEngine
 from fastguard.kernels import triton
 
 ENGINES = {"reference": ReferenceEngine, "triton": TritonEngine}

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastguard import devices
-from fastguard.devices.courier import Courier, Parcel
-from fastguard.devices.judge import DeviceJudge
+from fastguard.guard import judges as devices
+from fastguard.guard.courier import Courier, Parcel
+from fastguard.guard.device_judge import DeviceJudge
 
 
 class SlowCourier(Courier):

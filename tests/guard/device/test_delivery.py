@@ -14,7 +14,7 @@ from guard_helpers import loss_at, make_model, poison, take_step
 from torch import nn
 
 import fastguard
-from fastguard.devices.ring import NUM_SLOTS
+from fastguard.guard.ring import NUM_SLOTS
 
 pytestmark = pytest.mark.usefixtures("engine")
 

@@ -11,10 +11,11 @@ from device_helpers import slow
 from guard_helpers import loss_at, make_model, take_step, train
 
 import fastguard
-from fastguard import devices, kernels
-from fastguard.devices.engines import ReferenceEngine, TritonEngine
-from fastguard.devices.judge import DeviceJudge
-from fastguard.host_judge import HostJudge
+from fastguard import kernels
+from fastguard.guard import judges as devices
+from fastguard.guard.device_judge import DeviceJudge
+from fastguard.guard.engines import ReferenceEngine, TritonEngine
+from fastguard.guard.host_judge import HostJudge
 
 
 @pytest.mark.parametrize(

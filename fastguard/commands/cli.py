@@ -1,0 +1,113 @@
+"""The `fastguard` command: a table of subcommands. A subcommand's module is imported only when it is called for."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+from .. import __version__
+from ..errors import FastguardError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class Command(NamedTuple):
+    """One subcommand: a line of help, and `module:function` of what takes its arguments and returns the exit code."""
+
+    help: str
+    entry: str
+
+
+_HERE = "fastguard.commands."
+COMMANDS = {
+    "info": Command("versions; which backends run here, and why others do not", _HERE + "info:main"),
+    "demo": Command("train a small transformer under guard, on real text, with one bad batch", _HERE + "demo:main"),
+    "diagnose": Command(
+        "say what is wrong with a run, from its log; the exit code says how bad", _HERE + "diagnose:diagnose"
+    ),
+    "rules": Command("list the rules with their thresholds and sources", _HERE + "diagnose:rules"),
+    "bench": Command("measure against torch's own functions, side by side", _HERE + "bench:main"),
+}
+
+
+class CommandError(Exception):
+    """What was asked for cannot be done; its message is one line, and the exit code 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line that names the remedy.
+
+    Attributes:
+        exit_code: what such an error exits with.
+    """
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(self.exit_code, f"{self.prog}: error: {message}. See `{self.prog} --help`.\n")
+
+
+def _parser() -> Parser:
+    width = max(map(len, COMMANDS)) + 3
+    listed = "\n".join(f"  {name:<{width}}{command.help}" for name, command in COMMANDS.items())
+    parser = Parser(
+        "fastguard",
+        "Every gradient checked, clipped and explained at every step of a PyTorch training run.",
+        f"commands:\n{listed}\n\n`fastguard <command> --help` tells more about each.",
+    )
+    parser.usage = "%(prog)s [-h] [--version] <command> [options]"
+    parser.add_argument("--version", action="version", version=f"fastguard {__version__}")
+    return parser
+
+
+def _entry(name: str) -> Callable[[list[str]], int]:
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise CommandError(f"unknown command {name!r}.{meant} The commands are: {', '.join(COMMANDS)}.")
+    module, function = COMMANDS[name].entry.split(":")
+    try:
+        entry: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "fastguard":
+            raise
+        raise CommandError(f"`{name}` needs the package {error.name!r}, which is not installed.") from None
+    return entry
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line `argv` (default: the process's) and returns the exit code.
+
+    0: done. 1: done, and what it found is not well. 2: it could not be done; one line on stderr says why.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # What torch says when it is imported where NumPy is not installed; nothing here needs NumPy.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    try:
+        # Options of a subcommand are its own, so the first word decides who parses the rest.
+        if not arguments or arguments[0].startswith("-"):
+            parser = _parser()
+            parser.parse_args(arguments)
+            parser.print_help()
+            return 0 if arguments else EXIT_USAGE
+        return _entry(arguments[0])(arguments[1:])
+    except (CommandError, FastguardError) as error:
+        print(f"fastguard: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except BrokenPipeError:  # `fastguard info | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("\nfastguard: interrupted", file=sys.stderr)
+        return 130

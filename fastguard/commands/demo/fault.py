@@ -1,0 +1,86 @@
+"""`fastguard demo --fault NAME`: a small real training with that fault in it, and whether the report names it."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import torch
+
+import fastguard
+
+from ...diagnosis import Finding, unexplained
+from ...report import Report
+from ..cli import EXIT_FAILED, CommandError
+from .lab.faults import FAULTS, Fault
+from .lab.tasks import TASKS
+from .lab.training import WATCHING, Outcome, Training
+from .progress import Progress
+
+
+def listing() -> str:
+    """Every fault that `--fault` takes, with what is done to the training."""
+    width = max(map(len, FAULTS)) + 2
+    return "\n".join(f"  {name:<{width}}{fault.title}" for name, fault in FAULTS.items())
+
+
+def named_first(report: Report) -> Finding | None:
+    """What the report blames before all else: its first cause, or the first finding that no cause explains."""
+    told = [*report.causes, *unexplained(report.findings, report.causes)]
+    return next((finding for finding in told if finding.severity != "info"), None)
+
+
+def run(name: str, seed: int, folder: Path) -> int:
+    """Plants the fault, trains, prints the report; 0 if the right cause comes first in it, and the right layer."""
+    if name not in FAULTS:
+        raise CommandError(f"--fault {name}: unknown. The faults are:\n{listing()}")
+    fault = FAULTS[name]
+    torch.set_num_threads(1)
+    setup = TASKS[fault.task](seed)
+    planted = fault.plant(setup, random.Random(seed))
+    where = f", in {planted.layers[0]}" if planted.layers else ""
+    since = f"from step {planted.step} on" if planted.step else "from the start"
+    print(f"fault:    {name}: {fault.title}")
+    print(f"planted:  {since}{where}")
+    print(f"training: {fault.task} on the text of Python's standard library, {setup.num_steps} steps, seed {seed}")
+    log = folder / f"{name}.jsonl"
+    print(f"log:      {log}\n", flush=True)
+
+    started = time.perf_counter()
+    with Progress(setup.num_steps) as progress:
+        training = Training(setup, [fastguard.JsonlSink(log, append=False)], **WATCHING)
+        outcome = training.run(lambda step, loss: _show(progress, training, step, loss))
+    report = training.guard.report()
+    print(f"\n{_ended(outcome, setup.num_steps)}, in {time.perf_counter() - started:.0f} s")
+    print("\n$ print(optimizer.guard.report())\n")
+    print(report)
+    training.guard.close()
+    return _verdict(fault, report, planted.layers)
+
+
+def _show(progress: Progress, training: Training, step: int, loss: float) -> None:
+    last = training.guard.last
+    if last is not None:
+        progress.update(step, loss, last.norm, float(last.clipped), training.setup.num_steps)
+
+
+def _ended(outcome: Outcome, num_steps: int) -> str:
+    if outcome.stopped is not None:
+        return f"stopped by the guard after {len(outcome.losses)} of {num_steps} steps: {outcome.stopped}"
+    return f"trained {num_steps} steps: loss {outcome.losses[0]:.3f} -> {outcome.final_loss:.3f}"
+
+
+def _verdict(fault: Fault, report: Report, layers: tuple[str, ...] | None) -> int:
+    found = named_first(report)
+    named = "nothing" if found is None else found.rule
+    is_right = found is not None and found.rule in fault.causes
+    print(f"\nplanted: {fault.title}\nnamed first: {named}" + (", which is right" if is_right else ""))
+    if is_right and found is not None and layers is not None:
+        blamed = found.layers[0] if found.layers else "none"
+        is_right = any(blamed == layer or blamed.startswith(f"{layer}.") for layer in layers)
+        print(f"in layer: {blamed}" + (", which is right" if is_right else f"; it is in {layers[0]}"))
+    if not is_right:
+        print(f"THE DEMO FAILED: right would have been {' or '.join(fault.causes)}")
+        return EXIT_FAILED
+    return 0

@@ -1,0 +1,94 @@
+"""The demo from beginning to end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import fastguard
+
+from ... import kernels
+from ..cli import EXIT_FAILED, CommandError
+from . import cost, threads
+from .model import write
+from .plan import Plan
+from .progress import WIDTH, Progress
+from .text import Corpus, library_text
+from .training import train
+
+BATCH_SIZE = 16
+# Shares of the time: what is left after training and measuring is for loading torch and for the sample.
+_TRAINING = 0.75
+_MEASURING = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line said; `steps` is None if time decides."""
+
+    steps: int | None
+    minutes: float
+    quick: bool
+    seed: int
+    folder: Path
+    device: str
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise CommandError("--device cuda: torch finds no CUDA device here. Leave it out, or take --device cpu.")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _check_backend() -> None:
+    try:
+        kernels.resolve_backend("auto")
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def run(settings: Settings) -> int:
+    """Trains, reports, samples, measures; the exit code."""
+    started = time.perf_counter()
+    _check_backend()
+    device = _device(settings.device)
+    seconds = 60 * settings.minutes
+    text = library_text()
+    corpus = Corpus(text, BATCH_SIZE, settings.seed, device)
+    if settings.steps is None:
+        threads.choose(corpus)
+    torch.manual_seed(settings.seed)
+    wanted = settings.steps or (100 if settings.quick else 1000)
+    plan = Plan(wanted, None if settings.steps else started + _TRAINING * seconds)
+    log = settings.folder / "run.jsonl"
+    print(f"data:   {len(text) / 1e6:.1f} MB of Python's standard library, as bytes; nothing is downloaded")
+    print(f"log:    {log} (one line a step)")
+    print(f"device: {device}, threads: {torch.get_num_threads()}; {wanted} steps of {BATCH_SIZE} texts\n", flush=True)
+
+    with Progress(plan.num_steps) as progress:
+        sink = fastguard.JsonlSink(log, append=False)
+        trained = train(corpus, plan, [sink], progress)
+    guard = fastguard.Guard.of(trained.optimizer)
+    print(f"\ntrained {trained.num_steps} steps: loss {trained.first_loss:.2f} -> {trained.last_loss:.2f}")
+    print("\n$ print(optimizer.guard.report())\n")
+    print(guard.report())
+    guard.close()
+    if not trained.verdict.is_right:
+        print(f"\nTHE DEMO FAILED at step {trained.verdict.step}: see above. The log is {log}")
+        return EXIT_FAILED
+
+    print("\na sample of what the model writes\n")
+    generator = torch.Generator().manual_seed(settings.seed)
+    sample = write(trained.model, "def ", 120 if settings.quick else 320, generator)
+    print("\n".join(f"    {line[: WIDTH - 4]}".rstrip() for line in sample.splitlines()))
+
+    print()
+    measured = cost.measure(trained.model, corpus, _MEASURING * seconds, settings.folder / "cost.jsonl")
+    print(cost.table(measured, trained.model), flush=True)
+    print(f"\ndone in {time.perf_counter() - started:.0f} s; the log is {log}")
+    return 0

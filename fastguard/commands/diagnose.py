@@ -1,0 +1,127 @@
+"""`fastguard diagnose` and `fastguard rules`: what the rules say of a log, and what the rules are. Neither needs
+torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..diagnosis import RULES, Rule
+from ..diagnosis.presets import PRESETS
+from ..history import TrainingHistory
+from ..history.loading import add_lines
+from ..report import build_report
+from ..sinks import read_jsonl
+from .cli import Parser
+
+EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2}
+EXIT_ERROR = 3
+_WIDTH = 100
+
+
+class OfflineParser(Parser):
+    """A parser whose errors cannot be taken for a diagnosis."""
+
+    exit_code = EXIT_ERROR
+
+
+def _thresholds(settings: Sequence[str], rules: Iterable[Rule]) -> dict[str, dict[str, float]]:
+    """`["norm-spike.ratio=20"]` as `{"norm-spike": {"ratio": 20.0}}`; a ValueError says what is wrong with one."""
+    known = {rule.name: rule for rule in rules}
+    found: dict[str, dict[str, float]] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        name, _, threshold = key.rpartition(".")
+        if not equals or name not in known:
+            raise ValueError(f"`--set` must be RULE.THRESHOLD=NUMBER, got {setting!r}. `fastguard rules` lists them.")
+        if threshold not in known[name].thresholds:
+            listed = ", ".join(known[name].thresholds) or "none"
+            raise ValueError(f"the rule {name!r} has no threshold {threshold!r}; it has: {listed}")
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"`--set` must give a number, got {setting!r}") from None
+        is_whole = isinstance(known[name].thresholds[threshold], int)
+        found.setdefault(name, {})[threshold] = int(value) if is_whole else value
+    return found
+
+
+def diagnose(argv: list[str]) -> int:
+    """Prints the report on a log. 0: healthy, 1: warnings, 2: critical, 3: the log or an argument is no good."""
+    parser = OfflineParser(
+        "fastguard diagnose",
+        "Says what is wrong with a run, from the log that a JsonlSink wrote; also from one that a crash cut off.",
+        "exit codes: 0 healthy, 1 warnings, 2 critical, 3 the log cannot be read or an argument is wrong",
+    )
+    parser.add_argument("log", help="the file")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    parser.add_argument("--window", type=int, default=512, help="steps that the rules look back (default: 512)")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="fastguard", help="whose rules to ask")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="RULE.THRESHOLD=NUMBER", help="another threshold; may be repeated"
+    )
+    arguments = parser.parse_args(argv)
+    rules = PRESETS[arguments.preset] if arguments.preset != "fastguard" else tuple(RULES.values())
+    try:
+        thresholds = _thresholds(arguments.set, rules)
+        log = read_jsonl(arguments.log)
+        history = add_lines(TrainingHistory(arguments.window), log, arguments.log)
+    except (OSError, ValueError) as error:
+        print(f"fastguard diagnose: error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    if log.num_skipped:
+        lines = "1 line was" if log.num_skipped == 1 else f"{log.num_skipped} lines were"
+        print(f"fastguard diagnose: {lines} cut off, and left out: {log.skipped_lines[:8]}", file=sys.stderr)
+    report = build_report(history, rules=rules, thresholds=thresholds)
+    print(json.dumps(report.to_dict(), indent=2, allow_nan=False) if arguments.json else report)
+    return EXIT_CODES[report.status]
+
+
+def describe(rule: Rule) -> dict[str, Any]:
+    """A rule as plain types."""
+    return {
+        "name": rule.name,
+        "family": rule.family,
+        "severity": rule.severity,
+        "what": (rule.check.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip(),
+        "reads": rule.reads,
+        "thresholds": dict(rule.thresholds),
+        "source": rule.source,
+        "remedy": rule.remedy,
+        "page": rule.page,
+    }
+
+
+def _lines(rule: Rule) -> list[str]:
+    facts = describe(rule)
+    settings = ", ".join(f"{name}={value:g}" for name, value in rule.thresholds.items())
+    lines = [f"{rule.name} [{facts['family']}, up to {rule.severity}]"]
+    for label, text in (("", facts["what"]), ("thresholds: ", settings), ("source: ", facts["source"])):
+        if text:
+            lines += textwrap.wrap(label + text, _WIDTH, initial_indent="    ", subsequent_indent="      ")
+    return lines
+
+
+def rules(argv: list[str]) -> int:
+    """Prints every rule with what it finds, its thresholds and their source; 3 for a rule that there is not."""
+    parser = OfflineParser(
+        "fastguard rules", "Lists the rules: what each finds, its thresholds, and where they are from."
+    )
+    parser.add_argument("names", nargs="*", metavar="RULE", help="these only")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="fastguard", help="whose rules to list")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    arguments = parser.parse_args(argv)
+    listed = list(RULES.values()) if arguments.preset == "fastguard" else list(PRESETS[arguments.preset])
+    known = {rule.name: rule for rule in listed}
+    for name in arguments.names:
+        if name not in known:
+            parser.error(f"no rule is named {name!r}; the rules are: {', '.join(known)}")
+    chosen = [known[name] for name in arguments.names] or sorted(listed, key=lambda rule: rule.family)
+    if arguments.json:
+        print(json.dumps([describe(rule) for rule in chosen], indent=2))
+    else:
+        print("\n".join("\n".join(_lines(rule)) for rule in chosen))
+    return 0

@@ -1,0 +1,112 @@
+"""`fastguard info`: versions, every backend with whether it runs and why not, and the settings in effect."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from typing import Any
+
+from .. import __version__, _env
+from ..errors import FastguardError
+from .cli import EXIT_FAILED, Parser
+
+# What extras of fastguard use, and what for.
+OPTIONAL = {
+    "tqdm": "the demo's progress bar",
+    "triton": "GPU kernels",
+    "numpy": "a rival in the benchmarks",
+    "matplotlib": "plots of the benchmarks",
+}
+
+
+def collect() -> dict[str, Any]:
+    """What `fastguard info` shows, as plain types.
+
+    `backends` is in the order in which "auto" tries them. `problem` is None, or the line that says why no backend could
+    be loaded at all: torch cannot be imported, or an environment variable asks for what is not there.
+    """
+    facts: dict[str, Any] = {
+        "fastguard": __version__,
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "num_cpus": os.cpu_count(),
+        "torch": None,
+        "torch_threads": None,
+        "cuda": None,
+        "gpus": [],
+        "backends": {},
+        "problem": None,
+        "environment": _env.in_effect(),
+        "optional": {name: _version(name) for name in OPTIONAL},
+    }
+    try:
+        import torch
+    except ImportError as error:
+        facts["problem"] = f"torch cannot be imported: {error}"
+        return facts
+    facts["torch"] = torch.__version__
+    facts["torch_threads"] = torch.get_num_threads()
+    facts["cuda"] = torch.version.cuda
+    if torch.cuda.is_available():
+        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    try:
+        from .. import kernels
+
+        facts["backends"] = {name: status._asdict() for name, status in kernels.backends().items()}
+    except FastguardError as error:  # an instruction set that is not there: the kernels can't even be imported
+        facts["problem"] = str(error)
+        return facts
+    try:
+        kernels.resolve_backend("auto")
+    except (FastguardError, ValueError) as error:
+        facts["problem"] = str(error)
+    return facts
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def describe(facts: dict[str, Any]) -> str:
+    """`facts`, which `collect` gave, for a person."""
+    rows = [
+        ("fastguard", facts["fastguard"]),
+        ("Python", f"{facts['python']} ({facts['implementation']}), {facts['platform']}, {facts['num_cpus']} CPUs"),
+    ]
+    if facts["torch"]:
+        cuda = "built without CUDA" if facts["cuda"] is None else f"CUDA {facts['cuda']}"
+        gpus = f", {', '.join(facts['gpus']) or 'no GPU in reach'}" if facts["cuda"] else ""
+        rows.append(("torch", f"{facts['torch']}, {facts['torch_threads']} threads, {cuda}{gpus}"))
+    lines = [f"{name:<12}{value}" for name, value in rows]
+    lines += ["", 'backends, in the order in which "auto" tries them (triton after a trial on the GPU)']
+    for name, status in facts["backends"].items():
+        verdict = f"runs        {status['detail']}" if status["available"] else f"cannot run  {status['reason']}"
+        lines.append(f"  {name:<12}{verdict}")
+    if not facts["backends"]:
+        lines.append("  none could be loaded")
+    if facts["problem"]:
+        lines.append(f"  problem: {facts['problem']}")
+    lines += ["", "environment"]
+    for name, setting in facts["environment"].items():
+        value = "not set" if setting["value"] is None else repr(setting["value"])
+        lines.append(f"  {name:<20}{value:<10}{setting['meaning']}")
+    lines += ["", "optional packages"]
+    for name, version in facts["optional"].items():
+        lines.append(f"  {name:<20}{version or 'none':<10}{OPTIONAL[name]}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> int:
+    """Prints the facts; 1 if no backend could be loaded or the one that the environment asks for cannot run."""
+    parser = Parser("fastguard info", "Versions, every backend with whether it runs here and why not, and settings.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for machines and bug reports")
+    arguments = parser.parse_args(argv)
+    facts = collect()
+    print(json.dumps(facts, indent=2) if arguments.json else describe(facts))
+    return EXIT_FAILED if facts["problem"] else 0

@@ -1,0 +1,288 @@
+"""Rules on gradients that are too large: spikes, growth, jumps, and clipping that never rests."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+
+from ...history import Entry, TrainingHistory
+from ...stats.running import quantiles
+from ..finding import Finding
+from ..registry import rule
+from ..signals import median, signals_of
+from ..wording import count
+
+
+@rule(
+    "clip-rate-high",
+    reads="clip coefficients of the newest clean steps",
+    source="our own; clipping is meant for the rare large step (Pascanu et al. 2013, section 3.2)",
+    remedy="Clipping at nearly every step normalises the gradient and hides the learning rate's real size: raise "
+    "max_norm towards the usual norm, or lower the learning rate.",
+)
+def clip_rate_high(
+    history: TrainingHistory, *, rate: float = 0.9, min_steps: int = 50, max_steps: int = 200, coef_low: float = 0.15
+) -> Finding | None:
+    """More than `rate` of the newest `max_steps` (at least `min_steps`) clean steps were clipped by more than 0.1 %.
+
+    Info, as noisy small batches live with it; a warning where the median step is scaled by less than `coef_low`.
+    """
+    newest = list(history.clean)[-max_steps:]
+    num_clipped = sum(entry.clip_coef < 0.999 for entry in newest)
+    if len(newest) < min_steps or num_clipped <= rate * len(newest):
+        return None
+    middle, norm = (quantiles(values, (0.5,))[0] for values in zip(*((e.clip_coef, e.norm) for e in newest)))
+    return Finding(
+        f"{num_clipped} of the last {len(newest)} steps were clipped; the median norm is {norm:.3g} and the median "
+        f"step was scaled by {middle:.3g}.",
+        newest[0].step,
+        newest[-1].step,
+        severity="warning" if middle < coef_low else "info",
+        evidence={
+            "clip_rate": num_clipped / len(newest),
+            "threshold": rate,
+            "median_coef": middle,
+            "median_norm": norm,
+        },
+        confidence=0.9,
+    )
+
+
+@rule(
+    "norm-spike",
+    reads="gradient norms of the clean steps in the window",
+    source="modified z-score (Iglewicz and Hoaglin 1993, section 3) of ln(norm), with the ratio of Megatron-LM's "
+    "check for unexpectedly large gradients",
+    remedy="Look at the data of that step. Clip at a small multiple of the usual norm; if spikes come back, lower the "
+    "learning rate, or Adam's beta2 (0.95 instead of 0.999).",
+)
+def norm_spike(
+    history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0, baseline: int = 128, min_steps: int = 32
+) -> Finding | None:
+    """A norm far above those before it: robust z of its logarithm above `z`, and `ratio` times their median.
+
+    Each is compared with the `baseline` clean steps before it (at least `min_steps`): norms that fall as training
+    begins are no spikes.
+    """
+    steps = [entry for entry in history.clean if entry.norm > 0.0]
+    if len(steps) <= min_steps:
+        return None
+    norms = [entry.norm for entry in steps]
+    spikes: list[tuple[float, float, float, Entry]] = []
+    if max(norms) > ratio * min(norms):  # a calm window is let through without a look at each step
+        before = sorted(norms[:min_steps])  # kept sorted while it slides: its median is then at hand
+        for i in range(min_steps, len(norms)):
+            norm, median = norms[i], before[len(before) // 2]
+            if norm > ratio * median:
+                spread = quantiles([abs(math.log(other / median)) for other in before], (0.5,))[0]
+                score = 0.6745 * math.log(norm / median) / max(spread, 1e-3)
+                if score > z:
+                    spikes.append((norm / median, score, median, steps[i]))
+            insort(before, norm)
+            if len(before) > baseline:
+                del before[bisect_left(before, norms[i - baseline])]
+    if not spikes:
+        return None
+    times, score, median, worst = max(spikes, key=lambda spike: spike[0])
+    return Finding(
+        f"{count(len(spikes), 'step')} of the last {len(steps)} had a gradient norm far above the usual: "
+        f"{worst.norm:.3g} at step {worst.step}, {times:.0f} times the median before it.",
+        spikes[0][3].step,
+        spikes[-1][3].step,
+        evidence={
+            "norm": worst.norm,
+            "median": median,
+            "ratio": times,
+            "robust_z": score,
+            "num_spikes": len(spikes),
+            "threshold_ratio": ratio,
+            "threshold_z": z,
+        },
+        confidence=0.95,
+    )
+
+
+@rule(
+    "already-clipped",
+    severity="info",
+    reads="norms of the newest clean steps",
+    source="our own: a norm before clipping does not repeat to three digits by itself",
+    remedy="Something seems to clip before the guard (a Trainer's max_grad_norm, Lightning's gradient_clip_val, a "
+    "call of clip_grad_norm_): its norm is what is recorded. Turn it off, and give the guard max_norm.",
+)
+def already_clipped(history: TrainingHistory, *, run: int = 10) -> Finding | None:
+    """The norms of the last `run` clean steps or more lie within 1e-3 of one another and of a round number.
+
+    Round means at most two significant digits, as people choose a clip threshold.
+    """
+    norm = history.equal_norm
+    if history.equal_run < run or not norm:
+        return None
+    threshold = float(f"{norm:.1e}")
+    if abs(norm - threshold) > 1e-3 * threshold:
+        return None
+    last = history.clean[-1].step
+    first = list(history.clean)[-history.equal_run :][0].step
+    return Finding(
+        f"The gradient norm was {threshold:g} at each of the last {history.equal_run} steps, before the guard clipped.",
+        first,
+        last,
+        severity="info",
+        evidence={"norm": norm, "num_steps": history.equal_run, "threshold": run},
+        confidence=0.8,
+    )
+
+
+@rule(
+    "growing-norm",
+    reads="the average of ln(norm) against its least, and the loss",
+    source="our own, relative to the run; Megatron-LM calls 10 times the largest of the first 100 unexpectedly large",
+    remedy="Lower the learning rate, add warm-up, and clip (max_norm at a few times the usual norm) before the loss "
+    "follows the norm.",
+)
+def growing_norm(
+    history: TrainingHistory, *, ratio: float = 10.0, ratio_alone: float = 100.0, min_steps: int = 100
+) -> Finding | None:
+    """The average norm is `ratio` times its least, and the loss is not at its best; without losses `ratio_alone` times.
+
+    From `min_steps` clean steps on. Norms that grow while the loss falls are how some models learn.
+    """
+    trend, losses = history.norm_trend, history.loss_trend
+    if trend.count < min_steps:
+        return None
+    grown = math.exp(min(trend.mean - trend.best, 700.0))
+    has_loss = losses.count >= min_steps
+    if grown <= (ratio if has_loss else ratio_alone):
+        return None
+    if has_loss and losses.mean <= losses.best + 0.25 * max(losses.first - losses.best, 0.0):
+        return None
+    last = history.clean[-1].step
+    return Finding(
+        f"The gradient norm has grown to {math.exp(trend.mean):.3g}, {grown:.3g} times what it was at step "
+        f"{trend.best_step}" + (", and the loss has come up from its best." if has_loss else "."),
+        trend.best_step,
+        last,
+        evidence={"norm": math.exp(trend.mean), "ratio": grown, "threshold": ratio},
+        confidence=0.8,
+    )
+
+
+@rule(
+    "norm-jump",
+    reads="spikes of ln(norm) that did not end",
+    source="our own: a spike of 6 standard deviations that lasts is a new level",
+    remedy="Something changed at that step: the learning rate, the data, the number of accumulated batches or whether "
+    "their loss is divided by it, a layer that was unfrozen or overwritten.",
+)
+def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, back: int = 512) -> Finding | None:
+    """Norms jumped to at least `ratio` times their average within one step and stayed there for `run` steps or more.
+
+    Of the newest `back` steps. Where the loss falls by a fifth in the 60 steps from there, learning has set in: that is
+    silent.
+    """
+    newest = history.clean[-1].step if history.clean else 0
+    for spike in reversed(history.norm_trend.spikes):
+        grown = math.exp(min(spike.value - spike.mean, 700.0))
+        if spike.last_step - spike.first_step + 1 >= run and grown >= ratio and newest - spike.first_step < back:
+            after = [e.norm for e in history.clean if e.step >= spike.first_step][:50]
+            usual = math.exp(spike.mean)
+            if not after or median(after) < ratio * usual or _has_begun_to_learn(history, spike.first_step):
+                continue
+            return Finding(
+                f"The gradient norm jumped at step {spike.first_step} from about {usual:.3g} to {median(after):.3g}, "
+                "and stayed there.",
+                spike.first_step,
+                spike.last_step,
+                evidence={"before": usual, "after": median(after), "threshold_ratio": ratio},
+                confidence=0.85,
+            )
+    return None
+
+
+def _has_begun_to_learn(history: TrainingHistory, step: int) -> bool:
+    """Whether the loss falls by a fifth within the 60 steps from `step` on, against the 20 before it."""
+    entries = signals_of(history).loss_entries
+    before = [e.loss for e in entries if step - 20 <= e.step < step and e.loss is not None]
+    after = [e.loss for e in entries if step <= e.step < step + 60 and e.loss is not None][-20:]
+    return bool(before and after) and median(after) < 0.8 * median(before)
+
+
+@rule(
+    "layer-norm-imbalance",
+    reads="each tensor's usual gradient, at first and lately",
+    source="torchmortem's layer ratio of 100, taken relative to how the layers began",
+    remedy="One layer's gradient runs away from the others': look at its weights and its input, give it a lower "
+    "learning "
+    "rate, or normalise before it.",
+)
+def layer_norm_imbalance(
+    history: TrainingHistory, *, ratio: float = 100.0, min_tensors: int = 4, min_samples: int = 6
+) -> Finding | None:
+    """One tensor's gradient has grown `ratio` times more than the median tensor's has since the run began.
+
+    With at least `min_tensors` tensors that have `min_samples` samples each.
+    """
+    tracks = [(name, t) for name, t in history.tensors.items() if t.num_samples >= min_samples and t.norm > 0.0]
+    if len(tracks) < min_tensors:
+        return None
+    growth = [t.log_rms - t.first_log_rms for _, t in tracks]
+    usual = median(growth)
+    worst = max(range(len(growth)), key=growth.__getitem__)
+    if growth[worst] - usual <= math.log(ratio) or growth[worst] <= math.log(ratio) / 2:
+        return None
+    largest = max(t.log_rms for _, t in tracks)
+    name, track = tracks[worst]
+    if track.log_rms < largest - math.log(10.0):  # it began from nearly nothing, as zero-initialised layers do
+        return None
+    times = math.exp(min(growth[worst] - usual, 700.0))
+    return Finding(
+        f"The gradient of {name} has grown {times:.3g} times more than the median tensor's.",
+        track.first_step,
+        track.last_step,
+        layers=(name,),
+        evidence={"relative_growth": times, "norm": track.norm, "threshold": ratio},
+        confidence=0.7,
+    )
+
+
+@rule(
+    "unscaled-accumulation",
+    reads="backward passes a step, clip coefficients of the newest clean steps, and sampled update ratios",
+    source="our own: the sum of n gradients is n times their mean",
+    remedy="Divide the loss of each micro-batch by their number before backward(), so that the step sees the mean "
+    "gradient; or raise max_norm with it, and lower the learning rate.",
+)
+def unscaled_accumulation(
+    history: TrainingHistory, *, share: float = 2.0, steps: int = 20, update: float = 0.033
+) -> Finding | None:
+    """Several backward passes a step, and a median clip coefficient below `share` divided by their number.
+
+    Over the newest `steps` clean steps. Or, where nothing is clipped, updates above a share `update` of the weights,
+    from 20 steps after the first sample on.
+    """
+    passes = history.model.backward_per_step
+    newest = signals_of(history).clean[-steps:]
+    if passes is None or passes < 3 or len(newest) < steps:
+        return None
+    coef = median([e.clip_coef for e in newest])
+    peak = history.updates.peak
+    if coef >= share / passes:
+        if coef < 1.0 or peak is None or peak.ratio <= update:
+            return None
+        return Finding(
+            f"{passes} backward passes are added up for each step, and step {peak.step} changed the median weight by "
+            f"{peak.ratio:.2g} of its norm: it looks as if the losses were not divided by their number.",
+            peak.step,
+            newest[-1].step,
+            evidence={"backward_per_step": passes, "update_ratio": peak.ratio, "threshold": update},
+            confidence=0.5,
+        )
+    return Finding(
+        f"{passes} backward passes are added up for each step, and the sum is clipped to {coef:.2g} of itself: it "
+        f"looks "
+        "as if the losses were not divided by their number.",
+        newest[0].step,
+        newest[-1].step,
+        evidence={"backward_per_step": passes, "median_coef": coef, "threshold": share / passes},
+        confidence=0.6,
+    )

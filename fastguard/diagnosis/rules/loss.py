@@ -1,0 +1,317 @@
+"""Rules on the course of the loss: explosions, divergence, spikes, oscillation and standstill."""
+
+from __future__ import annotations
+
+import math
+
+from ...history import TrainingHistory
+from ...stats.running import quantiles
+from ..finding import Finding
+from ..registry import rule
+from ..signals import median, noise, signals_of
+
+
+@rule(
+    "loss-explosion",
+    severity="critical",
+    reads="losses of the clean steps in the window, against the run's first ten",
+    source="KillLossSpike's factor of 2 over a mean and its run of spikes, taken relative to where the run began",
+    remedy="Divide the learning rate by 10, or warm it up, and clip the gradients (max_norm=1.0).",
+)
+def loss_explosion(
+    history: TrainingHistory, *, ratio: float = 3.0, run: int = 3, peak: float = 30.0, peak_ratio: float = 1.5
+) -> Finding | None:
+    """At least `run` losses in a row above `ratio` times the first; or one above `peak` times, the next above
+    `peak_ratio`."""
+    s = signals_of(history)
+    first = s.initial_loss
+    if not first > 0.0 or not s.losses or max(s.losses) <= ratio * first:
+        return None
+    entries, losses = s.loss_entries, s.losses
+    in_a_row, where = 0, None
+    for i, loss in enumerate(losses):
+        in_a_row = in_a_row + 1 if loss > ratio * first else 0
+        is_peak = loss > peak * first and i + 1 < len(losses) and losses[i + 1] > peak_ratio * first
+        if in_a_row >= run or is_peak:
+            where = i
+            break
+    if where is None:
+        return None
+    start = where - in_a_row + 1
+    largest = max(losses[start:])
+    return Finding(
+        f"The loss rose to {largest:.4g}, {largest / first:.3g} times what it was in the beginning.",
+        entries[start].step,
+        next(e.step for e, loss in zip(reversed(entries), reversed(losses)) if loss > ratio * first),
+        severity="critical",
+        evidence={"largest": largest, "first": first, "threshold_ratio": ratio},
+        confidence=0.95,
+    )
+
+
+@rule(
+    "loss-divergence",
+    severity="critical",
+    reads="the newest losses against where the run began and its best average",
+    source="our own: what the run has gained, and how much of it is lost again",
+    remedy="Go back to a checkpoint from before the loss turned, and lower the learning rate (by half to a tenth).",
+)
+def loss_divergence(
+    history: TrainingHistory, *, lost: float = 0.5, min_progress: float = 0.1, z: float = 6.0
+) -> Finding | None:
+    """The median of the newest 20 losses has lost more than a share `lost` of the way down, and `z` times the noise.
+
+    Once the best average was `min_progress` below the first losses. Critical when all of the way is lost.
+    """
+    s = signals_of(history)
+    trend = history.loss_trend
+    if not s.progress > min_progress or len(s.losses) < 40:
+        return None
+    gained = trend.first - trend.best
+    newest = s.losses[-20:]
+    back = median(newest) - trend.best
+    calm = noise([e.loss for e in s.loss_entries if e.step <= trend.best_step and e.loss is not None][-64:])
+    spread = calm if not math.isnan(calm) else s.loss_noise
+    if back <= lost * gained or back <= z * spread or sorted(newest)[3] - trend.best <= 0.5 * lost * gained:
+        return None
+    return Finding(
+        f"The loss is back at {median(newest):.4g}, after an average of {trend.best:.4g} at step {trend.best_step}: "
+        + (
+            f"above where it began, {trend.first:.4g}."
+            if back >= gained
+            else f"{back / gained:.0%} of the gain is lost."
+        ),
+        trend.best_step,
+        s.loss_entries[-1].step,
+        severity="critical" if back >= gained else "warning",
+        evidence={"level": median(newest), "best": trend.best, "first": trend.first, "lost": back / gained},
+        confidence=0.95,
+    )
+
+
+@rule(
+    "loss-spike",
+    reads="spikes of the loss over the whole run",
+    source="SkipStep's z-score (mean + 6 sigma, OLMo), held against where the run began",
+    remedy="Look at the batch of that step: its inputs, targets and scale. If spikes come back elsewhere, clip, and "
+    "lower the learning rate or Adam's beta2.",
+)
+def loss_spike(
+    history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0, norm_ratio: float = 8.0, max_run: int = 4
+) -> Finding | None:
+    """Losses `z` standard deviations above their average, and above `ratio` times the run's first losses.
+
+    Or, at any height, with a norm that is `norm_ratio` times its average at the same step. Spikes that last longer than
+    `max_run` steps are a new level, not a spike.
+    """
+    trend = history.loss_trend
+    confirmed = _norm_spikes(history, norm_ratio)
+    spikes = [
+        spike
+        for spike in trend.spikes
+        if spike.z > z
+        and (spike.value > ratio * trend.first or spike.first_step in confirmed)
+        and spike.last_step - spike.first_step < max_run
+    ]
+    if not spikes or trend.first <= 0.0:
+        return None
+    worst = max(spikes, key=lambda spike: spike.value / max(abs(spike.mean), 1e-300))
+    return Finding(
+        f"The loss jumped {len(spikes)} time{'' if len(spikes) == 1 else 's'} for a step or so: to {worst.value:.4g} "
+        f"at "
+        f"step {worst.first_step}, from an average of {worst.mean:.4g}.",
+        spikes[0].first_step,
+        spikes[-1].last_step,
+        evidence={"loss": worst.value, "mean": worst.mean, "z": worst.z, "num_spikes": len(spikes), "threshold_z": z},
+        confidence=0.9,
+    )
+
+
+def _norm_spikes(history: TrainingHistory, ratio: float) -> set[int]:
+    """The steps at which a spike of the norm began that reached `ratio` times its average."""
+    return {spike.first_step for spike in history.norm_trend.spikes if spike.value - spike.mean > math.log(ratio)}
+
+
+@rule(
+    "spiky-loss",
+    severity="info",
+    reads="spikes of the loss over the whole run",
+    source="SkipStep's z-score (mean + 6 sigma, OLMo), counted",
+    remedy="Small or uneven batches make a loss spiky; larger ones, or accumulation, calm it. It need not be wrong.",
+)
+def spiky_loss(history: TrainingHistory, *, num_spikes: int = 8, steps: int = 1000) -> Finding | None:
+    """At least `num_spikes` spikes of 6 standard deviations within the newest `steps` steps."""
+    newest = history.recent[-1].step if history.recent else 0
+    spikes = [spike for spike in history.loss_trend.spikes if newest - spike.last_step < steps]
+    if len(spikes) < num_spikes:
+        return None
+    return Finding(
+        f"The loss had {len(spikes)} spikes of 6 standard deviations or more in the last {steps} steps.",
+        spikes[0].first_step,
+        spikes[-1].last_step,
+        severity="info",
+        evidence={"num_spikes": len(spikes), "threshold": num_spikes},
+        confidence=0.7,
+    )
+
+
+@rule(
+    "loss-oscillation",
+    reads="the loss from step to step, lately and at its calmest",
+    source="our own, relative to the run; the toolkit calls a spread of 10 over 10 steps unstable",
+    remedy="Steps overshoot: lower the learning rate (by half to a tenth), or take larger batches.",
+)
+def loss_oscillation(
+    history: TrainingHistory, *, ratio: float = 4.0, share: float = 0.1, min_steps: int = 120
+) -> Finding | None:
+    """The loss's noise is `ratio` times what it was at its calmest, above a `share` of the first losses, and rising.
+
+    Over blocks of 40 steps of the window, from `min_steps` losses on; a loss near its best is silent.
+    """
+    s = signals_of(history)
+    trend = history.loss_trend
+    if len(s.losses) < min_steps or trend.first <= 0.0:
+        return None
+    start = len(s.losses) % 40
+    blocks = [noise(s.losses[i : i + 40]) for i in range(start, len(s.losses), 40)]
+    calmest = min(range(len(blocks)), key=blocks.__getitem__)
+    now = min(blocks[-2:])
+    level = median(s.losses[-40:])
+    if calmest >= len(blocks) - 2 or now <= ratio * blocks[calmest] or now <= share * trend.first:
+        return None
+    if level - trend.best <= 0.2 * max(trend.first - trend.best, 0.0):
+        return None
+    return Finding(
+        f"The loss changes by {now:.3g} from step to step, {now / max(blocks[calmest], 1e-300):.3g} times as much as "
+        f"at "
+        "its calmest, and has come up from its best.",
+        s.loss_entries[-80].step,
+        s.loss_entries[-1].step,
+        evidence={"noise": now, "calmest": blocks[calmest], "threshold_ratio": ratio},
+        confidence=0.75,
+    )
+
+
+@rule(
+    "loss-not-decreasing",
+    reads="the best average of the loss against the run's first losses; the learning rate",
+    source="SageMaker Debugger LossNotDecreasing (10 steps), over averages, so that noise does not decide",
+    remedy="The model does not learn: look at the update ratio and the learning rate first, then at frozen, dead or "
+    "vanishing layers, then at whether inputs and targets belong together.",
+)
+def loss_not_decreasing(
+    history: TrainingHistory, *, progress: float = 0.02, z: float = 1.0, min_steps: int = 100
+) -> Finding | None:
+    """After `min_steps` steps the best average of the loss is not a share `progress` below the run's first ten losses.
+
+    Steps count from half of the largest learning rate on, and none while it rises: a warm-up is given its time. Silent
+    where the newest losses are twice that, or `z` times their noise, below the first: the fall has just begun.
+    """
+    s = signals_of(history)
+    trend = history.loss_trend
+    if trend.count < min_steps or s.num_full_lr < min(min_steps, history.window // 2) or s.is_lr_rising:
+        return None
+    if not s.progress < progress:
+        return None
+    noise_of_ten = z * s.loss_noise / math.sqrt(10.0)
+    if s.loss_level < trend.first - max(2 * progress * abs(trend.first), noise_of_ten):
+        return None
+    return Finding(
+        f"After {trend.count} steps the loss is {s.loss_level:.4g}; it was {trend.first:.4g} in the beginning.",
+        history.clean[0].step,
+        s.loss_entries[-1].step,
+        evidence={"level": s.loss_level, "first": trend.first, "progress": s.progress, "threshold": progress},
+        confidence=0.85,
+    )
+
+
+@rule(
+    "underfitting",
+    reads="the course of the loss, and of the validation loss, over the newest two thirds of the run",
+    source="our own: a standstill early in a run, far from where losses end that are learnt",
+    remedy="The loss stopped falling early and high: look for dead units, too much dropout or weight decay, a learning "
+    "rate too high or too low, or targets that do not follow from the inputs. A larger model comes last.",
+)
+def underfitting(
+    history: TrainingHistory,
+    *,
+    progress: float = 0.6,
+    min_steps: int = 120,
+    flat: float = 0.03,
+    flat_both: float = 0.06,
+    validations: int = 4,
+) -> Finding | None:
+    """Over the newest two thirds of the run the loss has fallen by less than `flat` of it, surely, and stands high.
+
+    High: less than a share `progress` of the first losses has been gained. Surely: the line through the losses, plus
+    two standard errors. Less than `flat_both` will do where at least `validations` validation losses of these steps
+    have fallen by less than `flat`. From `min_steps` steps on, within the window; steps after a decay to a third do not
+    count.
+    """
+    s = signals_of(history)
+    trend = history.loss_trend
+    if history.num_clean > history.window or trend.first <= 0.0:
+        return None
+    losses = [loss for e, loss in zip(s.loss_entries, s.losses) if e.lr is None or 3.0 * e.lr >= history.lrs.max]
+    if not 0.0 <= s.progress < progress or s.is_lr_rising or len(losses) < min_steps:
+        return None
+    part = losses[len(losses) // 3 :]
+    fallen, error = _fall(part)
+    start = s.loss_entries[len(losses) // 3].step
+    val_losses = [v.val_loss for v in history.validations if v.step >= start and math.isfinite(v.val_loss)]
+    stands = len(val_losses) >= max(validations, 2) and _fall(val_losses)[0] < flat * median(val_losses)
+    limit = flat_both if stands else flat
+    if fallen + 2.0 * error >= limit * median(part):
+        return None
+    return Finding(
+        f"The loss has stood at about {median(part):.4g} for the last {len(part)} steps, "
+        f"{1.0 - s.progress:.0%} of where it began.",
+        start,
+        s.loss_entries[-1].step,
+        evidence={"level": median(part), "first": trend.first, "fallen": fallen, "threshold_flat": limit},
+        confidence=0.8,
+    )
+
+
+def _fall(values: list[float]) -> tuple[float, float]:
+    """By how much the line through `values` falls from its beginning to its end, and the standard error of that.
+
+    Values far out are drawn in around the median, to 3 times the noise or to where nine of ten are, if that is further:
+    so one spike does not bend the line, and a fall without noise is left as it is.
+    """
+    n = len(values)
+    low, middle, high = quantiles(values, (0.1, 0.5, 0.9))
+    spread = max(3.0 * noise(values), high - low)
+    drawn = [min(max(v, middle - spread), middle + spread) for v in values] if spread > 0.0 else values
+    mean_x, mean_y = (n - 1) / 2, sum(drawn) / n
+    sxx = n * (n * n - 1) / 12
+    slope = sum((i - mean_x) * (v - mean_y) for i, v in enumerate(drawn)) / sxx
+    rest = sum((v - mean_y - slope * (i - mean_x)) ** 2 for i, v in enumerate(drawn))
+    return -slope * (n - 1), math.sqrt(rest / max(n - 2, 1) / sxx) * (n - 1)
+
+
+@rule(
+    "loss-plateau",
+    severity="info",
+    reads="the newest 50 losses",
+    source="the toolkit's LOSS_PLATEAU (spread below 0.1 % of the mean over 50 steps)",
+    remedy="If the loss is not good enough yet, raise the learning rate or change its schedule; if it is, stop.",
+)
+def loss_plateau(
+    history: TrainingHistory, *, spread: float = 0.001, steps: int = 50, min_steps: int = 100
+) -> Finding | None:
+    """The newest `steps` losses lie within a share `spread` of their mean; from `min_steps` losses on."""
+    s = signals_of(history)
+    newest = s.losses[-steps:]
+    if history.loss_trend.count < min_steps or len(newest) < steps:
+        return None
+    mean = sum(newest) / len(newest)
+    if not mean or (max(newest) - min(newest)) / abs(mean) >= spread:
+        return None
+    return Finding(
+        f"The last {steps} losses lie within {spread:.1%} of {mean:.4g}.",
+        s.loss_entries[-steps].step,
+        s.loss_entries[-1].step,
+        severity="info",
+        evidence={"mean": mean, "spread": (max(newest) - min(newest)) / abs(mean), "threshold": spread},
+    )

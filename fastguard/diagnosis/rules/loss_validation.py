@@ -1,0 +1,116 @@
+"""Rules on the loss against the validation loss."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ...history import TrainingHistory
+from ..finding import Finding
+from ..registry import rule
+from ..signals import median, signals_of
+
+
+@rule(
+    "overfitting",
+    reads="validation losses, each with the training loss of its time",
+    source="SageMaker Debugger Overfit ((val - train) / train > 0.1) and the toolkit's OVERFITTING, against the best "
+    "validation so far",
+    remedy="Stop at the best validation loss, or go back to it. More data, augmentation, dropout or weight decay help "
+    "next time.",
+)
+def overfitting(
+    history: TrainingHistory, *, ratio: float = 1.2, share: float = 0.08, gap: float = 0.1, validations: int = 5
+) -> Finding | None:
+    """The newest `validations` validation losses are all above `ratio` times the best, the training loss fell since.
+
+    Also by more than a `share` of the first validation loss, and by a `gap` above the training loss. A validation loss
+    that dances around its best is silent.
+    """
+    known = [v for v in history.validations if v.train_loss - v.train_loss == 0.0]
+    if len(known) <= validations:
+        return None
+    best = min(range(len(known)), key=lambda i: known[i].val_loss)
+    newest = known[-validations:]
+    if len(known) - 1 - best < validations:
+        return None
+    least, train = min(v.val_loss for v in newest), known[-1].train_loss
+    rise = least - known[best].val_loss
+    if least <= ratio * known[best].val_loss or rise <= share * known[0].val_loss:
+        return None
+    if train >= known[best].train_loss or least <= (1.0 + gap) * train:
+        return None
+    return Finding(
+        f"The validation loss has risen from {known[best].val_loss:.4g} at step {known[best].step} to "
+        f"{known[-1].val_loss:.4g}, while the training loss fell from {known[best].train_loss:.4g} to {train:.4g}.",
+        known[best].step,
+        known[-1].step,
+        evidence={
+            "val_loss": known[-1].val_loss,
+            "best": known[best].val_loss,
+            "train_loss": train,
+            "threshold": ratio,
+        },
+        confidence=0.9,
+    )
+
+
+@rule(
+    "overtraining",
+    severity="info",
+    reads="validation losses",
+    source="SageMaker Debugger Overtraining (patience of 10 validations)",
+    remedy="Nothing has been gained on the validation set for a while: stop here, or lower the learning rate.",
+)
+def overtraining(history: TrainingHistory, *, patience: int = 10) -> Finding | None:
+    """No validation loss below the best for `patience` validations."""
+    known = history.validations
+    if len(known) <= patience:
+        return None
+    best = min(range(len(known)), key=lambda i: known[i].val_loss)
+    if len(known) - 1 - best < patience:
+        return None
+    return Finding(
+        f"The best validation loss, {known[best].val_loss:.4g}, is {len(known) - 1 - best} validations ago.",
+        known[best].step,
+        known[-1].step,
+        severity="info",
+        evidence={"best": known[best].val_loss, "num_since": len(known) - 1 - best, "threshold": patience},
+        confidence=0.8,
+    )
+
+
+@rule(
+    "training-above-validation",
+    reads="validation losses against the training losses of the steps after them",
+    source="our own: what acts on training alone (dropout, augmentation, decay of the labels) makes the difference",
+    remedy="Training is made much harder than validation: lower dropout or augmentation. If there is neither, look "
+    "whether the two losses are summed and averaged alike.",
+)
+def training_above_validation(
+    history: TrainingHistory, *, ratio: float = 1.12, validations: int = 3, high: float = 0.3
+) -> Finding | None:
+    """In `validations` in a row, the training loss after a validation is `ratio` times the validation loss, and stays
+    high.
+
+    The training loss of the steps until the next validation counts, so that a loss that falls quickly is silent. High:
+    above a share `high` of the first losses.
+    """
+    s = signals_of(history)
+    known = list(history.validations)[-validations - 1 :]
+    if len(known) <= validations or not s.loss_level > high * history.loss_trend.first:
+        return None
+    ratios = []
+    for now, then in pairwise(known):
+        between = [loss for e, loss in zip(s.loss_entries, s.losses) if now.step < e.step <= then.step]
+        if not between or now.val_loss <= 0.0:
+            return None
+        ratios.append(median(between) / now.val_loss)
+    if min(ratios) <= ratio:
+        return None
+    return Finding(
+        f"The training loss is {min(ratios):.3g} to {max(ratios):.3g} times the validation loss.",
+        known[0].step,
+        known[-1].step,
+        evidence={"ratio": min(ratios), "threshold": ratio},
+        confidence=0.8,
+    )

@@ -1,0 +1,247 @@
+"""Rules on NaN and Inf: in gradients, losses, activations and weights, and on what becomes of steps that hold them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...history import TrainingHistory
+from ..finding import Finding, Severity
+from ..registry import rule
+from ..wording import count, listed
+
+_SCALER_CALIBRATION = "GradScaler finds its scale by such skips; this is normal."
+
+
+def _longest_run(flags: list[bool]) -> int:
+    longest = current = 0
+    for flag in flags:
+        current = current + 1 if flag else 0
+        longest = max(longest, current)
+    return longest
+
+
+@rule(
+    "non-finite-gradients",
+    severity="critical",
+    reads="non-finite steps: in the window, the first 16 and last 64, and which tensor was first in backward order",
+    source="SageMaker Debugger ExplodingTensor (any NaN or Inf); shares and runs are our own",
+    remedy="Look at the data of these steps and at the layer named first; lower the learning rate or add warm-up if "
+    "the norm grew before. float16 without a GradScaler overflows: use bfloat16 or a scaler.",
+)
+def non_finite_gradients(
+    history: TrainingHistory, *, run: int = 3, share: float = 0.05, scaled_run: int = 10
+) -> Finding | None:
+    """NaN or Inf in the gradients of any step.
+
+    Warning; critical if the last step was so, if such a step was not skipped, if there were `run` in a row, or at
+    least `run` and more than `share` of the window. Under a GradScaler, whose skips are how it finds its scale: info,
+    unless they make up more than `share` of a full window (warning) or there are more than `scaled_run` in a row
+    (critical).
+    """
+    if not history.num_nonfinite:
+        return None
+    bad = [not math.isfinite(entry.norm) for entry in history.recent]
+    num_bad, in_a_row = sum(bad), _longest_run(bad)
+    is_frequent = num_bad > share * len(bad)
+    events = [*history.first_events, *history.last_events]
+    is_scaled = all(event.loss_scale is not None and event.skipped for event in events)
+    severity: Severity = "warning"
+    recommendation = ""
+    if is_scaled:
+        if in_a_row > scaled_run:
+            severity = "critical"
+        elif not (is_frequent and len(bad) == history.window):
+            severity, recommendation = "info", _SCALER_CALIBRATION + " Nothing to do while it stays rare."
+    elif bad[-1] or history.num_nonfinite_applied or in_a_row >= run or (is_frequent and num_bad >= run):
+        severity = "critical"
+    if history.num_nonfinite_applied:
+        recommendation = "The parameters may hold NaN since: go back to a checkpoint from before these steps, and let "
+        recommendation += "the guard skip such steps (skip_nonfinite=True)."
+    first, last = events[0], events[-1]
+    layers = sorted(history.first_nonfinite, key=lambda name: -history.first_nonfinite[name])[:3]
+    # Several tensors can each have been first once; then the first event's is the one with the best evidence.
+    if first.names and layers and history.first_nonfinite[layers[0]] == history.first_nonfinite[first.names[0]]:
+        layers = [first.names[0], *(name for name in layers if name != first.names[0])]
+    fate = f"{history.num_nonfinite_applied} of them not skipped" if history.num_nonfinite_applied else "all skipped"
+    where = f"first in {layers[0]}" if layers else "no single tensor to blame: the norm itself was not finite"
+    evidence: dict[str, Any] = {
+        "num_nonfinite": history.num_nonfinite,
+        "num_in_window": num_bad,
+        "window": len(bad),
+        "longest_run": in_a_row,
+        "last_num_nans": last.num_nans,
+        "last_num_infs": last.num_infs,
+        "last_num_tensors": last.num_tensors,
+    }
+    if last.loss_scale is not None:
+        evidence["last_loss_scale"] = last.loss_scale
+    return Finding(
+        f"NaN or Inf in the gradients of {count(history.num_nonfinite, 'step')} of {history.num_steps} "
+        f"({fate}); {where}.",
+        first.step,
+        last.step,
+        severity=severity,
+        layers=tuple(layers),
+        evidence=evidence,
+        recommendation=recommendation,
+    )
+
+
+@rule(
+    "skip-run",
+    severity="critical",
+    reads="skipped steps in a row, now and at most",
+    source="our own; GradScaler starts at 2**16 and halves, so ten skips in a row leave it at 2**6",
+    remedy="The model learns nothing while steps are skipped. Look at the data around these steps, lower the learning "
+    "rate, and go back to a checkpoint if the run does not end by itself.",
+)
+def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) -> Finding | None:
+    """At least `run` skipped steps in a row (more than `scaled_run` under a GradScaler): critical while it lasts."""
+    least = scaled_run + 1 if history.num_scaled else run
+    longest = history.longest_skip_run
+    if longest < least:
+        return None
+    is_running = history.skip_run >= least
+    end = history.longest_skip_run_end
+    return Finding(
+        f"{longest} steps in a row were skipped" + (", and the run goes on." if is_running else "; it has ended."),
+        end - longest + 1,
+        end,
+        severity="critical" if is_running else "warning",
+        evidence={"longest_run": longest, "current_run": history.skip_run, "threshold": least},
+    )
+
+
+@rule(
+    "non-finite-loss",
+    severity="critical",
+    reads="losses of all steps, skipped ones too",
+    source="the toolkit's LOSS_EXPLOSION (NaN or Inf among the last 5 losses)",
+    remedy="Look at the batch of that step for NaN, Inf and empty inputs, and at logarithms, divisions and square "
+    "roots "
+    "in the loss. If the loss grew before, lower the learning rate.",
+)
+def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) -> Finding | None:
+    """A loss of NaN or Inf: a warning; critical if among the `newest` losses, or `run` in a row."""
+    if not history.num_bad_losses:
+        return None
+    known = [e for e in history.recent if e.loss is not None]
+    flags = [not math.isfinite(e.loss) for e in known if e.loss is not None]
+    in_a_row = _longest_run(flags)
+    is_critical = any(flags[-newest:]) or in_a_row >= run
+    return Finding(
+        f"The loss was NaN or Inf at {count(history.num_bad_losses, 'step')} of {history.num_steps}.",
+        history.first_bad_loss_step,
+        history.last_bad_loss_step,
+        severity="critical" if is_critical else "warning",
+        evidence={"num_bad_losses": history.num_bad_losses, "longest_run": in_a_row, "threshold_run": run},
+        confidence=0.99,
+    )
+
+
+@rule(
+    "non-finite-activations",
+    severity="critical",
+    reads="sampled activations",
+    source="our own: the module whose output is not finite although its inputs are",
+    remedy="Look at the module named first and at what comes right before it: its weights, divisions, logarithms and "
+    "exponentials in it, and in half precision the size of its output.",
+)
+def non_finite_activations(history: TrainingHistory) -> Finding | None:
+    """NaN or Inf in a sampled activation; a module whose inputs were finite is where it began."""
+    bad = [
+        sample
+        for name in history.activations.bad
+        for sample in history.activations[name].recent
+        if not sample.value.stats.is_finite
+    ]
+    if not bad:
+        return None
+    first = min(sample.step for sample in bad)
+    at_first = sorted((s.value for s in bad if s.step == first), key=lambda module: module.order)
+    origins = [module for module in at_first if module.is_origin]
+    blamed = origins or at_first[:1]
+    if origins:
+        what = f"it began in {blamed[0].name}, whose inputs were finite"
+    elif blamed[0].inputs_finite is None:
+        what = f"first seen in {blamed[0].name}"
+    else:
+        what = (
+            f"first seen in {blamed[0].name}, whose input was bad already: from the batch, or from a module not sampled"
+        )
+    stats = blamed[0].stats
+    return Finding(
+        f"Activations of {count(len(at_first), 'module')} held NaN or Inf at step {first}: {what}.",
+        first,
+        max(sample.step for sample in bad),
+        severity="critical",
+        layers=tuple(module.name for module in blamed),
+        evidence={
+            "num_modules": len(at_first),
+            "num_nans": stats.num_nans,
+            "num_infs": stats.num_infs,
+            "is_origin": bool(origins),
+        },
+        confidence=0.99 if origins else 0.8,
+    )
+
+
+@rule(
+    "non-finite-weights",
+    severity="critical",
+    reads="sampled weights",
+    source="our own: no step repairs a weight that is NaN or Inf",
+    remedy="Go back to a checkpoint from before, with skip_nonfinite=True so that no such gradient is applied. If the "
+    "gradients were finite before, look for what else writes to these weights.",
+)
+def non_finite_weights(history: TrainingHistory) -> Finding | None:
+    """NaN or Inf in a parameter itself."""
+    windows = [(name, history.weights[name]) for name in history.weights.bad]
+    bad = [(name, w) for name, w in windows if w.last.value.num_nonfinite]
+    if not bad:
+        return None
+    steps = [s.step for _, window in bad for s in window.recent if s.value.num_nonfinite]
+    total = sum(window.last.value.num_nonfinite for _, window in bad)
+    names = [name for name, _ in bad]
+    return Finding(
+        f"{count(total, 'element')} of {listed(names)} {'is' if total == 1 else 'are'} NaN or Inf.",
+        min(steps),
+        max(steps),
+        severity="critical",
+        layers=tuple(names[:8]),
+        evidence={"num_nonfinite": total, "num_tensors": len(bad)},
+    )
+
+
+@rule(
+    "loss-scale-collapse",
+    severity="critical",
+    reads="the GradScaler's scale over the window",
+    source="our own; GradScaler starts at 2**16 and halves at each overflow",
+    remedy="Overflow comes from the activations or the loss, not from the scale: look for the layer whose output "
+    "leaves "
+    "float16's range (65504), use bfloat16, or keep that layer in float32.",
+)
+def loss_scale_collapse(history: TrainingHistory, *, factor: float = 256.0, low: float = 1.0) -> Finding | None:
+    """The scale is `factor` times smaller than its largest in the window, or below `low`, and the last step
+    overflowed."""
+    scaled = [e for e in history.recent if e.loss_scale is not None]
+    if len(scaled) < 2 or not scaled[-1].skipped:
+        return None
+    now = scaled[-1].loss_scale or 0.0
+    top = max(scaled, key=lambda e: e.loss_scale or 0.0)
+    largest = top.loss_scale or 0.0
+    if now >= low and now * factor > largest:
+        return None
+    is_start = history.num_steps <= len(history.recent) and not any(e.is_clean for e in scaled)
+    if is_start and now >= low:  # a scale may begin far too high
+        return None
+    return Finding(
+        f"The loss scale fell from {largest:.4g} to {now:.4g}, and steps still overflow.",
+        top.step,
+        scaled[-1].step,
+        severity="critical",
+        evidence={"loss_scale": now, "largest": largest, "threshold_factor": factor},
+        confidence=0.9,
+    )

@@ -1,0 +1,174 @@
+"""Rules on units that no longer answer to their input, from sampled activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ...history import TrainingHistory
+from ...stats.samples import ModuleActivity
+from ..finding import Finding
+from ..registry import rule
+from ..signals import signals_of
+from ..wording import count, listed
+
+_MANY_BATCHES = 4
+_NEARLY_ALL = 0.95
+
+
+def _lasting(
+    history: TrainingHistory,
+    families: Iterable[str],
+    share: Callable[[ModuleActivity], float],
+    limit: float,
+    samples: int,
+) -> list[tuple[str, float, int]]:
+    """(module, least share, first step) of those above `limit` in the newest `samples` samples, worst first.
+
+    One sample is enough if units were judged over four batches.
+    """
+    modules, found = signals_of(history).modules, []
+    for name, window in (pair for family in families for pair in modules.get(family, ())):
+        need = 1 if window.last.value.num_units and window.last.value.num_batches >= _MANY_BATCHES else samples
+        newest = list(window.recent)[-need:]
+        least = min(share(sample.value) for sample in newest)
+        if len(newest) == need and least >= limit:
+            began = newest[0].step
+            for sample in reversed(window.recent):
+                if share(sample.value) < limit:
+                    break
+                began = sample.step
+            found.append((name, least, began))
+    return sorted(found, key=lambda one: -one[1])
+
+
+def _dead(module: ModuleActivity) -> float:
+    return module.dead_unit_ratio if module.num_units else module.stats.near_zero_ratio
+
+
+def _saturated(module: ModuleActivity) -> float:
+    return max(module.stats.saturation_ratio, module.saturated_unit_ratio)
+
+
+def _is_hurt(history: TrainingHistory) -> bool:
+    """Whether the loss has come up from its best, or was never seen to fall; True where there is none."""
+    trend = history.loss_trend
+    gained = trend.first - trend.best
+    return not gained > 0.1 * abs(trend.first) or trend.mean > trend.best + 0.25 * gained
+
+
+def _finding(
+    found: list[tuple[str, float, int]], history: TrainingHistory, what: str, limit: float, severe: float = 0.0
+) -> Finding:
+    is_severe = found[0][1] >= severe and (found[0][1] >= _NEARLY_ALL or _is_hurt(history))
+    names = [name for name, _, _ in found]
+    return Finding(
+        f"{what.format(100 * found[0][1], names[0])}" + (f"; also in {listed(names[1:])}." if len(names) > 1 else "."),
+        min(step for _, _, step in found),
+        history.activations.last_step,
+        severity="warning" if is_severe else "info",
+        layers=tuple(names[:8]),
+        evidence={"ratio": found[0][1], "num_modules": len(found), "threshold": limit},
+        confidence=0.95 if found[0][1] > 0.8 else 0.8,
+    )
+
+
+@rule(
+    "dead-relu-units",
+    reads="sampled activations of ReLUs",
+    source="SageMaker Debugger DeadRelu (a layer fires at 50 % dead units) and torchmortem (50 %)",
+    remedy="A step or a bias pushed these units below zero for every input: lower the learning rate or add warm-up, "
+    "look at the bias before them, use LeakyReLU or GELU. Dead units do not come back by themselves.",
+)
+def dead_relu_units(
+    history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
+) -> Finding | None:
+    """At least a `share` of a ReLU's units are zero for every input, in `samples` samples in a row: info.
+
+    A warning from `severe` on if the loss suffers, or from 95 % on: networks live with half of their units, and learn
+    on.
+    A unit that is often zero is sparse, not dead. Where units were not told apart, the share of zeros must reach 0.99.
+    """
+    found = _lasting(history, ("relu",), lambda m: _dead(m) if m.num_units else _all_or_nothing(m), share, samples)
+    return _finding(found, history, "{:.0f} % of the units of {} are dead", share, severe) if found else None
+
+
+def _all_or_nothing(module: ModuleActivity) -> float:
+    ratio = module.stats.near_zero_ratio
+    return ratio if ratio >= 0.99 else 0.0
+
+
+@rule(
+    "dead-smooth-units",
+    reads="sampled activations of GELUs and SiLUs",
+    source="SageMaker Debugger DeadRelu's 50 %, for units whose output is near zero instead of zero",
+    remedy="These units' inputs are far below zero: lower the learning rate, look at the bias or normalisation before "
+    "them, or initialise them anew.",
+)
+def dead_smooth_units(
+    history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
+) -> Finding | None:
+    """At least a `share` of a GELU's or SiLU's units are near zero for every input, in `samples` samples in a row.
+
+    Info; a warning from `severe` on if the loss suffers, or from 95 % on.
+    """
+    found = _lasting(
+        history, ("gelu", "silu"), lambda m: _dead(m) if m.num_units else _all_or_nothing(m), share, samples
+    )
+    return _finding(found, history, "{:.0f} % of the units of {} are dead", share, severe) if found else None
+
+
+@rule(
+    "saturated-units",
+    reads="sampled activations of tanh, sigmoid and hardtanh",
+    source="SageMaker Debugger SaturatedActivation (a layer fires at 50 %) and torchmortem (50 %)",
+    remedy="The inputs of these units are so large that hardly any gradient passes: initialise the layer before them "
+    "smaller, normalise its input or output, or lower the learning rate.",
+)
+def saturated_units(
+    history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
+) -> Finding | None:
+    """At least a `share` of the output of a tanh, sigmoid or hardtanh is at its ends, in `samples` samples in a row.
+
+    Info; a warning from `severe` on if the loss suffers, or from 95 % on.
+    """
+    found = _lasting(history, ("tanh", "sigmoid", "hardtanh"), _saturated, share, samples)
+    return _finding(found, history, "{:.0f} % of the output of {} is saturated", share, severe) if found else None
+
+
+@rule(
+    "attention-collapse",
+    reads="sampled outputs of softmax modules",
+    source="our own; entropy collapse of Zhai et al. 2023",
+    remedy="Each query looks at one key only: lower the learning rate, normalise queries and keys, or scale the logits "
+    "down.",
+)
+def attention_collapse(history: TrainingHistory, *, share: float = 0.9, samples: int = 2) -> Finding | None:
+    """At least a `share` of a softmax's output is zero to within 1e-6, in `samples` samples in a row.
+
+    A causal mask alone makes less than half of it zero.
+    """
+    found = _lasting(history, ("softmax", "attention_weights"), lambda m: m.stats.near_zero_ratio, share, samples)
+    return _finding(found, history, "{:.0f} % of the weights of {} are zero", share) if found else None
+
+
+@rule(
+    "dropout-high",
+    reads="shares of the model's dropout modules",
+    source="Srivastava et al. 2014, section 7.3: error is flat for a retained share of 0.4 to 0.8 and rises below",
+    remedy="Hardly anything passes such a layer: 0.1 to 0.5 is usual. Is the share meant to be kept, not dropped?",
+)
+def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Finding | None:
+    """A dropout module leaves out more than `share`."""
+    high = {name: p for name, p in history.model.dropout.items() if p > share}
+    if not high or not history.num_clean:
+        return None
+    names = sorted(high, key=lambda name: -high[name])
+    return Finding(
+        f"{count(len(high), 'dropout module')} {'leaves' if len(high) == 1 else 'leave'} out {high[names[0]]:.0%} of "
+        f"the units: {listed(names)}.",
+        history.recent[0].step,
+        history.recent[-1].step,
+        layers=tuple(names[:8]),
+        evidence={"dropout": high[names[0]], "num_modules": len(high), "threshold": share},
+        confidence=0.9,
+    )

@@ -1,0 +1,206 @@
+"""Rules on gradients that are too small: everywhere, in the first layers, or exactly zero."""
+
+from __future__ import annotations
+
+import math
+
+from ...history import TensorTrack, TrainingHistory
+from ...history.updates import is_bias
+from ...stats import COLUMNS
+from ..finding import Finding
+from ..registry import rule
+from ..signals import median, signals_of
+from ..wording import count, listed
+
+_NUM_ZEROS = COLUMNS.index("num_zeros")
+_HALF_STEP = 2.0**-24  # the smallest positive float16
+
+
+@rule(
+    "zero-gradients",
+    reads="zeros of each tensor in the last record",
+    source="SageMaker Debugger AllZero (100 % zeros)",
+    remedy="Is the parameter used in the forward pass, and does its output reach the loss? Dead ReLUs, a detach(), "
+    "a zero-initialised layer after it, or an expert or embedding that this batch did not use leave zeros.",
+)
+def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding | None:
+    """A tensor whose gradient was all zeros at the last step: info, a warning from `share` of all tensors on."""
+    record = history.last
+    if record is None or not record.is_finite:
+        return None
+    tensors = record.tensors
+    if not tensors.total_row()[_NUM_ZEROS] or not len(tensors):
+        return None
+    columns = zip(tensors.column("num_zeros"), tensors.column("numel"))
+    at = [i for i, (zeros, numel) in enumerate(columns) if zeros == numel > 0]
+    num_zero = len(at)
+    if not num_zero:
+        return None
+    layers = tuple(tensors.names[i] for i in at[:8])
+    return Finding(
+        f"{num_zero} of {len(tensors)} tensors had a gradient of zeros only at step {record.step}.",
+        record.step,
+        record.step,
+        severity="warning" if num_zero >= share * len(tensors) else "info",
+        layers=layers,
+        evidence={"num_zero_tensors": num_zero, "num_tensors": len(tensors), "threshold": share},
+        confidence=0.7,
+    )
+
+
+@rule(
+    "zero-gradient-tensors",
+    reads="since when each tensor's gradient was all zeros, at the sampled steps",
+    source="SageMaker Debugger AllZero (100 % zeros), asked for a run of samples",
+    remedy="These parameters do not learn. Units before or after them may be dead (a bias or a step that was too "
+    "large), a detach() or no_grad() may cut them off, or their output is multiplied by zero.",
+)
+def zero_gradient_tensors(history: TrainingHistory, *, samples: int = 3, min_steps: int = 20) -> Finding | None:
+    """Tensors whose gradient was all zeros in `samples` samples in a row, over `min_steps` steps at least."""
+    tensors = history.tensors
+    dead = []
+    for name, track in tensors.items():
+        since = track.zero_since
+        if since is None or track.last_step != tensors.last_step or track.num_zero < samples:
+            continue
+        if track.last_step - since >= min_steps:
+            dead.append((name, since))
+    if not dead:
+        return None
+    names = [name for name, _ in dead]
+    return Finding(
+        f"The gradient of {count(len(dead), 'tensor')} of {len(tensors)} has been nothing but zeros since step "
+        f"{min(since for _, since in dead)}: {listed(names)}.",
+        min(since for _, since in dead),
+        tensors.last_step,
+        layers=_to_blame(list(tensors), names),
+        evidence={"num_zero_tensors": len(dead), "num_tensors": len(tensors), "threshold_samples": samples},
+        confidence=0.9,
+    )
+
+
+def _to_blame(names: list[str], zero: list[str]) -> tuple[str, ...]:
+    """The layer whose output is dead, first.
+
+    A weight of zero gradient beside a bias with some has a dead input: the layer before it is to blame. A layer that
+    is zero altogether gets no gradient from what follows.
+    """
+    last = max(zero, key=names.index)
+    module = last.rpartition(".")[0]
+    mine = [name for name in names if name.rpartition(".")[0] == module]
+    others = [name for name in zero if name not in mine]
+    if others and not set(mine) <= set(zero):
+        before = max(others, key=names.index).rpartition(".")[0]
+        blamed = [name for name in others if name.rpartition(".")[0] == before]
+        return tuple(dict.fromkeys([*blamed, last, *reversed(others)]))[:8]
+    return tuple(reversed(zero[-8:]))
+
+
+@rule(
+    "vanishing-norm",
+    reads="the average of ln(norm) against where it began, and the loss",
+    source="SageMaker Debugger VanishingGradient (mean |g| < 1e-7), taken relative to the run",
+    remedy="The gradients died while the loss is still high: look for dead or saturated units, and for a step (a "
+    "learning rate too high) after which they fell.",
+)
+def vanishing_norm(
+    history: TrainingHistory, *, ratio: float = 1e-3, min_steps: int = 50, progress: float = 0.5
+) -> Finding | None:
+    """The average norm is below `ratio` of where it began, though the loss has not come down by a share `progress`.
+
+    From `min_steps` clean steps on. A norm that falls with the loss is convergence. All zeros count as a fall.
+    """
+    trend, losses = history.norm_trend, history.loss_trend
+    if trend.count < min(min_steps, 10) or losses.count < min_steps or losses.first <= 0.0:
+        return None
+    zeros = sum(norm == 0.0 for norm in signals_of(history).norms[-20:])
+    fallen = math.exp(trend.mean - trend.first)
+    if (fallen >= ratio and zeros < 10) or losses.mean < (1.0 - progress) * losses.first:
+        return None
+    return Finding(
+        f"The gradient norm has fallen to {0.0 if zeros >= 10 else fallen:.3g} of where it began, while the loss is "
+        f"still {losses.mean:.4g} of {losses.first:.4g}.",
+        history.clean[0].step,
+        history.clean[-1].step,
+        evidence={"ratio": 0.0 if zeros >= 10 else fallen, "threshold": ratio, "loss": losses.mean},
+        confidence=0.85,
+    )
+
+
+@rule(
+    "vanishing-layers",
+    reads="each tensor's usual gradient for its size, in the order of the model",
+    source="our own, from the ratio of first to last layer that torchmortem (100) and others use",
+    remedy="Hardly any gradient reaches the first layers: use ReLU-like activations instead of sigmoid or tanh, "
+    "normalisation layers, residual connections, or an initialisation that keeps the variance.",
+)
+def vanishing_layers(
+    history: TrainingHistory, *, ratio: float = 1e-3, ratio_alone: float = 1e-5, progress: float = 0.6
+) -> Finding | None:
+    """The median gradient of the first quarter of the tensors is below `ratio` of the last quarter's, element for
+    element.
+
+    A warning if the loss has not come down by a share `progress`, or below `ratio_alone`; else info. Each quarter has
+    at least two tensors; biases (which a normalisation after them makes idle) and zeros do not count. From the
+    fourth sample on.
+    """
+    tensors = history.tensors
+    if tensors.num_samples < 4:
+        return None
+    known = [name for name, t in tensors.items() if not is_bias(name) and not math.isnan(t.log_rms)]
+    size = len(known) // 4
+    if size < 2:
+        return None
+    first, last = (median([tensors[n].log_rms for n in part]) for part in (known[:size], known[-size:]))
+    at_first, at_last = (median([tensors[n].first_log_rms for n in part]) for part in (known[:size], known[-size:]))
+    share = math.exp(max(min(first - last, 0.0), -700.0))
+    if share >= ratio:
+        return None
+    is_stuck = not signals_of(history).progress >= progress
+    names = [name for name in known if tensors[name].log_rms - last < math.log(ratio)]
+    return Finding(
+        f"Per element, the gradients of the first {size} tensors are {share:.2g} of those of the last {size}; "
+        f"{listed(names)} get the least.",
+        min(tensors[name].first_step for name in known),
+        tensors.last_step,
+        severity="warning" if is_stuck or share < ratio_alone else "info",
+        layers=tuple(names[:8]),
+        evidence={
+            "first_to_last": share,
+            "at_the_beginning": math.exp(max(min(at_first - at_last, 700.0), -700.0)),
+            "threshold": ratio,
+        },
+        confidence=0.95 if is_stuck else 0.6,
+    )
+
+
+@rule(
+    "half-precision-underflow",
+    reads="zeros and the smallest non-zero gradient of each tensor",
+    source="IEEE 754 binary16: nothing positive is below 2**-24; loss scaling of Micikevicius et al. 2018, section 3.2",
+    remedy="Small gradients become zero in float16: use a GradScaler, or bfloat16.",
+)
+def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, share: float = 0.25) -> Finding | None:
+    """Tensors whose smallest non-zero gradient is one to four times 2**-24, more than `zeros` of it zeros.
+
+    With a loss scale the scaled gradients are looked at. Fires when a `share` of all tensors is like that.
+    """
+    scale = next((e.loss_scale for e in reversed(history.recent) if e.loss_scale is not None), 1.0) or 1.0
+    tensors = history.tensors
+    lost = [name for name, track in tensors.items() if _is_underflowing(track, scale, zeros)]
+    if not lost or len(lost) < share * len(tensors) or tensors.num_samples < 3:
+        return None
+    return Finding(
+        f"The gradients of {count(len(lost), 'tensor')} of {len(tensors)} end at the smallest float16, and most of "
+        f"their elements are zero: {listed(lost)}.",
+        min(tensors[name].first_step for name in lost),
+        tensors.last_step,
+        layers=tuple(lost[:8]),
+        evidence={"num_tensors": len(lost), "loss_scale": scale, "threshold_zeros": zeros},
+        confidence=0.8,
+    )
+
+
+def _is_underflowing(track: TensorTrack, scale: float, zeros: float) -> bool:
+    steps = track.min_nonzero * scale / _HALF_STEP
+    return steps in (1.0, 2.0, 3.0, 4.0) and track.zero_share > zeros

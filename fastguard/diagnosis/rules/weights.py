@@ -1,0 +1,319 @@
+"""Rules on the weights: updates too large or too small for them, parameters that never learn, initialisation, decay."""
+
+from __future__ import annotations
+
+from ...history import TrainingHistory, UpdateRatio
+from ...history.updates import is_bias
+from ..finding import Finding, Severity
+from ..registry import rule
+from ..signals import median, signals_of
+from ..wording import count, listed
+
+
+@rule(
+    "update-ratio-high",
+    reads="sampled weights: norm of the update over norm of the weights",
+    source="torchmortem's bound of 0.1; the usual 1e-3 is Karpathy's. First steps are larger, so the bound is too",
+    remedy="Each step changes the weights by a large part of themselves: divide the learning rate by 10, or warm it "
+    "up.",
+)
+def update_ratio_high(
+    history: TrainingHistory,
+    *,
+    first: float = 0.5,
+    grown: float = 0.06,
+    growth: float = 2.0,
+    later: float = 0.048,
+    min_steps: int = 15,
+) -> Finding | None:
+    """The median weight's update is above `first` of it at the first sample, or above `later` from 20 steps later on.
+
+    Or, in between, above `grown` and `growth` times the first, at the learning rate of the first: steps shrink against
+    the weights as those grow, unless steps overshoot. Asked `min_steps` steps after the first sample; silent if the
+    learning rate has come down by then, or still rises.
+    """
+    updates = history.updates
+    first_sample, early, peak = updates.first, updates.early, updates.peak
+    if first_sample is None or not history.clean or history.clean[-1].step - first_sample.step < min_steps:
+        return None
+    has_grown = early is not None and early.ratio > grown and early.ratio > growth * first_sample.ratio
+    if first_sample.ratio > first and not _has_come_down(history):
+        sample, limit = first_sample, first
+    elif early is not None and has_grown and _is_at_lr_of(first_sample, early) and not _has_come_down(history):
+        sample, limit = early, grown
+    elif peak is not None and peak.ratio > later and _is_at_full_lr(history, peak):
+        sample, limit = peak, later
+    else:
+        return None
+    return Finding(
+        f"Step {sample.step} changed the median weight by {sample.ratio:.2g} of its norm.",
+        sample.step,
+        history.weights.last_step,
+        evidence={"update_ratio": sample.ratio, "threshold": limit, "num_samples": updates.count},
+        confidence=0.9 if sample.ratio > 2 * limit else 0.75,
+    )
+
+
+def _is_at_lr_of(first: UpdateRatio, sample: UpdateRatio) -> bool:
+    """Whether both learning rates are known, and that of `sample` is not the higher one."""
+    return first.lr is not None and sample.lr is not None and sample.lr <= 1.02 * first.lr
+
+
+def _is_at_full_lr(history: TrainingHistory, sample: UpdateRatio) -> bool:
+    """Whether the sample is of a step at half of the largest learning rate or more, and that is no longer rising."""
+    if sample.lr is None:
+        return True
+    return 2.0 * sample.lr >= history.lrs.max and not signals_of(history).is_lr_rising
+
+
+def _has_come_down(history: TrainingHistory) -> bool:
+    lrs = signals_of(history).lrs
+    return bool(lrs) and lrs[-1] < 0.7 * lrs[0] and len(lrs) == history.num_clean
+
+
+@rule(
+    "update-ratio-low",
+    reads="sampled weights: norm of the update over norm of the weights; and the loss",
+    source="torchmortem's bound of 1e-5, asked with a loss that stands still, and so less strict",
+    remedy="The steps are too small to learn from: raise the learning rate by 10 to 100 times; look for a scheduler "
+    "that holds it down, and for gradients that are divided twice.",
+)
+def update_ratio_low(
+    history: TrainingHistory,
+    *,
+    ratio: float = 5e-4,
+    ratio_alone: float = 1e-7,
+    progress: float = 0.03,
+    min_steps: int = 30,
+) -> Finding | None:
+    """The median weight changes by less than `ratio` of itself a step, and the loss has come down by less than
+    `progress`.
+
+    Without losses, by less than `ratio_alone`. In all samples (two at least), once there were `min_steps` steps at half
+    of the largest learning rate or more and it rises no longer.
+    """
+    s = signals_of(history)
+    updates = history.updates
+    if updates.count < 2 or s.num_full_lr < min_steps or s.is_lr_rising or history.num_clean < min_steps:
+        return None
+    known = history.loss_trend.count >= min_steps
+    if known and not s.progress < progress:
+        return None
+    value = max(sample.ratio for sample in (updates.first, updates.peak) if sample is not None)
+    if value >= (ratio if known else ratio_alone) or value == 0.0:
+        return None
+    return Finding(
+        f"The median weight changes by no more than {value:.2g} of itself a step"
+        + (f", and the loss has come down by {max(s.progress, 0.0):.1%} only." if known else "."),
+        history.clean[0].step,
+        history.weights.last_step,
+        evidence={"update_ratio": value, "threshold": ratio, **({"progress": s.progress} if known else {})},
+        confidence=0.9,
+    )
+
+
+@rule(
+    "unchanged-weights",
+    reads="sampled weights: updates of exactly zero, and norms that stay the same bit for bit",
+    source="SageMaker Debugger UnchangedTensor (3 steps)",
+    remedy="These parameters never change: are they frozen by mistake, missing from the optimizer, in a group with a "
+    "learning rate of 0, or cut off by detach() or no_grad()?",
+)
+def unchanged_weights(history: TrainingHistory, *, samples: int = 3, share: float = 0.5) -> Finding | None:
+    """Weights that were the same in `samples` samples, while others changed; info if they are more than a `share`."""
+    same, num_known = [], 0
+    for name, window in history.weights.current():
+        if len(window.recent) < samples:
+            continue
+        num_known += 1
+        last = window.last.value
+        if last.update_norm or last.norm != window.recent[0].value.norm:  # nearly all are let through here
+            continue
+        values = [s.value for s in window.recent]
+        first = values[0]
+        if all(v.norm == first.norm and v.std == first.std and not v.update_norm for v in values) and first.norm:
+            same.append((name, window.first.step))
+    if not same or len(same) == num_known:
+        return None
+    names = [name for name, _ in same]
+    return Finding(
+        f"{count(len(same), 'parameter')} of {num_known} did not change at all: {listed(names)}.",
+        min(step for _, step in same),
+        history.weights.last_step,
+        severity="info" if len(same) > share * num_known else "warning",
+        layers=tuple(names[:8]),
+        evidence={"num_unchanged": len(same), "num_parameters": num_known, "threshold_samples": samples},
+        confidence=0.9,
+    )
+
+
+def _severity_of_share(num: int, total: int, share: float) -> Severity:
+    return "info" if total and num > share * total else "warning"
+
+
+@rule(
+    "parameters-not-in-optimizer",
+    reads="parameters of the model against those of the optimizer",
+    source="our own: what no optimizer holds never changes",
+    remedy="Make the optimizer after the model is complete and on its device, or add them with add_param_group. If "
+    "another optimizer trains them, guard both together: wrap([a, b], model).",
+)
+def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75) -> Finding | None:
+    """Trainable parameters that the optimizer does not have; info if they are more than a `share` of the model's."""
+    names = history.model.not_in_optimizer
+    if not names or not history.num_steps:
+        return None
+    total = len(history.model.names)
+    return Finding(
+        f"{count(len(names), 'trainable parameter')} of the model "
+        f"{'is' if len(names) == 1 else 'are'} not in the optimizer: {listed(names)}.",
+        history.recent[0].step,
+        history.recent[-1].step,
+        severity=_severity_of_share(len(names), total, share),
+        layers=tuple(names[:8]),
+        evidence={"num_missing": len(names), "num_parameters": total, "threshold_share": share},
+        confidence=0.95,
+    )
+
+
+@rule(
+    "frozen-parameters",
+    reads="parameters with requires_grad=False or a learning rate of 0, in the model's order",
+    source="our own: what is frozen on purpose is most of a model, or its beginning",
+    remedy="If that is on purpose, all is well: leave them out of the optimizer to say so. Else set "
+    "requires_grad_(True) before the optimizer is made.",
+)
+def frozen_parameters(history: TrainingHistory, *, share: float = 0.5) -> Finding | None:
+    """Parameters that cannot learn; a warning unless they are more than a `share` of the model, or its first layers.
+
+    First layers are a run of at least four parameters from the beginning of the model on.
+    """
+    notes = history.model
+    names = [*notes.without_gradient, *notes.zero_lr]
+    if not names or not history.num_steps:
+        return None
+    total, frozen = len(notes.names), set(names)
+    leading = 0
+    while leading < total and notes.names[leading] in frozen:
+        leading += 1
+    on_purpose = leading == len(frozen) and leading >= 4
+    return Finding(
+        f"{count(len(names), 'parameter')} of {total} cannot learn (frozen, or with a learning rate of 0): "
+        f"{listed(names)}.",
+        history.recent[0].step,
+        history.recent[-1].step,
+        severity="info" if on_purpose else _severity_of_share(len(names), total, share),
+        layers=tuple(names[:8]),
+        evidence={"num_frozen": len(names), "num_parameters": total, "threshold_share": share},
+        confidence=0.8,
+    )
+
+
+@rule(
+    "missing-gradients",
+    reads="names of the model's parameters against those that ever had a gradient",
+    source="our own: what the loss does not depend on never learns",
+    remedy="These parameters are trainable and in the optimizer, but the loss does not depend on them: are they used "
+    "in "
+    "the forward pass, and is nothing between them and the loss detached?",
+)
+def missing_gradients(history: TrainingHistory, *, samples: int = 4, share: float = 0.5) -> Finding | None:
+    """Parameters without a gradient in `samples` samples; info if they are more than a `share` of the model's."""
+    notes, tensors = history.model, history.tensors
+    if not notes.names or tensors.num_samples < samples or not len(tensors):
+        return None
+    explained = {*notes.not_in_optimizer, *notes.without_gradient, *notes.zero_lr}
+    names = [name for name in notes.names if name not in tensors and name not in explained]
+    if not names or len(names) == len(notes.names):
+        return None
+    return Finding(
+        f"{count(len(names), 'parameter')} never had a gradient: {listed(names)}.",
+        history.recent[0].step,
+        tensors.last_step,
+        severity=_severity_of_share(len(names), len(notes.names), share),
+        layers=tuple(names[:8]),
+        evidence={"num_missing": len(names), "num_parameters": len(notes.names), "threshold_samples": samples},
+        confidence=0.85,
+    )
+
+
+@rule(
+    "poor-initialisation",
+    reads="standard deviation of each weight matrix before the first step, against the one its fan-in asks for",
+    source="the toolkit's check_initialization (0.1 and 10 times sqrt(2 / fan_in), He et al. 2015)",
+    remedy="Initialise these layers by their fan-in (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh), "
+    "or look for what overwrote or rescaled their weights.",
+)
+def poor_initialisation(
+    history: TrainingHistory,
+    *,
+    small: float = 0.1,
+    large: float = 8.0,
+    tiny: float = 0.02,
+    large_all: float = 2.0,
+    recurrent: float = 1.1,
+    share: float = 0.5,
+) -> Finding | None:
+    """Weights that began above `large` times the expected spread, or below `small` times it in a `share` of the layers.
+
+    A single layer counts as too small below `tiny`: residual branches begin small on purpose. Above `large_all` a
+    `share` of the layers is needed. Recurrent weights (weight_hh) count as too large above `recurrent`, where their
+    spectral radius is about 1.5. A spread of exactly zero is left to those who initialise with zeros.
+    """
+    if not history.num_steps:
+        return None
+    ratios = {n: actual / expected for n, (actual, expected) in history.model.initialization.items() if actual > 0.0}
+    all_large = sum(r > large_all for r in ratios.values()) >= share * max(len(ratios), 1)
+    limits = {n: recurrent if "weight_hh" in n else large_all if all_large else large for n in ratios}
+    too_large = sorted((n for n, r in ratios.items() if r > limits[n]), key=lambda n: -ratios[n])
+    too_small = sorted((n for n, r in ratios.items() if r < small), key=ratios.__getitem__)
+    if len(too_small) < share * len(ratios):
+        too_small = [n for n in too_small if ratios[n] < tiny]
+    names = too_large or too_small
+    if not names:
+        return None
+    worst = ratios[names[0]]
+    return Finding(
+        f"{count(len(names), 'layer')} began with weights that are too {'large' if too_large else 'small'}: "
+        f"{names[0]} with {worst:.2g} times the standard deviation that its fan-in asks for.",
+        history.recent[0].step,
+        history.recent[-1].step,
+        layers=tuple(names[:8]),
+        evidence={"ratio": worst, "num_layers": len(names), "threshold": limits[names[0]] if too_large else small},
+        confidence=0.85,
+    )
+
+
+@rule(
+    "shrinking-weights",
+    reads="decay a step as the optimizer has it; sampled weights: their norm, now and at first",
+    source="our own: decoupled decay shrinks weights by lr * weight_decay a step (Loshchilov and Hutter 2019)",
+    remedy="Weight decay outweighs what is learnt: divide it by 10 or more (0.01 to 0.1 is usual for AdamW, 1e-4 for "
+    "SGD), and leave biases and norms out of it.",
+)
+def shrinking_weights(
+    history: TrainingHistory, *, decay: float = 0.01, shrunk: float = 0.3, progress: float = 0.5
+) -> Finding | None:
+    """Decay takes more than a share `decay` of the weights each step, or the median weight's norm fell below `shrunk`.
+
+    The latter, of what it was at the first sample, counts while the loss has not come down by a share `progress`.
+    """
+    taken = history.model.decay_per_step or 0.0
+    learns = signals_of(history).progress >= progress
+    left = 1.0
+    if taken > decay or not learns:
+        windows = [w for n, w in history.weights.current() if w.first.value.norm and not is_bias(n)]
+        left = median([w.last.value.norm / w.first.value.norm for w in windows]) if windows else 1.0
+    has_shrunk = left < shrunk and not learns
+    if not history.num_clean or (taken <= decay and not has_shrunk):
+        return None
+    said = [f"weight decay takes {taken:.1%} of the weights at each step"] if taken > decay else []
+    said += [f"the median weight has shrunk to {left:.2g} of its first norm"] if has_shrunk else []
+    text = " and ".join(said)
+    return Finding(
+        f"{text[0].upper()}{text[1:]}.",
+        history.recent[0].step,
+        history.recent[-1].step,
+        evidence={"decay_per_step": taken, "norm_left": left, "threshold": decay, "threshold_norm": shrunk},
+        confidence=0.95 if taken > decay else 0.8,
+    )

@@ -1,0 +1,56 @@
+"""Diagnoses a run while it goes on, now and then, within a budget."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ..diagnosis import Watch
+from ..history import TrainingHistory
+
+CHECK_EVERY = 50
+BUDGET = 0.01  # of the time, where no interval was asked for
+
+
+class Checkup:
+    """Asks the rules every so many steps; what is new is logged.
+
+    Args:
+        history: the run.
+        prepare: a bound method, called each time to bring facts up to date; held weakly.
+        check_every: the interval; 0 for never. None: 50 steps, or as many more as keep it within 1 % of the time.
+
+    Attributes:
+        interval: steps from one `check` to the next; 0 for never.
+
+    Cost: a diagnosis takes about 1 ms.
+    """
+
+    def __init__(self, history: TrainingHistory, prepare: Callable[[], Any], check_every: int | None) -> None:
+        self._watch = Watch(history, check_every or CHECK_EVERY)
+        self._prepare = weakref.WeakMethod(prepare)
+        self._is_budgeted = check_every is None
+        self.interval = CHECK_EVERY if check_every is None else check_every
+        self._not_before = 0.0
+
+    def check(self) -> None:
+        """Asks the rules, unless that would be too soon after the last time."""
+        started = time.perf_counter()
+        prepare = self._prepare()
+        if prepare is not None:
+            prepare()
+        if self._is_budgeted and started < self._not_before:
+            return
+        self._watch.check()
+        ended = time.perf_counter()
+        self._not_before = ended + (ended - started) / BUDGET
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was told, so that a resumed run does not tell it again."""
+        return self._watch.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict`."""
+        self._watch.load_state_dict(state)

@@ -1,0 +1,159 @@
+"""wrap: makes the guard of an optimizer, or says why it cannot have one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from .. import kernels
+from ..activations import ActivationMonitor, monitor_for
+from ..errors import AlreadyGuardedError
+from ..tools.clipping import ClipPolicy, GlobalNorm
+from ..weights import sampler_settings
+from .guard import Guard
+from .judges import check_settings
+from .sharding import refuse_sharding_model, refuse_shards
+from .wrappers import innermost, inwards
+
+_Wrapped = TypeVar("_Wrapped")
+
+
+class _NoGuard:
+    """What `optimizer.guard` is where none was set: the guard of the optimizer that this one wraps, as accelerate's
+    does, or an error that says how to guard it, as for a copy."""
+
+    def __get__(self, optimizer: Any, owner: type) -> Any:
+        return self if optimizer is None else Guard.of(optimizer)
+
+
+def _clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy | None:
+    if max_norm is not None and clip is not None:
+        raise ValueError("`max_norm` and `clip` must not both be given: max_norm=x is short for clip=GlobalNorm(x)")
+    if max_norm is not None:
+        return GlobalNorm(max_norm)
+    if clip is not None and not callable(getattr(clip, "coefficient", None)):
+        raise TypeError(f"`clip` must be a clip policy such as GlobalNorm(1.0), got {clip!r}")
+    return clip
+
+
+def wrap(
+    optimizer: _Wrapped,
+    model: torch.nn.Module | None = None,
+    *,
+    max_norm: float | None = None,
+    clip: ClipPolicy | None = None,
+    skip_nonfinite: bool = True,
+    max_consecutive_skips: int = 25,
+    sinks: Iterable[Any] = (),
+    backend: str = "auto",
+    when_behind: str = "wait",
+    clip_through: str = "scale",
+    activations: bool | str | dict[str, Any] | ActivationMonitor | None = None,
+    weights: bool | int | Mapping[str, Any] | None = None,
+    check_every: int | None = None,
+) -> _Wrapped:
+    """Guards `optimizer` in place and returns it: the same object, with its `Guard` as `optimizer.guard`.
+
+    From then on `optimizer.step()` reads the gradients once: it records their statistics, clips them, and leaves
+    parameters and state untouched if they are not finite. While nothing is clipped or skipped, training is
+    bit-identical to training without the guard.
+
+    Args:
+        optimizer: any torch.optim.Optimizer, or accelerate's or Lightning's wrapper of one; or a list of optimizers
+            that share one norm and one decision (Muon with AdamW), which is then returned. All of them must step
+            after each backward pass: the decision is taken when the first of them does.
+        model: where tensor names come from. Without it names are the optimizer's own (`named_parameters`) or
+            `group0.param3`.
+        max_norm: largest total 2-norm let through; short for `clip=GlobalNorm(max_norm)`.
+        clip: a clip policy.
+        skip_nonfinite: skip steps whose gradients hold NaN or Inf. Not with LBFGS, which has no step without gradients.
+        max_consecutive_skips: so many skipped steps in a row raise NonFiniteGradientsError.
+        sinks: where records go: `JsonlSink`, `MemorySink`, any object with `write(record)`, or a function.
+        backend: "auto" or a name from `fastguard.backends()`.
+        when_behind: on a GPU, what happens when records of 16 steps are on their way and none has arrived: "wait" for
+            the oldest, or "drop" the newest, which the report then counts.
+        clip_through: on a GPU, how the gradients of a fused optimizer are clipped. "scale": a pass of its own, which
+            reads and writes them once if they are clipped and does nothing if not. "grad_scale": the optimizer
+            divides, and always writes them back once; this wins when more than half of the steps are clipped.
+        activations: watch the outputs of the model's modules, sampled, into `StepStats.activations`: True, a regular
+            expression of module names, a dict of settings of `ActivationMonitor` (which says at what cost), or one.
+        weights: sample weights and updates into `StepStats.weights`: True for every 100th step, a number for every
+            so many, or a dict of arguments of `fastguard.weights.WeightSampler`, which says how and at what cost. On
+            a GPU a sampled step syncs.
+        check_every: steps from one diagnosis to the next; a new finding is logged. None: 50, or more, so that it
+            takes at most 1 % of the time. 0: never; `Guard.report` still diagnoses.
+
+    Raises:
+        ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
+        AlreadyGuardedError: the optimizer has a guard.
+        BackendUnavailableError: the backend cannot run here.
+        NonFiniteGradientsError: from `step`, after `max_consecutive_skips`; parameters are untouched.
+
+    Cost a step: one read of the gradients; one more read and write only if they are clipped. On a GPU two launches, one
+    more to clip, and no sync with a fused optimizer; with any other one sync, and none with `skip_nonfinite=False`.
+    Once, with a `model`: one read of its weights, to know how they began; on a GPU a sync.
+
+    >>> import torch, fastguard
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.guard.last.tensors["weight"].norm ** 2
+    2.0000000000000004
+    """
+    given: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not given:
+        raise ValueError("`optimizer` must be an optimizer or a list of at least one, got an empty list")
+    if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
+        raise ValueError(f"`max_consecutive_skips` must be an integer >= 1, got {max_consecutive_skips!r}")
+    check_settings(when_behind, clip_through)
+    if check_every is not None and (
+        isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0
+    ):
+        raise ValueError(f"`check_every` must be None or an integer >= 0, got {check_every!r}")
+    sampling = sampler_settings(weights)
+    inner = [innermost(o) for o in given]
+    policy = _clip_policy(max_norm, clip)
+    if len(set(map(id, inner))) != len(inner):
+        raise ValueError("`optimizer` must be a list of different optimizers, got one of them twice")
+    for o in given:
+        if any("guard" in getattr(layer, "__dict__", {}) for layer in inwards(o)):
+            raise AlreadyGuardedError(
+                f"this {type(o).__name__} is guarded already. Use optimizer.guard, or optimizer.guard.detach() first."
+            )
+    refuse_sharding_model(model)
+    groups = [group["params"] for o in inner for group in o.param_groups]
+    refuse_shards(groups)
+    kernels.require_devices(backend, groups)
+    proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
+    monitor = monitor_for(activations, model)
+    try:
+        guard = Guard(
+            inner,
+            model,
+            proxies=proxies,
+            clip=policy,
+            skip_nonfinite=skip_nonfinite,
+            max_consecutive_skips=max_consecutive_skips,
+            sinks=sinks,
+            backend=backend,
+            when_behind=when_behind,
+            clip_through=clip_through,
+            activations=monitor,
+            weights=sampling,
+            check_every=check_every,
+        )
+    except BaseException:
+        if monitor is not None:
+            monitor.detach()
+        raise
+    if "guard" not in torch.optim.Optimizer.__dict__:
+        torch.optim.Optimizer.guard = _NoGuard()  # type: ignore[attr-defined]
+    for o in inner:
+        o.guard = guard  # type: ignore[attr-defined]
+    for proxy in proxies:
+        if getattr(proxy, "guard", None) is not guard:  # most find it in what they wrap, and can be pickled then
+            proxy.guard = guard
+    return optimizer

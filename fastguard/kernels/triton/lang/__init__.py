@@ -1,0 +1,1 @@
+"""The kernels themselves, written in Triton's language, and nothing else."""

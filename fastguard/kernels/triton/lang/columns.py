@@ -1,0 +1,239 @@
+"""Activations whose channels lie side by side in memory, as in [batch, tokens, features]; see activation_kernels.py.
+
+The tensor is a matrix of `width` columns, each of one channel; its last row may be incomplete. The width may be several
+times the number of channels, so that a few channels fill a row of lanes and every row begins at a multiple of 16 bytes.
+"""
+
+# No `from __future__ import annotations` here: Triton reads the annotations of the arguments.
+import triton
+import triton.language as tl
+
+from .activations import (
+    FIELD,
+    FIELD_MASK,
+    TABLE_MASK,
+    begin_of,
+    believe,
+    double,
+    exact_mean_step,
+    exact_packed,
+    exact_step,
+    fast_loads,
+    fast_pair,
+    masked_load,
+    mean_of,
+    packed,
+    promised,
+    store_moments,
+    store_rest,
+)
+from .stats import pointer
+
+
+@triton.jit
+def _inside(r, last, begin, wide, width, numel, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Where rows from `r` on begin, and which elements of the block of columns they have."""
+    rows = r + tl.arange(0, ROWS)
+    at = rows * width + begin
+    some = tl.minimum(tl.maximum(numel - at, 0), tl.where(rows < last, wide, 0)).to(tl.int32)
+    return at, tl.arange(0, COLS)[None, :] < some[:, None]
+
+
+@triton.jit
+def _store_entries(table, num_entries, entry, wide, size, counts, COLS: tl.constexpr):
+    columns = tl.arange(0, COLS)
+    tl.store(pointer(table, tl.float64) + entry + columns, size, mask=columns < wide)
+    tl.store(pointer(table, tl.int64) + num_entries + entry + columns, counts, mask=columns < wide)
+
+
+@triton.jit
+def _exact(
+    start,
+    first,
+    last,
+    begin,
+    wide,
+    width,
+    numel,
+    low,
+    high,
+    near,
+    out,
+    stride,
+    table,
+    num_entries,
+    entry,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """A program's part once more, of any values: first its mean, then everything else around it."""
+    columns = tl.arange(0, COLS)[None, :]
+    total = tl.zeros([ROWS, COLS], tl.float64)
+    count = tl.zeros([ROWS, COLS], tl.int32)
+    for r in range(first, last, ROWS):
+        at, inside = _inside(r, last, begin, wide, width, numel, ROWS, COLS)
+        x = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0).to(COMPUTE)
+        total, count = exact_mean_step(x, inside, total, count)
+    num_finite = tl.sum(count).to(tl.float64)
+    mean = tl.sum(total) / tl.maximum(num_finite, 1.0) * 2.0**20
+
+    total = tl.zeros([ROWS, COLS], tl.float64)
+    square = tl.zeros([ROWS, COLS], tl.float64)
+    least = tl.full([ROWS, COLS], float("inf"), COMPUTE)
+    most = tl.full([ROWS, COLS], float("-inf"), COMPUTE)
+    counts = tl.zeros([ROWS, COLS], tl.int32)
+    bad = tl.zeros([ROWS, COLS], tl.int32)
+    size = tl.zeros([ROWS, COLS], tl.float64)
+    for r in range(first, last, ROWS):
+        at, inside = _inside(r, last, begin, wide, width, numel, ROWS, COLS)
+        x = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0).to(COMPUTE)
+        total, square, least, most, counts, bad, size = exact_step(
+            x, inside, mean, low, high, near, total, square, least, most, counts, bad, size
+        )
+    found = tl.sum(exact_packed(counts, bad), axis=0)
+    _store_entries(table, num_entries, entry, wide, tl.sum(size, axis=0), found, COLS)
+    store_moments(out, stride, num_finite, mean, tl.sum(total), tl.sum(square))
+    kinds = tl.sum(found)
+    store_rest(
+        out,
+        stride,
+        tl.min(least).to(tl.float64),
+        tl.max(most).to(tl.float64),
+        tl.sum(counts & 1023),
+        kinds & FIELD_MASK,
+        (kinds >> FIELD) & FIELD_MASK,
+        tl.sum(bad & 0xFFFF),
+        tl.sum(bad >> 16),
+    )
+
+
+@triton.jit(do_not_specialize=list(range(10)))
+def columns_kernel(
+    address: tl.int64,
+    numel: tl.int64,
+    width: tl.int64,
+    rows_a_program: tl.int64,
+    partials: tl.int64,
+    num_programs: tl.int64,
+    table: tl.int64,
+    low_bits: tl.int64,
+    high_bits: tl.int64,
+    near_bits: tl.int64,
+    DTYPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    LOADS: tl.constexpr,
+    EXACT_ROWS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """COLS columns of `rows_a_program` rows a program, ROWS in a load, LOADS (4 or 2) of them under way.
+
+    ALIGNED: the tensor and every row begin at a multiple of 16 bytes. [programs down a column, width] entries are
+    written.
+    """
+    COMPUTE: tl.constexpr = tl.float64 if DTYPE.is_fp64() else tl.float32
+    width = promised(width, DTYPE, ALIGNED)
+    blocks = (width + COLS - 1) // COLS
+    program = tl.program_id(0).to(tl.int64)
+    block = program % blocks
+    part = program // blocks
+    first = part * rows_a_program
+    complete = numel // width
+    last = tl.minimum(first + rows_a_program, (numel + width - 1) // width)
+    begin = block * COLS
+    wide = tl.minimum(width - begin, COLS)
+    columns = tl.arange(0, COLS)[None, :]
+    num_entries = num_programs // blocks * width
+    low = double(low_bits).to(COMPUTE)
+    high = double(high_bits).to(COMPUTE)
+    near = double(near_bits).to(COMPUTE)
+    start = begin_of(address, DTYPE, ALIGNED)
+    out = pointer(partials, tl.float64) + program
+
+    # Of how many elements: complete rows, and what the last one has in these columns.
+    rest = tl.maximum(tl.minimum(numel - complete * width - begin, wide), 0)
+    n = (tl.minimum(last, complete) - first) * wide + tl.where(last > complete, rest, 0)
+    at, inside = _inside(first, last, begin, wide, width, numel, ROWS, COLS)
+    x = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0).to(COMPUTE)
+    shift = mean_of(tl.sum(x), tl.maximum(tl.sum(inside.to(tl.int32)), 1))  # the mean of the first elements
+
+    total = tl.zeros([ROWS, COLS], COMPUTE)
+    square = tl.zeros([ROWS, COLS], COMPUTE)
+    least = tl.full([ROWS, COLS], float("inf"), COMPUTE)
+    most = tl.full([ROWS, COLS], float("-inf"), COMPUTE)
+    counts = tl.zeros([ROWS, COLS], tl.float32)
+    size = tl.zeros([ROWS, COLS], COMPUTE)
+    step = ROWS * width
+    full = tl.maximum(tl.minimum(last, complete) - first, 0) // (LOADS * ROWS) * (LOADS * ROWS)
+    full = first + tl.where(wide == COLS, full, 0)
+    places = start + begin + (tl.arange(0, ROWS).to(tl.int64)[:, None] * width + columns)
+    for r in range(first, full, LOADS * ROWS):
+        p = places + promised(r * width, DTYPE, ALIGNED)
+        # All loads are under way before the first is used.
+        a = tl.load(p, eviction_policy="evict_first")
+        b = tl.load(p + step, eviction_policy="evict_first")
+        if LOADS == 4:
+            c = tl.load(p + 2 * step, eviction_policy="evict_first")
+            d = tl.load(p + 3 * step, eviction_policy="evict_first")
+            total, square, least, most, counts, size = fast_loads(
+                a, b, c, d, shift, low, high, near, total, square, least, most, counts, size
+            )
+        else:
+            total, square, least, most, counts, size = fast_pair(
+                a, b, shift, low, high, near, total, square, least, most, counts, size
+            )
+    for r in range(full, last, ROWS):
+        at, inside = _inside(r, last, begin, wide, width, numel, ROWS, COLS)
+        a = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0)
+        total, square, least, most, counts, size = masked_load(
+            a, inside, shift, low, high, near, total, square, least, most, counts, size
+        )
+
+    entry = part * width + begin
+    found = tl.sum(packed(counts), axis=0)
+    sizes = tl.sum(size.to(tl.float64), axis=0)
+    _store_entries(table, num_entries, entry, wide, sizes, found & TABLE_MASK, COLS)
+    num = n.to(tl.float64)
+    total_64 = tl.sum(total.to(tl.float64))
+    square_64 = tl.sum(square.to(tl.float64))
+    smallest = tl.min(least).to(tl.float64)
+    largest = tl.max(most).to(tl.float64)
+    shift_64 = shift.to(tl.float64)
+    if believe(num, total_64, square_64, smallest, largest, shift_64, tl.sum(sizes), DTYPE.is_fp64()):
+        store_moments(out, num_programs, num, shift_64, total_64, square_64)
+        kinds = tl.sum(found)
+        none = num * 0.0
+        store_rest(
+            out,
+            num_programs,
+            smallest,
+            largest,
+            kinds >> (2 * FIELD),
+            kinds & FIELD_MASK,
+            (kinds >> FIELD) & FIELD_MASK,
+            none,
+            none,
+        )
+    else:
+        tl.debug_barrier()  # entries are written again, by other threads
+        _exact(
+            start,
+            first,
+            last,
+            begin,
+            wide,
+            width,
+            numel,
+            low,
+            high,
+            near,
+            out,
+            num_programs,
+            table,
+            num_entries,
+            entry,
+            COMPUTE,
+            EXACT_ROWS,
+            COLS,
+        )

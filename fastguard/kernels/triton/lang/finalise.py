@@ -1,0 +1,161 @@
+"""The kernels that fold what `stats_kernel` wrote, and decide. See kernels.py for the tables and the arguments.
+
+A slot is HEADER float64 numbers and a row of eight for each tensor, in the order of `fastguard.stats.COLUMNS`:
+
+    0  sum of squares of all unscaled elements; NaN if one is NaN, else Inf if one is Inf
+    1  norm: its root
+    2  clip coefficient; 1 when skipping
+    3  factor: what `scale_kernel` multiplies by; 1 when skipping
+    4  loss scale that the gradients carried; 1 without one
+    5  two float32: the skip flag, exactly 0 or 1; loss scale / coefficient, for an optimizer that divides by it
+    6  number of the step, as the host gave it
+"""
+
+# No `from __future__ import annotations` here: Triton reads the annotations of the arguments.
+import triton
+import triton.language as tl
+
+from .stats import ABS_MAX, ABS_MIN, INFS, LOW_HALF, NANS, NORM_SQ, SUM, SUM_SQ, ZEROS, is_finite, pointer
+
+HEADER = tl.constexpr(8)
+# Bits of `choices`. (An argument must not be called `options`: Triton's own wrapper has one of that name.)
+SKIP_NONFINITE = tl.constexpr(1)
+UNSCALES_ITSELF = tl.constexpr(2)
+DECIDE = tl.constexpr(4)
+
+
+@triton.jit
+def _double(bits):
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _unscale(scale_address, unscale_bits):
+    """What rows are multiplied by: 1/scale rounded as GradScaler.unscale_ rounds it, or a number that was given."""
+    has_scale = scale_address != 0
+    scale = tl.load(pointer(scale_address, tl.float32), mask=has_scale, other=1.0)
+    inverse = (1.0 / scale.to(tl.float64)).to(tl.float32).to(tl.float64)
+    return tl.where(has_scale, inverse, _double(unscale_bits))
+
+
+@triton.jit
+def _decide(norm_sq, header, scale_address, found_inf_address, unscale, max_norm_bits, choices):
+    """Norm, clip coefficient, skip flag and factor, from the sum of squares of unscaled elements, into a header."""
+    norm = tl.sqrt(norm_sq)
+    finite = is_finite(norm)
+    max_norm = _double(max_norm_bits)
+    coefficient = tl.where(finite, tl.minimum(max_norm / (norm + 1e-6), 1.0), 1.0)
+    found = tl.load(pointer(found_inf_address, tl.float32), mask=found_inf_address != 0, other=0.0)
+    skip_nonfinite = (choices & SKIP_NONFINITE) != 0
+    unscales_itself = (choices & UNSCALES_ITSELF) != 0
+    skip = (skip_nonfinite & (finite == 0)) | (found != 0.0)  # a NaN flag is a flag
+    coefficient = tl.where(skip, 1.0, coefficient)
+    factor = tl.where(unscales_itself | skip, coefficient, coefficient * unscale)
+    scale = tl.load(pointer(scale_address, tl.float32), mask=scale_address != 0, other=1.0)
+    out = pointer(header, tl.float64)
+    tl.store(out + 1, norm)
+    tl.store(out + 2, coefficient)
+    tl.store(out + 3, factor)
+    tl.store(out + 4, scale.to(tl.float64))
+    narrow = pointer(header, tl.float32) + 10
+    tl.store(narrow, tl.where(skip, 1.0, 0.0))
+    tl.store(narrow + 1, (scale.to(tl.float64) / coefficient).to(tl.float32))
+
+
+@triton.jit
+def _total(columns, num_chunks, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float64)
+    for j in range(0, num_chunks, BLOCK):
+        i = j + lanes
+        total += tl.load(columns + NORM_SQ * num_chunks + i, mask=i < num_chunks, other=0.0)
+    return tl.sum(total)
+
+
+@triton.jit
+def _row(columns, num_chunks, begin, count, numel, unscale, out, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    sum_sq = tl.zeros([BLOCK], tl.float64)
+    total = tl.zeros([BLOCK], tl.float64)
+    high = tl.zeros([BLOCK], tl.float64)
+    low = tl.full([BLOCK], float("inf"), tl.float64)
+    zeros = tl.zeros([BLOCK], tl.float64)
+    nans = tl.zeros([BLOCK], tl.float64)
+    infs = tl.zeros([BLOCK], tl.float64)
+    for j in range(0, count, BLOCK):
+        inside = j + lanes < count
+        p = columns + begin + j + lanes
+        sum_sq += tl.load(p + SUM_SQ * num_chunks, mask=inside, other=0.0)
+        total += tl.load(p + SUM * num_chunks, mask=inside, other=0.0)
+        high = tl.maximum(high, tl.load(p + ABS_MAX * num_chunks, mask=inside, other=0.0))
+        low = tl.minimum(low, tl.load(p + ABS_MIN * num_chunks, mask=inside, other=float("inf")))
+        zeros += tl.load(p + ZEROS * num_chunks, mask=inside, other=0.0)
+        nans += tl.load(p + NANS * num_chunks, mask=inside, other=0.0)
+        infs += tl.load(p + INFS * num_chunks, mask=inside, other=0.0)
+    smallest = tl.min(low)
+    smallest = tl.where(is_finite(smallest), smallest, 0.0)
+    tl.store(out, numel)
+    tl.store(out + 1, tl.sum(sum_sq) * unscale * unscale)
+    tl.store(out + 2, tl.sum(total) * unscale)
+    tl.store(out + 3, tl.max(high) * unscale)
+    tl.store(out + 4, smallest * unscale)
+    tl.store(out + 5, tl.sum(zeros))
+    tl.store(out + 6, tl.sum(nans))
+    tl.store(out + 7, tl.sum(infs))
+
+
+@triton.jit(do_not_specialize=list(range(11)))
+def finalise_kernel(
+    partials: tl.int64,
+    num_chunks: tl.int64,
+    row_chunks: tl.int64,
+    numels: tl.int64,
+    slot: tl.int64,
+    step: tl.int64,
+    scale_address: tl.int64,
+    found_inf_address: tl.int64,
+    unscale_bits: tl.int64,
+    max_norm_bits: tl.int64,
+    choices: tl.int64,
+    BLOCK: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
+):
+    """Program 0: the total, the decision and the header of a slot. Program 1 + t: row t.
+
+    A decision over several devices or ranks waits until their totals have been added up, and is `decide_kernel`'s.
+    The order of every sum is fixed. Program 0 reads one column only, so that it does not keep the others waiting.
+    """
+    columns = pointer(partials, tl.float64)
+    header = pointer(slot, tl.float64)
+    unscale = _unscale(scale_address, unscale_bits)
+    if tl.program_id(0) == 0:
+        norm_sq = _total(columns, num_chunks, BLOCK) * unscale * unscale
+        tl.store(header, norm_sq)
+        tl.store(header + 6, step.to(tl.float64))
+        if (choices & DECIDE) != 0:
+            _decide(norm_sq, slot, scale_address, found_inf_address, unscale, max_norm_bits, choices)
+    else:
+        row = tl.program_id(0) - 1
+        packed = tl.load(pointer(row_chunks, tl.int64) + row)
+        numel = tl.load(pointer(numels, tl.int64) + row).to(tl.float64)
+        _row(columns, num_chunks, packed & LOW_HALF, packed >> 32, numel, unscale, header + HEADER + row * 8, ROW_BLOCK)
+
+
+@triton.jit(do_not_specialize=list(range(8)))
+def decide_kernel(
+    totals: tl.int64,
+    num_totals: tl.int64,
+    slot: tl.int64,
+    scale_address: tl.int64,
+    found_inf_address: tl.int64,
+    unscale_bits: tl.int64,
+    max_norm_bits: tl.int64,
+    choices: tl.int64,
+):
+    """The decision of `finalise_kernel` from totals of several devices or ranks, added first to last. One program."""
+    norm_sq = tl.load(pointer(totals, tl.float64))
+    for i in range(1, num_totals):
+        norm_sq += tl.load(pointer(totals, tl.float64) + i)
+    unscale = _unscale(scale_address, unscale_bits)
+    tl.store(pointer(slot, tl.float64), norm_sq)
+    _decide(norm_sq, slot, scale_address, found_inf_address, unscale, max_norm_bits, choices)

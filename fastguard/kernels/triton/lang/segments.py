@@ -1,0 +1,252 @@
+"""Activations whose channels are contiguous stretches of memory, as in [N, C, H, W], or that have none; see
+activation_kernels.py."""
+
+# No `from __future__ import annotations` here: Triton reads the annotations of the arguments.
+import triton
+import triton.language as tl
+
+from .activations import (
+    FIELD,
+    FIELD_MASK,
+    TABLE_MASK,
+    begin_of,
+    believe,
+    double,
+    exact_mean_step,
+    exact_packed,
+    exact_step,
+    fast_loads,
+    masked_load,
+    mean_of,
+    packed,
+    promised,
+    store_moments,
+    store_rest,
+)
+from .stats import pointer
+
+
+@triton.jit
+def _store_entries(table, num_entries, entries, inside, size, counts):
+    tl.store(pointer(table, tl.float64) + entries, size, mask=inside)
+    tl.store(pointer(table, tl.int64) + num_entries + entries, counts, mask=inside)
+
+
+@triton.jit
+def _offsets(segments, inner, begin, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, COLS: tl.constexpr):
+    """Where in the tensor this program's part of some segments begins, and the columns after it."""
+    at = promised(segments * inner + begin, DTYPE, ALIGNED)
+    return at[:, None] + tl.arange(0, COLS)[None, :]
+
+
+@triton.jit
+def _shift(start, first, last, inner, begin, n, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Mean of the first elements."""
+    segments = first + tl.arange(0, ROWS)
+    inside = ((segments < last)[:, None]) & ((tl.arange(0, COLS) < n)[None, :])
+    at = (segments * inner + begin)[:, None] + tl.arange(0, COLS)[None, :]
+    x = tl.load(start + at, mask=inside, other=0.0).to(COMPUTE)
+    return mean_of(tl.sum(x), tl.minimum(last - first, ROWS) * tl.minimum(n, COLS))
+
+
+@triton.jit
+def _exact(
+    start,
+    first,
+    last,
+    inner,
+    begin,
+    n,
+    low,
+    high,
+    near,
+    out,
+    stride,
+    table,
+    num_entries,
+    parts,
+    part,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TABLE: tl.constexpr,
+):
+    """A program's part once more, of any values: first its mean, then everything else around it."""
+    cols = tl.arange(0, COLS)
+    total = tl.zeros([ROWS, COLS], tl.float64)
+    count = tl.zeros([ROWS, COLS], tl.int32)
+    for s in range(first, last, ROWS):
+        segments = s + tl.arange(0, ROWS)
+        places = start + ((segments * inner + begin)[:, None] + cols[None, :])
+        for j in range(0, n, COLS):
+            inside = ((segments < last)[:, None]) & ((j + cols < n)[None, :])
+            x = tl.load(places + j, mask=inside, other=0.0).to(COMPUTE)
+            total, count = exact_mean_step(x, inside, total, count)
+    num_finite = tl.sum(count).to(tl.float64)
+    mean = tl.sum(total) / tl.maximum(num_finite, 1.0) * 2.0**20
+
+    total = tl.zeros([ROWS, COLS], tl.float64)
+    square = tl.zeros([ROWS, COLS], tl.float64)
+    least = tl.full([ROWS, COLS], float("inf"), COMPUTE)
+    most = tl.full([ROWS, COLS], float("-inf"), COMPUTE)
+    zeros = tl.zeros([ROWS, COLS], tl.int32)
+    bad = tl.zeros([ROWS, COLS], tl.int32)
+    kinds = tl.zeros([ROWS], tl.int64)
+    for s in range(first, last, ROWS):
+        segments = s + tl.arange(0, ROWS)
+        places = start + ((segments * inner + begin)[:, None] + cols[None, :])
+        counts = tl.zeros([ROWS, COLS], tl.int32)
+        bad_here = tl.zeros([ROWS, COLS], tl.int32)
+        size = tl.zeros([ROWS, COLS], tl.float64)
+        for j in range(0, n, COLS):
+            inside = ((segments < last)[:, None]) & ((j + cols < n)[None, :])
+            x = tl.load(places + j, mask=inside, other=0.0).to(COMPUTE)
+            total, square, least, most, counts, bad_here, size = exact_step(
+                x, inside, mean, low, high, near, total, square, least, most, counts, bad_here, size
+            )
+        zeros += counts & 1023
+        bad += bad_here
+        found = tl.sum(exact_packed(counts, bad_here), axis=1)
+        kinds += found
+        if TABLE:
+            _store_entries(table, num_entries, segments * parts + part, segments < last, tl.sum(size, axis=1), found)
+
+    store_moments(out, stride, num_finite, mean, tl.sum(total), tl.sum(square))
+    all_kinds = tl.sum(kinds)
+    store_rest(
+        out,
+        stride,
+        tl.min(least).to(tl.float64),
+        tl.max(most).to(tl.float64),
+        tl.sum(zeros),
+        all_kinds & FIELD_MASK,
+        (all_kinds >> FIELD) & FIELD_MASK,
+        tl.sum(bad & 0xFFFF),
+        tl.sum(bad >> 16),
+    )
+
+
+@triton.jit(do_not_specialize=list(range(11)))
+def segments_kernel(
+    address: tl.int64,
+    num_segments: tl.int64,
+    inner: tl.int64,
+    segments_a_program: tl.int64,
+    chunk: tl.int64,
+    partials: tl.int64,
+    num_programs: tl.int64,
+    table: tl.int64,
+    low_bits: tl.int64,
+    high_bits: tl.int64,
+    near_bits: tl.int64,
+    DTYPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    LANES: tl.constexpr,
+    EXACT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TABLE: tl.constexpr,
+):
+    """Segments of `inner` elements, `segments_a_program` of them or, of one, `chunk` elements, a program.
+
+    ROWS segments are read side by side, COLS elements of each at a time, into LANES accumulators, COLS or half as many.
+    EXACT: columns of the exact loop. ALIGNED: the tensor begins at a multiple of 16 bytes and, with a TABLE, every
+    segment is one long. TABLE: [number of segments, chunks of one] entries are written; else there is one segment.
+    """
+    COMPUTE: tl.constexpr = tl.float64 if DTYPE.is_fp64() else tl.float32
+    parts = (inner + chunk - 1) // chunk
+    program = tl.program_id(0).to(tl.int64)
+    part = program % parts
+    first = program // parts * segments_a_program
+    last = tl.minimum(first + segments_a_program, num_segments)
+    begin = promised(part * chunk, DTYPE, ALIGNED)
+    n = promised(tl.minimum(inner - begin, chunk).to(tl.int32), DTYPE, ALIGNED and TABLE)
+    num_entries = num_segments * parts
+    low = double(low_bits).to(COMPUTE)
+    high = double(high_bits).to(COMPUTE)
+    near = double(near_bits).to(COMPUTE)
+    start = begin_of(address, DTYPE, ALIGNED)
+    out = pointer(partials, tl.float64) + program
+
+    shift = _shift(start, first, last, inner, begin, n, COMPUTE, ROWS, COLS)
+    cols = tl.arange(0, COLS)
+    total = tl.zeros([ROWS, LANES], COMPUTE)
+    square = tl.zeros([ROWS, LANES], COMPUTE)
+    least = tl.full([ROWS, LANES], float("inf"), COMPUTE)
+    most = tl.full([ROWS, LANES], float("-inf"), COMPUTE)
+    sizes = tl.zeros([ROWS], tl.float64)
+    kinds = tl.zeros([ROWS], tl.int64)
+    for s in range(first, last, ROWS):
+        segments = s + tl.arange(0, ROWS)
+        places = start + _offsets(segments, inner, begin, DTYPE, ALIGNED, COLS)
+        counts = tl.zeros([ROWS, LANES], tl.float32)
+        size = tl.zeros([ROWS, LANES], COMPUTE)
+        full = tl.where(s + ROWS <= last, n // (4 * COLS) * (4 * COLS), 0)
+        for j in range(0, full, 4 * COLS):
+            p = places + j
+            # Four loads are under way before the first is used.
+            a = tl.load(p, eviction_policy="evict_first")
+            b = tl.load(p + COLS, eviction_policy="evict_first")
+            c = tl.load(p + 2 * COLS, eviction_policy="evict_first")
+            d = tl.load(p + 3 * COLS, eviction_policy="evict_first")
+            total, square, least, most, counts, size = fast_loads(
+                a, b, c, d, shift, low, high, near, total, square, least, most, counts, size
+            )
+        for j in range(full, n, COLS):
+            inside = ((segments < last)[:, None]) & ((j + cols < n)[None, :])
+            a = tl.load(places + j, mask=inside, other=0.0)
+            total, square, least, most, counts, size = masked_load(
+                a, inside, shift, low, high, near, total, square, least, most, counts, size
+            )
+        found = tl.sum(packed(counts), axis=1)
+        kinds += found
+        if TABLE:
+            here = tl.sum(size, axis=1).to(tl.float64)
+            sizes += here
+            _store_entries(table, num_entries, segments * parts + part, segments < last, here, found & TABLE_MASK)
+
+    num = ((last - first) * n).to(tl.float64)
+    total_64 = tl.sum(total.to(tl.float64))
+    square_64 = tl.sum(square.to(tl.float64))
+    smallest = tl.min(least).to(tl.float64)
+    largest = tl.max(most).to(tl.float64)
+    shift_64 = shift.to(tl.float64)
+    all_sizes = tl.sum(sizes)
+    if believe(num, total_64, square_64, smallest, largest, shift_64, all_sizes, DTYPE.is_fp64()):
+        store_moments(out, num_programs, num, shift_64, total_64, square_64)
+        all_kinds = tl.sum(kinds)
+        none = num * 0.0
+        store_rest(
+            out,
+            num_programs,
+            smallest,
+            largest,
+            all_kinds >> (2 * FIELD),
+            all_kinds & FIELD_MASK,
+            (all_kinds >> FIELD) & FIELD_MASK,
+            none,
+            none,
+        )
+    else:
+        tl.debug_barrier()  # entries are written again, by other threads
+        _exact(
+            start,
+            first,
+            last,
+            inner,
+            begin,
+            n,
+            low,
+            high,
+            near,
+            out,
+            num_programs,
+            table,
+            num_entries,
+            parts,
+            part,
+            COMPUTE,
+            ROWS,
+            EXACT,
+            TABLE,
+        )

@@ -1,0 +1,115 @@
+"""The report's tables: activations by module, and updates by parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..history import TrainingHistory
+
+MAX_ROWS = 12
+_USUAL_UPDATE = 1e-3
+_NAME_WIDTH = 36
+
+Row = dict[str, Any]
+
+
+def module_rows(history: TrainingHistory) -> tuple[Row, ...]:
+    """The newest sample of each module's activations, in the order of execution."""
+    newest = sorted((window.last.value for _, window in history.activations.items()), key=lambda module: module.order)
+    return tuple(
+        {
+            "module": m.name,
+            "family": m.family,
+            "mean": m.stats.mean,
+            "std": m.stats.std,
+            "zero_ratio": m.stats.zero_ratio,
+            "saturation_ratio": m.stats.saturation_ratio,
+            "num_nonfinite": m.stats.num_nans + m.stats.num_infs,
+            "num_units": m.num_units,
+            "num_dead_units": m.num_dead_units,
+        }
+        for m in newest
+    )
+
+
+def weight_rows(history: TrainingHistory) -> tuple[Row, ...]:
+    """The newest sample of each parameter, in the order of the model; ratios that are not known are NaN."""
+    newest = [window.last.value for _, window in history.weights.items()]
+    return tuple(
+        {
+            "parameter": w.name,
+            "norm": w.norm,
+            "std": w.std,
+            "update_ratio": math.nan if w.update_ratio is None else w.update_ratio,
+            "gradient_ratio": math.nan if w.gradient_ratio is None else w.gradient_ratio,
+            "num_nonfinite": w.num_nonfinite,
+        }
+        for w in newest
+    )
+
+
+def module_lines(rows: Sequence[Row]) -> list[str]:
+    """A table for a person: the dozen modules that look worst, in the order of execution."""
+    if not rows:
+        return []
+    chosen = _worst(
+        rows, lambda row: (row["num_nonfinite"], _dead_ratio(row), row["saturation_ratio"], row["zero_ratio"])
+    )
+    head = ("activations of", "family", "mean", "std", "zero", "saturated", "dead units")
+    body = [
+        (
+            _name(row["module"]),
+            row["family"],
+            f"{row['mean']:.3g}",
+            f"{row['std']:.3g}",
+            f"{row['zero_ratio']:.0%}",
+            f"{row['saturation_ratio']:.0%}",
+            f"{row['num_dead_units']} of {row['num_units']}" if row["num_units"] else "-",
+        )
+        for row in chosen
+    ]
+    return _table(head, body, len(rows) - len(chosen), "modules")
+
+
+def weight_lines(rows: Sequence[Row]) -> list[str]:
+    """A table for a person: the dozen parameters whose updates are furthest from the usual thousandth."""
+    known = [row for row in rows if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
+    if not known:
+        return []
+    chosen = _worst(known, lambda row: (row["num_nonfinite"], _oddness(row["update_ratio"])))
+    head = ("weights of", "norm", "std", "update/weight", "gradient/weight")
+    body = [
+        (_name(row["parameter"]), *(f"{row[key]:.3g}" for key in ("norm", "std", "update_ratio", "gradient_ratio")))
+        for row in chosen
+    ]
+    return _table(head, body, len(known) - len(chosen), "parameters")
+
+
+def _dead_ratio(row: Mapping[str, Any]) -> float:
+    return row["num_dead_units"] / row["num_units"] if row["num_units"] else 0.0
+
+
+def _oddness(ratio: float) -> float:
+    if math.isnan(ratio):
+        return math.inf
+    return abs(math.log(max(ratio, 1e-12) / _USUAL_UPDATE))
+
+
+def _worst(rows: Sequence[Row], badness: Any) -> list[Row]:
+    order = sorted(range(len(rows)), key=lambda i: badness(rows[i]), reverse=True)[:MAX_ROWS]
+    return [rows[i] for i in sorted(order)]
+
+
+def _name(name: str) -> str:
+    return name if len(name) <= _NAME_WIDTH else "..." + name[3 - _NAME_WIDTH :]
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]], more: int, what: str) -> list[str]:
+    widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
+    lines = []
+    for row in (head, *body):
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
+        lines.append("  ".join(cells).rstrip())
+    return [*lines, f"and {more} more {what}"] if more > 0 else lines

@@ -1,0 +1,1 @@
+"""The toolkit: what works without a guard."""

@@ -1,0 +1,291 @@
+"""Clip policies for the guard, and drop-in replacements for torch's clipping functions."""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+import warnings
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+
+from .. import kernels
+from ..errors import UnsupportedTensorError
+from ..stats import TensorStats
+
+
+class ClipPolicy(Protocol):
+    """Says what to multiply the gradients by; 1.0 leaves them alone."""
+
+    def coefficient(self, norm: float) -> float:
+        """The factor for a step whose total norm is `norm`, which is finite."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be kept to go on after a restart."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state`."""
+
+
+class GlobalNorm:
+    """Clips the 2-norm of all gradients together to `max_norm`.
+
+    coefficient = min(1, max_norm / (norm + 1e-6)), the formula of `torch.nn.utils.clip_grad_norm_`.
+
+    Args:
+        max_norm: largest norm let through, > 0; `inf` never clips.
+
+    Source: Pascanu et al. 2013, section 3.2; the 1e-6 is torch's.
+
+    >>> GlobalNorm(1.0).coefficient(0.5), round(GlobalNorm(1.0).coefficient(4.0), 6)
+    (1.0, 0.25)
+    """
+
+    def __init__(self, max_norm: float) -> None:
+        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
+            raise ValueError(f"`max_norm` must be > 0, got {max_norm!r}. Leave it out for no clipping.")
+        self.max_norm = float(max_norm)
+
+    def coefficient(self, norm: float) -> float:
+        return min(1.0, self.max_norm / (norm + 1e-6))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"max_norm": self.max_norm}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The limit of this run stays: a resumed run may have been given another one on purpose."""
+
+    def __repr__(self) -> str:
+        return f"GlobalNorm({self.max_norm:g})"
+
+
+def _served(tensors: list[Any]) -> bool:
+    """Whether the one-pass kernels give what torch would: plain floating tensors.
+
+    Subclasses (DTensor reduces over ranks), sparse, meta and integer tensors have rules of their own: torch's.
+    """
+    return all(
+        (type(t) is torch.Tensor or type(t) is torch.nn.Parameter)
+        and t.layout is torch.strided
+        and not t.is_meta
+        and (t.is_floating_point() or t.is_complex())
+        for t in tensors
+    )
+
+
+def _result(norm: float, dtypes: Iterable[torch.dtype], device: torch.device | None) -> torch.Tensor:
+    """`norm` as torch returns it: 0-dim, real, of the promoted dtype of the tensors.
+
+    Deviation: where that dtype cannot hold a finite norm (float16 above 65504), it is returned as float32.
+    """
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    if dtype.is_complex:
+        dtype = dtype.to_real()
+    if math.isfinite(norm) and norm > torch.finfo(dtype).max:
+        dtype = torch.float32 if dtype.itemsize < 4 else dtype
+        norm = norm if norm <= torch.finfo(dtype).max else math.inf
+    return torch.scalar_tensor(norm, dtype=dtype, device=device)
+
+
+def _check_finite(norm: float, norm_type: float, error_if_nonfinite: bool) -> None:
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite ({norm}), so it cannot "
+            "be clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
+            "`error_if_nonfinite=False`"
+        )
+
+
+def _check_foreach(tensors: list[Any], foreach: bool | None) -> None:
+    if not foreach:
+        return
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "cuda", "xpu", "mps", "hpu", torch._C._get_privateuse1_backend_name()):
+            raise RuntimeError(
+                f"foreach=True was passed, but can't use the foreach API on {tensor.device.type} tensors"
+            )
+
+
+def _norm(
+    tensors: list[Any], norm_type: float, foreach: bool | None, backend: str
+) -> tuple[float, Iterable[torch.dtype]] | None:
+    """The norm and the dtypes of `tensors`; None for what torch has to do itself."""
+    if norm_type != 2.0 or not tensors:
+        return None
+    quick = kernels.plain_stats(tensors, backend)
+    if quick is not None:
+        table, total, dtypes = quick
+        return TensorStats(table, None, total).total().norm, dtypes
+    if not _served(tensors):
+        return None
+    _check_foreach(tensors, foreach)
+    table, fold = kernels.run_stats(tensors, backend)
+    return TensorStats(table, None, fold).total().norm, {t.dtype for t in tensors}
+
+
+def get_total_norm(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """The norm of all `tensors` as one vector; a drop-in for `torch.nn.utils.get_total_norm`.
+
+    The 2-norm of plain tensors comes from the one-pass kernels and is accurate to 1e-6 for every dtype; other orders,
+    sparse tensors and tensor subclasses are passed on to torch.
+
+    Args:
+        tensors: a tensor, or an iterable of them.
+        norm_type: order of the norm; `inf` for the largest magnitude.
+        error_if_nonfinite: raise if the result is NaN or Inf.
+        foreach: accepted for compatibility; the kernels have one way only.
+
+    Returns:
+        0-dim tensor, with torch's dtype and device. Deviation: where float16 cannot hold a finite norm, it is float32.
+
+    Raises:
+        RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
+
+    Cost: one read of every element; synchronises if the tensors are on an accelerator.
+
+    >>> get_total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
+    tensor(5.)
+    """
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    norm_type = float(norm_type)
+    found = _norm(tensors, norm_type, foreach, kernels.resolve_backend("auto"))
+    if found is None:
+        return torch.nn.utils.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+    norm, dtypes = found
+    _check_finite(norm, norm_type, error_if_nonfinite)
+    return _result(norm, dtypes, tensors[0].device)
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """Clips the gradients of `parameters` in place; a drop-in for `torch.nn.utils.clip_grad_norm_`.
+
+    coefficient = min(1, max_norm / (norm + 1e-6)). Memory is written only if the coefficient is not 1.
+
+    Args:
+        parameters: a tensor, or an iterable of them; those without a gradient are left out.
+        max_norm: largest norm let through.
+        norm_type: order of the norm. Other than 2 is passed on to torch, as are sparse gradients and subclasses.
+        error_if_nonfinite: raise if the norm is NaN or Inf; the gradients are then untouched.
+        foreach: accepted for compatibility; the kernels have one way only.
+
+    Returns:
+        The norm before clipping: 0-dim tensor, with torch's dtype and device. Deviations: the coefficient comes from
+        the accurate norm, not from its rounding to the gradients' dtype; where float16 cannot hold a finite norm,
+        float32 is returned.
+
+    Raises:
+        RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
+
+    Cost: one read of every gradient; one more read and write if they are clipped. Synchronises on an accelerator.
+
+    >>> p = torch.nn.Parameter(torch.zeros(2))
+    >>> p.grad = torch.tensor([3.0, 4.0])
+    >>> clip_grad_norm_([p], max_norm=1.0), p.grad
+    (tensor(5.), tensor([0.6000, 0.8000]))
+    """
+    if isinstance(parameters, torch.Tensor):
+        parameters = [parameters]
+    else:
+        is_generator = isinstance(parameters, types.GeneratorType)
+        parameters = list(parameters)
+        if is_generator and not parameters:
+            warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=2)
+    norm_type = float(norm_type)
+    backend = kernels.resolve_backend("auto")
+    gradients: list[torch.Tensor] = []
+    found: tuple[float, Iterable[torch.dtype]] | None = None
+    if norm_type == 2.0:
+        found = kernels.gradient_norm(parameters, backend)
+    if found is None:
+        gradients = kernels.collect_gradients([parameters])[0]
+        found = _norm(gradients, norm_type, foreach, backend)
+    if found is None:
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    norm, dtypes = found
+    _check_finite(norm, norm_type, error_if_nonfinite)
+    coefficient = float(max_norm) / (norm + 1e-6)
+    if not coefficient >= 1.0:  # NaN too: torch multiplies by it, so that nobody takes the gradients for clipped
+        gradients = gradients or kernels.collect_gradients([parameters])[0]
+        kernels.run_scale(gradients, coefficient, backend)
+    return _result(norm, dtypes, gradients[0].device if gradients else None)
+
+
+def clip_gradients(gradients: Any, max_norm: float = 1.0) -> tuple[Any, float]:
+    """The gradients clipped to a total 2-norm, as new arrays, and the norm before; what was given stays as it is.
+
+    clipped = gradient · min(1, max_norm / (norm + 1e-6)), as in torch. A NaN anywhere makes every element NaN; an Inf
+    becomes NaN, and all else 0.
+
+    Args:
+        gradients: a list, tuple or dict of torch tensors or NumPy arrays, or a single one; float16, bfloat16, float32,
+            float64 or complex, any shape and layout, mixed as they like. None stands for a missing one.
+        max_norm: largest norm let through, >= 0.
+
+    Returns:
+        (clipped, norm): the same container, in which every array has its type, dtype, shape and device; tensors are
+        detached. The norm is a float. New memory also where nothing had to be clipped.
+
+    Raises:
+        UnsupportedTensorError: something that is not an array of these dtypes.
+        ValueError: `max_norm` is negative or NaN.
+
+    Cost: one copy of the arrays, one read of it, one more read and write if it is clipped; synchronises on an
+    accelerator.
+
+    >>> clip_gradients([torch.tensor([3.0, 4.0])], max_norm=1.0)
+    ([tensor([0.6000, 0.8000])], 5.0)
+    """
+    if isinstance(max_norm, bool) or not float(max_norm) >= 0:
+        raise ValueError(f"`max_norm` must be >= 0, got {max_norm!r}. `float('inf')` clips nothing.")
+    if isinstance(gradients, dict):
+        clipped, norm = clip_gradients(list(gradients.values()), max_norm)
+        return dict(zip(gradients, clipped, strict=True)), norm
+    if isinstance(gradients, torch.Tensor) or hasattr(gradients, "__array_interface__"):
+        clipped, norm = clip_gradients([gradients], max_norm)
+        return clipped[0], norm
+    if not isinstance(gradients, Iterable):
+        raise TypeError(f"`gradients` must be tensors or arrays, got {type(gradients).__name__}. Pass a list of them.")
+    copies = [None if g is None else _copy(g, i) for i, g in enumerate(gradients)]
+    writable = [pair[1] for pair in copies if pair is not None]
+    places = [i for i, pair in enumerate(copies) if pair is not None]
+    backend = kernels.resolve_backend("auto")
+    try:
+        table, fold = kernels.run_stats(writable, backend)
+        norm = TensorStats(table, None, fold).total_norm()
+        coefficient = float(max_norm) / (norm + 1e-6)
+        if not coefficient >= 1.0:  # NaN too, as torch does
+            kernels.run_scale(writable, coefficient, backend)
+    except UnsupportedTensorError as error:
+        raise UnsupportedTensorError(places[error.index], error.problem, f"gradients[{places[error.index]}]") from None
+    result = [None if pair is None else pair[0] for pair in copies]
+    return (tuple(result) if isinstance(gradients, tuple) else result), norm
+
+
+def _copy(gradient: Any, index: int) -> tuple[Any, torch.Tensor]:
+    """A copy of one array, and a tensor over the copy's memory."""
+    problem = f"must be a torch.Tensor or a numpy.ndarray, got {type(gradient).__name__}"
+    if hasattr(gradient, "to_local"):
+        problem = "must be whole, got a DTensor: its norm takes a reduction over ranks. Use torch's clip_grad_norm_"
+    elif isinstance(gradient, torch.Tensor):
+        copied = gradient.detach().clone()
+        return copied, copied
+    elif hasattr(gradient, "__array_interface__") and hasattr(gradient, "__setitem__"):
+        array = gradient.copy()  # has no negative strides and is writable, whatever the original is
+        try:
+            return array, torch.as_tensor(array)
+        except (TypeError, ValueError) as error:
+            problem = f"must be of a dtype that torch has: {error}"
+    raise UnsupportedTensorError(index, problem, f"gradients[{index}]")

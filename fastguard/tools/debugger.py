@@ -1,0 +1,163 @@
+"""TrainingDebugger: the toolkit's one object to ask, over the same kernels, history and rules as the guard."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import kernels
+from ..diagnosis import Finding, diagnose, find_causes, unexplained
+from ..diagnosis.toolkit import NUM_NEWEST, diagnose_losses
+from ..history import TrainingHistory
+from ..report import Report, build_report
+from ..stats import GradientStats, StepStats
+
+MIN_STEPS = 5
+MAX_NORM = 1000.0
+_ORDER = ("healthy", "warning", "critical")
+
+
+class TrainingDebugger:
+    """Takes what a training loop has at hand, step by step, and says whether it is well.
+
+    For loops that no guard can be put around, and for arrays that are not torch's. The gradients are only read.
+
+    Args:
+        window: steps that the history keeps in full.
+        activation_window: records that are kept of each layer's activations.
+
+    Attributes:
+        history: the `TrainingHistory` of all steps.
+        monitor: the `ActivationMonitor`, once activations were given; None before.
+        last_gradients: `GradientStats` of the newest step; None before the first.
+
+    >>> import torch
+    >>> debugger = TrainingDebugger()
+    >>> for step in range(10):
+    ...     debugger.step(step, loss=1 / (step + 1), gradients=[torch.ones(3)], learning_rate=1e-3)
+    >>> debugger.quick_check(), debugger.report()["status"]
+    (True, 'healthy')
+    """
+
+    def __init__(self, window: int = 512, activation_window: int = 100) -> None:
+        self.history = TrainingHistory(window)
+        self.monitor: Any = None
+        self.last_gradients: GradientStats | None = None
+        self._activation_window = activation_window
+
+    def step(
+        self,
+        step: int,
+        loss: Any,
+        gradients: Sequence[Any] | Mapping[str, Any],
+        learning_rate: float,
+        activations: Mapping[str, Any] | None = None,
+        val_loss: Any = None,
+    ) -> None:
+        """Takes one step.
+
+        Args:
+            step: its number.
+            loss, val_loss: a float, or a tensor or array of one element.
+            gradients: tensors or arrays of any floating dtype and shape; a dict gives them names. None entries, of
+                parameters without a gradient, are left out.
+            learning_rate: of the step.
+            activations: tensors or arrays by layer name.
+
+        Raises:
+            UnsupportedTensorError: for a gradient or activation that is not floating point.
+            TypeError: `gradients` is neither a sequence nor a dict.
+
+        Cost: one read of every gradient and activation; a sync if they are on an accelerator.
+        """
+        names, given = _named(gradients)
+        tensors = kernels.tensor_stats([kernels.tensors.as_tensor(gradient) for gradient in given], names=names)
+        self.last_gradients = tensors.total()
+        self.history.add(
+            StepStats(
+                step=int(step),
+                tensors=tensors,
+                loss=float(loss),
+                val_loss=None if val_loss is None else float(val_loss),
+                lr=float(learning_rate),
+            )
+        )
+        for name, activation in (activations or {}).items():
+            self._monitor().record(name, activation)
+
+    def _monitor(self) -> Any:
+        if self.monitor is None:
+            activations = importlib.import_module("fastguard.activations")  # only those who give some need it
+            self.monitor = activations.ActivationMonitor(window_size=self._activation_window)
+        return self.monitor
+
+    def report(self) -> dict[str, Any]:
+        """How the run is doing, as a dict.
+
+        Returns:
+            `status`: "healthy", "warning" or "critical".
+            `issues`: sentences; those of the toolkit's own checks begin with their names (`LOSS_EXPLOSION`, …), those
+                of the rules with the rule's or the cause's.
+            `recommendations`: what to do, each once.
+            `gradient_healthy`: whether the newest step's gradients are (`GradientStats.is_healthy`).
+            `activation_issues`: by layer, what is wrong with its activations.
+
+        Cost: about 1 ms.
+        """
+        checked = diagnose_losses(self.history)
+        healthy, messages = (True, []) if self.last_gradients is None else self.last_gradients.is_healthy()
+        found = [finding for finding in diagnose(self.history) if finding.severity != "info"]
+        causes = find_causes(found, self.history)
+        told = [*causes, *unexplained(found, causes)]
+        activation_issues = {} if self.monitor is None else self.monitor.diagnose()
+        statuses = [checked["status"], *(finding.severity for finding in found)]
+        if self.last_gradients is not None and (self.last_gradients.num_nans or self.last_gradients.num_infs):
+            statuses.append("critical")
+        elif messages or activation_issues:
+            statuses.append("warning")
+        recommendations = [*checked["recommendations"], *(finding.recommendation for finding in told)]
+        return {
+            "status": max(statuses, key=_ORDER.index),
+            "issues": [*checked["issues"], *messages, *map(_sentence, told)],
+            "recommendations": list(dict.fromkeys(recommendations)),
+            "gradient_healthy": healthy,
+            "activation_issues": activation_issues,
+        }
+
+    def full_report(self) -> Report:
+        """The same `Report` as `Guard.report()` gives: findings with evidence, causes, numbers."""
+        return build_report(self.history)
+
+    def quick_check(self) -> bool:
+        """Whether to go on: no NaN or Inf among the last 5 losses, none in the gradients, and their norm at most 1000.
+
+        True before 5 steps. Cost: 2 us.
+        """
+        if self.history.num_steps < MIN_STEPS or self.last_gradients is None:
+            return True
+        newest = [entry.loss for entry in list(self.history.recent)[-NUM_NEWEST:]]
+        if any(loss is not None and not math.isfinite(loss) for loss in newest):
+            return False
+        return (
+            not (self.last_gradients.num_nans or self.last_gradients.num_infs) and self.last_gradients.norm <= MAX_NORM
+        )
+
+
+def _named(gradients: Sequence[Any] | Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+    if isinstance(gradients, Mapping):
+        pairs = [(str(name), gradient) for name, gradient in gradients.items()]
+    elif isinstance(gradients, (list, tuple)):
+        pairs = [(f"tensor{i}", gradient) for i, gradient in enumerate(gradients)]
+    else:
+        raise TypeError(
+            f"`gradients` must be a list of tensors or arrays, or a dict of them by name, got "
+            f"{type(gradients).__name__}"
+        )
+    kept = [(name, gradient) for name, gradient in pairs if gradient is not None]
+    return [name for name, _ in kept], [gradient for _, gradient in kept]
+
+
+def _sentence(finding: Finding) -> str:
+    return f"{finding.rule}: {finding.summary}"

@@ -1,0 +1,219 @@
+"""The range test itself: with any function of a learning rate, or with a model, which gets everything back."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ...guard.wrappers import innermost
+from .restoring import everything_restored, without_guard
+from .result import RangeTest, suggest
+
+_DIVERGED = 10.0
+
+
+class LearningRateFinder:
+    """Tries rising learning rates, one step each, and suggests one to train with.
+
+    Args:
+        min_lr, max_lr: the range, both ends included.
+        num_steps: learning rates tried, evenly spaced in their logarithm.
+        smoothing: weight of the past in a (debiased) running mean of the losses, from which the slope is taken; 0 takes
+            the losses as they are. For the noise of small batches, 0.5 to 0.9.
+
+    Raises:
+        ValueError: not 0 < min_lr < max_lr, fewer than 2 steps, or smoothing outside [0, 1).
+
+    Source: Smith 2017, "Cyclical learning rates for training neural networks", section 3.3. Deviation: a suggestion is
+    read off the curve by rule instead of by eye: where the loss falls most steeply over log(lr), a tenth of the points
+    further left; 10 × min_lr where there are fewer than 10 points or the loss never falls.
+
+    >>> finder = LearningRateFinder(min_lr=1e-4, max_lr=1.0, num_steps=50)
+    >>> result = finder.range_test(lambda lr: 1 / (1 + (lr / 0.1) ** 2))
+    >>> len(result.lrs), round(result["suggested_lr"], 3), result.stopped
+    (50, 0.041, None)
+    """
+
+    def __init__(
+        self, min_lr: float = 1e-7, max_lr: float = 10.0, num_steps: int = 100, *, smoothing: float = 0.0
+    ) -> None:
+        if not 0 < min_lr < max_lr < math.inf:
+            raise ValueError(f"`min_lr` and `max_lr` must be 0 < min_lr < max_lr, got {min_lr!r} and {max_lr!r}")
+        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 2:
+            raise ValueError(f"`num_steps` must be an integer >= 2, got {num_steps!r}")
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"`smoothing` must be in [0, 1), got {smoothing!r}. 0 takes the losses as they are.")
+        self.min_lr = float(min_lr)
+        self.max_lr = float(max_lr)
+        self.num_steps = num_steps
+        self.smoothing = float(smoothing)
+
+    def schedule(self) -> list[float]:
+        """The learning rates that are tried: min_lr · (max_lr / min_lr)^(i / (num_steps - 1))."""
+        span, last = self.max_lr / self.min_lr, self.num_steps - 1
+        return [self.min_lr * span ** (i / last) for i in range(last)] + [self.max_lr]
+
+    def range_test(self, train_fn: Callable[[float], Any]) -> RangeTest:
+        """Calls `train_fn` with each learning rate and reads a suggestion off the losses.
+
+        Stops at a loss that is not finite or more than 10 times the best one. (Where the best is not positive: at one
+        that is further above it than 10 times what has been gained since the first.)
+
+        Args:
+            train_fn: takes a learning rate, trains one step with it, returns the loss: a float, or a tensor of one
+                element. What it changes stays changed; `find` puts everything back.
+
+        Raises:
+            TypeError: `train_fn` did not return a number.
+
+        Cost: `num_steps` calls at most; a loss on an accelerator is waited for.
+        """
+        lrs: list[float] = []
+        losses: list[float] = []
+        stopped = None
+        for lr in self.schedule():
+            loss = _number(train_fn(lr))
+            if not math.isfinite(loss):
+                stopped = "nan"
+                break
+            if losses and _has_diverged(loss, losses):
+                stopped = "diverged"
+                break
+            lrs.append(lr)
+            losses.append(loss)
+        suggested, reason = suggest(lrs, _smoothed(losses, self.smoothing), self.min_lr)
+        return RangeTest(suggested, lrs, losses, stopped, reason)
+
+    def find(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any,
+        loader: Iterable[Any],
+        loss_fn: Callable[..., Any] | None = None,
+        *,
+        compute_loss: Callable[[Any], Any] | None = None,
+    ) -> RangeTest:
+        """Runs the test on a model, and puts everything back as it was, also after an error.
+
+        Each step is `zero_grad`, loss, `backward`, clipping as the guard would (if the optimizer has one that clips),
+        `step`. Groups keep the ratios of their learning rates to that of the first group. The model runs in the mode
+        (training or evaluation) it is in.
+
+        Put back bit for bit: parameters, buffers, gradients, optimizer state and settings, the random generators of
+        torch (all devices), Python and NumPy, and the loader's own; not what else the model may keep. The guard sees
+        none of the steps: no record, no sink, no rule hears of them. Schedulers are not stepped.
+
+        Args:
+            model: the model; on the device where it is.
+            optimizer: its optimizer, guarded or not, also inside a wrapper such as accelerate's.
+            loader: batches, again from the start when they run out; not an iterator, which could not be put back.
+            loss_fn: the loss of `loss_fn(model(inputs), targets)`, for batches that are pairs.
+            compute_loss: instead of that, batch -> loss, for anything else (autocast, dicts, moving to a device).
+
+        Raises:
+            ValueError: neither or both of `loss_fn` and `compute_loss`; an iterator or an empty `loader`; the first
+                group's learning rate is 0.
+
+        Cost: `num_steps` training steps, and a copy of parameters, buffers and optimizer state meanwhile.
+        """
+        if (loss_fn is None) == (compute_loss is None):
+            raise ValueError("exactly one of `loss_fn` and `compute_loss` must be given")
+        if isinstance(loader, Iterator):
+            raise ValueError(
+                f"`loader` must be iterable again and again, got {type(loader).__name__}, an iterator, which would be "
+                "used up. Pass the loader itself, or a list of batches."
+            )
+        inner = innermost(optimizer)
+        evaluate = compute_loss or (lambda batch: _loss_of_pair(model, batch, loss_fn))
+        with everything_restored(model, inner, loader), without_guard(inner) as clip:
+            set_lr = _setter(inner)
+            batches = _again_and_again(loader)
+
+            def train(lr: float) -> float:
+                set_lr(lr)
+                batch = next(batches)
+
+                def closure() -> Any:
+                    inner.zero_grad()
+                    loss = evaluate(batch)
+                    loss.backward()
+                    clip()
+                    return loss.detach()
+
+                if isinstance(inner, torch.optim.LBFGS):
+                    return _number(inner.step(closure))
+                loss = _number(closure())
+                if math.isfinite(loss):
+                    inner.step()
+                return loss
+
+            with torch.enable_grad(), contextlib.closing(batches):
+                return self.range_test(train)
+
+
+def _number(loss: Any) -> float:
+    if isinstance(loss, torch.Tensor):
+        loss = loss.detach()
+    try:
+        return float(loss)
+    except (TypeError, ValueError, RuntimeError):
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise TypeError(f"`train_fn` must return a loss, a single number, got {what}") from None
+
+
+def _has_diverged(loss: float, losses: list[float]) -> bool:
+    best = min(losses)
+    if best > 0:
+        return loss > _DIVERGED * best
+    gained = losses[0] - best
+    return gained > 0 and loss - best > _DIVERGED * gained
+
+
+def _smoothed(losses: list[float], weight: float) -> list[float]:
+    mean, result = 0.0, []
+    for i, loss in enumerate(losses, 1):
+        mean = weight * mean + (1 - weight) * loss
+        result.append(mean / (1 - weight**i))
+    return result
+
+
+def _setter(optimizer: torch.optim.Optimizer) -> Callable[[float], None]:
+    """Sets a learning rate in every group, in the ratios that they have now."""
+    first = float(optimizer.param_groups[0]["lr"])
+    if not first > 0:
+        raise ValueError(f"`optimizer` must have a learning rate > 0 in its first group, got {first}")
+    ratios = [float(group["lr"]) / first for group in optimizer.param_groups]
+
+    def set_lr(lr: float) -> None:
+        for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr * ratio)
+            else:
+                group["lr"] = lr * ratio
+
+    return set_lr
+
+
+def _again_and_again(loader: Iterable[Any]) -> Generator[Any, None, None]:
+    while True:
+        count = 0
+        for batch in loader:
+            count += 1
+            yield batch
+        if not count:
+            raise ValueError("`loader` must give at least one batch, got none")
+
+
+def _loss_of_pair(model: torch.nn.Module, batch: Any, loss_fn: Callable[..., Any] | None) -> Any:
+    assert loss_fn is not None
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise ValueError(
+            f"`loader` must give pairs (inputs, targets) for `loss_fn`, got {type(batch).__name__}. "
+            "Pass compute_loss=lambda batch: ... for others."
+        )
+    inputs, targets = batch
+    return loss_fn(model(inputs), targets)
