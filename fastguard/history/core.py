@@ -180,6 +180,14 @@ class TrainingHistory(Series):
         if len(self._deferred) >= NUM_DEFERRED:
             self.settle()
 
+    def defer_entry(self, entry: Entry) -> None:
+        """As `defer`, of a step that was neither skipped nor non-finite, without its table. Cost: 0.3 us."""
+        self.tensors.let_pass()
+        self.revision += 1
+        self._deferred.append(entry)
+        if len(self._deferred) >= NUM_DEFERRED:
+            self.settle()
+
     def settle(self) -> None:
         """Takes into account what was deferred."""
         deferred, self._deferred = self._deferred, []

@@ -83,6 +83,7 @@ def _initialise() -> None:
             raise BackendUnavailableError(f"FASTGUARD_ISA: {error}") from None
 
 
+take_step = None if _problem is not None else _C.take_step  # the whole step of a guard, where every tensor is plain
 if _problem is None:
     _initialise()
 

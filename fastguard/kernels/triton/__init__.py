@@ -1,6 +1,6 @@
 """Triton kernels for GPUs: two launches for all statistics and the decision, a third that scales only when it must.
 
-As a backend this module gives tables to the host, which synchronises; a guard works with `Workspace` and `Slots` and
+As a backend this module gives tables to the host, which synchronises; a guard works with `Workspace` and slots and
 never does. Nothing here imports Triton before it is used.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from ... import _env
-from .slots import Header, Slots, read_slot
+from ..slots import make_slots, read_slot
 from .tables import Plan
 from .trial import problem_on
 from .workspace import Workspace
@@ -22,9 +22,6 @@ from .workspace import Workspace
 __all__ = [
     "Workspace",
     "Plan",
-    "Slots",
-    "Header",
-    "read_slot",
     "unavailable",
     "detail",
     "accepts",
@@ -86,9 +83,9 @@ def tensor_stats(tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple
     with _lock:
         workspace = _workspace(_device_of(tensors))
         plan = workspace.plan(tensors)
-        slots = Slots(workspace.device, len(tensors))
-        workspace.measure(plan, slots.addresses[0], unscale=unscale)
-        return read_slot(slots.table[0].cpu(), len(tensors))[1], None
+        slot = make_slots(workspace.device, len(tensors))[0]
+        workspace.measure(plan, slot.address, unscale=unscale)
+        return read_slot(slot.words.cpu(), len(tensors)).rows, None
 
 
 def scale_(tensors: Sequence[torch.Tensor], factor: float) -> None:

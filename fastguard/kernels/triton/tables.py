@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .device import Device
+from ..._device import Device
 from .launch import CHUNK
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # by their number in a size; csrc/stats.h

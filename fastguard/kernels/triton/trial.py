@@ -14,7 +14,7 @@ import torch
 
 from ...stats import COLUMNS
 from .. import reference
-from .slots import Slots, read_slot
+from ..slots import make_slots, read_slot
 from .workspace import Workspace
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,23 +44,23 @@ def _problem_on(device: torch.device) -> str | None:
 def _try(device: torch.device) -> str | None:
     tensors = _samples(device)
     workspace = Workspace(device)
-    slots = Slots(workspace.device, len(tensors))
+    slot = make_slots(workspace.device, len(tensors))[0]
     found_inf = torch.zeros((), dtype=torch.float32, device=device)
     plan = workspace.plan(tensors, writable=True)
-    workspace.measure(plan, slots.addresses[0], max_norm=1.0, found_inf_address=found_inf.data_ptr())
-    header, data = read_slot(slots.table[0].cpu(), len(tensors))
+    workspace.measure(plan, slot.address, max_norm=1.0, found_inf_address=found_inf.data_ptr())
+    found = read_slot(slot.words.cpu(), len(tensors))
     expected, _ = reference.tensor_stats(tensors)
-    wrong = _difference(memoryview(data).cast("d").tolist(), memoryview(expected).cast("d").tolist())
+    wrong = _difference(memoryview(found.rows).cast("d").tolist(), memoryview(expected).cast("d").tolist())
     if wrong is not None:
         return f"a trial on {device} gave wrong statistics: {wrong}"
-    if not header.skipped:
+    if not found.skipped:
         return f"a trial on {device} did not see NaN and Inf"
     finite = [torch.nan_to_num(t, 1.0, 2.0, 3.0) for t in tensors]
     plan = workspace.plan(finite, writable=True)
     norm = math.sqrt(sum(float(t.double().square().sum()) for t in finite))
     scaled = [(t.float() * (1.0 / (norm + 1e-6))).to(t.dtype) for t in finite]
-    workspace.measure(plan, slots.addresses[0], max_norm=1.0)
-    workspace.scale(plan, slots.factor_addresses[0])
+    workspace.measure(plan, slot.address, max_norm=1.0)
+    workspace.scale(plan, slot.factor_address)
     for got, wanted in zip(finite, scaled, strict=True):
         if not torch.allclose(got.double(), wanted.double(), rtol=2.0**-7, atol=0.0):
             return f"a trial on {device} scaled {got.dtype} wrongly"

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from .stats import ABS_MAX, ABS_MIN, INFS, LOW_HALF, NANS, NORM_SQ, SUM, SUM_SQ, ZEROS, is_finite, pointer
 
-HEADER = tl.constexpr(8)
+HEADER = tl.constexpr(16)
 # Bits of `choices`. (An argument must not be called `options`: Triton's own wrapper has one of that name.)
 SKIP_NONFINITE = tl.constexpr(1)
 UNSCALES_ITSELF = tl.constexpr(2)
