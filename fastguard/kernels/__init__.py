@@ -19,9 +19,10 @@ import torch
 from .. import _env
 from .. import stats as _stats
 from ..errors import BackendUnavailableError, UnsupportedTensorError
-from ..stats import GradientStats, TensorStats
+from ..stats import TensorStats
+from ..stats.columns import ROW_BYTES, norm_parts
 from . import cpu, reference, triton
-from .tensors import as_tensor
+from .tensors import as_tensor as as_tensor
 
 # In the order in which "auto" tries them.
 _BACKENDS: dict[str, ModuleType] = {"cpu": cpu, "triton": triton, "reference": reference}
@@ -145,13 +146,12 @@ def run_stats(tensors: Sequence[Any], backend: str, unscale: float = 1.0) -> tup
     groups = _split_by_device(tensors)
     if len(groups) == 1:
         return _backend_for(next(iter(groups)), backend).tensor_stats(tensors, unscale)
-    row_bytes = 8 * len(_stats.COLUMNS)
-    table = bytearray(row_bytes * len(tensors))
+    table = bytearray(ROW_BYTES * len(tensors))
     for device, indices in groups.items():
         with renumbering(indices):
             rows, _ = _backend_for(device, backend).tensor_stats([tensors[i] for i in indices], unscale)
         for place, i in enumerate(indices):
-            table[i * row_bytes : (i + 1) * row_bytes] = rows[place * row_bytes : (place + 1) * row_bytes]
+            table[i * ROW_BYTES : (i + 1) * ROW_BYTES] = rows[place * ROW_BYTES : (place + 1) * ROW_BYTES]
     return table, None
 
 
@@ -176,8 +176,7 @@ def gradient_norm(parameters: list[torch.Tensor], backend: str) -> tuple[float, 
     found = cpu.gradient_stats([parameters], 1.0)
     if found is None or not found[0]:
         return None
-    row = found[1]
-    return _stats.norm_of(row[1], row[6], row[7]), cpu.dtypes(found[4])
+    return _stats.norm_of(*norm_parts(found[1])), cpu.dtypes(found[4])
 
 
 def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
@@ -223,7 +222,7 @@ def fold_rows(table: bytearray) -> tuple[float, ...]:
     return cpu.fold_rows(table) if _CPU_RUNS else _stats.fold_rows(TensorStats(table))
 
 
-def _as_list(tensors: Any, argument: str = "tensors") -> list[Any]:
+def as_list(tensors: Any, argument: str = "tensors") -> list[Any]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     try:
@@ -267,7 +266,7 @@ def tensor_stats(
     >>> tensor_stats([torch.tensor([1.0, 0.0, float("nan")])])[0].num_nans
     1
     """
-    tensors = _as_list(tensors)
+    tensors = as_list(tensors)
     if names is not None:
         names = tuple(names)
         if len(names) != len(tensors):
@@ -294,18 +293,12 @@ def scale_(tensors: Sequence[torch.Tensor], factor: float, *, backend: str = "au
 
     Cost: one read and one write of every element; no sync.
     """
-    tensors = _as_list(tensors)
+    tensors = as_list(tensors)
     backend = resolve_backend(backend)
     if factor == 1.0:
         return
     run_scale(tensors, float(factor), backend)
 
-
-def _gradient_stats(gradients: Sequence[Any]) -> GradientStats:
-    return tensor_stats([as_tensor(g) for g in _as_list(gradients, "gradients")]).total()
-
-
-_stats.set_producer(_gradient_stats)
 
 # At the end, because these choose their backends by what stands above.
 from .activations import activation_stats as activation_stats  # noqa: E402

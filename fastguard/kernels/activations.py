@@ -233,7 +233,7 @@ def magnitude_histogram(tensors: Sequence[Any], *, backend: str = "auto") -> Mag
     ({-30: 1, 0: 2}, 1, 0.3333333333333333)
     """
     single = isinstance(tensors, torch.Tensor) or hasattr(tensors, "__array__")
-    listed = [as_tensor(t) for t in ([tensors] if single else _kernels._as_list(tensors))]
+    listed = [as_tensor(t) for t in ([tensors] if single else _kernels.as_list(tensors))]
     backend = _kernels.resolve_backend(backend)
     counts = [0] * NUM_COUNTS
     for device, indices in _kernels._split_by_device(listed).items():

@@ -6,12 +6,12 @@ torch's own reductions say of the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ..errors import UnsupportedTensorError
-from ..stats import COLUMNS
+from ..stats.columns import POWERS, ROW_BYTES, TABLE
 from .tensors import OVERLAP, may_overlap, plain
 
 # Elements widened at once: bounds the extra memory to a few tens of MiB however large a tensor is.
@@ -39,48 +39,47 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _chunk_columns(x: torch.Tensor) -> torch.Tensor:
+def _chunk_columns(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Every column of a chunk that is not empty; the smallest magnitude is Inf where nothing is finite and not zero."""
     wide = wide_dtype(x.device)
     nans, infs = torch.isnan(x), torch.isinf(x)
     values = torch.where(nans | infs, torch.zeros((), dtype=wide, device=x.device), x.to(wide))
     magnitude = values.abs()
-    nonzero = magnitude > 0
     # A float32 subnormal is a normal float64, so nothing is lost to flushing after the widening.
+    zeros = magnitude == 0
     none = torch.full((), torch.inf, dtype=wide, device=x.device)
-    return torch.stack(
-        [
-            (values * values).sum(),
-            values.sum(),
-            magnitude.max(),
-            torch.where(nonzero, magnitude, none).min(),
-            nonzero.sum().to(wide),
-            nans.sum().to(wide),
-            infs.sum().to(wide),
-        ]
-    )
+    return {
+        "numel": torch.full_like(none, x.numel()),
+        "sum_sq": (values * values).sum(),
+        "sum": values.sum(),
+        "abs_max": magnitude.max(),
+        "abs_min_nonzero": torch.where(zeros, none, magnitude).min(),
+        "num_zeros": (zeros & ~(nans | infs)).sum().to(wide),
+        "num_nans": nans.sum().to(wide),
+        "num_infs": infs.sum().to(wide),
+    }
+
+
+def _smallest(parts: torch.Tensor) -> torch.Tensor:
+    least = parts.min()
+    return torch.where(least < torch.inf, least, torch.zeros_like(least))
+
+
+_FOLDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "add": torch.sum,
+    "max": torch.max,
+    "least_nonzero": _smallest,
+}
 
 
 def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
-    """One row, [8], on the tensor's device; does not synchronise."""
+    """One row, [columns], on the tensor's device; does not synchronise."""
     x = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if x.numel() == 0:
-        return torch.zeros(len(COLUMNS), dtype=wide_dtype(x.device), device=x.device)
-    parts = torch.stack([_chunk_columns(chunk) for chunk in x.reshape(-1).split(_CHUNK)])
-    sums = parts.sum(0)
-    smallest = parts[:, 3].min()
-    zeros = x.numel() - sums[4] - sums[5] - sums[6]
-    return torch.stack(
-        [
-            torch.full_like(zeros, x.numel()),
-            sums[0],
-            sums[1],
-            parts[:, 2].max(),
-            torch.where(smallest < torch.inf, smallest, torch.zeros_like(smallest)),
-            zeros,
-            sums[5],
-            sums[6],
-        ]
-    )
+        return torch.zeros(len(TABLE), dtype=wide_dtype(x.device), device=x.device)
+    chunks = [_chunk_columns(chunk) for chunk in x.reshape(-1).split(_CHUNK)]
+    parts = torch.stack([torch.stack([chunk[column.name] for column in TABLE]) for chunk in chunks])
+    return torch.stack([_FOLDS[column.fold](parts[:, i]) for i, column in enumerate(TABLE)])
 
 
 def tensor_stats(tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
@@ -88,12 +87,12 @@ def tensor_stats(tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple
 
     Cost: about a dozen passes over each tensor, and a float64 copy of at most 2^20 elements at a time.
     """
-    table = bytearray(8 * len(COLUMNS) * len(tensors))
+    table = bytearray(ROW_BYTES * len(tensors))
     if not tensors:
         return table, None
     with torch.no_grad():
         rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
-        powers = torch.tensor([0, 2, 1, 1, 1, 0, 0, 0], dtype=torch.float64)
+        powers = torch.tensor(POWERS, dtype=torch.float64)
         torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
     return table, None
 

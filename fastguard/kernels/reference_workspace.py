@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..errors import UnsupportedTensorError
-from ..stats import COLUMNS
+from ..stats.columns import INDEX, POWERS
 from .reference import tensor_columns, wide_dtype
 from .slot import Slot
 from .tensors import OVERLAP, may_overlap, plain
@@ -50,7 +50,7 @@ class ReferenceWorkspace:
         self.device = device
         self.dtype = wide_dtype(device)
         # A list that became a tensor on the device at each step would be waited for.
-        self._powers = torch.tensor([0, 2, 1, 1, 1, 0, 0, 0], dtype=self.dtype).to(device)
+        self._powers = torch.tensor(POWERS, dtype=self.dtype).to(device)
 
     def plan(self, tensors: Sequence[torch.Tensor], *, writable: bool = False) -> ReferencePlan:
         """`tensors`, which must all be on this device."""
@@ -72,8 +72,8 @@ class ReferenceWorkspace:
             rows = rows * self._inverse(question) ** self._powers
             slot.rows[: len(rows)].copy_(rows)
             sums = rows.sum(0)
-            norm_sq = sums[COLUMNS.index("sum_sq")].masked_fill(sums[COLUMNS.index("num_infs")] > 0, math.inf)
-            norm_sq = norm_sq.masked_fill(sums[COLUMNS.index("num_nans")] > 0, math.nan)
+            norm_sq = sums[INDEX["sum_sq"]].masked_fill(sums[INDEX["num_infs"]] > 0, math.inf)
+            norm_sq = norm_sq.masked_fill(sums[INDEX["num_nans"]] > 0, math.nan)
         slot.step.fill_(question.step)
         slot.total.copy_(norm_sq)
         if decide:

@@ -3,7 +3,7 @@
 In words of float64 (of float32 where a device has no float64, and then the two narrow numbers have words of their own):
 
     0 … 7           header; see triton/finalise.py
-    8 … 7 + 8 T     rows, in the order of `fastguard.stats.COLUMNS`
+    8 … 7 + C T     rows, in the order of the C `fastguard.stats.COLUMNS`
     then            notes that the host left: loss, validation loss, learning rate, and a loss scale and a flag that
                     had to be brought here from another device
 """
@@ -27,7 +27,7 @@ class Slot:
     Attributes:
         words: the whole of it.
         address: of the first word.
-        rows: [num_rows, 8].
+        rows: [num_rows, columns].
         total: sum of squares of the unscaled elements; what is added up over devices.
         decided: the words that follow from the decision.
         factor: what gradients are to be multiplied by.

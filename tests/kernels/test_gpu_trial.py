@@ -9,6 +9,7 @@ import torch
 
 from fastguard import kernels
 from fastguard.kernels.triton import Workspace, trial
+from fastguard.stats.columns import COLUMNS, INDEX
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -26,14 +27,12 @@ def test_right_kernels_pass() -> None:
 
 @pytest.mark.parametrize("column", ["sum_sq", "abs_max", "num_nans"])
 def test_a_wrong_statistic_is_caught(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, place = trial.read_slot, trial.COLUMNS.index(column)
+    original, place = trial.read_slot, INDEX[column]
 
     def off(slot: torch.Tensor, num_rows: int) -> Any:
         header, rows = original(slot, num_rows)
         table = memoryview(rows).cast("d")
-        table[3 * len(trial.COLUMNS) + place] = table[3 * len(trial.COLUMNS) + place] * (1 + 2e-6) + (
-            column == "num_nans"
-        )
+        table[3 * len(COLUMNS) + place] = table[3 * len(COLUMNS) + place] * (1 + 2e-6) + (column == "num_nans")
         return header, rows
 
     monkeypatch.setattr(trial, "read_slot", off)

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from ...stats import COLUMNS
+
 HEADER_WORDS = 8  # of 8 bytes each; see finalise.py
-ROW_WORDS = 8
+ROW_WORDS = len(COLUMNS)
 _HEADER = struct.Struct("<5d2f2d")
 
 
@@ -42,7 +44,7 @@ class Slots:
     object lives.
 
     Attributes:
-        table: float64 [count, 8 + 8 * num_rows], on the device.
+        table: float64 [count, HEADER_WORDS + ROW_WORDS * num_rows], on the device.
         skip_flags: 0-dim float32, exactly 0.0 or 1.0: `optimizer.found_inf`.
         divisors: 0-dim float32, loss scale / clip coefficient: `optimizer.grad_scale`, to clip without a pass.
         totals: 0-dim float64, `Header.norm_sq`; what to add up over devices or ranks before a decision.
@@ -66,7 +68,7 @@ def read_slot(slot: torch.Tensor, num_rows: int) -> tuple[Header, bytearray]:
     """Header and rows (float64 bytes, as `TensorStats` takes them) of one slot that was copied to the host.
 
     Args:
-        slot: float64 [>= 8 + 8 * num_rows], contiguous, on the CPU.
+        slot: float64 [>= HEADER_WORDS + ROW_WORDS * num_rows], contiguous, on the CPU.
     """
     address = slot.data_ptr()
     norm_sq, norm, clip_coef, factor, loss_scale, flag, _, step, _ = _HEADER.unpack(

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ...stats import COLUMNS
+from ...stats.columns import INDEX, TABLE, Column
 from .. import reference
 from .slots import Slots, read_slot
 from .workspace import Workspace
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_EXACT = ("numel", "abs_max", "abs_min_nonzero", "num_zeros", "num_nans", "num_infs")
 _TOLERANCE = 1e-6  # of sums, the contract's
 
 
@@ -82,15 +81,15 @@ def _samples(device: torch.device) -> list[torch.Tensor]:
 
 def _difference(got: Sequence[float], expected: Sequence[float]) -> str | None:
     for place, (a, b) in enumerate(zip(got, expected, strict=True)):
-        column = COLUMNS[place % len(COLUMNS)]
-        tolerance = 0.0 if column in _EXACT else _TOLERANCE * _size(column, expected, place)
+        row, at = divmod(place, len(TABLE))
+        column = TABLE[at]
+        tolerance = 0.0 if column.is_exact else _TOLERANCE * _size(column, expected[place - at :])
         if not abs(a - b) <= tolerance:
-            return f"{column} of tensor {place // len(COLUMNS)} is {a!r} where torch says {b!r}"
+            return f"{column.name} of tensor {row} is {a!r} where torch says {b!r}"
     return None
 
 
-def _size(column: str, row_of: Sequence[float], place: int) -> float:
-    """What an error in `column` is measured by: a sum's by the root of count times the sum of squares."""
-    first = place - place % len(COLUMNS)
-    numel, sum_sq = row_of[first], row_of[first + 1]
-    return sum_sq if column == "sum_sq" else math.sqrt(numel * sum_sq)
+def _size(column: Column, row: Sequence[float]) -> float:
+    """What an error in a sum of x^p is measured by: at least the sum of |x|^p, were all magnitudes equal."""
+    numel, sum_sq, largest = row[INDEX["numel"]], row[INDEX["sum_sq"]], row[INDEX["abs_max"]]
+    return math.sqrt(numel * sum_sq) if column.power == 1 else sum_sq * largest ** (column.power - 2)
