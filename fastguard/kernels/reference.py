@@ -12,23 +12,12 @@ import torch
 
 from ..errors import UnsupportedTensorError
 from ..stats.columns import POWERS, ROW_BYTES, TABLE
+from . import reference_activations
+from .backend import Backend
 from .tensors import OVERLAP, may_overlap, plain
 
 # Elements widened at once: bounds the extra memory to a few tens of MiB however large a tensor is.
 _CHUNK = 1 << 20
-
-
-def unavailable() -> str | None:
-    """Why this backend cannot run here; None if it can."""
-    return None
-
-
-def detail() -> str:
-    return f"plain PyTorch {torch.__version__}, any device"
-
-
-def accepts(device: torch.device) -> bool:
-    return True
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -82,21 +71,6 @@ def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([_FOLDS[column.fold](parts[:, i]) for i, column in enumerate(TABLE)])
 
 
-def tensor_stats(tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
-    """Rows of `tensors` times `unscale` as float64 bytes. Synchronises once, at the end.
-
-    Cost: about a dozen passes over each tensor, and a float64 copy of at most 2^20 elements at a time.
-    """
-    table = bytearray(ROW_BYTES * len(tensors))
-    if not tensors:
-        return table, None
-    with torch.no_grad():
-        rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
-        powers = torch.tensor(POWERS, dtype=torch.float64)
-        torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
-    return table, None
-
-
 def collect_gradients(
     groups: list[list[torch.Tensor]],
 ) -> tuple[list[torch.Tensor], list[int] | None, int]:
@@ -109,13 +83,44 @@ def collect_gradients(
     return gradients, None if len(gradients) == len(every) else positions, fingerprint
 
 
-def scale_(tensors: Sequence[torch.Tensor], factor: float) -> None:
-    """x *= factor for every tensor; one read and one write of each. Does not synchronise."""
-    views = [plain(t, i, writable=True) for i, t in enumerate(tensors)]
-    for i, view in enumerate(views):
-        if may_overlap(view):
-            raise UnsupportedTensorError(i, OVERLAP)
-    with torch.no_grad():
-        for view in views:
-            # As real numbers: a complex product with factor + 0j has other zeros and NaNs.
-            (torch.view_as_real(view) if view.is_complex() else view).mul_(factor)
+class ReferenceBackend(Backend):
+    """Plain torch on any device, with about a dozen passes where the others have one."""
+
+    name = "reference"
+
+    def detail(self) -> str:
+        return f"plain PyTorch {torch.__version__}, any device"
+
+    def accepts(self, device: torch.device) -> bool:
+        return True
+
+    def tensor_stats(self, tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
+        """Rows of `tensors` times `unscale` as float64 bytes. Synchronises once, at the end.
+
+        Cost: about a dozen passes over each tensor, and a float64 copy of at most 2^20 elements at a time.
+        """
+        table = bytearray(ROW_BYTES * len(tensors))
+        if not tensors:
+            return table, None
+        with torch.no_grad():
+            rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
+            powers = torch.tensor(POWERS, dtype=torch.float64)
+            torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
+        return table, None
+
+    def scale_(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
+        """x *= factor for every tensor; one read and one write of each. Does not synchronise."""
+        views = [plain(t, i, writable=True) for i, t in enumerate(tensors)]
+        for i, view in enumerate(views):
+            if may_overlap(view):
+                raise UnsupportedTensorError(i, OVERLAP)
+        with torch.no_grad():
+            for view in views:
+                # As real numbers: a complex product with factor + 0j has other zeros and NaNs.
+                (torch.view_as_real(view) if view.is_complex() else view).mul_(factor)
+
+    activation_row = staticmethod(reference_activations.activation_row)
+    channel_table = staticmethod(reference_activations.channel_table)
+    activation_row_into = staticmethod(reference_activations.activation_row_into)
+    channel_table_into = staticmethod(reference_activations.channel_table_into)
+    magnitude_counts = staticmethod(reference_activations.magnitude_counts)

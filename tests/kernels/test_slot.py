@@ -9,6 +9,7 @@ import torch
 
 from fastguard.kernels import fold_rows, reference, reference_workspace
 from fastguard.kernels.reference_workspace import Question, ReferenceWorkspace
+from fastguard.kernels.registry import BACKENDS
 from fastguard.kernels.slot import make_slots, read
 from fastguard.stats import TensorStats
 from fastguard.stats import fold_rows as fold_in_python
@@ -96,6 +97,6 @@ def test_totals_of_several_devices(workspace: ReferenceWorkspace) -> None:
 
 
 def test_the_fold_is_that_of_the_rows() -> None:
-    rows, _ = reference.tensor_stats([*_tensors(), torch.tensor([math.nan, 1e-30, math.inf])])
+    rows, _ = BACKENDS["reference"].tensor_stats([*_tensors(), torch.tensor([math.nan, 1e-30, math.inf])])
     assert fold_rows(rows) == fold_in_python(TensorStats(rows))
     assert fold_rows(bytearray()) == (0.0,) * 8

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
+
+from ... import _env
+
+
+def accepts(device: torch.device) -> bool:
+    """Whether the kernels, compiled or interpreted, read tensors on `device`."""
+    return device.type == "cpu" if _env.triton_interpreter() else device.type in ("cuda", "xpu")
+
+
+def device_for(tensors: Sequence[Any]) -> torch.device:
+    """The device of the first of `tensors`, or, if the kernels are not for that, one on which others are refused."""
+    device = tensors[0].device if isinstance(tensors[0], torch.Tensor) else torch.device("cpu")
+    return device if accepts(device) else torch.device("cpu" if _env.triton_interpreter() else "cuda")
 
 
 class Device:
