@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from fastguard import _env, kernels
+from fastguard import BackendUnavailableError, _env, kernels
 from fastguard.kernels.registry import BACKENDS
 
 import interpreting
@@ -41,6 +42,17 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
             warnings.simplefilter("ignore", RuntimeWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
         yield request.param
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    """A test of an operation that a backend does not have is skipped, with the reason."""
+    try:
+        return (yield)
+    except BackendUnavailableError as error:
+        if "backend" in pyfuncitem.fixturenames and " has no " in str(error):
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.fixture
