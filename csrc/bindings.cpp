@@ -27,8 +27,9 @@ struct Table {
 };
 
 py::tuple as_tuple(const Row& row) {
-  return py::make_tuple(row.numel, row.sum_sq, row.sum, row.abs_max, row.abs_min_nonzero, row.num_zeros, row.num_nans,
-                        row.num_infs);
+  py::tuple out(kColumns);
+  for (int i = 0; i < kColumns; ++i) out[i] = reinterpret_cast<const double*>(&row)[i];
+  return out;
 }
 
 Table compute(const std::vector<View>& views, int num_threads, double unscale) {
@@ -215,6 +216,12 @@ PYBIND11_MODULE(_C, m) {
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("isa_names", &isa_names);
   m.def("select_isa", &select_kernels, py::arg("name"));
+  py::tuple columns(kColumns);
+  for (int i = 0; i < kColumns; ++i) {
+    const Column& c = kColumnTable[i];
+    columns[i] = py::make_tuple(c.name, c.power, c.fold, c.is_count);
+  }
+  m.attr("columns") = std::move(columns);
   m.attr("openmp") = has_threads();
 #if defined(__clang__)
   m.attr("compiler") = "Clang " __clang_version__;

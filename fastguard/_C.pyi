@@ -2,6 +2,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+columns: tuple[tuple[str, int, str, bool], ...]
 openmp: bool
 compiler: str
 

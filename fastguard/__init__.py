@@ -89,8 +89,6 @@ __all__ = ["__version__", *_HOME]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'fastguard' has no attribute {name!r}")
-    if name == "GradientStats":  # its from_gradients computes, so it needs a kernel behind it
-        importlib.import_module(".kernels", __name__)
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import UnsupportedTensorError
 from ..kernels.tensors import plain
+from ..stats.samples import ActivationRow
 from .engines import Delivery, Engine, Measured, engine_for
 from .families import PLAIN, Judgement
 from .outputs import Call, inputs_of, labelled, unit_dim_of, unreadable
@@ -183,8 +184,7 @@ class Collector:
             return None, None
         if not engine.immediate:
             return None, self._later(inputs_of(call), output, before)
-        row = measured.reading().row
-        if not row[8] and not row[9]:
+        if ActivationRow._make(measured.reading().row).is_finite:
             return None, None  # nobody asks
         readable = [(x, i == 0) for i, x in enumerate(inputs_of(call)) if unreadable(x) is None]
         verdicts = [self._is_finite(x, is_first, output, before) for x, is_first in readable]
@@ -194,8 +194,7 @@ class Collector:
         """Whether the input `x` was finite; -Inf is allowed in all but the first, as masks hold it."""
         known = self._before(x, output, before)
         if known is not None:
-            row = known.measured.reading().row
-            if not row[8] and not row[9]:
+            if ActivationRow._make(known.measured.reading().row).is_finite:
                 return True
             if is_first:
                 return False

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..stats import StepStats
+from ..stats.columns import norm_parts
 from ..stats.running import Running
 from ..stats.samples import ModuleActivity, WeightStats
 from . import state
@@ -137,7 +138,7 @@ class TrainingHistory(Series):
         In training this code is cold, and costs several times what it costs in a loop over itself; thirty-two steps at
         once cost hardly more than one.
         """
-        _, sum_sq, _, _, _, _, nans, infs = record.tensors.total_row()
+        sum_sq, nans, infs = norm_parts(record.tensors.total_row())
         self.last = record
         if nans or infs or not sum_sq < math.inf:
             self.settle()

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..sinks.jsonl import read_jsonl
-from ..stats import COLUMNS, StepStats, TensorStats
+from ..stats import StepStats, TensorStats
+from ..stats.columns import EMPTY_ROW, make_row
 from ..stats.samples import ModuleActivity, WeightStats
 from .model import ModelNotes
 
@@ -77,14 +78,24 @@ def _tensors(line: Mapping[str, Any]) -> TensorStats:
     count = numel - nans - infs
     sum_sq = norm * norm if math.isfinite(norm) else max(count, 0.0) * (mean * mean + std * std)
     high, low = _number(line, "grad/max", 0.0), _number(line, "grad/min", 0.0)
-    total = (numel, sum_sq, mean * count, high, low, _number(line, "grad/num_zeros", 0.0), nans, infs)
+    total = make_row(
+        numel=numel,
+        sum_sq=sum_sq,
+        sum=mean * count,
+        abs_max=high,
+        abs_min_nonzero=low,
+        num_zeros=_number(line, "grad/num_zeros", 0.0),
+        num_nans=nans,
+        num_infs=infs,
+    )
     bad = list(reversed(line.get("nonfinite", ())))  # the log has them in backward order
-    rows = [[0.0] * (len(COLUMNS) - 2) + [float(bool(nans)), float(not nans)] for _ in bad]
+    rows = [make_row(num_nans=bool(nans), num_infs=not nans)] * len(bad)
     return TensorStats(_pack(rows), bad, total)
 
 
 def _pack(rows: Iterable[Sequence[float]]) -> bytes:
-    flat = [float(value) for row in rows for value in row]
+    # Columns that are younger than the log are missing from its rows.
+    flat = [float(value) for row in rows for value in (*row, *EMPTY_ROW[len(row) :])]
     return struct.pack(f"{len(flat)}d", *flat)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..stats import TensorStats
+from ..stats import TensorStats, columns
 
 MAX_TENSORS = 4096
 NUM_FIRST = 3
@@ -36,12 +35,12 @@ _TENSORS_PER_STEP = 5
 ) = range(14)
 _WIDTH = 14
 _EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0, math.nan, math.nan, 0.0, 0.0, -1.0, math.nan, math.nan)
-_ROWS = struct.Struct("8d")
+_needed = columns.picker("numel", "sum_sq", "sum", "abs_min_nonzero", "num_zeros")
 
 
 def _add(data: array[float], at: int, step: int, row: Sequence[float]) -> None:
     """Takes one sample into the track at `at`: a row in the order of `COLUMNS`. Cost: 1 us."""
-    numel, sum_sq, total, _, low, zeros, _, _ = row
+    numel, sum_sq, total, low, zeros = _needed(row)
     if not data[at + _NUM_SAMPLES]:
         data[at + _FIRST_STEP] = step
         data[at + _ZERO_SHARE] = zeros / numel if numel else 0.0
@@ -160,7 +159,7 @@ class TensorTracks:
         self.last_step = step
         places, data = self._places, self._data
         self.num_untracked = 0
-        for name, row in zip(tensors.names, _ROWS.iter_unpack(tensors.table.cast("B"))):
+        for name, row in zip(tensors.names, columns.ROW.iter_unpack(tensors.table.cast("B"))):
             at = places.get(name)
             if at is None:
                 if len(places) >= MAX_TENSORS:

@@ -18,7 +18,7 @@ class JsonlSink:
     """Writes each record as one line of strict JSON, under the keys of `fastguard.sinks.flatten`, for the gradients.
 
     A line also has `time` (seconds since 1970, when it was written). Every `tensors_every` steps, and at every step
-    with NaN or Inf, it has `tensors`: a list of eight numbers for each name, in the order of `fastguard.stats.COLUMNS`.
+    with NaN or Inf, it has `tensors`: a list of numbers for each name, in the order of `fastguard.stats.COLUMNS`.
     A step at which activations or weights were sampled has `activations` or `weights`: for each name a dict with the
     fields of `ModuleActivity` (those of its `stats` among them) or `WeightStats`.
     NaN and Inf are the strings "NaN", "Infinity" and "-Infinity". The keys that a step has no value for are left out.

@@ -183,7 +183,7 @@ def test_detach_waits_for_what_is_on_its_way(clock):
 
 
 def test_figures_stay_on_the_device_through_triton_too():
-    reason = kernels.triton.unavailable()
+    reason = kernels.backends()["triton"].reason
     if reason is not None or not _env.triton_interpreter():
         pytest.skip(reason or "on a GPU tests/gpu runs this")
     x = torch.randn(6, 40)

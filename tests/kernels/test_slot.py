@@ -10,6 +10,7 @@ import torch
 from fastguard.guard import engines
 from fastguard.guard.engines import Question, TorchEngine
 from fastguard.kernels import fold_rows, reference
+from fastguard.kernels.registry import BACKENDS
 from fastguard.kernels.slots import make_slots, read_slot
 from fastguard.stats import TensorStats
 from fastguard.stats import fold_rows as fold_in_python
@@ -34,9 +35,7 @@ def _tensors() -> list[torch.Tensor]:
 @pytest.mark.parametrize("scale", [None, 8.0])
 @pytest.mark.parametrize("max_norm", [math.inf, 1.3])
 @pytest.mark.parametrize("unscales_itself", [False, True])
-def test_what_is_decided(
-    workspace: TorchEngine, scale: float | None, max_norm: float, unscales_itself: bool
-) -> None:
+def test_what_is_decided(workspace: TorchEngine, scale: float | None, max_norm: float, unscales_itself: bool) -> None:
     slot = make_slots(workspace.device, 5, 2, workspace.dtype)[1]  # with more room than is needed
     tensors = [t * (scale or 1.0) for t in _tensors()]
     question = Question(7, None if scale is None else torch.tensor(scale), None, max_norm, True, unscales_itself)
@@ -66,9 +65,7 @@ def test_what_is_decided(
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("skip_nonfinite", [True, False])
 @pytest.mark.parametrize("found_inf", [None, 0.0, 1.0, 2.0, math.nan])
-def test_what_is_skipped(
-    workspace: TorchEngine, value: float, skip_nonfinite: bool, found_inf: float | None
-) -> None:
+def test_what_is_skipped(workspace: TorchEngine, value: float, skip_nonfinite: bool, found_inf: float | None) -> None:
     slot = make_slots(workspace.device, 3, 1, workspace.dtype)[0]
     tensors = _tensors()
     tensors[0][1] = value
@@ -98,6 +95,6 @@ def test_totals_of_several_devices(workspace: TorchEngine) -> None:
 
 
 def test_the_fold_is_that_of_the_rows() -> None:
-    rows, _ = reference.tensor_stats([*_tensors(), torch.tensor([math.nan, 1e-30, math.inf])])
+    rows, _ = BACKENDS["reference"].tensor_stats([*_tensors(), torch.tensor([math.nan, 1e-30, math.inf])])
     assert fold_rows(rows) == fold_in_python(TensorStats(rows))
     assert fold_rows(bytearray()) == (0.0,) * 8

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.kernels import cpu
+from fastguard.kernels import backends
 
 from .subject import Stats, Subject
 
@@ -48,7 +48,7 @@ class Rival:
 
 
 def _no_extension() -> str | None:
-    return cpu.unavailable()
+    return backends()["cpu"].reason
 
 
 def _no_numpy() -> str | None:

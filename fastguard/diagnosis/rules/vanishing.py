@@ -6,13 +6,12 @@ import math
 
 from ...history import TensorTrack, TrainingHistory
 from ...history.updates import is_bias
-from ...stats import COLUMNS
+from ...stats.columns import INDEX
 from ..finding import Finding
 from ..registry import rule
 from ..signals import median, signals_of
 from ..wording import count, listed
 
-_NUM_ZEROS = COLUMNS.index("num_zeros")
 _HALF_STEP = 2.0**-24  # the smallest positive float16
 
 
@@ -29,7 +28,7 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding |
     if record is None or not record.is_finite:
         return None
     tensors = record.tensors
-    if not tensors.total_row()[_NUM_ZEROS] or not len(tensors):
+    if not tensors.total_row()[INDEX["num_zeros"]] or not len(tensors):
         return None
     columns = zip(tensors.column("num_zeros"), tensors.column("numel"))
     at = [i for i, (zeros, numel) in enumerate(columns) if zeros == numel > 0]

@@ -55,7 +55,7 @@ class Staging:
 
 
 class Layout:
-    """How a list of sizes is cut into chunks; see kernels.py for the tables.
+    """How a list of sizes is cut into chunks; see lang/stats.py for the tables.
 
     Rows of one dtype have chunks that follow each other, so that one launch serves them. No chunk holds elements of two
     rows, so a row comes out the same whatever else is in the list.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ..._device import Device
+from ...stats import COLUMNS
 from .launch import decide_launcher, finalise_launcher, scale_launcher, stats_launcher
 from .locate import locate
 from .tables import Plan, Tables
@@ -97,7 +98,7 @@ class Workspace:
         layout = plan.layout
         with self._side.entered():
             self._follow_stream()
-            partials = self._room(8 * layout.num_chunks)
+            partials = self._room(len(COLUMNS) * layout.num_chunks)
             for dtype, first, end in layout.groups:
                 stats_launcher(dtype, self.device)(
                     end - first, layout.chunks, plan.addresses, layout.numels, partials, first, layout.num_chunks

@@ -41,9 +41,7 @@ def test_it_is_as_on_one(make: Any, max_norm: float | None) -> None:
     model = copy.deepcopy(plain)
     one, memory_of_one = fastguard.wrap(make(plain.parameters()), plain, max_norm=max_norm), fastguard.MemorySink()
     put(one)
-    one.guard.ledger.sinks += fastguard.wrap(
-        make(make_model().parameters()), sinks=[memory_of_one]
-    ).guard.ledger.sinks
+    one.guard.ledger.sinks += fastguard.wrap(make(make_model().parameters()), sinks=[memory_of_one]).guard.ledger.sinks
     memory = fastguard.MemorySink()
     several, couriers = _guarded(model, make, max_norm=max_norm, sinks=[memory])
     for step in range(5):

@@ -11,9 +11,9 @@ from device_helpers import slow
 from guard_helpers import loss_at, make_model, take_step, train
 
 import fastguard
-from fastguard import kernels
 from fastguard.guard import engines
 from fastguard.guard.engines import TorchEngine, TritonEngine
+from fastguard.kernels import registry
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,10 @@ from fastguard.guard.engines import TorchEngine, TritonEngine
     ],
 )
 def test_engines(device: str, backend: str, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.triton, "accepts", lambda d: d.type in ("cuda", "xpu"))
-    monkeypatch.setattr(kernels.triton, "unavailable", lambda: None)
-    monkeypatch.setattr(kernels.triton, "problem_on", lambda d: None)
+    triton = registry.BACKENDS["triton"]
+    monkeypatch.setattr(triton, "accepts", lambda d: d.type in ("cuda", "xpu"))
+    monkeypatch.setattr(triton, "unavailable", lambda: None)
+    monkeypatch.setattr(triton, "problem_on", lambda device, operation: None)
     assert engines.engine_for(torch.device(device), backend) is expected
 
 
@@ -44,10 +45,11 @@ def test_engines(device: str, backend: str, expected: Any, monkeypatch: pytest.M
 def test_without_triton_a_gpu_gets_plain_torch_and_one_line(
     asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kernels.triton, "accepts", lambda d: d.type == "cuda")
-    monkeypatch.setattr(kernels.triton, "unavailable", lambda: None)
-    monkeypatch.setattr(kernels.triton, asked, lambda *device: "it is Tuesday")
-    kernels._say_once.cache_clear()
+    triton = registry.BACKENDS["triton"]
+    monkeypatch.setattr(triton, "accepts", lambda d: d.type == "cuda")
+    monkeypatch.setattr(triton, "unavailable", lambda: None)
+    monkeypatch.setattr(triton, asked, lambda *arguments: "it is Tuesday")
+    registry.say_once.cache_clear()
     for _ in range(2):
         assert engines.engine_for(torch.device("cuda"), "auto") is TorchEngine
     assert [r.getMessage().split(".")[0] for r in caplog.records] == ["backend 'triton' cannot run: it is Tuesday"]

@@ -1,5 +1,5 @@
 """Activations whose channels are contiguous stretches of memory, as in [N, C, H, W], or that have none; see
-activation_kernels.py."""
+activations.py."""
 
 # No `from __future__ import annotations` here: Triton reads the annotations of the arguments.
 import triton
