@@ -12,7 +12,6 @@ from typing import Any
 from ..diagnosis import RULES, Rule
 from ..diagnosis.presets import PRESETS
 from ..history import TrainingHistory
-from ..history.loading import add_lines
 from ..report import build_report
 from ..sinks import read_jsonl
 from .cli import Parser
@@ -68,7 +67,7 @@ def diagnose(argv: list[str]) -> int:
     try:
         thresholds = _thresholds(arguments.set, rules)
         log = read_jsonl(arguments.log)
-        history = add_lines(TrainingHistory(arguments.window), log, arguments.log)
+        history = TrainingHistory.from_log(log, arguments.window, arguments.log)
     except (OSError, ValueError) as error:
         print(f"fastguard diagnose: error: {error}", file=sys.stderr)
         return EXIT_ERROR

@@ -6,18 +6,39 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..stats.running import quantiles
-from .entries import Entry
+from .entries import Entry, Validation
 
 
-class Series:
-    """What can be read off the windows and counters of a `TrainingHistory`."""
+class Counters:
+    """What a `TrainingHistory` counts."""
 
-    recent: deque[Entry]
-    clean: deque[Entry]
     num_steps: int
     num_clean: int
     num_skipped: int
     num_clipped: int
+    num_nonfinite: int
+    num_nonfinite_applied: int
+    num_scaled: int
+    skip_run: int
+    longest_skip_run: int
+    longest_skip_run_end: int
+    equal_run: int
+    num_timed: int
+    num_bad_losses: int
+    first_bad_loss_step: int
+    last_bad_loss_step: int
+
+
+COUNTERS = tuple(Counters.__annotations__)
+
+
+class Series(Counters):
+    """What can be read off the windows and counters of a `TrainingHistory`."""
+
+    window: int
+    recent: deque[Entry]
+    clean: deque[Entry]
+    validations: deque[Validation]
     _equal_low: float
     _equal_high: float
 
