@@ -7,10 +7,11 @@ from bisect import bisect_left, insort
 
 from ...history import Entry, TrainingHistory
 from ...stats.running import quantiles
-from ..finding import Finding
+from ..finding import Finding, count
 from ..registry import rule
 from ..signals import median, signals_of
-from ..wording import count
+
+TITLE = "Gradients too large"
 
 
 @rule(

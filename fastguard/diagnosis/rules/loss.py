@@ -10,6 +10,8 @@ from ..finding import Finding
 from ..registry import rule
 from ..signals import median, noise, signals_of
 
+TITLE = "Loss"
+
 
 @rule(
     "loss-explosion",

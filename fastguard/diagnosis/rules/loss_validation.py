@@ -9,6 +9,8 @@ from ..finding import Finding
 from ..registry import rule
 from ..signals import median, signals_of
 
+TITLE = "Loss"
+
 
 @rule(
     "overfitting",

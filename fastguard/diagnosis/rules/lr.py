@@ -9,6 +9,8 @@ from ..finding import Finding
 from ..registry import rule
 from ..signals import signals_of
 
+TITLE = "Learning rate"
+
 
 @rule(
     "learning-rate-jump",

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from ...history import TrainingHistory
-from ..finding import Finding, Severity
+from ..finding import Finding, Severity, count, listed
 from ..registry import rule
-from ..wording import count, listed
+
+TITLE = "NaN and Inf"
 
 _SCALER_CALIBRATION = "GradScaler finds its scale by such skips; this is normal."
 

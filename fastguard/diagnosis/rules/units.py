@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 
 from ...history import TrainingHistory
 from ...stats.samples import ModuleActivity
-from ..finding import Finding
+from ..finding import Finding, count, listed
 from ..registry import rule
 from ..signals import signals_of
-from ..wording import count, listed
+
+TITLE = "Units"
 
 _MANY_BATCHES = 4
 _NEARLY_ALL = 0.95

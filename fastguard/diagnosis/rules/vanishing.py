@@ -7,10 +7,11 @@ import math
 from ...history import TensorTrack, TrainingHistory
 from ...history.updates import is_bias
 from ...stats import COLUMNS
-from ..finding import Finding
+from ..finding import Finding, count, listed
 from ..registry import rule
 from ..signals import median, signals_of
-from ..wording import count, listed
+
+TITLE = "Gradients too small"
 
 _NUM_ZEROS = COLUMNS.index("num_zeros")
 _HALF_STEP = 2.0**-24  # the smallest positive float16

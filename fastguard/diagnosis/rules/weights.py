@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ...history import TrainingHistory, UpdateRatio
 from ...history.updates import is_bias
-from ..finding import Finding, Severity
+from ..finding import Finding, Severity, count, listed
 from ..registry import rule
 from ..signals import median, signals_of
-from ..wording import count, listed
+
+TITLE = "Weights and updates"
 
 
 @rule(
