@@ -33,6 +33,15 @@ FULL_RECORD = make_bad_record(7, ["b"], loss=1.5, val_loss=1.75, lr=1e-3, loss_s
 HERE = Path(__file__).parent
 
 
+# How each sink is made, in a folder of its own; all of them go through `TestContract`.
+SINKS = {
+    "MemorySink": lambda folder: MemorySink(),
+    "JsonlSink": lambda folder: JsonlSink(folder / "log.jsonl"),
+    "FunctionSink": lambda folder: FunctionSink(lambda record: None),
+    "SafeSink": lambda folder: SafeSink(MemorySink()),
+}
+
+
 def strict_lines(path):
     """The lines of `path`, each through a parser that refuses what is not JSON."""
 
@@ -61,16 +70,15 @@ def write_steps(sink, num_steps):
 class TestContract:
     """What every sink does."""
 
-    @pytest.fixture(params=["memory", "jsonl", "function", "safe"])
+    @pytest.fixture(params=SINKS)
     def sink(self, request, tmp_path):
-        made = {
-            "memory": MemorySink,
-            "jsonl": lambda: JsonlSink(tmp_path / "log.jsonl"),
-            "function": lambda: FunctionSink(lambda record: None),
-            "safe": lambda: SafeSink(MemorySink()),
-        }[request.param]()
+        made = SINKS[request.param](tmp_path)
         yield made
         made.close()
+
+    def test_every_sink_of_fastguard_is_here(self):
+        ours = {kind.__name__ for kind in Sink.__subclasses__() if kind.__module__.startswith("fastguard.")}
+        assert ours == SINKS.keys()
 
     def test_is_a_sink_and_is_taken_as_it_is(self, sink):
         assert isinstance(sink, Sink)
@@ -81,8 +89,45 @@ class TestContract:
         assert sink.write(FULL_RECORD) is None
         assert sink.close() is None and sink.close() is None
 
+    def test_takes_notes(self, sink):
+        assert sink.note({"names": ["a"]}) is None
+
     def test_repr_names_it_without_an_address(self, sink):
         assert type(sink).__name__ in repr(sink) and " at 0x" not in repr(sink).replace("<lambda> at", "")
+
+
+class TestBase:
+    def test_one_method_is_enough(self):
+        seen = []
+
+        class Keeping(Sink):
+            def write(self, record):
+                seen.append(record)
+
+        sink, record = SafeSink(Keeping()), make_record(0)
+        sink.write(record)
+        sink.note({"names": []})
+        sink.close()
+        assert seen == [record] and sink.last_error is None
+
+    def test_without_write_it_cannot_be_made(self):
+        class Empty(Sink):
+            pass
+
+        with pytest.raises(TypeError, match="abstract class Empty .* abstract method '?write"):
+            Empty()
+
+    def test_any_class_with_write_and_close_is_one(self):
+        class Duck:
+            def write(self, record): ...
+
+            def close(self): ...
+
+        class Deaf:
+            def close(self): ...
+
+        assert isinstance(Duck(), Sink) and as_sink(duck := Duck()) is duck
+        assert not isinstance(Deaf(), Sink) and not isinstance(Duck(), MemorySink)
 
 
 class TestAsSink:

@@ -11,12 +11,12 @@ from typing import Any
 from ..stats import StepStats, strict_json
 from ..stats.log import JsonlLog as JsonlLog
 from ..stats.log import read_jsonl as read_jsonl
-from .sink import flatten_step
+from .sink import Sink, flatten_step
 
 _FLAGS = os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     """Writes each record as one line of strict JSON, under the keys of `fastguard.sinks.flatten`, for the gradients.
 
     A line also has `time` (seconds since 1970, when it was written). Every `tensors_every` steps, and at every step
