@@ -114,7 +114,7 @@ class TestBase:
         class Empty(Sink):
             pass
 
-        with pytest.raises(TypeError, match="abstract class Empty .* abstract method '?write"):
+        with pytest.raises(TypeError, match=r"abstract class Empty .* abstract method '?write"):
             Empty()
 
     def test_any_class_with_write_and_close_is_one(self):

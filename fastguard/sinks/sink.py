@@ -40,9 +40,8 @@ class Sink(abc.ABC):
 
     @classmethod
     def __subclasshook__(cls, kind: type) -> Any:
-        return (
-            cls is Sink and all(callable(getattr(kind, name, None)) for name in ("write", "close"))
-        ) or NotImplemented
+        has_both = all(callable(getattr(kind, name, None)) for name in ("write", "close"))
+        return True if cls is Sink and has_both else NotImplemented
 
 
 class FunctionSink(Sink):
