@@ -15,7 +15,7 @@ MAX_NAMES = 4096
 _Item = TypeVar("_Item", ModuleActivity, WeightStats)
 
 
-class Sample(NamedTuple, Generic[_Item]):
+class Point(NamedTuple, Generic[_Item]):
     """One module or parameter at one sampled step."""
 
     step: int
@@ -27,13 +27,13 @@ class Window(Generic[_Item]):
 
     __slots__ = ("count", "first", "recent")
 
-    def __init__(self, first: Sample[_Item]) -> None:
-        self.first: Sample[_Item] = first
-        self.recent: deque[Sample[_Item]] = deque(maxlen=WINDOW)
+    def __init__(self, first: Point[_Item]) -> None:
+        self.first: Point[_Item] = first
+        self.recent: deque[Point[_Item]] = deque(maxlen=WINDOW)
         self.count = 0
 
     @property
-    def last(self) -> Sample[_Item]:
+    def last(self) -> Point[_Item]:
         """The newest sample."""
         return self.recent[-1]
 
@@ -44,13 +44,13 @@ class Window(Generic[_Item]):
         twin.count = self.count
         return twin
 
-    def add(self, sample: Sample[_Item]) -> None:
+    def add(self, sample: Point[_Item]) -> None:
         """Takes the newest sample."""
         self.recent.append(sample)
         self.count += 1
 
 
-def _encode(sample: Sample[Any]) -> list[Any]:
+def _encode(sample: Point[Any]) -> list[Any]:
     return [sample.step, strict_json.encode(sample.value.to_dict())]
 
 
@@ -89,7 +89,7 @@ class Sampled(Part, Generic[_Item]):
         self.num_samples += 1
         self.last_step = step
         for item in items:
-            sample = Sample(step, item)
+            sample = Point(step, item)
             window = self._windows.get(item.name)
             if window is None:
                 if len(self._windows) >= MAX_NAMES:
@@ -126,5 +126,5 @@ class Sampled(Part, Generic[_Item]):
             window.recent.extend(map(self._sample, recent))
             window.count = count
 
-    def _sample(self, pair: Sequence[Any]) -> Sample[_Item]:
-        return Sample(pair[0], self._decode(strict_json.decode(pair[1])))
+    def _sample(self, pair: Sequence[Any]) -> Point[_Item]:
+        return Point(pair[0], self._decode(strict_json.decode(pair[1])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Container, Sequence
 from typing import ClassVar, NamedTuple
@@ -69,7 +70,7 @@ class UpdateRatios(Part):
             ratio
             for w in weights
             if (ratio := w.update_ratio) is not None
-            and ratio - ratio == 0.0
+            and math.isfinite(ratio)
             and (w.name in chosen if chosen is not None else w.numel >= MIN_NUMEL and not is_bias(w.name))
         ]
         if not ratios:

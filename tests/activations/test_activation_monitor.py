@@ -312,11 +312,11 @@ class TestOutputs:
         assert stats.num_nans == stats.total_elements == (6 if make(torch.ones(2, 3)).is_sparse else 9)
 
     def test_a_tensor_returned_by_several_modules_is_read_once(self, monkeypatch):
-        from fastguard.activations import engines
+        from fastguard.activations import readers
 
         reads = []
-        run = engines.run_activation
-        monkeypatch.setattr(engines, "run_activation", lambda x, *rest: reads.append(x.shape) or run(x, *rest))
+        run = readers.run_activation
+        monkeypatch.setattr(readers, "run_activation", lambda x, *rest: reads.append(x.shape) or run(x, *rest))
         net = nn.Sequential(nn.Sequential(nn.Sequential(nn.ReLU())))
         monitor = ActivationMonitor(net, modules="all")
         net(torch.ones(2, 3))

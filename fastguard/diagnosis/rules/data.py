@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from ...history import Spike, TrainingHistory
@@ -75,7 +76,7 @@ def label_noise(
 
     From `validations` validations on, the newest above the first. Only a hint: too few samples look alike.
     """
-    known = [v for v in history.validations if v.train_loss - v.train_loss == 0.0]
+    known = [v for v in history.validations if math.isfinite(v.train_loss)]
     first = signals_of(history).initial_loss
     if len(known) < validations or not first > 0.0:
         return None

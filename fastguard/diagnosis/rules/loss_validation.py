@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from ...history import TrainingHistory
@@ -28,7 +29,7 @@ def overfitting(
     Also by more than a `share` of the first validation loss, and by a `gap` above the training loss. A validation loss
     that dances around its best is silent.
     """
-    known = [v for v in history.validations if v.train_loss - v.train_loss == 0.0]
+    known = [v for v in history.validations if math.isfinite(v.train_loss)]
     if len(known) <= validations:
         return None
     best = min(range(len(known)), key=lambda i: known[i].val_loss)

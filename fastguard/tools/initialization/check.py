@@ -13,7 +13,7 @@ from ... import kernels
 from ...stats import TensorRow
 from .expected import Missing, Weight, bare, missing_values, modules_with_names, tied, weights_of
 from .followers import LINEAR, by_graph, by_registration
-from .report import LARGE, NOT_FINITE, OK, SMALL, TOO_LARGE, TOO_SMALL, Entry, InitializationReport
+from .report import LARGE, NOT_FINITE, OK, SMALL, TOO_LARGE, TOO_SMALL, AttributeDict, InitializationReport
 from .variance import output_variances
 
 _EXPECTED_RMS = {"norm": 1.0, "bias": 1.0}
@@ -188,14 +188,14 @@ def _judge(
     return InitializationReport(layers, beside, reasons, how, all_ok, variance_ok)
 
 
-def _entry(weight: Weight, row: TensorRow) -> Entry:
+def _entry(weight: Weight, row: TensorRow) -> AttributeDict:
     # A complex number's spread is that of both its parts together.
     std = row.std * math.sqrt(2) if weight.tensor.is_complex() else row.std
     status = SMALL if std < weight.low else LARGE if std > weight.high else OK
     rule = weight.rule
     if not row.abs_max and status == SMALL:
         rule += "; all zero, which only a branch beside a residual may be"
-    return Entry(
+    return AttributeDict(
         status=NOT_FINITE if row.num_nans or row.num_infs else status,
         expected_std=weight.expected_std,
         actual_std=std,
@@ -206,7 +206,7 @@ def _entry(weight: Weight, row: TensorRow) -> Entry:
     )
 
 
-def _other(kind: str, row: TensorRow) -> Entry:
+def _other(kind: str, row: TensorRow) -> AttributeDict:
     rms = math.sqrt(row.sum_sq / row.numel) if row.numel else 0.0
     expected = _EXPECTED_RMS.get(kind)
     status = OK
@@ -216,4 +216,4 @@ def _other(kind: str, row: TensorRow) -> Entry:
         status = LARGE
     elif kind == "norm" and 0 < rms < TOO_SMALL:
         status = SMALL
-    return Entry(kind=kind, status=status, rms=rms, expected_rms=expected)
+    return AttributeDict(kind=kind, status=status, rms=rms, expected_rms=expected)
