@@ -16,9 +16,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from fastguard.diagnosis import RULES, Rule
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))  # the rules beside these pages, whatever is installed
+
+from fastguard.diagnosis import RULES, Rule  # noqa: E402
+
 BY_HAND = ("Symptom", "Cause")
 FILL_IN = {
     "Symptom": "FILL IN: what a user sees, in a sentence or two; the first goes into the index.",

@@ -71,8 +71,7 @@ def _period(spikes: list[Spike], tolerance: int, least: int) -> int | None:
 def label_noise(
     history: TrainingHistory, *, learnt: float = 0.3, carried: float = 0.1, validations: int = 4
 ) -> Finding | None:
-    """The training loss fell by a share `learnt` of where it began, the best validation by less than `carried` of its
-    own.
+    """The training loss fell by a share `learnt` of where it began, the best validation loss by less than `carried`.
 
     From `validations` validations on, the newest above the first. Only a hint: too few samples look alike.
     """

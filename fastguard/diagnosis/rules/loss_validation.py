@@ -92,8 +92,7 @@ def overtraining(history: TrainingHistory, *, patience: int = 10) -> Finding | N
 def training_above_validation(
     history: TrainingHistory, *, ratio: float = 1.12, validations: int = 3, high: float = 0.3
 ) -> Finding | None:
-    """In `validations` in a row, the training loss after a validation is `ratio` times the validation loss, and stays
-    high.
+    """In `validations` in a row the training loss after a validation is `ratio` times the validation loss, and high.
 
     The training loss of the steps until the next validation counts, so that a loss that falls quickly is silent. High:
     above a share `high` of the first losses.
