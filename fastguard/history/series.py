@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ..stats.part import PART, PLAIN, Kind, numbers, rows
 from ..stats.running import quantiles
-from .entries import Entry, Validation
+from .entries import Entry, NonFiniteEvent, Validation
+from .model import ModelNotes
 
 
 class Counters:
@@ -94,3 +96,20 @@ class Series(Counters):
     def learning_rate(self) -> list[float]:
         """Learning rates in the window, of the steps that have one."""
         return [entry.lr for entry in self.recent if entry.lr is not None]
+
+
+# What is saved of a history, and how: what stands in a section of its own, and the rest.
+SECTIONS: dict[str, dict[str, Kind]] = {
+    "counters": dict.fromkeys(COUNTERS, PLAIN),
+    "numbers": dict.fromkeys(("norm_min", "norm_max", "overhead_total_s", "_equal_low", "_equal_high"), PLAIN),
+    "running": dict.fromkeys(("log_norm", "losses", "val_losses", "lrs"), PART),
+}
+_PARTS = ("loss_trend", "norm_trend", "overview", "tensors", "updates", "activations", "weights")
+FIELDS: dict[str, Kind] = {
+    **dict.fromkeys(("recent", "clean"), rows(numbers(Entry))),
+    **dict.fromkeys(("first_events", "last_events"), rows(NonFiniteEvent.of)),
+    "first_nonfinite": PLAIN,
+    "validations": rows(numbers(Validation)),
+    "model": Kind(ModelNotes.state, lambda plain, now: ModelNotes.of(plain)),
+    **dict.fromkeys(_PARTS, PART),
+}

@@ -1,4 +1,4 @@
-"""A history as plain data, and back: what is saved of it, and how."""
+"""A history as plain data, and back."""
 
 from __future__ import annotations
 
@@ -6,26 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..stats import part
-from ..stats.part import PART, PLAIN, Kind, numbers, rows
-from .entries import Entry, NonFiniteEvent, Validation
-from .model import ModelNotes
-from .series import COUNTERS, Series
+from .series import FIELDS, SECTIONS, Series
 
 VERSION = 2
-_SECTIONS: dict[str, dict[str, Kind]] = {
-    "counters": dict.fromkeys(COUNTERS, PLAIN),
-    "numbers": dict.fromkeys(("norm_min", "norm_max", "overhead_total_s", "_equal_low", "_equal_high"), PLAIN),
-    "running": dict.fromkeys(("log_norm", "losses", "val_losses", "lrs"), PART),
-}
-_PARTS = ("loss_trend", "norm_trend", "overview", "tensors", "updates", "activations", "weights")
-_FIELDS: dict[str, Kind] = {
-    **dict.fromkeys(("recent", "clean"), rows(numbers(Entry))),
-    **dict.fromkeys(("first_events", "last_events"), rows(NonFiniteEvent.of)),
-    "first_nonfinite": PLAIN,
-    "validations": rows(numbers(Validation)),
-    "model": Kind(ModelNotes.state, lambda plain, now: ModelNotes.of(plain)),
-    **dict.fromkeys(_PARTS, PART),
-}
 
 
 def check(state: Mapping[str, Any]) -> None:
@@ -39,18 +22,18 @@ def check(state: Mapping[str, Any]) -> None:
 
 def dump(history: Series) -> dict[str, Any]:
     """Everything but `last`, as plain types that strict JSON can hold."""
-    sections = {name: part.dump(history, fields) for name, fields in _SECTIONS.items()}
-    return {"version": VERSION, **sections, **part.dump(history, _FIELDS)}
+    sections = {name: part.dump(history, fields) for name, fields in SECTIONS.items()}
+    return {"version": VERSION, **sections, **part.dump(history, FIELDS)}
 
 
 def load(history: Series, state: Mapping[str, Any]) -> None:
     """Puts what `dump` gave into an empty history."""
-    for name, fields in _SECTIONS.items():
+    for name, fields in SECTIONS.items():
         part.load(history, fields, state[name])
-    part.load(history, _FIELDS, state)
+    part.load(history, FIELDS, state)
 
 
 def copy(history: Series, twin: Series) -> None:
     """Gives `twin` what is in `history`; what never changes is shared."""
-    for fields in (*_SECTIONS.values(), _FIELDS):
+    for fields in (*SECTIONS.values(), FIELDS):
         part.copy_fields(history, fields, twin)

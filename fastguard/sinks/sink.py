@@ -38,6 +38,9 @@ class Sink(abc.ABC):
         """Lets go of files and connections; called once or more."""
         return
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @classmethod
     def __subclasshook__(cls, kind: type) -> Any:
         has_both = all(callable(getattr(kind, name, None)) for name in ("write", "close"))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import kernels
+from ...kernels.tensors import as_tensor
 from ...stats import TensorRow
 from .expected import Missing, Weight, bare, missing_values, modules_with_names, tied, weights_of
 from .followers import LINEAR, by_graph, by_registration
@@ -88,12 +89,7 @@ def _named(weights: Any) -> dict[str, Tensor]:
                 f"`model_or_weights` must hold tensors or arrays, got {type(w).__name__} - at {name!r}. "
                 "Pass the weights themselves, or the model."
             )
-    return {name: w.detach() if isinstance(w, Tensor) else _as_tensor(w) for name, w in found.items()}
-
-
-def _as_tensor(array: Any) -> Tensor:
-    is_plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return torch.as_tensor(array if is_plain else array.copy())
+    return {name: w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
 
 
 def _check_weights(tensors: dict[str, Tensor], backend: str) -> InitializationReport:
