@@ -1,41 +1,15 @@
-"""From a log back to a history."""
+"""From a line of a log back to the record of a step."""
 
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..sinks.jsonl import read_jsonl
 from ..stats import StepStats, TensorStats
 from ..stats.columns import EMPTY_ROW, make_row
 from ..stats.samples import ModuleActivity, WeightStats
-from .model import ModelNotes
-
-if TYPE_CHECKING:
-    from .core import TrainingHistory
-
-
-def read_into(history: TrainingHistory, path: str | os.PathLike[str]) -> TrainingHistory:
-    """`history`, with every step of the log at `path` added."""
-    return add_lines(history, read_jsonl(path), path)
-
-
-def add_lines(
-    history: TrainingHistory, lines: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]
-) -> TrainingHistory:
-    """`history`, with the steps that `lines` of the log at `path` tell of, and what they note of the model."""
-    model = getattr(lines, "model", None)
-    if model:
-        history.model = ModelNotes.of({**ModelNotes().state(), **model})
-    for number, line in enumerate(lines, 1):
-        if "step" not in line:
-            raise ValueError(f"`path` must be a log of steps, got a record without `step` - at {path}, record {number}")
-        history.defer(record_of(line))
-    history.settle()
-    return history
 
 
 def record_of(line: Mapping[str, Any]) -> StepStats:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import ClassVar
 
-from ..stats import TensorStats, columns
+from ..stats import TensorStats, columns, strict_json
+from ..stats.part import PLAIN, Kind, Part
 
 MAX_TENSORS = 4096
 NUM_FIRST = 3
@@ -119,7 +120,7 @@ class TensorTrack:
         return f"TensorTrack({self._data[self._at : self._at + _WIDTH].tolist()})"
 
 
-class TensorTracks:
+class TensorTracks(Part):
     """The tracks of all tensors, by name in the order in which they were first met.
 
     A step is looked at only now and then: the first, second, third, sixth and eleventh clean step, then one in twenty,
@@ -130,6 +131,13 @@ class TensorTracks:
     """
 
     __slots__ = ("_data", "_next", "_num_seen", "_places", "last_step", "num_samples", "num_untracked")
+    _fields: ClassVar = {
+        **dict.fromkeys(("_num_seen", "_next", "num_samples", "num_untracked", "last_step"), PLAIN),
+        "_places": Kind(list, lambda names, now: {name: _WIDTH * i for i, name in enumerate(names)}),
+        "_data": Kind(
+            lambda data: strict_json.encode(data.tolist()), lambda plain, now: array("d", strict_json.decode(plain))
+        ),
+    }
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
@@ -185,23 +193,3 @@ class TensorTracks:
         """Names and tracks, in the order in which they were first met."""
         data = self._data
         return ((name, TensorTrack(data, at)) for name, at in self._places.items())
-
-    def state(self) -> list[Any]:
-        """Everything, as numbers, strings and lists."""
-        counters = [self._num_seen, self._next, self.num_samples, self.num_untracked, self.last_step]
-        return [*counters, list(self._places), self._data.tolist()]
-
-    def load(self, state: Sequence[Any]) -> None:
-        """Takes back what `state` gave."""
-        self._num_seen, self._next, self.num_samples, self.num_untracked, self.last_step, names, values = state
-        self._places = {name: _WIDTH * i for i, name in enumerate(names)}
-        self._data = array("d", values)
-
-    def take_over(self, other: TensorTracks) -> None:
-        """Becomes what `other` is."""
-        self._num_seen, self._next, self.last_step = other._num_seen, other._next, other.last_step
-        self.num_samples, self.num_untracked = other.num_samples, other.num_untracked
-        self._places, self._data = dict(other._places), array("d", other._data)
-
-    def __repr__(self) -> str:
-        return f"TensorTracks({self.state()})"

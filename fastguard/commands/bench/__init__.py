@@ -7,11 +7,12 @@ The modules, in the order in which data flows: `cases` (what), `subject` (the te
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from ..cli import Parser
 
 FORMAT = 1
 _MEMORY_CASES = ("10000x1", "gpt2-float32")
@@ -83,9 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `fastguard bench`. Saves nothing unless told where."""
     from .plot import MissingExtraError, check_available, draw
 
-    parser = argparse.ArgumentParser(
-        prog="fastguard bench", description="Measure fastguard against torch's own functions, side by side."
-    )
+    parser = Parser("fastguard bench", "Measure fastguard against torch's own functions, side by side.")
     parser.add_argument("--quick", action="store_true", help="few rounds, for a look (about a minute)")
     parser.add_argument("--only", action="append", default=[], metavar="CASE", choices=_part_names())
     parser.add_argument("--json", type=Path, metavar="PATH", help="save the results there")

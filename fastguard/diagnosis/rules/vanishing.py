@@ -7,10 +7,11 @@ import math
 from ...history import TensorTrack, TrainingHistory
 from ...history.updates import is_bias
 from ...stats.columns import INDEX
-from ..finding import Finding
+from ..finding import Finding, count, listed
 from ..registry import rule
 from ..signals import median, signals_of
-from ..wording import count, listed
+
+TITLE = "Gradients too small"
 
 _HALF_STEP = 2.0**-24  # the smallest positive float16
 
@@ -136,8 +137,7 @@ def vanishing_norm(
 def vanishing_layers(
     history: TrainingHistory, *, ratio: float = 1e-3, ratio_alone: float = 1e-5, progress: float = 0.6
 ) -> Finding | None:
-    """The median gradient of the first quarter of the tensors is below `ratio` of the last quarter's, element for
-    element.
+    """The first quarter of the tensors has a median gradient below `ratio` of the last quarter's, element for element.
 
     A warning if the loss has not come down by a share `progress`, or below `ratio_alone`; else info. Each quarter has
     at least two tensors; biases (which a normalisation after them makes idle) and zeros do not count. From the

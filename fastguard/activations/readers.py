@@ -25,15 +25,15 @@ class Reading(NamedTuple):
     units: bytes | None
 
 
-class Measured(Protocol):
+class Measurement(Protocol):
     """A reading, now or later."""
 
     def reading(self) -> Reading:
-        """The reading. Call it only once the engine's delivery is ready."""
+        """The reading. Call it only once the reader's delivery is ready."""
 
 
 class Delivery(Protocol):
-    """What an engine has measured since the last delivery, on its way."""
+    """What an reader has measured since the last delivery, on its way."""
 
     def ready(self) -> bool:
         """Whether all of it is on the host; does not block."""
@@ -42,12 +42,12 @@ class Delivery(Protocol):
         """Blocks until it is."""
 
 
-class Engine(Protocol):
+class Reader(Protocol):
     """Reads tensors of one device."""
 
     immediate: bool
 
-    def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measured:
+    def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
         """Reads `x` once; with a `dim` also by its indices."""
 
     def deliver(self) -> Delivery:
@@ -71,7 +71,7 @@ class _Here:
         return
 
 
-class ImmediateEngine:
+class ImmediateReader:
     """Reads with the kernels of the tensor's device and has the figures at once. On a GPU this would synchronise."""
 
     immediate = True
@@ -79,7 +79,7 @@ class ImmediateEngine:
     def __init__(self, backend: str) -> None:
         self._backend = backend
 
-    def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measured:
+    def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
         x = x.detach()
         return _Now(Reading(*run_activation(x, judgement.low, judgement.high, judgement.near_zero, dim, self._backend)))
 
@@ -149,7 +149,7 @@ class _OnItsWay(NamedTuple):
         self.event.synchronize()
 
 
-class DeferredEngine:
+class DeferredReader:
     """Reads on the device, into buffers there, and never waits: figures are copied to pinned memory and picked up when
     an event that follows the copies has fired.
 
@@ -170,7 +170,7 @@ class DeferredEngine:
         self._full: list[_Buffers] = []
         self._open: _Buffers | None = None
 
-    def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measured:
+    def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
         x = plain(x.detach(), 0)
         channels = 0 if dim is None else x.shape[dim]
         buffers = self._room_for(channels)
@@ -204,6 +204,6 @@ class DeferredEngine:
         return _OnItsWay(event)
 
 
-def engine_for(device: torch.device, backend: str) -> Engine:
-    """The engine for tensors on `device`: immediate where nothing has to be waited for."""
-    return ImmediateEngine(backend) if device.type == "cpu" else DeferredEngine(device, backend)
+def reader_for(device: torch.device, backend: str) -> Reader:
+    """The reader for tensors on `device`: immediate where nothing has to be waited for."""
+    return ImmediateReader(backend) if device.type == "cpu" else DeferredReader(device, backend)

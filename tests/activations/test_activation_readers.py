@@ -8,8 +8,8 @@ from torch import nn
 
 from fastguard import ActivationMonitor, _env, kernels
 from fastguard.activations import collector as collecting
-from fastguard.activations.engines import DeferredEngine, ImmediateEngine, engine_for
 from fastguard.activations.families import RELU, TANH, UNKNOWN
+from fastguard.activations.readers import DeferredReader, ImmediateReader, reader_for
 
 from activation_models import Transformer, relu_net
 
@@ -47,25 +47,25 @@ def clock(monkeypatch) -> Clock:
     """CPU tensors are read as a device's would be."""
     clock = Clock()
     monkeypatch.setattr(
-        collecting, "engine_for", lambda device, backend: DeferredEngine(device, backend, clock.make_event)
+        collecting, "reader_for", lambda device, backend: DeferredReader(device, backend, clock.make_event)
     )
     return clock
 
 
 def test_tensors_on_the_cpu_are_read_at_once_and_others_later():
-    assert engine_for(CPU, "auto").immediate
-    assert not engine_for(torch.device("cuda"), "auto").immediate
+    assert reader_for(CPU, "auto").immediate
+    assert not reader_for(torch.device("cuda"), "auto").immediate
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 6), (3, 4, 5), (0, 4), (2, 3, 4, 5)])
 @pytest.mark.parametrize("judgement", [RELU, TANH, UNKNOWN])
-def test_both_engines_read_the_same(shape, judgement):
+def test_both_readers_read_the_same(shape, judgement):
     x = torch.randn(shape)
     if x.numel() > 6:
         x.view(-1)[[0, 3, 5]] = torch.tensor([torch.nan, torch.inf, 0.0])
     dim = None if len(shape) < 2 else 1
     clock = Clock()
-    late, now = DeferredEngine(CPU, "reference", clock.make_event), ImmediateEngine("reference")
+    late, now = DeferredReader(CPU, "reference", clock.make_event), ImmediateReader("reference")
     measured = late.measure(x, judgement, dim)
     late.deliver().wait()
     expected = now.measure(x, judgement, dim).reading()
@@ -74,10 +74,10 @@ def test_both_engines_read_the_same(shape, judgement):
 
 def test_a_device_buffer_that_is_full_is_followed_by_a_larger_one():
     clock = Clock()
-    engine = DeferredEngine(CPU, "reference", clock.make_event)
+    reader = DeferredReader(CPU, "reference", clock.make_event)
     tensors = [torch.full((2, 100), float(i)) for i in range(600)] + [torch.ones(1, 70_000)]
-    measured = [engine.measure(x, UNKNOWN, 1) for x in tensors]
-    engine.deliver().wait()
+    measured = [reader.measure(x, UNKNOWN, 1) for x in tensors]
+    reader.deliver().wait()
     readings = [one.reading() for one in measured]
     assert [reading.row[1] for reading in readings] == [*map(float, range(600)), 1.0]
     assert [len(reading.units) for reading in readings] == [3200] * 600 + [70_000 * 32]
@@ -164,7 +164,7 @@ def test_late_and_immediate_records_agree(monkeypatch):
     found = []
     for late in (False, True):
         if late:
-            monkeypatch.setattr(collecting, "engine_for", lambda d, b: DeferredEngine(d, b, Clock().make_event))
+            monkeypatch.setattr(collecting, "reader_for", lambda d, b: DeferredReader(d, b, Clock().make_event))
         monitor = ActivationMonitor(net, modules="all", backend="reference")
         net(tokens)
         monitor.flush()
@@ -190,9 +190,9 @@ def test_figures_stay_on_the_device_through_triton_too():
     x[0, :3] = torch.tensor([torch.nan, torch.inf, 0.0])
     readings = []
     for backend in ("triton", "reference"):
-        engine = DeferredEngine(CPU, backend, Clock().make_event)
-        measured = [engine.measure(x, UNKNOWN, 1), engine.measure(x, TANH, None), engine.measure(x[:0], UNKNOWN, 1)]
-        engine.deliver().wait()
+        reader = DeferredReader(CPU, backend, Clock().make_event)
+        measured = [reader.measure(x, UNKNOWN, 1), reader.measure(x, TANH, None), reader.measure(x[:0], UNKNOWN, 1)]
+        reader.deliver().wait()
         readings.append([one.reading() for one in measured])
     for triton, reference in zip(*readings):
         assert triton.row == pytest.approx(reference.row, rel=1e-5)

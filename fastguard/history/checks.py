@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..history import TrainingHistory
+from .series import Series
 
 NUM_NEWEST = 5
 NUM_PLATEAU = 50
@@ -14,7 +14,7 @@ PLATEAU_SPREAD = 0.001
 MIN_VALIDATIONS = 20
 
 
-def diagnose_losses(history: TrainingHistory) -> dict[str, Any]:
+def diagnose_losses(history: Series) -> dict[str, Any]:
     """`{"status", "issues", "recommendations"}`, as `TrainingHistory.diagnose` says; issues begin with their name."""
     losses = history.loss
     status = "healthy"
