@@ -14,7 +14,7 @@ import fastguard
 from fastguard.kernels import backends
 
 _BUSY_LOAD = 0.5
-_BUSY_RATIO = 0.05
+BUSY_RATIO = 0.05
 _TELLING_S = 1.0  # before that /proc/stat, which counts in hundredths, tells nothing
 
 
@@ -86,7 +86,7 @@ class Machine:
             "seconds": round(time.time() - self._started, 1),
             "load_at_start": self._load,
             "others_ratio": None if others is None else round(others, 4),
-            "is_busy": (self._load or 0.0) > _BUSY_LOAD if others is None else others > _BUSY_RATIO,
+            "is_busy": (self._load or 0.0) > _BUSY_LOAD if others is None else others > BUSY_RATIO,
         }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import machine
-from .rivals import BENCH_EXTRA
+from fastguard.commands.bench import machine
 
 _AXES = (("elements", "elements in one float32 tensor"), ("tensors", "float32 tensors of 1000 elements"))
 
@@ -19,7 +18,7 @@ def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise MissingExtraError(f"plots need matplotlib: {BENCH_EXTRA}") from None
+        raise MissingExtraError("plots need matplotlib: pip install 'fastguard[bench]'") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot
 
@@ -34,7 +33,7 @@ def check_available() -> None:
 def _curves(points: list[dict[str, Any]]) -> list[tuple[str, str, list[dict[str, Any]]]]:
     """(label, colour, times by point); of the two plain reads the quicker one at each point."""
     fastest = [
-        min((p[name] for name in ("read", "read-prefetch") if name in p), key=lambda t: t["median_us"], default=None)
+        min((p[name] for name in ("read", "read-prefetch") if name in p), key=lambda t: t["median"], default=None)
         for p in points
     ]
     curves = [
@@ -60,9 +59,9 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
         figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
         for title, colour, times in _curves(points):
             x = [p["x"] for p in points]
-            axes.plot(x, [t["median_us"] for t in times], "o-", color=colour, label=title, markersize=4)
+            axes.plot(x, [t["median"] for t in times], "o-", color=colour, label=title, markersize=4)
             axes.fill_between(
-                x, [t["min_us"] for t in times], [t["max_us"] for t in times], color=colour, alpha=0.2, linewidth=0
+                x, [t["min"] for t in times], [t["max"] for t in times], color=colour, alpha=0.2, linewidth=0
             )
         axes.set(xscale="log", yscale="log", xlabel=label, ylabel="µs a call (median; band: min to max)")
         axes.grid(alpha=0.3)

@@ -1,13 +1,12 @@
 """Extra memory: how far the resident set grows while gradients are read, each figure in a process of its own.
 
-`python -m fastguard.commands.bench.memory CASE KIND` prints one figure, in bytes.
+`python -m benchmarks.speed.memory CASE KIND` prints one figure, in bytes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import resource
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -16,10 +15,12 @@ from typing import Any
 import torch
 
 import fastguard
+from fastguard.commands.bench.clipping import NO_CLIPPING
+from fastguard.commands.bench.harness import Spread
+from fastguard.commands.bench.subject import Subject
 
 from .cases import CASES, Case
-from .rivals import NO_CLIPPING
-from .subject import Subject
+from .frames import run_module
 
 _NUM_PASSES = 50
 _KEPT_STEPS = 20
@@ -124,22 +125,13 @@ KINDS: dict[str, Callable[[Case], int]] = {
 }
 
 
-def _in_fresh_process(case: Case, kind: str) -> int:
-    command = [sys.executable, "-m", "fastguard.commands.bench.memory", case.name, kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"measuring {kind} of {case.name} failed:\n{done.stderr}")
-    return int(done.stdout)
-
-
-def measure_memory(case: Case) -> dict[str, Any]:
-    """Every figure of one case; `allowed_bytes` is 256 bytes a tensor and 1 MiB."""
-    return {
-        "title": case.title,
-        "num_tensors": case.num_tensors,
-        "allowed_bytes": 256 * case.num_tensors + (1 << 20),
-        **{kind: _in_fresh_process(case, kind) for kind in KINDS},
-    }
+def measure_memory(case: Case, num_processes: int = 1) -> dict[str, Any]:
+    """Every figure of one case, in bytes, each from so many fresh processes."""
+    found: dict[str, Any] = {"num_tensors": case.num_tensors}
+    for kind in KINDS:
+        values = [run_module("benchmarks.speed.memory", case.name, kind) for _ in range(num_processes)]
+        found[kind] = Spread.of(values).to_dict()
+    return found
 
 
 if __name__ == "__main__":

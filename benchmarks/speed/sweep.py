@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .cases import Case
-from .harness import Settings, measure_case
+from fastguard.commands.bench.cases import Case
+from fastguard.commands.bench.harness import Settings, Spread
+
+from .parts import rivals_in_turn
 
 RIVALS = ("clip", "torch-clip", "read", "read-prefetch")
-NUM_ELEMENTS = tuple(10**power for power in range(3, 10))
+NUM_ELEMENTS = tuple(10**power for power in range(3, 9))
 NUM_TENSORS = (1, 10, 100, 1_000, 10_000)
 ELEMENTS_A_TENSOR = 1_000
-_SETTINGS = Settings(num_rounds=7, num_slow_rounds=3, turn_ns=20_000_000)
-_MEMORY_FACTOR = 1.5  # the gradients, and what checking takes
+_SETTINGS = Settings(budget_s=2.0, num_rounds=7)
+_MEMORY_FACTOR = 3.5  # three sets of gradients, and what checking takes
 
 
-def _available_bytes() -> float:
+def available_bytes() -> float:
     """Memory that can be had; infinite where the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
@@ -31,13 +33,12 @@ def _available_bytes() -> float:
 def _points(cases: list[tuple[int, Case]], say: Callable[[str], None]) -> list[dict[str, Any]]:
     points = []
     for x, case in cases:
-        if case.num_elements * 4 * _MEMORY_FACTOR > _available_bytes():
+        if case.num_elements * 4 * _MEMORY_FACTOR > available_bytes():
             say(f"  {case.title}: left out, not enough memory")
             continue
         say(f"  {case.title}")
-        timings = measure_case(case, _SETTINGS, RIVALS)["timings"]
-        kept = ("median_us", "min_us", "max_us", "norm_error")
-        points.append({"x": x, **{name: {key: t[key] for key in kept} for name, t in timings.items()}})
+        rounds = rivals_in_turn(case, RIVALS)(_SETTINGS)["rounds_us"]
+        points.append({"x": x, **{name: Spread.of(times).to_dict() for name, times in rounds.items()}})
     return points
 
 
