@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -47,3 +47,19 @@ def full_size(backend: str) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(20240)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Most tensors here are tiny: threads that wait for one another would only cost time."""
+    used = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(used)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of threads, for tests that are about threads or set it; afterwards it is one again."""
+    yield torch.set_num_threads
+    torch.set_num_threads(1)

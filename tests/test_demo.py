@@ -26,14 +26,10 @@ STEPS = 40
 
 
 @pytest.fixture
-def tiny(monkeypatch):
+def tiny(monkeypatch, threads):
     """A model that trains in no time; its middle block is the one that is poisoned."""
     monkeypatch.setattr(training, "CharTransformer", functools.partial(CharTransformer, width=32, num_blocks=3))
     monkeypatch.setattr(cost, "MAX_ROUNDS", cost.MIN_ROUNDS)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a second one has nothing to do, and waits for its turn where other tests run too
-    yield
-    torch.set_num_threads(threads)
 
 
 def run_demo(folder, *arguments: str) -> int:

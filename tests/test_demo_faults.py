@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from fastguard.commands import cli
 from fastguard.commands.demo.lab import tasks
@@ -12,16 +11,11 @@ from fastguard.commands.demo.lab.plant import Planted
 from fastguard.diagnosis import CAUSES, RULES
 from fastguard.sinks import read_jsonl
 
+pytestmark = pytest.mark.usefixtures("threads")  # a demo sets their number
+
 # All of them can be shown; these take a second or two each.
 SHOWN = ["lr", "lr-jump", "warm-up", "lr-small", "nan", "fp16", "rnn", "dead-relu", "tanh", "init-small", "frozen"]
 SHOWN += ["labels", "missing", "weight-decay", "dropout", "overfit", "bad-epoch", "bad-batch"]
-
-
-@pytest.fixture(autouse=True)
-def _same_threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -28,13 +28,6 @@ def isa():
     cpu._C.select_isa(used)
 
 
-@pytest.fixture
-def threads():
-    used = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(used)
-
-
 def varied() -> list[torch.Tensor]:
     tensors = [torch.randn(n).to(dtype) for dtype in DTYPES for n in (1, 100, 4097, 300_001)]
     tensors += [nasty(value, dtype, 9001) for dtype in DTYPES for value in NASTY.values()]
@@ -136,6 +129,7 @@ def test_the_instruction_set_can_be_chosen_by_the_environment() -> None:
 
 
 def test_flushing_subnormals_changes_nothing(threads) -> None:
+    threads(2)  # each has its own setting
     tensors = [
         torch.full((9000,), 1e-40),
         torch.full((2_000_000,), 1e-41),
@@ -155,7 +149,8 @@ def test_flushing_subnormals_changes_nothing(threads) -> None:
     assert still_flushing  # the user's own setting is back after the pass
 
 
-def test_the_gil_is_released_for_a_large_pass() -> None:
+def test_the_gil_is_released_for_a_large_pass(threads) -> None:
+    threads(2)
     tensors = [torch.zeros(60_000_000)]
     running, ticks = True, 0
 
@@ -181,7 +176,8 @@ def test_the_gil_is_released_for_a_large_pass() -> None:
     assert during > 0
 
 
-def test_many_threads_at_once_get_the_same_result() -> None:
+def test_many_threads_at_once_get_the_same_result(threads) -> None:
+    threads(2)
     tensors = [torch.randn(200_000) for _ in range(8)]
     alone = cpu.tensor_stats(tensors)
     results: list[object] = []
@@ -198,6 +194,7 @@ def test_after_a_fork_the_kernels_still_run() -> None:
     script = (
         "import os, sys, torch\n"
         "from fastguard.kernels import cpu\n"
+        "torch.set_num_threads(2)\n"
         "cpu.tensor_stats([torch.ones(4_000_000)])\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
