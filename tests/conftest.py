@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -11,13 +12,22 @@ import torch
 from fastguard import _env, kernels
 
 import interpreting
+from left_out import LeftOut
 
-# Where Triton can neither compile for a GPU nor interprets, kernels/test_gpu_interpreted.py runs its share.
+# Where Triton can neither compile for a GPU nor interprets, there are no tests of it: see left_out.py.
 BACKENDS = ("cpu", *(["triton"] if kernels.triton.unavailable() is None else []), "reference")
 INTERPRETING = _env.triton_interpreter() and kernels.triton.unavailable() is None
 
 if INTERPRETING:
     interpreting.mend()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LeftOut())
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is there by now stays: tests that collect garbage need not look through it
 
 
 @pytest.fixture(params=BACKENDS)
@@ -38,10 +48,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def full_size(backend: str) -> None:
-    """For tests with so many elements that interpreting them would take minutes."""
-    if backend == "triton" and INTERPRETING:
-        pytest.skip("as many elements as this test has are for a GPU, not for Triton's interpreter")
+def interpreted() -> Iterator[None]:
+    """For tests that run the GPU kernels on CPU tensors; they are left out where Triton does not interpret."""
+    with warnings.catch_warnings():  # NumPy computes, and warns of overflows and NaNs
+        warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 @pytest.fixture(autouse=True)

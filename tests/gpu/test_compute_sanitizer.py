@@ -13,6 +13,8 @@ import torch
 
 from fastguard.kernels import triton
 
+pytestmark = pytest.mark.gpu
+
 SCRIPT = """
 import torch
 from fastguard.kernels.triton import Slots, Workspace

@@ -16,6 +16,8 @@ from fastguard.stats.samples import merge_activation_rows
 
 import tolerances
 
+pytestmark = pytest.mark.full_size  # test_gpu_activations.py has smaller tensors for the interpreter
+
 _settings = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 _float32 = hnp.arrays(
     np.float32, st.integers(0, 700), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)
