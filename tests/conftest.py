@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from fastguard import _env, kernels
 
 import interpreting
 from left_out import LeftOut
+
+settings.register_profile(
+    "fastguard",
+    max_examples=60 if os.environ.get("CI") else 25,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # `backend` is the same for all examples
+)
+settings.load_profile("fastguard")
 
 # Where Triton can neither compile for a GPU nor interprets, there are no tests of it: see left_out.py.
 BACKENDS = ("cpu", *(["triton"] if kernels.triton.unavailable() is None else []), "reference")
@@ -28,6 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is there by now stays: tests that collect garbage need not look through it
+
+
+def pytest_unconfigure() -> None:
+    if "triton" in sys.modules:  # as Python ends, its bindings list on stderr what they never free
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @pytest.fixture(params=BACKENDS)

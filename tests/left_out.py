@@ -10,7 +10,8 @@ import torch
 
 from fastguard import _env, kernels
 
-_KERNELS = {"device", "interpreted"}  # what hands a test the GPU kernels; `workspace` is made on a device
+# Fixtures of tests that run the GPU kernels or compile them; `workspace` is made on a device.
+_OF_THE_KERNELS = {"device", "interpreted", "compiles"}
 
 
 class LeftOut:
@@ -23,7 +24,7 @@ class LeftOut:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         kept, dropped = [], []
         for item in items:
-            if _runs_the_kernels(item):
+            if _is_about_the_kernels(item):
                 item.add_marker("triton")
             reason = _why_not_here(item)
             (dropped if reason else kept).append(item)
@@ -54,9 +55,9 @@ def _fixtures(item: pytest.Item) -> set[str]:
     return set(getattr(item, "fixturenames", ())) - set(_params(item))
 
 
-def _runs_the_kernels(item: pytest.Item) -> bool:
+def _is_about_the_kernels(item: pytest.Item) -> bool:
     params = _params(item)
-    return "triton" in (params.get("backend"), params.get("engine")) or bool(_KERNELS & _fixtures(item))
+    return "triton" in (params.get("backend"), params.get("engine")) or bool(_OF_THE_KERNELS & _fixtures(item))
 
 
 def _why_not_here(item: pytest.Item) -> str | None:
@@ -64,6 +65,8 @@ def _why_not_here(item: pytest.Item) -> str | None:
     is_interpreting = _env.triton_interpreter()
     if item.get_closest_marker("gpu"):
         return None if torch.cuda.is_available() and not is_interpreting else "need a CUDA device"
+    if "compiles" in _fixtures(item):
+        return "compile the GPU kernels: TRITON_INTERPRET=1 does not" if is_interpreting else None
     if item.get_closest_marker("triton"):
         if kernels.triton.unavailable() is not None:
             return f"run the GPU kernels: {kernels.triton.unavailable()}"

@@ -172,6 +172,7 @@ def test_whole_steps_that_differ_are_refused(monkeypatch):
         steps.measure_steps(cases.STEP_CASES["step-mlp"], num_repetitions=1, num_steps=6)
 
 
+@pytest.mark.slow
 def test_further_tensors_are_measured_alive_and_fresh():
     measured = further.measure_further(harness.Settings(num_rounds=1), many=30, few=10)
     for key in ("fastguard_alive_ns", "fastguard_fresh_ns", "torch_alive_ns", "torch_fresh_ns"):
@@ -185,6 +186,7 @@ def test_peak_growth_sees_memory_that_was_given_back():
     assert memory.peak_growth_bytes(lambda: None) < 1 << 20
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_fresh_process():
     measured = memory.measure_memory(cases.CASES["300x1000"])
     assert measured["allowed_bytes"] == 256 * 300 + 2**20
@@ -194,6 +196,7 @@ def test_memory_is_measured_in_a_fresh_process():
         assert measured["clip_bytes"] <= measured["allowed_bytes"]
 
 
+@pytest.mark.slow
 def test_memory_that_cannot_be_measured_says_why():
     with pytest.raises(RuntimeError, match=r"clip_bytes of tiny-float32 failed:\n(.|\n)*KeyError"):
         memory.measure_memory(FLOAT32)
@@ -234,6 +237,7 @@ def test_durations_have_three_digits(us, text):
     assert table.duration(us) == text
 
 
+@pytest.mark.slow
 def test_collected_results_survive_json_and_tell_the_machine(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cases, "CASES", {"300x1000": FLOAT32})
     monkeypatch.setattr(cases, "STEP_CASES", {})
@@ -257,6 +261,7 @@ def test_an_unknown_case_lists_the_known_ones(capsys):
     assert "gpt2-float32" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_from_a_sweep(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     monkeypatch.setattr(sweep, "_SETTINGS", TINY)
@@ -267,6 +272,7 @@ def test_plots_are_drawn_from_a_sweep(monkeypatch, tmp_path):
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
+@pytest.mark.slow
 def test_points_that_do_not_fit_into_memory_are_left_out(monkeypatch):
     monkeypatch.setattr(sweep, "_SETTINGS", TINY)
     monkeypatch.setattr(sweep, "_available_bytes", lambda: 1000)
@@ -326,6 +332,7 @@ def test_the_documents_show_the_saved_results():
     assert readme.main([str(saved), *documents, "--check"]) == 0
 
 
+@pytest.mark.slow
 def test_the_activation_benchmark_on_a_tiny_tensor(monkeypatch):
     path = ROOT / "benchmarks" / "activations.py"
     if not path.exists() or kernels.cpu.unavailable() is not None:

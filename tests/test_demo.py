@@ -64,6 +64,7 @@ def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
     assert f"the log is {tmp_path / 'run.jsonl'}" in text
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run(tiny, tmp_path, capsys):
     runs = []
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
@@ -82,6 +83,7 @@ def test_the_demo_fails_when_the_poisoned_step_is_not_skipped(tiny, tmp_path, ca
     assert f"THE DEMO FAILED at step {STEPS // 2}" in text
 
 
+@pytest.mark.slow
 def test_the_whole_command_without_tqdm(tmp_path):
     code = (
         "import sys; sys.modules['tqdm'] = None\nfrom fastguard.commands.cli import main\nsys.exit(main(sys.argv[1:]))"

@@ -32,7 +32,5 @@ def workspace(device: torch.device) -> triton.Workspace:
 
 @pytest.fixture
 def compiles() -> None:
-    """For tests that compile: Triton must be there, and not be interpreting."""
+    """For tests that compile; they are left out where Triton interprets."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    if _env.triton_interpreter():
-        pytest.skip("TRITON_INTERPRET=1: nothing is compiled in this process")

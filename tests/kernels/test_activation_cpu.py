@@ -156,6 +156,7 @@ def test_many_threads_at_once_get_the_same_result(threads) -> None:
     assert results == [alone] * 4
 
 
+@pytest.mark.slow
 def test_after_a_fork_small_tensors_can_still_be_measured() -> None:
     """In a forked child an OpenMP pool of the parent is gone; small work must not touch it."""
     script = (

@@ -18,6 +18,7 @@ from cases import DTYPES, LAYOUTS, NASTY, image, nasty
 from truth import assert_row
 
 pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no C++ kernels: {cpu.unavailable()}")
+BETTER_ISAS = [] if cpu.unavailable() else [name for name in cpu._C.isa_names() if name != "baseline"]
 
 
 @pytest.fixture
@@ -108,16 +109,20 @@ def test_both_ways_to_read_a_tensor_agree() -> None:
     assert outputs[0][1:] == outputs[1][1:]
 
 
-def test_the_instruction_set_can_be_chosen_by_the_environment() -> None:
-    for name in cpu._C.isa_names():
-        out = subprocess.run(
-            [sys.executable, "-c", "from fastguard.kernels import cpu; print(cpu._C.isa())"],
-            env={**os.environ, "FASTGUARD_ISA": name},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert out.stdout.strip() == name
+@pytest.mark.parametrize("name", ["baseline", *(pytest.param(x, marks=pytest.mark.slow) for x in BETTER_ISAS)])
+def test_the_instruction_set_can_be_chosen_by_the_environment(name: str) -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", "from fastguard.kernels import cpu; print(cpu._C.isa())"],
+        env={**os.environ, "FASTGUARD_ISA": name},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.strip() == name
+
+
+@pytest.mark.slow
+def test_an_instruction_set_that_is_none_is_an_error_that_lists_them() -> None:
     failed = subprocess.run(
         [sys.executable, "-c", "import fastguard; fastguard.backends()"],
         env={**os.environ, "FASTGUARD_ISA": "sse9"},
@@ -189,6 +194,7 @@ def test_many_threads_at_once_get_the_same_result(threads) -> None:
     assert results == [alone] * 6
 
 
+@pytest.mark.slow
 def test_after_a_fork_the_kernels_still_run() -> None:
     """In a forked child an OpenMP pool of the parent is gone; small work must not touch it."""
     script = (
