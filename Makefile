@@ -3,8 +3,13 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check
 # What an installed environment depends on: when one of these changes, it is brought up to date.
 SOURCES = pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 
+WORKERS ?= 2
+# One thread each: most tensors of the tests are tiny, and tests that are about threads ask for theirs.
+PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n $(WORKERS) --dist worksteal
+INTERPRETED = tests/kernels tests/guard/device tests/activations/test_activation_engines.py
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench faults gpu-test gpu-bench lint sanitize clean
+.PHONY: help demo test slow-test bench faults gpu-test gpu-bench lint sanitize clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -13,14 +18,20 @@ help: ## list the targets
 demo: .venv/demo.stamp ## train a small model under guard, on real text (2 to 3 minutes)
 	.venv/bin/fastguard demo
 
-test: .venv/dev.stamp ## run the tests
-	.venv/bin/python -m pytest
+# Once as it is, and once more what runs the GPU kernels, by Triton's interpreter.
+test: .venv/dev.stamp ## run the tests, but the slow ones (3 minutes on two cores)
+	$(PYTEST)
+	TRITON_INTERPRET=1 $(PYTEST) -m "triton and not slow" $(INTERPRETED)
+
+slow-test: .venv/dev.stamp ## run the slow ones
+	$(PYTEST) -m slow
+	TRITON_INTERPRET=1 $(PYTEST) -m "triton and slow" $(INTERPRETED)
 
 bench: .venv/dev.stamp ## measure against torch's own functions, in turn with them as in training (8 minutes)
 	.venv/bin/python -m benchmarks.speed --dry
 
 gpu-test: ## run the tests that need a GPU, with the Python that has a torch for it (PYTHON=...)
-	$(PYTHON) -m pytest tests/gpu tests/kernels -k "triton or gpu"
+	$(PYTHON) -m pytest tests/gpu tests/kernels -m "gpu or triton"
 
 gpu-bench: ## measure the GPU path with that Python; needs an NVIDIA GPU
 	$(PYTHON) benchmarks/gpu.py

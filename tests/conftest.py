@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from fastguard import BackendUnavailableError, _env, kernels
 from fastguard.kernels.registry import BACKENDS
 
 import interpreting
+from left_out import LeftOut
+
+settings.register_profile(
+    "fastguard",
+    max_examples=60 if os.environ.get("CI") else 25,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # `backend` is the same for all examples
+)
+settings.load_profile("fastguard")
 
 STATUS = kernels.backends()
-# Where Triton can neither compile for a GPU nor interprets, kernels/test_gpu_interpreted.py runs its share.
+# Where Triton can neither compile for a GPU nor interprets, there are no tests of it: see left_out.py.
 NAMES = [name for name, status in STATUS.items() if status.available or name != "triton"]
 INTERPRETING = _env.triton_interpreter() and STATUS["triton"].available
 
@@ -26,6 +40,19 @@ if INTERPRETING:
 def is_here(device: str) -> bool:
     """Whether tensors can be made on `device`."""
     return device == "cpu" or getattr(torch, device).is_available()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LeftOut())
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is there by now stays: tests that collect garbage need not look through it
+
+
+def pytest_unconfigure() -> None:
+    if "triton" in sys.modules:  # as Python ends, its bindings list on stderr what they never free
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @pytest.fixture(params=NAMES)
@@ -56,12 +83,30 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 
 
 @pytest.fixture
-def full_size(backend: str) -> None:
-    """For tests with so many elements that interpreting them would take minutes."""
-    if backend == "triton" and INTERPRETING:
-        pytest.skip("as many elements as this test has are for a GPU, not for Triton's interpreter")
+def interpreted() -> Iterator[None]:
+    """For tests that run the GPU kernels on CPU tensors; they are left out where Triton does not interpret."""
+    with warnings.catch_warnings():  # NumPy computes, and warns of overflows and NaNs
+        warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(20240)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Most tensors here are tiny: threads that wait for one another would only cost time."""
+    used = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(used)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of threads, for tests that are about threads or set it; afterwards it is one again."""
+    yield torch.set_num_threads
+    torch.set_num_threads(1)

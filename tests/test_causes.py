@@ -278,7 +278,7 @@ def test_all_rules_are_asked_within_a_millisecond_or_so():
     durations = []
     for _ in range(7):
         history.note_model()  # a change, so that nothing is remembered from the last time
-        started = time.perf_counter()
+        started = time.process_time()  # not that of whoever else runs
         find_causes(diagnose(history), history)
-        durations.append(time.perf_counter() - started)
+        durations.append(time.process_time() - started)
     assert min(durations) < 10e-3  # 0.6 ms where nothing else runs

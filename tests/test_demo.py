@@ -26,14 +26,10 @@ STEPS = 40
 
 
 @pytest.fixture
-def tiny(monkeypatch):
+def tiny(monkeypatch, threads):
     """A model that trains in no time; its middle block is the one that is poisoned."""
     monkeypatch.setattr(training, "CharTransformer", functools.partial(CharTransformer, width=32, num_blocks=3))
     monkeypatch.setattr(cost, "MAX_ROUNDS", cost.MIN_ROUNDS)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a second one has nothing to do, and waits for its turn where other tests run too
-    yield
-    torch.set_num_threads(threads)
 
 
 def run_demo(folder, *arguments: str) -> int:
@@ -68,6 +64,7 @@ def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
     assert f"the log is {tmp_path / 'run.jsonl'}" in text
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run(tiny, tmp_path, capsys):
     runs = []
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
@@ -86,6 +83,7 @@ def test_the_demo_fails_when_the_poisoned_step_is_not_skipped(tiny, tmp_path, ca
     assert f"THE DEMO FAILED at step {STEPS // 2}" in text
 
 
+@pytest.mark.slow
 def test_the_whole_command_without_tqdm(tmp_path):
     code = (
         "import sys; sys.modules['tqdm'] = None\nfrom fastguard.commands.cli import main\nsys.exit(main(sys.argv[1:]))"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from fastguard.commands import cli
 from fastguard.commands.demo.lab import tasks
@@ -12,16 +11,13 @@ from fastguard.commands.demo.lab.plant import Planted
 from fastguard.diagnosis import CAUSES, RULES
 from fastguard.sinks import read_jsonl
 
-# All of them can be shown; these take a second or two each.
-SHOWN = ["lr", "lr-jump", "warm-up", "lr-small", "nan", "fp16", "rnn", "dead-relu", "tanh", "init-small", "frozen"]
-SHOWN += ["labels", "missing", "weight-decay", "dropout", "overfit", "bad-epoch", "bad-batch"]
+pytestmark = pytest.mark.usefixtures("threads")  # a demo sets their number
 
-
-@pytest.fixture(autouse=True)
-def _same_threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+# All of them can be shown; these take a second or two each. One of each kind stands for them where time is short.
+ONE_OF_EACH_KIND = ["nan", "lr-jump", "dead-relu"]
+OTHERS = ["lr", "warm-up", "lr-small", "fp16", "rnn", "tanh", "init-small", "frozen", "labels", "missing"]
+OTHERS += ["weight-decay", "dropout", "overfit", "bad-epoch", "bad-batch"]
+SHOWN = [*ONE_OF_EACH_KIND, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -41,6 +37,10 @@ def test_a_fault_that_is_not_there_is_not_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(FAULTS, "overfit", type(fault)(**{**vars(fault), "plant": harmless, "task": "char-mlp"}))
     assert cli.main(["demo", "--fault", "overfit", "--out", str(tmp_path)]) == cli.EXIT_FAILED
     assert "THE DEMO FAILED: right would have been overfitting" in capsys.readouterr().out
+
+
+def test_one_of_each_kind_is_always_shown():
+    assert {FAULTS[name].kind for name in ONE_OF_EACH_KIND} == {fault.kind for fault in FAULTS.values()}
 
 
 def test_the_list_has_every_fault(capsys):

@@ -84,6 +84,7 @@ def test_following_a_guard_the_graph_between_samples_holds_no_operator_of_ours()
     assert not any("fastguard" in target for target in without)
 
 
+@pytest.mark.slow
 def test_under_inductor():
     net = Transformer(num_blocks=1)
     with torch.no_grad():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastguard import ActivationMonitor, _env, kernels
+from fastguard import ActivationMonitor
 from fastguard.activations import collector as collecting
 from fastguard.activations.families import RELU, TANH, UNKNOWN
 from fastguard.activations.readers import DeferredReader, ImmediateReader, reader_for
@@ -182,10 +182,7 @@ def test_detach_waits_for_what_is_on_its_way(clock):
     assert len(monitor.activities) == 3 and clock.num_waits == 1
 
 
-def test_figures_stay_on_the_device_through_triton_too():
-    reason = kernels.backends()["triton"].reason
-    if reason is not None or not _env.triton_interpreter():
-        pytest.skip(reason or "on a GPU tests/gpu runs this")
+def test_figures_stay_on_the_device_through_triton_too(interpreted):
     x = torch.randn(6, 40)
     x[0, :3] = torch.tensor([torch.nan, torch.inf, 0.0])
     readings = []

@@ -109,23 +109,19 @@ def test_parameters_have_a_norm_without_a_graph() -> None:
     not fastguard.backends()["cpu"].available,
     reason="only the compiled kernels promise it, and fastguard._C cannot be imported",
 )
-def test_results_do_not_depend_on_the_number_of_threads() -> None:
-    tensors = make_gradients([(300_001,), (7,), (1000, 33)])
-    threads = torch.get_num_threads()
-    try:
-        norms = []
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            norms.append(fastguard.get_total_norm([t.double() for t in tensors]).item())
-    finally:
-        torch.set_num_threads(threads)
+def test_results_do_not_depend_on_the_number_of_threads(threads) -> None:
+    tensors = make_gradients([(600_001,), (7,), (1000, 33)])
+    norms = []
+    for count in (1, 2, 3):
+        threads(count)
+        norms.append(fastguard.get_total_norm([t.double() for t in tensors]).item())
     assert len(set(norms)) == 1
 
 
 numbers = st.floats(-(2.0**60), 2.0**60, width=32)
 
 
-@settings(deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(st.lists(st.lists(numbers, max_size=20), max_size=6))
 def test_any_lists_of_numbers(values: list[list[float]]) -> None:
     tensors = [torch.tensor(v, dtype=torch.float32) for v in values]
@@ -136,7 +132,7 @@ def test_any_lists_of_numbers(values: list[list[float]]) -> None:
 # --- the policy that `max_norm` is short for ---
 
 
-@settings(deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(st.floats(0, 1e300), st.floats(1e-300, 1e300))
 def test_global_norm_is_torchs_formula(norm: float, max_norm: float) -> None:
     coefficient = fastguard.GlobalNorm(max_norm).coefficient(norm)

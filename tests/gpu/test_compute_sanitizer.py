@@ -13,6 +13,8 @@ import torch
 
 from fastguard.kernels import triton
 
+pytestmark = pytest.mark.gpu
+
 SCRIPT = """
 import torch
 from fastguard.kernels.slots import make_slots

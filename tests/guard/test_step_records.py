@@ -316,7 +316,7 @@ if sys.argv[2] == "raises":
 """
 
 
-@pytest.mark.parametrize("ending", ["ends", "raises"])
+@pytest.mark.parametrize("ending", [pytest.param("ends", marks=pytest.mark.slow), "raises"])
 def test_the_last_record_is_written_when_the_interpreter_exits(ending: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     command = [sys.executable, "-W", "error", "-c", _SCRIPT, str(path), ending]

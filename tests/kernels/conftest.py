@@ -14,10 +14,7 @@ from fastguard.kernels import triton
 
 @pytest.fixture
 def device() -> Iterator[torch.device]:
-    """Where the kernels run here; tensors are made there."""
-    reason = triton.unavailable()
-    if reason is not None:
-        pytest.skip(f"the GPU kernels cannot run here: {reason}")
+    """Where the kernels run here; tensors are made there. Where they cannot run, these tests are left out."""
     place = "cpu"
     if not _env.triton_interpreter():
         place = "cuda" if torch.cuda.is_available() else "xpu"
@@ -35,7 +32,5 @@ def workspace(device: torch.device) -> triton.Workspace:
 
 @pytest.fixture
 def compiles() -> None:
-    """For tests that compile: Triton must be there, and not be interpreting."""
+    """For tests that compile; they are left out where Triton interprets."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    if _env.triton_interpreter():
-        pytest.skip("TRITON_INTERPRET=1: nothing is compiled in this process")

@@ -33,13 +33,6 @@ def isa() -> Iterator[object]:
     cpu._C.select_isa(used)
 
 
-@pytest.fixture
-def threads() -> Iterator[object]:
-    used = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(used)
-
-
 def varied() -> list[torch.Tensor]:
     tensors = [torch.randn(n).to(dtype) for dtype in DTYPES for n in (0, 1, 100, 4097, 300_001)]
     tensors += [nasty(value, dtype, 9000).view(9, 1000) for dtype in DTYPES for value in NASTY.values()]
@@ -101,7 +94,8 @@ def test_both_ways_to_read_a_tensor_agree() -> None:
     assert outputs[0][1:] == outputs[1][1:]
 
 
-def test_flushing_subnormals_changes_nothing() -> None:
+def test_flushing_subnormals_changes_nothing(threads) -> None:
+    threads(2)  # each has its own setting
     tensors = [
         torch.full((9000,), 1e-40),
         torch.rand(2_000_000).view(1000, 2000) * 1e-40,
@@ -121,7 +115,8 @@ def test_flushing_subnormals_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("dim", [None, 1])
-def test_the_gil_is_released_for_a_large_tensor(dim: int | None) -> None:
+def test_the_gil_is_released_for_a_large_tensor(threads, dim: int | None) -> None:
+    threads(2)
     tensor = torch.zeros(8000, 3000)
     running, ticks = True, 0
 
@@ -150,7 +145,8 @@ def test_the_gil_is_released_for_a_large_tensor(dim: int | None) -> None:
     assert during > 0
 
 
-def test_many_threads_at_once_get_the_same_result() -> None:
+def test_many_threads_at_once_get_the_same_result(threads) -> None:
+    threads(2)
     tensors = [torch.randn(600, 1000), torch.randn(4, 20, 90, 90)]
     alone = everything(tensors)
     results: list[object] = []
@@ -162,11 +158,13 @@ def test_many_threads_at_once_get_the_same_result() -> None:
     assert results == [alone] * 4
 
 
+@pytest.mark.slow
 def test_after_a_fork_small_tensors_can_still_be_measured() -> None:
     """In a forked child an OpenMP pool of the parent is gone; small work must not touch it."""
     script = (
         "import math, os, sys, torch\n"
         "from fastguard.kernels.registry import BACKENDS\nk = BACKENDS['cpu']\n"
+        "torch.set_num_threads(2)\n"
         "k.activation_row(torch.ones(4_000_000), -1.0, 1.0, 0.0)\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"

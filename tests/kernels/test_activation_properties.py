@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from activation_truth import EXACT, assert_stats, expected, expected_table
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastguard import ActivationStats, activation_stats, channel_stats, magnitude_histogram
@@ -16,7 +16,8 @@ from fastguard.stats.samples import merge_activation_rows
 
 import tolerances
 
-_settings = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+pytestmark = pytest.mark.full_size  # test_gpu_activations.py has smaller tensors for the interpreter
+
 _float32 = hnp.arrays(
     np.float32, st.integers(0, 700), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)
 )
@@ -28,7 +29,6 @@ _matrix = hnp.arrays(
 _threshold = st.floats(0, allow_nan=False)
 
 
-@_settings
 @given(values=_float32, high=_threshold, near=_threshold)
 def test_any_float32(backend: str, values: np.ndarray, high: float, near: float) -> None:
     tensor = torch.as_tensor(values)
@@ -36,14 +36,12 @@ def test_any_float32(backend: str, values: np.ndarray, high: float, near: float)
     assert_stats(stats, expected(tensor, -high, high, near))
 
 
-@_settings
 @given(values=hnp.arrays(np.uint32, st.integers(4096, 4200)))
 def test_any_float32_bits_in_a_full_block(backend: str, values: np.ndarray) -> None:
     tensor = torch.as_tensor(values.view(np.float32))
     assert_stats(activation_stats(tensor, backend=backend), expected(tensor))
 
 
-@_settings
 @given(
     mean=st.floats(-1e6, 1e6), spread=st.floats(1e-3, 1e6), seed=st.integers(0, 2**32 - 1), size=st.integers(256, 9000)
 )
@@ -52,7 +50,6 @@ def test_any_mean_and_spread(backend: str, mean: float, spread: float, seed: int
     assert_stats(activation_stats(tensor, backend=backend), expected(tensor))
 
 
-@_settings
 @given(values=_matrix, dim=st.integers(-2, 1))
 def test_any_channels(backend: str, values: np.ndarray, dim: int) -> None:
     tensor = torch.as_tensor(values)
@@ -63,7 +60,6 @@ def test_any_channels(backend: str, values: np.ndarray, dim: int) -> None:
     np.testing.assert_allclose(table[:, 3], truth[:, 3], rtol=tolerances.SUM_ABS, atol=0)
 
 
-@_settings
 @given(values=_matrix, data=st.data())
 def test_channels_add_up_to_the_whole(backend: str, values: np.ndarray, data: st.DataObject) -> None:
     dim = data.draw(st.integers(0, 1))
@@ -77,7 +73,6 @@ def test_channels_add_up_to_the_whole(backend: str, values: np.ndarray, data: st
     assert shuffled.num_near_zero == [found.num_near_zero[i] for i in order.tolist()]
 
 
-@_settings
 @given(values=_float32, seed=st.integers(0, 2**32 - 1))
 def test_permutation_keeps_counts_and_extremes(backend: str, values: np.ndarray, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(values)
@@ -86,7 +81,6 @@ def test_permutation_keeps_counts_and_extremes(backend: str, values: np.ndarray,
     assert [str(getattr(a, field)) for field in EXACT] == [str(getattr(b, field)) for field in EXACT]
 
 
-@_settings
 @given(values=_float32, data=st.data())
 def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
@@ -96,7 +90,6 @@ def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, da
     assert_stats(ActivationStats.from_row(merge_activation_rows(rows)), expected(torch.as_tensor(values)))
 
 
-@_settings
 @given(values=hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-(2.0**50), 2.0**50, width=32)))
 @pytest.mark.parametrize("power", [-20, 13])
 def test_scaling_by_a_power_of_two_scales_everything(backend: str, values: np.ndarray, power: int) -> None:

@@ -15,6 +15,8 @@ from fastguard.stats.samples import EMPTY_ACTIVATION_ROW, merge_activation_rows
 
 from cases import DTYPES, LAYOUTS, NASTY, SIZES, image, nasty
 
+pytestmark = pytest.mark.full_size  # test_gpu_activations.py has smaller tensors for the interpreter
+
 
 def check(tensor: torch.Tensor, backend: str, what: str = "") -> ActivationStats:
     stats = activation_stats(tensor, backend=backend)
@@ -143,7 +145,8 @@ def test_nothing_and_nothing_finite(backend: str) -> None:
     assert check(torch.tensor(-0.0), backend).num_zeros == 1
 
 
-def test_counts_above_2_to_24(backend: str, full_size: None) -> None:
+@pytest.mark.slow
+def test_counts_above_2_to_24(backend: str) -> None:
     size = (1 << 24) + 5
     tensor = torch.zeros(size, dtype=torch.float16)
     tensor[-3:] = math.nan

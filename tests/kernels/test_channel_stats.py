@@ -16,6 +16,8 @@ from fastguard import UnsupportedTensorError, channel_stats
 import tolerances
 from cases import DTYPES, LAYOUTS, NASTY, image, nasty
 
+pytestmark = pytest.mark.full_size  # test_gpu_activations.py has smaller tensors for the interpreter
+
 
 def check(tensor: torch.Tensor, dim: int, backend: str, what: str = "") -> None:
     found = channel_stats(tensor, dim, backend=backend)

@@ -20,6 +20,7 @@ from truth import assert_row
 
 CPU = BACKENDS["cpu"]
 pytestmark = pytest.mark.skipif(CPU.unavailable() is not None, reason=f"no C++ kernels: {CPU.unavailable()}")
+BETTER_ISAS = [] if CPU.unavailable() else [name for name in cpu._C.isa_names() if name != "baseline"]
 
 
 @pytest.fixture
@@ -28,13 +29,6 @@ def isa():
     used = cpu._C.isa()
     yield cpu._C
     cpu._C.select_isa(used)
-
-
-@pytest.fixture
-def threads():
-    used = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(used)
 
 
 def varied() -> list[torch.Tensor]:
@@ -118,16 +112,20 @@ def test_both_ways_to_read_a_tensor_agree() -> None:
     assert outputs[0][1:] == outputs[1][1:]
 
 
-def test_the_instruction_set_can_be_chosen_by_the_environment() -> None:
-    for name in cpu._C.isa_names():
-        out = subprocess.run(
-            [sys.executable, "-c", "from fastguard.kernels import cpu; print(cpu._C.isa())"],
-            env={**os.environ, "FASTGUARD_ISA": name},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert out.stdout.strip() == name
+@pytest.mark.parametrize("name", ["baseline", *(pytest.param(x, marks=pytest.mark.slow) for x in BETTER_ISAS)])
+def test_the_instruction_set_can_be_chosen_by_the_environment(name: str) -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", "from fastguard.kernels import cpu; print(cpu._C.isa())"],
+        env={**os.environ, "FASTGUARD_ISA": name},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.strip() == name
+
+
+@pytest.mark.slow
+def test_an_instruction_set_that_is_none_is_an_error_that_lists_them() -> None:
     failed = subprocess.run(
         [sys.executable, "-c", "import fastguard; fastguard.backends()"],
         env={**os.environ, "FASTGUARD_ISA": "sse9"},
@@ -139,6 +137,7 @@ def test_the_instruction_set_can_be_chosen_by_the_environment() -> None:
 
 
 def test_flushing_subnormals_changes_nothing(threads) -> None:
+    threads(2)  # each has its own setting
     tensors = [
         torch.full((9000,), 1e-40),
         torch.full((2_000_000,), 1e-41),
@@ -158,7 +157,8 @@ def test_flushing_subnormals_changes_nothing(threads) -> None:
     assert still_flushing  # the user's own setting is back after the pass
 
 
-def test_the_gil_is_released_for_a_large_pass() -> None:
+def test_the_gil_is_released_for_a_large_pass(threads) -> None:
+    threads(2)
     tensors = [torch.zeros(60_000_000)]
     running, ticks = True, 0
 
@@ -184,7 +184,8 @@ def test_the_gil_is_released_for_a_large_pass() -> None:
     assert during > 0
 
 
-def test_many_threads_at_once_get_the_same_result() -> None:
+def test_many_threads_at_once_get_the_same_result(threads) -> None:
+    threads(2)
     tensors = [torch.randn(200_000) for _ in range(8)]
     alone = CPU.tensor_stats(tensors)
     results: list[object] = []
@@ -196,12 +197,14 @@ def test_many_threads_at_once_get_the_same_result() -> None:
     assert results == [alone] * 6
 
 
+@pytest.mark.slow
 def test_after_a_fork_the_kernels_still_run() -> None:
     """In a forked child an OpenMP pool of the parent is gone; small work must not touch it."""
     script = (
         "import os, sys, torch\n"
         "from fastguard.kernels.registry import BACKENDS\n"
         "cpu = BACKENDS['cpu']\n"
+        "torch.set_num_threads(2)\n"
         "cpu.tensor_stats([torch.ones(4_000_000)])\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"

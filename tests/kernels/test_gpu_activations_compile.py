@@ -37,7 +37,12 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "dtype", "side_by_side", "architecture"), KERNELS, ids=str)
+# These two stand for the others, each of which takes one or two seconds.
+ALWAYS = [("row", BF16, 1, 90), ("columns", F32, 4, 80)]
+SHOWN = [pytest.param(*each, marks=[] if each in ALWAYS else pytest.mark.slow) for each in KERNELS]
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "side_by_side", "architecture"), SHOWN, ids=str)
 def test_full_chunks_take_16_bytes_a_load(
     kernel: str, dtype: torch.dtype, side_by_side: int, architecture: int
 ) -> None:
@@ -57,6 +62,7 @@ def test_full_chunks_take_16_bytes_a_load(
     assert not {"STL", "LDL", "STS", "LDS", "SHFL", "BAR"} & {name.split(".")[0] for name in body}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["row", "columns"])
 def test_without_the_promise_of_alignment_elements_come_one_by_one(kernel: str) -> None:
     """Nothing is spilled there either; and it shows that the test above can fail."""
@@ -66,6 +72,7 @@ def test_without_the_promise_of_alignment_elements_come_one_by_one(kernel: str) 
     assert not made.vector_loads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_the_fold_spills_nothing_and_rounds_as_written(architecture: int) -> None:
     from fastguard.kernels.triton import launch
@@ -77,6 +84,7 @@ def test_the_fold_spills_nothing_and_rounds_as_written(architecture: int) -> Non
     assert "fma.rn.f64" not in made.ptx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 def test_the_histogram_spills_nothing(dtype: torch.dtype) -> None:
     from fastguard.kernels.triton import launch

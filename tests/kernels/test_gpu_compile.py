@@ -6,6 +6,7 @@ and so few registers that a multiprocessor holds eight programs.
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -34,9 +35,15 @@ def build(kernel: str, dtype: torch.dtype | None, architecture: int) -> Compiled
     return compiled(typed[kernel](dtype, here), architecture)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kernel", ["stats", "scale"])
+# These two stand for the others, each of which takes a second.
+ALWAYS = [("stats", torch.bfloat16, 90), ("scale", torch.float32, 80)]
+KERNELS = [
+    pytest.param(*each, marks=[] if each in ALWAYS else pytest.mark.slow)
+    for each in itertools.product(["stats", "scale"], DTYPES, ARCHITECTURES)
+]
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "architecture"), KERNELS, ids=str)
 def test_full_chunks_take_16_bytes_a_load(kernel: str, dtype: torch.dtype, architecture: int) -> None:
     made = build(kernel, dtype, architecture)
     made.say(f"{kernel} {dtype} sm_{architecture}")
@@ -49,6 +56,7 @@ def test_full_chunks_take_16_bytes_a_load(kernel: str, dtype: torch.dtype, archi
     assert len(re.findall(r"LDG[\w.]*\.128", made.sass)) >= len(made.vector_loads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", ["finalise", "decide"])
 def test_the_decision_spills_nothing_and_rounds_as_the_cpu(kernel: str, architecture: int) -> None:
@@ -60,6 +68,7 @@ def test_the_decision_spills_nothing_and_rounds_as_the_cpu(kernel: str, architec
     assert "fma.rn.f64" not in made.ptx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_fast_loop(dtype: torch.dtype, architecture: int) -> None:

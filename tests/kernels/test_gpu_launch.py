@@ -143,6 +143,7 @@ def test_one_launch_a_dtype_and_one_more(driver: FakeDriver) -> None:
         assert [name for name, *_ in NotedLaunch.notes[3:]] == ["scale_kernel", "scale_kernel"]
 
 
+@pytest.mark.slow
 def test_two_launches_for_activations_and_no_size_makes_another_kernel(driver: FakeDriver) -> None:
     from fastguard.kernels.triton.activation_workspace import ActivationWorkspace
 

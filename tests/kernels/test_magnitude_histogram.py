@@ -14,6 +14,8 @@ from fastguard import MagnitudeHistogram, UnsupportedTensorError, magnitude_hist
 from cases import DTYPES, LAYOUTS, SIZES, image
 from truth import elements
 
+pytestmark = pytest.mark.full_size  # test_gpu_activations.py has smaller tensors for the interpreter
+
 
 def expected(*tensors: torch.Tensor) -> MagnitudeHistogram:
     x = np.concatenate([elements(t) for t in tensors])

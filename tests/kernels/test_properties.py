@@ -8,7 +8,7 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastguard import tensor_stats
@@ -16,28 +16,24 @@ from fastguard import tensor_stats
 import tolerances
 from truth import assert_row
 
-_settings = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 _float32 = hnp.arrays(
     np.float32, st.integers(0, 300), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)
 )
 _finite = hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-(2.0**50), 2.0**50, width=32))
 
 
-@_settings
 @given(values=_float32)
 def test_any_float32(backend: str, values: np.ndarray) -> None:
     tensor = torch.as_tensor(values)
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
 
 
-@_settings
 @given(values=hnp.arrays(np.uint32, st.integers(4096, 4200)))
 def test_any_float32_bits_in_a_full_block(backend: str, values: np.ndarray) -> None:
     tensor = torch.as_tensor(values.view(np.float32))
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
 
 
-@_settings
 @given(values=_float32, seed=st.integers(0, 2**32 - 1))
 def test_permutation_keeps_counts_and_extremes(backend: str, values: np.ndarray, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(values)
@@ -46,7 +42,6 @@ def test_permutation_keeps_counts_and_extremes(backend: str, values: np.ndarray,
     assert math.sqrt(a.sum_sq) == pytest.approx(math.sqrt(b.sum_sq), rel=tolerances.NORM, abs=0)
 
 
-@_settings
 @given(values=_float32, data=st.data())
 def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
@@ -58,7 +53,6 @@ def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, da
     assert merged.norm == pytest.approx(whole.norm, rel=tolerances.NORM, abs=0, nan_ok=True)
 
 
-@_settings
 @given(values=_finite, power=st.integers(-20, 20))
 def test_scaling_by_a_power_of_two_scales_the_row(backend: str, values: np.ndarray, power: int) -> None:
     factor = 2.0**power

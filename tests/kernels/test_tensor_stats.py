@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +104,9 @@ def test_std_of_a_constant_is_nothing(backend: str, size: int) -> None:
     assert row.std <= 1e-8 * 0.1 * math.sqrt(size) + 1e-9
 
 
-def test_counts_above_2_to_24(backend: str, full_size: None) -> None:
+@pytest.mark.slow
+@pytest.mark.full_size
+def test_counts_above_2_to_24(backend: str) -> None:
     if backend == "reference":
         size = (1 << 24) + 5
     else:
@@ -114,7 +117,10 @@ def test_counts_above_2_to_24(backend: str, full_size: None) -> None:
     assert (row.numel, row.num_zeros, row.num_nans) == (size, size - 3, 3)
 
 
-def test_norm_of_124_million_float32_values(backend: str, full_size: None) -> None:
+@pytest.mark.slow
+@pytest.mark.full_size
+def test_norm_of_124_million_float32_values(backend: str, threads: Any) -> None:
+    threads(2)
     tensor = torch.randn(124_000_000)
     exact = math.sqrt(math.fsum(float((c.double() ** 2).sum()) for c in tensor.split(1 << 20)))
     assert tensor_stats([tensor], backend=backend)[0].norm == pytest.approx(exact, rel=tolerances.NORM, abs=0)

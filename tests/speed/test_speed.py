@@ -23,7 +23,7 @@ from fastguard.commands import bench
 from fastguard.commands.bench import harness, machine
 from fastguard.commands.bench.cases import Case
 from fastguard.commands.bench.subject import Subject
-from fastguard.kernels import cpu
+from fastguard.kernels import backends
 
 TINY = harness.Settings(budget_s=0.0, num_rounds=2, max_calls=3)
 SHAPES = ((3,), (70, 50), (), (1,), (4096,), (2, 3, 5, 7))
@@ -31,7 +31,7 @@ FLOAT32 = Case("tiny-float32", "tiny float32", SHAPES)
 BFLOAT16 = Case("tiny-bfloat16", "tiny bfloat16", SHAPES, torch.bfloat16)
 ROOT = Path(__file__).resolve().parents[2]
 SAVED = ROOT / "benchmarks" / "results" / "cpu.json"
-needs_extension = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
+needs_extension = pytest.mark.skipif(backends()["cpu"].reason is not None, reason=str(backends()["cpu"].reason))
 
 # section 2 of issue 9, and what of issue 2 it says nothing about
 LIMITS = {
@@ -364,7 +364,7 @@ def test_the_documents_show_the_saved_results():
 
 
 def test_the_activation_benchmark_on_a_tiny_tensor(monkeypatch):
-    if kernels.cpu.unavailable() is not None:
+    if backends()["cpu"].reason is not None:
         pytest.skip("no C++ kernels")
     spec = importlib.util.spec_from_file_location("benchmark_of_activations", ROOT / "benchmarks" / "activations.py")
     script = importlib.util.module_from_spec(spec)
