@@ -19,9 +19,9 @@ class ReadmeError(RuntimeError):
     """A document has no place for a table, or not the table that the results give."""
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table whose first column is text and whose other columns are figures."""
-    align = ["---", *["---:"] * (len(header) - 1)]
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], num_texts_at_end: int = 0) -> list[str]:
+    """Lines of a table whose first column is text, as are the last ones if told; those between are figures."""
+    align = ["---", *["---:"] * (len(header) - 1 - num_texts_at_end), *["---"] * num_texts_at_end]
     return ["| " + " | ".join(cells) + " |" for cells in (header, align, *rows)]
 
 

@@ -8,6 +8,7 @@ python -m benchmarks.speed --dry                   # the table in the terminal, 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ FOLDER = Path(__file__).resolve().parents[1]
 RESULTS = FOLDER / "results" / "cpu.json"
 DOCUMENTS = (FOLDER.parent / "README.md", FOLDER / "README.md")
 Say = Callable[[str], None]
+_tell: Say = functools.partial(print, flush=True)  # where it is redirected too
 
 
 def measure_part(part: Part, settings: Settings) -> dict[str, Any]:
@@ -44,33 +46,39 @@ def measure_part(part: Part, settings: Settings) -> dict[str, Any]:
     return {**{key: about[key] for key in ("date", "seconds", "others_ratio")}, **found}
 
 
-def collect(names: Iterable[str], *, quick: bool = False, into: dict[str, Any] | None = None, say: Say = print) -> Any:
+def collect(names: Iterable[str], *, quick: bool = False, into: dict[str, Any] | None = None, say: Say = _tell) -> Any:
     """Measures parts, and returns the results as JSON has them.
 
     Args:
         into: earlier results that the parts are put into.
         say: is told what was found, as it is found.
 
-    Raises:
-        WrongResultError: a result is not what float64 says.
+    A part whose results are wrong, or that cannot be measured, has no figures and is named in `failed`.
     """
     here = machine.Machine()
     say(machine.line(here.to_dict()) + "\n")
     results: dict[str, Any] = into or {"format": FORMAT, "quick": quick, "parts": {}}
     results["quick"] = results["quick"] or quick
+    results["failed"] = []
     started = time.time()
     for name in names:
         if PARTS[name].memory_bytes > available_bytes():
             say(f"{name}: left out, needs {PARTS[name].memory_bytes / 1e9:.1f} GB of memory")
             continue
-        results["parts"][name] = measure_part(PARTS[name], QUICK if quick else Settings())
+        results["parts"].pop(name, None)
+        try:
+            results["parts"][name] = measure_part(PARTS[name], QUICK if quick else Settings())
+        except RuntimeError as error:  # WrongResultError is one
+            results["failed"].append(name)
+            say(f"{name}: FAILED, {type(error).__name__}: {error}\n")
+            continue
         measured = table.text(results, lambda measure, name=name: measure.path[0] == name)  # type: ignore[misc]
         say(f"[{time.time() - started:3.0f} s] {name}\n{measured}\n")
     results["machine"] = here.to_dict()
     return results
 
 
-def saved(path: Path, say: Say = print) -> dict[str, Any] | None:
+def saved(path: Path, say: Say = _tell) -> dict[str, Any] | None:
     """Earlier results that new ones can be put into; None if there are none of this format."""
     if not path.exists():
         return None
@@ -102,14 +110,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.plot:
         results["sweep"] = measure_sweep()
     print(table.text(results))
+    code = 1 if results["failed"] else 0
+    if code:
+        print("\nFAILED:", *results["failed"])
     if path is None:
-        return 0
+        return code
     bench.save(results, path)
     written = [path, *(plot.draw(results, path.parent) if arguments.plot else [])]
-    if path == RESULTS:
+    if path == RESULTS and not code:
         written += [document for document in DOCUMENTS if readme.update(document, results, TABLES)]
     print("\nwritten:", *written)
-    return 0
+    return code
 
 
 if __name__ == "__main__":

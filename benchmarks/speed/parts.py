@@ -141,8 +141,9 @@ PARTS: dict[str, Part] = {
     "one-pass": Part(
         lambda: rivals_in_turn(_GPT2, ("stats", "read", "read-prefetch", "memcpy")), memory_bytes=2 * _SETS_BYTES
     ),
+    # In this order: after numpy its threads go on spinning for a while.
     "statistics": Part(
-        lambda: rivals_in_turn(_GPT2, ("stats-rows", "separate-ops", "toolkit")),
+        lambda: rivals_in_turn(_GPT2, ("stats-rows", "toolkit", "separate-ops")),
         beside=False,
         memory_bytes=2 * _SETS_BYTES,
     ),

@@ -105,7 +105,7 @@ def predictions_table(results: Results) -> list[str]:
             ]
             rows.append([measure.title, *cells, reason])
     header = ("measure", "predicted", "measured", "predicted, busy", "measured, busy", "because")
-    return readme.markdown(header, rows)
+    return readme.markdown(header, rows, num_texts_at_end=1)
 
 
 TABLES: readme.Tables = {"bench": cost_table, "measures": measures_table, "predictions": predictions_table}

@@ -272,6 +272,20 @@ def test_a_part_taken_again_is_put_into_what_is_saved(tiny_parts, tmp_path, caps
     assert json.loads(path.read_text(encoding="utf-8"))["parts"].keys() == {"package-lines"}
 
 
+def test_a_part_that_fails_is_named_and_the_others_are_kept(tiny_parts, monkeypatch, tmp_path, capsys):
+    def wrong() -> parts.Measuring:
+        raise harness.WrongResultError("norm: found 1, in float64 it is 2")
+
+    path = tmp_path / "cpu.json"
+    monkeypatch.setattr(speed, "RESULTS", path)
+    monkeypatch.setattr(speed, "DOCUMENTS", (tmp_path / "not-there.md",))
+    monkeypatch.setitem(speed.PARTS, "300x1000", parts.Part(wrong))
+    assert speed.main([]) == 1
+    assert "300x1000: FAILED, WrongResultError: norm: found 1" in capsys.readouterr().out
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    assert saved["failed"] == ["300x1000"] and saved["parts"].keys() == {"package-lines"}
+
+
 def test_a_quick_look_saves_nothing(tiny_parts, monkeypatch, tmp_path):
     monkeypatch.setattr(speed, "RESULTS", tmp_path / "cpu.json")
     for arguments in (["--quick"], ["--dry", "--quick"]):

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         WrongResultError: a result is not what float64 says.
 
-    Cost: about 2 minutes on two cores, `--quick` about one; 2 GB of memory.
+    Cost: 2 to 3 minutes on two cores, `--quick` about one; 2 GB of memory.
     """
     parser = Parser("fastguard bench", "Measure fastguard against torch's own functions, side by side.")
     parser.add_argument("--quick", action="store_true", help="few rounds, for a look; not to be quoted")

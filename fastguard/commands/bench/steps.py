@@ -23,7 +23,7 @@ from .harness import Settings, Spread, WrongResultError, call_ns, compared, garb
 
 PLAIN, CLIP, GUARDED, RECORDED = "plain", "clip", "guarded", "recorded"
 _NUM_REPETITIONS = 5
-_NUM_WARM_UP = 30
+_MAX_WARM_UP = 100
 _MIN_STEPS, _MAX_STEPS = 12, 3000
 _LR = 1e-6  # so small that the last step does the same work as the first
 
@@ -100,17 +100,17 @@ def _repetition(case: StepCase, ours: str, budget_ns: float, max_steps: int) -> 
         runs = {kind: Run(case, kind, log if kind == RECORDED else None) for kind in (PLAIN, CLIP, ours)}
         orders = list(permutations(runs))
         times: dict[str, list[int]] = {kind: [] for kind in runs}
-        num_warm_up = min(_NUM_WARM_UP, max_steps)
-        num_steps = max_steps
+        num_warm_up = num_steps = len(orders)
         with garbage_collector_off():
             index = 0
             while index < num_warm_up + num_steps:
                 for kind in orders[index % len(orders)]:
                     times[kind].append(call_ns(runs[kind].step))
                 index += 1
-                if index == num_warm_up:
-                    turn_ns = sum(statistics.median(t[-10:]) for t in times.values())
-                    num_steps = min(max_steps, max(_MIN_STEPS, int(budget_ns / turn_ns)))
+                if index == len(orders):
+                    affordable = int(budget_ns / sum(statistics.median(values) for values in times.values()))
+                    num_steps = min(max_steps, max(_MIN_STEPS, affordable))
+                    num_warm_up = max(len(orders), min(_MAX_WARM_UP, num_steps // 4))
         _check(case, runs, ours, index, log)
     counted = {kind: values[num_warm_up:] for kind, values in times.items()}
     found = {f"{kind}_us": statistics.median(values) / 1e3 for kind, values in counted.items()}
