@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastguard.history import TrainingHistory
-from fastguard.stats import StepStats, TensorStats, columns
+from fastguard.stats import StepStats, TensorRow, TensorStats
 
 
 def make_table(rows: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> TensorStats:
-    """A `TensorStats` of `rows`, each in the order of `COLUMNS`."""
-    flat = [float(value) for row in rows for value in row]
+    """A `TensorStats` of `rows`, each in the order of `COLUMNS`; zeros in the columns that a row is too short for."""
+    flat = [float(value) for row in rows for value in (*row, *TensorRow()[len(row) :])]
     return TensorStats(struct.pack(f"{len(flat)}d", *flat), names)
 
 
 def make_row(norm: float = 1.0, numel: int = 4, *, num_zeros=0, num_nans=0, num_infs=0) -> list[float]:
     """A row of `numel` equal elements with that norm; NaN and Inf elements come on top of the norm."""
     element = norm / math.sqrt(numel)
-    row = columns.make_row(
+    row = TensorRow(
         numel=numel,
         sum_sq=norm * norm,
         sum=norm * math.sqrt(numel),

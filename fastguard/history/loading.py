@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..stats import StepStats, TensorStats
-from ..stats.columns import EMPTY_ROW, make_row
+from ..stats.columns import EMPTY_ROW, TensorRow
 from ..stats.samples import ModuleActivity, WeightStats
 
 
@@ -52,18 +52,18 @@ def _tensors(line: Mapping[str, Any]) -> TensorStats:
     count = numel - nans - infs
     sum_sq = norm * norm if math.isfinite(norm) else max(count, 0.0) * (mean * mean + std * std)
     high, low = _number(line, "grad/max", 0.0), _number(line, "grad/min", 0.0)
-    total = make_row(
-        numel=numel,
+    total = TensorRow(
+        numel=int(numel),
         sum_sq=sum_sq,
         sum=mean * count,
         abs_max=high,
         abs_min_nonzero=low,
-        num_zeros=_number(line, "grad/num_zeros", 0.0),
-        num_nans=nans,
-        num_infs=infs,
+        num_zeros=int(_number(line, "grad/num_zeros", 0.0)),
+        num_nans=int(nans),
+        num_infs=int(infs),
     )
     bad = list(reversed(line.get("nonfinite", ())))  # the log has them in backward order
-    rows = [make_row(num_nans=bool(nans), num_infs=not nans)] * len(bad)
+    rows = [TensorRow(num_nans=bool(nans), num_infs=not nans)] * len(bad)
     return TensorStats(_pack(rows), bad, total)
 
 

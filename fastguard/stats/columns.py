@@ -23,17 +23,17 @@ class TensorRow(NamedTuple):
     NaN and Inf are counted, and left out of every other column.
 
     Each field is a column: its type (an int is a count), the power of f by which it grows when the elements are
-    multiplied by f, and how the rows of two tensors become that of both.
+    multiplied by f, and how the rows of two tensors become that of both. Of no elements, every column is 0.
     """
 
-    numel: Annotated[int, 0, "add"]
-    sum_sq: Annotated[float, 2, "add"]
-    sum: Annotated[float, 1, "add"]
-    abs_max: Annotated[float, 1, "max"]
-    abs_min_nonzero: Annotated[float, 1, "least_nonzero"]
-    num_zeros: Annotated[int, 0, "add"]
-    num_nans: Annotated[int, 0, "add"]
-    num_infs: Annotated[int, 0, "add"]
+    numel: Annotated[int, 0, "add"] = 0
+    sum_sq: Annotated[float, 2, "add"] = 0.0
+    sum: Annotated[float, 1, "add"] = 0.0
+    abs_max: Annotated[float, 1, "max"] = 0.0
+    abs_min_nonzero: Annotated[float, 1, "least_nonzero"] = 0.0
+    num_zeros: Annotated[int, 0, "add"] = 0
+    num_nans: Annotated[int, 0, "add"] = 0
+    num_infs: Annotated[int, 0, "add"] = 0
 
     @property
     def norm(self) -> float:
@@ -94,7 +94,7 @@ POWERS = tuple(column.power for column in TABLE)
 _COUNTS = tuple(i for i, column in enumerate(TABLE) if column.is_count)
 ROW = struct.Struct(f"{len(TABLE)}d")
 ROW_BYTES = ROW.size
-EMPTY_ROW: tuple[float, ...] = tuple(0 if column.is_count else 0.0 for column in TABLE)
+EMPTY_ROW = TensorRow()
 
 
 def norm_of(sum_sq: float, num_nans: float, num_infs: float) -> float:
@@ -119,22 +119,11 @@ norm_parts = picker("sum_sq", "num_nans", "num_infs")  # the arguments of `norm_
 
 
 def as_row(values: Sequence[float]) -> TensorRow:
-    """A `TensorRow` of float64 values in the order of `COLUMNS`; counts become ints."""
-    row = list(values)
+    """A `TensorRow` of float64 values in the order of `COLUMNS`; counts become ints, and what is missing 0."""
+    row = [*values, *EMPTY_ROW[len(values) :]]
     for i in _COUNTS:
         row[i] = int(row[i])
     return TensorRow._make(row)
-
-
-def make_row(**values: float) -> tuple[float, ...]:
-    """A row of these columns; 0 in all others.
-
-    >>> make_row(numel=2, abs_max=3.0)
-    (2, 0.0, 0.0, 3.0, 0.0, 0, 0, 0)
-    """
-    if unknown := sorted(values.keys() - INDEX.keys()):
-        raise ValueError(f"a column must be one of {list(COLUMNS)}, got {unknown[0]!r}")
-    return tuple(values.get(name, nothing) for name, nothing in zip(COLUMNS, EMPTY_ROW, strict=True))
 
 
 def _least_nonzero(a: float, b: float) -> float:

@@ -59,17 +59,17 @@ def test_what_it_cannot_do_is_a_clear_error(modest: str, function: str) -> None:
 
 
 def test_a_monitor_goes_on_with_plain_torch_and_says_so_once(modest: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    model, memory = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), fastguard.MemorySink()
     monitor = fastguard.ActivationMonitor(model, every=1, backend=modest)
     optimizer = fastguard.wrap(
-        torch.optim.SGD(model.parameters(), lr=0.1), model, activations=monitor, backend=modest, max_norm=1.0
+        torch.optim.SGD(model.parameters(), lr=0.1), model, activations=monitor, backend=modest, sinks=[memory]
     )
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.randn(5, 4)).sum().backward()
         optimizer.step()
     optimizer.guard.flush()
-    assert any(module.stats.total_elements for module in optimizer.guard.last.activations)
+    assert any(module.stats.total_elements for record in memory.records for module in record.activations)
     said = [r.getMessage() for r in caplog.records if "modest" in r.getMessage()]
     assert len(said) == len(set(said)) and all("Plain torch does it" in line for line in said) and said
 

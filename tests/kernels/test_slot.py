@@ -12,7 +12,7 @@ from fastguard.guard.engines import Question, TorchEngine
 from fastguard.kernels import fold_rows, reference
 from fastguard.kernels.registry import BACKENDS
 from fastguard.kernels.slots import make_slots, read_slot
-from fastguard.stats import TensorStats
+from fastguard.stats import COLUMNS, TensorStats
 from fastguard.stats import fold_rows as fold_in_python
 
 WIDTHS = [torch.float64, torch.float32]
@@ -97,4 +97,4 @@ def test_totals_of_several_devices(workspace: TorchEngine) -> None:
 def test_the_fold_is_that_of_the_rows() -> None:
     rows, _ = BACKENDS["reference"].tensor_stats([*_tensors(), torch.tensor([math.nan, 1e-30, math.inf])])
     assert fold_rows(rows) == fold_in_python(TensorStats(rows))
-    assert fold_rows(bytearray()) == (0.0,) * 8
+    assert fold_rows(bytearray()) == (0.0,) * len(COLUMNS)
