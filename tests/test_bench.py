@@ -119,7 +119,7 @@ def test_whole_steps_that_differ_are_refused(monkeypatch):
 
 
 def test_whole_steps_with_a_wrong_norm_are_refused(monkeypatch):
-    monkeypatch.setattr(steps.Run, "norm", lambda run: 1.0)
+    monkeypatch.setattr(steps.StepRun, "norm", lambda run: 1.0)
     with pytest.raises(harness.WrongResultError, match="tiny step: norm"):
         steps.measure_steps(TINY_STEP, TINY, max_steps=6)
 
@@ -153,7 +153,7 @@ def test_every_part_of_the_command_is_one_of_the_cases():
 
 
 def test_results_survive_json_and_tell_the_machine(monkeypatch, tmp_path, capsys):
-    part = bench.Part("tiny clip", lambda: clipping.Clipping(FLOAT32).measure)
+    part = bench.BenchPart("tiny clip", lambda: clipping.Clipping(FLOAT32).measure)
     monkeypatch.setattr(bench, "PARTS", {"300x1000": part})
     monkeypatch.setattr(bench, "QUICK", TINY)
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ import fastguard
 from fastguard.commands import cli
 from fastguard.commands.demo import cost, training
 from fastguard.commands.demo.model import CharTransformer
-from fastguard.commands.demo.plan import Plan
+from fastguard.commands.demo.plan import Pace
 from fastguard.commands.demo.progress import Progress
 from fastguard.commands.demo.text import Corpus, library_text
 from fastguard.commands.demo.threads import fewest_possible
@@ -173,7 +173,7 @@ def test_threads_are_halved_while_that_is_clearly_faster(monkeypatch, seconds, c
     assert threads == [chosen]
 
 
-def _paced(monkeypatch, plan: Plan, seconds_a_step) -> list[int]:
+def _paced(monkeypatch, plan: Pace, seconds_a_step) -> list[int]:
     """The steps that `plan` takes at that pace; the clock is ours."""
     clock = [0.0]
     monkeypatch.setattr("fastguard.commands.demo.plan.time.perf_counter", lambda: clock[0])
@@ -188,14 +188,14 @@ def _paced(monkeypatch, plan: Plan, seconds_a_step) -> list[int]:
 
 
 def test_a_plan_with_time_enough_is_kept(monkeypatch):
-    plan = Plan(200, deadline=100.0)
+    plan = Pace(200, deadline=100.0)
     *steps, _ = _paced(monkeypatch, plan, lambda step: 0.1)
     assert len(steps) == 200 and plan.poison_at == 100 and not plan.is_cut
 
 
 @pytest.mark.parametrize("pace", [1.0, 3.0, 50.0])
 def test_a_slow_machine_gets_fewer_steps_and_its_poison(monkeypatch, pace):
-    plan = Plan(200, deadline=100.0)
+    plan = Pace(200, deadline=100.0)
     *steps, seconds = _paced(monkeypatch, plan, lambda step: pace)
     assert plan.is_cut
     assert plan.poison_at in steps and steps[-1] - plan.poison_at >= 5
@@ -203,20 +203,20 @@ def test_a_slow_machine_gets_fewer_steps_and_its_poison(monkeypatch, pace):
 
 
 def test_a_slow_start_is_caught_up_with(monkeypatch):
-    plan = Plan(200, deadline=100.0)
+    plan = Pace(200, deadline=100.0)
     *steps, seconds = _paced(monkeypatch, plan, lambda step: 2.0 if step < 20 else 0.1)
     assert len(steps) == 200 and not plan.is_cut and seconds <= 100
     assert plan.poison_at in steps
 
 
 def test_a_plan_without_a_deadline_never_changes(monkeypatch):
-    plan = Plan(30)
+    plan = Pace(30)
     assert len(_paced(monkeypatch, plan, lambda step: 1000.0)) == 31
     assert (plan.num_steps, plan.poison_at) == (30, 15)
 
 
 def test_the_learning_rate_warms_up_and_comes_down():
-    plan = Plan(100)
+    plan = Pace(100)
     factors = [plan.learning_rate_factor(step) for step in range(100)]
     assert factors[0] == pytest.approx(0.1) and max(factors) == 1.0
     assert factors[:10] == sorted(factors[:10]) and factors[10:] == sorted(factors[10:], reverse=True)

@@ -1,4 +1,4 @@
-"""Imports go one way: vocabulary <- producers and consumers <- conductor <- door. No arrow runs back."""
+"""Imports go one way, from what users call to what knows nobody. No arrow runs back, and none runs in a circle."""
 
 from __future__ import annotations
 
@@ -13,25 +13,40 @@ import pytest
 
 import fastguard
 
-# Every module, by the first part of its name inside the package; one that is not listed fails the test.
-LAYERS = {
-    "vocabulary": {"_env", "errors", "stats"},
-    "producers": {"_C", "activations", "kernels"},
-    "consumers": {"diagnosis", "history", "report", "sinks"},
-    "conductor": {"guard", "names", "tools", "weights"},
-    "door": {"__init__", "__main__", "commands"},
-}
+# Every room, by the first part of a module's name inside the package, with the rooms that it may import from; one that
+# is not listed fails the test. A room may always import from itself.
+VOCABULARY = {"errors", "_env", "stats"}
+ABOVE_KERNELS = {*VOCABULARY, "_device", "kernels"}
+RECORDS = {"history", "diagnosis", "report", "sinks"}
 MAY_IMPORT = {
-    "vocabulary": {"vocabulary"},
-    "producers": {"vocabulary", "producers"},
-    "consumers": {"vocabulary", "consumers"},
-    "conductor": {"vocabulary", "producers", "consumers", "conductor"},
-    "door": {"vocabulary", "producers", "consumers", "conductor", "door"},
+    "errors": set(),
+    "_env": set(),
+    "_device": {"_env"},
+    "_C": set(),
+    "names": set(),
+    "stats": {"errors", "_env"},
+    "kernels": {*VOCABULARY, "_device", "_C"},
+    "activations": {*ABOVE_KERNELS, "names"},
+    "weights": {*ABOVE_KERNELS, "names"},
+    "history": VOCABULARY,
+    "diagnosis": {*VOCABULARY, "history"},
+    "report": {*VOCABULARY, "history", "diagnosis"},
+    "sinks": VOCABULARY,
+    "guard": {*ABOVE_KERNELS, *RECORDS, "activations", "names", "weights"},
+    "tools": {*ABOVE_KERNELS, *RECORDS, "activations", "guard", "names", "weights"},
+    "commands": {*ABOVE_KERNELS, *RECORDS, "_C", "activations", "guard", "names", "tools", "weights", "__init__"},
+    "__main__": {"commands"},
 }
-WITHOUT_TORCH = {"vocabulary", "consumers"}  # logs are read, and rules run, on machines without torch
+# GradientStats.from_gradients computes, so it needs a kernel behind it; the import is made when it is called.
+ALLOWED = {("fastguard.stats.table", "fastguard.kernels")}
+DOOR = "__init__"  # may import from everywhere
+WITHOUT_TORCH = {*VOCABULARY, *RECORDS}  # logs are read, and rules run, on machines without torch
 ARRAYS = {"torch", "numpy"}
-# A classmethod that people know by this name, and that computes: it looks for the kernels when it is called.
-ALLOWED = {("fastguard.stats.table", "fastguard.kernels", "when called")}
+# Inside the guard, from what knows least to what knows most: a module imports from earlier ones only.
+GUARD = (
+    *("policies", "scaler", "undo", "wrappers", "engines", "lanes", "facts", "checkup", "ring"),
+    *("run", "flight", "ledger", "decision", "onboard", "judge", "sampling", "hooks", "guard", "wrapping"),
+)
 
 
 class Import(NamedTuple):
@@ -79,31 +94,42 @@ def imports_of(source: str, module: str, is_package: bool, known: set[str]) -> l
     return found
 
 
-def layer_of(module: str) -> str | None:
-    """The layer of `fastguard.x.y`, or None if `x` is in none."""
-    _, first, *_ = [*module.split("."), "__init__"]
-    return next((layer for layer, modules in LAYERS.items() if first in modules), None)
+def room_of(module: str) -> str:
+    """The room of `fastguard.x.y`, which is `x`; `__init__` for the package itself."""
+    return [*module.split("."), "__init__"][1]
+
+
+def rank_in_guard(module: str) -> int | None:
+    """The place of `fastguard.guard.x` in GUARD; None for what is not in there."""
+    parts = module.split(".")
+    return GUARD.index(parts[2]) if parts[1:2] == ["guard"] and len(parts) > 2 and parts[2] in GUARD else None
 
 
 def problems(imports: Iterable[Import]) -> list[str]:
-    """What is wrong with `imports`: arrows that run back, torch where it must not be, modules without a layer."""
+    """What is wrong with `imports`: arrows that run back, torch where it must not be, modules without a room."""
     wrong = []
     for one in imports:
-        layer = layer_of(one.module)
-        if layer is None:
-            wrong.append(f"{one.module} has no layer: enter it in LAYERS of tests/test_layers.py, as DESIGN.md says")
-        elif (one.module, one.target, one.when) in ALLOWED:
+        room = room_of(one.module)
+        if room == DOOR:
             continue
+        if one.when == "for type checkers":
+            wrong.append(f"{one}: only the door may import for type checkers; hand data down instead")
+        if room not in MAY_IMPORT:
+            wrong.append(f"{one.module} has no room: enter it in MAY_IMPORT of tests/test_layers.py, where it belongs")
         elif one.target.split(".")[0] == "fastguard":
-            to = layer_of(one.target)
-            if to is None:
-                wrong.append(f"{one}, which has no layer: enter it in LAYERS of tests/test_layers.py")
-            elif to not in MAY_IMPORT[layer] and one.target != "fastguard":
-                wrong.append(f"{one}: {layer} must not import {to}")
-            elif one.target == "fastguard" and layer != "door":
-                wrong.append(f"{one}: only the door may go through the package's own door")
-        elif layer in WITHOUT_TORCH and one.target.split(".")[0] in ARRAYS:
-            wrong.append(f"{one}: {layer} must work without it")
+            to = room_of(one.target)
+            ranks = rank_in_guard(one.module), rank_in_guard(one.target)
+            if to == DOOR and DOOR not in MAY_IMPORT[room]:
+                wrong.append(f"{one}: only commands may go through the package's own door")
+            elif to not in MAY_IMPORT and to != DOOR:
+                wrong.append(f"{one}, which has no room: enter it in MAY_IMPORT of tests/test_layers.py")
+            elif to != room and to not in MAY_IMPORT[room]:
+                if (one.module, one.target) not in ALLOWED:
+                    wrong.append(f"{one}: {room} must not import {to}")
+            elif None not in ranks and ranks[0] < ranks[1]:
+                wrong.append(f"{one}: it stands before {one.target} in GUARD")
+        elif room in WITHOUT_TORCH and one.target.split(".")[0] in ARRAYS:
+            wrong.append(f"{one}: {room} must work without it")
     return list(dict.fromkeys(wrong))
 
 
@@ -136,41 +162,95 @@ def test_the_whole_package_is_walked():
     assert ("fastguard.kernels.cpu", "fastguard._C") in arrows
 
 
-def test_every_module_has_a_layer():
-    homeless = [module for module in _sources() if layer_of(module) is None]
-    assert not homeless, f"no layer for {homeless}: enter them in LAYERS of tests/test_layers.py, as DESIGN.md says"
+def test_every_module_has_a_room():
+    homeless = [module for module in _sources() if room_of(module) not in {*MAY_IMPORT, DOOR}]
+    assert not homeless, f"no room for {homeless}: enter them in MAY_IMPORT of tests/test_layers.py"
+    inside = {module.split(".")[2] for module in _sources() if module.startswith("fastguard.guard.")}
+    assert inside == set(GUARD), "every module of the guard has a place in GUARD of tests/test_layers.py"
+
+
+def test_the_root_has_few_loose_files():
+    loose = {module for module in _sources() if module.count(".") == 1 and _sources()[module].name != "__init__.py"}
+    assert loose == {f"fastguard.{name}" for name in ("__main__", "_device", "_env", "errors", "names")}
 
 
 def test_no_arrow_runs_back():
-    wrong = problems(one for one in _all_imports() if one.when != "for type checkers")
+    wrong = problems(_all_imports())
     assert not wrong, "\n" + "\n".join(wrong)
 
 
-def test_no_arrow_runs_back_for_type_checkers():
-    wrong = problems(one for one in _all_imports() if one.when == "for type checkers")
+def _circles(arrows: Iterable[tuple[str, str]]) -> list[set[str]]:
+    """Groups of modules each of which imports all others of it, directly or not."""
+    follows: dict[str, set[str]] = {}
+    for one, other in arrows:
+        follows.setdefault(one, set()).add(other)
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for other in follows.get(waiting.pop(), set()) - seen:
+                seen.add(other)
+                waiting.append(other)
+        return seen
+
+    reached = {module: reach(module) for module in follows}
+    circles = [{other for other in seen if module in reached.get(other, ())} for module, seen in reached.items()]
+    return [circle for circle in circles if circle]
+
+
+def test_there_is_no_circle():
+    arrows = [(one.module, one.target) for one in _all_imports() if room_of(one.module) != DOOR]
+    arrows = [arrow for arrow in arrows if arrow not in ALLOWED]
+    packages = {module for module, path in _sources().items() if path.name == "__init__.py"}
+    # A package's own parts may import one another through no `__init__`; those who do would be seen here.
+    arrows = [(a, b) for a, b in arrows if b.startswith("fastguard") and not (b in packages and a.startswith(b + "."))]
+    assert not _circles(arrows)
+    assert _circles([("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")])[0] == {"a", "b", "c"}
+
+
+def test_nobody_uses_what_is_private_to_another_module():
+    """`x._y` of a module `x` that is not one's own; torch's are torch's."""
+    wrong = []
+    for module, path in _sources().items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        ours = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("fastguard")):
+                ours |= {alias.asname or alias.name for alias in node.names}
+                wrong += [
+                    f"{module}, line {node.lineno}: {alias.name}"
+                    for alias in node.names
+                    if alias.name.startswith("_") and alias.name not in ("_C", "_env", "_device", "__version__")
+                ]
+        for node in ast.walk(tree):
+            is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__")
+            if is_private and isinstance(node.value, ast.Name) and node.value.id in ours - {"_C"}:
+                wrong.append(f"{module}, line {node.lineno}: {node.value.id}.{node.attr}")
     assert not wrong, "\n" + "\n".join(wrong)
 
 
 FAKES = {
-    "a producer that writes logs": ("kernels.fake", "from .. import sinks", "producers must not import consumers"),
-    "a rule that computes": ("diagnosis.fake", "from ..kernels.cpu import detail", "must not import producers"),
-    "the vocabulary asks the guard": ("stats", "from .guard import Guard", "vocabulary must not import conductor"),
-    "inside a function": ("history", "def f():\n    from .guard import Guard", "(when called)"),
+    "a kernel that writes logs": ("kernels.fake", "from .. import sinks", "kernels must not import sinks"),
+    "a rule that computes": ("diagnosis.fake", "from ..kernels.cpu import detail", "must not import kernels"),
+    "the vocabulary asks the guard": ("stats.fake", "from ..guard import Guard", "stats must not import guard"),
+    "inside a function": ("history.fake", "def f():\n    from ..guard import Guard", "(when called)"),
     "inside a method's try": (
-        "report",
+        "report.fake",
         "class A:\n    def f(self):\n        try:\n            import fastguard.guard\n        except E: pass",
         "line 4 (when called): imports fastguard.guard",
     ),
     "for types only": (
-        "errors",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .commands import cli",
-        "(for type checkers)",
+        "guard.run",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .policies import ClipPolicy",
+        "only the door may import for type checkers",
     ),
-    "a consumer with torch": ("sinks.fake", "def f():\n    import torch.nn as nn", "consumers must work without it"),
-    "a consumer with numpy": ("report", "from numpy import quantile", "consumers must work without it"),
-    "the conductor through the door": ("guard", "import fastguard", "only the door"),
-    "a module in no layer": ("fresh", "import math", "fastguard.fresh has no layer"),
-    "an import of a module in no layer": ("guard", "from . import fresh", "imports fastguard.fresh, which has no"),
+    "inside the guard, upwards": ("guard.ring", "from .hooks import Hooks", "it stands before fastguard.guard.hooks"),
+    "a consumer with torch": ("sinks.fake", "def f():\n    import torch.nn as nn", "sinks must work without it"),
+    "a consumer with numpy": ("report.fake", "from numpy import quantile", "report must work without it"),
+    "the guard through the door": ("guard.fake", "import fastguard", "only commands may go through"),
+    "a module in no room": ("fresh", "import math", "fastguard.fresh has no room"),
+    "an import of a module in no room": ("guard.fake", "from .. import fresh", "imports fastguard.fresh, which has no"),
 }
 
 
@@ -184,12 +264,12 @@ def test_good_arrows_pass():
     known = {*_sources(), "fastguard._C"}
     good = {
         "kernels.cpu": "import torch\nfrom .. import _C, _env\nfrom ..errors import UnsupportedTensorError",
-        "sinks": "from .base import Sink",
-        "guard": "import torch\nfrom . import kernels\nfrom .report import build_report",
-        "commands": "import fastguard\nfrom . import guard",
+        "sinks.jsonl": "from .sink import Sink",
+        "guard.judge": "import torch\nfrom .. import kernels\nfrom .run import Run\nfrom ..report import build_report",
+        "commands.cli": "import fastguard\nfrom .. import guard",
     }
     for module, source in good.items():
-        assert problems(imports_of(source, f"fastguard.{module}", module == "sinks", known)) == []
+        assert problems(imports_of(source, f"fastguard.{module}", False, known)) == []
 
 
 def test_relative_imports_resolve():
@@ -207,7 +287,7 @@ def test_relative_imports_resolve():
 
 
 def test_consumers_work_where_torch_and_numpy_are_not_installed():
-    modules = [m for m in _sources() if layer_of(m) in WITHOUT_TORCH]
+    modules = [m for m in _sources() if room_of(m) in WITHOUT_TORCH]
     code = "import sys\nsys.modules['torch'] = sys.modules['numpy'] = None\nimport " + ", ".join(modules)
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +29,10 @@ class Decision:
         may_skip: whether there is a flag to look at.
         slot: where the decision is.
         factor: what to multiply by, where the host decided; else it is in the slot.
+        max_norm: what the device clips to; Inf where it does not.
         plans: of all gradients, one a lane, with their slots.
         gradients: themselves, where no other optimizer has any.
+        fused: of each member, whether it takes skip flag and divisor on the device.
         straightened: what was done to gradients of fused optimizers, by the index of their member.
         taken: indices of the members that have taken their step.
     """
@@ -41,8 +44,10 @@ class Decision:
         self.is_scaled = scale is not None
         self.may_skip = may_skip
         self.factor: float | None = None
+        self.max_norm = math.inf
         self.plans: list[tuple[Lane, Any, Slot]] = []
         self.gradients: list[torch.Tensor] | None = None
+        self.fused: list[bool] = []
         self.straightened: dict[int, Straightened] = {}
         self.taken: set[int] = set()
         self._scale = scale

@@ -72,10 +72,6 @@ class Flight:
         for courier, parcel in zip(self.couriers, self.parcels):
             courier.send(parcel)
 
-    def has_arrived(self) -> bool:
-        """Whether the host may read the copies."""
-        return all(courier.has_arrived(parcel) for courier, parcel in zip(self.couriers, self.parcels))
-
     def wait(self) -> None:
         """Waits for the copies."""
         for courier, parcel in zip(self.couriers, self.parcels):
@@ -150,7 +146,11 @@ class Flights:
             self._wait_for_oldest()
 
     def _poll(self) -> None:
-        while self._sent and self._sent[0].has_arrived():
+        while self._sent:
+            flight = self._sent[0]
+            for courier, parcel in zip(flight.couriers, flight.parcels):
+                if not courier.has_arrived(parcel):
+                    return
             self._pop()
 
     def _wait_for_oldest(self) -> None:

@@ -143,10 +143,11 @@ class Hooks:
             self._depth += 1
             return None  # the outer step has been judged, or its closure will be
         self._depth = 1
-        self._give_back()  # of a step that raised before its post-hook ran
+        if self._undo is not None:
+            self._give_back()  # of a step that raised before its post-hook ran
         self._evaluations = 0
         handed = self._scaler.receive(optimizer, kwargs)
-        self._silent = _is_state_initialisation(optimizer, kwargs)
+        self._silent = bool(kwargs) and _is_state_initialisation(optimizer, kwargs)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if self._silent:
             return None
@@ -187,14 +188,15 @@ class Hooks:
             self._sampling.end_step()  # too many skips in a row: what was sampled belongs to this step
             raise
         self._evaluations += 1
-        self._look_ahead()
+        if self._may_be_short and self._judge.waits:
+            self._look_ahead()
 
     def _look_ahead(self) -> None:
         """Whether the next step may go the short way."""
         run = self._run
         if self._met_odd:
             self._met_odd, self._odd = False, run.fingerprint
-        run.is_short = self._may_be_short and self._judge.waits and run.fingerprint not in (None, self._odd)
+        run.is_short = run.fingerprint not in (None, self._odd)
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._depth:

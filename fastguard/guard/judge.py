@@ -26,7 +26,7 @@ from .onboard import Onboard, gradients_of
 from .policies import ClipPolicy
 from .run import Member, Run
 from .scaler import UNSCALED, Handed
-from .undo import Both, HandedOver, SetAside, Undo, takes_flags
+from .undo import Both, HandedOver, SetAside, Undo
 
 _log = logging.getLogger("fastguard")
 
@@ -128,10 +128,10 @@ class Judge:
         if params and params[0].is_cpu is not self._was_on_cpu:
             self.choose()
         try:
-            decision, follows = self._decision_for(member, handed, first, loss)
+            decision, follows = self._decision_for(member, optimizer, handed, first, loss)
         except ElsewhereError:  # a gradient where no engine can reach: to the host, which reaches everywhere
             self.choose(waits=True)
-            decision, follows = self._decision_for(member, handed, first, loss)
+            decision, follows = self._decision_for(member, optimizer, handed, first, loss)
         decision.taken.add(member.index)
         if len(decision.taken) == len(self._run.members):
             self._decision = None
@@ -158,24 +158,28 @@ class Judge:
     def _engine_on(self, device: torch.device) -> type[Engine] | None:
         return self._engine_for(device, self._run.backend)
 
-    def _decision_for(self, member: Member, handed: Handed, first: bool, loss: Any) -> tuple[Decision, bool]:
+    def _decision_for(
+        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
+    ) -> tuple[Decision, bool]:
         """The decision for a step, and whether it was made when another optimizer stepped."""
         decision = self._decision
         if decision is None or not first or member.index in decision.taken:
             decide = self._decide if self.waits else self._decide_on_device
-            self._decision = decide(member, handed, first, loss)
+            self._decision = decide(member, optimizer, handed, first, loss)
             return self._decision, False
         decision.check_scale(handed)
         return decision, True
 
-    def _decide(self, member: Member, handed: Handed, first: bool, loss: Any) -> Decision:
+    def _decide(
+        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
+    ) -> Decision:
         """Measures and decides here. Synchronises with whatever device the gradients are on."""
         run, ledger, ring = self._run, self._ledger, self._run.ring
         scaling = handed.read() if handed.from_scaler else UNSCALED
         if first:
             ledger.deliver()  # before the new table is there: two of them at a time are enough
-        optimizers = run.optimizers()
-        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        optimizers = [optimizer] if len(run.members) == 1 else run.optimizers()
+        groups = [group["params"] for one in optimizers for group in one.param_groups]
         table, total, positions, fingerprint = kernels.gradient_stats(groups, run.backend, scaling.inverse)
         names = run.names(fingerprint)
         norm = norm_of(*norm_parts(kernels.fold_rows(table) if total is None else total))
@@ -213,26 +217,29 @@ class Judge:
                 kernels.run_scale(gradients, factor, self._run.backend)
         return None
 
-    def _decide_on_device(self, member: Member, handed: Handed, first: bool, loss: Any) -> Decision:
+    def _decide_on_device(
+        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
+    ) -> Decision:
         """Queues measuring and deciding."""
         run, onboard = self._run, self.onboard
-        optimizers = run.optimizers()
-        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
-        device = next((params[0].device for params in groups if params), None)
-        if device is not None and self._is_capturing(device):
+        optimizers = [optimizer] if len(run.members) == 1 else run.optimizers()
+        groups = [group["params"] for one in optimizers for group in one.param_groups]
+        if groups and groups[0] and self._is_capturing(groups[0][0].device):
             raise RuntimeError(
                 "a guarded step cannot be captured in a graph: its replays would tell the guard nothing. Capture the "
                 "forward and backward pass, and call optimizer.step() after the replay; or detach the guard before."
             )
         onboard.settle(first)
-        self._ledger.raise_due()
+        if self._ledger.due is not None:
+            self._ledger.raise_due()
         flight, decision = onboard.board(optimizers, groups, handed, first)
         try:
-            onboard.measure(flight, decision, handed, _limit(run.clip), run.skip_nonfinite)
+            decision.max_norm = _limit(run.clip)
+            onboard.measure(flight, decision, handed, run.skip_nonfinite)
             if run.clip is not None and run.clip.limit is None:
                 self._ask_policy(run.clip, flight, decision)
             flight.note("lr", optimizers[0].param_groups[0].get("lr") if optimizers[0].param_groups else None)
-            if is_loss(loss):
+            if loss is not None and is_loss(loss):
                 flight.note("loss", loss)
         except BaseException:
             onboard.flights.give_back(flight)
@@ -258,19 +265,20 @@ class Judge:
         """Queues what a decision means for one optimizer."""
         repairs: Undo | None = decision.straightened.get(member.index)
         slot = decision.slot
-        fused = takes_flags(optimizer) and slot.words.device.type != "mps"  # whose kernels take no flags
+        fused = decision.fused[member.index] and slot.words.device.type != "mps"  # whose kernels take no flags
         attributes: dict[str, Any] = {}
         if decision.may_skip or handed.found_inf is not None:
             own_flag = handed.found_inf if follows else None
             if fused and self.onboard.momentum.is_safe(optimizer, self.onboard.lanes.key):
-                attributes["found_inf"] = self.onboard.flag(member, slot, own_flag)
+                flag = slot.skip_flag if own_flag is None else self.onboard.flag(member, slot, own_flag)
+                attributes["found_inf"] = flag
             elif decision.skips() or (own_flag is not None and bool(own_flag)):
                 aside = SetAside(optimizer)
                 return aside if repairs is None else Both(repairs, aside)
         if decision.factor is not None:
             if decision.factor != 1.0:
                 kernels.run_scale(gradients_of(optimizer), decision.factor, self._run.backend)
-        elif (decision.is_scaled and not handed.fused) or _limit(self._run.clip) != math.inf:
+        elif (decision.is_scaled and not handed.fused) or decision.max_norm != math.inf:
             # An optimizer that divides by the loss scale anyway clips for nothing.
             if fused and (not self._clips_through_scale or (decision.is_scaled and handed.fused)):
                 attributes["grad_scale"] = slot.divisor

@@ -86,6 +86,9 @@ class Lanes:
         """
         if key == self.key and self._split:
             try:
+                if len(self._split) == 1:
+                    lane, places = self._split[0]
+                    return [(lane, lane.engine.plan(gradients), places)]
                 return self._planned(gradients)
             except UnsupportedTensorError:  # unless it was moved, it is refused again
                 pass

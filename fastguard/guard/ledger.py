@@ -77,7 +77,7 @@ class Ledger:
     @property
     def history(self) -> TrainingHistory:
         """The run so far, without the step that is held."""
-        self.deliver(but_held=True)
+        self.deliver(but_held=not self.ring.is_over)
         self._history.settle()
         return self._history
 
@@ -133,7 +133,7 @@ class Ledger:
     def observe(self, loss: Any = None, val_loss: Any = None) -> None:
         """Adds a loss to the step just taken."""
         ring = self.ring
-        if not ring.num_open:
+        if not ring.is_held:
             raise RuntimeError(
                 "`observe` must follow a step that has not been handed to the sinks yet. Call it after "
                 "optimizer.step(), before flush() and before the next step."

@@ -15,8 +15,9 @@ from ..kernels.slots import Slot, read_slot
 from .decision import Decision
 from .engines import Engine, Question
 from .flight import Flight, Flights
-from .lanes import Lanes
+from .lanes import Lane, Lanes
 from .ledger import Ledger
+from .ring import TABLE
 from .run import Member, Run
 from .scaler import Handed
 from .undo import Momentum, Straightened, takes_flags
@@ -64,8 +65,9 @@ class Onboard:
 
     def settle(self, first: bool) -> None:
         """Another evaluation begins, of another step if it is the `first`: what is there arrives."""
-        if first and self.flights.current is None:
-            self._ledger.deliver()
+        if first and self.flights.current is None:  # it has arrived, and was held for more to come
+            self._run.ring.is_over = True
+            self._ledger.open()
         self.flights.settle(is_over=first)
         if self.flights.is_idle:
             self._arrived = self._run.step - 1
@@ -81,11 +83,12 @@ class Onboard:
         run, lanes, flights = self._run, self.lanes, self.flights
         gradients, positions, fingerprint = kernels.collect_gradients(groups)
         key = (fingerprint, None if positions is None else tuple(positions))
-        names = run.names(fingerprint)
+        names = run.known_names if fingerprint == run.fingerprint else run.names(fingerprint)
         parts = lanes.plan(gradients, key, groups)
         straightened = {}
-        if self._need_straightening([plan for _, plan, _ in parts], optimizers):
-            straightened = {m.index: Straightened(m.optimizer) for m in run.members if takes_flags(m.optimizer)}
+        fused = list(map(takes_flags, optimizers))
+        if True in fused and self._need_straightening(parts, optimizers, fused):
+            straightened = {i: Straightened(optimizers[i]) for i, takes in enumerate(fused) if takes}
             gradients, positions, _ = kernels.collect_gradients(groups)
             parts = lanes.plan(gradients, key, groups)
         if lanes.need_slots(sum(map(len, groups))):
@@ -97,14 +100,12 @@ class Onboard:
         for lane, plan, places in parts:
             flight.places[lane.index] = places
             decision.plans.append((lane, plan, flight.slots[lane.index]))
-        decision.straightened = straightened
+        decision.straightened, decision.fused = straightened, fused
         if len(run.members) == 1:
             decision.gradients = gradients
         return flight, decision
 
-    def measure(
-        self, flight: Flight, decision: Decision, handed: Handed, max_norm: float, skip_nonfinite: bool
-    ) -> None:
+    def measure(self, flight: Flight, decision: Decision, handed: Handed, skip_nonfinite: bool) -> None:
         """Queues what fills the slots of `flight`."""
         questions = []
         is_one = len(decision.plans) == 1
@@ -113,7 +114,7 @@ class Onboard:
                 flight.step,
                 None if handed.grad_scale is None else lane.bring(handed.grad_scale, slot.scale),
                 None if handed.found_inf is None else lane.bring(handed.found_inf, slot.found_inf),
-                max_norm,
+                decision.max_norm,
                 skip_nonfinite,
                 handed.fused,
             )
@@ -135,9 +136,7 @@ class Onboard:
         self._newest = flight.step
 
     def flag(self, member: Member, slot: Slot, own_flag: Any) -> torch.Tensor:
-        """The skip flag for an optimizer: of the decision, or where it follows it, of its own scaler too."""
-        if own_flag is None:
-            return slot.skip_flag
+        """The skip flag for an optimizer that follows a decision and has one of its own, of its scaler."""
         index, device = member.index, slot.words.device
         while len(self._flags) <= index or self._flags[index].device != device:
             self._flags[index:] = [torch.zeros((), dtype=torch.float32, device=device)]
@@ -154,7 +153,7 @@ class Onboard:
             gradients = gradients_of(optimizer)
         if not gradients:
             return
-        if not is_whole or not all(plan.is_plain for _, plan, _ in parts):
+        if not is_whole or False in [plan.is_plain for _, plan, _ in parts]:
             slots = {lane.index: slot for lane, _, slot in parts}
             planned = self.lanes.plan_writable(gradients)
             parts = [(lane, plan, slots[lane.index]) for lane, plan in planned]
@@ -162,15 +161,18 @@ class Onboard:
             lane.engine.scale(plan, slot)
         kernels.tell_autograd(gradients)
 
-    def _need_straightening(self, plans: list[Any], optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-        fused = [optimizer for optimizer in optimizers if takes_flags(optimizer)]
-        if not fused:
-            return False
-        key = tuple(map(id, plans))
+    def _need_straightening(
+        self,
+        parts: list[tuple[Lane, Any, Any]],
+        optimizers: Sequence[torch.optim.Optimizer],
+        fused: Sequence[bool],
+    ) -> bool:
+        key = tuple([id(plan) for _, plan, _ in parts])
         known = self._checked.get(key)
         if known is not None:
             return known[1]
-        needed = any(map(Straightened.is_needed, fused))
+        needed = any(Straightened.is_needed(o) for o, takes in zip(optimizers, fused) if takes)
+        plans = [plan for _, plan, _ in parts]
         if self.lanes.remember_plans and all(plan.is_plain for plan in plans):
             self._checked[key] = (plans, needed)  # which keeps the ids from being those of other plans
             if len(self._checked) > _NUM_CHECKED:
@@ -180,39 +182,58 @@ class Onboard:
     def _arrive(self, flight: Flight) -> None:
         """Puts a step that has arrived on the host into the ring."""
         ring, ledger = self._run.ring, self._ledger
-        contents = [read_slot(parcel.copy, len(places)) for parcel, places in zip(flight.parcels, flight.places)]
-        found = next(c for c, slot in zip(contents, flight.slots) if slot is flight.slot)
-        rows = found.rows
-        if len(contents) > 1:
-            rows = self.lanes.in_order([c.rows for c in contents], flight.places)
-        finite = math.isfinite(found.norm)
-        again = not flight.first and ring.is_held and ring.step == flight.step
-        if not again:
+        if not flight.first and ring.is_held and ring.step == flight.step:
+            self._arrive_again(flight)
+            return
+        if ring.num_open >= ring.limit or not flight.first or not ring.is_over:
             ledger.deliver()
-        is_news = not again or (not finite and ring.is_finite)  # of several evaluations the first bad one is kept
-        if is_news:
+        home = 0 if len(flight.slots) == 1 else flight.slots.index(flight.slot)
+        finite, skipped = ring.land(
+            flight.parcels[home].copy,
+            len(flight.places[home]),
+            flight.positions,
+            flight.names,
+            flight.known,
+            flight.noted,
+            flight.overhead_s,
+            scaled=flight.scaled,
+            clip_coef=flight.clip_coef,
+        )
+        if len(flight.slots) > 1:
+            ring.found[TABLE] = self._rows_in_order(flight)
+        flight.keep = ()
+        self._arrived = flight.step
+        ring.is_over = flight.is_over
+        if ledger.fetch is not None:
+            ledger.fetch()
+        if skipped or not finite:
+            ledger.enter(is_bad=not finite, from_scaler=flight.from_scaler)
+        if flight.is_over and ring.num_open >= ring.limit:
+            ledger.deliver()
+
+    def _arrive_again(self, flight: Flight) -> None:
+        """Of several evaluations of a step the first bad gradients are what to keep, and the last one decides."""
+        ring = self._run.ring
+        home = flight.slots.index(flight.slot)
+        found = read_slot(flight.parcels[home].copy, len(flight.places[home]))
+        is_bad = not math.isfinite(found.norm) and ring.is_finite
+        if is_bad:
+            rows = found.rows if len(flight.slots) == 1 else self._rows_in_order(flight)
             coefficient = found.clip_coef if flight.clip_coef is None else flight.clip_coef
             scale = found.loss_scale if flight.scaled else None
-            ring.arrive(
-                flight.step,
-                found.norm,
-                coefficient,
-                found.skipped,
-                scale,
-                rows,
-                flight.positions,
-                flight.names,
-                again=again,
-            )
+            state = flight.positions, flight.names
+            ring.arrive(flight.step, found.norm, coefficient, found.skipped, scale, rows, *state, again=True)
             for name in flight.known.keys() | flight.noted:
                 ring.note(name, found.notes[name] if name in flight.noted else flight.known[name])
         else:
             ring.mark_skipped(found.skipped)
         flight.keep = ()
         self._arrived = flight.step
+        ring.is_over = flight.is_over
         ring.add_overhead(flight.overhead_s)
-        if ledger.fetch is not None:
-            ledger.fetch()
-        ledger.enter(is_bad=is_news and not finite, from_scaler=flight.from_scaler)
-        if flight.is_over:
-            ledger.deliver()
+        self._ledger.enter(is_bad=is_bad, from_scaler=flight.from_scaler)
+
+    def _rows_in_order(self, flight: Flight) -> bytearray:
+        """The rows of all devices, in the order of the gradients."""
+        tables = [read_slot(p.copy, len(places)).rows for p, places in zip(flight.parcels, flight.places)]
+        return self.lanes.in_order(tables, flight.places)

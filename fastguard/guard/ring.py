@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from .. import kernels
+from ..kernels.slots import copy_slot
 from ..stats import StepStats, TensorStats
 from ..stats.slot import (
     CLIP_COEF,
@@ -44,7 +47,7 @@ class Ring:
         names: of all parameters.
         newest: index of the newest slot; -1 before there was one.
         num_open, limit: as above.
-        is_held: whether the newest slot is open and may still be added to.
+        is_over: whether nothing more comes to the newest slot: neither another evaluation nor a loss.
         made: the newest slot as a record, if it was made. Whoever fills a slot without `arrive` sets it to None before.
         samples: what was sampled beside the gradients, by step, until its record is made.
     """
@@ -57,12 +60,14 @@ class Ring:
         self.newest = -1
         self.num_open = 0
         self.limit = NUM_SLOTS
+        self.is_over = False
         self.samples: dict[int, dict[str, Any]] = {}
         self.made: StepStats | None = None
 
     @property
     def is_held(self) -> bool:
-        return self.num_open > 0
+        """Whether the newest slot is open and may still be added to."""
+        return self.num_open > 0 and not self.is_over
 
     @property
     def is_finite(self) -> bool:
@@ -115,6 +120,47 @@ class Ring:
         self.names = names
         self.made = None
 
+    def land(
+        self,
+        words: torch.Tensor,
+        num_rows: int,
+        positions: Sequence[int] | None,
+        names: tuple[str, ...],
+        known: dict[str, float | None],
+        noted: set[str],
+        overhead_s: float,
+        *,
+        scaled: bool,
+        clip_coef: float | None,
+    ) -> tuple[bool, bool]:
+        """Takes a step into the next slot as a device left it; returns whether its norm is finite, whether it skipped.
+
+        Args:
+            words: the slot, copied to the host.
+            known, noted: notes that the host has, and names of those that are in the slot.
+            scaled: whether the loss scale in the slot is one.
+            clip_coef: the coefficient, where the host decided on it.
+        """
+        index = self.newest = self.num_open
+        self.num_open, self.made = index + 1, None
+        at, words_here = HEADER_WORDS * index, self.words
+        rows, skipped = copy_slot(words, num_rows, self.headers, HEADER_BYTES * index)
+        flags = (SKIPPED if skipped else 0) | (HAS_LOSS_SCALE if scaled else 0)
+        for name, (word, flag) in NOTES.items():
+            value = known.get(name)
+            if name in noted:
+                flags |= flag
+            elif value is not None:
+                flags |= flag
+                words_here[at + word] = value
+        if clip_coef is not None:
+            words_here[at + CLIP_COEF] = clip_coef
+        words_here[at + OVERHEAD_S] = overhead_s
+        words_here[at + NUM_ROWS] = num_rows
+        words_here[at + FLAGS] = flags
+        self.found[TABLE], self.found[POSITIONS], self.names = rows, positions, names
+        return math.isfinite(words_here[at + NORM]), skipped
+
     def note(self, name: str, value: float | None) -> None:
         """Adds `loss`, `val_loss` or `lr` to the newest slot; None takes it out."""
         word, flag = NOTES[name]
@@ -145,7 +191,7 @@ class Ring:
         For a step whose record was delivered already, it goes to the next one.
         """
         if self.newest >= 0 and self.step >= step:
-            step = self.step + (not self.is_held)
+            step = self.step + (not self.num_open)
         self.samples.setdefault(step, {}).update(fields)
         self.limit = min(self.limit, self.num_open)  # a record with samples is made while its table is there
         self.made = None
@@ -154,7 +200,7 @@ class Ring:
         """The newest slot as a record, which stays as it is whatever becomes of the ring."""
         if self.made is None:
             step, _, clip_coef, skipped, loss, val_loss, lr, loss_scale, _ = self.header(self.newest)
-            if self.is_held:
+            if self.num_open:
                 self._claim_samples(step)
             names, rows, positions = self.names, self.found[TABLE], self.found[POSITIONS]
             some = names if positions is None else lambda: [names[i] for i in positions]

@@ -54,6 +54,7 @@ class Run:
         ring: the newest steps.
         step: number of the next step.
         fingerprint: of the parameters that the names are of; None before the first step.
+        known_names: of all parameters, as they were at the step just judged.
         is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
     """
 
@@ -76,7 +77,7 @@ class Run:
         self.step = 0
         self.is_short = False
         self._namer = namer
-        self._names: tuple[str, ...] = ()
+        self.known_names: tuple[str, ...] = ()
         self.fingerprint: int | None = None
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -88,12 +89,12 @@ class Run:
         if fingerprint is not None and fingerprint != self.fingerprint:
             optimizers = self.optimizers()
             refuse_shards(group["params"] for optimizer in optimizers for group in optimizer.param_groups)
-            self._names = self._namer.names(optimizers)
+            self.known_names = self._namer.names(optimizers)
             self.fingerprint = fingerprint
-        return self._names
+        return self.known_names
 
     def names_of(self, member: Member) -> tuple[str, ...]:
         """Names of the parameters of one optimizer, as they were at the step just judged."""
         counts = [sum(len(group["params"]) for group in one.optimizer.param_groups) for one in self.members]
         start = sum(counts[: member.index])
-        return self._names[start : start + counts[member.index]]
+        return self.known_names[start : start + counts[member.index]]

@@ -61,16 +61,20 @@ class SetAside:
 
 def _has_torchs_step(cls: Any) -> bool:
     """A `step` of a subclass's own may do something to the parameters that no flag prevents."""
-    known = _TORCHS.get(cls)
-    if known is None:
-        step = inspect.unwrap(cls.step)  # torch wraps steps
-        known = _TORCHS[cls] = any(issubclass(cls, c) and step is inspect.unwrap(c.step) for c in _FUSED)
+    step = inspect.unwrap(cls.step)  # torch wraps steps
+    known = _TORCHS[cls] = any(issubclass(cls, c) and step is inspect.unwrap(c.step) for c in _FUSED)
     return known
 
 
 def takes_flags(optimizer: optim.Optimizer) -> bool:
     """Whether all of `optimizer` is fused, so that `found_inf` on it skips the step."""
-    return _has_torchs_step(type(optimizer)) and all(group.get("fused") for group in optimizer.param_groups)
+    known = _TORCHS.get(type(optimizer))
+    if not (_has_torchs_step(type(optimizer)) if known is None else known):
+        return False
+    for group in optimizer.param_groups:  # noqa: SIM110 - a generator is a frame more, at every step
+        if not group.get("fused"):
+            return False
+    return True
 
 
 class HandedOver:
@@ -81,13 +85,13 @@ class HandedOver:
     """
 
     def __init__(self, optimizer: optim.Optimizer, attributes: Mapping[str, Any], repairs: Undo | None) -> None:
-        self._given = optimizer.__dict__
-        self._before = {name: self._given.get(name, _MISSING) for name in attributes}
+        given = self._given = optimizer.__dict__
+        self._before = list(zip(attributes, map(given.get, attributes, (_MISSING,) * len(attributes))))
         self._repairs = repairs
-        self._given.update(attributes)
+        given.update(attributes)
 
     def give_back(self) -> None:
-        for name, value in self._before.items():
+        for name, value in self._before:
             if value is _MISSING:
                 self._given.pop(name, None)
             else:

@@ -7,8 +7,20 @@ from typing import NamedTuple
 
 import torch
 
-from ..stats import COLUMNS
-from ..stats.slot import BROUGHT, CLIP_COEF, FACTOR, HEADER_WORDS, LOSS_SCALE, NARROW, NORM, NORM_SQ, NOTES, STEP
+from ..stats.columns import COLUMNS, ROW_BYTES
+from ..stats.slot import (
+    BROUGHT,
+    CLIP_COEF,
+    FACTOR,
+    HEADER_BYTES,
+    HEADER_WORDS,
+    LOSS_SCALE,
+    NARROW,
+    NORM,
+    NORM_SQ,
+    NOTES,
+    STEP,
+)
 
 ROW_WORDS = len(COLUMNS)
 
@@ -54,6 +66,23 @@ def make_slots(device: torch.device, num_rows: int, count: int = 1, dtype: torch
     return [Slot(table[i], num_rows) for i in range(count)]
 
 
+def copy_slot(words: torch.Tensor, num_rows: int, headers: bytearray, offset: int) -> tuple[bytearray, bool]:
+    """Copies the header of a slot into `headers`, from `offset` on; returns its rows and the skip flag.
+
+    Args:
+        words: as for `read_slot`.
+    """
+    if words.dtype is torch.float64:
+        address = words.data_ptr()
+        skipped = ctypes.c_float.from_address(address + 8 * NARROW).value != 0.0
+    else:
+        words = words.double()
+        address = words.data_ptr()
+        skipped = float(words[NARROW]) != 0.0
+    headers[offset : offset + HEADER_BYTES] = ctypes.string_at(address, HEADER_BYTES)
+    return bytearray(ctypes.string_at(address + HEADER_BYTES, ROW_BYTES * num_rows)), skipped
+
+
 class SlotContents(NamedTuple):
     """What a device left in a slot.
 
@@ -84,16 +113,9 @@ def read_slot(words: torch.Tensor, num_rows: int) -> SlotContents:
 
     Cost: 2 us, and a copy of 64 bytes a tensor.
     """
-    if words.dtype is torch.float64:
-        skipped = ctypes.c_float.from_address(words.data_ptr() + 8 * NARROW).value != 0.0
-    else:
-        words = words.double()
-        skipped = float(words[NARROW]) != 0.0
-    address = words.data_ptr()
-    header = (ctypes.c_double * HEADER_WORDS).from_address(address)
-    rows = bytearray(8 * ROW_WORDS * num_rows)
-    if rows:
-        rows[:] = (ctypes.c_char * len(rows)).from_address(address + 8 * HEADER_WORDS)
+    data = bytearray(HEADER_BYTES)
+    rows, skipped = copy_slot(words, num_rows, data, 0)
+    header = memoryview(data).cast("d")
     return SlotContents(
         header[NORM_SQ],
         header[NORM],

@@ -39,6 +39,8 @@ class FakeDevice(Device):
         self.num_pinned = 0
         self.capturing = False
         self.current = "first"
+        self.is_capturing = lambda: self.capturing
+        self.stream_id = lambda: hash(self.current)
 
     def event(self) -> FakeEvent:
         self.events.append(FakeEvent())
@@ -47,12 +49,6 @@ class FakeDevice(Device):
     def pinned(self, num_words: int) -> torch.Tensor:
         self.num_pinned += 1
         return torch.zeros(num_words, dtype=torch.int64)
-
-    def is_capturing(self) -> bool:
-        return self.capturing
-
-    def stream_id(self) -> int:
-        return hash(self.current)
 
 
 def find(tables: Tables, tensors: list[torch.Tensor]) -> Plan:

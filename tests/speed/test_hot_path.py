@@ -9,18 +9,16 @@ import pytest
 pytest.importorskip("benchmarks.speed", reason="the benchmarks are not beside these tests", exc_type=ImportError)
 
 from benchmarks.speed import frames, parts, table
-from fastguard.kernels import cpu
+from fastguard.kernels import backends
 
 LIMITS = {measure.key: measure.at_most for measure in table.MEASURES}
 
 
-@pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
-@pytest.mark.xfail(reason="two judges and a record a step: 32 frames", strict=True)
+@pytest.mark.skipif(backends()["cpu"].reason is not None, reason=str(backends()["cpu"].reason))
 def test_frames_of_a_clean_step_on_the_cpu():
     assert frames.count_frames("auto")["clean"] <= LIMITS["frames-cpu"]
 
 
-@pytest.mark.xfail(reason="what follows from the parameters is found anew at every step: 137 frames", strict=True)
 def test_frames_of_a_clean_step_on_the_gpu_path():
     pytest.importorskip("triton", reason="Triton is not installed")
     counted = frames.count_frames_interpreted(num_warm_up=6, num_steps=3)

@@ -12,7 +12,7 @@ MODULES = {
     "tools.initialization.check": 1,
     "tools.lr_finder.finder": 1,
     "tools.lr_finder.result": 1,
-    "weights.collector": 1,
+    "weights.settings": 1,
     "weights.sampler": 1,
     "weights.table": 1,
 }

@@ -20,21 +20,21 @@ from .harness import QUICK, Settings, duration, number
 Measuring = Callable[[Settings], dict[str, Any]]
 
 
-class Part(NamedTuple):
+class BenchPart(NamedTuple):
     """One thing that is measured, ours against theirs: `prepare` checks it and returns what times it."""
 
     title: str
     prepare: Callable[[], Measuring]
 
 
-def _clip(case: str, *, clips: bool = False) -> Part:
+def _clip(case: str, *, clips: bool = False) -> BenchPart:
     title = f"clip, {CASES[case].title}, " + ("clipping at every step" if clips else "limit not reached")
-    return Part(title, lambda: Clipping(CASES[case], clips=clips).measure)
+    return BenchPart(title, lambda: Clipping(CASES[case], clips=clips).measure)
 
 
-def _step(case: str, ours: str = steps.GUARDED) -> Part:
+def _step(case: str, ours: str = steps.GUARDED) -> BenchPart:
     title = f"added to a step, {STEP_CASES[case].title}" + (", loss and JSONL" if ours == steps.RECORDED else "")
-    return Part(title, lambda: lambda settings: steps.measure_steps(STEP_CASES[case], settings, ours))
+    return BenchPart(title, lambda: lambda settings: steps.measure_steps(STEP_CASES[case], settings, ours))
 
 
 CLIPPED = ("gpt2-float32", "300x1000", "3000x64")

@@ -28,7 +28,7 @@ _MIN_STEPS, _MAX_STEPS = 12, 3000
 _LR = 1e-6  # so small that the last step does the same work as the first
 
 
-class Run:
+class StepRun:
     """One of the runs that start alike: unguarded, with torch's `clip_grad_norm_`, guarded, or guarded with each loss
     observed and each record written to `log`."""
 
@@ -79,7 +79,7 @@ def _without_a_word() -> Iterator[None]:
         log.disabled = before
 
 
-def _check(case: StepCase, runs: dict[str, Run], ours: str, num_steps: int, log: Path) -> None:
+def _check(case: StepCase, runs: dict[str, StepRun], ours: str, num_steps: int, log: Path) -> None:
     for kind in (CLIP, ours):
         for a, b in zip(runs[PLAIN].parameters, runs[kind].parameters, strict=True):
             if not torch.equal(a, b):
@@ -97,7 +97,7 @@ def _repetition(case: StepCase, ours: str, budget_ns: float, max_steps: int) -> 
     """One step of each run in turn, in every order; medians of the steps and of their differences in one iteration."""
     with tempfile.TemporaryDirectory() as folder, _without_a_word():
         log = Path(folder) / "log.jsonl"
-        runs = {kind: Run(case, kind, log if kind == RECORDED else None) for kind in (PLAIN, CLIP, ours)}
+        runs = {kind: StepRun(case, kind, log if kind == RECORDED else None) for kind in (PLAIN, CLIP, ours)}
         orders = list(permutations(runs))
         times: dict[str, list[int]] = {kind: [] for kind in runs}
         num_warm_up = num_steps = len(orders)

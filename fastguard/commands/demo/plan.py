@@ -12,7 +12,7 @@ _STEPS_A_REVIEW = 8
 _NUM_REVIEWS_KEPT = 4
 
 
-class Plan:
+class Pace:
     """A number of steps that shrinks while this machine is too slow for the time there is.
 
     Args:

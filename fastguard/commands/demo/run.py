@@ -14,7 +14,7 @@ from ... import kernels
 from ..cli import EXIT_FAILED, CommandError
 from . import cost, threads
 from .model import write
-from .plan import Plan
+from .plan import Pace
 from .progress import WIDTH, Progress
 from .text import Corpus, library_text
 from .training import train
@@ -64,7 +64,7 @@ def run(settings: DemoSettings) -> int:
         threads.choose(corpus)
     torch.manual_seed(settings.seed)
     wanted = settings.steps or (100 if settings.quick else 1000)
-    plan = Plan(wanted, None if settings.steps else started + _TRAINING * seconds)
+    plan = Pace(wanted, None if settings.steps else started + _TRAINING * seconds)
     log = settings.folder / "run.jsonl"
     print(f"data:   {len(text) / 1e6:.1f} MB of Python's standard library, as bytes; nothing is downloaded")
     print(f"log:    {log} (one line a step)")

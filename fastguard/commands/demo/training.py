@@ -13,7 +13,7 @@ import torch
 import fastguard
 
 from .model import CharTransformer, loss_of
-from .plan import Plan
+from .plan import Pace
 from .progress import Progress
 from .text import Corpus
 
@@ -24,7 +24,7 @@ _NUM_VALIDATIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StepCheck:
     """What fastguard made of the poisoned step, and what really happened.
 
     Attributes:
@@ -58,7 +58,7 @@ class Trained:
 
     model: CharTransformer
     optimizer: torch.optim.Optimizer
-    verdict: Verdict
+    verdict: StepCheck
     first_loss: float
     last_loss: float
     num_steps: int
@@ -69,7 +69,7 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
 
 
-def train(corpus: Corpus, plan: Plan, sinks: list[Any], progress: Progress) -> Trained:
+def train(corpus: Corpus, plan: Pace, sinks: list[Any], progress: Progress) -> Trained:
     """Trains under guard, with one poisoned batch on the way."""
     model = CharTransformer().to(corpus.device)
     optimizer = fastguard.wrap(
@@ -145,7 +145,7 @@ def poisoned(module: torch.nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-def judged_step(model: CharTransformer, optimizer: torch.optim.Optimizer, loss: float, progress: Progress) -> Verdict:
+def judged_step(model: CharTransformer, optimizer: torch.optim.Optimizer, loss: float, progress: Progress) -> StepCheck:
     """Takes the poisoned step, compares everything with what it was before, and says what happened."""
     where = f"blocks.{POISONED_BLOCK}"
     guard = fastguard.Guard.of(optimizer)
@@ -170,7 +170,7 @@ def judged_step(model: CharTransformer, optimizer: torch.optim.Optimizer, loss: 
     torch.nn.utils.clip_grad_norm_(copied.parameters(), MAX_NORM)
     unguarded.step()
     num_ruined = sum(int((~p.isfinite()).sum()) for p in copied.parameters())
-    verdict = Verdict(
+    verdict = StepCheck(
         step=record.step,
         expected=[name for name, _ in model.named_parameters() if name.startswith(f"{where}.")][-1],
         named=record.nonfinite[0] if record.nonfinite else None,
@@ -190,7 +190,7 @@ def _snapshot(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[
     return [tensor.detach().clone() for tensor in (*model.parameters(), *state)]
 
 
-def _say(verdict: Verdict, progress: Progress) -> None:
+def _say(verdict: StepCheck, progress: Progress) -> None:
     if verdict.is_right:
         progress.say(
             f"checked: all {verdict.num_compared} tensors of parameters and optimizer state are bit-identical to\n"

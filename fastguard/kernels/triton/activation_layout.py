@@ -20,7 +20,7 @@ _WIDEST = 4096  # columns, of which a few channels are made to fill whole blocks
 _FEWEST_ROWS = 32  # that they must leave
 
 
-class Layout(NamedTuple):
+class ChannelLayout(NamedTuple):
     """A tensor as the kernels see it: [outer, channels, inner], in the order of memory."""
 
     outer: int
@@ -52,10 +52,10 @@ def chunk_of(numel: int, itemsize: int) -> int:
     return min(max(wanted, _LEAST_CHUNK_BYTES), CHUNK_BYTES) // itemsize
 
 
-def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> Layout:
+def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> ChannelLayout:
     """Of a dense tensor that is not empty: what lies around the indices of dimension `dim`."""
     if not shape:
-        return Layout(1, 1, 1)
+        return ChannelLayout(1, 1, 1)
     outer, inner, passed = 1, 1, shape[dim] == 1  # a single channel: all of the tensor is within it
     for _, axis in sorted(((stride, i) for i, stride in enumerate(strides) if shape[i] != 1), reverse=True):
         if axis == dim:
@@ -64,7 +64,7 @@ def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> Layout:
             inner *= shape[axis]
         else:
             outer *= shape[axis]
-    return Layout(outer, shape[dim], inner)
+    return ChannelLayout(outer, shape[dim], inner)
 
 
 def width_of(numel: int, elements: int, columns: int, itemsize: int) -> int:
@@ -92,13 +92,13 @@ def _divide(
     dim: int | None,
     device: torch.device,
 ) -> Division:
-    layout = Layout(1, 1, math.prod(shape)) if dim is None else layout_of(shape, strides, dim)
+    layout = ChannelLayout(1, 1, math.prod(shape)) if dim is None else layout_of(shape, strides, dim)
     if dim is not None and layout.channels > 1 and layout.inner * dtype.itemsize < _LEAST_RUN_BYTES:
         return _divide_columns(layout, dtype, aligned, device)
     return _divide_segments(layout, dtype, aligned, dim is not None, device)
 
 
-def _divide_columns(layout: Layout, dtype: torch.dtype, aligned: bool, device: torch.device) -> Division:
+def _divide_columns(layout: ChannelLayout, dtype: torch.dtype, aligned: bool, device: torch.device) -> Division:
     launcher = columns_launcher(dtype, aligned, device)
     columns = launcher.constants["COLS"]
     numel, group = math.prod(layout), layout.channels * layout.inner
@@ -110,7 +110,9 @@ def _divide_columns(layout: Layout, dtype: torch.dtype, aligned: bool, device: t
     return Division(launcher, sizes, down * across, down * (width // group), layout.channels, layout.inner)
 
 
-def _divide_segments(layout: Layout, dtype: torch.dtype, aligned: bool, table: bool, device: torch.device) -> Division:
+def _divide_segments(
+    layout: ChannelLayout, dtype: torch.dtype, aligned: bool, table: bool, device: torch.device
+) -> Division:
     outer, channels, inner = layout
     run_bytes = inner * dtype.itemsize
     side_by_side = 1 if not table or run_bytes >= 2048 else 4 if run_bytes >= 512 else 16

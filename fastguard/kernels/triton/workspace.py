@@ -58,7 +58,8 @@ class Workspace:
         `Tables` says. A tensor with gaps is copied, and written back by `scale`: one more read and write of it each.
         """
         with self._side.entered():
-            self._follow_stream()
+            if self._side.stream_id() != self._stream_id:
+                self._follow_stream()
             found = locate(tensors, self.device, writable=writable)
             plan = self.tables.find(found.addresses, found.sizes)
         return plan if found.write_back is None else plan.of_copies(found.keep, found.write_back)
@@ -97,7 +98,8 @@ class Workspace:
         """
         layout = plan.layout
         with self._side.entered():
-            self._follow_stream()
+            if self._side.stream_id() != self._stream_id:
+                self._follow_stream()
             partials = self._room(len(COLUMNS) * layout.num_chunks)
             for dtype, first, end in layout.groups:
                 stats_launcher(dtype, self.device)(
@@ -136,7 +138,8 @@ class Workspace:
         Cost: one launch of one program; no sync.
         """
         with self._side.entered():
-            self._follow_stream()
+            if self._side.stream_id() != self._stream_id:
+                self._follow_stream()
             decide_launcher(self.device)(
                 1,
                 totals_address,
@@ -161,7 +164,8 @@ class Workspace:
         layout = plan.layout
         most = _PROGRAMS_PER_PROCESSOR * self._side.num_processors
         with self._side.entered():
-            self._follow_stream()
+            if self._side.stream_id() != self._stream_id:
+                self._follow_stream()
             for dtype, first, end in layout.groups:
                 scale_launcher(dtype, self.device)(
                     min(end - first, most), layout.chunks, plan.addresses, layout.numels, factor_address, first, end
@@ -178,10 +182,7 @@ class Workspace:
 
     def _follow_stream(self) -> None:
         """Memory that is used on one stream must not be overwritten or given back by work on another."""
-        stream_id = self._side.stream_id()
-        if stream_id == self._stream_id:
-            return
-        stream = self._side.stream()
+        stream_id, stream = self._side.stream_id(), self._side.stream()
         if self._stream is not None:
             if not self._side.is_capturing():  # before a capture everything has been waited for
                 stream.wait_stream(self._stream)
