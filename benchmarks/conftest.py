@@ -1,4 +1,4 @@
-"""Cases and rivals of fastguard.commands.bench under pytest-benchmark: `pytest benchmarks --benchmark-only`."""
+"""Cases and rivals of benchmarks.speed in warm loops, under pytest-benchmark: `python -m pytest benchmarks`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fastguard.commands.bench.cases import CASES
+from benchmarks.speed.cases import CASES
+from benchmarks.speed.rivals import RIVALS
 from fastguard.commands.bench.harness import call_ns
-from fastguard.commands.bench.rivals import RIVALS
 from fastguard.commands.bench.subject import Subject
 
 _SLOW_S, _ROUND_S = 0.1, 1e-3

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fastguard
 from fastguard.kernels import triton as kernels
-from fastguard.kernels.triton import Slots, Workspace, read_slot
+from fastguard.kernels.slots import make_slots, read_slot
+from fastguard.kernels.triton import Workspace
 
 Run = Callable[[], object]
 AHEAD_CYCLES = 20_000_000  # about 10 ms, in which the host queues what is timed
@@ -114,29 +115,29 @@ class Guarded:
 
     def __init__(self, gradients: list[torch.Tensor], workspace: Workspace) -> None:
         self.gradients, self.workspace = gradients, workspace
-        self.slots = Slots(workspace.device, len(gradients), count=2)
+        self.slots = make_slots(workspace.device, len(gradients), count=2)
 
     def measure(self, max_norm: float = math.inf, **options: Any) -> None:
         plan = self.workspace.plan(self.gradients)
-        self.workspace.measure(plan, self.slots.addresses[0], max_norm=max_norm, **options)
+        self.workspace.measure(plan, self.slots[0].address, max_norm=max_norm, **options)
 
     def __call__(self, max_norm: float = math.inf, **options: Any) -> None:
         plan = self.workspace.plan(self.gradients)
-        self.workspace.measure(plan, self.slots.addresses[0], max_norm=max_norm, **options)
-        self.workspace.scale(plan, self.slots.factor_addresses[0])
+        self.workspace.measure(plan, self.slots[0].address, max_norm=max_norm, **options)
+        self.workspace.scale(plan, self.slots[0].factor_address)
 
 
 def check(guarded: Guarded) -> float:
     """The norm, which is right; raises if it is not, or if a row is not that of its tensor."""
     guarded.measure()
-    header, rows = read_slot(guarded.slots.table[0].cpu(), len(guarded.gradients))
+    found = read_slot(guarded.slots[0].words.cpu(), len(guarded.gradients))
     true = math.sqrt(sum(float((c.double() ** 2).sum()) for g in guarded.gradients for c in g.flatten().split(1 << 26)))
-    if not math.isclose(header.norm, true, rel_tol=1e-6):
-        raise AssertionError(f"norm {header.norm} is not {true}")
-    numels = memoryview(rows).cast("d")[::8].tolist()
+    if not math.isclose(found.norm, true, rel_tol=1e-6):
+        raise AssertionError(f"norm {found.norm} is not {true}")
+    numels = memoryview(found.rows).cast("d")[::8].tolist()
     if numels != [g.numel() for g in guarded.gradients]:
         raise AssertionError("the rows are not those of the tensors")
-    return header.norm
+    return found.norm
 
 
 def package_rivals(gradients: list[torch.Tensor]) -> dict[str, Run]:

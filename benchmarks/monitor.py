@@ -24,9 +24,9 @@ import torch
 import fastguard
 from fastguard.commands import bench
 from fastguard.commands.bench import models
-from fastguard.commands.bench.harness import Spread, garbage_collector_off
+from fastguard.commands.bench.clipping import NO_CLIPPING
+from fastguard.commands.bench.harness import Spread, WrongResultError, garbage_collector_off
 from fastguard.commands.bench.machine import Machine, line
-from fastguard.commands.bench.rivals import NO_CLIPPING, WrongResultError
 
 RESULTS = Path(__file__).resolve().parent / "results" / "monitor.json"
 EVERY = 10

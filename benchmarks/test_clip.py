@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastguard.commands.bench.cases import CASES
+from benchmarks.speed.cases import CASES
 
 
 @pytest.mark.parametrize("rival", ["clip", "torch-clip", "norm", "torch-norm"])

@@ -5,26 +5,16 @@
 #include <algorithm>
 #include <cstring>
 
+#include "gradients.h"
 #include "isa.h"
 #include "parallel.h"
 #include "passes.h"
+#include "step.h"
 #include "tensors.h"
 
 namespace fastguard {
 
 namespace {
-
-// Work below this many elements takes a few microseconds: less than another thread may keep the lock for.
-constexpr int64_t kReleaseMin = 65536;
-
-template <class Work>
-void without_lock(const std::vector<View>& views, Work work) {
-  int64_t elements = 0;
-  for (const View& view : views) elements += view.numel;
-  if (elements < kReleaseMin) return work();
-  py::gil_scoped_release release;
-  work();
-}
 
 // Another thread may change a list while the lock is released, so what is read is held in a tuple of our own.
 bool read_held(const py::tuple& held, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive) {
@@ -37,8 +27,9 @@ struct Table {
 };
 
 py::tuple as_tuple(const Row& row) {
-  return py::make_tuple(row.numel, row.sum_sq, row.sum, row.abs_max, row.abs_min_nonzero, row.num_zeros, row.num_nans,
-                        row.num_infs);
+  py::tuple out(kColumns);
+  for (int i = 0; i < kColumns; ++i) out[i] = reinterpret_cast<const double*>(&row)[i];
+  return out;
 }
 
 Table compute(const std::vector<View>& views, int num_threads, double unscale) {
@@ -158,42 +149,13 @@ uint64_t py_read_stream(const py::sequence& tensors, int num_threads, bool prefe
   return sum;
 }
 
-// What stands behind the parameters of an optimizer at one step.
-struct Gradients {
-  std::vector<py::object> tensors;  // those that are not None, flat over the groups
-  std::vector<int64_t> positions;   // their flat positions; empty while no gradient is missing
-  bool complete = true;
-  uint64_t fingerprint = 0xcbf29ce484222325u;  // of which parameters these are, for caches
-};
-
-Gradients collect(const py::list& groups) {
-  constexpr Py_ssize_t kAhead = 8;  // with thousands of tensors their Python objects are not in cache
-  Gradients found;
-  size_t count = 0;
+std::vector<PyObject*> lists_of(const py::list& groups) {
+  std::vector<PyObject*> lists;
   for (py::handle group : groups) {
     if (!PyList_Check(group.ptr())) throw py::type_error("a group must be a list of parameters");
-    count += size_t(PyList_GET_SIZE(group.ptr()));
+    lists.push_back(group.ptr());
   }
-  found.tensors.reserve(count);
-  int64_t position = 0;
-  for (py::handle group : groups) {
-    found.fingerprint = (found.fingerprint ^ 1u) * 0x100000001b3u;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group.ptr()); ++i, ++position) {
-      PyObject* parameter = PyList_GET_ITEM(group.ptr(), i);
-      if (i + kAhead < PyList_GET_SIZE(group.ptr())) __builtin_prefetch(PyList_GET_ITEM(group.ptr(), i + kAhead));
-      found.fingerprint = (found.fingerprint ^ reinterpret_cast<uintptr_t>(parameter)) * 0x100000001b3u;
-      py::object g = gradient_of(parameter);
-      if (g.is_none()) {
-        if (found.complete)
-          for (int64_t before = 0; before < position; ++before) found.positions.push_back(before);
-        found.complete = false;
-        continue;
-      }
-      if (!found.complete) found.positions.push_back(position);
-      found.tensors.push_back(std::move(g));
-    }
-  }
-  return found;
+  return lists;
 }
 
 py::object py_positions(const Gradients& found) {
@@ -201,7 +163,7 @@ py::object py_positions(const Gradients& found) {
 }
 
 py::tuple py_collect_gradients(const py::list& groups) {
-  Gradients found = collect(groups);
+  Gradients found = collect_gradients(lists_of(groups));
   py::list tensors(found.tensors.size());
   for (size_t i = 0; i < found.tensors.size(); ++i) tensors[i] = std::move(found.tensors[i]);
   return py::make_tuple(std::move(tensors), py_positions(found), found.fingerprint);
@@ -210,12 +172,9 @@ py::tuple py_collect_gradients(const py::list& groups) {
 // Both at once, with one way through Python: (rows as bytes, their fold, positions, fingerprint, set of DTypes); None
 // if a gradient would need preparing.
 py::object py_gradient_stats(const py::list& groups, int num_threads, double unscale) {
-  static_assert(sizeof(py::object) == sizeof(PyObject*), "a vector of objects is an array of pointers");
-  Gradients found = collect(groups);
-  std::vector<py::object> keep_alive;
+  Gradients found = collect_gradients(lists_of(groups));
   std::vector<View> views;
-  auto items = reinterpret_cast<PyObject* const*>(found.tensors.data());
-  if (!read_tensors(items, found.tensors.size(), Odd::refuse, views, keep_alive)) return py::none();
+  if (!read_gradients(found, views)) return py::none();
   Table table = compute(views, num_threads, unscale);
   return py::make_tuple(std::move(table.bytes), std::move(table.fold), py_positions(found), found.fingerprint,
                         dtypes_of(views));
@@ -251,10 +210,18 @@ PYBIND11_MODULE(_C, m) {
   m.def("read_stream", &py_read_stream, py::arg("tensors"), py::arg("num_threads"), py::arg("prefetch"));
   m.def("collect_gradients", &py_collect_gradients, py::arg("groups"));
   m.def("gradient_stats", &py_gradient_stats, py::arg("groups"), py::arg("num_threads"), py::arg("unscale"));
+  static PyMethodDef step = {"take_step", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(take_step)), METH_FASTCALL, nullptr};
+  m.attr("take_step") = py::reinterpret_steal<py::object>(PyCFunction_New(&step, nullptr));
   m.def("fold_rows", &py_fold_rows, py::arg("table"));
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("isa_names", &isa_names);
   m.def("select_isa", &select_kernels, py::arg("name"));
+  py::tuple columns(kColumns);
+  for (int i = 0; i < kColumns; ++i) {
+    const Column& c = kColumnTable[i];
+    columns[i] = py::make_tuple(c.name, c.power, c.fold, c.is_count);
+  }
+  m.attr("columns") = std::move(columns);
   m.attr("openmp") = has_threads();
 #if defined(__clang__)
   m.attr("compiler") = "Clang " __clang_version__;

@@ -69,6 +69,12 @@ FG_INLINE void finish(Accumulation& a, uint32_t max_key, uint32_t min_key) {
   a.abs_min_nonzero = min_key == 0xffffffffu ? 0 : D::key_value(min_key + 1);
 }
 
+// `num_nonzero` elements are finite and not zero.
+FG_INLINE void count(Accumulation& a, int64_t n, int64_t num_nonzero) {
+  a.numel = n;
+  a.num_zeros = n - num_nonzero - a.num_nans - a.num_infs;
+}
+
 // `n` <= kBlock elements, any values.
 template <class D>
 static Accumulation exact_block(const typename D::raw* p, int64_t n) {
@@ -113,13 +119,15 @@ static Accumulation exact_block(const typename D::raw* p, int64_t n) {
   a.sum = fold<N64>(sum);
   uint32_t max_key = 0, min_key = 0xffffffffu;
   fold_keys<D>(largest, smallest, N32, max_key, min_key);
+  int64_t num_nonzero = 0;
   for (int i = 0; i < N32; ++i)
     for (int k = 0; k < kW32; ++k) {
-      a.num_nonzero += nonzero[i][k];
+      num_nonzero += nonzero[i][k];
       a.num_nans += nans[i][k];
       a.num_infs += infs[i][k];
     }
   finish<D>(a, max_key, min_key);
+  count(a, n, num_nonzero);
   return a;
 }
 
@@ -204,8 +212,10 @@ FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) 
   a.sum = fold<kFast64>(f.sum);
   // Where the mean is nearly all of the root mean square, std = sqrt(E[x^2] - E[x]^2) cancels: read again exactly.
   if (a.sum * a.sum > 0.99 * double(n) * a.sum_sq) return false;
-  for (int k = 0; k < kW32; ++k) a.num_nonzero += f.nonzero[0][k];
+  int64_t num_nonzero = 0;
+  for (int k = 0; k < kW32; ++k) num_nonzero += f.nonzero[0][k];
   finish<D>(a, max_key, min_key);
+  count(a, n, num_nonzero);
   return true;
 }
 
@@ -259,17 +269,18 @@ static Accumulation stats_f64_block(const double* p, int64_t n) {
   Accumulation a;
   a.sum_sq = fold<N>(sq);
   a.sum = fold<N>(sum);
-  int64_t max_key = 0, min_key = kNone;
+  int64_t max_key = 0, min_key = kNone, num_nonzero = 0;
   for (int i = 0; i < N; ++i)
     for (int k = 0; k < kW64; ++k) {
       if (largest[i][k] > max_key) max_key = largest[i][k];
       if (smallest[i][k] < min_key) min_key = smallest[i][k];
-      a.num_nonzero += nonzero[i][k];
+      num_nonzero += nonzero[i][k];
       a.num_nans += nans[i][k];
       a.num_infs += infs[i][k];
     }
   __builtin_memcpy(&a.abs_max, &max_key, 8);
   if (min_key != kNone) __builtin_memcpy(&a.abs_min_nonzero, &min_key, 8);
+  count(a, n, num_nonzero);
   return a;
 }
 

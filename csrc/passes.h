@@ -8,8 +8,8 @@
 namespace fastguard {
 
 // Fills one row a tensor, as if its elements had been multiplied by `unscale`, and returns the fold of the rows from
-// first to last. Reads every element once; extra memory: about 150 bytes a tensor, and 56 bytes for each 65536
-// elements of a large one.
+// first to last. Reads every element once; extra memory: about 150 bytes a tensor, and an Accumulation for each
+// 65536 elements of a large one.
 Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows);
 
 // x *= factor for every element of every tensor. The views must not overlap themselves.

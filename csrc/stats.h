@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 namespace fastguard {
 
@@ -16,72 +17,76 @@ inline int64_t itemsize(DType t) { return t == DType::f64 ? 8 : t == DType::f32 
 constexpr int64_t kChunk = 65536;
 constexpr int64_t kBlock = 4096;
 
-// Merging is exact for the counts and the extremes, so only the two sums depend on the order, which is fixed:
-// blocks in a chunk, chunks in a tensor, tensors in a list, each from first to last.
+// The columns, in the order of fastguard.stats.columns: name, power of f by which it grows when the elements are
+// multiplied by f, how two are folded, whether it is a count. All below follows from this list, and so do rows in Python.
+#define FG_COLUMNS(COLUMN)                           \
+  COLUMN(numel, 0, add, true)                        \
+  COLUMN(sum_sq, 2, add, false)                      \
+  COLUMN(sum, 1, add, false)                         \
+  COLUMN(abs_max, 1, max, false)                     \
+  COLUMN(abs_min_nonzero, 1, least_nonzero, false)   \
+  COLUMN(num_zeros, 0, add, true)                    \
+  COLUMN(num_nans, 0, add, true)                     \
+  COLUMN(num_infs, 0, add, true)
+
+struct Fold {
+  template <class T>
+  static void add(T& a, T b) { a += b; }
+  template <class T>
+  static void max(T& a, T b) { if (b > a) a = b; }
+  template <class T>
+  static void least_nonzero(T& a, T b) { if (b > 0 && (a == 0 || b < a)) a = b; }
+};
+
+// What a pass accumulates. Merging is exact for the counts and the extremes, so only the sums depend on the order, which
+// is fixed: blocks in a chunk, chunks in a tensor, tensors in a list, each from first to last.
 struct Accumulation {
-  double sum_sq = 0;
-  double sum = 0;
-  double abs_max = 0;
-  double abs_min_nonzero = 0;  // 0 while no finite non-zero element was seen
-  int64_t num_nonzero = 0;     // finite and not zero
-  int64_t num_nans = 0;
-  int64_t num_infs = 0;
+#define FG_FIELD(name, power, fold, is_count) std::conditional_t<is_count, int64_t, double> name = 0;
+  FG_COLUMNS(FG_FIELD)
+#undef FG_FIELD
 
   void merge(const Accumulation& other) {
-    sum_sq += other.sum_sq;
-    sum += other.sum;
-    if (other.abs_max > abs_max) abs_max = other.abs_max;
-    if (other.abs_min_nonzero > 0 && (abs_min_nonzero == 0 || other.abs_min_nonzero < abs_min_nonzero))
-      abs_min_nonzero = other.abs_min_nonzero;
-    num_nonzero += other.num_nonzero;
-    num_nans += other.num_nans;
-    num_infs += other.num_infs;
+#define FG_MERGE(name, power, fold, is_count) Fold::fold(name, other.name);
+    FG_COLUMNS(FG_MERGE)
   }
 };
 
-// One row of the table, in the order of fastguard.stats.COLUMNS.
+// One row of the table.
 struct Row {
-  double numel = 0;
-  double sum_sq = 0;
-  double sum = 0;
-  double abs_max = 0;
-  double abs_min_nonzero = 0;
-  double num_zeros = 0;
-  double num_nans = 0;
-  double num_infs = 0;
+#define FG_FIELD(name, power, fold, is_count) double name = 0;
+  FG_COLUMNS(FG_FIELD)
+#undef FG_FIELD
 
   Row() = default;
-  Row(int64_t n, const Accumulation& a)
-      : numel(double(n)),
-        sum_sq(a.sum_sq),
-        sum(a.sum),
-        abs_max(a.abs_max),
-        abs_min_nonzero(a.abs_min_nonzero),
-        num_zeros(double(n - a.num_nonzero - a.num_nans - a.num_infs)),
-        num_nans(double(a.num_nans)),
-        num_infs(double(a.num_infs)) {}
+  explicit Row(const Accumulation& a) {
+#define FG_CONVERT(name, power, fold, is_count) name = double(a.name);
+    FG_COLUMNS(FG_CONVERT)
+#undef FG_CONVERT
+  }
 
   // What the row would be for elements `factor` times as large, factor > 0.
   void multiply(double factor) {
-    sum_sq = sum_sq * factor * factor;
-    sum *= factor;
-    abs_max *= factor;
-    abs_min_nonzero *= factor;
+#define FG_MULTIPLY(name, power, fold, is_count) \
+  for (int i = 0; i < power; ++i) name *= factor;
+    FG_COLUMNS(FG_MULTIPLY)
+#undef FG_MULTIPLY
   }
 
   void merge(const Row& other) {
-    numel += other.numel;
-    sum_sq += other.sum_sq;
-    sum += other.sum;
-    if (other.abs_max > abs_max) abs_max = other.abs_max;
-    if (other.abs_min_nonzero > 0 && (abs_min_nonzero == 0 || other.abs_min_nonzero < abs_min_nonzero))
-      abs_min_nonzero = other.abs_min_nonzero;
-    num_zeros += other.num_zeros;
-    num_nans += other.num_nans;
-    num_infs += other.num_infs;
+    FG_COLUMNS(FG_MERGE)
+#undef FG_MERGE
   }
 };
-constexpr int kColumns = 8;
-static_assert(sizeof(Row) == kColumns * sizeof(double), "a row is eight doubles, nothing else");
+
+struct Column {
+  const char *name, *fold;
+  int power;
+  bool is_count;
+};
+#define FG_COLUMN(name, power, fold, is_count) Column{#name, #fold, power, is_count},
+constexpr Column kColumnTable[] = {FG_COLUMNS(FG_COLUMN)};
+#undef FG_COLUMN
+constexpr int kColumns = sizeof(kColumnTable) / sizeof(Column);
+static_assert(sizeof(Row) == kColumns * sizeof(double), "a row is that many doubles, nothing else");
 
 }  // namespace fastguard

@@ -35,13 +35,13 @@ Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale
     if (entry.num_chunks > 1)
       partials[entry.first_partial + piece.chunk] = a;
     else
-      rows[piece.tensor] = Row(view.numel, a);
+      rows[piece.tensor] = Row(a);
   });
   for (const Plan::Entry& entry : plan.entries) {
     if (entry.num_chunks == 1) continue;
     Accumulation a;
     for (int64_t c = 0; c < entry.num_chunks; ++c) a.merge(partials[entry.first_partial + c]);
-    rows[entry.first_tensor] = Row(views[entry.first_tensor].numel, a);
+    rows[entry.first_tensor] = Row(a);
   }
   Row total;
   for (size_t t = 0; t < views.size(); ++t) {

@@ -2,6 +2,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+columns: tuple[tuple[str, int, str, bool], ...]
 openmp: bool
 compiler: str
 
@@ -33,6 +34,17 @@ def collect_gradients(
 def gradient_stats(
     groups: list[list[torch.Tensor]], num_threads: int, unscale: float
 ) -> tuple[bytearray, tuple[float, ...], list[int] | None, int, int] | None: ...
+def take_step(
+    param_groups: list[dict[str, object]],
+    headers: bytearray,
+    index: int,
+    found: list[object],
+    step: int,
+    num_threads: int,
+    max_norm: float,
+    skip_nonfinite: bool,
+    /,
+) -> int: ...
 def fold_rows(table: bytearray) -> tuple[float, ...]: ...
 def isa() -> str: ...
 def isa_names() -> list[str]: ...

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
     from .guard import wrap as wrap
+    from .guard.policies import GlobalNorm as GlobalNorm
     from .history import TrainingHistory as TrainingHistory
     from .kernels import activation_stats as activation_stats
     from .kernels import backends as backends
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from .stats.magnitudes import MagnitudeHistogram as MagnitudeHistogram
     from .stats.samples import ActivationStats as ActivationStats
     from .stats.samples import ChannelStats as ChannelStats
-    from .tools.clipping import GlobalNorm as GlobalNorm
     from .tools.clipping import clip_grad_norm_ as clip_grad_norm_
     from .tools.clipping import clip_gradients as clip_gradients
     from .tools.clipping import get_total_norm as get_total_norm
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _HOME = {
     "ActivationMonitor": "activations",
     "detect_dead_neurons": "activations",
-    "GlobalNorm": "tools.clipping",
+    "GlobalNorm": "guard.policies",
     "clip_grad_norm_": "tools.clipping",
     "clip_gradients": "tools.clipping",
     "get_total_norm": "tools.clipping",
@@ -89,8 +89,6 @@ __all__ = ["__version__", *_HOME]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'fastguard' has no attribute {name!r}")
-    if name == "GradientStats":  # its from_gradients computes, so it needs a kernel behind it
-        importlib.import_module(".kernels", __name__)
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value

@@ -6,13 +6,15 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from fastguard import _env, kernels
+from fastguard import BackendUnavailableError, _env, kernels
+from fastguard.kernels.registry import BACKENDS
 
 import interpreting
 from left_out import LeftOut
@@ -26,12 +28,18 @@ settings.register_profile(
 )
 settings.load_profile("fastguard")
 
+STATUS = kernels.backends()
 # Where Triton can neither compile for a GPU nor interprets, there are no tests of it: see left_out.py.
-BACKENDS = ("cpu", *(["triton"] if kernels.triton.unavailable() is None else []), "reference")
-INTERPRETING = _env.triton_interpreter() and kernels.triton.unavailable() is None
+NAMES = [name for name, status in STATUS.items() if status.available or name != "triton"]
+INTERPRETING = _env.triton_interpreter() and STATUS["triton"].available
 
 if INTERPRETING:
     interpreting.mend()
+
+
+def is_here(device: str) -> bool:
+    """Whether tensors can be made on `device`."""
+    return device == "cpu" or getattr(torch, device).is_available()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,21 +55,31 @@ def pytest_unconfigure() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=NAMES)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every backend; one that cannot run is skipped, with its reason. Tensors are made where it reads them: on a GPU if
     it is a compiled one's turn."""
-    status = kernels.backends()[request.param]
+    status = STATUS[request.param]
     if not status.available:
         pytest.skip(f"backend {request.param!r} cannot run here: {status.reason}")
-    device = "cpu"
-    if request.param == "triton" and not INTERPRETING:
-        device = "cuda" if torch.cuda.is_available() else "xpu"
+    accepts = BACKENDS[request.param].accepts
+    device = next(name for name in ("cpu", "cuda", "xpu", "mps") if accepts(torch.device(name)) and is_here(name))
     with torch.device(device), warnings.catch_warnings():
         if INTERPRETING:  # NumPy computes: it warns of overflows and NaNs, and of what the interpreter asks of it
             warnings.simplefilter("ignore", RuntimeWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
         yield request.param
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    """A test of an operation that a backend does not have is skipped, with the reason."""
+    try:
+        return (yield)
+    except BackendUnavailableError as error:
+        if "backend" in pyfuncitem.fixturenames and " has no " in str(error):
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.fixture

@@ -210,7 +210,7 @@ HEALTHY = {
     "a causal softmax": with_activities(activity(family="softmax", zero=0.5)),
     "usual updates": weights_run(lambda step, name: 0.05 / (1 + step / 20)),
     "momentum that gathers speed": weights_run(lambda step, name: {0: 0.005, 10: 0.035}.get(step, 0.02), every=10),
-    "layers that differ by 30": layered(100, lambda step, place: 1.0 / (1 + 4 * place)),
+    "layers that differ by 30": layered(100, lambda step, place: (1 + step % 7 / 9) / (1 + 4 * place)),
     "ten percent of dropout": run(falling_losses(100), dropout={"drop": 0.1}, decay_per_step=1e-5),
     "a scheduler that works": run(
         falling_losses(100), lrs=[1e-3 * (1 - s / 100) for s in range(100)], has_scheduler=True, initial_lr=1e-3
@@ -218,6 +218,7 @@ HEALTHY = {
 }
 
 _overfit_losses, _overfit_val = _overfit()
+# A run for each rule, by the rule's name, on which it must fire.
 BAD = {
     "non-finite-gradients": with_bad_steps(100, {40: ["a", "b"]}),
     "skip-run": with_bad_steps(100, {step: ["a"] for step in range(50, 54)}),

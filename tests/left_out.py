@@ -10,6 +10,7 @@ import torch
 
 from fastguard import _env, kernels
 
+_REASONS = {name: status.reason for name, status in kernels.backends().items()}
 # Fixtures of tests that run the GPU kernels or compile them; `workspace` is made on a device.
 _OF_THE_KERNELS = {"device", "interpreted", "compiles"}
 
@@ -68,12 +69,12 @@ def _why_not_here(item: pytest.Item) -> str | None:
     if "compiles" in _fixtures(item):
         return "compile the GPU kernels: TRITON_INTERPRET=1 does not" if is_interpreting else None
     if item.get_closest_marker("triton"):
-        if kernels.triton.unavailable() is not None:
-            return f"run the GPU kernels: {kernels.triton.unavailable()}"
+        if _REASONS["triton"] is not None:
+            return f"run the GPU kernels: {_REASONS['triton']}"
         if not is_interpreting and ("interpreted" in _fixtures(item) or params.get("engine") == "triton"):
             return "give the GPU kernels tensors of the CPU: TRITON_INTERPRET=1"
         if is_interpreting and item.get_closest_marker("full_size"):
             return "have too many elements for Triton's interpreter"
-    if params.get("backend") == "cpu" and kernels.cpu.unavailable() is not None:
-        return f"run the C++ kernels: {kernels.cpu.unavailable()}"
+    if params.get("backend") == "cpu" and _REASONS["cpu"] is not None:
+        return f"run the C++ kernels: {_REASONS['cpu']}"
     return None

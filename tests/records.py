@@ -8,19 +8,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastguard.history import TrainingHistory
-from fastguard.stats import COLUMNS, StepStats, TensorStats
+from fastguard.stats import StepStats, TensorRow, TensorStats
 
 
 def make_table(rows: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> TensorStats:
-    """A `TensorStats` of `rows`, each in the order of `COLUMNS`."""
-    flat = [float(value) for row in rows for value in row]
+    """A `TensorStats` of `rows`, each in the order of `COLUMNS`; zeros in the columns that a row is too short for."""
+    flat = [float(value) for row in rows for value in (*row, *TensorRow()[len(row) :])]
     return TensorStats(struct.pack(f"{len(flat)}d", *flat), names)
 
 
 def make_row(norm: float = 1.0, numel: int = 4, *, num_zeros=0, num_nans=0, num_infs=0) -> list[float]:
     """A row of `numel` equal elements with that norm; NaN and Inf elements come on top of the norm."""
     element = norm / math.sqrt(numel)
-    return [numel, norm * norm, norm * math.sqrt(numel), element, element, num_zeros, num_nans, num_infs]
+    row = TensorRow(
+        numel=numel,
+        sum_sq=norm * norm,
+        sum=norm * math.sqrt(numel),
+        abs_max=element,
+        abs_min_nonzero=element,
+        num_zeros=num_zeros,
+        num_nans=num_nans,
+        num_infs=num_infs,
+    )
+    return list(row)
 
 
 def make_record(step: int = 0, norm: float = 1.0, **fields: Any) -> StepStats:
@@ -44,6 +54,3 @@ def make_history(norms: Sequence[float], **fields: Any) -> TrainingHistory:
     for step, norm in enumerate(norms):
         history.add(make_record(step, norm, skipped=not math.isfinite(norm), **fields))
     return history
-
-
-assert len(COLUMNS) == 8, "make_row writes eight columns"

@@ -129,13 +129,13 @@ def test_every_command_has_help_of_its_own(name, capsys):
 
 
 def test_no_command_shows_the_help_and_fails(capsys):
-    assert cli.main([]) == 2
+    assert cli.main([]) == 64
     assert "commands:" in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_one_line_and_exit_code_2():
+def test_an_unknown_command_is_one_line_and_exit_code_64():
     done = run("inof")
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert not done.stdout
     check_one_line(done.stderr, "unknown command 'inof'", "Did you mean 'info'?", ", ".join(cli.COMMANDS))
 
@@ -153,10 +153,10 @@ def test_an_unknown_command_is_one_line_and_exit_code_2():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_bad_argument_is_one_line_and_exit_code_2(arguments, message, capsys):
+def test_a_bad_argument_is_one_line_and_exit_code_64(arguments, message, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(arguments)
-    assert end.value.code == 2
+    assert end.value.code == 64
     check_one_line(capsys.readouterr().err, message, "--help`")
 
 
@@ -164,7 +164,7 @@ def test_a_command_whose_package_is_missing_says_so_in_one_line(capsys, monkeypa
     (tmp_path / "a_command.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(cli.COMMANDS, "new", cli.Command("a new one", "a_command:main"))
-    assert cli.main(["new"]) == 2
+    assert cli.main(["new"]) == 64
     check_one_line(capsys.readouterr().err, "`new` needs the package 'no_such_package'")
 
 

@@ -111,19 +111,19 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as end:
         run_demo(tmp_path / "file")
-    assert end.value.code == 2
+    assert end.value.code == 64
     assert "--out: cannot write there" in capsys.readouterr().err
 
 
 def test_a_backend_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FASTGUARD_BACKEND", "abacus")
-    assert run_demo(tmp_path) == 2
+    assert run_demo(tmp_path) == 64
     assert "`FASTGUARD_BACKEND` must be one of" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_cuda_that_is_not_there_is_one_line(tmp_path, capsys):
-    assert run_demo(tmp_path, "--device", "cuda") == 2
+    assert run_demo(tmp_path, "--device", "cuda") == 64
     assert "torch finds no CUDA device" in capsys.readouterr().err
 
 

@@ -16,6 +16,16 @@ from faulty_runs import BAD, HEALTHY, clipped_run, ending_in_zeros, noisy_norms,
 from records import make_history, make_record, make_row, make_table
 
 
+def bad_run(name):
+    if name not in BAD:
+        pytest.fail(
+            f"the rule {name!r} has no run that it must fire on: add one as BAD[{name!r}] in tests/faulty_runs.py, "
+            "from the functions there, such as run(losses, norms) and layered(...)",
+            pytrace=False,
+        )
+    return BAD[name]
+
+
 def only(finding_or_none):
     assert finding_or_none is not None
     return finding_or_none
@@ -24,14 +34,16 @@ def only(finding_or_none):
 @pytest.mark.parametrize("name", sorted(RULES))
 class TestEveryRule:
     def test_fires_on_its_bad_run(self, name):
-        finding = only(RULES[name](BAD[name]))
+        finding = RULES[name](bad_run(name))
+        assert finding is not None, f"does not fire on BAD[{name!r}] in tests/faulty_runs.py"
         assert finding.rule == name
         assert finding.summary.endswith(".") and finding.recommendation
-        assert 0 <= finding.first_step <= finding.last_step < BAD[name].num_steps
+        assert 0 <= finding.first_step <= finding.last_step < bad_run(name).num_steps
         assert json.dumps(finding.to_dict(), allow_nan=False)
 
     def test_is_silent_on_healthy_runs(self, name):
-        assert [run for run, history in HEALTHY.items() if RULES[name](history) is not None] == []
+        hit = [run for run, history in HEALTHY.items() if RULES[name](history) is not None]
+        assert not hit, f"fires on runs of HEALTHY in tests/faulty_runs.py: {hit}. Tighten the rule, not the runs."
 
     def test_is_documented(self, name):
         r = RULES[name]
@@ -44,9 +56,9 @@ class TestEveryRule:
         assert all(order.index(severity) <= order.index(RULES[name].severity) for severity in severities)
 
     def test_does_not_change_the_history(self, name):
-        before = json.dumps(BAD[name].state_dict())
-        RULES[name](BAD[name])
-        assert json.dumps(BAD[name].state_dict()) == before
+        before = json.dumps(bad_run(name).state_dict())
+        RULES[name](bad_run(name))
+        assert json.dumps(bad_run(name).state_dict()) == before
 
 
 class TestNonFinite:

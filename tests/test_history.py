@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fastguard.history import NUM_FIRST_EVENTS, NUM_LAST_EVENTS, TrainingHistory
 from fastguard.stats import StepStats
+from fastguard.stats.columns import ROW_BYTES
 from fastguard.stats.running import Running, quantiles
 
 from records import make_bad_record, make_history, make_record, make_row, make_table
@@ -284,7 +285,7 @@ def test_memory_is_bounded():
 def test_cost_of_a_step_does_not_depend_on_the_number_of_tensors():
     record = StepStats(0, make_table([make_row()] * 1000))
     total = record.tensors.total_row()
-    lean = StepStats(0, type(record.tensors)(bytes(64 * 1000), None, total))
+    lean = StepStats(0, type(record.tensors)(bytes(ROW_BYTES * 1000), None, total))
     history = TrainingHistory()
     history.add(lean)  # rows of zeros with a given total: had the rows been read, the norm would be 0
     assert history.grad_norm == [record.norm]

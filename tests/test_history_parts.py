@@ -7,12 +7,13 @@ import math
 import random
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastguard.history import Overview, TrainingHistory, Trend
+from fastguard.history import ModelNotes, Overview, TrainingHistory, Trend
 from fastguard.history.overview import NUM_BUCKETS
 from fastguard.history.sampled import WINDOW
 from fastguard.history.tensors import MAX_TENSORS, TensorTracks
@@ -251,6 +252,14 @@ class TestResume:
             whole.add(record)
         assert second.state_dict() == whole.state_dict()
 
+    def test_a_state_that_was_saved_before_is_read_to_the_letter(self):
+        # Names that look like numbers stay names.
+        saved = json.loads(Path(__file__).with_name("history_state_v2.json").read_text(encoding="utf-8"))
+        history = TrainingHistory(2)
+        history.load_state_dict(saved)
+        assert history.state_dict() == saved
+        assert list(history.tensors) == ["NaN"] and history.copy().state_dict() == saved
+
     def test_copy_is_apart(self):
         history = TrainingHistory()
         history.defer(make_record(0, loss=1.0))
@@ -296,6 +305,20 @@ class TestModelNotes:
     def test_steps_per_epoch_must_be_positive(self):
         with pytest.raises(ValueError, match="`steps_per_epoch` must be at least 1, got 0"):
             TrainingHistory().note_model(steps_per_epoch=0)
+
+    def test_an_unknown_fact_is_refused_with_the_known_ones(self):
+        with pytest.raises(TypeError, match=r"`drop_out` must be a fact of the model .* names, .*, dropout, .*_epoch"):
+            TrainingHistory().note_model(drop_out={"d": 0.5})
+
+    def test_facts_may_be_spelt_as_before(self):
+        short, long = TrainingHistory(), TrainingHistory()
+        short.note_model(not_in_optimizer=["a"], without_gradient=["b"], zero_lr=["c"])
+        long.note_model(names_not_in_optimizer=["a"], names_without_gradient=["b"], names_with_zero_lr=["c"])
+        assert short.model == long.model and short.model.zero_lr == ("c",)
+
+    def test_a_state_of_another_version_is_read_as_far_as_it_goes(self):
+        notes = ModelNotes.of({"names": ["a"], "from_the_future": 1})
+        assert notes == ModelNotes(names=("a",)) and notes.num_changes == 0
 
 
 class TestToolkitDiagnose:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 import fastguard
 from fastguard.commands import cli
+from fastguard.commands.diagnose import EXIT_CODES, EXIT_UNREADABLE
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.presets import PRESETS
 from fastguard.history import TrainingHistory
@@ -67,31 +69,38 @@ class TestExitCode:
         assert "Likely cause: bad-batch" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
-        ("arguments", "message"),
+        ("arguments", "code", "message"),
         [
-            (["missing.jsonl"], "No such file"),
-            ([], "the following arguments are required: log"),
-            (["{healthy}", "--window", "0"], "`window` must be at least 1, got 0"),
-            (["{healthy}", "--set", "norm-spike"], "`--set` must be RULE.THRESHOLD=NUMBER, got 'norm-spike'"),
-            (["{healthy}", "--set", "norm-spike.ratio=big"], "`--set` must give a number"),
-            (["{healthy}", "--set", "norm-spike.size=3"], "no threshold 'size'; it has: z, ratio"),
-            (["{healthy}", "--preset", "mine"], "invalid choice: 'mine'"),
-            (["{other}"], "`path` must be a log"),
-            (["{nosteps}"], "`path` must be a log of steps, got a record without `step`"),
+            (["missing.jsonl"], 3, "No such file"),
+            (["{other}"], 3, "`path` must be a log"),
+            (["{nosteps}"], 3, "`path` must be a log of steps, got a record without `step`"),
+            ([], 64, "the following arguments are required: log"),
+            (["{healthy}", "--window", "0"], 64, "`--window` must be at least 1, got 0"),
+            (["{healthy}", "--set", "norm-spike"], 64, "`--set` must be RULE.THRESHOLD=NUMBER, got 'norm-spike'"),
+            (["{healthy}", "--set", "norm-spike.ratio=big"], 64, "`--set` must give a number"),
+            (["{healthy}", "--set", "norm-spike.size=3"], 64, "no threshold 'size'; it has: z, ratio"),
+            (["{healthy}", "--preset", "mine"], 64, "invalid choice: 'mine'"),
         ],
     )
-    def test_errors(self, arguments, message, healthy, tmp_path, capsys):
+    def test_errors_cannot_be_taken_for_a_diagnosis(self, arguments, code, message, healthy, tmp_path, capsys):
         (tmp_path / "other").write_text("epoch,loss\n1,2\n")
         (tmp_path / "nosteps").write_text('{"loss": 1}\n')
         places = {"healthy": healthy, "other": tmp_path / "other", "nosteps": tmp_path / "nosteps"}
         given = ["diagnose", *(argument.format(**places) for argument in arguments)]
         try:
-            code = cli.main(given)
+            left_with = cli.main(given)
         except SystemExit as leaving:
-            code = leaving.code
+            left_with = leaving.code
         said = capsys.readouterr()
-        assert code == 3 and not said.out
+        assert left_with == code and not said.out
         assert message in said.err and said.err.count("\n") == 1 and said.err.startswith("fastguard diagnose: error:")
+
+    def test_every_code_stands_in_the_help(self, capsys):
+        with pytest.raises(SystemExit):
+            cli.main(["diagnose", "--help"])
+        said = capsys.readouterr().out
+        codes = [*EXIT_CODES.values(), EXIT_UNREADABLE, cli.EXIT_USAGE]
+        assert len(set(codes)) == len(codes) and all(re.search(rf"\b{code} ", said) for code in codes)
 
 
 class TestDiagnose:
@@ -171,7 +180,7 @@ class TestRules:
     def test_unknown(self, capsys):
         with pytest.raises(SystemExit) as leaving:
             cli.main(["rules", "spike"])
-        assert leaving.value.code == 3
+        assert leaving.value.code == 64
         assert "no rule is named 'spike'; the rules are: " in capsys.readouterr().err
 
 

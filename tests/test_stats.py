@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastguard.stats import COLUMNS, GradientStats, StepStats, TensorRow, TensorStats, fold_rows
+from fastguard.stats.columns import ROW_BYTES
 
 from records import make_bad_record, make_record, make_row, make_table
 
@@ -121,31 +122,31 @@ class TestTensorStats:
 
     def test_table_is_readonly_float64_with_a_row_a_tensor(self):
         table = self.STATS.table
-        assert (table.shape, table.format, table.readonly) == ((3, 8), "d", True)
+        assert (table.shape, table.format, table.readonly) == ((3, len(COLUMNS)), "d", True)
         assert table.tolist() == [list(map(float, row)) for row in self.STATS]
 
     def test_table_without_rows(self):
         table = TensorStats(b"").table
         assert (table.shape, table.format, table.readonly, table.tolist()) == ((0,), "d", True, [])
         assert list(TensorStats(b"")) == []
-        assert TensorStats(b"").total_row() == (0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
+        assert TensorStats(b"").total_row() == (0,) * len(COLUMNS)
 
     def test_table_of_a_bytearray_is_readonly(self):
         with pytest.raises(TypeError):
-            TensorStats(bytearray(64)).table[0, 0] = 1.0
+            TensorStats(bytearray(ROW_BYTES)).table[0, 0] = 1.0
 
     def test_part_of_a_row_is_refused(self):
-        with pytest.raises(ValueError, match="`data` must be whole rows of 64 bytes, got 65 bytes"):
-            TensorStats(bytes(65))
+        with pytest.raises(ValueError, match=f"must be whole rows of {ROW_BYTES} bytes, got {ROW_BYTES + 1} bytes"):
+            TensorStats(bytes(ROW_BYTES + 1))
 
     def test_names_are_made_when_first_asked_for(self):
         calls = []
-        stats = TensorStats(bytes(64), lambda: calls.append(1) or ["w"])
+        stats = TensorStats(bytes(ROW_BYTES), lambda: calls.append(1) or ["w"])
         assert (len(stats), stats.total().norm, calls) == (1, 0.0, [])
         assert (stats.names, stats.names, calls) == (("w",), ("w",), [1])
 
     def test_unnamed_tensors_are_numbered(self):
-        assert TensorStats(bytes(128)).names == ("tensor0", "tensor1")
+        assert TensorStats(bytes(2 * ROW_BYTES)).names == ("tensor0", "tensor1")
 
     @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda stats: pickle.loads(pickle.dumps(stats))])
     def test_copies_are_equal(self, clone):
@@ -174,7 +175,7 @@ class TestTensorStats:
 class TestFold:
     @given(ROWS)
     def test_is_the_left_to_right_merge(self, rows):
-        numel, sum_sq, total, high, low, zeros, nans, infs = fold_rows(make_table(rows))
+        numel, sum_sq, total, high, low, zeros, nans, infs, *_ = fold_rows(make_table(rows))
         columns = list(zip(*rows)) or [()] * 8
         assert (numel, zeros, nans, infs) == (sum(columns[0]), sum(columns[5]), sum(columns[6]), sum(columns[7]))
         for folded, column in ((sum_sq, columns[1]), (total, columns[2])):
@@ -188,7 +189,7 @@ class TestFold:
         assert fold_rows(make_table([small, small, large]))[1] == 2.0**53 + 2
 
     def test_given_total_is_taken_as_it_is(self):
-        assert TensorStats(bytes(64), None, range(8)).total_row() == tuple(range(8))
+        assert TensorStats(bytes(ROW_BYTES), None, range(len(COLUMNS))).total_row() == tuple(range(len(COLUMNS)))
 
 
 class TestStepStats:

@@ -7,7 +7,8 @@ NORM = 1e-6
 # The same for what is summed in float64 from exact products: float64 input, tails and redone blocks.
 NORM_EXACT = 1e-14
 
-# Error of a sum, relative to the sum of magnitudes: sixteen float32 additions a lane, as above.
+# Error of a sum of x^p other than the squares, relative to the sum of |x|^p: sixteen float32 additions a lane, as
+# above.
 SUM = 1e-6
 
 # Relative error of a standard deviation: where the mean is more than 0.995 of the root mean square, a block is summed

@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-from fastguard.commands.bench import readme
-
+from .. import readme
 from .table import markdown_confusion, markdown_faults, markdown_measures
 
 TABLES: readme.Tables = {

@@ -8,10 +8,10 @@ from torch import nn
 
 from .arrivals import Origin as Origin
 from .budget import Cost as Cost
-from .dead import detect_dead_neurons as detect_dead_neurons
 from .monitor import ActivationMonitor as ActivationMonitor
 from .replay import Replay as Replay
 from .replay import replay as replay
+from .units import detect_dead_neurons as detect_dead_neurons
 
 
 def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor | None:

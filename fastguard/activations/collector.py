@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import UnsupportedTensorError
 from ..kernels.tensors import plain
-from .engines import Delivery, Engine, Measured, engine_for
 from .families import PLAIN, Judgement
 from .outputs import Call, inputs_of, labelled, unit_dim_of, unreadable
-from .sightings import Sighting
+from .readers import Delivery, Measurement, Reader, reader_for
+from .sightings import Sighting, is_finite
 
 _MAX_CALLS = 8  # of one module within a pass, told apart
 _MAX_SKIPPED = 1000
@@ -27,7 +27,7 @@ class _Known(NamedTuple):
     tensor: weakref.ref[torch.Tensor]
     version: int
     judgement: Judgement
-    measured: Measured
+    measured: Measurement
 
 
 class Collector:
@@ -44,7 +44,7 @@ class Collector:
         self._root = weakref.ref(root)
         self._backend = backend
         self._training_only = training_only
-        self._engines: dict[torch.device, Engine] = {}
+        self._readers: dict[torch.device, Reader] = {}
         self._done: list[Sighting] = []
         self._pass: list[Sighting] = []
         self._calls: dict[str, int] = {}
@@ -86,7 +86,7 @@ class Collector:
         sightings, self._done = self._done, []
         if not sightings:
             return [], []
-        return sightings, [engine.deliver() for engine in self._engines.values()]
+        return sightings, [reader.deliver() for reader in self._readers.values()]
 
     def take_seconds(self) -> float:
         """The host time spent here since the last call."""
@@ -125,11 +125,11 @@ class Collector:
         call = self._calls[name + path] = self._calls.get(name + path, 0) + 1
         return name + path if call == 1 else f"{name}#{min(call, _MAX_CALLS)}{path}"
 
-    def _engine(self, device: torch.device) -> Engine:
-        engine = self._engines.get(device)
-        if engine is None:
-            engine = self._engines[device] = engine_for(device, self._backend)
-        return engine
+    def _reader(self, device: torch.device) -> Reader:
+        reader = self._readers.get(device)
+        if reader is None:
+            reader = self._readers[device] = reader_for(device, self._backend)
+        return reader
 
     def _measure(
         self, key: str, judgement: Judgement, unit_dim: int | None, call: Call | None, x: torch.Tensor, is_quiet: bool
@@ -137,11 +137,11 @@ class Collector:
         """Adds the sighting of `x`; says why not if it cannot."""
         if x.is_complex():
             x = torch.view_as_real(x.detach().resolve_conj())
-        engine = self._engine(x.device)
+        reader = self._reader(x.device)
         before = self._lookup(x)  # as what an in-place module got
         try:
-            measured = self._reading(x, before, engine, judgement, unit_dim)
-            finite, readings = self._judge_inputs(call, x, before, engine, measured)
+            measured = self._reading(x, before, reader, judgement, unit_dim)
+            finite, readings = self._judge_inputs(call, x, before, reader, measured)
         except UnsupportedTensorError as error:
             return error.problem
         size = 1
@@ -155,12 +155,12 @@ class Collector:
         return None
 
     def _reading(
-        self, x: torch.Tensor, known: _Known | None, engine: Engine, judgement: Judgement, unit_dim: int | None
-    ) -> Measured:
+        self, x: torch.Tensor, known: _Known | None, reader: Reader, judgement: Judgement, unit_dim: int | None
+    ) -> Measurement:
         if known is not None and known.version == _version(x) and _serves(known.judgement, judgement):
             return known.measured
         dim = unit_dim_of(x, unit_dim) if judgement.has_units and _is_dense(x) else None
-        measured = engine.measure(x, judgement, dim)
+        measured = reader.measure(x, judgement, dim)
         version = _version(x)
         if version is not None:
             self._known[id(x)] = _Known(weakref.ref(x), version, judgement, measured)
@@ -175,16 +175,16 @@ class Collector:
         call: Call | None,
         output: torch.Tensor,
         before: _Known | None,
-        engine: Engine,
-        measured: Measured,
-    ) -> tuple[bool | None, tuple[tuple[Measured, bool], ...] | None]:
+        reader: Reader,
+        measured: Measurement,
+    ) -> tuple[bool | None, tuple[tuple[Measurement, bool], ...] | None]:
         """Whether the inputs were finite, or the readings that will tell."""
         if call is None:
             return None, None
-        if not engine.immediate:
+        if not reader.immediate:
             return None, self._later(inputs_of(call), output, before)
         row = measured.reading().row
-        if not row[8] and not row[9]:
+        if is_finite(row):
             return None, None  # nobody asks
         readable = [(x, i == 0) for i, x in enumerate(inputs_of(call)) if unreadable(x) is None]
         verdicts = [self._is_finite(x, is_first, output, before) for x, is_first in readable]
@@ -195,7 +195,7 @@ class Collector:
         known = self._before(x, output, before)
         if known is not None:
             row = known.measured.reading().row
-            if not row[8] and not row[9]:
+            if is_finite(row):
                 return True
             if is_first:
                 return False
@@ -216,7 +216,7 @@ class Collector:
 
     def _later(
         self, inputs: list[torch.Tensor], output: torch.Tensor, before: _Known | None
-    ) -> tuple[tuple[Measured, bool], ...] | None:
+    ) -> tuple[tuple[Measurement, bool], ...] | None:
         """Readings of the inputs, each with whether it is the first; None if one cannot be read any more."""
         found = []
         for i, x in enumerate(inputs):
@@ -229,7 +229,7 @@ class Collector:
                 measured = known.measured
             else:
                 x = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x
-                measured = self._engine(x.device).measure(x, PLAIN, None)
+                measured = self._reader(x.device).measure(x, PLAIN, None)
             found.append((measured, i == 0))
         return tuple(found)
 

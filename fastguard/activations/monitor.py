@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from .. import kernels
 from ..stats.samples import ActivationStats, ModuleActivity
-from .arrivals import Arrivals, Origin
+from .arrivals import Arrivals, Journal, Origin
 from .budget import Budget, Cost
 from .collector import Collector
 from .hooks import Hook, InputHook, OutputHook, PassHook, Switch
-from .journal import Journal
 from .selection import Selector, Target, choose, class_name, unwrapped
-from .table import describe_cost, describe_skipped, draw
+from .sightings import draw
 from .units import UnitRuns
 
 _log = logging.getLogger("fastguard")
+_MAX_NAMED = 6  # modules that could not be read, in the table
 _NUM_SILENT = 3  # steps in a row in which hooks saw nothing, before it is said
 
 
@@ -188,9 +188,9 @@ class ActivationMonitor:
 
     def table(self) -> str:
         """The newest sampled step as text: a line a module, then what could not be read, then what it cost."""
-        lines = [draw(self.activities), *describe_skipped(self.skipped)]
+        lines = [draw(self.activities), *_describe_skipped(self.skipped)]
         if self._budget.num_steps:
-            lines.append(describe_cost(self.cost, self._budget.share))
+            lines.append(self.cost.describe(self._budget.share))
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -337,3 +337,10 @@ def _check_shares(unit_share: float, overhead_budget: float | None) -> None:
         raise ValueError(f"`unit_share` must be in (0, 1], got {unit_share!r}")
     if overhead_budget is not None and not overhead_budget > 0.0:
         raise ValueError(f"`overhead_budget` must be > 0 or None, got {overhead_budget!r}")
+
+
+def _describe_skipped(skipped: Mapping[str, str]) -> Iterator[str]:
+    if skipped:
+        shown = [f"{name} ({why})" for name, why in list(skipped.items())[:_MAX_NAMED]]
+        more = f" and {len(skipped) - _MAX_NAMED} more" if len(skipped) > _MAX_NAMED else ""
+        yield f"not read: {', '.join(shown)}{more}"

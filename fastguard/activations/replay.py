@@ -12,8 +12,7 @@ from torch import nn
 
 from ..stats.samples import ModuleActivity
 from .monitor import ActivationMonitor
-from .sightings import origin_of
-from .table import draw
+from .sightings import draw, origin_of
 
 
 class Replay(NamedTuple):

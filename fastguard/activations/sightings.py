@@ -1,21 +1,22 @@
-"""From what was seen in one step to one record a module."""
+"""From what was seen in one step to one record a module, and to a table of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ..kernels.tensors import float64_bytes
-from ..stats.samples import ActivationStats, ModuleActivity, merge_activation_rows
-from .engines import Measured
+from ..stats.samples import ACTIVATION_COLUMNS, ActivationStats, ModuleActivity, merge_activation_rows
 from .families import Judgement
+from .readers import Measurement
 from .units import UnitBatch, UnitRuns, UnitVerdict
 
+_HEAD = ("module", "family", "mean", "std", "|max|", "zero", "saturated", "dead units", "")
 _NO_UNITS = UnitVerdict(0, 0, 0, (), (), 1)
-_SATURATED, _NANS, _INFS = 7, 8, 9  # in a row
+_SATURATED, _NANS, _INFS = map(ACTIVATION_COLUMNS.index, ("num_saturated", "num_nans", "num_infs"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,10 @@ class Sighting:
 
     key: str
     judgement: Judgement
-    measured: Measured
+    measured: Measurement
     slice_size: int = 1
     inputs_finite: bool | None = None
-    inputs: tuple[tuple[Measured, bool], ...] | None = None
+    inputs: tuple[tuple[Measurement, bool], ...] | None = None
     may_be_masked: bool = False
     is_quiet: bool = False
 
@@ -57,7 +58,7 @@ class _Gathered:
 
     def add(self, sighting: Sighting) -> None:
         row, units = sighting.measured.reading()
-        if not self.is_bad and not _is_finite(row):  # its first bad batch says where it came from
+        if not self.is_bad and not is_finite(row):  # its first bad batch says where it came from
             self.is_bad = True
             self.inputs_finite = _inputs_finite(sighting)
             self.may_be_masked = sighting.may_be_masked
@@ -77,7 +78,8 @@ class _Gathered:
         return UnitBatch(key, table, int(sum(row[0] for row in self.rows)) // num_units if num_units else 0)
 
 
-def _is_finite(row: tuple[float, ...]) -> bool:
+def is_finite(row: Sequence[float]) -> bool:
+    """Whether no element was NaN or Inf: a row of ACTIVATION_COLUMNS."""
     return not row[_NANS] and not row[_INFS]
 
 
@@ -86,7 +88,7 @@ def _inputs_finite(sighting: Sighting) -> bool | None:
         return sighting.inputs_finite
     # A further argument may be a mask, which holds -Inf; its sign is not known here.
     rows = [(one.reading().row, is_first) for one, is_first in sighting.inputs]
-    return all(_is_finite(row) if is_first else not row[_NANS] for row, is_first in rows)
+    return all(is_finite(row) if is_first else not row[_NANS] for row, is_first in rows)
 
 
 def _judged(row: tuple[float, ...], sighting: Sighting) -> tuple[float, ...]:
@@ -165,3 +167,40 @@ def origin_of(records: Iterable[ModuleActivity]) -> ModuleActivity | None:
     """
     bad = sorted((record for record in records if not record.stats.is_finite), key=lambda record: record.order)
     return next((record for record in bad if record.is_origin), bad[0] if bad else None)
+
+
+def draw(records: Sequence[ModuleActivity]) -> str:
+    """One line a record, in the order of execution."""
+    rows = [_HEAD, *(_row(record) for record in sorted(records, key=lambda record: record.order))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
+    cells[-1] = row[-1]
+    return "  ".join(cells).rstrip()
+
+
+def _row(record: ModuleActivity) -> tuple[str, ...]:
+    stats = record.stats
+    units = f"{record.num_dead_units} of {record.num_units}" if record.num_units else ""
+    return (
+        record.name,
+        record.family,
+        f"{stats.mean:.3g}",
+        f"{stats.std:.3g}",
+        f"{stats.abs_max:.3g}",
+        f"{stats.zero_ratio:.1%}",
+        f"{stats.saturation_ratio:.1%}",
+        units,
+        _remark(record),
+    )
+
+
+def _remark(record: ModuleActivity) -> str:
+    stats = record.stats
+    if stats.is_finite:
+        return ""
+    counts = [f"{count} {name}" for count, name in ((stats.num_nans, "NaN"), (stats.num_infs, "Inf")) if count]
+    return ", ".join(counts) + (" came up here" if record.is_origin else "")

@@ -1,12 +1,13 @@
-"""Dead and saturated units: how many batches in a row a unit has been so."""
+"""Dead and saturated units: in one batch, and how many batches in a row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from .. import kernels
 from ..stats.samples import CHANNEL_COLUMNS
 
 NUM_NAMED = 32  # indices that a record names
@@ -93,3 +94,32 @@ class UnitRuns:
 
 def _first(flags: torch.Tensor, column: int, count: int) -> tuple[int, ...]:
     return tuple(flags[:, column].nonzero()[:NUM_NAMED, 0].tolist()) if count else ()
+
+
+def detect_dead_neurons(activations: Any, threshold: float = 0.01) -> tuple[int, float]:
+    """How many neurons have a mean |activation| over the batch below `threshold`, and their share.
+
+    Equivalent to: `dead = activations.abs().mean(0) < threshold; return dead.sum(), dead.mean()`.
+
+    Args:
+        activations: [batch, ...] tensor or ndarray of floating-point numbers; each place behind the first dimension is
+            a neuron.
+        threshold: a neuron with NaN or Inf is not dead; nor is one without a batch.
+
+    Raises:
+        UnsupportedTensorError: integers, bools, complex numbers, tensors without data.
+        ValueError: no batch dimension.
+
+    Cost: one read of every element; one sync elsewhere than on a CPU.
+
+    >>> import torch
+    >>> detect_dead_neurons(torch.tensor([[0.0, 1.0], [0.01, -1.0]]))
+    (1, 0.5)
+    """
+    x = kernels.tensors.as_tensor(activations)
+    if x.ndim < 1:
+        raise ValueError("`activations` must have a batch dimension, got a scalar")
+    stats = kernels.channel_stats(x.reshape(x.shape[0], x[:1].numel() if len(x) else 0), 1)
+    num = stats.num_channels
+    dead = sum(mean < threshold and not bad for mean, bad in zip(stats.mean_abs, stats.num_nonfinite, strict=True))
+    return dead, dead / num if num else 0.0

@@ -15,7 +15,7 @@ from .. import __version__
 from ..errors import FastguardError
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
+EXIT_USAGE = 64  # EX_USAGE of sysexits.h; 2 is what `diagnose` says of a critical run
 
 
 class Command(NamedTuple):
@@ -38,24 +38,18 @@ COMMANDS = {
 
 
 class CommandError(Exception):
-    """What was asked for cannot be done; its message is one line, and the exit code 2."""
+    """What was asked for cannot be done; its message is one line, and the exit code 64."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line that names the remedy.
-
-    Attributes:
-        exit_code: what such an error exits with.
-    """
-
-    exit_code = EXIT_USAGE
+    """An ArgumentParser whose errors are one line that names the remedy, and exit with 64."""
 
     def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(self.exit_code, f"{self.prog}: error: {message}. See `{self.prog} --help`.\n")
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}. See `{self.prog} --help`.\n")
 
 
 def _parser() -> Parser:
@@ -64,7 +58,8 @@ def _parser() -> Parser:
     parser = Parser(
         "fastguard",
         "Every gradient checked, clipped and explained at every step of a PyTorch training run.",
-        f"commands:\n{listed}\n\n`fastguard <command> --help` tells more about each.",
+        f"commands:\n{listed}\n\n`fastguard <command> --help` tells more about each.\n\n"
+        "exit codes: 0 done, 1 done and something is not well, 64 it cannot be done as asked; `diagnose` has its own",
     )
     parser.usage = "%(prog)s [-h] [--version] <command> [options]"
     parser.add_argument("--version", action="version", version=f"fastguard {__version__}")
@@ -89,7 +84,8 @@ def _entry(name: str) -> Callable[[list[str]], int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's) and returns the exit code.
 
-    0: done. 1: done, and what it found is not well. 2: it could not be done; one line on stderr says why.
+    0: done. 1: done, and what it found is not well. 64: it cannot be done as asked; one line on stderr says why. What
+    `diagnose` found has codes of its own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     # What torch says when it is imported where NumPy is not installed; nothing here needs NumPy.

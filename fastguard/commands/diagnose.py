@@ -1,5 +1,4 @@
-"""`fastguard diagnose` and `fastguard rules`: what the rules say of a log, and what the rules are. Neither needs
-torch."""
+"""`fastguard diagnose` and `fastguard rules`: what the rules say of a log, and what they are. Neither needs torch."""
 
 from __future__ import annotations
 
@@ -12,20 +11,13 @@ from typing import Any
 from ..diagnosis import RULES, Rule
 from ..diagnosis.presets import PRESETS
 from ..history import TrainingHistory
-from ..history.loading import add_lines
 from ..report import build_report
 from ..sinks import read_jsonl
 from .cli import Parser
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2}
-EXIT_ERROR = 3
+EXIT_UNREADABLE = 3
 _WIDTH = 100
-
-
-class OfflineParser(Parser):
-    """A parser whose errors cannot be taken for a diagnosis."""
-
-    exit_code = EXIT_ERROR
 
 
 def _thresholds(settings: Sequence[str], rules: Iterable[Rule]) -> dict[str, dict[str, float]]:
@@ -50,11 +42,11 @@ def _thresholds(settings: Sequence[str], rules: Iterable[Rule]) -> dict[str, dic
 
 
 def diagnose(argv: list[str]) -> int:
-    """Prints the report on a log. 0: healthy, 1: warnings, 2: critical, 3: the log or an argument is no good."""
-    parser = OfflineParser(
+    """Prints the report on a log. 0: healthy, 1: warnings, 2: critical, 3: the log cannot be read."""
+    parser = Parser(
         "fastguard diagnose",
         "Says what is wrong with a run, from the log that a JsonlSink wrote; also from one that a crash cut off.",
-        "exit codes: 0 healthy, 1 warnings, 2 critical, 3 the log cannot be read or an argument is wrong",
+        "exit codes: 0 healthy, 1 warnings, 2 critical, 3 the log cannot be read, 64 an argument is wrong",
     )
     parser.add_argument("log", help="the file")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
@@ -65,13 +57,18 @@ def diagnose(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
     rules = PRESETS[arguments.preset] if arguments.preset != "fastguard" else tuple(RULES.values())
+    if arguments.window < 1:
+        parser.error(f"`--window` must be at least 1, got {arguments.window}")
     try:
         thresholds = _thresholds(arguments.set, rules)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
         log = read_jsonl(arguments.log)
-        history = add_lines(TrainingHistory(arguments.window), log, arguments.log)
+        history = TrainingHistory.from_log(log, arguments.window, arguments.log)
     except (OSError, ValueError) as error:
         print(f"fastguard diagnose: error: {error}", file=sys.stderr)
-        return EXIT_ERROR
+        return EXIT_UNREADABLE
     if log.num_skipped:
         lines = "1 line was" if log.num_skipped == 1 else f"{log.num_skipped} lines were"
         print(f"fastguard diagnose: {lines} cut off, and left out: {log.skipped_lines[:8]}", file=sys.stderr)
@@ -106,10 +103,8 @@ def _lines(rule: Rule) -> list[str]:
 
 
 def rules(argv: list[str]) -> int:
-    """Prints every rule with what it finds, its thresholds and their source; 3 for a rule that there is not."""
-    parser = OfflineParser(
-        "fastguard rules", "Lists the rules: what each finds, its thresholds, and where they are from."
-    )
+    """Prints every rule with what it finds, its thresholds and their source."""
+    parser = Parser("fastguard rules", "Lists the rules: what each finds, its thresholds, and where they are from.")
     parser.add_argument("names", nargs="*", metavar="RULE", help="these only")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="fastguard", help="whose rules to list")
     parser.add_argument("--json", action="store_true", help="print a JSON list")

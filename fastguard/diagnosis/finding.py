@@ -1,8 +1,9 @@
-"""What a rule says when it fires."""
+"""What a rule says when it fires, and how it puts numbers and names into words."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,3 +57,20 @@ class Finding:
     def weight(self) -> tuple[int, float]:
         """What findings are sorted by, greatest first: severity, then confidence."""
         return SEVERITIES.index(self.severity), self.confidence
+
+
+def count(number: int, noun: str) -> str:
+    """
+    >>> count(1, "step"), count(3, "step")
+    ('1 step', '3 steps')
+    """
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """
+    >>> listed(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -49,8 +49,7 @@ def kill_loss_spike(
     """Loss >= `ratio` times the mean of the `window` before it, `run` times in a row; or half of the window too high.
 
     Too high: above the largest loss of the first window, or above `cap` if that is less. The original's window is 5 %
-    of
-    the run's steps where that is more; how long a run shall be is not known here.
+    of the run's steps where that is more; how long a run shall be is not known here.
     """
     losses, steps, in_a_row = _losses(history), [], 0
     before: deque[float] = deque(maxlen=window)

@@ -12,7 +12,7 @@ from ..history import TrainingHistory
 from .finding import SEVERITIES, Finding, Severity
 
 RULES: dict[str, Rule] = {}
-_HERE = __name__.rpartition(".")[0] + "."
+_OURS = __name__.rpartition(".")[0] + ".rules."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Rule:
 
     @property
     def family(self) -> str:
-        """What it is about, like "vanishing"; "own" for a user's rule."""
+        """The file that it is in, like "vanishing", up to an underscore; "own" for a user's rule."""
         module = self.check.__module__
-        return module.rpartition(".rules_")[2].partition("_")[0] if module.startswith(_HERE + "rules_") else "own"
+        return module.removeprefix(_OURS).partition("_")[0] if module.startswith(_OURS) else "own"
 
     @property
     def page(self) -> str:

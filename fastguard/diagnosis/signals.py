@@ -34,7 +34,7 @@ class Signals:
     @cached_property
     def loss_entries(self) -> list[Entry]:
         """The clean steps that have a finite loss."""
-        return [e for e in self.clean if e.loss is not None and e.loss - e.loss == 0.0]
+        return [e for e in self.clean if e.loss is not None and math.isfinite(e.loss)]
 
     @cached_property
     def losses(self) -> list[float]:

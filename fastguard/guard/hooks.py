@@ -1,81 +1,144 @@
-"""The two step hooks on one optimizer: judge the gradients before the step, put things back after it."""
+"""The two step hooks on one optimizer: judge the gradients before the step, put things back after it.
+
+Most steps go the short way, one call: nothing of them is unusual, and all that could be asked was answered at the step
+before. The long way asks.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 import sys
 import time
 import types
-import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from .. import kernels
+from ..kernels import cpu
 from ..stats import TensorStats
-from ..weights import WeightCollector
+from ..stats.slot import HEADER_WORDS, OVERHEAD_S
+from .judge import Judge, learning_rate
+from .ledger import Ledger
+from .ring import FINGERPRINT, WRITTEN
+from .run import Member, Run
+from .sampling import Sampling
 from .scaler import Handed, ScalerContract
-from .undo import Undo
+from .undo import SetAside, Undo
 
-if TYPE_CHECKING:
-    from .guard import Guard
+_perf_counter = time.perf_counter
+_get_num_threads = torch.get_num_threads
 
 
-class Attachment:
-    """The guard's hooks on one optimizer. Refers to the optimizer weakly: the optimizer owns the guard."""
+# Bits of what `_C.take_step` returns.
+_ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR = (1 << bit for bit in range(5))
 
-    def __init__(
-        self,
-        guard: Guard,
-        optimizer: torch.optim.Optimizer,
-        proxies: Sequence[weakref.ref[Any]] = (),
-        weights: WeightCollector | None = None,
-    ) -> None:
-        self.guard = guard
-        self._weights = weights
-        self._optimizer = weakref.ref(optimizer)
-        self._scaler = ScalerContract(optimizer, proxies)
-        # LBFGS evaluates its closure several times a step and has no step without gradients.
-        self.can_skip = not isinstance(optimizer, torch.optim.LBFGS)
+
+class Hooks:
+    """The guard's hooks on one optimizer, which owns them.
+
+    Args:
+        run, member, judge, ledger: of the guard, and the optimizer.
+        sampling: what is sampled beside the gradients.
+    """
+
+    def __init__(self, run: Run, member: Member, judge: Judge, ledger: Ledger, sampling: Sampling) -> None:
+        optimizer = member.optimizer
+        self._run, self._member, self._judge, self._ledger, self._sampling = run, member, judge, ledger, sampling
+        self._weights = sampling.weights_of(member)
+        self._scaler = ScalerContract(optimizer, run.proxies)
         self._undo: Undo | None = None
         self._evaluations = 0
-        self._depth = 0  # of steps under way; more than 1 where a subclass's step calls its parent's
+        self._depth = 0  # of steps under way that went the long way; more than 1 where a step calls its parent's
         self._silent = False
-        self.is_paused = False
-        # A hook that dynamo traced would be compiled into the step, and recompiled at every one.
+        self._has_more_to_do = True  # after a step; a call saved in each one counts
+        self._take_step: Any = cpu.take_step
+        self._may_be_short = (
+            len(run.members) == 1
+            and not run.proxies
+            and member.can_skip
+            and cpu.take_step is not None
+            and run.backend in ("auto", "cpu")
+            and not _may_nest(type(optimizer))
+        )
+        self._met_odd = False
+        self._odd: int | None = None  # fingerprint of parameters whose gradients the short way cannot read
         self._handles = [
-            optimizer.register_step_pre_hook(torch.compiler.disable(self._before)),
-            optimizer.register_step_post_hook(torch.compiler.disable(self._after)),
+            optimizer.register_step_pre_hook(_left_to_python(self._before)),
+            optimizer.register_step_post_hook(_left_to_python(self._after)),
         ]
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        optimizer = self._optimizer()
-        if optimizer is None:
-            raise ReferenceError("the guarded optimizer no longer exists")
-        return optimizer
 
     def remove(self) -> None:
         """Leaves the optimizer as it was."""
         for handle in self._handles:
             handle.remove()
         self._give_back()
-        optimizer = self._optimizer()
-        if optimizer is not None:
-            self._scaler.leave(optimizer)
-
-    def _give_back(self) -> None:
-        if self._undo is not None:
-            self._undo.give_back()
-            self._undo = None
+        if self._member.is_alive:
+            self._scaler.leave(self._member.optimizer)
 
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.is_paused:
+        run, attributes = self._run, optimizer.__dict__
+        if (
+            not run.is_short
+            or kwargs
+            or len(args) > 1
+            or self._undo is not None
+            or "found_inf" in attributes
+            or "grad_scale" in attributes
+        ):
+            return self._go_the_long_way(optimizer, args, kwargs)
+        started = _perf_counter()
+        ring, clip, step = run.ring, run.clip, run.step
+        if ring.num_open >= ring.limit:
+            self._ledger.deliver()
+        limit = math.inf if clip is None else clip.limit
+        if limit is None or (self._weights is not None and self._weights.is_due(step)):
+            return self._go_the_long_way(optimizer, args, kwargs)
+        slot = ring.num_open
+        ring.made = None
+        outcome = self._take_step(
+            optimizer.param_groups, ring.headers, slot, ring.found, step, _get_num_threads(), limit, run.skip_nonfinite
+        )
+        if outcome & _ODD:
+            self._met_odd = True
+            return self._go_the_long_way(optimizer, args, kwargs)
+        ring.newest, ring.num_open, run.step = slot, slot + 1, step + 1
+        if outcome:
+            self._follow(optimizer, outcome)
+        ring.words[HEADER_WORDS * slot + OVERHEAD_S] = _perf_counter() - started
+        return None
+
+    def _follow(self, optimizer: torch.optim.Optimizer, outcome: int) -> None:
+        """What is left to do where a step that went the short way is not a clean one."""
+        run, ring = self._run, self._run.ring
+        if outcome & _SCALED:
+            written, ring.found[WRITTEN] = ring.found[WRITTEN], None
+            kernels.tell_autograd(written)
+        if outcome & _OTHER_PARAMETERS:
+            ring.names = run.names(ring.found[FINGERPRINT])
+        if outcome & _ODD_LR:
+            ring.note("lr", learning_rate(optimizer))
+        if outcome & _NOT_FINITE:
+            self._ledger.enter(is_bad=True, from_scaler=False)
+            try:
+                self._ledger.raise_due()
+            except BaseException:
+                self._sampling.end_step()  # too many skips in a row: what was sampled belongs to this step
+                raise
+            if ring.is_skipped:
+                self._undo = SetAside(optimizer)
+
+    def _go_the_long_way(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._member.is_paused:
             return None
-        started = time.perf_counter()
+        started = _perf_counter()
         if self._depth and _is_nested(optimizer):
             self._depth += 1
             return None  # the outer step has been judged, or its closure will be
@@ -88,11 +151,11 @@ class Attachment:
         if self._silent:
             return None
         if self._weights is not None:
-            self._weights.before(self.guard, self, optimizer)
-            started = time.perf_counter()
+            self._weights.before(optimizer)
+            started = _perf_counter()
         if not callable(closure):
-            self._judge(optimizer, handed)
-            self.guard.judges.now.add_overhead(time.perf_counter() - started)
+            self._judge_gradients(optimizer, handed)
+            self._judge.add_overhead(_perf_counter() - started)
             return None
         # The gradients of this step do not exist before the closure has run.
         judged = self._judging(closure, optimizer, handed)
@@ -106,37 +169,78 @@ class Attachment:
         @functools.wraps(closure)
         def judged() -> Any:
             loss = closure()
-            started = time.perf_counter()
+            started = _perf_counter()
             if self._undo is not None:  # the closure has made gradients anew
                 self._undo.forget()
                 self._undo = None
-            self._judge(optimizer, handed, loss)
-            self.guard.judges.now.add_overhead(time.perf_counter() - started)
+            self._judge_gradients(optimizer, handed, loss)
+            self._judge.add_overhead(_perf_counter() - started)
             return loss
 
         return judged
 
-    def _judge(self, optimizer: torch.optim.Optimizer, handed: Handed, loss: Any = None) -> None:
+    def _judge_gradients(self, optimizer: torch.optim.Optimizer, handed: Handed, loss: Any = None) -> None:
         try:
-            self._undo = self.guard.judge(self, optimizer, handed, self._evaluations == 0, loss)
+            self._undo = self._judge.judge(self._member, optimizer, handed, self._evaluations == 0, loss)
         except BaseException:
             self._scaler.abandon(optimizer)
-            self.guard.step_taken()  # too many skips in a row: what was sampled belongs to this step
+            self._sampling.end_step()  # too many skips in a row: what was sampled belongs to this step
             raise
         self._evaluations += 1
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Whether the next step may go the short way."""
+        run = self._run
+        if self._met_odd:
+            self._met_odd, self._odd = False, run.fingerprint
+        run.is_short = self._may_be_short and self._judge.waits and run.fingerprint not in (None, self._odd)
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.is_paused:
-            return
-        self._depth -= 1
-        if self._depth == 0:
+        if self._depth:
+            self._depth -= 1
+            if self._depth:
+                return
             self._give_back()
             if self._weights is not None:
-                self._weights.after(self.guard, self, optimizer)
+                self._weights.after(optimizer)
             self._scaler.give_back(optimizer)
-            if self.guard.has_more_to_do and not self._silent:
-                self.guard.step_taken()
-            self._silent = False
+        elif self._undo is not None:
+            self._give_back()
+        if self._has_more_to_do and not self._silent and not self._member.is_paused:
+            self._has_more_to_do = self._sampling.end_step()
+        self._silent = False
+
+    def _give_back(self) -> None:
+        if self._undo is not None:
+            self._undo.give_back()
+            self._undo = None
+
+
+def _leave_code_to_python() -> bool:
+    """Has dynamo run the hooks as they are. Whether it can: an older torch has to be told by a decorator."""
+    frames: Any = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return False
+    leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for hook in (Hooks._before, Hooks._after):
+        frames.set_code_exec_strategy(hook.__code__, leave)
+        hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return True
+
+
+_IS_LEFT_TO_PYTHON = _leave_code_to_python()
+
+
+def _left_to_python(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that dynamo traced would be compiled into the step, and recompiled at every one."""
+    return hook if _IS_LEFT_TO_PYTHON else torch.compiler.disable(hook)
+
+
+def _may_nest(cls: type) -> bool:
+    """Whether the `step` of an optimizer may call that of a parent class, which would run all hooks twice."""
+    steps = {inspect.unwrap(c.__dict__["step"]) for c in cls.__mro__ if "step" in c.__dict__}
+    return len(steps - {torch.optim.Optimizer.step}) > 1
 
 
 # The code of the function that torch wraps around every `step`, and that calls the hooks.

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
+from .._device import Courier
 from ..errors import UnsupportedTensorError
 from ..kernels import renumbering
-from ..kernels.slot import Slot, make_slots
-from .courier import Courier
+from ..kernels.slots import Slot, make_slots
+from ..stats.columns import ROW_BYTES
 from .engines import ElsewhereError, Engine
-
-_ROW_BYTES = 64
 
 
 class Lane:
@@ -127,10 +126,10 @@ class Lanes:
     @staticmethod
     def in_order(tables: Sequence[bytearray], orders: Sequence[Sequence[int]]) -> bytearray:
         """Rows of several devices, each in the place of its gradient in the whole list."""
-        table = bytearray(_ROW_BYTES * sum(map(len, orders)))
+        table = bytearray(ROW_BYTES * sum(map(len, orders)))
         for rows, places in zip(tables, orders):
             for i, place in enumerate(places):
-                table[place * _ROW_BYTES : (place + 1) * _ROW_BYTES] = rows[i * _ROW_BYTES : (i + 1) * _ROW_BYTES]
+                table[place * ROW_BYTES : (place + 1) * ROW_BYTES] = rows[i * ROW_BYTES : (i + 1) * ROW_BYTES]
         return table
 
     def _planned(self, gradients: Sequence[torch.Tensor]) -> list[tuple[Lane, Any, Any]]:

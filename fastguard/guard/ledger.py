@@ -1,97 +1,217 @@
-"""What becomes of the record of a step: its number, history and sinks, the count of skips, and the log."""
+"""What becomes of a step that has arrived: history and sinks, the run of skips, the checkup, and the log."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
 
 from ..diagnosis import RULES
 from ..errors import NonFiniteGradientsError
-from ..history import NUM_DEFERRED
+from ..history import NUM_DEFERRED, Entry, TrainingHistory
+from ..sinks import SafeSink
 from ..stats import StepStats
 from .checkup import Checkup
-from .recorder import Recorder
+from .ring import NUM_SLOTS, Ring
 
 _log = logging.getLogger("fastguard")
 EQUAL_NORMS_RUN = 10  # from so many on, the rule "already-clipped" is asked
 
 
+def check_scalar(name: str, value: Any) -> None:
+    """Raises ValueError for a tensor of more than one element. Does not synchronise."""
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise ValueError(f"`{name}` must be a scalar, got a tensor of shape {tuple(value.shape)}. Reduce it first.")
+
+
+def is_loss(value: Any) -> bool:
+    """Whether what a closure returned is a loss: a number, or a tensor of one element."""
+    return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+def scalar(name: str, value: Any) -> float:
+    """`value` as a number; synchronises if it is a tensor on an accelerator."""
+    if type(value) is float:
+        return value
+    check_scalar(name, value)
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
 class Ledger:
-    """Enters records, in the order of their steps. Knows neither the guard nor the optimizers.
+    """Delivers what the ring holds, in the order of the steps. Knows neither the guard nor the optimizers.
 
     Attributes:
-        recorder: where the records go.
-        step: number of the next step.
+        ring: where steps arrive.
+        sinks: each in a `SafeSink`.
         max_consecutive_skips: from so many skips in a row on, there is an error that is due.
         skipped_run: numbers of the skipped steps in a row, up to now.
         skipped_tensors: what was not finite in them; an ordered set.
         due: the error to raise when too many steps in a row were skipped, which the caller does when it can.
-        checkup: what to ask in `steps_to_checkup` steps, when those before it are in the history.
+        checkup: asked at intervals, when the steps before are in the history.
+        fetch: attaches to the ring what was sampled and has arrived.
     """
 
-    def __init__(self, sinks: Iterable[Any], max_consecutive_skips: int) -> None:
-        self.recorder = Recorder(sinks)
-        self.step = 0
+    def __init__(self, ring: Ring, sinks: Iterable[Any], max_consecutive_skips: int) -> None:
+        self.ring = ring
+        self.sinks = [SafeSink(sink) for sink in sinks]
+        self._history = TrainingHistory()
         self.max_consecutive_skips = max_consecutive_skips
         self.skipped_run: list[int] = []
         self.skipped_tensors: dict[str, None] = {}
         self.due: NonFiniteGradientsError | None = None
-        self._told_already_clipped = False
         self.checkup: Checkup | None = None
-        self.steps_to_checkup = 0
+        self.fetch: Callable[[], None] | None = None
+        self._steps_to_checkup = 0
+        self._told_already_clipped = False
+        self._noted: dict[str, Any] = {}
+        self._num_noted = 0  # changes of what is known of the model that the sinks were told
 
-    def enter(self, record: StepStats, finite: bool, first: bool, from_scaler: bool) -> None:
-        """Takes the record of an evaluation: the first of its step, or another of the step that was entered last.
+    def watch(self, checkup: Checkup) -> None:
+        """Has `checkup` asked from now on; first when its interval's last step begins."""
+        self.checkup = checkup
+        self._steps_to_checkup = max(1, checkup.interval - 1) if checkup.interval else 0
+        self._set_limit()
+
+    @property
+    def history(self) -> TrainingHistory:
+        """The run so far, without the step that is held."""
+        self.deliver(but_held=True)
+        self._history.settle()
+        return self._history
+
+    def open(self) -> None:
+        """Another step begins: what has to be delivered before is delivered. Cost: 5 us every so many steps."""
+        if self.ring.num_open >= self.ring.limit:
+            self.deliver()
+
+    def deliver(self, *, but_held: bool = False) -> None:
+        """Hands open slots to history and sinks; all, or all but the newest, to which more may be added."""
+        ring, history = self.ring, self._history
+        newest = ring.num_open - 1
+        if newest < but_held:
+            return
+        for index in range(newest):
+            history.defer_entry(Entry(*ring.header(index)))
+        if but_held:
+            ring.keep_newest()
+        else:
+            if self.fetch is not None:
+                self.fetch()
+            record = ring.latest()
+            overhead_s = ring.header(newest).overhead_s
+            ring.close()
+            history.defer(record, overhead_s)
+            if self.sinks:
+                self._write(record)
+        self._follow(newest + (not but_held))
+
+    def _write(self, record: StepStats) -> None:
+        if self._history.model.num_changes != self._num_noted:
+            self._note_model()
+        for sink in self.sinks:
+            sink.write(record)
+
+    def _follow(self, num_delivered: int) -> None:
+        """What happens now and then, between steps."""
+        last = self.ring.step - self.ring.num_open
+        if not self._told_already_clipped and last % NUM_DEFERRED >= NUM_DEFERRED - num_delivered:
+            self._say_already_clipped()
+        if self._steps_to_checkup:
+            self._steps_to_checkup -= num_delivered
+            if self._steps_to_checkup <= 0 and self.checkup is not None:
+                self._steps_to_checkup = self.checkup.interval
+                self.checkup.check()
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        """How many slots may be open: as many as can wait for history, checkup and samples."""
+        limit = min(NUM_SLOTS, self._history.tensors.due_in + 1, self._steps_to_checkup or NUM_SLOTS)
+        self.ring.limit = 1 if self.sinks or self.ring.samples else limit
+
+    def observe(self, loss: Any = None, val_loss: Any = None) -> None:
+        """Adds a loss to the step just taken."""
+        ring = self.ring
+        if not ring.num_open:
+            raise RuntimeError(
+                "`observe` must follow a step that has not been handed to the sinks yet. Call it after "
+                "optimizer.step(), before flush() and before the next step."
+            )
+        given = None if loss is None else scalar("loss", loss)
+        if val_loss is not None:
+            ring.note("val_loss", scalar("val_loss", val_loss))
+        if given is not None:
+            ring.note("loss", given)
+
+    def enter(self, *, is_bad: bool, from_scaler: bool) -> None:
+        """Takes note of a slot that took the long way, or is not a clean step's.
 
         Args:
-            finite: what `record.is_finite` says.
+            is_bad: its norm is not finite, and that is news.
             from_scaler: a scaler is at work, for which bad gradients are nothing unusual.
         """
-        kept = self.recorder.last
-        if first or kept is None or kept.step != record.step:
-            self.recorder.begin(record)
-            self.steps_to_checkup -= 1
-            if self.steps_to_checkup == 0 and self.checkup is not None:
-                self.steps_to_checkup = self.checkup.interval
-                self.checkup.check()
-            if record.step % NUM_DEFERRED == NUM_DEFERRED - 1 and not self._told_already_clipped:
-                self._say_already_clipped()
-            if not finite:
-                self._say_nonfinite(record, from_scaler)
-        else:
-            # Of several evaluations the first bad gradients are what to keep, and the last one decides.
-            if kept.is_finite and not finite:
-                kept = record
-                self._say_nonfinite(record, from_scaler)
-            self.recorder.replace(dataclasses.replace(kept, skipped=record.skipped))
-        if record.skipped or self.skipped_run:
-            self._count_skip(record)
+        ring = self.ring
+        ring.limit = min(ring.limit, ring.num_open)
+        if is_bad:
+            self._say_nonfinite(ring.latest(), from_scaler)
+        if self.skipped_run or ring.is_skipped:
+            self._count_skip(ring.latest())
 
     def raise_due(self) -> None:
         """Raises `due`, once."""
         due, self.due = self.due, None
         if due is not None:
-            self.recorder.flush()
+            self.deliver()
             raise due
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs of this."""
+    def history_with_held(self) -> TrainingHistory:
+        """The history as it would be with the step that is held, which stays held.
+
+        Cost: a copy of the history's window if a step is held.
+        """
+        history, ring = self.history, self.ring
+        if not ring.is_held:
+            return history
+        complete = history.copy()
+        complete.add(ring.latest(), overhead_s=ring.header(ring.newest).overhead_s)
+        return complete
+
+    def close(self) -> None:
+        """Delivers what is held and closes the sinks."""
+        self.deliver()
+        for sink in self.sinks:
+            sink.close()
+
+    def lost(self) -> dict[str, int]:
+        """Records that each failing sink could not take."""
+        return {sink.name: sink.num_lost for sink in self.sinks if sink.num_lost}
+
+    def state_dict(self, step: int) -> dict[str, Any]:
+        """What a run that is resumed at `step` needs of this."""
         return {
-            "step": self.step,
+            "step": step,
             "skipped_run": list(self.skipped_run),
             "skipped_tensors": list(self.skipped_tensors),
-            "history": self.recorder.history_with_last().state_dict(),
+            "history": self.history_with_held().state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from `state`."""
-        self.recorder.history.load_state_dict(state["history"])
-        self.step = int(state["step"])
+        self.history.load_state_dict(state["history"])
         self.skipped_run = list(state["skipped_run"])
         self.skipped_tensors = dict.fromkeys(state["skipped_tensors"])
         self.due = None
+        self._set_limit()
+
+    def _note_model(self) -> None:
+        """Tells the sinks what has changed of what is known of the model."""
+        known = self._history.model.state()
+        self._num_noted = self._history.model.num_changes
+        changed = {name: value for name, value in known.items() if value != self._noted.get(name)}
+        self._noted = known
+        for sink in self.sinks:
+            sink.note(changed)
 
     def _count_skip(self, record: StepStats) -> None:
         run, step = self.skipped_run, record.step
@@ -117,9 +237,10 @@ class Ledger:
         _log.log(level, "step %d: gradients are not finite (%s); the step was %s", record.step, where, what)
 
     def _say_already_clipped(self) -> None:
-        if self.recorder.history.equal_run < EQUAL_NORMS_RUN:
+        self._history.settle()
+        if self._history.equal_run < EQUAL_NORMS_RUN:
             return
-        finding = RULES["already-clipped"](self.recorder.history)
+        finding = RULES["already-clipped"](self._history)
         if finding is not None:
             self._told_already_clipped = True
             _log.warning("%s %s", finding.summary, finding.recommendation)

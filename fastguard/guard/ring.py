@@ -1,156 +1,183 @@
-"""Records on their way: a fixed number of slots, from the step that fills one to the host that reads it."""
+"""Steps as slots on the host, from the step that fills one to the ledger that delivers it."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
-import torch
+from .. import kernels
+from ..stats import StepStats, TensorStats
+from ..stats.slot import (
+    CLIP_COEF,
+    FLAGS,
+    HAS_LOSS_SCALE,
+    HEADER_BYTES,
+    HEADER_WORDS,
+    LOSS_SCALE,
+    NORM,
+    NOTES,
+    NUM_ROWS,
+    OVERHEAD_S,
+    SKIPPED,
+    STEP,
+    Header,
+    read_header,
+)
 
-from ..kernels.slot import Slot
-from .courier import Courier, Parcel
-
-NUM_SLOTS = 16
-WHEN_BEHIND = ("wait", "drop")
-
-
-class Entry:
-    """One slot on each device, and what the host knows of the step that fills them.
-
-    Attributes:
-        parcels: one a device; the first is where the decision is.
-        step, first, from_scaler: number of the step; whether this is its first evaluation; whether a scaler is at work.
-        is_over: nothing more comes to this step: neither another evaluation nor a loss.
-        names, positions: of all parameters; which of them had a gradient, None for all.
-        places: of each device's rows in the table.
-        scaled: whether the gradients carried a loss scale.
-        clip_coef: where the host decided on it.
-        known: loss, validation loss, learning rate, where the host knows them; `noted` has the names of those that the
-            device knows.
-        overhead_s: seconds spent by the host.
-        keep: what must live until the device is done.
-    """
-
-    def __init__(self, parcels: Sequence[Parcel], generation: int) -> None:
-        self.parcels = parcels
-        self.generation = generation
-        self.slot: Slot = parcels[0].slot
-        self.start(0, True)
-
-    def start(self, step: int, first: bool) -> None:
-        """Forgets the step that the slots were used for last."""
-        self.step, self.first, self.from_scaler, self.is_over = step, first, False, False
-        self.names: tuple[str, ...] = ()
-        self.positions: list[int] | None = None
-        self.places: list[Sequence[int]] = []
-        self.scaled = False
-        self.clip_coef: float | None = None
-        self.known: dict[str, float | None] = {}
-        self.noted: set[str] = set()
-        self.overhead_s = 0.0
-        self.keep: tuple[Any, ...] = ()
-
-    def note(self, name: str, value: Any) -> None:
-        """Adds a number; a tensor on a device is copied there, without waiting for it."""
-        self.noted.discard(name)
-        if not isinstance(value, torch.Tensor) or (value.is_cpu and not self.slot.words.is_cpu):
-            self.known[name] = None if value is None else float(value)
-        else:
-            with torch.no_grad():
-                self.slot.notes[name].copy_(value.detach().reshape(()), non_blocking=True)
-            self.noted.add(name)
+NUM_SLOTS = 32
+TABLE, POSITIONS, FINGERPRINT, WRITTEN = range(4)  # places in `Ring.found`
 
 
 class Ring:
-    """Hands out entries, sends them off when their step is over, and delivers them in order.
+    """The headers of the newest steps, and the table of the newest one.
+
+    A step is *taken* where it is measured, *arrives* here, and is *delivered* to history and sinks; on the CPU it has
+    arrived when it is taken. Slots 0 … `num_open` - 1 have arrived and are not delivered; the newest stays readable
+    after it was. Whoever fills the ring has to deliver first when `num_open` has come to `limit`.
 
     Attributes:
-        num_slots: how many there are.
-        current: the entry of the step just taken, which may still be added to; None if it was delivered.
-        num_dropped: records that were given up.
+        headers, words: `NUM_SLOTS` headers as bytes, and the same memory as float64.
+        found: of the newest slot: its rows as float64 bytes; flat positions of the parameters that had a gradient, None
+            if all had; the fingerprint of all parameters; gradients that were scaled and autograd does not know of.
+            Nobody but a record made by `record` holds the rows, or they are not written again.
+        names: of all parameters.
+        newest: index of the newest slot; -1 before there was one.
+        num_open, limit: as above.
+        is_held: whether the newest slot is open and may still be added to.
+        made: the newest slot as a record, if it was made. Whoever fills a slot without `arrive` sets it to None before.
+        samples: what was sampled beside the gradients, by step, until its record is made.
     """
 
-    def __init__(self, deliver: Callable[[Entry], None], when_behind: str, num_slots: int = NUM_SLOTS) -> None:
-        self._deliver = deliver
-        self._drops = when_behind == "drop"
-        self.num_slots = num_slots
-        self._couriers: Sequence[Courier] = ()
-        self._free: list[Entry] = []
-        self._sent: deque[tuple[Entry, Sequence[Courier]]] = deque()
-        self._generation = 0
-        self.current: Entry | None = None
-        self.num_dropped = 0
-
-    def rebuild(self, slots: Sequence[Sequence[Slot]], couriers: Sequence[Courier]) -> None:
-        """Goes on with other slots, one list a device. What is on its way still arrives; nothing may be current."""
-        self._generation += 1
-        self._couriers = couriers
-        self._free = [
-            Entry([c.parcel(slot) for c, slot in zip(couriers, one_each)], self._generation) for one_each in zip(*slots)
-        ]
+    def __init__(self) -> None:
+        self.headers = bytearray(NUM_SLOTS * HEADER_BYTES)
+        self.words = memoryview(self.headers).cast("d")
+        self.found: list[Any] = [bytearray(), None, None, None]
+        self.names: tuple[str, ...] = ()
+        self.newest = -1
+        self.num_open = 0
+        self.limit = NUM_SLOTS
+        self.samples: dict[int, dict[str, Any]] = {}
+        self.made: StepStats | None = None
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing is on its way."""
-        return self.current is None and not self._sent
+    def is_held(self) -> bool:
+        return self.num_open > 0
 
-    def settle(self, is_over: bool) -> None:
-        """Another evaluation begins: the current entry is complete, and is sent; what has arrived is delivered.
+    @property
+    def is_finite(self) -> bool:
+        """Whether the norm of the newest slot is."""
+        return math.isfinite(self.words[HEADER_WORDS * self.newest + NORM])
 
-        Args:
-            is_over: it is of another step.
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the newest slot says that its step was skipped."""
+        return bool(int(self.words[HEADER_WORDS * self.newest + FLAGS]) & SKIPPED)
+
+    @property
+    def step(self) -> int:
+        """Number of the newest step; -1 before there was one."""
+        return -1 if self.newest < 0 else int(self.words[HEADER_WORDS * self.newest + STEP])
+
+    def arrive(
+        self,
+        step: int,
+        norm: float,
+        clip_coef: float,
+        skipped: bool,
+        loss_scale: float | None,
+        rows: bytearray,
+        positions: Sequence[int] | None,
+        names: tuple[str, ...],
+        *,
+        again: bool = False,
+    ) -> None:
+        """Takes a step into the next slot; with `again`, into the newest one, over what is there but for the notes."""
+        if not again:
+            self.newest = self.num_open
+            self.num_open += 1
+        at = HEADER_WORDS * self.newest
+        words = self.words
+        if not again:
+            for i in range(at, at + HEADER_WORDS):
+                words[i] = 0.0
+        words[at + STEP] = step
+        words[at + NORM] = norm
+        words[at + CLIP_COEF] = clip_coef
+        words[at + NUM_ROWS] = len(rows)
+        words[at + LOSS_SCALE] = 1.0 if loss_scale is None else loss_scale
+        words[at + FLAGS] = (
+            (int(words[at + FLAGS]) & ~(SKIPPED | HAS_LOSS_SCALE))
+            | (SKIPPED if skipped else 0)
+            | (0 if loss_scale is None else HAS_LOSS_SCALE)
+        )
+        self.found[TABLE], self.found[POSITIONS] = rows, positions
+        self.names = names
+        self.made = None
+
+    def note(self, name: str, value: float | None) -> None:
+        """Adds `loss`, `val_loss` or `lr` to the newest slot; None takes it out."""
+        word, flag = NOTES[name]
+        at = HEADER_WORDS * self.newest
+        flags = int(self.words[at + FLAGS])
+        self.words[at + FLAGS] = flags & ~flag if value is None else flags | flag
+        self.words[at + word] = 0.0 if value is None else value
+        self.made = None
+
+    def mark_skipped(self, skipped: bool) -> None:
+        """Says of the newest slot whether the step was skipped in the end."""
+        at = HEADER_WORDS * self.newest + FLAGS
+        self.words[at] = int(self.words[at]) & ~SKIPPED | (SKIPPED if skipped else 0)
+        self.made = None
+
+    def add_overhead(self, seconds: float) -> None:
+        """Adds time that guarding took to the newest slot."""
+        if self.newest >= 0:
+            self.words[HEADER_WORDS * self.newest + OVERHEAD_S] += seconds
+
+    def header(self, index: int) -> Header:
+        """What slot `index` says."""
+        return read_header(self.headers, HEADER_BYTES * index)
+
+    def attach(self, step: int, **fields: Any) -> None:
+        """Adds what was sampled at a step (`activations`, `weights`) to its record, which may still be on its way.
+
+        For a step whose record was delivered already, it goes to the next one.
         """
-        entry, self.current = self.current, None
-        if entry is not None:
-            entry.is_over = is_over
-            if self._drops and not self._free:
-                self._poll()
-            if self._drops and not self._free and entry.generation == self._generation:
-                self.num_dropped += 1
-                self._free.append(entry)
-            else:
-                self._send(entry)
-        self._poll()
+        if self.newest >= 0 and self.step >= step:
+            step = self.step + (not self.is_held)
+        self.samples.setdefault(step, {}).update(fields)
+        self.limit = min(self.limit, self.num_open)  # a record with samples is made while its table is there
+        self.made = None
 
-    def take(self) -> Entry:
-        """An entry to fill. Waits for the oldest if all are on their way."""
-        while not self._free:
-            self._wait_for_oldest()
-        return self._free.pop()
+    def latest(self) -> StepStats:
+        """The newest slot as a record, which stays as it is whatever becomes of the ring."""
+        if self.made is None:
+            step, _, clip_coef, skipped, loss, val_loss, lr, loss_scale, _ = self.header(self.newest)
+            if self.is_held:
+                self._claim_samples(step)
+            names, rows, positions = self.names, self.found[TABLE], self.found[POSITIONS]
+            some = names if positions is None else lambda: [names[i] for i in positions]
+            tensors = TensorStats(rows, some, kernels.fold_rows(rows))
+            sampled = self.samples.get(step, {})
+            self.made = StepStats(step, tensors, clip_coef, skipped, loss, val_loss, lr, loss_scale, **sampled)
+        return self.made
 
-    def give_back(self, entry: Entry) -> None:
-        """An entry that was taken, and not filled."""
-        self._free.append(entry)
+    def _claim_samples(self, step: int) -> None:
+        """Samples of steps up to `step` that came too late for a record of their own go to its record."""
+        for late in sorted(earlier for earlier in self.samples if earlier < step):
+            self.samples.setdefault(step, {}).update(self.samples.pop(late))
 
-    def catch_up(self) -> None:
-        """Delivers everything, the current entry too. Waits."""
-        entry, self.current = self.current, None
-        if entry is not None:
-            self._send(entry)
-        while self._sent:
-            self._wait_for_oldest()
+    def keep_newest(self) -> None:
+        """All open slots but the newest have been delivered."""
+        if self.newest > 0:
+            start = HEADER_BYTES * self.newest
+            self.headers[:HEADER_BYTES] = self.headers[start : start + HEADER_BYTES]
+        self.newest, self.num_open = 0, 1
 
-    def _send(self, entry: Entry) -> None:
-        for courier, parcel in zip(self._couriers, entry.parcels):
-            courier.send(parcel)
-        self._sent.append((entry, self._couriers))
-
-    def _poll(self) -> None:
-        while self._sent:
-            entry, couriers = self._sent[0]
-            if not all(c.has_arrived(p) for c, p in zip(couriers, entry.parcels)):
-                return
-            self._pop()
-
-    def _wait_for_oldest(self) -> None:
-        entry, couriers = self._sent[0]
-        for courier, parcel in zip(couriers, entry.parcels):
-            courier.wait(parcel)
-        self._pop()
-
-    def _pop(self) -> None:
-        entry, _ = self._sent.popleft()
-        self._deliver(entry)
-        if entry.generation == self._generation:
-            self._free.append(entry)
+    def close(self) -> None:
+        """The open slots have been delivered."""
+        if self.newest >= 0:
+            self.latest()  # with its samples, before they go
+            self.samples = {step: fields for step, fields in self.samples.items() if step > self.step}
+        self.num_open = 0

@@ -1,10 +1,23 @@
-"""How to make any optimizer leave its parameters and state alone for one step."""
+"""What is done to an optimizer for one step, and undone after it.
+
+Gradients taken away make any optimizer leave its parameters and state alone. Adam, AdamW, SGD and Adagrad with
+`fused=True` look at `optimizer.found_inf` and `optimizer.grad_scale` in `step` instead: where found_inf is 1.0,
+parameters, state and step counter stay as they are. They have hazards of their own.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import inspect
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
+from torch import optim
+
+_FUSED = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
+_MISSING: Any = object()
+_TORCHS: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 class Undo(Protocol):
@@ -44,3 +57,142 @@ class SetAside:
 
     def forget(self) -> None:
         """The gradients that were set aside are gone."""
+
+
+def _has_torchs_step(cls: Any) -> bool:
+    """A `step` of a subclass's own may do something to the parameters that no flag prevents."""
+    known = _TORCHS.get(cls)
+    if known is None:
+        step = inspect.unwrap(cls.step)  # torch wraps steps
+        known = _TORCHS[cls] = any(issubclass(cls, c) and step is inspect.unwrap(c.step) for c in _FUSED)
+    return known
+
+
+def takes_flags(optimizer: optim.Optimizer) -> bool:
+    """Whether all of `optimizer` is fused, so that `found_inf` on it skips the step."""
+    return _has_torchs_step(type(optimizer)) and all(group.get("fused") for group in optimizer.param_groups)
+
+
+class HandedOver:
+    """Attributes set on an optimizer for one step; those that were there before (a scaler's) come back after it.
+
+    Args:
+        repairs: what is given back along with them.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer, attributes: Mapping[str, Any], repairs: Undo | None) -> None:
+        self._given = optimizer.__dict__
+        self._before = {name: self._given.get(name, _MISSING) for name in attributes}
+        self._repairs = repairs
+        self._given.update(attributes)
+
+    def give_back(self) -> None:
+        for name, value in self._before.items():
+            if value is _MISSING:
+                self._given.pop(name, None)
+            else:
+                self._given[name] = value
+        if self._repairs is not None:
+            self._repairs.give_back()
+
+    def forget(self) -> None:
+        """The attributes were for gradients that are gone."""
+        self._repairs = None
+        self.give_back()
+
+
+class Both:
+    """Two things to undo, the later one first."""
+
+    def __init__(self, earlier: Undo, later: Undo) -> None:
+        self._earlier, self._later = earlier, later
+
+    def give_back(self) -> None:
+        self._later.give_back()
+        self._earlier.give_back()
+
+    def forget(self) -> None:
+        self._later.forget()
+        self._earlier.forget()
+
+
+def _lies_otherwise(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    if gradient.layout is not torch.strided or gradient.stride() == parameter.stride():
+        return False
+    strides = zip(gradient.shape, gradient.stride(), parameter.stride())
+    return any(size > 1 and a != b for size, a, b in strides)
+
+
+class Straightened:
+    """Gradients in the memory order of their parameters, for one step: fused kernels go through both in one order, and
+    take the wrong elements, or refuse, where the orders differ."""
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                gradient = p.grad
+                if gradient is not None and _lies_otherwise(gradient, p):
+                    p.grad = torch.empty_like(p).copy_(gradient.detach())
+                    self._gradients.append((p, gradient, p.grad))
+
+    @staticmethod
+    def is_needed(optimizer: optim.Optimizer) -> bool:
+        """Whether any gradient lies otherwise than its parameter. Cost: 0.3 us a tensor."""
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        return any(p.grad is not None and _lies_otherwise(p.grad, p) for p in params)
+
+    def give_back(self) -> None:
+        """The gradients as they lay before, with the values that the step left."""
+        with torch.no_grad():
+            for p, gradient, straight in self._gradients:
+                if p.grad is straight:
+                    gradient.copy_(straight)
+                    p.grad = gradient
+
+    def forget(self) -> None:
+        """There are other gradients now."""
+
+
+class Momentum:
+    """Sees to it that a fused SGD has momentum buffers before a step that may be skipped.
+
+    Such a step would leave buffers of uninitialised memory behind. Zeros are what a first step starts from anyway,
+    unless it is to be damped: momentum * 0 + gradient is the gradient.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Any, Any]] = {}
+
+    def is_safe(self, optimizer: optim.Optimizer, which: Sequence[Any]) -> bool:
+        """Makes the buffers that can be made; False if the host has to decide about this step.
+
+        Args:
+            which: tells which parameters have a gradient.
+
+        Cost: 0.2 us, and 0.1 us a parameter when something has changed.
+        """
+        if not isinstance(optimizer, optim.SGD) or not any(group["momentum"] for group in optimizer.param_groups):
+            return True
+        state = optimizer.state
+        seen, probe = self._seen.get(id(optimizer), (None, None))
+        if seen == (id(state), len(state), *which) and (probe is None or _has_buffer(state, probe())):
+            return True
+        safe, probe = True, None
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if not group["momentum"] or p.grad is None:
+                    continue
+                if not _has_buffer(state, p):
+                    if group["dampening"]:
+                        safe = False
+                        continue
+                    state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                probe = weakref.ref(p) if probe is None else probe
+        if safe:
+            self._seen[id(optimizer)] = ((id(state), len(state), *which), probe)
+        return safe
+
+
+def _has_buffer(state: Any, p: torch.Tensor | None) -> bool:
+    return p in state and state[p].get("momentum_buffer") is not None

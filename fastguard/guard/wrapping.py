@@ -10,14 +10,14 @@ import torch
 from .. import kernels
 from ..activations import ActivationMonitor, monitor_for
 from ..errors import AlreadyGuardedError
-from ..tools.clipping import ClipPolicy, GlobalNorm
 from ..weights import sampler_settings
+from .flight import WHEN_BEHIND
 from .guard import Guard
-from .judges import check_settings
-from .sharding import refuse_sharding_model, refuse_shards
-from .wrappers import innermost, inwards
+from .policies import ClipPolicy, GlobalNorm, as_policy
+from .wrappers import innermost, inwards, refuse_sharding_model, refuse_shards
 
 _Wrapped = TypeVar("_Wrapped")
+_CLIP_THROUGH = ("scale", "grad_scale")
 
 
 class _NoGuard:
@@ -33,9 +33,16 @@ def _clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy 
         raise ValueError("`max_norm` and `clip` must not both be given: max_norm=x is short for clip=GlobalNorm(x)")
     if max_norm is not None:
         return GlobalNorm(max_norm)
-    if clip is not None and not callable(getattr(clip, "coefficient", None)):
-        raise TypeError(f"`clip` must be a clip policy such as GlobalNorm(1.0), got {clip!r}")
-    return clip
+    return None if clip is None else as_policy(clip)
+
+
+def _check_settings(when_behind: str, clip_through: str) -> None:
+    for name, value, known in (
+        ("when_behind", when_behind, WHEN_BEHIND),
+        ("clip_through", clip_through, _CLIP_THROUGH),
+    ):
+        if value not in known:
+            raise ValueError(f"`{name}` must be one of {list(known)}, got {value!r}")
 
 
 def wrap(
@@ -108,7 +115,7 @@ def wrap(
         raise ValueError("`optimizer` must be an optimizer or a list of at least one, got an empty list")
     if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
         raise ValueError(f"`max_consecutive_skips` must be an integer >= 1, got {max_consecutive_skips!r}")
-    check_settings(when_behind, clip_through)
+    _check_settings(when_behind, clip_through)
     if check_every is not None and (
         isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0
     ):

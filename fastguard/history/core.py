@@ -8,18 +8,22 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..stats import StepStats
+from ..stats.columns import norm_parts
+from ..stats.log import read_jsonl
 from ..stats.running import Running
 from ..stats.samples import ModuleActivity, WeightStats
 from . import state
+from .checks import diagnose_losses
 from .entries import Entry, NonFiniteEvent, Validation
+from .loading import record_of
 from .model import ModelNotes
 from .overview import Overview
 from .sampled import Sampled
-from .series import Series
+from .series import COUNTERS, Series
 from .tensors import TensorTracks
 from .trend import Trend
 from .updates import UpdateRatios
@@ -72,22 +76,6 @@ class TrainingHistory(Series):
     sample of a module or parameter, sixteen of each at most.
     """
 
-    num_steps: int
-    num_clean: int
-    num_skipped: int
-    num_clipped: int
-    num_nonfinite: int
-    num_nonfinite_applied: int
-    num_scaled: int
-    skip_run: int
-    longest_skip_run: int
-    longest_skip_run_end: int
-    equal_run: int
-    num_timed: int
-    num_bad_losses: int
-    first_bad_loss_step: int
-    last_bad_loss_step: int
-
     def __init__(self, window: int = 512) -> None:
         if window < 1:
             raise ValueError(f"`window` must be at least 1, got {window}")
@@ -98,7 +86,7 @@ class TrainingHistory(Series):
 
     def _reset(self) -> None:
         self._deferred: list[Entry] = []
-        for name in state.COUNTERS:
+        for name in COUNTERS:
             setattr(self, name, 0)
         self.norm_min = math.inf
         self.norm_max = -math.inf
@@ -137,23 +125,15 @@ class TrainingHistory(Series):
         In training this code is cold, and costs several times what it costs in a loop over itself; thirty-two steps at
         once cost hardly more than one.
         """
-        _, sum_sq, _, _, _, _, nans, infs = record.tensors.total_row()
+        sum_sq, nans, infs = norm_parts(record.tensors.total_row())
         self.last = record
         if nans or infs or not sum_sq < math.inf:
             self.settle()
             norm = math.nan if nans else math.inf
             names = record.nonfinite
-            self._note_nonfinite(
-                NonFiniteEvent(
-                    record.step,
-                    tuple(names[:NUM_EVENT_NAMES]),
-                    len(names),
-                    int(nans),
-                    int(infs),
-                    record.skipped,
-                    record.loss_scale,
-                )
-            )
+            first = tuple(names[:NUM_EVENT_NAMES])
+            counts = len(names), int(nans), int(infs)
+            self._note_nonfinite(NonFiniteEvent(record.step, first, *counts, record.skipped, record.loss_scale))
         else:
             norm = math.sqrt(sum_sq)
             if not record.skipped:
@@ -164,19 +144,16 @@ class TrainingHistory(Series):
             self.weights.add(record.step, record.weights)
             self.updates.add(record.step, record.weights, record.lr, self.model.judged_weights)
         self.revision += 1
-        self._deferred.append(
-            Entry(
-                record.step,
-                norm,
-                record.clip_coef,
-                record.skipped,
-                record.loss,
-                record.val_loss,
-                record.lr,
-                record.loss_scale,
-                overhead_s,
-            )
-        )
+        known = record.loss, record.val_loss, record.lr, record.loss_scale
+        self._deferred.append(Entry(record.step, norm, record.clip_coef, record.skipped, *known, overhead_s))
+        if len(self._deferred) >= NUM_DEFERRED:
+            self.settle()
+
+    def defer_entry(self, entry: Entry) -> None:
+        """As `defer`, of a step that was neither skipped nor non-finite, without its table. Cost: 0.3 us."""
+        self.tensors.let_pass()
+        self.revision += 1
+        self._deferred.append(entry)
         if len(self._deferred) >= NUM_DEFERRED:
             self.settle()
 
@@ -201,54 +178,22 @@ class TrainingHistory(Series):
         self.settle()
         self._push(Entry(step, norm, 1.0, False, float(loss), validation, float(lr), None, None))
 
-    def note_model(
-        self,
-        *,
-        names: Sequence[str] | None = None,
-        names_not_in_optimizer: Sequence[str] | None = None,
-        names_without_gradient: Sequence[str] | None = None,
-        names_with_zero_lr: Sequence[str] | None = None,
-        initialization: Mapping[str, Sequence[float]] | None = None,
-        dropout: Mapping[str, float] | None = None,
-        decay_per_step: float | None = None,
-        backward_per_step: int | None = None,
-        has_scheduler: bool | None = None,
-        initial_lr: float | None = None,
-        steps_per_epoch: int | None = None,
-    ) -> None:
+    def note_model(self, **facts: Any) -> None:
         """Takes facts about the model and its optimizer that no record shows. What is not given stays as it was.
 
         Args:
-            names: every parameter of the model, in the model's order.
-            names_not_in_optimizer: trainable parameters that no optimizer under the guard holds.
-            names_without_gradient: parameters with `requires_grad=False`.
-            names_with_zero_lr: parameters in a group whose learning rate is 0.
-            initialization: (standard deviation, the one expected) by name, before the first step.
-            dropout: share that each dropout module leaves out, by name.
-            decay_per_step: the largest share by which one step shrinks a parameter for its size alone.
-            backward_per_step: backward passes whose gradients one step takes.
-            has_scheduler: whether a learning rate scheduler was made for the optimizer.
-            initial_lr: what that scheduler started from.
-            steps_per_epoch: steps from one pass over the data to the next.
+            facts: any of the fields of `ModelNotes`.
+
+        Raises:
+            TypeError: for a fact that there is not; lists those that there are.
+            ValueError: `steps_per_epoch` below 1.
 
         >>> history = TrainingHistory()
-        >>> history.note_model(names_without_gradient=["stem.weight"], steps_per_epoch=100)
+        >>> history.note_model(without_gradient=["stem.weight"], steps_per_epoch=100)
         >>> history.model.without_gradient
         ('stem.weight',)
         """
-        self.model.update(
-            names=names,
-            names_not_in_optimizer=names_not_in_optimizer,
-            names_without_gradient=names_without_gradient,
-            names_with_zero_lr=names_with_zero_lr,
-            initialization=initialization,
-            dropout=dropout,
-            decay_per_step=decay_per_step,
-            backward_per_step=backward_per_step,
-            has_scheduler=has_scheduler,
-            initial_lr=initial_lr,
-            steps_per_epoch=steps_per_epoch,
-        )
+        self.model.update(**facts)
         self.revision += 1
 
     def diagnose(self) -> dict[str, Any]:
@@ -263,8 +208,6 @@ class TrainingHistory(Series):
         >>> history.diagnose()["status"]
         'critical'
         """
-        from ..diagnosis.toolkit import diagnose_losses
-
         return diagnose_losses(self)
 
     @classmethod
@@ -280,9 +223,23 @@ class TrainingHistory(Series):
 
         Cost: about 25 us a line.
         """
-        from .loading import read_into
+        return cls.from_log(read_jsonl(path), window, path)
 
-        return read_into(cls(window), path)
+    @classmethod
+    def from_log(
+        cls, log: Iterable[Mapping[str, Any]], window: int = 512, path: str | os.PathLike[str] = "the log"
+    ) -> TrainingHistory:
+        """As `from_jsonl`, of what `fastguard.sinks.read_jsonl` gave; errors name `path`."""
+        history = cls(window)
+        history.model = ModelNotes.of(getattr(log, "model", {}))
+        for number, line in enumerate(log, 1):
+            if "step" not in line:
+                raise ValueError(
+                    f"`path` must be a log of steps, got a record without `step` - at {path}, record {number}"
+                )
+            history.defer(record_of(line))
+        history.settle()
+        return history
 
     def _note_nonfinite(self, event: NonFiniteEvent) -> None:
         self.num_nonfinite += 1

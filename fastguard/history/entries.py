@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..stats import strict_json
@@ -44,6 +44,12 @@ class NonFiniteEvent(NamedTuple):
     skipped: bool
     loss_scale: float | None
 
+    @classmethod
+    def of(cls, plain: Sequence[Any]) -> NonFiniteEvent:
+        """The event that was saved as the list `plain`."""
+        step, names, *counts, loss_scale = plain
+        return cls._make((step, tuple(names), *counts, strict_json.decode_float(loss_scale)))
+
 
 class Validation(NamedTuple):
     """One validation: the step it came with, its loss, and the smoothed training loss at that step (NaN if none)."""
@@ -51,13 +57,3 @@ class Validation(NamedTuple):
     step: int
     val_loss: float
     train_loss: float
-
-
-def encode_events(events: Iterable[NonFiniteEvent]) -> list[list[Any]]:
-    """`events` as lists that strict JSON can hold."""
-    return [[e.step, list(e.names), *e[2:6], strict_json.encode(e.loss_scale)] for e in events]
-
-
-def decode_events(events: Iterable[Sequence[Any]]) -> list[NonFiniteEvent]:
-    """The inverse of `encode_events`."""
-    return [NonFiniteEvent._make([e[0], tuple(e[1]), *e[2:6], strict_json.decode_float(e[6])]) for e in events]

@@ -1,40 +1,15 @@
-"""From a log back to a history."""
+"""From a line of a log back to the record of a step."""
 
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..sinks.jsonl import read_jsonl
-from ..stats import COLUMNS, StepStats, TensorStats
+from ..stats import StepStats, TensorStats
+from ..stats.columns import EMPTY_ROW, TensorRow
 from ..stats.samples import ModuleActivity, WeightStats
-from .model import ModelNotes
-
-if TYPE_CHECKING:
-    from .core import TrainingHistory
-
-
-def read_into(history: TrainingHistory, path: str | os.PathLike[str]) -> TrainingHistory:
-    """`history`, with every step of the log at `path` added."""
-    return add_lines(history, read_jsonl(path), path)
-
-
-def add_lines(
-    history: TrainingHistory, lines: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]
-) -> TrainingHistory:
-    """`history`, with the steps that `lines` of the log at `path` tell of, and what they note of the model."""
-    model = getattr(lines, "model", None)
-    if model:
-        history.model = ModelNotes.of({**ModelNotes().state(), **model})
-    for number, line in enumerate(lines, 1):
-        if "step" not in line:
-            raise ValueError(f"`path` must be a log of steps, got a record without `step` - at {path}, record {number}")
-        history.defer(record_of(line))
-    history.settle()
-    return history
 
 
 def record_of(line: Mapping[str, Any]) -> StepStats:
@@ -77,14 +52,24 @@ def _tensors(line: Mapping[str, Any]) -> TensorStats:
     count = numel - nans - infs
     sum_sq = norm * norm if math.isfinite(norm) else max(count, 0.0) * (mean * mean + std * std)
     high, low = _number(line, "grad/max", 0.0), _number(line, "grad/min", 0.0)
-    total = (numel, sum_sq, mean * count, high, low, _number(line, "grad/num_zeros", 0.0), nans, infs)
+    total = TensorRow(
+        numel=int(numel),
+        sum_sq=sum_sq,
+        sum=mean * count,
+        abs_max=high,
+        abs_min_nonzero=low,
+        num_zeros=int(_number(line, "grad/num_zeros", 0.0)),
+        num_nans=int(nans),
+        num_infs=int(infs),
+    )
     bad = list(reversed(line.get("nonfinite", ())))  # the log has them in backward order
-    rows = [[0.0] * (len(COLUMNS) - 2) + [float(bool(nans)), float(not nans)] for _ in bad]
+    rows = [TensorRow(num_nans=bool(nans), num_infs=not nans)] * len(bad)
     return TensorStats(_pack(rows), bad, total)
 
 
 def _pack(rows: Iterable[Sequence[float]]) -> bytes:
-    flat = [float(value) for row in rows for value in row]
+    # Columns that are younger than the log are missing from its rows.
+    flat = [float(value) for row in rows for value in (*row, *EMPTY_ROW[len(row) :])]
     return struct.pack(f"{len(flat)}d", *flat)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from ..stats import strict_json
 
 
 @dataclass(slots=True)
@@ -17,15 +19,15 @@ class ModelNotes:
         not_in_optimizer: trainable parameters that no optimizer under the guard holds.
         without_gradient: parameters with `requires_grad=False`.
         zero_lr: parameters in a group whose learning rate is 0.
-        initialization: for each weight matrix or kernel, (standard deviation, the one expected from its fan-in).
+        initialization: for each weight matrix or kernel, its standard deviation before the first step, and the one
+            expected from its fan-in. A pair that says nothing is left out.
         dropout: share that each dropout module leaves out, by name.
-        decay_per_step: so far, the largest share by which one step shrinks a parameter for its size alone, learning
-        rate
+        decay_per_step: the largest share so far by which one step shrinks a parameter for its size alone, learning rate
             included where the decay is decoupled from the gradient (AdamW) or plain (SGD); None if not known.
         backward_per_step: backward passes whose gradients one step takes; None if not known.
         has_scheduler: whether a learning rate scheduler was made for the optimizer; None if not known.
         initial_lr: the learning rate that the scheduler started from, if there is one.
-        steps_per_epoch: if known.
+        steps_per_epoch: steps from one pass over the data to the next, if known.
         num_changes: how often a fact became another; not saved.
     """
 
@@ -49,69 +51,58 @@ class ModelNotes:
             return None
         return {name for name, (actual, expected) in self.initialization.items() if actual >= 0.1 * expected}
 
-    def update(
-        self,
-        *,
-        names: Sequence[str] | None,
-        names_not_in_optimizer: Sequence[str] | None,
-        names_without_gradient: Sequence[str] | None,
-        names_with_zero_lr: Sequence[str] | None,
-        initialization: Mapping[str, Sequence[float]] | None,
-        dropout: Mapping[str, float] | None,
-        decay_per_step: float | None,
-        backward_per_step: int | None,
-        has_scheduler: bool | None,
-        initial_lr: float | None,
-        steps_per_epoch: int | None,
-    ) -> None:
-        """Takes what is given; None leaves what was known."""
-        if steps_per_epoch is not None and steps_per_epoch < 1:
-            raise ValueError(f"`steps_per_epoch` must be at least 1, got {steps_per_epoch} - at `note_model`")
-        given: dict[str, Any] = {
-            "names": None if names is None else tuple(names),
-            "not_in_optimizer": None if names_not_in_optimizer is None else tuple(names_not_in_optimizer),
-            "without_gradient": None if names_without_gradient is None else tuple(names_without_gradient),
-            "zero_lr": None if names_with_zero_lr is None else tuple(names_with_zero_lr),
-            "initialization": None if initialization is None else _usable(initialization),
-            "dropout": None if dropout is None else {name: float(share) for name, share in dropout.items()},
-            "backward_per_step": backward_per_step,
-            "has_scheduler": has_scheduler,
-            "initial_lr": None if initial_lr is None else float(initial_lr),
-            "steps_per_epoch": steps_per_epoch,
-        }
-        if decay_per_step is not None:  # the largest so far: a schedule brings it down with the learning rate
-            given["decay_per_step"] = max(float(decay_per_step), self.decay_per_step or 0.0)
-        for name, value in given.items():
-            if value is not None and value != getattr(self, name):
+    def update(self, **facts: Any) -> None:
+        """Takes facts under the names of the fields; None leaves what was known.
+
+        Raises:
+            TypeError: for a fact that there is not.
+            ValueError: `steps_per_epoch` below 1.
+        """
+        for given, value in facts.items():
+            name = _LONG_NAMES.get(given, given)
+            if name not in _FACTS:
+                raise TypeError(
+                    f"`{given}` must be a fact of the model - at `note_model`. They are: {', '.join(_FACTS)}"
+                )
+            if value is None:
+                continue
+            if name == "steps_per_epoch" and value < 1:
+                raise ValueError(f"`steps_per_epoch` must be at least 1, got {value} - at `note_model`")
+            if name in _CONVERTERS:
+                value = _CONVERTERS[name](value)
+            if name == "decay_per_step":  # a schedule brings it down with the learning rate
+                value = max(value, self.decay_per_step or 0.0)
+            if value != getattr(self, name):
                 setattr(self, name, value)
                 self.num_changes += 1
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain types."""
-        return {
-            "names": list(self.names),
-            "not_in_optimizer": list(self.not_in_optimizer),
-            "without_gradient": list(self.without_gradient),
-            "zero_lr": list(self.zero_lr),
-            "initialization": {name: list(pair) for name, pair in self.initialization.items()},
-            "dropout": dict(self.dropout),
-            "decay_per_step": self.decay_per_step,
-            "backward_per_step": self.backward_per_step,
-            "has_scheduler": self.has_scheduler,
-            "initial_lr": self.initial_lr,
-            "steps_per_epoch": self.steps_per_epoch,
-        }
+        """Everything but `num_changes`, as plain types that strict JSON can hold."""
+        return {name: strict_json.encode(getattr(self, name)) for name in _FACTS}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ModelNotes:
-        """The notes that gave `state`."""
-        notes = cls(**{**state, "initialization": {}, "dropout": dict(state["dropout"])})
-        for name in ("names", "not_in_optimizer", "without_gradient", "zero_lr"):
-            setattr(notes, name, tuple(state[name]))
-        notes.initialization = {name: (pair[0], pair[1]) for name, pair in state["initialization"].items()}
+        """The notes that gave `state`; a fact from a later version is left out, one that an earlier lacked is empty."""
+        notes = cls()
+        notes.update(**{name: value for name, value in state.items() if name in _FACTS})
+        notes.num_changes = 0
         return notes
 
 
 def _usable(initialization: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
     pairs = {name: (float(actual), float(expected)) for name, (actual, expected) in initialization.items()}
     return {name: pair for name, pair in pairs.items() if math.isfinite(pair[0]) and 0.0 < pair[1] < math.inf}
+
+
+_FACTS = tuple(fact.name for fact in fields(ModelNotes) if fact.compare)
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("names", "not_in_optimizer", "without_gradient", "zero_lr"), tuple),
+    "initialization": _usable,
+    "dropout": lambda shares: {name: float(share) for name, share in shares.items()},
+    **dict.fromkeys(("decay_per_step", "initial_lr"), float),
+}
+_LONG_NAMES = {  # as callers may also spell them
+    "names_not_in_optimizer": "not_in_optimizer",
+    "names_without_gradient": "without_gradient",
+    "names_with_zero_lr": "zero_lr",
+}

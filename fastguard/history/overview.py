@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+from ..stats.part import PLAIN, Kind, Part, numbers, rows
 
 NUM_BUCKETS = 256
 SERIES = ("loss", "norm", "lr")
@@ -34,10 +35,11 @@ class Bucket(NamedTuple):
     lr: Summary
 
 
-class _Open:
+class _Open(Part):
     """A summary that is still filling."""
 
     __slots__ = ("count", "last", "max", "min", "total")
+    _fields = dict.fromkeys(("count", "total", "min", "max", "last"), PLAIN)
 
     def __init__(self) -> None:
         self.clear()
@@ -50,7 +52,7 @@ class _Open:
         self.last = math.nan
 
     def add(self, value: float) -> None:
-        if value - value != 0.0:  # NaN or Inf
+        if not math.isfinite(value):
             return
         self.count += 1
         self.total += value
@@ -80,7 +82,18 @@ def merge(a: Bucket, b: Bucket) -> Bucket:
     return Bucket(a.first_step, b.last_step, a.num_steps + b.num_steps, *parts)
 
 
-class Overview:
+def _bucket(plain: list[Any]) -> Bucket:
+    return Bucket(*plain[:3], *map(numbers(Summary), plain[3:]))
+
+
+_SERIES = Kind(
+    lambda series: [one.state() for one in series],
+    lambda plain, series: tuple(one.loaded(values) for one, values in zip(series, plain, strict=True)),
+    lambda series: tuple(one.copy() for one in series),
+)
+
+
+class Overview(Part):
     """Least, largest, mean and last loss, norm and learning rate of every stretch of a run.
 
     At most 256 buckets of equally many steps; when they are full, neighbours are merged and each holds twice as many.
@@ -93,6 +106,11 @@ class Overview:
     """
 
     __slots__ = ("_closed", "_first", "_last", "_num", "_open", "steps_per_bucket")
+    _fields: ClassVar = {
+        **dict.fromkeys(("steps_per_bucket", "_first", "_last", "_num"), PLAIN),
+        "_open": _SERIES,
+        "_closed": rows(_bucket),
+    }
 
     def __init__(self) -> None:
         self.steps_per_bucket = 1
@@ -129,27 +147,3 @@ class Overview:
     def buckets(self) -> list[Bucket]:
         """Oldest first; the last may hold fewer steps than `steps_per_bucket`."""
         return [*self._closed, self._open_bucket()] if self._num else list(self._closed)
-
-    def state(self) -> list[Any]:
-        """Everything, as numbers and lists of numbers."""
-        still = [[s.count, s.total, s.min, s.max, s.last] for s in self._open]
-        closed = [[*bucket[:3], *(list(summary) for summary in bucket[3:])] for bucket in self._closed]
-        return [self.steps_per_bucket, self._first, self._last, self._num, still, closed]
-
-    def load(self, state: Sequence[Any]) -> None:
-        """Takes back what `state` gave."""
-        self.steps_per_bucket, self._first, self._last, self._num, still, closed = state
-        for series, values in zip(self._open, still):
-            series.count, series.total, series.min, series.max, series.last = values
-        self._closed = [Bucket(*b[:3], *(Summary._make(summary) for summary in b[3:])) for b in closed]
-
-    def take_over(self, other: Overview) -> None:
-        """Becomes what `other` is."""
-        self.steps_per_bucket, self._first, self._last = other.steps_per_bucket, other._first, other._last
-        self._num, self._closed = other._num, list(other._closed)
-        for mine, theirs in zip(self._open, other._open):
-            mine.count, mine.total, mine.min = theirs.count, theirs.total, theirs.min
-            mine.max, mine.last = theirs.max, theirs.last
-
-    def __repr__(self) -> str:
-        return f"Overview({self.state()})"

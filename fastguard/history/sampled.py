@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from ..stats import strict_json
+from ..stats.part import PLAIN, Kind, Part
 from ..stats.samples import ModuleActivity, WeightStats
 
 WINDOW = 16
@@ -14,7 +15,7 @@ MAX_NAMES = 4096
 _Item = TypeVar("_Item", ModuleActivity, WeightStats)
 
 
-class Sample(NamedTuple, Generic[_Item]):
+class Point(NamedTuple, Generic[_Item]):
     """One module or parameter at one sampled step."""
 
     step: int
@@ -26,13 +27,13 @@ class Window(Generic[_Item]):
 
     __slots__ = ("count", "first", "recent")
 
-    def __init__(self, first: Sample[_Item]) -> None:
-        self.first: Sample[_Item] = first
-        self.recent: deque[Sample[_Item]] = deque(maxlen=WINDOW)
+    def __init__(self, first: Point[_Item]) -> None:
+        self.first: Point[_Item] = first
+        self.recent: deque[Point[_Item]] = deque(maxlen=WINDOW)
         self.count = 0
 
     @property
-    def last(self) -> Sample[_Item]:
+    def last(self) -> Point[_Item]:
         """The newest sample."""
         return self.recent[-1]
 
@@ -43,13 +44,28 @@ class Window(Generic[_Item]):
         twin.count = self.count
         return twin
 
-    def add(self, sample: Sample[_Item]) -> None:
+    def add(self, sample: Point[_Item]) -> None:
         """Takes the newest sample."""
         self.recent.append(sample)
         self.count += 1
 
 
-class Sampled(Generic[_Item]):
+def _encode(sample: Point[Any]) -> list[Any]:
+    return [sample.step, strict_json.encode(sample.value.to_dict())]
+
+
+_NAMES = Kind(list, lambda names, now: dict.fromkeys(names))
+_WINDOWS = Kind(
+    lambda windows: {
+        name: [window.count, _encode(window.first), [_encode(sample) for sample in window.recent]]
+        for name, window in windows.items()
+    },
+    lambda plain, now: plain,  # decoded by `Sampled.load`, which knows how
+    lambda windows: {name: window.copy() for name, window in windows.items()},
+)
+
+
+class Sampled(Part, Generic[_Item]):
     """Windows by name, in the order in which the names were first met; at most 4096 names, sixteen samples each.
 
     Attributes:
@@ -58,6 +74,7 @@ class Sampled(Generic[_Item]):
     """
 
     __slots__ = ("_decode", "_is_bad", "_windows", "bad", "last_step", "num_samples")
+    _fields: ClassVar = {"num_samples": PLAIN, "last_step": PLAIN, "bad": _NAMES, "_windows": _WINDOWS}
 
     def __init__(self, decode: Callable[[Mapping[str, Any]], _Item], is_bad: Callable[[_Item], bool]) -> None:
         self._decode: Callable[[Mapping[str, Any]], _Item] = decode
@@ -72,7 +89,7 @@ class Sampled(Generic[_Item]):
         self.num_samples += 1
         self.last_step = step
         for item in items:
-            sample = Sample(step, item)
+            sample = Point(step, item)
             window = self._windows.get(item.name)
             if window is None:
                 if len(self._windows) >= MAX_NAMES:
@@ -99,35 +116,15 @@ class Sampled(Generic[_Item]):
     def __len__(self) -> int:
         return len(self._windows)
 
-    def state(self) -> list[Any]:
-        """Everything, as plain types with NaN and Inf named."""
-        windows = {
-            name: [window.count, _encode(window.first), [_encode(sample) for sample in window.recent]]
-            for name, window in self._windows.items()
-        }
-        return [self.num_samples, self.last_step, list(self.bad), windows]
-
-    def load(self, state: Sequence[Any]) -> None:
+    def load(self, state: list[Any]) -> None:
         """Takes back what `state` gave."""
-        self.num_samples, self.last_step, bad, windows = state
-        self.bad = dict.fromkeys(bad)
+        super().load(state)
+        windows: dict[str, Any] = self._windows  # as they were saved
         self._windows = {}
         for name, (count, first, recent) in windows.items():
             window = self._windows[name] = Window(self._sample(first))
             window.recent.extend(map(self._sample, recent))
             window.count = count
 
-    def take_over(self, other: Sampled[_Item]) -> None:
-        """Becomes what `other` is."""
-        self.num_samples, self.last_step, self.bad = other.num_samples, other.last_step, dict(other.bad)
-        self._windows = {name: window.copy() for name, window in other._windows.items()}
-
-    def _sample(self, pair: Sequence[Any]) -> Sample[_Item]:
-        return Sample(pair[0], self._decode(strict_json.decode(pair[1])))
-
-    def __repr__(self) -> str:
-        return f"Sampled({self.state()})"
-
-
-def _encode(sample: Sample[Any]) -> list[Any]:
-    return [sample.step, strict_json.encode(sample.value.to_dict())]
+    def _sample(self, pair: Sequence[Any]) -> Point[_Item]:
+        return Point(pair[0], self._decode(strict_json.decode(pair[1])))

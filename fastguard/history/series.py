@@ -5,19 +5,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ..stats.part import PART, PLAIN, Kind, numbers, rows
 from ..stats.running import quantiles
-from .entries import Entry
+from .entries import Entry, NonFiniteEvent, Validation
+from .model import ModelNotes
 
 
-class Series:
-    """What can be read off the windows and counters of a `TrainingHistory`."""
+class Counters:
+    """What a `TrainingHistory` counts."""
 
-    recent: deque[Entry]
-    clean: deque[Entry]
     num_steps: int
     num_clean: int
     num_skipped: int
     num_clipped: int
+    num_nonfinite: int
+    num_nonfinite_applied: int
+    num_scaled: int
+    skip_run: int
+    longest_skip_run: int
+    longest_skip_run_end: int
+    equal_run: int
+    num_timed: int
+    num_bad_losses: int
+    first_bad_loss_step: int
+    last_bad_loss_step: int
+
+
+COUNTERS = tuple(Counters.__annotations__)
+
+
+class Series(Counters):
+    """What can be read off the windows and counters of a `TrainingHistory`."""
+
+    window: int
+    recent: deque[Entry]
+    clean: deque[Entry]
+    validations: deque[Validation]
     _equal_low: float
     _equal_high: float
 
@@ -73,3 +96,20 @@ class Series:
     def learning_rate(self) -> list[float]:
         """Learning rates in the window, of the steps that have one."""
         return [entry.lr for entry in self.recent if entry.lr is not None]
+
+
+# What is saved of a history, and how: what stands in a section of its own, and the rest.
+SECTIONS: dict[str, dict[str, Kind]] = {
+    "counters": dict.fromkeys(COUNTERS, PLAIN),
+    "numbers": dict.fromkeys(("norm_min", "norm_max", "overhead_total_s", "_equal_low", "_equal_high"), PLAIN),
+    "running": dict.fromkeys(("log_norm", "losses", "val_losses", "lrs"), PART),
+}
+_PARTS = ("loss_trend", "norm_trend", "overview", "tensors", "updates", "activations", "weights")
+FIELDS: dict[str, Kind] = {
+    **dict.fromkeys(("recent", "clean"), rows(numbers(Entry))),
+    **dict.fromkeys(("first_events", "last_events"), rows(NonFiniteEvent.of)),
+    "first_nonfinite": PLAIN,
+    "validations": rows(numbers(Validation)),
+    "model": Kind(ModelNotes.state, lambda plain, now: ModelNotes.of(plain)),
+    **dict.fromkeys(_PARTS, PART),
+}

@@ -6,7 +6,9 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
+
+from ..stats.part import PLAIN, Part, numbers, rows
 
 NUM_FIRST = 10
 NUM_SPIKES = 64
@@ -33,7 +35,7 @@ class Spike(NamedTuple):
         return (self.value - self.mean) / (self.std + 1e-6 * abs(self.mean) + 1e-300)
 
 
-class Trend:
+class Trend(Part):
     """A series in constant memory. Non-finite values are left out.
 
     The mean is exponential over about 32 values, after a plain one at first; the spread is that of the differences from
@@ -58,6 +60,10 @@ class Trend:
     """
 
     __slots__ = ("_firsts", "_var", "best", "best_step", "count", "first", "last", "mean", "spikes")
+    _fields: ClassVar = {
+        **dict.fromkeys(("count", "first", "mean", "_var", "best", "best_step", "last", "_firsts"), PLAIN),
+        "spikes": rows(numbers(Spike)),
+    }
 
     def __init__(self) -> None:
         self.count = 0
@@ -116,25 +122,6 @@ class Trend:
     def std(self) -> float:
         """Spread of the values around their course; 0.0 before the twentieth."""
         return math.sqrt(self._var)
-
-    def state(self) -> list[object]:
-        """Everything, as numbers and lists of numbers."""
-        numbers: list[object] = [self.count, self.first, self.mean, self._var, self.best, self.best_step, self.last]
-        return [*numbers, list(self._firsts), [list(spike) for spike in self.spikes]]
-
-    def load(self, state: Sequence[object]) -> None:
-        """Takes back what `state` gave."""
-        self.count, self.first, self.mean, self._var, self.best, self.best_step, self.last = state[:7]  # type: ignore
-        self._firsts = list(state[7])  # type: ignore[call-overload]
-        self.spikes.clear()
-        self.spikes.extend(Spike._make(values) for values in state[8])  # type: ignore[attr-defined]
-
-    def take_over(self, other: Trend) -> None:
-        """Becomes what `other` is."""
-        self.load(other.state())
-
-    def __repr__(self) -> str:
-        return f"Trend({self.state()})"
 
 
 def _median(values: Sequence[float]) -> float:

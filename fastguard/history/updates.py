@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Container, Sequence
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from ..stats.part import PLAIN, Kind, Part, numbers, rows
 from ..stats.running import quantiles
 from ..stats.samples import WeightStats
 
@@ -22,6 +24,9 @@ class UpdateRatio(NamedTuple):
     lr: float | None
 
 
+_MAYBE = Kind(load=lambda plain, now: None if plain is None else numbers(UpdateRatio)(plain))
+
+
 def is_bias(name: str) -> bool:
     """Whether a parameter's own name says that it is a bias, as `bias` does, and `bias_ih_l0` of a recurrent layer.
 
@@ -31,7 +36,7 @@ def is_bias(name: str) -> bool:
     return name.rpartition(".")[2].startswith("bias")
 
 
-class UpdateRatios:
+class UpdateRatios(Part):
     """The first sample, the largest of the twenty steps after it and the largest since, and the newest 64.
 
     Attributes:
@@ -41,6 +46,13 @@ class UpdateRatios:
     """
 
     __slots__ = ("count", "early", "first", "peak", "recent")
+    _fields: ClassVar = {
+        "count": PLAIN,
+        "first": _MAYBE,
+        "early": _MAYBE,
+        "peak": _MAYBE,
+        "recent": rows(numbers(UpdateRatio)),
+    }
 
     def __init__(self) -> None:
         self.count = 0
@@ -50,8 +62,7 @@ class UpdateRatios:
         self.recent: deque[UpdateRatio] = deque(maxlen=NUM_RECENT)
 
     def add(self, step: int, weights: Sequence[WeightStats], lr: float | None, chosen: Container[str] | None) -> None:
-        """Takes one sampled step: the weights named in `chosen`, or, where that is None, all but biases and small
-        ones.
+        """Takes one sampled step: the weights in `chosen`, or, where that is None, all but biases and small ones.
 
         Cost: 0.5 us a weight.
         """
@@ -59,7 +70,7 @@ class UpdateRatios:
             ratio
             for w in weights
             if (ratio := w.update_ratio) is not None
-            and ratio - ratio == 0.0
+            and math.isfinite(ratio)
             and (w.name in chosen if chosen is not None else w.numel >= MIN_NUMEL and not is_bias(w.name))
         ]
         if not ratios:
@@ -73,28 +84,6 @@ class UpdateRatios:
             self.early = _larger(self.early, sample)
         else:
             self.peak = _larger(self.peak, sample)
-
-    def state(self) -> list[Any]:
-        """Everything, as numbers and lists of numbers."""
-        return [
-            self.count,
-            *(None if s is None else list(s) for s in (self.first, self.early, self.peak)),
-            list(map(list, self.recent)),
-        ]
-
-    def load(self, state: Sequence[Any]) -> None:
-        """Takes back what `state` gave."""
-        self.count, *known, recent = state
-        self.first, self.early, self.peak = (None if s is None else UpdateRatio._make(s) for s in known)
-        self.recent.clear()
-        self.recent.extend(map(UpdateRatio._make, recent))
-
-    def take_over(self, other: UpdateRatios) -> None:
-        """Becomes what `other` is."""
-        self.load(other.state())
-
-    def __repr__(self) -> str:
-        return f"UpdateRatios({self.state()})"
 
 
 def _larger(known: UpdateRatio | None, sample: UpdateRatio) -> UpdateRatio:

@@ -1,55 +1,22 @@
-"""Activations: one tensor, one pass. Checks arguments, chooses a backend, calls it.
-
-A backend's module of these operations has
-
-    activation_row(x, low, high, near_zero) -> row of ACTIVATION_COLUMNS
-    channel_table(x, dim, low, high, near_zero) -> (row, float64 [C, 4] of CHANNEL_COLUMNS as bytes)
-    magnitude_counts(tensors) -> counts, as MagnitudeHistogram.from_counts takes them
-
-and, where figures can stay on a device, `activation_row_into` and `channel_table_into`, which take the memory for them,
-for real tensors that `real` has let through; `near_zero` is at least the smallest float64, so that zeros are near zero.
-"""
+"""Activations: one tensor, one pass. Checks arguments, chooses a backend, calls it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from .. import kernels as _kernels
 from ..errors import UnsupportedTensorError
 from ..stats.magnitudes import NUM_COUNTS, MagnitudeHistogram
 from ..stats.samples import ActivationStats, ChannelStats
-from . import cpu, cpu_activations, reference, reference_activations, triton
-from .tensors import as_tensor
-from .triton import activation_trial
-from .triton import activations as triton_activations
+from .dispatch import renumbering, split_by_device
+from .registry import BACKENDS, CPU_NAMES, choose, choose_or_fall_back, resolve_backend
+from .tensors import as_list, as_tensor
 
 NEAR_ZERO = 1e-6
 _SMALLEST = 5e-324
-
-_CPU_RUNS = cpu.unavailable() is None
-_CPU_NAMES = ("auto", "cpu")
-
-# Which module has these operations for which backend.
-_OPERATIONS: dict[ModuleType, ModuleType] = {
-    cpu: cpu_activations,
-    triton: triton_activations,
-    reference: reference_activations,
-}
-
-
-def _operations(device: torch.device, backend: str) -> ModuleType:
-    module = _kernels._backend_for(device, backend)
-    if backend == "auto" and module is triton:
-        problem = activation_trial.problem_on(device)
-        if problem is not None:
-            _kernels._say_once(f"activations: {problem}. Falling back to plain torch: the results are the same.")
-            return reference_activations
-    return _OPERATIONS[module]
 
 
 def thresholds(saturation: float | tuple[float, float], near_zero: float) -> tuple[float, float, float]:
@@ -91,12 +58,16 @@ def run_activation(
     """The row of `x` and, with a `dim`, the table of its channels: as `channel_stats`, with the least around it.
 
     The arguments have been through `real`, `thresholds` and `resolve_backend`; `dim` is within the dimensions of `x`.
+    For what runs in a training loop: a backend that has no such operation is replaced, not complained of.
     """
-    quick = _CPU_RUNS and backend in _CPU_NAMES and x.is_cpu
-    operations = cpu_activations if quick else _operations(x.device, backend)
+    operation = "activation_row" if dim is None else "channel_table"
+    if x.is_cpu and backend in CPU_NAMES:
+        chosen = BACKENDS["cpu"]
+    else:
+        chosen = choose_or_fall_back(x.device, backend, operation)
     if dim is None:
-        return operations.activation_row(x, low, high, near_zero), None
-    return operations.channel_table(x, dim, low, high, near_zero)
+        return chosen.activation_row(x, low, high, near_zero), None
+    return chosen.channel_table(x, dim, low, high, near_zero)
 
 
 def run_activation_into(
@@ -111,20 +82,23 @@ def run_activation_into(
 ) -> None:
     """As `run_activation`, but the figures go to `row`, float64 [10], and `table`, float64 [channels, 4], on the device
     of `x`, in the order of its current stream. For devices other than a CPU: nothing synchronises."""
-    operations = _operations(x.device, backend)
-    if not hasattr(operations, "activation_row_into"):
-        operations = reference_activations
     if dim is None:
-        operations.activation_row_into(x, low, high, near_zero, row)
+        chosen = choose_or_fall_back(x.device, backend, "activation_row_into")
+        chosen.activation_row_into(x, low, high, near_zero, row)
     else:
-        operations.channel_table_into(x, dim, low, high, near_zero, row, table)
+        assert table is not None
+        chosen = choose_or_fall_back(x.device, backend, "channel_table_into")
+        chosen.channel_table_into(x, dim, low, high, near_zero, row, table)
 
 
 def _run(
     x: torch.Tensor, limits: tuple[float, float, float], dim: int | None, backend: str, where: str
 ) -> tuple[tuple[float, ...], bytes | None]:
+    chosen = choose(x.device, resolve_backend(backend), "activation_row" if dim is None else "channel_table")
     try:
-        return run_activation(x, *limits, dim, _kernels.resolve_backend(backend))
+        if dim is None:
+            return chosen.activation_row(x, *limits), None
+        return chosen.channel_table(x, dim, *limits)
     except UnsupportedTensorError as error:
         raise UnsupportedTensorError(0, error.problem, "x", where) from None
 
@@ -233,13 +207,11 @@ def magnitude_histogram(tensors: Sequence[Any], *, backend: str = "auto") -> Mag
     ({-30: 1, 0: 2}, 1, 0.3333333333333333)
     """
     single = isinstance(tensors, torch.Tensor) or hasattr(tensors, "__array__")
-    listed = [as_tensor(t) for t in ([tensors] if single else _kernels._as_list(tensors))]
-    backend = _kernels.resolve_backend(backend)
+    listed = [as_tensor(t) for t in ([tensors] if single else as_list(tensors))]
+    backend = resolve_backend(backend)
     counts = [0] * NUM_COUNTS
-    for device, indices in _kernels._split_by_device(listed).items():
-        try:
-            found = _operations(device, backend).magnitude_counts([listed[i] for i in indices])
-        except UnsupportedTensorError as error:
-            raise UnsupportedTensorError(indices[error.index], error.problem) from None
+    for device, indices in split_by_device(listed).items():
+        with renumbering(indices):
+            found = choose(device, backend, "magnitude_counts").magnitude_counts([listed[i] for i in indices])
         counts = [a + b for a, b in zip(counts, found, strict=True)]
     return MagnitudeHistogram.from_counts(counts)

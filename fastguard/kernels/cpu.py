@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from .. import _env
 from ..errors import BackendUnavailableError, UnsupportedTensorError
+from .backend import Backend, Row
 from .tensors import OVERLAP, plain
 
 _problem: str | None = None
@@ -17,22 +19,6 @@ try:
     from .. import _C
 except ImportError as error:
     _problem = f"the extension fastguard._C cannot be imported ({error}); reinstall with a C++17 compiler at hand"
-
-
-def unavailable() -> str | None:
-    """Why this backend cannot run here; None if it can."""
-    return _problem
-
-
-def detail() -> str:
-    sets = ", ".join(_C.isa_names())
-    threads = f"{torch.get_num_threads()} threads (OpenMP)" if _C.openmp else "1 thread (built without OpenMP)"
-    access = "DLPack exchange API" if _exchange_api() is not None else "Python calls"
-    return f"{_C.isa()} of [{sets}], {threads}, tensors through {access}, {_C.compiler}"
-
-
-def accepts(device: torch.device) -> bool:
-    return device.type == "cpu"
 
 
 def _exchange_api() -> object | None:
@@ -83,19 +69,9 @@ def _initialise() -> None:
             raise BackendUnavailableError(f"FASTGUARD_ISA: {error}") from None
 
 
+take_step = None if _problem is not None else _C.take_step  # the whole step of a guard, where every tensor is plain
 if _problem is None:
     _initialise()
-
-
-def tensor_stats(tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, tuple[float, ...]]:
-    """Rows of `tensors` times `unscale` as float64 bytes, and their fold.
-
-    Cost: one read of every element, with `torch.get_num_threads()` threads; 64 bytes a tensor in the result. The GIL
-    is released unless there is next to nothing to do.
-    """
-    result = _C.tensor_stats(tensors, torch.get_num_threads(), unscale)
-    assert result is not None  # only `plain_only` gives None
-    return result[0], result[1]
 
 
 def plain_stats(
@@ -121,12 +97,13 @@ def fold_rows(table: bytearray) -> tuple[float, ...]:
     return _C.fold_rows(table)
 
 
-def scale_(tensors: Sequence[torch.Tensor], factor: float) -> None:
-    """x *= factor for every tensor; one read and one write of each."""
+def scale_plain(tensors: Sequence[torch.Tensor], factor: float) -> bool:
+    """x *= factor for every tensor, or for none and False if one cannot be written to just as it is."""
     try:
         _C.scale_(tensors, factor, torch.get_num_threads())
-    except IndexError as error:
-        raise UnsupportedTensorError(int(str(error)), OVERLAP) from None
+    except (IndexError, UnsupportedTensorError):
+        return False
+    return True
 
 
 def collect_gradients(
@@ -142,3 +119,73 @@ def gradient_stats(
 ) -> tuple[bytearray, tuple[float, ...], list[int] | None, int, int] | None:
     """`collect_gradients` and `plain_stats` in one call: rows, fold, positions, fingerprint, bits for `dtypes`."""
     return _C.gradient_stats(groups, torch.get_num_threads(), unscale)
+
+
+def _prepared(x: torch.Tensor, call: Callable[[torch.Tensor], Any]) -> Any:
+    values = _prepare(x, 0)
+    found = call(values)
+    if found is None:
+        raise UnsupportedTensorError(0, f"must be real and strided, got {values.dtype}")
+    return found
+
+
+class CpuBackend(Backend):
+    """The C++ kernels, for tensors on the CPU."""
+
+    name = "cpu"
+
+    def unavailable(self) -> str | None:
+        return _problem
+
+    def detail(self) -> str:
+        sets = ", ".join(_C.isa_names())
+        threads = f"{torch.get_num_threads()} threads (OpenMP)" if _C.openmp else "1 thread (built without OpenMP)"
+        access = "DLPack exchange API" if _exchange_api() is not None else "Python calls"
+        return f"{_C.isa()} of [{sets}], {threads}, tensors through {access}, {_C.compiler}"
+
+    def tensor_stats(self, tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, Row]:
+        """Rows of `tensors` times `unscale` as float64 bytes, and their fold.
+
+        Cost: one read of every element, with `torch.get_num_threads()` threads; a row a tensor in the result. The GIL
+        is released unless there is next to nothing to do.
+        """
+        result = _C.tensor_stats(tensors, torch.get_num_threads(), unscale)
+        assert result is not None  # only `plain_only` gives None
+        return result[0], result[1]
+
+    def scale_(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
+        """x *= factor for every tensor; one read and one write of each."""
+        try:
+            _C.scale_(tensors, factor, torch.get_num_threads())
+        except IndexError as error:
+            raise UnsupportedTensorError(int(str(error)), OVERLAP) from None
+
+    def activation_row(self, x: torch.Tensor, low: float, high: float, near_zero: float) -> tuple[float, ...]:
+        """One row of ACTIVATION_COLUMNS.
+
+        Cost: one read of every element, with `torch.get_num_threads()` threads; about a microsecond a call. The GIL is
+        released unless there is next to nothing to do.
+        """
+        threads = torch.get_num_threads()
+        row = _C.activation_stats(x, low, high, near_zero, threads)
+        return row or _prepared(x, lambda values: _C.activation_stats(values, low, high, near_zero, threads))
+
+    def channel_table(
+        self, x: torch.Tensor, dim: int, low: float, high: float, near_zero: float
+    ) -> tuple[tuple[float, ...], bytes]:
+        """The row, and CHANNEL_COLUMNS of each index of dimension `dim` as float64 [C, 4] in bytes.
+
+        Cost: as `activation_row`, 32 bytes a channel in the result, and at most 320 a channel on the way.
+        """
+        threads = torch.get_num_threads()
+        found = _C.channel_stats(x, dim, low, high, near_zero, threads)
+        if found is None and (x.layout is not torch.strided or x.is_nested):
+            raise UnsupportedTensorError(0, "must be dense to have channels. Call to_dense first")
+        return found or _prepared(x, lambda values: _C.channel_stats(values, dim, low, high, near_zero, threads))
+
+    def magnitude_counts(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Counts over all elements of all tensors: zeros, NaNs, Infs, then floor(log2 |x|) from -1074 to 1023.
+
+        Cost: one read, twice where there are zeros, subnormals or non-finite elements, from cache; 17 KB a thread.
+        """
+        return _C.magnitude_counts(tensors, torch.get_num_threads())

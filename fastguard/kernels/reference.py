@@ -6,29 +6,18 @@ torch's own reductions say of the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ..errors import UnsupportedTensorError
-from ..stats import COLUMNS
+from ..stats.columns import POWERS, ROW_BYTES, TABLE
+from . import reference_activations
+from .backend import Backend
 from .tensors import OVERLAP, may_overlap, plain
 
 # Elements widened at once: bounds the extra memory to a few tens of MiB however large a tensor is.
 _CHUNK = 1 << 20
-
-
-def unavailable() -> str | None:
-    """Why this backend cannot run here; None if it can."""
-    return None
-
-
-def detail() -> str:
-    return f"plain PyTorch {torch.__version__}, any device"
-
-
-def accepts(device: torch.device) -> bool:
-    return True
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -39,63 +28,47 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _chunk_columns(x: torch.Tensor) -> torch.Tensor:
+def _chunk_columns(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Every column of a chunk that is not empty; the smallest magnitude is Inf where nothing is finite and not zero."""
     wide = wide_dtype(x.device)
     nans, infs = torch.isnan(x), torch.isinf(x)
     values = torch.where(nans | infs, torch.zeros((), dtype=wide, device=x.device), x.to(wide))
     magnitude = values.abs()
-    nonzero = magnitude > 0
     # A float32 subnormal is a normal float64, so nothing is lost to flushing after the widening.
+    zeros = magnitude == 0
     none = torch.full((), torch.inf, dtype=wide, device=x.device)
-    return torch.stack(
-        [
-            (values * values).sum(),
-            values.sum(),
-            magnitude.max(),
-            torch.where(nonzero, magnitude, none).min(),
-            nonzero.sum().to(wide),
-            nans.sum().to(wide),
-            infs.sum().to(wide),
-        ]
-    )
+    return {
+        "numel": torch.full_like(none, x.numel()),
+        "sum_sq": (values * values).sum(),
+        "sum": values.sum(),
+        "abs_max": magnitude.max(),
+        "abs_min_nonzero": torch.where(zeros, none, magnitude).min(),
+        "num_zeros": (zeros & ~(nans | infs)).sum().to(wide),
+        "num_nans": nans.sum().to(wide),
+        "num_infs": infs.sum().to(wide),
+    }
+
+
+def _smallest(parts: torch.Tensor) -> torch.Tensor:
+    least = parts.min()
+    return torch.where(least < torch.inf, least, torch.zeros_like(least))
+
+
+_FOLDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "add": torch.sum,
+    "max": torch.max,
+    "least_nonzero": _smallest,
+}
 
 
 def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
-    """One row, [8], on the tensor's device; does not synchronise."""
+    """One row, [columns], on the tensor's device; does not synchronise."""
     x = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if x.numel() == 0:
-        return torch.zeros(len(COLUMNS), dtype=wide_dtype(x.device), device=x.device)
-    parts = torch.stack([_chunk_columns(chunk) for chunk in x.reshape(-1).split(_CHUNK)])
-    sums = parts.sum(0)
-    smallest = parts[:, 3].min()
-    zeros = x.numel() - sums[4] - sums[5] - sums[6]
-    return torch.stack(
-        [
-            torch.full_like(zeros, x.numel()),
-            sums[0],
-            sums[1],
-            parts[:, 2].max(),
-            torch.where(smallest < torch.inf, smallest, torch.zeros_like(smallest)),
-            zeros,
-            sums[5],
-            sums[6],
-        ]
-    )
-
-
-def tensor_stats(tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
-    """Rows of `tensors` times `unscale` as float64 bytes. Synchronises once, at the end.
-
-    Cost: about a dozen passes over each tensor, and a float64 copy of at most 2^20 elements at a time.
-    """
-    table = bytearray(8 * len(COLUMNS) * len(tensors))
-    if not tensors:
-        return table, None
-    with torch.no_grad():
-        rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
-        powers = torch.tensor([0, 2, 1, 1, 1, 0, 0, 0], dtype=torch.float64)
-        torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
-    return table, None
+        return torch.zeros(len(TABLE), dtype=wide_dtype(x.device), device=x.device)
+    chunks = [_chunk_columns(chunk) for chunk in x.reshape(-1).split(_CHUNK)]
+    parts = torch.stack([torch.stack([chunk[column.name] for column in TABLE]) for chunk in chunks])
+    return torch.stack([_FOLDS[column.fold](parts[:, i]) for i, column in enumerate(TABLE)])
 
 
 def collect_gradients(
@@ -110,13 +83,44 @@ def collect_gradients(
     return gradients, None if len(gradients) == len(every) else positions, fingerprint
 
 
-def scale_(tensors: Sequence[torch.Tensor], factor: float) -> None:
-    """x *= factor for every tensor; one read and one write of each. Does not synchronise."""
-    views = [plain(t, i, writable=True) for i, t in enumerate(tensors)]
-    for i, view in enumerate(views):
-        if may_overlap(view):
-            raise UnsupportedTensorError(i, OVERLAP)
-    with torch.no_grad():
-        for view in views:
-            # As real numbers: a complex product with factor + 0j has other zeros and NaNs.
-            (torch.view_as_real(view) if view.is_complex() else view).mul_(factor)
+class ReferenceBackend(Backend):
+    """Plain torch on any device, with about a dozen passes where the others have one."""
+
+    name = "reference"
+
+    def detail(self) -> str:
+        return f"plain PyTorch {torch.__version__}, any device"
+
+    def accepts(self, device: torch.device) -> bool:
+        return True
+
+    def tensor_stats(self, tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
+        """Rows of `tensors` times `unscale` as float64 bytes. Synchronises once, at the end.
+
+        Cost: about a dozen passes over each tensor, and a float64 copy of at most 2^20 elements at a time.
+        """
+        table = bytearray(ROW_BYTES * len(tensors))
+        if not tensors:
+            return table, None
+        with torch.no_grad():
+            rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
+            powers = torch.tensor(POWERS, dtype=torch.float64)
+            torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
+        return table, None
+
+    def scale_(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
+        """x *= factor for every tensor; one read and one write of each. Does not synchronise."""
+        views = [plain(t, i, writable=True) for i, t in enumerate(tensors)]
+        for i, view in enumerate(views):
+            if may_overlap(view):
+                raise UnsupportedTensorError(i, OVERLAP)
+        with torch.no_grad():
+            for view in views:
+                # As real numbers: a complex product with factor + 0j has other zeros and NaNs.
+                (torch.view_as_real(view) if view.is_complex() else view).mul_(factor)
+
+    activation_row = staticmethod(reference_activations.activation_row)
+    channel_table = staticmethod(reference_activations.channel_table)
+    activation_row_into = staticmethod(reference_activations.activation_row_into)
+    channel_table_into = staticmethod(reference_activations.channel_table_into)
+    magnitude_counts = staticmethod(reference_activations.magnitude_counts)

@@ -39,6 +39,16 @@ def as_tensor(array: Any) -> torch.Tensor:
     return torch.as_tensor(array)
 
 
+def as_list(tensors: Any, argument: str = "tensors") -> list[Any]:
+    """`tensors` as a list; a single one is a list of one."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    try:
+        return list(tensors)
+    except TypeError:
+        raise TypeError(f"`{argument}` must be tensors, got {type(tensors).__name__}") from None
+
+
 def plain(tensor: object, index: int, *, writable: bool = False) -> torch.Tensor:
     """A strided tensor of a native dtype that has the values of `tensor`; with `writable`, over the same memory.
 

@@ -1,4 +1,4 @@
-"""A log file of one JSON object a line, which survives crashes, and its reader."""
+"""A log file of one JSON object a line, which survives crashes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from types import TracebackType
 from typing import Any
 
 from ..stats import StepStats, strict_json
-from .sink import flatten_step
+from ..stats.log import JsonlLog as JsonlLog
+from ..stats.log import read_jsonl as read_jsonl
+from .sink import Sink, flatten_step
 
 _FLAGS = os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     """Writes each record as one line of strict JSON, under the keys of `fastguard.sinks.flatten`, for the gradients.
 
     A line also has `time` (seconds since 1970, when it was written). Every `tensors_every` steps, and at every step
-    with NaN or Inf, it has `tensors`: a list of eight numbers for each name, in the order of `fastguard.stats.COLUMNS`.
+    with NaN or Inf, it has `tensors`: a list of numbers for each name, in the order of `fastguard.stats.COLUMNS`.
     A step at which activations or weights were sampled has `activations` or `weights`: for each name a dict with the
     fields of `ModuleActivity` (those of its `stats` among them) or `WeightStats`.
     NaN and Inf are the strings "NaN", "Infinity" and "-Infinity". The keys that a step has no value for are left out.
@@ -120,68 +122,3 @@ def _is_cut_off(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) != b"\n"
-
-
-class JsonlLog(list[dict[str, Any]]):
-    """The records of a log file, oldest first: a list of dicts that also knows what it could not read.
-
-    Attributes:
-        skipped_lines: numbers, from 1, of the lines that a crash or a full disk cut off.
-        model: what was noted of the model (`fastguard.history.ModelNotes`), as it was at last; empty if nothing.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.skipped_lines: list[int] = []
-        self.model: dict[str, Any] = {}
-
-    @property
-    def num_skipped(self) -> int:
-        """How many lines were cut off."""
-        return len(self.skipped_lines)
-
-
-def read_jsonl(path: str | os.PathLike[str]) -> JsonlLog:
-    """The records that a `JsonlSink` wrote to `path`, with NaN and Inf as floats.
-
-    A line that was cut off is left out and listed in `.skipped_lines`; a file that is still being written can be read.
-
-    Raises:
-        OSError: if the file can't be read.
-        ValueError: at a line that was never the beginning of a record: this is some other file.
-
-    Cost: one pass over the file; 10 us a line.
-    """
-    log = JsonlLog()
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            line = line.strip()
-            if not line:
-                continue
-            if line[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
-                raise ValueError(
-                    f"`path` must be a log with one JSON object a line, got {line[:40]!r} - at {path}, line {number}"
-                )
-            record = _parse(line)
-            if record is None:
-                log.skipped_lines.append(number)
-            elif "step" not in record and isinstance(record.get("model"), dict):
-                log.model.update(record["model"])
-            else:
-                log.append(record)
-    return log
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        record: dict[str, Any] = strict_json.loads(line)
-    except ValueError:
-        return None
-    names = record.pop("nonfinite", None)  # names: a tensor may be called "NaN"
-    model = record.pop("model", None)  # names as well
-    record = strict_json.decode(record)
-    if model is not None:
-        record["model"] = model
-    if names is not None:
-        record["nonfinite"] = names
-    return record

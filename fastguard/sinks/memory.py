@@ -6,12 +6,12 @@ from collections import deque
 from typing import Any
 
 from ..stats import StepStats
-from .sink import flatten
+from .sink import Sink, flatten
 
 _PER_TENSOR = "grad/norm/"
 
 
-class MemorySink:
+class MemorySink(Sink):
     """Keeps the records in memory: all of them, or the newest `max_records`.
 
     Args:
@@ -29,9 +29,6 @@ class MemorySink:
     def write(self, record: StepStats) -> None:
         """Appends the record."""
         self.records.append(record)
-
-    def close(self) -> None:
-        """Nothing to do: the records stay."""
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+import abc
 import io
 import logging
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, cast
 
 from ..stats import StepStats
 
 _log = logging.getLogger("fastguard")
 
 
-@runtime_checkable
-class Sink(Protocol):
-    """Takes a record a step. Any object with these two methods is one; a base class is not needed."""
+class Sink(abc.ABC):
+    """Takes a record a step. Derive from it and write `write`; what else there is does nothing unless written too.
 
+    An object of any other class with methods `write(record)` and `close()` is a sink as well, and `isinstance` says so.
+
+    >>> class Loud(Sink):
+    ...     def write(self, record):
+    ...         print(record)
+    >>> as_sink(Loud()).write("a record")
+    a record
+    """
+
+    @abc.abstractmethod
     def write(self, record: StepStats) -> None:
         """Takes the record of one step; called once a step, in order. May raise: training goes on all the same."""
 
+    def note(self, facts: dict[str, Any]) -> None:
+        """Takes what became known of the model, or changed: fields of `fastguard.history.ModelNotes`, by name."""
+        return
+
     def close(self) -> None:
         """Lets go of files and connections; called once or more."""
+        return
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    @classmethod
+    def __subclasshook__(cls, kind: type) -> Any:
+        has_both = all(callable(getattr(kind, name, None)) for name in ("write", "close"))
+        return True if cls is Sink and has_both else NotImplemented
 
 
-class FunctionSink:
+class FunctionSink(Sink):
     """A plain function of a `StepStats`, as a sink."""
 
     def __init__(self, function: Callable[[StepStats], object]) -> None:
@@ -33,9 +56,6 @@ class FunctionSink:
     def write(self, record: StepStats) -> None:
         """Calls the function."""
         self.function(record)
-
-    def close(self) -> None:
-        """Nothing to do."""
 
     def __repr__(self) -> str:
         return f"FunctionSink({getattr(self.function, '__qualname__', self.function)})"
@@ -51,8 +71,8 @@ def as_sink(target: Sink | Callable[[StepStats], object]) -> Sink:
     a record
     """
     if not isinstance(target, (type, io.IOBase)):
-        if isinstance(target, Sink):
-            return target
+        if all(callable(getattr(target, name, None)) for name in ("write", "close")):
+            return cast(Sink, target)
         if callable(target):
             return FunctionSink(target)
     raise TypeError(
@@ -135,7 +155,7 @@ def _name_of(sink: Sink) -> str:
     return type(sink).__name__ if shown.startswith("<") else shown  # an address tells nothing
 
 
-class SafeSink:
+class SafeSink(Sink):
     """A sink around another that never raises: it warns once, counts what was lost, and goes on trying.
 
     A full disk can recover, so every later record is tried again. `KeyboardInterrupt` and `SystemExit` pass through.
@@ -164,7 +184,7 @@ class SafeSink:
             self._complain("could not write a record", error)
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Tells the sink what changed of what is known of the model, if it has a method `note` for that."""
+        """Tells the sink what changed of what is known of the model; one by duck typing need not have `note`."""
         note = getattr(self.sink, "note", None)
         if not callable(note):
             return

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from .part import PLAIN, Part
+
 _isfinite = math.isfinite
 
 
-class Running:
+class Running(Part):
     """Mean, spread and range of all values so far (Welford's recurrence). Non-finite values are left out.
 
     >>> running = Running()
@@ -19,6 +21,7 @@ class Running:
     """
 
     __slots__ = ("_m2", "count", "max", "mean", "min")
+    _fields = dict.fromkeys(("count", "mean", "_m2", "min", "max"), PLAIN)
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,14 +47,6 @@ class Running:
     def std(self) -> float:
         """Standard deviation (of the population); NaN before the first value."""
         return math.sqrt(self._m2 / self.count) if self.count else math.nan
-
-    def state(self) -> list[float]:
-        """Everything, as a list of numbers."""
-        return [self.count, self.mean, self._m2, self.min, self.max]
-
-    def load(self, state: Sequence[float]) -> None:
-        """Takes back what `state` gave."""
-        self.count, self.mean, self._m2, self.min, self.max = int(state[0]), *state[1:]
 
 
 def quantiles(values: Iterable[float], q: Sequence[float]) -> tuple[float, ...]:

@@ -3,49 +3,68 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-# A row of raw figures, all float64: `m2` is the sum of squared deviations from the mean. `mean`, `m2`, `min` and `max`
-# are those of the finite elements; of none of them 0, 0, Inf and -Inf, with which merging needs no special case.
-ACTIVATION_COLUMNS = (
-    "numel",
-    "mean",
-    "m2",
-    "min",
-    "max",
-    "num_zeros",
-    "num_near_zero",
-    "num_saturated",
-    "num_nans",
-    "num_infs",
-)
-EMPTY_ACTIVATION_ROW = (0.0, 0.0, 0.0, math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+class ActivationRow(NamedTuple):
+    """A row of raw figures of one tensor of activations, all float64.
+
+    `m2` is the sum of squared deviations from the mean. `mean`, `m2`, `min` and `max` are those of the finite elements;
+    of none of them 0, 0, Inf and -Inf, with which merging needs no special case.
+    """
+
+    numel: float = 0.0
+    mean: float = 0.0
+    m2: float = 0.0
+    min: float = math.inf
+    max: float = -math.inf
+    num_zeros: float = 0.0
+    num_near_zero: float = 0.0
+    num_saturated: float = 0.0
+    num_nans: float = 0.0
+    num_infs: float = 0.0
+
+    @property
+    def num_finite(self) -> float:
+        return self.numel - self.num_nans - self.num_infs
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no element is NaN or Inf."""
+        return not self.num_nans and not self.num_infs
+
+    def merged(self, other: ActivationRow) -> ActivationRow:
+        """The row of both; mean and squared deviations as Chan, Golub and LeVeque (1979) have it."""
+        a, b = self.num_finite, other.num_finite
+        weight = b / (a + b) if b else 0.0
+        delta = other.mean - self.mean
+        return ActivationRow(
+            self.numel + other.numel,
+            self.mean + delta * weight,
+            self.m2 + other.m2 + delta * delta * a * weight,
+            min(self.min, other.min),
+            max(self.max, other.max),
+            self.num_zeros + other.num_zeros,
+            self.num_near_zero + other.num_near_zero,
+            self.num_saturated + other.num_saturated,
+            self.num_nans + other.num_nans,
+            self.num_infs + other.num_infs,
+        )
+
+
+ACTIVATION_COLUMNS = ActivationRow._fields
+EMPTY_ACTIVATION_ROW = ActivationRow()
 # The same for each channel; `sum_abs` is over its finite elements.
 CHANNEL_COLUMNS = ("num_near_zero", "num_saturated", "num_nonfinite", "sum_abs")
 
 
-def merge_activation_rows(rows: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    """The row of all elements together, from the rows of parts.
-
-    Means and squared deviations are merged pairwise, from first to last, as Chan, Golub and LeVeque (1979) have it.
-    """
-    total: tuple[float, ...] = EMPTY_ACTIVATION_ROW
-    for row in rows:
-        a, b = total[0] - total[8] - total[9], row[0] - row[8] - row[9]
-        weight = b / (a + b) if b else 0.0
-        delta = row[1] - total[1]
-        total = (
-            total[0] + row[0],
-            total[1] + delta * weight,
-            total[2] + row[2] + delta * delta * a * weight,
-            min(total[3], row[3]),
-            max(total[4], row[4]),
-            *(x + y for x, y in zip(total[5:], row[5:], strict=True)),
-        )
-    return total
+def merge_activation_rows(rows: Iterable[Sequence[float]]) -> ActivationRow:
+    """The row of all elements together, from the rows of parts, merged pairwise from first to last."""
+    return functools.reduce(ActivationRow.merged, map(ActivationRow._make, rows), EMPTY_ACTIVATION_ROW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +102,20 @@ class ActivationStats:
         >>> ActivationStats.from_row((4.0, 1.5, 9.0, 0.0, 4.0, 1.0, 1.0, 2.0, 0.0, 0.0)).std
         1.5
         """
-        numel, mean, m2, low, high, zeros, near_zero, saturated, nans, infs = row
-        finite = numel - nans - infs
+        r = ActivationRow._make(row)
+        finite = r.num_finite
         return cls(
-            mean=mean if finite else math.nan,
-            std=math.sqrt(m2 / finite) if finite else math.nan,
-            min_val=low if finite else math.nan,
-            max_val=high if finite else math.nan,
-            num_zeros=int(zeros),
-            num_saturated=int(saturated),
-            num_nans=int(nans),
-            num_infs=int(infs),
-            total_elements=int(numel),
-            abs_max=max(high, -low) if finite else math.nan,
-            num_near_zero=int(near_zero),
+            mean=r.mean if finite else math.nan,
+            std=math.sqrt(r.m2 / finite) if finite else math.nan,
+            min_val=r.min if finite else math.nan,
+            max_val=r.max if finite else math.nan,
+            num_zeros=int(r.num_zeros),
+            num_saturated=int(r.num_saturated),
+            num_nans=int(r.num_nans),
+            num_infs=int(r.num_infs),
+            total_elements=int(r.numel),
+            abs_max=max(r.max, -r.min) if finite else math.nan,
+            num_near_zero=int(r.num_near_zero),
         )
 
     @property

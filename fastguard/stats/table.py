@@ -6,79 +6,13 @@ Plain data: this module imports neither torch nor numpy, so that logs can be rea
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from . import columns
+from .columns import COLUMNS, INDEX, ROW_BYTES, TensorRow
 from .samples import ModuleActivity, WeightStats
-
-COLUMNS = ("numel", "sum_sq", "sum", "abs_max", "abs_min_nonzero", "num_zeros", "num_nans", "num_infs")
-_COUNTS = frozenset({"numel", "num_zeros", "num_nans", "num_infs"})
-_ROW_BYTES = 8 * len(COLUMNS)
-_ROWS = struct.Struct(f"{len(COLUMNS)}d")
-
-
-def norm_of(sum_sq: float, num_nans: float, num_infs: float) -> float:
-    """The 2-norm as torch has it: NaN if any element is NaN, else Inf if any is infinite."""
-    if num_nans:
-        return math.nan
-    if num_infs:
-        return math.inf
-    return math.sqrt(sum_sq)
-
-
-def _mean_std(numel: float, sum_sq: float, total: float, num_nonfinite: float) -> tuple[float, float]:
-    count = numel - num_nonfinite
-    if count == 0:
-        nothing = math.nan if numel else 0.0
-        return nothing, nothing
-    mean = total / count
-    if sum_sq == math.inf:
-        return mean, math.inf
-    return mean, math.sqrt(max(0.0, sum_sq / count - mean * mean))
-
-
-class TensorRow(NamedTuple):
-    """One row of a `TensorStats`: what the pass found in one tensor.
-
-    A complex tensor counts as its real and imaginary parts: `numel` is then twice `Tensor.numel()`.
-    NaN and Inf are counted, and left out of every other column.
-    """
-
-    numel: int
-    sum_sq: float
-    sum: float
-    abs_max: float
-    abs_min_nonzero: float
-    num_zeros: int
-    num_nans: int
-    num_infs: int
-
-    @property
-    def norm(self) -> float:
-        """The 2-norm as torch has it: NaN if any element is NaN, else Inf if any is infinite."""
-        return norm_of(self.sum_sq, self.num_nans, self.num_infs)
-
-    @property
-    def mean(self) -> float:
-        """Mean of the finite elements; NaN if there are elements but none is finite."""
-        return _mean_std(self.numel, self.sum_sq, self.sum, self.num_nans + self.num_infs)[0]
-
-    @property
-    def std(self) -> float:
-        """Standard deviation (of the population) of the finite elements."""
-        return _mean_std(self.numel, self.sum_sq, self.sum, self.num_nans + self.num_infs)[1]
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether every element is finite and so is the norm."""
-        return not (self.num_nans or self.num_infs) and math.isfinite(self.sum_sq)
-
-
-def _row(values: Sequence[float]) -> TensorRow:
-    n, sq, s, high, low, zeros, nans, infs = values
-    return TensorRow(int(n), sq, s, high, low, int(zeros), int(nans), int(infs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +37,9 @@ class GradientStats:
     @classmethod
     def from_row(cls, row: Sequence[float]) -> GradientStats:
         """The statistics that a row in the order of `COLUMNS` stands for."""
-        n, sq, s, high, low, zeros, nans, infs = row
-        mean, std = _mean_std(n, sq, s, nans + infs)
-        return cls(norm_of(sq, nans, infs), high, low, mean, std, int(zeros), int(nans), int(infs), int(n))
+        r = columns.as_row(row)
+        mean, std = r.mean_and_std()
+        return cls(r.norm, r.abs_max, r.abs_min_nonzero, mean, std, r.num_zeros, r.num_nans, r.num_infs, r.numel)
 
     @classmethod
     def from_gradients(cls, gradients: Sequence[Any]) -> GradientStats:
@@ -122,9 +56,9 @@ class GradientStats:
         >>> fastguard.GradientStats.from_gradients([torch.tensor([3.0, 4.0]), torch.zeros(2)]).norm
         5.0
         """
-        if _producer is None:
-            raise RuntimeError("`GradientStats.from_gradients` needs the kernels: `import fastguard.kernels` first")
-        return _producer(gradients)
+        from ..kernels import as_list, as_tensor, tensor_stats
+
+        return tensor_stats([as_tensor(g) for g in as_list(gradients, "gradients")]).total()
 
     def is_healthy(self) -> tuple[bool, list[str]]:
         """Whether the gradients look healthy, and a message for each thing that does not.
@@ -146,19 +80,10 @@ class GradientStats:
         return not issues, issues
 
 
-_producer: Callable[[Sequence[Any]], GradientStats] | None = None
-
-
-def set_producer(producer: Callable[[Sequence[Any]], GradientStats]) -> None:
-    """Tells `GradientStats.from_gradients` who computes; `fastguard.kernels` calls this when it is imported."""
-    global _producer
-    _producer = producer
-
-
 class TensorStats:
     """A table of statistics, one row a tensor, in the order of the list that was given.
 
-    `table` is a read-only float64 `memoryview` of shape [T, 8] with the columns of `COLUMNS` ([0] if there are no
+    `table` is a read-only float64 `memoryview` of shape [T, C] with the columns of `COLUMNS` ([0] if there are no
     tensors: a memoryview has no empty rows); `numpy.asarray(table)` and `torch.frombuffer` read it without a copy.
     `stats[3]` and `stats["layer.weight"]` are `TensorRow`s, and every column is an attribute: `stats.num_nans` is a
     tuple with a number for each tensor.
@@ -177,8 +102,8 @@ class TensorStats:
         names: Sequence[str] | Callable[[], Sequence[str]] | None = None,
         total: Sequence[float] | None = None,
     ) -> None:
-        if len(data) % _ROW_BYTES:
-            raise ValueError(f"`data` must be whole rows of {_ROW_BYTES} bytes, got {len(data)} bytes")
+        if len(data) % ROW_BYTES:
+            raise ValueError(f"`data` must be whole rows of {ROW_BYTES} bytes, got {len(data)} bytes")
         self._data = data
         self._names = names
         self._total = total
@@ -193,14 +118,14 @@ class TensorStats:
 
     @property
     def table(self) -> memoryview[float]:
-        """The table itself: float64, read-only, shape [T, 8], or [0] if there are no tensors."""
+        """The table itself: float64, read-only, shape [T, C], or [0] if there are no tensors."""
         flat = memoryview(self._data).toreadonly()
         if not self._data:
             return flat.cast("B").cast("d")
         return flat.cast("d", shape=[len(self), len(COLUMNS)])
 
     def __len__(self) -> int:
-        return len(self._data) // _ROW_BYTES
+        return len(self._data) // ROW_BYTES
 
     def __getitem__(self, key: int | str) -> TensorRow:
         if isinstance(key, str):
@@ -211,28 +136,24 @@ class TensorStats:
                 raise KeyError(f"no tensor is named {key!r}; the names are: {known}") from None
         else:
             index = range(len(self))[key]
-        flat = memoryview(self._data).cast("d")
-        return _row(flat[index * len(COLUMNS) : (index + 1) * len(COLUMNS)].tolist())
+        return columns.as_row(columns.ROW.unpack_from(self._data, index * ROW_BYTES))
 
     def __iter__(self) -> Iterator[TensorRow]:
-        return map(_row, _ROWS.iter_unpack(self._data))
+        return map(columns.as_row, columns.ROW.iter_unpack(self._data))
 
     def column(self, name: str) -> memoryview[float]:
         """One column of the table as a read-only view: float64, shape [T], counts too. Nothing is copied."""
-        return memoryview(self._data).toreadonly().cast("d")[COLUMNS.index(name) :: len(COLUMNS)]
+        return memoryview(self._data).toreadonly().cast("d")[INDEX[name] :: len(COLUMNS)]
 
-    def _column(self, name: str) -> tuple[Any, ...]:
+    def __getattr__(self, name: str) -> tuple[Any, ...]:
+        if name not in INDEX:
+            raise AttributeError(f"'TensorStats' has no attribute {name!r}; its columns are {', '.join(COLUMNS)}")
         values = self.column(name).tolist()
-        return tuple(map(int, values)) if name in _COUNTS else tuple(values)
+        return tuple(map(int, values)) if columns.TABLE[INDEX[name]].is_count else tuple(values)
 
-    numel = property(lambda self: self._column("numel"))
-    sum_sq = property(lambda self: self._column("sum_sq"))
-    sum = property(lambda self: self._column("sum"))
-    abs_max = property(lambda self: self._column("abs_max"))
-    abs_min_nonzero = property(lambda self: self._column("abs_min_nonzero"))
-    num_zeros = property(lambda self: self._column("num_zeros"))
-    num_nans = property(lambda self: self._column("num_nans"))
-    num_infs = property(lambda self: self._column("num_infs"))
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *COLUMNS]
+
     norm = property(lambda self: tuple(row.norm for row in self), doc="2-norm of each tensor, as torch has it.")
 
     @property
@@ -243,13 +164,12 @@ class TensorStats:
     def total_row(self) -> tuple[float, ...]:
         """The fold of all rows, first to last, in the order of `COLUMNS`."""
         if self._total is None:
-            self._total = fold_rows(self)
+            self._total = columns.fold_rows(self)
         return self._total if type(self._total) is tuple else tuple(self._total)
 
     def total_norm(self) -> float:
         """2-norm of all tensors together, as torch has it; the quickest way to it."""
-        row = self.total_row()
-        return norm_of(row[1], row[6], row[7])
+        return columns.norm_of(*columns.norm_parts(self.total_row()))
 
     def total(self) -> GradientStats:
         """All tensors together as one vector."""
@@ -271,23 +191,6 @@ class TensorStats:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TensorStats, (bytes(self._data), self.names, self._total)
-
-
-def fold_rows(rows: Iterator[TensorRow] | TensorStats) -> tuple[float, ...]:
-    """Rows merged into one, first to last: the same order, and so the same bits, as every backend's own total."""
-    numel = zeros = nans = infs = 0
-    sum_sq = total = high = low = 0.0
-    for row in rows:
-        numel += row.numel
-        sum_sq += row.sum_sq
-        total += row.sum
-        high = max(high, row.abs_max)
-        if row.abs_min_nonzero and (not low or row.abs_min_nonzero < low):
-            low = row.abs_min_nonzero
-        zeros += row.num_zeros
-        nans += row.num_nans
-        infs += row.num_infs
-    return numel, sum_sq, total, high, low, zeros, nans, infs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Clip policies for the guard, and drop-in replacements for torch's clipping functions."""
+"""Drop-in replacements for torch's clipping functions."""
 
 from __future__ import annotations
 
@@ -7,58 +7,13 @@ import math
 import types
 import warnings
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from .. import kernels
 from ..errors import UnsupportedTensorError
 from ..stats import TensorStats
-
-
-class ClipPolicy(Protocol):
-    """Says what to multiply the gradients by; 1.0 leaves them alone."""
-
-    def coefficient(self, norm: float) -> float:
-        """The factor for a step whose total norm is `norm`, which is finite."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What has to be kept to go on after a restart."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`."""
-
-
-class GlobalNorm:
-    """Clips the 2-norm of all gradients together to `max_norm`.
-
-    coefficient = min(1, max_norm / (norm + 1e-6)), the formula of `torch.nn.utils.clip_grad_norm_`.
-
-    Args:
-        max_norm: largest norm let through, > 0; `inf` never clips.
-
-    Source: Pascanu et al. 2013, section 3.2; the 1e-6 is torch's.
-
-    >>> GlobalNorm(1.0).coefficient(0.5), round(GlobalNorm(1.0).coefficient(4.0), 6)
-    (1.0, 0.25)
-    """
-
-    def __init__(self, max_norm: float) -> None:
-        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
-            raise ValueError(f"`max_norm` must be > 0, got {max_norm!r}. Leave it out for no clipping.")
-        self.max_norm = float(max_norm)
-
-    def coefficient(self, norm: float) -> float:
-        return min(1.0, self.max_norm / (norm + 1e-6))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"max_norm": self.max_norm}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The limit of this run stays: a resumed run may have been given another one on purpose."""
-
-    def __repr__(self) -> str:
-        return f"GlobalNorm({self.max_norm:g})"
 
 
 def _served(tensors: list[Any]) -> bool:

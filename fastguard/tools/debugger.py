@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import kernels
 from ..diagnosis import Finding, diagnose, find_causes, unexplained
-from ..diagnosis.toolkit import NUM_NEWEST, diagnose_losses
 from ..history import TrainingHistory
+from ..history.checks import NUM_NEWEST, diagnose_losses
 from ..report import Report, build_report
 from ..stats import GradientStats, StepStats
 

@@ -82,3 +82,13 @@ def relu_net(dead: tuple[int, ...] = (), width: int = 12) -> nn.Sequential:
         net[0].bias.fill_(0.5)
         net[2].bias[list(dead)] = -1e4
     return net
+
+
+def by_name(monitor):
+    """The newest records of `monitor` by the names of their modules."""
+    return {record.name: record for record in monitor.activities}
+
+
+def num_hooks(model):
+    """Forward hooks of `model`, of all kinds."""
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())

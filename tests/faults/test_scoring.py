@@ -12,7 +12,7 @@ pytest.importorskip("benchmarks.faults", reason="the fault suite is not beside t
 
 from benchmarks.faults import readme, runs, score, table
 from benchmarks.faults.alarms import Alarm, Said
-from fastguard.commands.bench.readme import main as write_tables
+from benchmarks.readme import main as write_tables
 from fastguard.commands.demo.lab.plant import Planted
 from fastguard.commands.demo.lab.training import Outcome
 

@@ -17,19 +17,20 @@ pytestmark = pytest.mark.gpu
 
 SCRIPT = """
 import torch
-from fastguard.kernels.triton import Slots, Workspace
+from fastguard.kernels.slots import make_slots
+from fastguard.kernels.triton import Workspace
 
 device = torch.device("cuda", 0)
 tensors = [torch.randn(n, device=device).to(d)[k:]
            for d in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
            for n, k in ((200_000, 0), (1003, 3), (1, 0))]
 workspace = Workspace(device)
-slots = Slots(device, len(tensors))
+slots = make_slots(device, len(tensors))
 plan = workspace.plan(tensors, writable=True)
-workspace.measure(plan, slots.addresses[0], max_norm=0.5)
-workspace.scale(plan, slots.factor_addresses[0])
+workspace.measure(plan, slots[0].address, max_norm=0.5)
+workspace.scale(plan, slots[0].factor_address)
 torch.cuda.synchronize()
-print("done", float(slots.totals[0]))
+print("done", float(slots[0].total))
 """
 
 

@@ -124,7 +124,7 @@ def test_the_steady_state_allocates_nothing(clip_through: str, device: Any) -> N
     model = make_model(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     fastguard.wrap(optimizer, model, max_norm=0.01, clip_through=clip_through)
-    attachment = optimizer.guard._attachments[0]
+    attachment = optimizer.guard._hooks[0]
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     loss = torch.ones((), device=device)

@@ -23,7 +23,7 @@ def guarded() -> tuple[Any, Any, fastguard.MemorySink]:
 def test_after_the_step_was_taken() -> None:
     model, optimizer, memory = guarded()
     take_step(model, optimizer, 0)
-    optimizer.guard.recorder.attach(0, weights=weights("a"))
+    optimizer.guard.run.ring.attach(0, weights=weights("a"))
     assert optimizer.guard.last.weights == weights("a")
     optimizer.guard.observe(loss=0.5)
     take_step(model, optimizer, 1)
@@ -34,7 +34,7 @@ def test_after_the_step_was_taken() -> None:
 def test_before_its_record_has_come() -> None:
     """As of a forward pass, or of a step whose record is on its way from a GPU."""
     model, optimizer, memory = guarded()
-    optimizer.guard.recorder.attach(1, weights=weights("b"))
+    optimizer.guard.run.ring.attach(1, weights=weights("b"))
     for step in range(3):
         take_step(model, optimizer, step)
     optimizer.guard.flush()
@@ -45,7 +45,7 @@ def test_too_late_goes_to_the_next_record_and_not_astray() -> None:
     model, optimizer, memory = guarded()
     take_step(model, optimizer, 0)
     optimizer.guard.flush()
-    optimizer.guard.recorder.attach(0, weights=weights("c"))
+    optimizer.guard.run.ring.attach(0, weights=weights("c"))
     assert memory.records[0].weights == ()
     take_step(model, optimizer, 1)
     optimizer.guard.flush()
@@ -54,9 +54,10 @@ def test_too_late_goes_to_the_next_record_and_not_astray() -> None:
 
 def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
     _, optimizer, _ = guarded()
-    recorder = optimizer.guard.recorder
-    recorder.attach(0, weights=weights("d"))
-    recorder.attach(1, weights=weights("e"))
-    recorder.begin(fastguard.StepStats(3, fastguard.tensor_stats([torch.ones(2)])))
-    assert recorder.last.weights == weights("e")
-    assert not recorder._attached
+    ring = optimizer.guard.run.ring
+    ring.attach(0, weights=weights("d"))
+    ring.attach(1, weights=weights("e"))
+    ring.arrive(3, 1.0, 1.0, False, None, bytearray(), None, ())
+    assert optimizer.guard.last.weights == weights("e")
+    optimizer.guard.flush()
+    assert not ring.samples

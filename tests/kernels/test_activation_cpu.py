@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from fastguard import UnsupportedTensorError
-from fastguard.kernels import cpu, cpu_activations
+from fastguard.kernels import cpu
+from fastguard.kernels.registry import BACKENDS
 
 from cases import DTYPES, LAYOUTS, NASTY, image, nasty
 
-pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no C++ kernels: {cpu.unavailable()}")
+CPU = BACKENDS["cpu"]
+pytestmark = pytest.mark.skipif(CPU.unavailable() is not None, reason=f"no C++ kernels: {CPU.unavailable()}")
 
 LIMITS = (-0.99, 0.99, 1e-6)
 
@@ -46,12 +48,12 @@ def varied() -> list[torch.Tensor]:
 
 
 def everything(tensors: list[torch.Tensor]) -> tuple[object, ...]:
-    found: list[object] = [cpu_activations.activation_row(x, *LIMITS) for x in tensors]
+    found: list[object] = [CPU.activation_row(x, *LIMITS) for x in tensors]
     for x in tensors:
-        found += [cpu_activations.channel_table(x, dim, *LIMITS) for dim in range(min(2, max(1, x.dim())))]
+        found += [CPU.channel_table(x, dim, *LIMITS) for dim in range(min(2, max(1, x.dim())))]
         if x.dim() > 2:
-            found.append(cpu_activations.channel_table(x, x.dim() - 1, *LIMITS))
-    return (*found, tuple(cpu_activations.magnitude_counts(tensors)))
+            found.append(CPU.channel_table(x, x.dim() - 1, *LIMITS))
+    return (*found, tuple(CPU.magnitude_counts(tensors)))
 
 
 def test_bit_identical_across_thread_counts_and_instruction_sets(isa, threads) -> None:
@@ -69,13 +71,13 @@ def test_both_ways_to_read_a_tensor_agree() -> None:
     """The exchange API and the Python calls that stand in for it where torch has none."""
     script = (
         "import torch\n"
-        "from fastguard.kernels import cpu, cpu_activations as k\n"
+        "from fastguard.kernels.registry import BACKENDS\nk = BACKENDS['cpu']\n"
         "torch.manual_seed(3)\n"
         "x = torch.randn(6, 7, 8, 9)\n"
         "z = torch.randn(50, 3, dtype=torch.complex64)\n"
         "ts = [x, x[::2], x.permute(3, 1, 0, 2)[1:], x.to(memory_format=torch.channels_last), x.half(), x.bfloat16(),\n"
         "      x.double()[..., ::3], z.conj().imag, torch.zeros(0), torch.tensor(2.0), torch.nn.Parameter(x)]\n"
-        "print(cpu.detail().count('Python calls'), [k.activation_row(t, -1.0, 1.0, 0.1) for t in ts])\n"
+        "print(k.detail().count('Python calls'), [k.activation_row(t, -1.0, 1.0, 0.1) for t in ts])\n"
         "print([k.channel_table(t, max(0, t.dim() - 1), -1.0, 1.0, 0.1) for t in ts], k.magnitude_counts(ts))\n"
     )
     outputs = [
@@ -132,9 +134,9 @@ def test_the_gil_is_released_for_a_large_tensor(threads, dim: int | None) -> Non
         before = ticks
         for _ in range(5):
             if dim is None:
-                cpu_activations.activation_row(tensor, *LIMITS)
+                CPU.activation_row(tensor, *LIMITS)
             else:
-                cpu_activations.channel_table(tensor, dim, *LIMITS)
+                CPU.channel_table(tensor, dim, *LIMITS)
         during = ticks - before
         running = False
         other.join()
@@ -161,7 +163,7 @@ def test_after_a_fork_small_tensors_can_still_be_measured() -> None:
     """In a forked child an OpenMP pool of the parent is gone; small work must not touch it."""
     script = (
         "import math, os, sys, torch\n"
-        "from fastguard.kernels import cpu_activations as k\n"
+        "from fastguard.kernels.registry import BACKENDS\nk = BACKENDS['cpu']\n"
         "torch.set_num_threads(2)\n"
         "k.activation_row(torch.ones(4_000_000), -1.0, 1.0, 0.0)\n"
         "pid = os.fork()\n"
@@ -185,11 +187,11 @@ def test_a_wrong_dimension_is_refused_before_anything_is_read() -> None:
 
 def test_what_only_looks_as_if_it_had_channels_is_refused() -> None:
     with pytest.raises(UnsupportedTensorError, match="must be dense to have channels"):
-        cpu_activations.channel_table(torch.eye(4).to_sparse(), 1, *LIMITS)
+        CPU.channel_table(torch.eye(4).to_sparse(), 1, *LIMITS)
     with pytest.raises(UnsupportedTensorError, match="must be real"):
-        cpu_activations.activation_row(torch.zeros(4, dtype=torch.complex64), *LIMITS)
+        CPU.activation_row(torch.zeros(4, dtype=torch.complex64), *LIMITS)
     with pytest.raises(UnsupportedTensorError, match=r"got torch\.int64"):
-        cpu_activations.channel_table(torch.zeros(4, 4, dtype=torch.int64), 1, *LIMITS)
+        CPU.channel_table(torch.zeros(4, 4, dtype=torch.int64), 1, *LIMITS)
 
 
 def test_nothing_is_lost_between_the_blocks_that_are_read_twice() -> None:
@@ -198,7 +200,7 @@ def test_nothing_is_lost_between_the_blocks_that_are_read_twice() -> None:
         for bad in (math.nan, math.inf, 3e38, 1e30):
             x = torch.randn(20_000)
             x[block + 17] = bad
-            row = cpu_activations.activation_row(x, *LIMITS)
+            row = CPU.activation_row(x, *LIMITS)
             kept = x[x.isfinite()].double()
             assert row[0] - row[8] - row[9] == kept.numel()
             assert row[1] == pytest.approx(float(kept.mean()), rel=1e-6, abs=1e-7)

@@ -13,12 +13,14 @@ import torch
 
 from fastguard import kernels
 from fastguard.kernels import cpu
+from fastguard.kernels.registry import BACKENDS
 
 from cases import DTYPES, LAYOUTS, NASTY, image, nasty
 from truth import assert_row
 
-pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no C++ kernels: {cpu.unavailable()}")
-BETTER_ISAS = [] if cpu.unavailable() else [name for name in cpu._C.isa_names() if name != "baseline"]
+CPU = BACKENDS["cpu"]
+pytestmark = pytest.mark.skipif(CPU.unavailable() is not None, reason=f"no C++ kernels: {CPU.unavailable()}")
+BETTER_ISAS = [] if CPU.unavailable() else [name for name in cpu._C.isa_names() if name != "baseline"]
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_sums_are_bit_identical_across_thread_counts_and_instruction_sets(isa, t
         isa.select_isa(name)
         for n in (1, 2, 3, 7):
             threads(n)
-            table, total = cpu.tensor_stats(tensors)
+            table, total = CPU.tensor_stats(tensors)
             seen.add((bytes(table), total))
     assert len(isa.isa_names()) >= 1
     assert len(seen) == 1
@@ -61,22 +63,22 @@ def test_scaling_is_bit_identical_across_instruction_sets(isa, threads) -> None:
                 t[5:105] = torch.randn(100).to(t.dtype)
             torch.manual_seed(20240)
             tensors = [torch.randn(70_000).mul_(10.0 ** -(i % 12)).to(dtype) for i, dtype in enumerate(DTYPES * 3)]
-            cpu.scale_(tensors, factor)
+            CPU.scale_(tensors, factor)
             results.append(b"".join(t.view(torch.uint8).numpy().tobytes() for t in tensors))
         assert all(r == results[0] for r in results)
 
 
 def test_a_row_does_not_depend_on_what_else_is_in_the_list() -> None:
     tensors = varied()
-    together = cpu.tensor_stats(tensors)[0]
-    alone = b"".join(bytes(cpu.tensor_stats([t])[0]) for t in tensors)
+    together = CPU.tensor_stats(tensors)[0]
+    alone = b"".join(bytes(CPU.tensor_stats([t])[0]) for t in tensors)
     assert bytes(together) == alone
 
 
 def test_the_fold_of_the_rows_has_the_same_bits_in_python() -> None:
     from fastguard.stats import TensorStats, fold_rows
 
-    table, total = cpu.tensor_stats(varied())
+    table, total = CPU.tensor_stats(varied())
     assert fold_rows(TensorStats(table)) == total
 
 
@@ -84,7 +86,8 @@ def test_both_ways_to_read_a_tensor_agree() -> None:
     """The exchange API and the Python calls that stand in for it where torch has none."""
     script = (
         "import torch, sys\n"
-        "from fastguard.kernels import cpu\n"
+        "from fastguard.kernels.registry import BACKENDS\n"
+        "cpu = BACKENDS['cpu']\n"
         "torch.manual_seed(3)\n"
         "x = torch.randn(6, 7, 8, 9)\n"
         "z = torch.randn(50, dtype=torch.complex64)\n"
@@ -141,11 +144,11 @@ def test_flushing_subnormals_changes_nothing(threads) -> None:
         torch.full((9000,), 1e-310, dtype=torch.float64),
         torch.full((9000,), 3e-7, dtype=torch.float16),
     ]
-    before = cpu.tensor_stats(tensors)
+    before = CPU.tensor_stats(tensors)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormals")
     try:
-        during = cpu.tensor_stats(tensors)
+        during = CPU.tensor_stats(tensors)
         still_flushing = float(torch.tensor([1e-40]) * 1.0) == 0.0
     finally:
         torch.set_flush_denormal(False)
@@ -172,7 +175,7 @@ def test_the_gil_is_released_for_a_large_pass(threads) -> None:
         other.start()
         before = ticks
         for _ in range(5):
-            cpu.tensor_stats(tensors)
+            CPU.tensor_stats(tensors)
         during = ticks - before
         running = False
         other.join()
@@ -184,9 +187,9 @@ def test_the_gil_is_released_for_a_large_pass(threads) -> None:
 def test_many_threads_at_once_get_the_same_result(threads) -> None:
     threads(2)
     tensors = [torch.randn(200_000) for _ in range(8)]
-    alone = cpu.tensor_stats(tensors)
+    alone = CPU.tensor_stats(tensors)
     results: list[object] = []
-    workers = [threading.Thread(target=lambda: results.append(cpu.tensor_stats(tensors))) for _ in range(6)]
+    workers = [threading.Thread(target=lambda: results.append(CPU.tensor_stats(tensors))) for _ in range(6)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -199,7 +202,8 @@ def test_after_a_fork_the_kernels_still_run() -> None:
     """In a forked child an OpenMP pool of the parent is gone; small work must not touch it."""
     script = (
         "import os, sys, torch\n"
-        "from fastguard.kernels import cpu\n"
+        "from fastguard.kernels.registry import BACKENDS\n"
+        "cpu = BACKENDS['cpu']\n"
         "torch.set_num_threads(2)\n"
         "cpu.tensor_stats([torch.ones(4_000_000)])\n"
         "pid = os.fork()\n"
@@ -233,8 +237,8 @@ def test_collect_gradients() -> None:
 
 def test_unscaled_rows() -> None:
     tensors = [torch.randn(100) * 1024, torch.zeros(3), nasty(float("nan"), torch.float32, 5000)]
-    for module in (cpu, kernels.reference):
-        stats = fastguard_rows(module.tensor_stats(tensors, 2.0**-10))
+    for each in (CPU, BACKENDS["reference"]):
+        stats = fastguard_rows(each.tensor_stats(tensors, 2.0**-10))
         for row, tensor in zip(stats, tensors, strict=True):
             assert_row(row, tensor * 2.0**-10)
 

@@ -14,9 +14,10 @@ from activation_truth import assert_stats, expected, expected_table
 
 import fastguard
 from fastguard import ActivationStats, UnsupportedTensorError
-from fastguard.kernels import reference_activations
+from fastguard.kernels import registry
 from fastguard.kernels.activations import run_activation_into
-from fastguard.kernels.triton import activation_layout, activation_trial, activations
+from fastguard.kernels.registry import BACKENDS
+from fastguard.kernels.triton import activation_layout, activations, trial
 from fastguard.kernels.triton.activation_workspace import ActivationWorkspace
 from fastguard.stats.samples import EMPTY_ACTIVATION_ROW
 
@@ -329,9 +330,9 @@ def test_figures_stay_on_the_device_whatever_the_backend(backend: str, device: t
 
 
 def test_a_trial_passes_where_the_kernels_are_right(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert activation_trial.problem_on(device) is None
-    monkeypatch.setattr(fastguard.kernels, "_backend_for", lambda device, backend: fastguard.kernels.triton)
-    assert fastguard.kernels.activations._operations(device, "auto") is activations
+    monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
+    assert trial.problem_on(device, "activation_row") is None
+    assert registry.choose(device, "auto", "activation_row") is BACKENDS["triton"]
 
 
 @pytest.mark.parametrize(
@@ -361,18 +362,19 @@ def test_auto_passes_over_kernels_that_are_wrong_and_says_so(
         return result
 
     monkeypatch.setattr(activations, name, wrong)
-    monkeypatch.setattr(fastguard.kernels, "_backend_for", lambda device, backend: fastguard.kernels.triton)
-    activation_trial._problem_on.cache_clear()
-    fastguard.kernels._say_once.cache_clear()
+    monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
+    trial._problem_on.cache_clear()
+    registry.say_once.cache_clear()
     with caplog.at_level("WARNING", "fastguard"):
         for _ in range(2):
-            assert fastguard.kernels.activations._operations(device, "auto") is reference_activations
-    activation_trial._problem_on.cache_clear()
+            assert registry.choose(device, "auto", name) is BACKENDS["reference"]
+            assert registry.choose(device, "auto", "tensor_stats") is BACKENDS["triton"]
+    trial._problem_on.cache_clear()
     assert len(caplog.records) == 1
-    assert re.search(message, activation_trial_message(caplog))
-    assert fastguard.kernels.activations._operations(device, "triton") is activations  # by name: as asked
+    assert re.search(message, trial_message(caplog))
+    assert registry.choose(device, "triton", name) is BACKENDS["triton"]  # by name: as asked
 
 
-def activation_trial_message(caplog: pytest.LogCaptureFixture) -> str:
+def trial_message(caplog: pytest.LogCaptureFixture) -> str:
     """The reason that was logged, without what follows from it."""
-    return caplog.records[0].getMessage().removesuffix(". Falling back to plain torch: the results are the same.")
+    return caplog.records[0].getMessage().removesuffix(". Falling back; the results are the same, only slower.")

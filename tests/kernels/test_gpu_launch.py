@@ -124,21 +124,22 @@ def test_the_ordinary_way_and_the_direct_one_say_the_same(driver: FakeDriver) ->
 
 
 def test_one_launch_a_dtype_and_one_more(driver: FakeDriver) -> None:
-    from fastguard.kernels.triton import Slots, Workspace
+    from fastguard.kernels.slots import make_slots
+    from fastguard.kernels.triton import Workspace
 
     workspace = Workspace(CPU)
     tensors = [torch.zeros(n, dtype=d) for n in (10, 40_000) for d in (torch.float32, torch.bfloat16)] * 50
-    slots = Slots(CPU, len(tensors))
+    slots = make_slots(CPU, len(tensors))
     for _ in range(3):
         NotedLaunch.notes.clear()
         plan = workspace.plan(tensors)
-        workspace.measure(plan, slots.addresses[0])
+        workspace.measure(plan, slots[0].address)
         assert [(name, grid[0]) for name, grid, *_ in NotedLaunch.notes] == [
             ("stats_kernel", 150),
             ("stats_kernel", 150),
             ("finalise_kernel", 201),
         ]
-        workspace.scale(plan, slots.factor_addresses[0])
+        workspace.scale(plan, slots[0].factor_address)
         assert [name for name, *_ in NotedLaunch.notes[3:]] == ["scale_kernel", "scale_kernel"]
 
 

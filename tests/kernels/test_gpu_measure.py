@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from fastguard.kernels import triton
-from fastguard.kernels.triton import Slots, Workspace, read_slot
+from fastguard.kernels.slots import Slot, SlotContents, make_slots, read_slot
+from fastguard.kernels.triton import Workspace
 from fastguard.stats import TensorStats
 
 import tolerances
@@ -21,14 +21,15 @@ def mixed() -> list[torch.Tensor]:
     return [(torch.randn(n) * 1e-2).to(dtype) for n, dtype in zip(sizes, dtypes)]
 
 
-def run(workspace: Workspace, tensors: list[torch.Tensor], **options) -> tuple[triton.Header, TensorStats, Slots]:
-    slots = Slots(workspace.device, len(tensors), count=2)
-    slots.table.fill_(math.nan)  # what is not written must not look right by chance
-    workspace.measure(workspace.plan(tensors), slots.addresses[1], **options)
-    assert slots.table[0].isnan().all()
-    assert not slots.table[1, 5:7].isnan().any()
-    header, rows = read_slot(slots.table[1].cpu(), len(tensors))
-    return header, TensorStats(rows), slots
+def run(workspace: Workspace, tensors: list[torch.Tensor], **options) -> tuple[SlotContents, TensorStats, list[Slot]]:
+    slots = make_slots(workspace.device, len(tensors), count=2)
+    for slot in slots:
+        slot.words.fill_(math.nan)  # what is not written must not look right by chance
+    workspace.measure(workspace.plan(tensors), slots[1].address, **options)
+    assert slots[0].words.isnan().all()
+    assert not slots[1].words[5:7].isnan().any()
+    found = read_slot(slots[1].words.cpu(), len(tensors))
+    return found, TensorStats(found.rows), slots
 
 
 def true_norm(tensors: list[torch.Tensor]) -> float:
@@ -64,7 +65,7 @@ def test_what_is_not_finite(workspace: Workspace, bad: float, where: int, skip: 
     assert stats.nonfinite == [where]
     assert header.skipped is skip
     assert (header.clip_coef, header.factor) == (1.0, 1.0)
-    flag = slots.skip_flags[1]
+    flag = slots[1].skip_flag
     assert (flag.dtype, flag.dim(), float(flag)) == (torch.float32, 0, float(skip))
 
 
@@ -85,7 +86,7 @@ def test_the_scaler_s_flag_becomes_exactly_0_or_1(workspace: Workspace, found_in
     given = torch.tensor([found_inf])
     header, _, slots = run(workspace, mixed(), max_norm=1e-3, found_inf_address=given.data_ptr(), skip_nonfinite=False)
     assert header.skipped is skipped
-    assert float(slots.skip_flags[1]) == float(skipped)
+    assert float(slots[1].skip_flag) == float(skipped)
     assert (header.factor == 1.0) is skipped
 
 
@@ -104,7 +105,7 @@ def test_a_loss_scale(workspace: Workspace, scale: float, unscales_itself: bool)
     assert header.norm == pytest.approx(true_norm(tensors) * inverse, rel=tolerances.NORM)
     assert header.clip_coef == 1e-4 / (header.norm + 1e-6)
     assert header.factor == header.clip_coef * (1.0 if unscales_itself else inverse)
-    assert float(slots.divisors[1]) == float(torch.tensor(scale / header.clip_coef, dtype=torch.float64).float())
+    assert float(slots[1].divisor) == float(torch.tensor(scale / header.clip_coef, dtype=torch.float64).float())
     for row, unscaled in zip(stats, plain, strict=True):
         assert row.sum_sq == unscaled.sum_sq * inverse * inverse
         assert (row.sum, row.abs_max) == (unscaled.sum * inverse, unscaled.abs_max * inverse)
@@ -122,17 +123,17 @@ def test_a_decision_over_several_devices(workspace: Workspace) -> None:
     tensors = mixed()
     whole, _, _ = run(workspace, tensors, max_norm=0.1)
     totals = torch.zeros(2, dtype=torch.float64)
-    slots = Slots(workspace.device, 5)
+    slots = make_slots(workspace.device, 5)
     for i, part in enumerate((tensors[:2], tensors[2:])):
-        workspace.measure(workspace.plan(part), slots.addresses[0], decide=False)
-        totals[i] = slots.totals[0]
-    workspace.decide(totals.data_ptr(), 2, slots.addresses[0], max_norm=0.1)
-    header, _ = read_slot(slots.table[0].cpu(), 5)
+        workspace.measure(workspace.plan(part), slots[0].address, decide=False)
+        totals[i] = slots[0].total
+    workspace.decide(totals.data_ptr(), 2, slots[0].address, max_norm=0.1)
+    header = read_slot(slots[0].words.cpu(), 5)
     assert header.norm == pytest.approx(whole.norm, rel=1e-14)
     assert header.clip_coef == 0.1 / (header.norm + 1e-6)
     totals[0] = math.nan
-    workspace.decide(totals.data_ptr(), 2, slots.addresses[0], max_norm=0.1)
-    header, _ = read_slot(slots.table[0].cpu(), 5)
+    workspace.decide(totals.data_ptr(), 2, slots[0].address, max_norm=0.1)
+    header = read_slot(slots[0].words.cpu(), 5)
     assert header.skipped and math.isnan(header.norm) and header.factor == 1.0
 
 
@@ -141,7 +142,7 @@ def test_scaling_by_the_factor_of_a_slot(workspace: Workspace) -> None:
     header, _, slots = run(workspace, tensors, max_norm=1e-2)
     assert header.factor < 0.1
     wanted = [t.clone().mul_(header.factor) for t in tensors]
-    workspace.scale(workspace.plan(tensors), slots.factor_addresses[1])
+    workspace.scale(workspace.plan(tensors), slots[1].factor_address)
     assert all(torch.equal(got, want) for got, want in zip(tensors, wanted))
 
 
@@ -151,7 +152,7 @@ def test_a_skipped_step_scales_nothing(workspace: Workspace) -> None:
     kept = [t.clone() for t in tensors]
     held = torch.tensor(1024.0)
     _, _, slots = run(workspace, tensors, max_norm=1e-9, scale_address=held.data_ptr())
-    workspace.scale(workspace.plan(tensors), slots.factor_addresses[1])
+    workspace.scale(workspace.plan(tensors), slots[1].factor_address)
     assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(tensors, kept))
 
 
@@ -165,9 +166,9 @@ def test_every_alignment(workspace: Workspace) -> None:
 
 
 def read_rows(workspace: Workspace, tensors: list[torch.Tensor]) -> bytes:
-    slots = Slots(workspace.device, len(tensors))
-    workspace.measure(workspace.plan(tensors), slots.addresses[0])
-    return bytes(read_slot(slots.table[0].cpu(), len(tensors))[1])
+    slots = make_slots(workspace.device, len(tensors))
+    workspace.measure(workspace.plan(tensors), slots[0].address)
+    return bytes(read_slot(slots[0].words.cpu(), len(tensors)).rows)
 
 
 def test_a_row_does_not_depend_on_what_else_is_in_the_list(workspace: Workspace) -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from fastguard import UnsupportedTensorError
-from fastguard.kernels.triton import Slots, Workspace
+from fastguard._device import Device
+from fastguard.kernels.slots import make_slots
+from fastguard.kernels.triton import Workspace
 from fastguard.kernels.triton import locate as locating
-from fastguard.kernels.triton.device import Device
 from fastguard.kernels.triton.launch import CHUNK
 from fastguard.kernels.triton.locate import locate
 from fastguard.kernels.triton.tables import Layout, Plan, Staging, Tables
@@ -200,15 +201,15 @@ def test_a_tensor_elsewhere_is_refused(workspace: Workspace) -> None:
 
 def test_the_steady_state_allocates_nothing(device: torch.device, workspace: Workspace) -> None:
     tensors = [torch.randn(1000) for _ in range(5)]
-    slots = Slots(device, 5)
+    slots = make_slots(device, 5)
     for _ in range(2):
-        workspace.measure(workspace.plan(tensors), slots.addresses[0], max_norm=0.1)
-        workspace.scale(workspace.plan(tensors), slots.factor_addresses[0])
+        workspace.measure(workspace.plan(tensors), slots[0].address, max_norm=0.1)
+        workspace.scale(workspace.plan(tensors), slots[0].factor_address)
     held = workspace._partials.data_ptr()
     before = torch.cuda.memory_stats()["allocation.all.allocated"] if device.type == "cuda" else 0
     for _ in range(3):
-        workspace.measure(workspace.plan(tensors), slots.addresses[0], max_norm=0.1)
-        workspace.scale(workspace.plan(tensors), slots.factor_addresses[0])
+        workspace.measure(workspace.plan(tensors), slots[0].address, max_norm=0.1)
+        workspace.scale(workspace.plan(tensors), slots[0].factor_address)
     assert workspace.tables.num_misses == 1
     assert workspace._partials.data_ptr() == held
     if device.type == "cuda":

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fastguard import kernels
+from fastguard.kernels import registry
+from fastguard.kernels.registry import BACKENDS
 from fastguard.kernels.triton import Workspace, trial
+from fastguard.stats.columns import COLUMNS, INDEX
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -21,36 +23,34 @@ def anew(workspace: Workspace) -> Any:
 
 
 def test_right_kernels_pass() -> None:
-    assert kernels.triton.problem_on(DEVICE) is None
+    assert trial.problem_on(DEVICE) is None
 
 
 @pytest.mark.parametrize("column", ["sum_sq", "abs_max", "num_nans"])
 def test_a_wrong_statistic_is_caught(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, place = trial.read_slot, trial.COLUMNS.index(column)
+    original, place = trial.read_slot, INDEX[column]
 
     def off(slot: torch.Tensor, num_rows: int) -> Any:
         header, rows = original(slot, num_rows)
         table = memoryview(rows).cast("d")
-        table[3 * len(trial.COLUMNS) + place] = table[3 * len(trial.COLUMNS) + place] * (1 + 2e-6) + (
-            column == "num_nans"
-        )
+        table[3 * len(COLUMNS) + place] = table[3 * len(COLUMNS) + place] * (1 + 2e-6) + (column == "num_nans")
         return header, rows
 
     monkeypatch.setattr(trial, "read_slot", off)
-    problem = kernels.triton.problem_on(DEVICE)
+    problem = trial.problem_on(DEVICE)
     assert problem is not None and f"wrong statistics: {column} of tensor 3 is" in problem
 
 
 def test_a_missing_skip_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Workspace.measure
     monkeypatch.setattr(Workspace, "measure", lambda *a, **k: original(*a, **{**k, "skip_nonfinite": False}))
-    problem = kernels.triton.problem_on(DEVICE)
+    problem = trial.problem_on(DEVICE)
     assert problem is not None and "did not see NaN and Inf" in problem
 
 
 def test_a_scale_that_does_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workspace, "scale", lambda *a, **k: None)
-    problem = kernels.triton.problem_on(DEVICE)
+    problem = trial.problem_on(DEVICE)
     assert problem is not None and "scaled torch.float32 wrongly" in problem
 
 
@@ -59,14 +59,14 @@ def test_whatever_a_driver_raises_is_the_reason(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("PTX was compiled with an unsupported toolchain\nmore")
 
     monkeypatch.setattr(Workspace, "measure", fail)
-    problem = kernels.triton.problem_on(DEVICE)
+    problem = trial.problem_on(DEVICE)
     assert problem == f"a trial on {DEVICE} raised RuntimeError: PTX was compiled with an unsupported toolchain"
 
 
 def test_a_trial_that_fails_leaves_the_work_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.triton, "problem_on", lambda device: "it was wrong")
-    monkeypatch.setattr(kernels.cpu, "accepts", lambda device: False)
-    kernels._say_once.cache_clear()
-    assert kernels._backend_for(DEVICE, "auto") is kernels.reference
-    monkeypatch.setattr(kernels.triton, "problem_on", lambda device: None)
-    assert kernels._backend_for(DEVICE, "auto") is kernels.triton
+    monkeypatch.setattr(BACKENDS["triton"], "problem_on", lambda device, operation: "it was wrong")
+    monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
+    registry.say_once.cache_clear()
+    assert registry.choose(DEVICE, "auto") is BACKENDS["reference"]
+    monkeypatch.setattr(BACKENDS["triton"], "problem_on", lambda device, operation: None)
+    assert registry.choose(DEVICE, "auto") is BACKENDS["triton"]

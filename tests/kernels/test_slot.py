@@ -1,4 +1,4 @@
-"""Slots: what the torch workspace leaves in them, and that it is read back as it was, in either width."""
+"""Slots: what the torch engine leaves in them, and that it is read back as it was, in either width."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import math
 import pytest
 import torch
 
-from fastguard.kernels import fold_rows, reference, reference_workspace
-from fastguard.kernels.reference_workspace import Question, ReferenceWorkspace
-from fastguard.kernels.slot import make_slots, read
-from fastguard.stats import TensorStats
+from fastguard.guard import engines
+from fastguard.guard.engines import Question, TorchEngine
+from fastguard.kernels import fold_rows, reference
+from fastguard.kernels.registry import BACKENDS
+from fastguard.kernels.slots import make_slots, read_slot
+from fastguard.stats import COLUMNS, TensorStats
 from fastguard.stats import fold_rows as fold_in_python
 
 WIDTHS = [torch.float64, torch.float32]
@@ -18,11 +20,11 @@ every_width = pytest.mark.parametrize("width", WIDTHS, ids=str)
 
 
 @pytest.fixture
-def workspace(width: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> ReferenceWorkspace:
+def workspace(width: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> TorchEngine:
     """On a device that has float64, and on one that has not."""
-    for module in (reference, reference_workspace):
+    for module in (reference, engines):
         monkeypatch.setattr(module, "wide_dtype", lambda device: width)
-    return ReferenceWorkspace(torch.device("cpu"))
+    return TorchEngine(torch.device("cpu"))
 
 
 def _tensors() -> list[torch.Tensor]:
@@ -33,16 +35,14 @@ def _tensors() -> list[torch.Tensor]:
 @pytest.mark.parametrize("scale", [None, 8.0])
 @pytest.mark.parametrize("max_norm", [math.inf, 1.3])
 @pytest.mark.parametrize("unscales_itself", [False, True])
-def test_what_is_decided(
-    workspace: ReferenceWorkspace, scale: float | None, max_norm: float, unscales_itself: bool
-) -> None:
+def test_what_is_decided(workspace: TorchEngine, scale: float | None, max_norm: float, unscales_itself: bool) -> None:
     slot = make_slots(workspace.device, 5, 2, workspace.dtype)[1]  # with more room than is needed
     tensors = [t * (scale or 1.0) for t in _tensors()]
     question = Question(7, None if scale is None else torch.tensor(scale), None, max_norm, True, unscales_itself)
     workspace.measure(workspace.plan(tensors), slot, question)
     slot.notes["loss"].fill_(2.5)
     slot.notes["lr"].fill_(0.125)
-    header, rows, notes = read(slot.words.clone(), 3)
+    header = read_slot(slot.words.clone(), 3)
     norm = 13.0
     coefficient = min(1.0, max_norm / (norm + 1e-6))
     assert (header.step, header.norm, header.skipped) == (7, norm, False)
@@ -51,10 +51,10 @@ def test_what_is_decided(
     assert header.factor == pytest.approx(coefficient / (1.0 if unscales_itself else scale or 1.0), rel=1e-7)
     assert (float(slot.skip_flag), slot.skip_flag.dtype, slot.skip_flag.dim()) == (0.0, torch.float32, 0)
     assert float(slot.divisor) == pytest.approx((scale or 1.0) / coefficient, rel=1e-7)
-    stats = TensorStats(rows)
+    stats = TensorStats(header.rows)
     assert (stats.norm, stats.numel, stats.num_zeros) == ((5.0, 0.0, 12.0), (3, 0, 4), (1, 0, 0))
     assert (stats.abs_max, stats.abs_min_nonzero, stats.sum) == ((4.0, 0.0, 6.0), (3.0, 0.0, 6.0), (-1.0, 0.0, 24.0))
-    assert notes == {"loss": 2.5, "val_loss": 0.0, "lr": 0.125}
+    assert header.notes == {"loss": 2.5, "val_loss": 0.0, "lr": 0.125}
     workspace.scale(workspace.plan(tensors), slot)
     for got, expected in zip(tensors, _tensors()):
         factor = coefficient * ((scale or 1.0) if unscales_itself else 1.0)
@@ -65,24 +65,23 @@ def test_what_is_decided(
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("skip_nonfinite", [True, False])
 @pytest.mark.parametrize("found_inf", [None, 0.0, 1.0, 2.0, math.nan])
-def test_what_is_skipped(
-    workspace: ReferenceWorkspace, value: float, skip_nonfinite: bool, found_inf: float | None
-) -> None:
+def test_what_is_skipped(workspace: TorchEngine, value: float, skip_nonfinite: bool, found_inf: float | None) -> None:
     slot = make_slots(workspace.device, 3, 1, workspace.dtype)[0]
     tensors = _tensors()
     tensors[0][1] = value
     flag = None if found_inf is None else torch.tensor(found_inf)
     workspace.measure(workspace.plan(tensors), slot, Question(0, torch.tensor(2.0), flag, 0.5, skip_nonfinite))
-    header, rows, _ = read(slot.words, 3)
+    header = read_slot(slot.words, 3)
     skips = skip_nonfinite or found_inf not in (None, 0.0)
     assert (header.skipped, float(slot.skip_flag)) == (skips, float(skips))
     assert (header.norm, header.clip_coef) == (pytest.approx(value, nan_ok=True), 1.0)
     assert header.factor == (1.0 if skips else 0.5)
-    assert (TensorStats(rows).num_nans[0], TensorStats(rows).num_infs[0]) == (value != value, value == math.inf)
+    stats = TensorStats(header.rows)
+    assert (stats.num_nans[0], stats.num_infs[0]) == (value != value, value == math.inf)
 
 
 @every_width
-def test_totals_of_several_devices(workspace: ReferenceWorkspace) -> None:
+def test_totals_of_several_devices(workspace: TorchEngine) -> None:
     slots = make_slots(workspace.device, 1, 2, workspace.dtype)
     for slot, value in zip(slots, (3.0, 4.0)):
         workspace.measure(workspace.plan([torch.tensor([value])]), slot, Question(3, max_norm=1.0), decide=False)
@@ -90,12 +89,12 @@ def test_totals_of_several_devices(workspace: ReferenceWorkspace) -> None:
     workspace.decide(totals, slots[0], Question(3, max_norm=1.0))
     slots[1].decided.copy_(slots[0].decided)
     for slot in slots:
-        header = read(slot.words, 1).header
+        header = read_slot(slot.words, 1)
         assert (header.norm, header.step) == (5.0, 3)
         assert header.clip_coef == header.factor == pytest.approx(0.2, rel=1e-6)
 
 
 def test_the_fold_is_that_of_the_rows() -> None:
-    rows, _ = reference.tensor_stats([*_tensors(), torch.tensor([math.nan, 1e-30, math.inf])])
+    rows, _ = BACKENDS["reference"].tensor_stats([*_tensors(), torch.tensor([math.nan, 1e-30, math.inf])])
     assert fold_rows(rows) == fold_in_python(TensorStats(rows))
-    assert fold_rows(bytearray()) == (0.0,) * 8
+    assert fold_rows(bytearray()) == (0.0,) * len(COLUMNS)

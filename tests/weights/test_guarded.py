@@ -192,17 +192,22 @@ def test_paused_steps_are_no_part_of_the_run():
     assert optimizer.guard.last.step == 0 and optimizer.guard.last.clipped and optimizer.guard.last.weights
 
 
+def _overhead(optimizer):
+    ring = optimizer.guard.run.ring
+    return ring.header(ring.newest).overhead_s
+
+
 def test_what_sampling_costs_is_counted():
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, weights=1)
     backward(model, 0)
     optimizer.step()
-    plain = optimizer.guard.recorder._overhead_s
+    plain = _overhead(optimizer)
     optimizer.guard.flush()
-    sampler = optimizer.guard._attachments[0]._weights._sampler
+    sampler = optimizer.guard.sampling.weights_of(optimizer.guard.run.members[0]).sampler
     sampler.after, take = (lambda *args, **kw: (sum(range(10**6)), take(*args, **kw))[1]), sampler.after
     optimizer.step()
-    assert optimizer.guard.recorder._overhead_s > plain + 5e-3
+    assert _overhead(optimizer) > plain + 5e-3
 
 
 @pytest.mark.parametrize(

@@ -1,76 +1,49 @@
-"""`fastguard bench`: what fastguard costs, against torch's own functions, side by side.
+"""`fastguard bench`: what fastguard costs, against torch's own functions, in turn with them as in training.
 
-The modules, in the order in which data flows: `cases` (what), `subject` (the tensors, and the truth about them),
-`rivals` (who), `harness`, `steps`, `further`, `memory` and `sweep` (how long, how much), `table`, `readme` and `plot`
-(what is told).
+In the order in which data flows: `cases` and `models` (what), `subject` (the tensors, and the truth about them),
+`clipping` and `steps` (who), `harness` (how long), `machine` (where).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-FORMAT = 1
-_MEMORY_CASES = ("10000x1", "gpt2-float32")
-_QUICK_LEFT_OUT = ("one-100m", "step-transformer")
+from ..cli import Parser
+from . import machine, steps
+from .cases import CASES, STEP_CASES
+from .clipping import Clipping
+from .harness import QUICK, Settings, duration, number
 
-
-def _part_names() -> list[str]:
-    from .cases import CASES, STEP_CASES
-
-    return [*CASES, *STEP_CASES, "further", "memory"]
+Measuring = Callable[[Settings], dict[str, Any]]
 
 
-def collect(
-    only: Sequence[str] = (), *, quick: bool = False, sweep: bool = False, say: Callable[[str], None] = print
-) -> dict[str, Any]:
-    """Measures, and returns the results as JSON has them.
+class Part(NamedTuple):
+    """One thing that is measured, ours against theirs: `prepare` checks it and returns what times it."""
 
-    Args:
-        only: parts to measure: names of cases, `further` (cost of further tensors), `memory`; default all.
-        quick: few rounds, for a look; the figures are not to be quoted.
-        sweep: also cost against elements and tensors.
-        say: is told what was found, as it is found.
+    title: str
+    prepare: Callable[[], Measuring]
 
-    Raises:
-        WrongResultError: a rival's result is not what float64 says.
 
-    Cost: 6 to 8 minutes on two cores; `quick` about one; 3 GB of memory, 6 GB with `sweep`.
-    """
-    from . import further, harness, machine, memory, steps, table
-    from .cases import CASES, STEP_CASES
-    from .sweep import measure_sweep
+def _clip(case: str, *, clips: bool = False) -> Part:
+    title = f"clip, {CASES[case].title}, " + ("clipping at every step" if clips else "limit not reached")
+    return Part(title, lambda: Clipping(CASES[case], clips=clips).measure)
 
-    settings = harness.QUICK if quick else harness.Settings()
-    here = machine.Machine()
-    say(machine.line(here.to_dict()) + "\n")
-    chosen = list(only) or [name for name in _part_names() if not (quick and name in _QUICK_LEFT_OUT)]
-    results: dict[str, Any] = {"format": FORMAT, "quick": quick, "cases": {}, "steps": {}}
-    for name in (n for n in CASES if n in chosen):
-        results["cases"][name] = harness.measure_case(CASES[name], settings)
-        say(table.case_text(results["cases"][name]) + "\n")
-    for name in (n for n in STEP_CASES if n in chosen):
-        case = STEP_CASES[name]
-        few = max(20, case.num_steps // 10)
-        results["steps"][name] = steps.measure_steps(case, 2, few) if quick else steps.measure_steps(case)
-        say(table.step_text(results["steps"][name]) + "\n")
-    if "further" in chosen:
-        results["further"] = further.measure_further(settings)
-    if "memory" in chosen:
-        results["memory"] = {name: memory.measure_memory(CASES[name]) for name in _MEMORY_CASES}
-    if sweep:
-        say("cost against elements and tensors:")
-        results["sweep"] = measure_sweep(say)
-        say("")
-    results["machine"] = here.to_dict()
-    results["measures"] = table.measures(results)
-    say(table.measures_text(results["measures"]))
-    if results["machine"]["is_busy"]:
-        say("\n" + machine.line(results["machine"]))
-    return results
+
+def _step(case: str, ours: str = steps.GUARDED) -> Part:
+    title = f"added to a step, {STEP_CASES[case].title}" + (", loss and JSONL" if ours == steps.RECORDED else "")
+    return Part(title, lambda: lambda settings: steps.measure_steps(STEP_CASES[case], settings, ours))
+
+
+CLIPPED = ("gpt2-float32", "300x1000", "3000x64")
+PARTS = {
+    **{name: _clip(name) for name in CASES},
+    **{f"{name}-clipping": _clip(name, clips=True) for name in CLIPPED},
+    **{name: _step(name) for name in STEP_CASES},
+    "step-mlp-jsonl": _step("step-mlp", steps.RECORDED),
+}
 
 
 def save(results: dict[str, Any], path: Path) -> None:
@@ -80,33 +53,32 @@ def save(results: dict[str, Any], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `fastguard bench`. Saves nothing unless told where."""
-    from .plot import MissingExtraError, check_available, draw
+    """The command `fastguard bench`; saves nothing unless told where.
 
-    parser = argparse.ArgumentParser(
-        prog="fastguard bench", description="Measure fastguard against torch's own functions, side by side."
-    )
-    parser.add_argument("--quick", action="store_true", help="few rounds, for a look (about a minute)")
-    parser.add_argument("--only", action="append", default=[], metavar="CASE", choices=_part_names())
+    Raises:
+        WrongResultError: a result is not what float64 says.
+
+    Cost: 2 to 3 minutes on two cores, `--quick` about one; 2 GB of memory.
+    """
+    parser = Parser("fastguard bench", "Measure fastguard against torch's own functions, side by side.")
+    parser.add_argument("--quick", action="store_true", help="few rounds, for a look; not to be quoted")
+    parser.add_argument("--only", action="append", metavar="PART", choices=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--json", type=Path, metavar="PATH", help="save the results there")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        nargs="?",
-        const=Path(),
-        metavar="FOLDER",
-        help="also measure cost against elements and tensors, and draw it into this folder (default: the current one)",
-    )
     arguments = parser.parse_args(argv)
-    if arguments.plot is not None:
-        try:
-            check_available()
-        except MissingExtraError as error:
-            parser.error(str(error))
-    results = collect(arguments.only, quick=arguments.quick, sweep=arguments.plot is not None)
+    settings = QUICK if arguments.quick else Settings()
+    here = machine.Machine()
+    results: dict[str, Any] = {"quick": arguments.quick, "parts": {}}
+    print(f"{machine.line(here.to_dict())}\n\n{'median':71} {'torch':>8} {'ours':>8} {'ratio':>6}   min – max")
+    for name in arguments.only or PARTS:
+        found = results["parts"][name] = PARTS[name].prepare()(settings)
+        theirs, ours = (duration(found[key]["median"]) for key in ("theirs_us", "ours_us"))
+        ratio = found["ratio"] or dict.fromkeys(("median", "min", "max"))
+        low, median, high = (number(ratio[key]) for key in ("min", "median", "max"))
+        print(f"{PARTS[name].title:71} {theirs:>8} {ours:>8} {median:>6}   {low} – {high}", flush=True)
+    results["machine"] = here.to_dict()
+    if results["machine"]["is_busy"]:
+        print("\n" + machine.line(results["machine"]))
     if arguments.json is not None:
         save(results, arguments.json)
         print(f"\nresults: {arguments.json}")
-    if arguments.plot is not None:
-        print("plots:", *draw(results, arguments.plot))
     return 0

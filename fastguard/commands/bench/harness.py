@@ -1,34 +1,32 @@
-"""Times rivals against one another: in alternating rounds, each proved right before."""
+"""Times calls in turn, as training makes them: each straight after another one's, on other tensors."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .cases import Case
-from .rivals import RIVALS, Rival
-from .subject import Subject
-
-_SLOW_NS = 100_000_000  # such a call takes part in few rounds, once in each
-_SETTLE_S = 0.1
+NUM_SETS = 3  # of tensors: two rivals meet every set, and each set was last seen three calls ago
+_MIN_ROUNDS = 3
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How long to measure: `num_rounds` turns for each rival, of about `turn_ns` and at least three calls."""
+class WrongResultError(RuntimeError):
+    """A result is not what float64 says; nothing is timed then."""
 
+
+class Settings(NamedTuple):
+    """How long to measure: about `budget_s`, in at most `num_rounds` rounds of at most `max_calls` calls each."""
+
+    budget_s: float = 4.0
     num_rounds: int = 15
-    num_slow_rounds: int = 5
-    turn_ns: int = 40_000_000
-    max_calls: int = 200
+    max_calls: int = 100
 
 
-QUICK = Settings(num_rounds=5, num_slow_rounds=1, turn_ns=10_000_000, max_calls=50)
+QUICK = Settings(0.3, 3, 10)
 
 
 class Spread(NamedTuple):
@@ -44,7 +42,7 @@ class Spread(NamedTuple):
         return cls(statistics.median(values), min(values), max(values))
 
     def to_dict(self) -> dict[str, float]:
-        return {"median": self.median, "min": self.min, "max": self.max}
+        return self._asdict()
 
 
 @contextmanager
@@ -67,92 +65,64 @@ def call_ns(call: Callable[[], Any]) -> int:
     return time.perf_counter_ns() - started
 
 
-class Turns:
-    """One rival's part in the rounds: its call, and the median of each turn."""
-
-    def __init__(self, rival: Rival, subject: Subject, settings: Settings) -> None:
-        self.rival = rival
-        self.call = rival.prepare(subject)
-        if rival.scales:
-            subject.fill()
-        self.norm_error = rival.check(self.call(), subject)
-        estimate = min(call_ns(self.call) for _ in range(2))
-        self.is_slow = estimate > _SLOW_NS
-        self.calls_a_turn = 1 if self.is_slow else max(3, min(settings.max_calls, settings.turn_ns // max(1, estimate)))
-        self.rounds_us: list[float | None] = []
-        self.num_calls = 0
-
-    def take(self) -> None:
-        """One turn: a call to warm up, then those that count."""
-        if not self.is_slow:
-            self.call()
-        times = [call_ns(self.call) for _ in range(self.calls_a_turn)]
-        self.num_calls += len(times)
-        self.rounds_us.append(statistics.median(times) / 1e3)
-        if self.rival.other_threads:
-            time.sleep(_SETTLE_S)
-
-    def to_dict(self) -> dict[str, Any]:
-        times = Spread.of(us for us in self.rounds_us if us is not None)
-        return {
-            "title": self.rival.title,
-            "median_us": times.median,
-            "min_us": times.min,
-            "max_us": times.max,
-            "num_calls": self.num_calls,
-            "norm_error": self.norm_error,
-            "rounds_us": self.rounds_us,
-        }
+def plan(settings: Settings, turn_ns: float) -> tuple[int, int]:
+    """How many rounds of how many turns the budget allows, if a turn takes `turn_ns`."""
+    affordable = max(_MIN_ROUNDS, int(settings.budget_s * 1e9 / max(1.0, turn_ns)))
+    num_rounds = min(settings.num_rounds, affordable)
+    return num_rounds, min(settings.max_calls, affordable // num_rounds)
 
 
-def _alternate(turns: Sequence[Turns], subject: Subject, settings: Settings) -> None:
-    every = -(-settings.num_rounds // settings.num_slow_rounds)
-    with garbage_collector_off():
-        for index in range(settings.num_rounds):
-            start = index % max(1, len(turns))
-            for turn in (*turns[start:], *turns[:start]):
-                if turn.is_slow and index % every:
-                    turn.rounds_us.append(None)
-                    continue
-                subject.freshen()
-                turn.take()
+def take_turns(
+    calls: Mapping[str, Sequence[Callable[[], Any]]],
+    settings: Settings,
+    before: Callable[[str, int], None] | None = None,
+) -> dict[str, list[float]]:
+    """Times of every rival in µs, round by round: the median of its single calls in the round.
 
-
-def measure_case(case: Case, settings: Settings, rivals: Iterable[str] = tuple(RIVALS)) -> dict[str, Any]:
-    """Times of every rival on one case; those that only read first, those that change the gradients after them.
-
-    Raises:
-        WrongResultError: a rival's result is not what float64 says.
+    Args:
+        calls: by rival, its call on each set of tensors. Rivals alternate call by call, and so do the sets.
+        before: is called before each call, untimed, with the rival's name and the number of the set.
     """
-    subject = Subject(case)
-    timings: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
-    chosen = []
-    for name in rivals:
-        reason = RIVALS[name].missing()
-        if reason is None:
-            chosen.append(RIVALS[name])
-        else:
-            left_out[name] = reason
-    for scales in (False, True):
-        turns = [Turns(rival, subject, settings) for rival in chosen if rival.scales is scales]
-        _alternate(turns, subject, settings)
-        timings |= {turn.rival.name: turn.to_dict() for turn in turns}
+    turns = itertools.count()
+
+    def turn() -> dict[str, int]:
+        times = {}
+        for name, on_sets in calls.items():
+            index = next(turns) % len(on_sets)
+            if before is not None:
+                before(name, index)
+            times[name] = call_ns(on_sets[index])
+        return times
+
+    with garbage_collector_off():
+        num_rounds, num_calls = plan(settings, min(call_ns(turn) for _ in range(2)))
+        rounds: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(num_rounds):
+            times = [turn() for _ in range(num_calls)]
+            for name, values in rounds.items():
+                values.append(statistics.median(t[name] for t in times) / 1e3)
+    return rounds
+
+
+def compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """Two rivals' times in µs, and the ratio of them round by round, as results have them; `ratio` is None where
+    theirs took no time."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b > 0]
     return {
-        "title": case.title,
-        "num_tensors": case.num_tensors,
-        "num_elements": case.num_elements,
-        "dtype": str(case.dtype).removeprefix("torch."),
-        "timings": timings,
-        "left_out": left_out,
+        "ours_us": Spread.of(ours).to_dict(),
+        "theirs_us": Spread.of(theirs).to_dict(),
+        "ratio": Spread.of(ratios).to_dict() if ratios else None,
     }
 
 
-def ratio(measured: dict[str, Any], ours: str, theirs: str) -> Spread | None:
-    """Time of one rival over that of another, round by round; None if one of them was not measured."""
-    timings = measured["timings"]
-    if ours not in timings or theirs not in timings:
-        return None
-    pairs = zip(timings[ours]["rounds_us"], timings[theirs]["rounds_us"], strict=True)
-    quotients = [a / b for a, b in pairs if a is not None and b is not None]
-    return Spread.of(quotients) if quotients else None
+def number(value: float | None) -> str:
+    """A ratio as text: two digits that count."""
+    return "" if value is None else f"{value:.3f}" if abs(value) < 0.1 else f"{value:.2f}"
+
+
+def duration(us: float) -> str:
+    """A time in µs with its unit, to three digits."""
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if us >= factor:
+            return f"{us / factor:.3g} {unit}" if us < 1e3 * factor else f"{us / factor:,.0f} {unit}"
+    return f"{us:.3g} µs"

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.kernels import cpu
+from fastguard.kernels import backends
 
 _BUSY_LOAD = 0.5
-_BUSY_RATIO = 0.05
+BUSY_RATIO = 0.05
 _TELLING_S = 1.0  # before that /proc/stat, which counts in hundredths, tells nothing
 
 
@@ -67,8 +67,8 @@ class Machine:
 
     def to_dict(self) -> dict[str, Any]:
         others = self._others_ratio()
-        isa = None
-        if cpu.unavailable() is None:
+        isa, kernels = None, backends()
+        if kernels["cpu"].available:
             from fastguard import _C
 
             isa = _C.isa()
@@ -77,7 +77,7 @@ class Machine:
             "num_cores": _num_cores(),
             "num_threads": torch.get_num_threads(),
             "isa": isa,
-            "backend": cpu.unavailable() or cpu.detail(),
+            "backend": kernels["cpu"].reason or kernels["cpu"].detail,
             "system": f"{platform.system()} {platform.release()}",
             "python": sys.version.split()[0],
             "torch": torch.__version__,
@@ -86,7 +86,7 @@ class Machine:
             "seconds": round(time.time() - self._started, 1),
             "load_at_start": self._load,
             "others_ratio": None if others is None else round(others, 4),
-            "is_busy": (self._load or 0.0) > _BUSY_LOAD if others is None else others > _BUSY_RATIO,
+            "is_busy": (self._load or 0.0) > _BUSY_LOAD if others is None else others > BUSY_RATIO,
         }
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 import statistics
-import time
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,26 +18,30 @@ import torch
 import fastguard
 
 from .cases import StepCase
-from .harness import Spread, garbage_collector_off
-from .rivals import NO_CLIPPING, WrongResultError
+from .clipping import NO_CLIPPING, require_close
+from .harness import Settings, Spread, WrongResultError, call_ns, compared, garbage_collector_off
 
-PLAIN, CLIP, GUARDED = "plain", "clip", "guarded"
-KINDS = (PLAIN, CLIP, GUARDED)
-_MAX_WARM_UP = 30
+PLAIN, CLIP, GUARDED, RECORDED = "plain", "clip", "guarded", "recorded"
+_NUM_REPETITIONS = 5
+_MAX_WARM_UP = 100
+_MIN_STEPS, _MAX_STEPS = 12, 3000
 _LR = 1e-6  # so small that the last step does the same work as the first
 
 
 class Run:
-    """One of three runs that start alike: unguarded, with torch's `clip_grad_norm_`, or guarded."""
+    """One of the runs that start alike: unguarded, with torch's `clip_grad_norm_`, guarded, or guarded with each loss
+    observed and each record written to `log`."""
 
-    def __init__(self, case: StepCase, kind: str) -> None:
+    def __init__(self, case: StepCase, kind: str, log: Path | None = None) -> None:
         task = case.build()
         self.loss = task.loss
         self.parameters = list(task.model.parameters())
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=_LR, fused=True)
-        if kind == GUARDED:
-            fastguard.wrap(self.optimizer, task.model, max_norm=NO_CLIPPING)
-        self.step: Callable[[], None] = self._clip_and_step if kind == CLIP else self._step
+        self.optimizer: Any = torch.optim.AdamW(self.parameters, lr=_LR, fused=True)
+        if kind in (GUARDED, RECORDED):
+            sinks = [fastguard.JsonlSink(log)] if log is not None else []
+            fastguard.wrap(self.optimizer, task.model, max_norm=NO_CLIPPING, sinks=sinks)
+        steps = {CLIP: self._clip_and_step, RECORDED: self._step_and_observe}
+        self.step: Callable[[], None] = steps.get(kind, self._step)
 
     def _step(self) -> None:
         self.optimizer.zero_grad()
@@ -45,54 +54,90 @@ class Run:
         torch.nn.utils.clip_grad_norm_(self.parameters, NO_CLIPPING)
         self.optimizer.step()
 
+    def _step_and_observe(self) -> None:
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.guard.observe(loss=loss)
 
-def _repetition(case: StepCase, num_steps: int) -> dict[str, float]:
-    """One step of each run in turn, in every order; medians of the steps and of their differences in one iteration."""
-    runs = {kind: Run(case, kind) for kind in KINDS}
-    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    orders = list(permutations(KINDS))
-    num_warm_up = min(_MAX_WARM_UP, num_steps)
-    with garbage_collector_off():
-        for index in range(-num_warm_up, num_steps):
-            for kind in orders[index % len(orders)]:
-                step = runs[kind].step
-                started = time.perf_counter_ns()
-                step()
-                elapsed = time.perf_counter_ns() - started
-                if index >= 0:
-                    times[kind].append(elapsed / 1e3)
-    for kind in (CLIP, GUARDED):
+    def norm(self) -> float:
+        """Norm of the gradients of the last step, in float64."""
+        return math.sqrt(
+            math.fsum(float(p.grad.double().square().sum()) for p in self.parameters if p.grad is not None)
+        )
+
+
+@contextmanager
+def _without_a_word() -> Iterator[None]:
+    """The diagnosis runs as ever, and rightly finds that a model with such a learning rate does not learn."""
+    log = logging.getLogger("fastguard")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _check(case: StepCase, runs: dict[str, Run], ours: str, num_steps: int, log: Path) -> None:
+    for kind in (CLIP, ours):
         for a, b in zip(runs[PLAIN].parameters, runs[kind].parameters, strict=True):
             if not torch.equal(a, b):
                 raise WrongResultError(f"{case.title}: parameters of the {kind} run are not those of the plain one")
-    record = runs[GUARDED].optimizer.guard.last  # type: ignore[attr-defined]
-    if record.step != num_warm_up + num_steps - 1:
-        raise WrongResultError(f"{case.title}: the guard recorded {record.step + 1} steps")
-    medians = {f"{kind}_us": statistics.median(times[kind]) for kind in KINDS}
-    for kind in (CLIP, GUARDED):
-        differences = [a - b for a, b in zip(times[kind], times[PLAIN], strict=True)]
-        medians[f"{kind}_adds_us"] = statistics.median(differences)
-    return medians
+    guard = runs[ours].optimizer.guard
+    require_close(f"{case.title}: norm", guard.last.norm, runs[ours].norm(), 1e-6)
+    guard.close()
+    lines = log.read_text(encoding="utf-8").splitlines() if ours == RECORDED else []
+    num_recorded = sum("step" in json.loads(line) for line in lines) if ours == RECORDED else guard.last.step + 1
+    if num_recorded != num_steps:
+        raise WrongResultError(f"{case.title}: of {num_steps} steps {num_recorded} were recorded")
 
 
-def measure_steps(case: StepCase, num_repetitions: int = 5, num_steps: int | None = None) -> dict[str, Any]:
-    """Times of whole steps (zero_grad, forward, backward, clip if asked for, optimizer step).
+def _repetition(case: StepCase, ours: str, budget_ns: float, max_steps: int) -> dict[str, float]:
+    """One step of each run in turn, in every order; medians of the steps and of their differences in one iteration."""
+    with tempfile.TemporaryDirectory() as folder, _without_a_word():
+        log = Path(folder) / "log.jsonl"
+        runs = {kind: Run(case, kind, log if kind == RECORDED else None) for kind in (PLAIN, CLIP, ours)}
+        orders = list(permutations(runs))
+        times: dict[str, list[int]] = {kind: [] for kind in runs}
+        num_warm_up = num_steps = len(orders)
+        with garbage_collector_off():
+            index = 0
+            while index < num_warm_up + num_steps:
+                for kind in orders[index % len(orders)]:
+                    times[kind].append(call_ns(runs[kind].step))
+                index += 1
+                if index == len(orders):
+                    affordable = int(budget_ns / sum(statistics.median(values) for values in times.values()))
+                    num_steps = min(max_steps, max(_MIN_STEPS, affordable))
+                    num_warm_up = max(len(orders), min(_MAX_WARM_UP, num_steps // 4))
+        _check(case, runs, ours, index, log)
+    counted = {kind: values[num_warm_up:] for kind, values in times.items()}
+    found = {f"{kind}_us": statistics.median(values) / 1e3 for kind, values in counted.items()}
+    for key, kind in (("ours_us", ours), ("theirs_us", CLIP)):
+        differences = [a - b for a, b in zip(counted[kind], counted[PLAIN], strict=True)]
+        found[key] = statistics.median(differences) / 1e3
+    return {**found, "num_steps": num_steps}
 
-    Three runs from the same weights on the same batch take one step each in turn. What clipping and guarding add is
-    the median, over the iterations, of the difference from the plain step of the same iteration.
+
+def measure_steps(
+    case: StepCase, settings: Settings, ours: str = GUARDED, *, max_steps: int = _MAX_STEPS
+) -> dict[str, Any]:
+    """What guarding adds to whole steps (zero_grad, forward, backward, clip if asked for, optimizer step), and what
+    `clip_grad_norm_` adds.
+
+    Three runs from the same weights on the same batch take one step each in turn. What is added is the median, over the
+    iterations, of the difference from the plain step of the same iteration.
 
     Raises:
-        WrongResultError: the runs did not end with the same parameters, bit for bit.
+        WrongResultError: the runs did not end with the same parameters, bit for bit; the guard's norm is not what
+            float64 says; a record is missing.
     """
-    num_steps = case.num_steps if num_steps is None else num_steps
-    repetitions = [_repetition(case, num_steps) for _ in range(num_repetitions)]
-    result: dict[str, Any] = {
-        "title": case.title,
-        "num_steps": num_steps,
-        "num_tensors": len(list(case.build().model.parameters())),
+    budget_ns = 4e9 * settings.budget_s / _NUM_REPETITIONS  # small differences of large times
+    num_repetitions = min(_NUM_REPETITIONS, settings.num_rounds)
+    repetitions = [_repetition(case, ours, budget_ns, max_steps) for _ in range(num_repetitions)]
+    return {
+        **compared([r["ours_us"] for r in repetitions], [r["theirs_us"] for r in repetitions]),
+        "plain_us": Spread.of(r["plain_us"] for r in repetitions).to_dict(),
         "repetitions": repetitions,
     }
-    for key in repetitions[0]:
-        result[key] = Spread.of(r[key] for r in repetitions).to_dict()
-    result["ratio"] = Spread.of(r["guarded_adds_us"] / r["clip_adds_us"] for r in repetitions).to_dict()
-    return result

@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
     from . import run
 
     return run.run(
-        run.Settings(
+        run.DemoSettings(
             steps=arguments.steps,
             minutes=arguments.minutes or (0.3 if arguments.quick else 2.5),
             quick=arguments.quick,

@@ -9,7 +9,7 @@ VOCABULARY = 256
 CONTEXT = 64
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a two-layer MLP, each behind a LayerNorm and added to what came in."""
 
     def __init__(self, width: int, num_heads: int) -> None:
@@ -36,7 +36,7 @@ class CharTransformer(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
         self.positions = nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(num_blocks))
+        self.blocks = nn.ModuleList(TransformerBlock(width, num_heads) for _ in range(num_blocks))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY)
         for embedding in (self.tokens, self.positions):

@@ -26,7 +26,7 @@ _MEASURING = 0.12
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DemoSettings:
     """What the command line said; `steps` is None if time decides."""
 
     steps: int | None
@@ -52,7 +52,7 @@ def _check_backend() -> None:
         raise CommandError(str(error)) from None
 
 
-def run(settings: Settings) -> int:
+def run(settings: DemoSettings) -> int:
     """Trains, reports, samples, measures; the exit code."""
     started = time.perf_counter()
     _check_backend()

@@ -1,11 +1,10 @@
-"""The rules, one file a family. Each registers itself when it is imported."""
+"""The rules, one file a family. Each file here is imported, in the order of the alphabet, and registers its rules.
 
-from . import data as data
-from . import explosion as explosion
-from . import loss as loss
-from . import loss_validation as loss_validation
-from . import lr as lr
-from . import nonfinite as nonfinite
-from . import units as units
-from . import vanishing as vanishing
-from . import weights as weights
+A file's `TITLE` is what the pages call the family; files share one by the part of their name before an underscore.
+"""
+
+import importlib
+import pkgutil
+
+for _name in sorted(found.name for found in pkgutil.iter_modules(__path__)):
+    importlib.import_module(f"{__name__}.{_name}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from ...history import Spike, TrainingHistory
 from ..finding import Finding
 from ..registry import rule
 from ..signals import median, signals_of
+
+TITLE = "Data"
 
 
 @rule(
@@ -68,12 +71,11 @@ def _period(spikes: list[Spike], tolerance: int, least: int) -> int | None:
 def label_noise(
     history: TrainingHistory, *, learnt: float = 0.3, carried: float = 0.1, validations: int = 4
 ) -> Finding | None:
-    """The training loss fell by a share `learnt` of where it began, the best validation by less than `carried` of its
-    own.
+    """The training loss fell by a share `learnt` of where it began, the best validation loss by less than `carried`.
 
     From `validations` validations on, the newest above the first. Only a hint: too few samples look alike.
     """
-    known = [v for v in history.validations if v.train_loss - v.train_loss == 0.0]
+    known = [v for v in history.validations if math.isfinite(v.train_loss)]
     first = signals_of(history).initial_loss
     if len(known) < validations or not first > 0.0:
         return None

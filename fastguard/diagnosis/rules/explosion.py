@@ -7,10 +7,11 @@ from bisect import bisect_left, insort
 
 from ...history import Entry, TrainingHistory
 from ...stats.running import quantiles
-from ..finding import Finding
+from ..finding import Finding, count
 from ..registry import rule
 from ..signals import median, signals_of
-from ..wording import count
+
+TITLE = "Gradients too large"
 
 
 @rule(
@@ -177,8 +178,7 @@ def growing_norm(
 def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, back: int = 512) -> Finding | None:
     """Norms jumped to at least `ratio` times their average within one step and stayed there for `run` steps or more.
 
-    Of the newest `back` steps. Where the loss falls by a fifth in the 60 steps from there, learning has set in: that is
-    silent.
+    Of the newest `back` steps. Silent where the loss falls by a fifth in the 60 steps from there: learning has set in.
     """
     newest = history.clean[-1].step if history.clean else 0
     for spike in reversed(history.norm_trend.spikes):
@@ -212,8 +212,7 @@ def _has_begun_to_learn(history: TrainingHistory, step: int) -> bool:
     reads="each tensor's usual gradient, at first and lately",
     source="torchmortem's layer ratio of 100, taken relative to how the layers began",
     remedy="One layer's gradient runs away from the others': look at its weights and its input, give it a lower "
-    "learning "
-    "rate, or normalise before it.",
+    "learning rate, or normalise before it.",
 )
 def layer_norm_imbalance(
     history: TrainingHistory, *, ratio: float = 100.0, min_tensors: int = 4, min_samples: int = 6
@@ -279,8 +278,7 @@ def unscaled_accumulation(
         )
     return Finding(
         f"{passes} backward passes are added up for each step, and the sum is clipped to {coef:.2g} of itself: it "
-        f"looks "
-        "as if the losses were not divided by their number.",
+        "looks as if the losses were not divided by their number.",
         newest[0].step,
         newest[-1].step,
         evidence={"backward_per_step": passes, "median_coef": coef, "threshold": share / passes},

@@ -10,6 +10,8 @@ from ..finding import Finding
 from ..registry import rule
 from ..signals import median, noise, signals_of
 
+TITLE = "Loss"
+
 
 @rule(
     "loss-explosion",
@@ -21,8 +23,7 @@ from ..signals import median, noise, signals_of
 def loss_explosion(
     history: TrainingHistory, *, ratio: float = 3.0, run: int = 3, peak: float = 30.0, peak_ratio: float = 1.5
 ) -> Finding | None:
-    """At least `run` losses in a row above `ratio` times the first; or one above `peak` times, the next above
-    `peak_ratio`."""
+    """At least `run` losses in a row above `ratio` times the first, or one above `peak` and the next `peak_ratio`."""
     s = signals_of(history)
     first = s.initial_loss
     if not first > 0.0 or not s.losses or max(s.losses) <= ratio * first:
@@ -118,8 +119,7 @@ def loss_spike(
     worst = max(spikes, key=lambda spike: spike.value / max(abs(spike.mean), 1e-300))
     return Finding(
         f"The loss jumped {len(spikes)} time{'' if len(spikes) == 1 else 's'} for a step or so: to {worst.value:.4g} "
-        f"at "
-        f"step {worst.first_step}, from an average of {worst.mean:.4g}.",
+        f"at step {worst.first_step}, from an average of {worst.mean:.4g}.",
         spikes[0].first_step,
         spikes[-1].last_step,
         evidence={"loss": worst.value, "mean": worst.mean, "z": worst.z, "num_spikes": len(spikes), "threshold_z": z},
@@ -183,8 +183,7 @@ def loss_oscillation(
         return None
     return Finding(
         f"The loss changes by {now:.3g} from step to step, {now / max(blocks[calmest], 1e-300):.3g} times as much as "
-        f"at "
-        "its calmest, and has come up from its best.",
+        "at its calmest, and has come up from its best.",
         s.loss_entries[-80].step,
         s.loss_entries[-1].step,
         evidence={"noise": now, "calmest": blocks[calmest], "threshold_ratio": ratio},
@@ -245,8 +244,7 @@ def underfitting(
 
     High: less than a share `progress` of the first losses has been gained. Surely: the line through the losses, plus
     two standard errors. Less than `flat_both` will do where at least `validations` validation losses of these steps
-    have fallen by less than `flat`. From `min_steps` steps on, within the window; steps after a decay to a third do not
-    count.
+    have fallen by less than `flat`. From `min_steps` steps on, within the window, up to a decay to a third.
     """
     s = signals_of(history)
     trend = history.loss_trend

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from ...history import TrainingHistory
 from ..finding import Finding
 from ..registry import rule
 from ..signals import median, signals_of
+
+TITLE = "Loss"
 
 
 @rule(
@@ -26,7 +29,7 @@ def overfitting(
     Also by more than a `share` of the first validation loss, and by a `gap` above the training loss. A validation loss
     that dances around its best is silent.
     """
-    known = [v for v in history.validations if v.train_loss - v.train_loss == 0.0]
+    known = [v for v in history.validations if math.isfinite(v.train_loss)]
     if len(known) <= validations:
         return None
     best = min(range(len(known)), key=lambda i: known[i].val_loss)
@@ -89,8 +92,7 @@ def overtraining(history: TrainingHistory, *, patience: int = 10) -> Finding | N
 def training_above_validation(
     history: TrainingHistory, *, ratio: float = 1.12, validations: int = 3, high: float = 0.3
 ) -> Finding | None:
-    """In `validations` in a row, the training loss after a validation is `ratio` times the validation loss, and stays
-    high.
+    """In `validations` in a row the training loss after a validation is `ratio` times the validation loss, and high.
 
     The training loss of the steps until the next validation counts, so that a loss that falls quickly is silent. High:
     above a share `high` of the first losses.

@@ -9,18 +9,18 @@ from ..finding import Finding
 from ..registry import rule
 from ..signals import signals_of
 
+TITLE = "Learning rate"
+
 
 @rule(
     "learning-rate-jump",
     reads="learning rates of the window, and the whole run's before it",
     source="our own: warm-ups climb, and restarts return to where they were",
     remedy="Something multiplied the learning rate in the middle of the run: a scheduler resumed without its state, "
-    "one "
-    "that is stepped twice, or code that sets param_groups. Go back to a checkpoint from before.",
+    "one that is stepped twice, or code that sets param_groups. Go back to a checkpoint from before.",
 )
 def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_steps: int = 20) -> Finding | None:
-    """From one step to the next the learning rate became `ratio` times the largest ever, after `min_steps` clean
-    steps."""
+    """The learning rate became `ratio` times the largest ever in one step, after `min_steps` clean steps."""
     if history.num_clean <= min_steps or history.lrs.max < ratio * history.lrs.min:
         return None
     s = signals_of(history)

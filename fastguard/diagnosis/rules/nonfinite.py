@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from ...history import TrainingHistory
-from ..finding import Finding, Severity
+from ..finding import Finding, Severity, count, listed
 from ..registry import rule
-from ..wording import count, listed
+
+TITLE = "NaN and Inf"
 
 _SCALER_CALIBRATION = "GradScaler finds its scale by such skips; this is normal."
 
@@ -119,8 +120,7 @@ def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) ->
     reads="losses of all steps, skipped ones too",
     source="the toolkit's LOSS_EXPLOSION (NaN or Inf among the last 5 losses)",
     remedy="Look at the batch of that step for NaN, Inf and empty inputs, and at logarithms, divisions and square "
-    "roots "
-    "in the loss. If the loss grew before, lower the learning rate.",
+    "roots in the loss. If the loss grew before, lower the learning rate.",
 )
 def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) -> Finding | None:
     """A loss of NaN or Inf: a warning; critical if among the `newest` losses, or `run` in a row."""
@@ -220,12 +220,10 @@ def non_finite_weights(history: TrainingHistory) -> Finding | None:
     reads="the GradScaler's scale over the window",
     source="our own; GradScaler starts at 2**16 and halves at each overflow",
     remedy="Overflow comes from the activations or the loss, not from the scale: look for the layer whose output "
-    "leaves "
-    "float16's range (65504), use bfloat16, or keep that layer in float32.",
+    "leaves float16's range (65504), use bfloat16, or keep that layer in float32.",
 )
 def loss_scale_collapse(history: TrainingHistory, *, factor: float = 256.0, low: float = 1.0) -> Finding | None:
-    """The scale is `factor` times smaller than its largest in the window, or below `low`, and the last step
-    overflowed."""
+    """The last step overflowed, and the scale is `factor` times below its largest in the window, or below `low`."""
     scaled = [e for e in history.recent if e.loss_scale is not None]
     if len(scaled) < 2 or not scaled[-1].skipped:
         return None

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 
 from ...history import TrainingHistory
 from ...stats.samples import ModuleActivity
-from ..finding import Finding
+from ..finding import Finding, count, listed
 from ..registry import rule
 from ..signals import signals_of
-from ..wording import count, listed
+
+TITLE = "Units"
 
 _MANY_BATCHES = 4
 _NEARLY_ALL = 0.95
@@ -84,9 +85,8 @@ def dead_relu_units(
 ) -> Finding | None:
     """At least a `share` of a ReLU's units are zero for every input, in `samples` samples in a row: info.
 
-    A warning from `severe` on if the loss suffers, or from 95 % on: networks live with half of their units, and learn
-    on.
-    A unit that is often zero is sparse, not dead. Where units were not told apart, the share of zeros must reach 0.99.
+    A warning from `severe` on if the loss suffers, or from 95 % on: networks live with half of their units. A unit that
+    is often zero is sparse, not dead. Where units were not told apart, the share of zeros must reach 0.99.
     """
     found = _lasting(history, ("relu",), lambda m: _dead(m) if m.num_units else _all_or_nothing(m), share, samples)
     return _finding(found, history, "{:.0f} % of the units of {} are dead", share, severe) if found else None

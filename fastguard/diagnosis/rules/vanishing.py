@@ -6,13 +6,13 @@ import math
 
 from ...history import TensorTrack, TrainingHistory
 from ...history.updates import is_bias
-from ...stats import COLUMNS
-from ..finding import Finding
+from ...stats.columns import INDEX
+from ..finding import Finding, count, listed
 from ..registry import rule
 from ..signals import median, signals_of
-from ..wording import count, listed
 
-_NUM_ZEROS = COLUMNS.index("num_zeros")
+TITLE = "Gradients too small"
+
 _HALF_STEP = 2.0**-24  # the smallest positive float16
 
 
@@ -29,7 +29,7 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding |
     if record is None or not record.is_finite:
         return None
     tensors = record.tensors
-    if not tensors.total_row()[_NUM_ZEROS] or not len(tensors):
+    if not tensors.total_row()[INDEX["num_zeros"]] or not len(tensors):
         return None
     columns = zip(tensors.column("num_zeros"), tensors.column("numel"))
     at = [i for i, (zeros, numel) in enumerate(columns) if zeros == numel > 0]
@@ -137,8 +137,7 @@ def vanishing_norm(
 def vanishing_layers(
     history: TrainingHistory, *, ratio: float = 1e-3, ratio_alone: float = 1e-5, progress: float = 0.6
 ) -> Finding | None:
-    """The median gradient of the first quarter of the tensors is below `ratio` of the last quarter's, element for
-    element.
+    """The first quarter of the tensors has a median gradient below `ratio` of the last quarter's, element for element.
 
     A warning if the loss has not come down by a share `progress`, or below `ratio_alone`; else info. Each quarter has
     at least two tensors; biases (which a normalisation after them makes idle) and zeros do not count. From the

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ...history import TrainingHistory, UpdateRatio
 from ...history.updates import is_bias
-from ..finding import Finding, Severity
+from ..finding import Finding, Severity, count, listed
 from ..registry import rule
 from ..signals import median, signals_of
-from ..wording import count, listed
+
+TITLE = "Weights and updates"
 
 
 @rule(
@@ -86,8 +87,7 @@ def update_ratio_low(
     progress: float = 0.03,
     min_steps: int = 30,
 ) -> Finding | None:
-    """The median weight changes by less than `ratio` of itself a step, and the loss has come down by less than
-    `progress`.
+    """The median weight changes by less than `ratio` of itself a step, and the loss has fallen by less than `progress`.
 
     Without losses, by less than `ratio_alone`. In all samples (two at least), once there were `min_steps` steps at half
     of the largest learning rate or more and it rises no longer.
@@ -214,8 +214,7 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5) -> Findin
     reads="names of the model's parameters against those that ever had a gradient",
     source="our own: what the loss does not depend on never learns",
     remedy="These parameters are trainable and in the optimizer, but the loss does not depend on them: are they used "
-    "in "
-    "the forward pass, and is nothing between them and the loss detached?",
+    "in the forward pass, and is nothing between them and the loss detached?",
 )
 def missing_gradients(history: TrainingHistory, *, samples: int = 4, share: float = 0.5) -> Finding | None:
     """Parameters without a gradient in `samples` samples; info if they are more than a `share` of the model's."""

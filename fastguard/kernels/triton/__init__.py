@@ -1,7 +1,7 @@
 """Triton kernels for GPUs: two launches for all statistics and the decision, a third that scales only when it must.
 
-As a backend this module gives tables to the host, which synchronises; a guard works with `Workspace` and `Slots` and
-never does. Nothing here imports Triton before it is used.
+As a backend they give tables to the host, which synchronises; a guard works with `Workspace` and slots and never
+does. Nothing here imports Triton before it is used.
 """
 
 from __future__ import annotations
@@ -14,24 +14,14 @@ from collections.abc import Sequence
 import torch
 
 from ... import _env
-from .slots import Header, Slots, read_slot
+from ..backend import Backend
+from ..slots import make_slots, read_slot
+from . import activations, trial
+from .locate import accepts, device_for
 from .tables import Plan
-from .trial import problem_on
 from .workspace import Workspace
 
-__all__ = [
-    "Workspace",
-    "Plan",
-    "Slots",
-    "Header",
-    "read_slot",
-    "unavailable",
-    "detail",
-    "accepts",
-    "problem_on",
-    "tensor_stats",
-    "scale_",
-]
+__all__ = ["Plan", "TritonBackend", "Workspace", "unavailable"]
 
 _OLDEST = (7, 0)  # compute capability that Triton compiles for
 _lock = threading.Lock()
@@ -53,50 +43,59 @@ def unavailable() -> str | None:
     return "no GPU that torch can use; TRITON_INTERPRET=1 runs the kernels on the CPU, slowly, for tests"
 
 
-def detail() -> str:
-    import triton
-
-    if _env.triton_interpreter():
-        return f"Triton {triton.__version__}, interpreted on the CPU (TRITON_INTERPRET=1)"
-    module = torch.cuda if torch.cuda.is_available() else torch.xpu
-    return f"Triton {triton.__version__}, {module.get_device_name()}"
-
-
-def accepts(device: torch.device) -> bool:
-    return device.type == "cpu" if _env.triton_interpreter() else device.type in ("cuda", "xpu")
-
-
 @functools.cache
 def _workspace(device: torch.device) -> Workspace:
     return Workspace(device)
 
 
-def _device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
-    device = tensors[0].device if isinstance(tensors[0], torch.Tensor) else torch.device("cpu")
-    return device if accepts(device) else torch.device("cpu" if _env.triton_interpreter() else "cuda")
+class TritonBackend(Backend):
+    """The Triton kernels, for GPUs; interpreted, for tensors on the CPU."""
 
+    name = "triton"
 
-def tensor_stats(tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
-    """Rows of `tensors`, which are on one device, times `unscale`, as float64 bytes. Synchronises once, at the end.
+    def unavailable(self) -> str | None:
+        return unavailable()
 
-    Cost: one read of every element; one launch a dtype and one more; a copy of 64 bytes a tensor to the host.
-    """
-    if not tensors:
-        return bytearray(), None
-    with _lock:
-        workspace = _workspace(_device_of(tensors))
-        plan = workspace.plan(tensors)
-        slots = Slots(workspace.device, len(tensors))
-        workspace.measure(plan, slots.addresses[0], unscale=unscale)
-        return read_slot(slots.table[0].cpu(), len(tensors))[1], None
+    def detail(self) -> str:
+        import triton
 
+        if _env.triton_interpreter():
+            return f"Triton {triton.__version__}, interpreted on the CPU (TRITON_INTERPRET=1)"
+        module = torch.cuda if torch.cuda.is_available() else torch.xpu
+        return f"Triton {triton.__version__}, {module.get_device_name()}"
 
-def scale_(tensors: Sequence[torch.Tensor], factor: float) -> None:
-    """x *= factor for every tensor; one read and one write of each. Does not synchronise."""
-    if not tensors:
-        return
-    with _lock:
-        workspace = _workspace(_device_of(tensors))
-        plan = workspace.plan(tensors, writable=True)
-        held = torch.full((), factor, dtype=torch.float64, device=workspace.device)
-        workspace.scale(plan, held.data_ptr())
+    def accepts(self, device: torch.device) -> bool:
+        return accepts(device)
+
+    def problem_on(self, device: torch.device, operation: str) -> str | None:
+        return trial.problem_on(device, operation)
+
+    def tensor_stats(self, tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
+        """Rows of `tensors`, which are on one device, times `unscale`, as float64 bytes. Synchronises once, at the end.
+
+        Cost: one read of every element; one launch a dtype and one more; a copy of a row a tensor to the host.
+        """
+        if not tensors:
+            return bytearray(), None
+        with _lock:
+            workspace = _workspace(device_for(tensors))
+            plan = workspace.plan(tensors)
+            slot = make_slots(workspace.device, len(tensors))[0]
+            workspace.measure(plan, slot.address, unscale=unscale)
+            return read_slot(slot.words.cpu(), len(tensors)).rows, None
+
+    def scale_(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
+        """x *= factor for every tensor; one read and one write of each. Does not synchronise."""
+        if not tensors:
+            return
+        with _lock:
+            workspace = _workspace(device_for(tensors))
+            plan = workspace.plan(tensors, writable=True)
+            held = torch.full((), factor, dtype=torch.float64, device=workspace.device)
+            workspace.scale(plan, held.data_ptr())
+
+    activation_row = staticmethod(activations.activation_row)
+    channel_table = staticmethod(activations.channel_table)
+    activation_row_into = staticmethod(activations.activation_row_into)
+    channel_table_into = staticmethod(activations.channel_table_into)
+    magnitude_counts = staticmethod(activations.magnitude_counts)

@@ -14,7 +14,7 @@ from .launch import add_magnitudes_launcher, fold_launcher, magnitudes_launcher
 from .locate import is_dense
 from .workspace import Workspace
 
-_NUM_PARTIALS = 10  # of a program, for the row; see activation_kernels.py
+_NUM_PARTIALS = 10  # of a program, for the row; see lang/activations.py
 _PROGRAMS_PER_PROCESSOR = 8  # of a launch whose programs loop
 
 
@@ -95,7 +95,7 @@ class ActivationWorkspace(Workspace):
         )
 
     def count_magnitudes(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.dtype, torch.Tensor]]:
-        """Counts of floor(log2 |x|) for each dtype among `tensors`: bins, int64; see magnitude_kernels.py.
+        """Counts of floor(log2 |x|) for each dtype among `tensors`: bins, int64; see lang/magnitudes.py.
 
         Cost: one read of every element; two launches a dtype; no sync; memory for the bins is allocated.
         """

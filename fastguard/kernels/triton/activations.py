@@ -18,6 +18,7 @@ from ...stats.magnitudes import LOWEST_EXPONENT, NUM_COUNTS
 from ...stats.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from ..tensors import plain
 from .activation_workspace import ActivationWorkspace
+from .locate import accepts, device_for
 
 _ROW = len(ACTIVATION_COLUMNS)
 _CHANNEL = len(CHANNEL_COLUMNS)
@@ -31,8 +32,6 @@ def _workspace(device: torch.device) -> ActivationWorkspace:
 
 def _served(x: torch.Tensor) -> torch.Tensor:
     """`x` as memory of a dtype that the kernels read, on a device that they can run on."""
-    from . import accepts
-
     values = plain(x, 0)
     if not accepts(values.device):
         raise UnsupportedTensorError(0, f'must be on a GPU for backend "triton", got {values.device}')
@@ -93,10 +92,8 @@ def magnitude_counts(tensors: Sequence[torch.Tensor]) -> list[int]:
     counts = [0] * NUM_COUNTS
     if not tensors:
         return counts
-    from . import _device_of
-
     with _lock:
-        found = _workspace(_device_of(tensors)).count_magnitudes(tensors)
+        found = _workspace(device_for(tensors)).count_magnitudes(tensors)
     for dtype, bins in found:
         exponents = 2098 if dtype == torch.float64 else 277
         first = 3 + (0 if dtype == torch.float64 else -149 - LOWEST_EXPONENT)

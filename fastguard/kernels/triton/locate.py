@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from ... import _env
 from ...errors import UnsupportedTensorError
 from ..tensors import OVERLAP, may_overlap, plain
 from .tables import DTYPES
@@ -18,6 +19,17 @@ except ImportError:  # Python calls do the same, five times as slowly
     _C = None  # type: ignore[assignment]
 
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+
+
+def accepts(device: torch.device) -> bool:
+    """Whether the kernels, compiled or interpreted, read tensors on `device`."""
+    return device.type == "cpu" if _env.triton_interpreter() else device.type in ("cuda", "xpu")
+
+
+def device_for(tensors: Sequence[Any]) -> torch.device:
+    """The device of the first of `tensors`, or, if the kernels are not for that, one on which others are refused."""
+    device = tensors[0].device if isinstance(tensors[0], torch.Tensor) else torch.device("cpu")
+    return device if accepts(device) else torch.device("cpu" if _env.triton_interpreter() else "cuda")
 
 
 class Located(NamedTuple):

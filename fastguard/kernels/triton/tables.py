@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .device import Device
+from ..._device import Device
 from .launch import CHUNK
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # by their number in a size; csrc/stats.h
@@ -55,7 +55,7 @@ class Staging:
 
 
 class Layout:
-    """How a list of sizes is cut into chunks; see kernels.py for the tables.
+    """How a list of sizes is cut into chunks; see lang/stats.py for the tables.
 
     Rows of one dtype have chunks that follow each other, so that one launch serves them. No chunk holds elements of two
     rows, so a row comes out the same whatever else is in the list.

@@ -8,59 +8,69 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from ...stats import COLUMNS
-from .. import reference
-from .slots import Slots, read_slot
+from ...stats.columns import INDEX, TABLE, Column
+from ...stats.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
+from .. import reference_activations
+from ..reference import ReferenceBackend
+from ..slots import make_slots, read_slot
+from . import activations
 from .workspace import Workspace
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_EXACT = ("numel", "abs_max", "abs_min_nonzero", "num_zeros", "num_nans", "num_infs")
 _TOLERANCE = 1e-6  # of sums, the contract's
+_LIMITS = (-0.99, 0.75, 1e-3)
+# A row; channels side by side, in long runs and in short ones.
+_CASES: tuple[tuple[tuple[int, ...], int | None], ...] = (((9001,), None), ((70, 140), 1), ((2, 3, 45, 40), 1))
+_ACTIVATION_TOLERANCE = 1e-5  # of the mean in standard deviations, of the variance and of sums of magnitudes
 
 
-def problem_on(device: torch.device) -> str | None:
-    """What went wrong in a trial on `device`; None if nothing did. There is one trial a device and process.
+def problem_on(device: torch.device, operation: str = "tensor_stats") -> str | None:
+    """What went wrong in a trial of `operation` on `device`; None if nothing did. There are two trials a device and
+    process: one of statistics and scaling, and one of all that reads activations.
 
     Cost: once, the kernels' compilation (some seconds, kept by Triton on disk), and a few syncs. None while a CUDA
     graph is being captured, when nothing may sync.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
-    return _problem_on(device)
+    problem = _problem_on(_try_statistics, device)
+    if problem is None and operation not in ("tensor_stats", "scale_"):
+        problem = _problem_on(_try_activations, device)
+    return problem
 
 
 @functools.cache
-def _problem_on(device: torch.device) -> str | None:
+def _problem_on(attempt: Callable[[torch.device], str | None], device: torch.device) -> str | None:
     try:
-        return _try(device)
+        return attempt(device)
     except Exception as error:  # whatever a compiler, a driver or a launch may raise: the reason is passed on
         return f"a trial on {device} raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def _try(device: torch.device) -> str | None:
+def _try_statistics(device: torch.device) -> str | None:
     tensors = _samples(device)
     workspace = Workspace(device)
-    slots = Slots(workspace.device, len(tensors))
+    slot = make_slots(workspace.device, len(tensors))[0]
     found_inf = torch.zeros((), dtype=torch.float32, device=device)
     plan = workspace.plan(tensors, writable=True)
-    workspace.measure(plan, slots.addresses[0], max_norm=1.0, found_inf_address=found_inf.data_ptr())
-    header, data = read_slot(slots.table[0].cpu(), len(tensors))
-    expected, _ = reference.tensor_stats(tensors)
-    wrong = _difference(memoryview(data).cast("d").tolist(), memoryview(expected).cast("d").tolist())
+    workspace.measure(plan, slot.address, max_norm=1.0, found_inf_address=found_inf.data_ptr())
+    found = read_slot(slot.words.cpu(), len(tensors))
+    expected, _ = ReferenceBackend().tensor_stats(tensors)
+    wrong = _difference(memoryview(found.rows).cast("d").tolist(), memoryview(expected).cast("d").tolist())
     if wrong is not None:
         return f"a trial on {device} gave wrong statistics: {wrong}"
-    if not header.skipped:
+    if not found.skipped:
         return f"a trial on {device} did not see NaN and Inf"
     finite = [torch.nan_to_num(t, 1.0, 2.0, 3.0) for t in tensors]
     plan = workspace.plan(finite, writable=True)
     norm = math.sqrt(sum(float(t.double().square().sum()) for t in finite))
     scaled = [(t.float() * (1.0 / (norm + 1e-6))).to(t.dtype) for t in finite]
-    workspace.measure(plan, slots.addresses[0], max_norm=1.0)
-    workspace.scale(plan, slots.factor_addresses[0])
+    workspace.measure(plan, slot.address, max_norm=1.0)
+    workspace.scale(plan, slot.factor_address)
     for got, wanted in zip(finite, scaled, strict=True):
         if not torch.allclose(got.double(), wanted.double(), rtol=2.0**-7, atol=0.0):
             return f"a trial on {device} scaled {got.dtype} wrongly"
@@ -82,15 +92,54 @@ def _samples(device: torch.device) -> list[torch.Tensor]:
 
 def _difference(got: Sequence[float], expected: Sequence[float]) -> str | None:
     for place, (a, b) in enumerate(zip(got, expected, strict=True)):
-        column = COLUMNS[place % len(COLUMNS)]
-        tolerance = 0.0 if column in _EXACT else _TOLERANCE * _size(column, expected, place)
+        row, at = divmod(place, len(TABLE))
+        column = TABLE[at]
+        tolerance = 0.0 if column.is_exact else _TOLERANCE * _size(column, expected[place - at :])
         if not abs(a - b) <= tolerance:
-            return f"{column} of tensor {place // len(COLUMNS)} is {a!r} where torch says {b!r}"
+            return f"{column.name} of tensor {row} is {a!r} where torch says {b!r}"
     return None
 
 
-def _size(column: str, row_of: Sequence[float], place: int) -> float:
-    """What an error in `column` is measured by: a sum's by the root of count times the sum of squares."""
-    first = place - place % len(COLUMNS)
-    numel, sum_sq = row_of[first], row_of[first + 1]
-    return sum_sq if column == "sum_sq" else math.sqrt(numel * sum_sq)
+def _size(column: Column, row: Sequence[float]) -> float:
+    """What an error in a sum of x^p is measured by: at least the sum of |x|^p, were all magnitudes equal."""
+    numel, sum_sq, largest = row[INDEX["numel"]], row[INDEX["sum_sq"]], row[INDEX["abs_max"]]
+    return math.sqrt(numel * sum_sq) if column.power == 1 else sum_sq * largest ** (column.power - 2)
+
+
+def _try_activations(device: torch.device) -> str | None:
+    for dtype in _DTYPES:
+        for shape, dim in _CASES:
+            x = torch.sin(torch.arange(math.prod(shape), dtype=torch.float32, device=device) * 0.37).to(dtype)
+            x[:: len(x) // 7] = 0.0
+            for values in ((), (math.nan, math.inf, -math.inf)):
+                for i, value in enumerate(values):
+                    x[1000 + 1500 * i] = value
+                wrong = _activation_difference(x.view(shape), dim)
+                if wrong is not None:
+                    return f"a trial on {device} gave wrong figures for {dtype} of shape {shape}: {wrong}"
+            if activations.magnitude_counts([x]) != reference_activations.magnitude_counts([x]):
+                return f"a trial on {device} counted the magnitudes of {dtype} wrongly"
+    return None
+
+
+def _activation_difference(x: torch.Tensor, dim: int | None) -> str | None:
+    if dim is None:
+        return _row_difference(
+            activations.activation_row(x, *_LIMITS), reference_activations.activation_row(x, *_LIMITS)
+        )
+    row, table = activations.channel_table(x, dim, *_LIMITS)
+    true_row, true_table = reference_activations.channel_table(x, dim, *_LIMITS)
+    for place, (a, b) in enumerate(zip(memoryview(table).cast("d"), memoryview(true_table).cast("d"), strict=True)):
+        column = CHANNEL_COLUMNS[place % len(CHANNEL_COLUMNS)]
+        if not abs(a - b) <= (_ACTIVATION_TOLERANCE * b if column == "sum_abs" else 0.0):
+            return f"{column} of channel {place // len(CHANNEL_COLUMNS)} is {a!r} where torch says {b!r}"
+    return _row_difference(row, true_row)
+
+
+def _row_difference(got: tuple[float, ...], expected: tuple[float, ...]) -> str | None:
+    numel, _, m2 = expected[:3]
+    tolerances = {"mean": _ACTIVATION_TOLERANCE * math.sqrt(m2 / numel), "m2": _ACTIVATION_TOLERANCE * m2}
+    for column, a, b in zip(ACTIVATION_COLUMNS, got, expected, strict=True):
+        if not abs(a - b) <= tolerances.get(column, 0.0):
+            return f"{column} is {a!r} where torch says {b!r}"
+    return None

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from .device import Device
+from ..._device import Device
+from ...stats import COLUMNS
 from .launch import decide_launcher, finalise_launcher, scale_launcher, stats_launcher
 from .locate import locate
 from .tables import Plan, Tables
@@ -82,14 +83,14 @@ class Workspace:
         step is skipped; skip = (skip_nonfinite and the norm is not finite) or found_inf.
 
         Args:
-            slot: one of `Slots.addresses`, with room for the rows of `plan`.
+            slot: `Slot.address` of one with room for the rows of `plan`.
             step: a number to find in the header.
             unscale: what to multiply by; not looked at when there is a `scale_address`.
             scale_address: of the float32 that the elements are to be divided by (`GradScaler`); 0 for none.
             found_inf_address: of a float32 that is not 0 when the step must be skipped; 0 for none.
             max_norm: > 0; Inf never clips.
             unscales_itself: the optimizer divides by the scale; `scale` must not.
-            decide: False where the totals of several devices or ranks make one norm: add up `Slots.totals`, call
+            decide: False where the totals of several devices or ranks make one norm: add up `Slot.total`, call
                 `decide`. Until then the header has `norm_sq` and `step` only.
 
         Cost: one read of every element; one launch a dtype and one more; no sync, no allocation but the first time.
@@ -97,7 +98,7 @@ class Workspace:
         layout = plan.layout
         with self._side.entered():
             self._follow_stream()
-            partials = self._room(8 * layout.num_chunks)
+            partials = self._room(len(COLUMNS) * layout.num_chunks)
             for dtype, first, end in layout.groups:
                 stats_launcher(dtype, self.device)(
                     end - first, layout.chunks, plan.addresses, layout.numels, partials, first, layout.num_chunks
@@ -153,7 +154,7 @@ class Workspace:
 
         Args:
             plan: `is_plain`, or made with `writable`.
-            factor_address: one of `Slots.factor_addresses`.
+            factor_address: `Slot.factor_address`.
 
         Cost: one launch a dtype; one read and one write of every element unless the factor is 1, then nothing. No sync.
         """

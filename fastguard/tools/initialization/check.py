@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ... import kernels
+from ...kernels.tensors import as_tensor
 from ...stats import TensorRow
 from .expected import Missing, Weight, bare, missing_values, modules_with_names, tied, weights_of
 from .followers import LINEAR, by_graph, by_registration
-from .report import LARGE, NOT_FINITE, OK, SMALL, TOO_LARGE, TOO_SMALL, Entry, InitializationReport
+from .report import LARGE, NOT_FINITE, OK, SMALL, TOO_LARGE, TOO_SMALL, AttributeDict, InitializationReport
 from .variance import output_variances
 
 _EXPECTED_RMS = {"norm": 1.0, "bias": 1.0}
@@ -88,12 +89,7 @@ def _named(weights: Any) -> dict[str, Tensor]:
                 f"`model_or_weights` must hold tensors or arrays, got {type(w).__name__} - at {name!r}. "
                 "Pass the weights themselves, or the model."
             )
-    return {name: w.detach() if isinstance(w, Tensor) else _as_tensor(w) for name, w in found.items()}
-
-
-def _as_tensor(array: Any) -> Tensor:
-    is_plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return torch.as_tensor(array if is_plain else array.copy())
+    return {name: w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
 
 
 def _check_weights(tensors: dict[str, Tensor], backend: str) -> InitializationReport:
@@ -188,14 +184,14 @@ def _judge(
     return InitializationReport(layers, beside, reasons, how, all_ok, variance_ok)
 
 
-def _entry(weight: Weight, row: TensorRow) -> Entry:
+def _entry(weight: Weight, row: TensorRow) -> AttributeDict:
     # A complex number's spread is that of both its parts together.
     std = row.std * math.sqrt(2) if weight.tensor.is_complex() else row.std
     status = SMALL if std < weight.low else LARGE if std > weight.high else OK
     rule = weight.rule
     if not row.abs_max and status == SMALL:
         rule += "; all zero, which only a branch beside a residual may be"
-    return Entry(
+    return AttributeDict(
         status=NOT_FINITE if row.num_nans or row.num_infs else status,
         expected_std=weight.expected_std,
         actual_std=std,
@@ -206,7 +202,7 @@ def _entry(weight: Weight, row: TensorRow) -> Entry:
     )
 
 
-def _other(kind: str, row: TensorRow) -> Entry:
+def _other(kind: str, row: TensorRow) -> AttributeDict:
     rms = math.sqrt(row.sum_sq / row.numel) if row.numel else 0.0
     expected = _EXPECTED_RMS.get(kind)
     status = OK
@@ -216,4 +212,4 @@ def _other(kind: str, row: TensorRow) -> Entry:
         status = LARGE
     elif kind == "norm" and 0 < rms < TOO_SMALL:
         status = SMALL
-    return Entry(kind=kind, status=status, rms=rms, expected_rms=expected)
+    return AttributeDict(kind=kind, status=status, rms=rms, expected_rms=expected)

@@ -8,7 +8,7 @@ TOO_SMALL, TOO_LARGE = 0.1, 10.0  # times the expected standard deviation
 OK, SMALL, LARGE, NOT_FINITE = "ok", "too_small", "too_large", "not_finite"
 
 
-class Entry(dict[str, Any]):
+class AttributeDict(dict[str, Any]):
     """A dict whose keys are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
@@ -18,8 +18,8 @@ class Entry(dict[str, Any]):
             raise AttributeError(f"no {name!r} here; there is: {', '.join(map(str, self))}") from None
 
 
-class InitializationReport(Entry):
-    """What was found: an `Entry` for each layer under its name, and the verdict under `all_ok`.
+class InitializationReport(AttributeDict):
+    """What was found: an `AttributeDict` for each layer under its name, and the verdict under `all_ok`.
 
     The name is that of the weight ("0.weight"); the layer's own ("0") and its place (0) find it too.
 
@@ -39,8 +39,8 @@ class InitializationReport(Entry):
 
     def __init__(
         self,
-        layers: dict[str, Entry],
-        others: dict[str, Entry],
+        layers: dict[str, AttributeDict],
+        others: dict[str, AttributeDict],
         not_judged: dict[str, str],
         followers: str,
         all_ok: bool,
@@ -103,7 +103,7 @@ class InitializationReport(Entry):
 _HEADINGS = ("expected std", "actual std", "ratio", "variance ratio")
 
 
-def _cells(name: str, e: Entry, with_batch: bool) -> tuple[str, ...]:
+def _cells(name: str, e: AttributeDict, with_batch: bool) -> tuple[str, ...]:
     numbers = [f"{e.expected_std:.3e}", f"{e.actual_std:.3e}", f"{e.ratio:.2f}"]
     if with_batch:
         ratio = e.get("variance_ratio")
@@ -111,10 +111,10 @@ def _cells(name: str, e: Entry, with_batch: bool) -> tuple[str, ...]:
     return (name, e.status, *numbers, e.rule)
 
 
-class _Layers(dict[str, Entry]):
+class _Layers(dict[str, AttributeDict]):
     """Layers by the name of their weight; the layer's own name and its place lead there too."""
 
-    def __missing__(self, key: Any) -> Entry:
+    def __missing__(self, key: Any) -> AttributeDict:
         if isinstance(key, int) and -len(self) <= key < len(self):
             return list(self.values())[key]
         if isinstance(key, str) and dict.__contains__(self, f"{key}.weight"):

@@ -10,11 +10,11 @@ import pytest
 
 import fastguard
 from fastguard import _env
-from fastguard.guard import judges as devices
-from fastguard.guard.engines import ReferenceEngine, TritonEngine
+from fastguard.guard import engines
+from fastguard.guard.engines import TorchEngine, TritonEngine
 from fastguard.kernels import triton
 
-ENGINES = {"reference": ReferenceEngine, "triton": TritonEngine}
+ENGINES = {"reference": TorchEngine, "triton": TritonEngine}
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Every engine, taken for tensors on the CPU whatever backend a guard was given."""
     if request.param == "triton":
         request.getfixturevalue("interpreted")
-    monkeypatch.setattr(devices, "engine_for", lambda device, backend: ENGINES[request.param])
+    monkeypatch.setattr(engines, "engine_for", lambda device, backend: ENGINES[request.param])
     return request.param
 
 
@@ -41,15 +41,14 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     """`last` and `history` wait for the step just taken, as nobody should who trains on a GPU."""
 
-    def waiting(name: str) -> property:
-        def get(guard: fastguard.Guard) -> Any:
-            guard.judges.now.catch_up()
-            return getattr(guard.recorder, name)
-
-        return property(get)
-
     for name in ("last", "history"):
-        monkeypatch.setattr(fastguard.Guard, name, waiting(name))
+        get = getattr(fastguard.Guard, name).fget
+
+        def waiting(guard: fastguard.Guard, get: Any = get) -> Any:
+            guard.judge.catch_up()
+            return get(guard)
+
+        monkeypatch.setattr(fastguard.Guard, name, property(waiting))
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastguard.guard import judges as devices
-from fastguard.guard.courier import Courier, Parcel
-from fastguard.guard.device_judge import DeviceJudge
+from fastguard._device import Courier, Parcel
+from fastguard.guard import engines
+from fastguard.guard.judge import Judge
 
 
 class SlowCourier(Courier):
@@ -35,7 +35,7 @@ class SlowCourier(Courier):
         """The device goes on: by `number` copies, or to the end."""
         for _ in range(len(self.queue) if number is None else number):
             parcel = self.queue.popleft()
-            parcel.copy.copy_(parcel.slot.words)
+            parcel.copy.copy_(parcel.source)
 
     def has_arrived(self, parcel: Parcel) -> bool:
         return all(waiting is not parcel for waiting in self.queue)
@@ -58,18 +58,24 @@ def slow(optimizer: Any, *, device_of: Callable[[torch.Tensor], torch.device] | 
     return couriers
 
 
-def put(optimizer: Any, **settings: Any) -> DeviceJudge:
+def put(optimizer: Any, **settings: Any) -> Judge:
     """Gives the guard of `optimizer` a judge with such settings. Whatever the devices are called, they are the CPU."""
-    judges = optimizer.guard.judges
-    backend, when_behind, clip_through = judges._settings
+    guard = optimizer.guard
     cpu = torch.device("cpu")
+    engine = engines.engine_for(cpu, guard.backend)
 
-    def engine_for(device: torch.device) -> Any:
-        return lambda _: devices.engine_for(cpu, backend)(cpu)
+    def engine_for(device: torch.device, backend: str) -> Any:
+        return None if engine is None else lambda _: engine(cpu)
 
-    judges.now = DeviceJudge(judges._ledger, engine_for, when_behind, clip_through, **settings)
-    judges.on_cpu = True
-    return judges.now
+    guard.judge.__init__(guard.run, guard.ledger, *guard.judge.settings, engine_for=engine_for, **settings)
+    return guard.judge
+
+
+def on_the_host(optimizer: Any) -> None:
+    """Has `optimizer` judged on the host, whatever the engines are said to be."""
+    optimizer.guard.judge.__init__(
+        optimizer.guard.run, optimizer.guard.ledger, *optimizer.guard.judge.settings, engine_for=lambda *_: None
+    )
 
 
 _WAITING = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique", "masked_select")

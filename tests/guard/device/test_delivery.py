@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from device_helpers import slow
+from device_helpers import on_the_host, slow
 from guard_helpers import loss_at, make_model, poison, take_step
 from torch import nn
 
 import fastguard
-from fastguard.guard.ring import NUM_SLOTS
+from fastguard.guard.flight import NUM_IN_FLIGHT as NUM_SLOTS
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -27,7 +27,7 @@ def _norms(num_steps: int) -> list[float]:
     """The norms of a training on the host."""
     model, memory = make_model(), fastguard.MemorySink()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.05, fused=True), model, sinks=[memory])
-    optimizer.guard.judges.on_cpu = True  # keeps the host's judge
+    on_the_host(optimizer)
     for step in range(num_steps):
         take_step(model, optimizer, step)
     optimizer.guard.flush()
@@ -226,7 +226,7 @@ def test_a_sink_that_fails_is_told_on_when_the_record_arrives() -> None:
     take_step(model, optimizer, 2)
     optimizer.guard.flush()
     assert good.series("step") == [0, 1, 2]
-    assert list(optimizer.guard.recorder.lost().values()) == [3]
+    assert list(optimizer.guard.ledger.lost().values()) == [3]
 
 
 def test_a_resumed_run_goes_on_with_the_numbers_and_without_a_lag_of_the_past() -> None:

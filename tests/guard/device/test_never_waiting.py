@@ -93,7 +93,7 @@ def test_others_wait_for_one_number(skip_nonfinite: bool, waits: int, engine: st
     for step in range(3):
         optimizer.zero_grad()
         loss_at(model, step).backward()
-        attachment = optimizer.guard._attachments[0]
+        attachment = optimizer.guard._hooks[0]
         with watched() as watch:
             attachment._before(optimizer, (optimizer,), {})
         assert watch.waits.count("__bool__") == waits
@@ -161,7 +161,7 @@ def test_nothing_is_allocated_in_the_steady_state(clip_through: str, launches: l
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), fused=True)
     fastguard.wrap(optimizer, model, max_norm=0.05, backend="triton", clip_through=clip_through)
     judge = put(optimizer)
-    attachment = optimizer.guard._attachments[0]
+    attachment = optimizer.guard._hooks[0]
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     loss = torch.tensor(1.5)
@@ -173,5 +173,5 @@ def test_nothing_is_allocated_in_the_steady_state(clip_through: str, launches: l
             optimizer.guard.observe(loss=loss)
         attachment._after(optimizer, (optimizer,), {})
         assert step == 0 or not watch.allocations, f"step {step}"
-    assert judge is optimizer.guard.judges.now
+    assert judge is optimizer.guard.judge
     assert [lane.engine._workspace.tables.num_misses for lane in judge._lanes._lanes.values()] == [1]

@@ -11,7 +11,7 @@ from guard_helpers import make_model, take_step
 
 import fastguard
 from fastguard.activations import collector
-from fastguard.activations.engines import DeferredEngine
+from fastguard.activations.readers import DeferredReader
 
 pytestmark = pytest.mark.usefixtures("engine")
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ class Event:
 @pytest.mark.parametrize("behind", [0, 1, 5])
 def test_each_record_gets_the_sample_of_its_step(behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
-    monkeypatch.setattr(collector, "engine_for", lambda d, b: DeferredEngine(CPU, "reference", device.make_event))
+    monkeypatch.setattr(collector, "reader_for", lambda d, b: DeferredReader(CPU, "reference", device.make_event))
     model, memory = make_model(), fastguard.MemorySink()
     optimizer = fastguard.wrap(
         torch.optim.AdamW(model.parameters(), lr=0.05, fused=True),

@@ -41,9 +41,7 @@ def test_it_is_as_on_one(make: Any, max_norm: float | None) -> None:
     model = copy.deepcopy(plain)
     one, memory_of_one = fastguard.wrap(make(plain.parameters()), plain, max_norm=max_norm), fastguard.MemorySink()
     put(one)
-    one.guard.recorder.sinks += fastguard.wrap(
-        make(make_model().parameters()), sinks=[memory_of_one]
-    ).guard.recorder.sinks
+    one.guard.ledger.sinks += fastguard.wrap(make(make_model().parameters()), sinks=[memory_of_one]).guard.ledger.sinks
     memory = fastguard.MemorySink()
     several, couriers = _guarded(model, make, max_norm=max_norm, sinks=[memory])
     for step in range(5):
@@ -141,7 +139,7 @@ def test_a_gradient_that_cannot_be_read_is_told_by_its_place_among_all() -> None
     def plan(tensors: Any, *, writable: bool = False) -> Any:
         raise fastguard.UnsupportedTensorError(1, "must be something else")
 
-    lanes = list(optimizer.guard.judges.now._lanes._lanes.values())
+    lanes = list(optimizer.guard.judge.onboard.lanes._lanes.values())
     lanes[1].engine.plan = plan
     with pytest.raises(fastguard.UnsupportedTensorError, match=r"tensors\[3\]"):
         optimizer.step()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_helpers import put, slow
+from device_helpers import on_the_host, put, slow
 from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, take_step, train
 from torch import nn
 
@@ -212,7 +212,7 @@ def test_other_policies_decide_on_the_host(make: Any, caplog: pytest.LogCaptureF
         model, policy = make_model(), Halving()
         optimizer = fastguard.wrap(make(model.parameters()), model, clip=policy)
         if on_host:
-            optimizer.guard.judges.on_cpu = True  # keeps the host's judge
+            on_the_host(optimizer)
         for step in range(4):
             take_step(model, optimizer, step, bad=math.nan if step == 1 else None)
         optimizer.guard.flush()

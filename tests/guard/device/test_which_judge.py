@@ -11,11 +11,9 @@ from device_helpers import slow
 from guard_helpers import loss_at, make_model, take_step, train
 
 import fastguard
-from fastguard import kernels
-from fastguard.guard import judges as devices
-from fastguard.guard.device_judge import DeviceJudge
-from fastguard.guard.engines import ReferenceEngine, TritonEngine
-from fastguard.guard.host_judge import HostJudge
+from fastguard.guard import engines
+from fastguard.guard.engines import TorchEngine, TritonEngine
+from fastguard.kernels import registry
 
 
 @pytest.mark.parametrize(
@@ -27,31 +25,33 @@ from fastguard.guard.host_judge import HostJudge
         ("cpu", "triton", TritonEngine),
         ("cuda", "auto", TritonEngine),
         ("cuda", "triton", TritonEngine),
-        ("cuda", "reference", ReferenceEngine),
+        ("cuda", "reference", TorchEngine),
         ("cuda", "cpu", None),
         ("xpu", "auto", TritonEngine),
-        ("mps", "auto", ReferenceEngine),
-        ("mps", "reference", ReferenceEngine),
+        ("mps", "auto", TorchEngine),
+        ("mps", "reference", TorchEngine),
         ("meta", "auto", None),
     ],
 )
 def test_engines(device: str, backend: str, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.triton, "accepts", lambda d: d.type in ("cuda", "xpu"))
-    monkeypatch.setattr(kernels.triton, "unavailable", lambda: None)
-    monkeypatch.setattr(kernels.triton, "problem_on", lambda d: None)
-    assert devices.engine_for(torch.device(device), backend) is expected
+    triton = registry.BACKENDS["triton"]
+    monkeypatch.setattr(triton, "accepts", lambda d: d.type in ("cuda", "xpu"))
+    monkeypatch.setattr(triton, "unavailable", lambda: None)
+    monkeypatch.setattr(triton, "problem_on", lambda device, operation: None)
+    assert engines.engine_for(torch.device(device), backend) is expected
 
 
 @pytest.mark.parametrize("asked", ["unavailable", "problem_on"])
 def test_without_triton_a_gpu_gets_plain_torch_and_one_line(
     asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kernels.triton, "accepts", lambda d: d.type == "cuda")
-    monkeypatch.setattr(kernels.triton, "unavailable", lambda: None)
-    monkeypatch.setattr(kernels.triton, asked, lambda *device: "it is Tuesday")
-    kernels._say_once.cache_clear()
+    triton = registry.BACKENDS["triton"]
+    monkeypatch.setattr(triton, "accepts", lambda d: d.type == "cuda")
+    monkeypatch.setattr(triton, "unavailable", lambda: None)
+    monkeypatch.setattr(triton, asked, lambda *arguments: "it is Tuesday")
+    registry.say_once.cache_clear()
     for _ in range(2):
-        assert devices.engine_for(torch.device("cuda"), "auto") is ReferenceEngine
+        assert engines.engine_for(torch.device("cuda"), "auto") is TorchEngine
     assert [r.getMessage().split(".")[0] for r in caplog.records] == ["backend 'triton' cannot run: it is Tuesday"]
 
 
@@ -59,7 +59,7 @@ def test_the_cpu_keeps_the_host() -> None:
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
     take_step(model, optimizer, 0)
-    assert type(optimizer.guard.judges.now) is HostJudge
+    assert optimizer.guard.judge.waits
     assert (optimizer.guard.last.step, optimizer.guard.lag) == (0, 0)
 
 
@@ -67,7 +67,7 @@ def test_an_optimizer_without_a_way_to_skip_keeps_the_host(engine: str) -> None:
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.LBFGS(model.parameters(), max_iter=2), model)
     take_step(model, optimizer, 0, closure=True)
-    assert type(optimizer.guard.judges.now) is HostJudge
+    assert optimizer.guard.judge.waits
 
 
 def test_a_gradient_where_no_engine_is_goes_to_the_host(engine: str) -> None:
@@ -76,15 +76,15 @@ def test_a_gradient_where_no_engine_is_goes_to_the_host(engine: str) -> None:
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, sinks=[memory])
     elsewhere: list[bool] = []
     couriers = slow(optimizer, device_of=lambda t: torch.device("cuda", 1 if elsewhere and t.shape == (4, 8) else 0))
-    judge = optimizer.guard.judges.now
-    lanes, engine_for = judge._lanes, judge._lanes._engine_for
+    lanes = optimizer.guard.judge.onboard.lanes
+    engine_for = lanes._engine_for
     lanes._engine_for = lambda device: None if device.index == 1 else engine_for(device)
     train(model, optimizer, range(2))
-    assert (len(couriers), type(optimizer.guard.judges.now)) == (1, DeviceJudge)
+    assert (len(couriers), optimizer.guard.judge.waits) == (1, False)
     elsewhere.append(True)
     lanes.key = None
     take_step(model, optimizer, 2)
-    assert type(optimizer.guard.judges.now) is HostJudge
+    assert optimizer.guard.judge.waits
     assert memory.series("step") == [0, 1]
     train(model, optimizer, range(3, 5))
     optimizer.guard.flush()
@@ -98,12 +98,12 @@ def test_a_model_that_moves_takes_its_records_along(monkeypatch: pytest.MonkeyPa
     kinds = []
     for step in range(6):
         if step % 2 == 0:
-            engine = ReferenceEngine if step == 2 else None
-            monkeypatch.setattr(devices, "engine_for", lambda device, backend, engine=engine: engine)
-            optimizer.guard.judges.on_cpu = None
+            engine = TorchEngine if step == 2 else None
+            monkeypatch.setattr(engines, "engine_for", lambda device, backend, engine=engine: engine)
+            optimizer.guard.judge._was_on_cpu, optimizer.guard.run.is_short = None, False
         take_step(model, optimizer, step, bad=math.nan if step == 3 else None)
-        kinds.append(type(optimizer.guard.judges.now))
-    assert kinds == [HostJudge] * 2 + [DeviceJudge] * 2 + [HostJudge] * 2
+        kinds.append(optimizer.guard.judge.waits)
+    assert kinds == [True, True, False, False, True, True]
     optimizer.guard.flush()
     assert memory.series("step") == [0, 1, 2, 3, 4, 5]
     assert [r.skipped for r in memory.records] == [False, False, False, True, False, False]
@@ -134,11 +134,11 @@ def test_a_step_that_could_not_be_measured_takes_no_slot(engine: str) -> None:
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
     take_step(model, optimizer, 0)
-    ring = optimizer.guard.judges.now._ring
+    flights = optimizer.guard.judge.onboard.flights
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     optimizer.param_groups[0]["lr"] = "high"
-    for _ in range(2 * ring.num_slots):
+    for _ in range(2 * flights.num_slots):
         with pytest.raises(ValueError, match="high"):
             optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.1

@@ -1,4 +1,4 @@
-"""The kernel that folds what the activation kernels wrote into a row and a channel table; see activation_kernels.py."""
+"""The kernel that folds what the activation kernels wrote into a row and a channel table; see activations.py."""
 
 # No `from __future__ import annotations` here: Triton reads the annotations of the arguments.
 import triton

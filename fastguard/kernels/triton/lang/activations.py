@@ -1,6 +1,6 @@
 """Kernels for activations: moments, extremes and counts of one tensor and, in the same read, figures for each channel.
 
-All arguments are 64-bit integers, as in kernels.py: addresses, counts, the bits of float64 numbers. A program writes
+All arguments are 64-bit integers, as in stats.py: addresses, counts, the bits of float64 numbers. A program writes
 one column of `partials`, float64 [10, number of programs], and nothing else touches it: no atomics.
 
 Moments are those of x - shift, where the shift is the mean of the program's first elements: a standard deviation that

@@ -1,4 +1,4 @@
-"""Activations whose channels lie side by side in memory, as in [batch, tokens, features]; see activation_kernels.py.
+"""Activations whose channels lie side by side in memory, as in [batch, tokens, features]; see activations.py.
 
 The tensor is a matrix of `width` columns, each of one channel; its last row may be incomplete. The width may be several
 times the number of channels, so that a few channels fill a row of lanes and every row begins at a multiple of 16 bytes.

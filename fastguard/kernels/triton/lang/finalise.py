@@ -1,6 +1,6 @@
-"""The kernels that fold what `stats_kernel` wrote, and decide. See kernels.py for the tables and the arguments.
+"""The kernels that fold what `stats_kernel` wrote, and decide. See stats.py for the tables and the arguments.
 
-A slot is HEADER float64 numbers and a row of eight for each tensor, in the order of `fastguard.stats.COLUMNS`:
+A slot is HEADER float64 numbers and a row of COLUMNS for each tensor:
 
     0  sum of squares of all unscaled elements; NaN if one is NaN, else Inf if one is Inf
     1  norm: its root
@@ -15,9 +15,23 @@ A slot is HEADER float64 numbers and a row of eight for each tensor, in the orde
 import triton
 import triton.language as tl
 
-from .stats import ABS_MAX, ABS_MIN, INFS, LOW_HALF, NANS, NORM_SQ, SUM, SUM_SQ, ZEROS, is_finite, pointer
+from .stats import (
+    ABS_MAX,
+    ABS_MIN_NONZERO,
+    COLUMNS,
+    LOW_HALF,
+    NORM_SQ,
+    NUM_INFS,
+    NUM_NANS,
+    NUM_ZEROS,
+    NUMEL,
+    SUM,
+    SUM_SQ,
+    is_finite,
+    pointer,
+)
 
-HEADER = tl.constexpr(8)
+HEADER = tl.constexpr(16)
 # Bits of `choices`. (An argument must not be called `options`: Triton's own wrapper has one of that name.)
 SKIP_NONFINITE = tl.constexpr(1)
 UNSCALES_ITSELF = tl.constexpr(2)
@@ -88,20 +102,20 @@ def _row(columns, num_chunks, begin, count, numel, unscale, out, BLOCK: tl.const
         sum_sq += tl.load(p + SUM_SQ * num_chunks, mask=inside, other=0.0)
         total += tl.load(p + SUM * num_chunks, mask=inside, other=0.0)
         high = tl.maximum(high, tl.load(p + ABS_MAX * num_chunks, mask=inside, other=0.0))
-        low = tl.minimum(low, tl.load(p + ABS_MIN * num_chunks, mask=inside, other=float("inf")))
-        zeros += tl.load(p + ZEROS * num_chunks, mask=inside, other=0.0)
-        nans += tl.load(p + NANS * num_chunks, mask=inside, other=0.0)
-        infs += tl.load(p + INFS * num_chunks, mask=inside, other=0.0)
+        low = tl.minimum(low, tl.load(p + ABS_MIN_NONZERO * num_chunks, mask=inside, other=float("inf")))
+        zeros += tl.load(p + NUM_ZEROS * num_chunks, mask=inside, other=0.0)
+        nans += tl.load(p + NUM_NANS * num_chunks, mask=inside, other=0.0)
+        infs += tl.load(p + NUM_INFS * num_chunks, mask=inside, other=0.0)
     smallest = tl.min(low)
     smallest = tl.where(is_finite(smallest), smallest, 0.0)
-    tl.store(out, numel)
-    tl.store(out + 1, tl.sum(sum_sq) * unscale * unscale)
-    tl.store(out + 2, tl.sum(total) * unscale)
-    tl.store(out + 3, tl.max(high) * unscale)
-    tl.store(out + 4, smallest * unscale)
-    tl.store(out + 5, tl.sum(zeros))
-    tl.store(out + 6, tl.sum(nans))
-    tl.store(out + 7, tl.sum(infs))
+    tl.store(out + NUMEL, numel)
+    tl.store(out + SUM_SQ, tl.sum(sum_sq) * unscale * unscale)
+    tl.store(out + SUM, tl.sum(total) * unscale)
+    tl.store(out + ABS_MAX, tl.max(high) * unscale)
+    tl.store(out + ABS_MIN_NONZERO, smallest * unscale)
+    tl.store(out + NUM_ZEROS, tl.sum(zeros))
+    tl.store(out + NUM_NANS, tl.sum(nans))
+    tl.store(out + NUM_INFS, tl.sum(infs))
 
 
 @triton.jit(do_not_specialize=list(range(11)))
@@ -138,7 +152,16 @@ def finalise_kernel(
         row = tl.program_id(0) - 1
         packed = tl.load(pointer(row_chunks, tl.int64) + row)
         numel = tl.load(pointer(numels, tl.int64) + row).to(tl.float64)
-        _row(columns, num_chunks, packed & LOW_HALF, packed >> 32, numel, unscale, header + HEADER + row * 8, ROW_BLOCK)
+        _row(
+            columns,
+            num_chunks,
+            packed & LOW_HALF,
+            packed >> 32,
+            numel,
+            unscale,
+            header + HEADER + row * COLUMNS,
+            ROW_BLOCK,
+        )
 
 
 @triton.jit(do_not_specialize=list(range(8)))

@@ -1,5 +1,4 @@
-"""Activations whose channels are contiguous stretches of memory, as in [N, C, H, W], or that have none; see
-activation_kernels.py."""
+"""Activations whose channels are contiguous stretches of memory, as in [N, C, H, W], or none; see activations.py."""
 
 # No `from __future__ import annotations` here: Triton reads the annotations of the arguments.
 import triton

@@ -9,7 +9,7 @@ Every tensor is a row; it is cut into chunks of CHUNK elements, whatever else is
     addresses   int64 [T]     of the first element of each row
     numels      int64 [T]
     row_chunks  int64 [T]     first chunk in the low half, number of chunks in the high half
-    partials    float64 [8, C]
+    partials    float64 [COLUMNS, C]
 
 The fast loop has 512 float32 lanes, four a thread, which leaves registers for eight programs on a multiprocessor. Four
 elements are added as a tree before they go to a lane, so that no sum takes more than 25 roundings one after the other:
@@ -24,15 +24,19 @@ The last bits of a sum depend on where a tensor begins within 16 bytes, and on n
 import triton
 import triton.language as tl
 
-# Columns of the partials. NORM_SQ is SUM_SQ, or NaN or Inf where an element is: a plain sum of it is what decides.
-SUM_SQ = tl.constexpr(0)
-SUM = tl.constexpr(1)
-ABS_MAX = tl.constexpr(2)
-ABS_MIN = tl.constexpr(3)  # Inf where no element is finite and not zero
-ZEROS = tl.constexpr(4)
-NANS = tl.constexpr(5)
-INFS = tl.constexpr(6)
-NORM_SQ = tl.constexpr(7)
+# The columns of `fastguard.stats.columns`, in rows and in partials. In partials ABS_MIN_NONZERO is Inf where no element
+# is finite and not zero; and the place of NUMEL, which needs no pass, holds NORM_SQ: it is SUM_SQ, or NaN or Inf where
+# an element is, so that a plain sum of it is what decides.
+NUMEL = tl.constexpr(0)
+SUM_SQ = tl.constexpr(1)
+SUM = tl.constexpr(2)
+ABS_MAX = tl.constexpr(3)
+ABS_MIN_NONZERO = tl.constexpr(4)
+NUM_ZEROS = tl.constexpr(5)
+NUM_NANS = tl.constexpr(6)
+NUM_INFS = tl.constexpr(7)
+COLUMNS = tl.constexpr(8)
+NORM_SQ = NUMEL
 
 INF32 = tl.constexpr(0x7F800000)
 INF64 = tl.constexpr(0x7FF0000000000000)
@@ -122,7 +126,7 @@ def _exact_step(x, inside, sum_sq, total, high, low, zeros, nans, infs):
 
 @triton.jit
 def _exact(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
-    """All seven columns of a chunk, in float64, any values; integers in the lanes for the counts."""
+    """All columns of a chunk, in float64, any values; integers in the lanes for the counts."""
     COMPUTE: tl.constexpr = tl.float64 if DTYPE.is_fp64() else tl.float32
     lanes = tl.arange(0, LANES)
     full = (n - head) // LANES * LANES
@@ -251,7 +255,7 @@ def stats_kernel(
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """One program a chunk, from number `first` on: eight columns of partial results. No atomics.
+    """One program a chunk, from number `first` on: its columns of partial results. No atomics.
 
     LANES is four times the number of threads.
     """
@@ -271,10 +275,10 @@ def stats_kernel(
     tl.store(out + SUM_SQ * num_chunks, sum_sq)
     tl.store(out + SUM * num_chunks, total)
     tl.store(out + ABS_MAX * num_chunks, high)
-    tl.store(out + ABS_MIN * num_chunks, low)
-    tl.store(out + ZEROS * num_chunks, zeros)
-    tl.store(out + NANS * num_chunks, nans)
-    tl.store(out + INFS * num_chunks, infs)
+    tl.store(out + ABS_MIN_NONZERO * num_chunks, low)
+    tl.store(out + NUM_ZEROS * num_chunks, zeros)
+    tl.store(out + NUM_NANS * num_chunks, nans)
+    tl.store(out + NUM_INFS * num_chunks, infs)
     tl.store(out + NORM_SQ * num_chunks, norm_sq)
 
 

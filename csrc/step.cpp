@@ -1,0 +1,154 @@
+#include "step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include <pybind11/stl.h>
+
+#include "gradients.h"
+#include "passes.h"
+
+namespace fastguard {
+
+namespace {
+
+// Words of a header; fastguard/stats/slot.py has the table.
+enum Word { kNormSq, kNorm, kClipCoef, kFactor, kLossScale, kStep = 6, kLr = 10, kOverhead = 11, kNumRows = 14, kFlags = 15 };
+constexpr Py_ssize_t kHeaderWords = 16;
+constexpr double kSkipped = 1, kHasLr = 8;
+// What take_step returns, as bits.
+enum Outcome { kClean = 0, kOdd = 1, kOtherParameters = 2, kNotFinite = 4, kScaled = 8, kOddLr = 16 };
+// Places in the list `found`.
+enum Found { kTable, kPositions, kFingerprint, kGradients };
+
+// The lists of parameters of `groups`; false for anything but a list of plain dicts with plain lists in them.
+bool parameter_lists(PyObject* groups, std::vector<PyObject*>& lists) {
+  static PyObject* name = PyUnicode_InternFromString("params");
+  if (!PyList_CheckExact(groups)) return false;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(groups); ++i) {
+    PyObject* group = PyList_GET_ITEM(groups, i);
+    PyObject* params = PyDict_CheckExact(group) ? PyDict_GetItemWithError(group, name) : nullptr;
+    if (!params || !PyList_CheckExact(params)) return PyErr_Clear(), false;
+    lists.push_back(params);
+  }
+  return !lists.empty();
+}
+
+// The learning rate of the first group as a number; false if it is something else, a tensor say.
+bool learning_rate(PyObject* groups, double& lr, bool& known) {
+  static PyObject* name = PyUnicode_InternFromString("lr");
+  PyObject* value = PyDict_GetItemWithError(PyList_GET_ITEM(groups, 0), name);
+  known = value && value != Py_None;
+  if (!known) return PyErr_Clear(), true;
+  if (!PyFloat_CheckExact(value)) return false;
+  lr = PyFloat_AS_DOUBLE(value);
+  return true;
+}
+
+// A table that nobody but the ring holds is written again; a record that was handed out keeps its own.
+py::object table_of(PyObject* kept, size_t num_bytes) {
+  if (PyByteArray_CheckExact(kept) && Py_REFCNT(kept) == 1 && size_t(PyByteArray_GET_SIZE(kept)) == num_bytes)
+    return py::reinterpret_borrow<py::object>(kept);
+  auto made = py::reinterpret_steal<py::object>(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(num_bytes)));
+  if (!made) throw py::error_already_set();
+  return made;
+}
+
+void put(PyObject* found, Found place, py::object value) {
+  if (PyList_SetItem(found, place, value.release().ptr()) != 0) throw py::error_already_set();
+}
+
+struct Question {
+  PyObject *groups, *headers, *found;
+  Py_ssize_t index;
+  double step, max_norm;
+  int num_threads;
+  bool skip_nonfinite;
+};
+
+int take(const Question& q) {
+  std::vector<PyObject*> lists;
+  if (!parameter_lists(q.groups, lists)) return kOdd;
+  Gradients gradients = collect_gradients(lists);
+  std::vector<View> views;
+  if (!read_gradients(gradients, views)) return kOdd;
+  const double infinity = std::numeric_limits<double>::infinity();
+  py::object table = table_of(PyList_GET_ITEM(q.found, kTable), views.size() * sizeof(Row));
+  auto rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
+  Row total;
+  without_lock(views, [&] { total = tensor_stats(views, q.num_threads, 1.0, rows); });
+
+  const double norm_sq = total.num_nans > 0 ? std::nan("") : total.num_infs > 0 ? infinity : total.sum_sq;
+  const double norm = std::sqrt(norm_sq);
+  const bool finite = std::isfinite(norm);
+  double coefficient = finite ? std::min(1.0, q.max_norm / (norm + 1e-6)) : 1.0;
+  int outcome = finite ? kClean : kNotFinite;
+  if (coefficient != 1.0) {
+    for (const View& view : views)
+      if (may_overlap(view)) return kOdd;  // is refused, in words, where there is time for it
+    without_lock(views, [&] { scale(views, coefficient, q.num_threads); });
+    outcome |= kScaled;
+    py::list written(gradients.tensors.size());
+    for (size_t i = 0; i < gradients.tensors.size(); ++i) written[i] = gradients.tensors[i];
+    put(q.found, kGradients, std::move(written));
+  }
+
+  double lr = 0;
+  bool knows_lr = false;
+  if (!learning_rate(q.groups, lr, knows_lr)) outcome |= kOddLr;
+  auto header = reinterpret_cast<double*>(PyByteArray_AS_STRING(q.headers)) + q.index * kHeaderWords;
+  std::memset(header, 0, kHeaderWords * sizeof(double));
+  header[kNormSq] = norm_sq;
+  header[kNorm] = norm;
+  header[kClipCoef] = header[kFactor] = coefficient;
+  header[kLossScale] = 1.0;
+  header[kStep] = q.step;
+  header[kLr] = lr;
+  header[kNumRows] = double(views.size());
+  header[kFlags] = (!finite && q.skip_nonfinite ? kSkipped : 0) + (knows_lr ? kHasLr : 0);
+
+  put(q.found, kTable, std::move(table));
+  if (!gradients.complete || PyList_GET_ITEM(q.found, kPositions) != Py_None)
+    put(q.found, kPositions, gradients.complete ? py::object(py::none()) : py::object(py::cast(gradients.positions)));
+  PyObject* known = PyList_GET_ITEM(q.found, kFingerprint);
+  if (!PyLong_CheckExact(known) || PyLong_AsUnsignedLongLong(known) != gradients.fingerprint) {
+    PyErr_Clear();
+    put(q.found, kFingerprint, py::int_(gradients.fingerprint));
+    outcome |= kOtherParameters;
+  }
+  return outcome;
+}
+
+}  // namespace
+
+PyObject* take_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 8) return PyErr_Format(PyExc_TypeError, "take_step takes 8 arguments, got %zd", count);
+  Question q;
+  q.groups = args[0];
+  q.headers = args[1];
+  q.index = PyLong_AsSsize_t(args[2]);
+  q.found = args[3];
+  q.step = double(PyLong_AsLongLong(args[4]));
+  q.num_threads = int(PyLong_AsLong(args[5]));
+  q.max_norm = PyFloat_AsDouble(args[6]);
+  const int skips = PyObject_IsTrue(args[7]);
+  if (PyErr_Occurred() || skips < 0) return nullptr;
+  q.skip_nonfinite = skips != 0;
+  if (!PyByteArray_CheckExact(q.headers) || !PyList_CheckExact(q.found) || PyList_GET_SIZE(q.found) != 4 ||
+      q.index < 0 || (q.index + 1) * kHeaderWords * Py_ssize_t(sizeof(double)) > PyByteArray_GET_SIZE(q.headers)) {
+    PyErr_SetString(PyExc_ValueError, "take_step needs a bytearray of headers that holds the index, and a list of four");
+    return nullptr;
+  }
+  try {
+    return PyLong_FromLong(take(q));
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+}  // namespace fastguard

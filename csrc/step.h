@@ -1,0 +1,12 @@
+// The CPU's way through one optimizer step, in one call.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace fastguard {
+
+// take_step(param_groups, headers, index, found, step, num_threads, max_norm, skip_nonfinite) -> int: collects the
+// gradients, measures them, decides, clips, and writes the slot. A plain function of CPython's fast calls, since this
+// is called at every step of a training. Arguments, and what comes back, as fastguard/_C.pyi says.
+PyObject* take_step(PyObject* self, PyObject* const* args, Py_ssize_t count);
+
+}  // namespace fastguard

@@ -1,0 +1,146 @@
+"""Writes what the pages of this folder say of the rules from the rules themselves: `python docs/rules/generate.py`.
+
+Of a page, "Symptom" and "Cause" are written by hand and kept; the rest is the rule's: family, severity, thresholds,
+docstring, remedy and source. A rule without a page gets one, with these two to fill in. The index in `README.md` takes
+the first sentence of each "Symptom". With `--check` nothing is written, and the exit code is 1 if
+something would be, or is left to fill in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))  # the rules beside these pages, whatever is installed
+
+from fastguard.diagnosis import RULES, Rule  # noqa: E402
+
+BY_HAND = ("Symptom", "Cause")
+FILL_IN = {
+    "Symptom": "FILL IN: what a user sees, in a sentence or two; the first goes into the index.",
+    "Cause": "FILL IN: what is at work where a run looks like this.",
+}
+BEGIN, END = "<!-- rules:begin (written by generate.py) -->", "<!-- rules:end -->"
+
+
+def ours() -> list[Rule]:
+    """The rules that have a page: fastguard's own."""
+    return [rule for rule in RULES.values() if rule.page]
+
+
+def title_of(rule: Rule) -> str:
+    """What the pages call the rule's family: `TITLE` of its file."""
+    module = sys.modules[rule.check.__module__]
+    if not hasattr(module, "TITLE"):
+        raise SystemExit(f'{module.__file__} must have a line like `TITLE = "Gradients too large"`: the family\'s name')
+    return str(module.TITLE)
+
+
+def filled(text: str) -> str:
+    """`text` in lines of a page's width."""
+    return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
+
+
+def sections(text: str) -> dict[str, str]:
+    """The sections of a page by their headings."""
+    parts = re.split(r"^## ", text, flags=re.M)[1:]
+    return {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in parts}
+
+
+def evidence(rule: Rule) -> str:
+    """What the rule reads, when it fires, and its thresholds."""
+    paragraphs = (inspect.getdoc(rule.check) or "").split("\n\n")
+    blocks = [filled(f"Read from: {rule.reads}."), *map(filled, paragraphs)]
+    if rule.thresholds:
+        rows = [f"| `{name}` | {value:g} |" for name, value in rule.thresholds.items()]
+        blocks.append("\n".join(["| threshold | default |", "|---|---|", *rows]))
+        first = next(iter(rule.thresholds))
+        blocks.append(
+            f'Another one: `diagnose(history, thresholds={{"{rule.name}": {{"{first}": ...}}}})`, or\n'
+            f"`fastguard diagnose RUN.jsonl --set {rule.name}.{first}=...`."
+        )
+    return "\n\n".join(blocks)
+
+
+def page(rule: Rule, text: str) -> str:
+    """The page of `rule`, with what was written by hand in `text`, which it had so far."""
+    old = sections(text)
+    new = {
+        "Symptom": old.get("Symptom", FILL_IN["Symptom"]),
+        "Evidence": evidence(rule),
+        "Cause": old.get("Cause", FILL_IN["Cause"]),
+        "Remedy": filled(rule.remedy),
+        "Source": filled(rule.source[:1].upper() + rule.source[1:] + "."),
+    }
+    head = f"# {rule.name}\n\n{title_of(rule)} · at most *{rule.severity}*\n"
+    return "\n".join([head, *(f"## {heading}\n\n{body}\n" for heading, body in new.items())])
+
+
+def index(pages: dict[str, str]) -> str:
+    """Tables of all rules by family: those with the most critical rules first, else by the alphabet."""
+    families: dict[str, list[Rule]] = {}
+    for rule in ours():
+        families.setdefault(title_of(rule), []).append(rule)
+    blocks = []
+    for title, rules in sorted(families.items(), key=lambda f: (-sum(r.severity == "critical" for r in f[1]), f[0])):
+        rows = [f"## {title}\n", "| rule | at most | symptom |", "|---|---|---|"]
+        for rule in rules:
+            symptom = " ".join(sections(pages[rule.name])["Symptom"].split())
+            first = re.split(r"\.(?: |$)", symptom)[0]
+            rows.append(f"| [{rule.name}]({rule.name}.md) | {rule.severity} | {first} |")
+        blocks.append("\n".join(rows))
+    return "\n\n".join(blocks)
+
+
+def wanted() -> Iterator[tuple[Path, str]]:
+    """Every file of this folder that is written here, as it shall be."""
+    pages = {}
+    for rule in ours():
+        path = HERE / f"{rule.name}.md"
+        pages[rule.name] = page(rule, path.read_text(encoding="utf-8") if path.exists() else "")
+        yield path, pages[rule.name]
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    yield readme, f"{before}{BEGIN}\n\n{index(pages)}\n\n{END}{rest.partition(END)[2]}"
+
+
+def problems() -> list[str]:
+    """What is not as it shall be, in a line each."""
+    found = []
+    for path, text in wanted():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            found.append(f"docs/rules/{path.name} is not what the rules say: run `python docs/rules/generate.py`")
+        found += [
+            f'docs/rules/{path.name}: "{heading}" is to be filled in by hand'
+            for heading, body in sections(text).items()
+            if body.startswith("FILL IN") or (heading in BY_HAND and not body)
+        ]
+    pages = {path.stem for path in HERE.glob("*.md")} - {"README", "causes", *(rule.name for rule in ours())}
+    return found + [
+        f"docs/rules/{name}.md is the page of no rule: delete it"
+        for name in sorted(pages - {rule.name for rule in ours()})
+    ]
+
+
+def main() -> int:
+    """Writes, or only looks; says what is left to do."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something would be")
+    if not parser.parse_args().check:
+        for path, text in wanted():
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                path.write_text(text, encoding="utf-8")
+                print(f"wrote docs/rules/{path.name}")
+    left = problems()
+    print("\n".join(left) or "the pages say what the rules do")
+    return int(bool(left))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""The judge: measures the gradients of a step, decides, and does what follows for each optimizer.
+
+Where the host may wait for the gradients, on the CPU above all, the decision is known when they are measured. On a
+device it is not waited for: the step is over when everything is queued, what must not wait (the skip flag, the factor)
+stays there, and the record arrives with one of the next steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import kernels
+from .._device import Courier, is_capturing
+from ..stats.columns import norm_of, norm_parts
+from . import engines
+from .decision import Decision, Verdict
+from .engines import ElsewhereError, Engine
+from .flight import Flight
+from .ledger import Ledger, check_scalar, is_loss, scalar
+from .onboard import Onboard, gradients_of
+from .policies import ClipPolicy
+from .run import Member, Run
+from .scaler import UNSCALED, Handed
+from .undo import Both, HandedOver, SetAside, Undo, takes_flags
+
+_log = logging.getLogger("fastguard")
+
+
+class Judge:
+    """Judges the steps of all optimizers under one guard, when the first of them steps; the others follow.
+
+    Cost of the long way: on the CPU one read of the gradients, and one more read and write if they are clipped. On a
+    device two launches and one to scale where something may have to be scaled, and on the host what it takes to queue
+    them: no sync and no allocation for fused optimizers. Others wait for one number before a step that may be skipped,
+    and all do for a clip policy without a `limit`.
+
+    Args:
+        engine_for, courier_for, device_of, is_capturing: for tests.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        ledger: Ledger,
+        when_behind: str,
+        clip_through: str,
+        *,
+        engine_for: Callable[[torch.device, str], type[Engine] | None] | None = None,
+        courier_for: Callable[[torch.device], Courier] = Courier,
+        device_of: Callable[[torch.Tensor], torch.device] | None = None,
+        is_capturing: Callable[[torch.device], bool] = is_capturing,
+    ) -> None:
+        self._run = run
+        self._ledger = ledger
+        self.settings = when_behind, clip_through
+        self._clips_through_scale = clip_through == "scale"
+        self._engine_for = engine_for or (lambda device, backend: engines.engine_for(device, backend))
+        self._is_capturing = is_capturing
+        self.onboard = Onboard(run, ledger, when_behind, self._engine_on, courier_for, device_of)
+        self._decision: Decision | None = None
+        self._was_on_cpu: bool | None = None  # the first parameter, when it was chosen who measures
+        self.waits = True
+        self._told_policy = False
+
+    @property
+    def lag(self) -> int:
+        """Steps taken since the newest that has arrived."""
+        return 0 if self.waits else self.onboard.lag
+
+    @property
+    def num_dropped(self) -> int:
+        """Records that were given up."""
+        return self.onboard.flights.num_dropped
+
+    def step_of(self, member: Member) -> int:
+        """Number of the step that `member` is about to take."""
+        decision = self._decision
+        return self._run.step - (decision is not None and member.index not in decision.taken)
+
+    def observe(self, loss: Any = None, val_loss: Any = None) -> None:
+        """Adds a loss to the step just taken, on the device if it is there."""
+        flight = self.onboard.flights.current
+        if flight is None:
+            self._ledger.observe(loss, val_loss)
+            return
+        given = [(name, value) for name, value in (("loss", loss), ("val_loss", val_loss)) if value is not None]
+        for name, value in given:
+            check_scalar(name, value)
+        for name, value in given:
+            flight.note(name, value)
+
+    def add_overhead(self, seconds: float) -> None:
+        """Adds time that guarding took to the step just taken."""
+        flight = self.onboard.flights.current
+        if flight is not None:
+            flight.overhead_s += seconds
+        else:
+            self._run.ring.add_overhead(seconds)
+
+    def catch_up(self) -> None:
+        """Waits for all steps to arrive; the one just taken can still be added to."""
+        self.onboard.flights.catch_up()
+
+    def flush(self) -> None:
+        """Waits for all steps to arrive, and delivers them."""
+        try:
+            self.onboard.flights.catch_up()
+        finally:
+            self._ledger.deliver()
+
+    def judge(
+        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
+    ) -> Undo | None:
+        """Judges the step that `member` is about to take, clips, and says what has to be undone after it.
+
+        Args:
+            handed: what a GradScaler handed over.
+            first: whether this is the first evaluation of the step; a closure may ask for more.
+            loss: what the closure returned.
+        """
+        groups = optimizer.param_groups
+        params = groups[0]["params"] if groups else None
+        if params and params[0].is_cpu is not self._was_on_cpu:
+            self.choose()
+        try:
+            decision, follows = self._decision_for(member, handed, first, loss)
+        except ElsewhereError:  # a gradient where no engine can reach: to the host, which reaches everywhere
+            self.choose(waits=True)
+            decision, follows = self._decision_for(member, handed, first, loss)
+        decision.taken.add(member.index)
+        if len(decision.taken) == len(self._run.members):
+            self._decision = None
+        if decision.verdict is not None:
+            return self._act(member, optimizer, handed, decision, decision.verdict)
+        return self._act_on_device(member, optimizer, handed, decision, follows)
+
+    def choose(self, *, waits: bool = False) -> None:
+        """Chooses who measures, for the parameters as they are now; what is on its way arrives.
+
+        Args:
+            waits: the host, which reads tensors wherever they are.
+        """
+        run = self._run
+        params = [p for o in run.optimizers() for group in o.param_groups for p in group["params"]]
+        self._was_on_cpu = params[0].is_cpu if params else None
+        # A step that evaluates its closure several times and cannot be skipped waits for its losses anyway.
+        waits = waits or not params or not all(member.can_skip for member in run.members)
+        waits = waits or any(self._engine_on(d) is None for d in {p.device for p in params})
+        if waits is not self.waits:
+            self.flush()
+            self.waits = waits
+
+    def _engine_on(self, device: torch.device) -> type[Engine] | None:
+        return self._engine_for(device, self._run.backend)
+
+    def _decision_for(self, member: Member, handed: Handed, first: bool, loss: Any) -> tuple[Decision, bool]:
+        """The decision for a step, and whether it was made when another optimizer stepped."""
+        decision = self._decision
+        if decision is None or not first or member.index in decision.taken:
+            decide = self._decide if self.waits else self._decide_on_device
+            self._decision = decide(member, handed, first, loss)
+            return self._decision, False
+        decision.check_scale(handed)
+        return decision, True
+
+    def _decide(self, member: Member, handed: Handed, first: bool, loss: Any) -> Decision:
+        """Measures and decides here. Synchronises with whatever device the gradients are on."""
+        run, ledger, ring = self._run, self._ledger, self._run.ring
+        scaling = handed.read() if handed.from_scaler else UNSCALED
+        if first:
+            ledger.deliver()  # before the new table is there: two of them at a time are enough
+        optimizers = run.optimizers()
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        table, total, positions, fingerprint = kernels.gradient_stats(groups, run.backend, scaling.inverse)
+        names = run.names(fingerprint)
+        norm = norm_of(*norm_parts(kernels.fold_rows(table) if total is None else total))
+        finite = math.isfinite(norm)
+        coefficient = run.clip.coefficient(norm) if run.clip is not None and finite else 1.0
+        skipped = ((run.skip_nonfinite and not finite) or scaling.found_inf) and member.can_skip
+        coefficient = 1.0 if skipped else coefficient
+        lr = learning_rate(optimizers[0])
+        closure_loss = scalar("loss", loss) if is_loss(loss) else None
+        again = not first and ring.is_held
+        step = run.step if first else run.step - 1
+        is_news = not again or (not finite and ring.is_finite)  # of several evaluations the first bad one is kept
+        if is_news:
+            ring.arrive(step, norm, coefficient, skipped, scaling.scale, table, positions, names, again=again)
+            ring.note("lr", lr)
+            ring.note("loss", closure_loss)
+        else:
+            ring.mark_skipped(skipped)
+        run.step = step + 1
+        ledger.enter(is_bad=is_news and not finite, from_scaler=scaling.from_scaler)
+        ledger.raise_due()
+        return Decision(Verdict(coefficient, skipped), scaling.scale)
+
+    def _act(
+        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, decision: Decision, verdict: Verdict
+    ) -> Undo | None:
+        """Does what a decision that is known means for one optimizer."""
+        scaling = handed.read() if handed.from_scaler else UNSCALED
+        if (verdict.skipped and member.can_skip) or scaling.found_inf:
+            return SetAside(optimizer)
+        factor = verdict.clip_coef if scaling.fused else verdict.clip_coef * scaling.inverse
+        if factor != 1.0:
+            gradients, _, _ = kernels.collect_gradients([group["params"] for group in optimizer.param_groups])
+            if gradients:
+                kernels.run_scale(gradients, factor, self._run.backend)
+        return None
+
+    def _decide_on_device(self, member: Member, handed: Handed, first: bool, loss: Any) -> Decision:
+        """Queues measuring and deciding."""
+        run, onboard = self._run, self.onboard
+        optimizers = run.optimizers()
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        device = next((params[0].device for params in groups if params), None)
+        if device is not None and self._is_capturing(device):
+            raise RuntimeError(
+                "a guarded step cannot be captured in a graph: its replays would tell the guard nothing. Capture the "
+                "forward and backward pass, and call optimizer.step() after the replay; or detach the guard before."
+            )
+        onboard.settle(first)
+        self._ledger.raise_due()
+        flight, decision = onboard.board(optimizers, groups, handed, first)
+        try:
+            onboard.measure(flight, decision, handed, _limit(run.clip), run.skip_nonfinite)
+            if run.clip is not None and run.clip.limit is None:
+                self._ask_policy(run.clip, flight, decision)
+            flight.note("lr", optimizers[0].param_groups[0].get("lr") if optimizers[0].param_groups else None)
+            if is_loss(loss):
+                flight.note("loss", loss)
+        except BaseException:
+            onboard.flights.give_back(flight)
+            raise
+        onboard.take_off(flight)
+        return decision
+
+    def _ask_policy(self, policy: ClipPolicy, flight: Flight, decision: Decision) -> None:
+        """A clip policy that wants the norm as a number gets it. Synchronises."""
+        if not self._told_policy:
+            self._told_policy = True
+            _log.warning(
+                "clip policy %r decides on the host: one sync a step. GlobalNorm decides on the device.", policy
+            )
+        _, norm, _, factor = decision.slot.words[:4].tolist()
+        coefficient = policy.coefficient(norm) if math.isfinite(norm) else 1.0
+        flight.clip_coef = 1.0 if decision.may_skip and decision.skips() else coefficient
+        decision.factor = factor * flight.clip_coef  # the slot's factor is the unscaling alone
+
+    def _act_on_device(
+        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, decision: Decision, follows: bool
+    ) -> Undo | None:
+        """Queues what a decision means for one optimizer."""
+        repairs: Undo | None = decision.straightened.get(member.index)
+        slot = decision.slot
+        fused = takes_flags(optimizer) and slot.words.device.type != "mps"  # whose kernels take no flags
+        attributes: dict[str, Any] = {}
+        if decision.may_skip or handed.found_inf is not None:
+            own_flag = handed.found_inf if follows else None
+            if fused and self.onboard.momentum.is_safe(optimizer, self.onboard.lanes.key):
+                attributes["found_inf"] = self.onboard.flag(member, slot, own_flag)
+            elif decision.skips() or (own_flag is not None and bool(own_flag)):
+                aside = SetAside(optimizer)
+                return aside if repairs is None else Both(repairs, aside)
+        if decision.factor is not None:
+            if decision.factor != 1.0:
+                kernels.run_scale(gradients_of(optimizer), decision.factor, self._run.backend)
+        elif (decision.is_scaled and not handed.fused) or _limit(self._run.clip) != math.inf:
+            # An optimizer that divides by the loss scale anyway clips for nothing.
+            if fused and (not self._clips_through_scale or (decision.is_scaled and handed.fused)):
+                attributes["grad_scale"] = slot.divisor
+            else:
+                self.onboard.scale(optimizer, decision)
+        return HandedOver(optimizer, attributes, repairs) if attributes else repairs
+
+
+def _limit(policy: ClipPolicy | None) -> float:
+    """What is clipped to by the formula of `GlobalNorm`; Inf where nothing is, or the policy has to be asked."""
+    return math.inf if policy is None or policy.limit is None else policy.limit
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """That of the first group; synchronises if it is a tensor on an accelerator."""
+    lr = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+    return None if lr is None else float(lr)

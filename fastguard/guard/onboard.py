@@ -1,0 +1,218 @@
+"""Steps that are measured and decided on a device: what is queued there, and what arrives."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import kernels
+from .._device import Courier
+from ..kernels.slots import Slot, read_slot
+from .decision import Decision
+from .engines import Engine, Question
+from .flight import Flight, Flights
+from .lanes import Lanes
+from .ledger import Ledger
+from .run import Member, Run
+from .scaler import Handed
+from .undo import Momentum, Straightened, takes_flags
+
+_NUM_CHECKED = 16  # lists of gradients of which it is remembered how they lie
+
+
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The gradients of one optimizer that are there, flat."""
+    return kernels.collect_gradients([group["params"] for group in optimizer.param_groups])[0]
+
+
+class Onboard:
+    """The devices' side of a judge.
+
+    Attributes:
+        flights: steps on their way.
+        lanes: the devices.
+        momentum: sees to buffers of fused SGD.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        ledger: Ledger,
+        when_behind: str,
+        engine_for: Callable[[torch.device], type[Engine] | None],
+        courier_for: Callable[[torch.device], Courier],
+        device_of: Callable[[torch.Tensor], torch.device] | None,
+    ) -> None:
+        self._run = run
+        self._ledger = ledger
+        self.flights = Flights(self._arrive, when_behind)
+        self.lanes = Lanes(engine_for, courier_for, device_of)
+        self.momentum = Momentum()
+        self._newest, self._arrived = -1, -1  # steps
+        # Plans, and whether some gradient lies otherwise than a fused kernel expects.
+        self._checked: OrderedDict[tuple[int, ...], tuple[Any, bool]] = OrderedDict()
+        self._flags: list[torch.Tensor] = []  # of optimizers that follow another's decision
+
+    @property
+    def lag(self) -> int:
+        """Steps taken since the newest that has arrived."""
+        return self._newest - self._arrived
+
+    def settle(self, first: bool) -> None:
+        """Another evaluation begins, of another step if it is the `first`: what is there arrives."""
+        if first and self.flights.current is None:
+            self._ledger.deliver()
+        self.flights.settle(is_over=first)
+        if self.flights.is_idle:
+            self._arrived = self._run.step - 1
+
+    def board(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        groups: list[list[torch.Tensor]],
+        handed: Handed,
+        first: bool,
+    ) -> tuple[Flight, Decision]:
+        """A flight and plans for the gradients of `groups`. Waits if all slots are in flight."""
+        run, lanes, flights = self._run, self.lanes, self.flights
+        gradients, positions, fingerprint = kernels.collect_gradients(groups)
+        key = (fingerprint, None if positions is None else tuple(positions))
+        names = run.names(fingerprint)
+        parts = lanes.plan(gradients, key, groups)
+        straightened = {}
+        if self._need_straightening([plan for _, plan, _ in parts], optimizers):
+            straightened = {m.index: Straightened(m.optimizer) for m in run.members if takes_flags(m.optimizer)}
+            gradients, positions, _ = kernels.collect_gradients(groups)
+            parts = lanes.plan(gradients, key, groups)
+        if lanes.need_slots(sum(map(len, groups))):
+            flights.rebuild(*lanes.make_slots(flights.num_slots))
+        flight = flights.take()
+        flight.start(run.step if first else run.step - 1, first, handed.from_scaler, handed.grad_scale is not None)
+        flight.names, flight.positions = names, positions
+        decision = Decision(None, handed.grad_scale, may_skip=run.skip_nonfinite or handed.found_inf is not None)
+        for lane, plan, places in parts:
+            flight.places[lane.index] = places
+            decision.plans.append((lane, plan, flight.slots[lane.index]))
+        decision.straightened = straightened
+        if len(run.members) == 1:
+            decision.gradients = gradients
+        return flight, decision
+
+    def measure(
+        self, flight: Flight, decision: Decision, handed: Handed, max_norm: float, skip_nonfinite: bool
+    ) -> None:
+        """Queues what fills the slots of `flight`."""
+        questions = []
+        is_one = len(decision.plans) == 1
+        for lane, plan, slot in decision.plans:
+            question = Question(
+                flight.step,
+                None if handed.grad_scale is None else lane.bring(handed.grad_scale, slot.scale),
+                None if handed.found_inf is None else lane.bring(handed.found_inf, slot.found_inf),
+                max_norm,
+                skip_nonfinite,
+                handed.fused,
+            )
+            questions.append(question)
+            lane.engine.measure(plan, slot, question, decide=is_one)
+        flight.keep = (handed.grad_scale, handed.found_inf)
+        home, _, home_slot = decision.plans[0]
+        decision.slot = flight.slot = home_slot
+        if not is_one:
+            totals = self.lanes.gather([slot.total for _, _, slot in decision.plans], home)
+            home.engine.decide(totals, home_slot, questions[0])
+            for _, _, slot in decision.plans[1:]:
+                slot.decided.copy_(home_slot.decided, non_blocking=True)
+
+    def take_off(self, flight: Flight) -> None:
+        """The step of `flight` is the one just taken."""
+        self.flights.current = flight
+        self._run.step = flight.step + 1
+        self._newest = flight.step
+
+    def flag(self, member: Member, slot: Slot, own_flag: Any) -> torch.Tensor:
+        """The skip flag for an optimizer: of the decision, or where it follows it, of its own scaler too."""
+        if own_flag is None:
+            return slot.skip_flag
+        index, device = member.index, slot.words.device
+        while len(self._flags) <= index or self._flags[index].device != device:
+            self._flags[index:] = [torch.zeros((), dtype=torch.float32, device=device)]
+        flag = self._flags[index]
+        own = own_flag if isinstance(own_flag, torch.Tensor) else torch.full((), float(own_flag))
+        torch.logical_or(slot.skip_flag, own.to(device, non_blocking=True), out=flag)
+        return flag
+
+    def scale(self, optimizer: torch.optim.Optimizer, decision: Decision) -> None:
+        """Queues the scaling of the gradients of one optimizer."""
+        parts, gradients = decision.plans, decision.gradients
+        is_whole = gradients is not None
+        if gradients is None:
+            gradients = gradients_of(optimizer)
+        if not gradients:
+            return
+        if not is_whole or not all(plan.is_plain for _, plan, _ in parts):
+            slots = {lane.index: slot for lane, _, slot in parts}
+            planned = self.lanes.plan_writable(gradients)
+            parts = [(lane, plan, slots[lane.index]) for lane, plan in planned]
+        for lane, plan, slot in parts:
+            lane.engine.scale(plan, slot)
+        kernels.tell_autograd(gradients)
+
+    def _need_straightening(self, plans: list[Any], optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        fused = [optimizer for optimizer in optimizers if takes_flags(optimizer)]
+        if not fused:
+            return False
+        key = tuple(map(id, plans))
+        known = self._checked.get(key)
+        if known is not None:
+            return known[1]
+        needed = any(map(Straightened.is_needed, fused))
+        if self.lanes.remember_plans and all(plan.is_plain for plan in plans):
+            self._checked[key] = (plans, needed)  # which keeps the ids from being those of other plans
+            if len(self._checked) > _NUM_CHECKED:
+                self._checked.popitem(last=False)
+        return needed
+
+    def _arrive(self, flight: Flight) -> None:
+        """Puts a step that has arrived on the host into the ring."""
+        ring, ledger = self._run.ring, self._ledger
+        contents = [read_slot(parcel.copy, len(places)) for parcel, places in zip(flight.parcels, flight.places)]
+        found = next(c for c, slot in zip(contents, flight.slots) if slot is flight.slot)
+        rows = found.rows
+        if len(contents) > 1:
+            rows = self.lanes.in_order([c.rows for c in contents], flight.places)
+        finite = math.isfinite(found.norm)
+        again = not flight.first and ring.is_held and ring.step == flight.step
+        if not again:
+            ledger.deliver()
+        is_news = not again or (not finite and ring.is_finite)  # of several evaluations the first bad one is kept
+        if is_news:
+            coefficient = found.clip_coef if flight.clip_coef is None else flight.clip_coef
+            scale = found.loss_scale if flight.scaled else None
+            ring.arrive(
+                flight.step,
+                found.norm,
+                coefficient,
+                found.skipped,
+                scale,
+                rows,
+                flight.positions,
+                flight.names,
+                again=again,
+            )
+            for name in flight.known.keys() | flight.noted:
+                ring.note(name, found.notes[name] if name in flight.noted else flight.known[name])
+        else:
+            ring.mark_skipped(found.skipped)
+        flight.keep = ()
+        self._arrived = flight.step
+        ring.add_overhead(flight.overhead_s)
+        if ledger.fetch is not None:
+            ledger.fetch()
+        ledger.enter(is_bad=is_news and not finite, from_scaler=flight.from_scaler)
+        if flight.is_over:
+            ledger.deliver()

@@ -1,0 +1,42 @@
+"""Clipping by the norm of all gradients together."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from .policy import ClipPolicy
+
+
+class GlobalNorm(ClipPolicy):
+    """Clips the 2-norm of all gradients together to `max_norm`.
+
+    coefficient = min(1, max_norm / (norm + 1e-6)), the formula of `torch.nn.utils.clip_grad_norm_`.
+
+    Args:
+        max_norm: largest norm let through, > 0; `inf` never clips.
+
+    Source: Pascanu et al. 2013, section 3.2; the 1e-6 is torch's.
+
+    >>> GlobalNorm(1.0).coefficient(0.5), round(GlobalNorm(1.0).coefficient(4.0), 6)
+    (1.0, 0.25)
+    """
+
+    limit = property(operator.attrgetter("max_norm"))
+
+    def __init__(self, max_norm: float) -> None:
+        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
+            raise ValueError(f"`max_norm` must be > 0, got {max_norm!r}. Leave it out for no clipping.")
+        self.max_norm = float(max_norm)
+
+    def coefficient(self, norm: float) -> float:
+        return min(1.0, self.max_norm / (norm + 1e-6))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"max_norm": self.max_norm}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The limit of this run stays: a resumed run may have been given another one on purpose."""
+
+    def __repr__(self) -> str:
+        return f"GlobalNorm({self.max_norm:g})"

@@ -1,0 +1,99 @@
+"""What hooks, judge and ledger of one guard share. Plain state: it knows none of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..names import Namer
+from .policies import ClipPolicy
+from .ring import Ring
+from .wrappers import refuse_shards
+
+
+class Member:
+    """One optimizer under a guard. Refers to it weakly: the optimizer owns its hooks, which hold this.
+
+    Attributes:
+        index: its place among the members.
+        can_skip: LBFGS evaluates its closure several times a step and has no step without gradients.
+        is_paused: its steps are no part of the run.
+    """
+
+    def __init__(self, index: int, optimizer: torch.optim.Optimizer) -> None:
+        self._ref = weakref.ref(optimizer)
+        self.index = index
+        self.can_skip = not isinstance(optimizer, torch.optim.LBFGS)
+        self.is_paused = False
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._ref()
+        if optimizer is None:
+            raise ReferenceError("the guarded optimizer no longer exists")
+        return optimizer
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the optimizer still exists."""
+        return self._ref() is not None
+
+
+class Run:
+    """The state of one guard.
+
+    Attributes:
+        members: the optimizers.
+        proxies: wrappers that stand around them, held weakly: they own the optimizer, which owns the guard.
+        clip: the clip policy; None for no clipping.
+        skip_nonfinite: whether steps with NaN or Inf gradients are skipped.
+        backend: "auto" or a name from `fastguard.backends()`.
+        ring: the newest steps.
+        step: number of the next step.
+        fingerprint: of the parameters that the names are of; None before the first step.
+        is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        proxies: Sequence[Any],
+        namer: Namer,
+        *,
+        clip: ClipPolicy | None,
+        skip_nonfinite: bool,
+        backend: str,
+    ) -> None:
+        self.members = [Member(i, optimizer) for i, optimizer in enumerate(optimizers)]
+        self.proxies = [weakref.ref(proxy) for proxy in proxies]
+        self.clip = clip
+        self.skip_nonfinite = skip_nonfinite
+        self.backend = backend
+        self.ring = Ring()
+        self.step = 0
+        self.is_short = False
+        self._namer = namer
+        self._names: tuple[str, ...] = ()
+        self.fingerprint: int | None = None
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """All of them, which must exist."""
+        return [member.optimizer for member in self.members]
+
+    def names(self, fingerprint: int | None = None) -> tuple[str, ...]:
+        """Names of all parameters; asked for again when the fingerprint says that these are other ones."""
+        if fingerprint is not None and fingerprint != self.fingerprint:
+            optimizers = self.optimizers()
+            refuse_shards(group["params"] for optimizer in optimizers for group in optimizer.param_groups)
+            self._names = self._namer.names(optimizers)
+            self.fingerprint = fingerprint
+        return self._names
+
+    def names_of(self, member: Member) -> tuple[str, ...]:
+        """Names of the parameters of one optimizer, as they were at the step just judged."""
+        counts = [sum(len(group["params"]) for group in one.optimizer.param_groups) for one in self.members]
+        start = sum(counts[: member.index])
+        return self._names[start : start + counts[member.index]]

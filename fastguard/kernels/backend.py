@@ -1,0 +1,107 @@
+"""What a backend is: a way to compute the figures, on the devices that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from ..errors import BackendUnavailableError
+
+Row = tuple[float, ...]
+
+
+class Backend:
+    """A subclass with a `name`, entered in `registry.BACKENDS`, is all that a backend takes.
+
+    `reference` defines what every figure means; the others give the same, faster. An operation that a backend leaves
+    out is done by another one where "auto" chooses, and raises where this one was asked for by name.
+
+    A constructor must not fail where the backend cannot run: `unavailable` says why.
+
+    >>> class Doubtful(Backend):
+    ...     name = "doubtful"
+    >>> Doubtful().has("tensor_stats"), Doubtful().unavailable()
+    (False, None)
+    """
+
+    name: str
+
+    def unavailable(self) -> str | None:
+        """Why this backend cannot run here, in one line; None if it can."""
+        return None
+
+    def detail(self) -> str:
+        """What `fastguard info` says of it; asked only where it can run."""
+        return type(self).__doc__ or ""
+
+    def accepts(self, device: torch.device) -> bool:
+        """Whether it reads tensors on `device`."""
+        return device.type == "cpu"
+
+    def problem_on(self, device: torch.device, operation: str) -> str | None:
+        """What speaks against `operation` on this very device, as a trial that failed; only "auto" asks."""
+        return None
+
+    def has(self, operation: str) -> bool:
+        """Whether the method of that name is its own."""
+        return getattr(type(self), operation) is not getattr(Backend, operation)
+
+    def tensor_stats(self, tensors: Sequence[Any], unscale: float = 1.0) -> tuple[bytearray, Row | None]:
+        """Rows of `tensors` times `unscale`, as float64 in bytes in the order of `fastguard.stats.COLUMNS`, and their
+        fold; None for the fold leaves it to others.
+
+        Args:
+            tensors: whatever users pass, all on one device that it accepts. `tensors.plain` makes strided tensors of
+                sparse, lazy and distributed ones, or raises what users are to be told.
+
+        Raises:
+            UnsupportedTensorError: with the index of a tensor that cannot be read.
+        """
+        self._lacks("tensor_stats")
+
+    def scale_(self, tensors: Sequence[Any], factor: float) -> None:
+        """x *= factor in place, with one rounding; none is written to unless all can be.
+
+        Raises:
+            UnsupportedTensorError: with the index of a tensor that cannot be written to, or that overlaps itself.
+        """
+        self._lacks("scale_")
+
+    def activation_row(self, x: torch.Tensor, low: float, high: float, near_zero: float) -> Row:
+        """One row of ACTIVATION_COLUMNS of a real tensor; `near_zero` > 0, so that zeros are near zero."""
+        self._lacks("activation_row")
+
+    def channel_table(self, x: torch.Tensor, dim: int, low: float, high: float, near_zero: float) -> tuple[Row, bytes]:
+        """The row, and CHANNEL_COLUMNS of each index of `dim`, counted from the front, as float64 [C, 4] in bytes."""
+        self._lacks("channel_table")
+
+    def activation_row_into(
+        self, x: torch.Tensor, low: float, high: float, near_zero: float, row: torch.Tensor
+    ) -> None:
+        """The row into `row`, float64 [10] on the device of `x`, in the order of its current stream, without a sync."""
+        self._lacks("activation_row_into")
+
+    def channel_table_into(
+        self,
+        x: torch.Tensor,
+        dim: int,
+        low: float,
+        high: float,
+        near_zero: float,
+        row: torch.Tensor,
+        table: torch.Tensor,
+    ) -> None:
+        """The same, and the table into `table`, float64 [C, 4] on the device of `x`."""
+        self._lacks("channel_table_into")
+
+    def magnitude_counts(self, tensors: Sequence[Any]) -> list[int]:
+        """Counts over all elements of all tensors, as `MagnitudeHistogram.from_counts` takes them."""
+        self._lacks("magnitude_counts")
+
+    def _lacks(self, operation: str) -> NoReturn:
+        raise BackendUnavailableError(
+            f"`backend` {self.name!r} has no {operation}. "
+            'Leave it "auto", which takes the best backend that has, or ask for "reference".'
+        )

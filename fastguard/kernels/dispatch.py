@@ -1,0 +1,129 @@
+"""Lists of tensors on whatever devices: to the backends and back; the shortest ways for plain tensors on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedTensorError
+from ..stats import columns
+from . import cpu, reference
+from .registry import CPU_NAMES, choose
+
+
+def device_of(tensor: Any) -> torch.device:
+    """Where `tensor` is; the CPU for anything else, which a backend there refuses in words."""
+    return tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
+
+
+def split_by_device(tensors: Sequence[Any]) -> dict[torch.device, list[int]]:
+    """Indices of `tensors` by device."""
+    groups: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        groups.setdefault(device_of(tensor), []).append(i)
+    return groups
+
+
+@contextlib.contextmanager
+def renumbering(indices: Sequence[int]) -> Iterator[None]:
+    """Errors about a part of a list, told in terms of the whole."""
+    try:
+        yield
+    except UnsupportedTensorError as error:
+        raise UnsupportedTensorError(indices[error.index], error.problem) from None
+
+
+def _may_be_plain(first: Any, backend: str) -> bool:
+    """Whether to ask the CPU kernels at all; not on behalf of a list on a GPU, which they would look at in vain."""
+    return backend in CPU_NAMES and getattr(first, "is_cpu", False)
+
+
+def run_stats(tensors: Sequence[Any], backend: str, unscale: float = 1.0) -> tuple[bytearray, tuple[float, ...] | None]:
+    """Rows of `tensors` times `unscale` as float64 bytes and, where the backend folds them itself, their fold.
+
+    `backend` has been through `resolve_backend`, here and below.
+    """
+    if not tensors:
+        return bytearray(), None
+    quick = plain_stats(tensors, backend, unscale)
+    if quick is not None:
+        return quick[0], quick[1]
+    groups = split_by_device(tensors)
+    if len(groups) == 1:
+        return choose(next(iter(groups)), backend).tensor_stats(tensors, unscale)
+    size = columns.ROW_BYTES
+    table = bytearray(size * len(tensors))
+    for device, indices in groups.items():
+        with renumbering(indices):
+            rows, _ = choose(device, backend).tensor_stats([tensors[i] for i in indices], unscale)
+        for place, i in enumerate(indices):
+            table[i * size : (i + 1) * size] = rows[place * size : (place + 1) * size]
+    return table, None
+
+
+def plain_stats(
+    tensors: Sequence[Any], backend: str, unscale: float = 1.0
+) -> tuple[bytearray, tuple[float, ...], frozenset[torch.dtype]] | None:
+    """`cpu.plain_stats` where the CPU kernels are chosen and serve every tensor as it is, else None."""
+    if not tensors or not _may_be_plain(tensors[0], backend):
+        return None
+    return cpu.plain_stats(tensors, unscale)
+
+
+def gradient_norm(parameters: list[torch.Tensor], backend: str) -> tuple[float, frozenset[torch.dtype]] | None:
+    """2-norm of the gradients and their dtypes, by the shortest way; None where `plain_stats` would give None."""
+    if not parameters or not _may_be_plain(parameters[0], backend):
+        return None
+    found = cpu.gradient_stats([parameters], 1.0)
+    if found is None or not found[0]:
+        return None
+    return columns.norm_of(*columns.norm_parts(found[1])), cpu.dtypes(found[4])
+
+
+def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
+    """x *= factor on the backend of each tensor's device; tells autograd."""
+    if not tensors:
+        return
+    if not (_may_be_plain(tensors[0], backend) and cpu.scale_plain(tensors, factor)):
+        for device, indices in split_by_device(tensors).items():
+            with renumbering(indices):
+                choose(device, backend, "scale_").scale_([tensors[i] for i in indices], factor)
+    tell_autograd(tensors)
+
+
+def tell_autograd(tensors: Sequence[Any]) -> None:
+    """A graph that saved these tensors, which were written to, has to fail rather than go on with changed values."""
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except RuntimeError:  # inference tensors have no version; asking each would take longer than telling all
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+def collect_gradients(
+    groups: list[list[torch.Tensor]],
+) -> tuple[list[torch.Tensor], list[int] | None, int]:
+    """Gradients of `groups`, flat, without the missing ones; their flat positions, or None if none is missing; and a
+    fingerprint of which parameters these were."""
+    return cpu.collect_gradients(groups) if "cpu" in CPU_NAMES else reference.collect_gradients(groups)
+
+
+def gradient_stats(
+    groups: list[list[torch.Tensor]], backend: str, unscale: float
+) -> tuple[bytearray, tuple[float, ...] | None, list[int] | None, int]:
+    """Rows of the gradients of `groups` times `unscale`, their fold, their positions and the fingerprint, as above."""
+    first = next((params[0] for params in groups if params), None)
+    if _may_be_plain(first, backend):
+        found = cpu.gradient_stats(groups, unscale)
+        if found is not None:
+            return found[:4]
+    gradients, positions, fingerprint = collect_gradients(groups)
+    table, fold = run_stats(gradients, backend, unscale)
+    return table, fold, positions, fingerprint
+
+
+def fold_rows(table: bytearray) -> tuple[float, ...]:
+    """The fold of rows, first to last."""
+    return cpu.fold_rows(table) if "cpu" in CPU_NAMES else columns.fold_rows(columns.ROW.iter_unpack(table))

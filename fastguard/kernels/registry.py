@@ -1,0 +1,128 @@
+"""Which backends there are, and which one serves what."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from .. import _env
+from ..errors import BackendUnavailableError
+from .backend import Backend
+from .cpu import CpuBackend
+from .reference import ReferenceBackend
+from .triton import TritonBackend
+
+# In the order in which "auto" tries them.
+BACKENDS: dict[str, Backend] = {b.name: b for b in (CpuBackend(), TritonBackend(), ReferenceBackend())}
+_log = logging.getLogger("fastguard")
+
+
+class BackendStatus(NamedTuple):
+    """Whether a backend can run here, and if not, why."""
+
+    available: bool
+    reason: str | None
+    detail: str
+
+
+def backends() -> dict[str, BackendStatus]:
+    """Every backend by name, whether it can run here, and if not, why.
+
+    >>> import fastguard
+    >>> fastguard.backends()["reference"].available
+    True
+    """
+    status = {}
+    for name, backend in BACKENDS.items():
+        reason = backend.unavailable()
+        status[name] = BackendStatus(reason is None, reason, backend.detail() if reason is None else "")
+    return status
+
+
+def resolve_backend(name: str) -> str:
+    """A backend that can run here, or "auto"; `name` "auto" is what the environment says, "auto" if nothing.
+
+    Raises:
+        ValueError: unknown name; lists the known ones.
+        BackendUnavailableError: known, but it cannot run here; says why, for this and for every other backend.
+    """
+    source = "`backend`"
+    if name == "auto":
+        source, name = "`FASTGUARD_BACKEND`", _env.backend()
+    if name == "auto":
+        return name
+    if name not in BACKENDS:
+        known = ", ".join(["auto", *BACKENDS])
+        raise ValueError(f"{source} must be one of [{known}], got {name!r}")
+    if BACKENDS[name].unavailable() is not None:
+        every = "; ".join(f"{n}: {s.reason or 'can run'}" for n, s in backends().items())
+        raise BackendUnavailableError(f"{source}: {name!r} cannot run here. {every}")
+    return name
+
+
+def require_devices(backend: str, groups: Iterable[Iterable[torch.Tensor]]) -> None:
+    """Raises BackendUnavailableError if a tensor of `groups` is on a device that the backend asked for can't serve."""
+    name = resolve_backend(backend)
+    if name == "auto":
+        return
+    for device in {t.device for group in groups for t in group}:
+        if not BACKENDS[name].accepts(device):
+            raise BackendUnavailableError(
+                f"`backend` {name!r} cannot serve tensors on {device}. "
+                'Leave it "auto", which takes the best backend for each device.'
+            )
+
+
+@functools.cache
+def say_once(message: str) -> None:
+    """A warning in the log, the first time only."""
+    _log.warning(message)
+
+
+def choose(device: torch.device, name: str, operation: str = "tensor_stats") -> Backend:
+    """The backend `name`, or for "auto" the first one that does `operation` on `device`; says once why it passes over
+    one that would be faster.
+
+    `name` has been through `resolve_backend`, here and below.
+    """
+    if name != "auto":
+        return BACKENDS[name]
+    for backend in BACKENDS.values():
+        if not backend.accepts(device) or not backend.has(operation):
+            continue
+        reason = backend.unavailable() or backend.problem_on(device, operation)
+        if reason is None:
+            return backend
+        say_once(f"backend {backend.name!r} cannot run: {reason}. Falling back; the results are the same, only slower.")
+    return BACKENDS["reference"]
+
+
+def choose_or_fall_back(device: torch.device, name: str, operation: str) -> Backend:
+    """As `choose`, for what runs inside a training loop: plain torch stands in for a backend without `operation`."""
+    chosen = choose(device, name, operation)
+    if chosen.has(operation):
+        return chosen
+    say_once(f"backend {name!r} has no {operation}. Plain torch does it; the results are the same, only slower.")
+    return BACKENDS["reference"]
+
+
+def takes_triton(device: torch.device, backend: str) -> bool:
+    """Whether `backend` means the Triton kernels on `device`; says once why "auto" has to pass them over."""
+    triton = BACKENDS["triton"]
+    return triton.accepts(device) and choose(device, backend) is triton
+
+
+def _names_for_cpu() -> frozenset[str]:
+    """Under which names tensors on the CPU go to the C++ kernels, which then have shorter ways than an operation."""
+    if BACKENDS["cpu"].unavailable() is not None:
+        return frozenset()
+    here = torch.device("cpu")
+    first = next(name for name, b in BACKENDS.items() if b.accepts(here) and b.unavailable() is None)
+    return frozenset({"auto", "cpu"} if first == "cpu" else {"cpu"})
+
+
+CPU_NAMES = _names_for_cpu()

@@ -1,0 +1,107 @@
+"""Slots in a device's memory: what an engine fills, and what the host reads. See `fastguard.stats.slot`."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+
+from ..stats import COLUMNS
+from ..stats.slot import BROUGHT, CLIP_COEF, FACTOR, HEADER_WORDS, LOSS_SCALE, NARROW, NORM, NORM_SQ, NOTES, STEP
+
+ROW_WORDS = len(COLUMNS)
+
+
+class Slot:
+    """Views of one slot, made once, so that a step makes none. Addresses stay valid as long as this object lives.
+
+    Attributes:
+        words: the whole of it.
+        address, factor_address: of the first word, and of `factor`.
+        rows: [num_rows, len(COLUMNS)].
+        total: sum of squares of the unscaled elements; what is added up over devices.
+        decided: the words that follow from the decision.
+        factor: what gradients are to be multiplied by.
+        step: the number of the step.
+        skip_flag: 0-dim float32, exactly 0.0 or 1.0: `optimizer.found_inf`.
+        divisor: 0-dim float32, loss scale / clip coefficient: `optimizer.grad_scale`, to clip without a pass.
+        notes: 0-dim, by name: what the host may leave here to travel along.
+        scale, found_inf: 0-dim float32, for what lies on another device.
+    """
+
+    def __init__(self, words: torch.Tensor, num_rows: int) -> None:
+        self.words = words
+        self.address = words.data_ptr()
+        self.factor_address = self.address + FACTOR * words.element_size()
+        self.rows = words[HEADER_WORDS : HEADER_WORDS + ROW_WORDS * num_rows].view(num_rows, ROW_WORDS)
+        self.total, self.factor, self.step = words[NORM_SQ], words[FACTOR], words[STEP]
+        self.decided = words[NORM : NARROW + 1]
+        self.notes = {name: words[word] for name, (word, _) in NOTES.items()}
+        if words.dtype is torch.float64:
+            narrow = words.view(torch.float32)
+            self.skip_flag, self.divisor = narrow[2 * NARROW], narrow[2 * NARROW + 1]
+            self.scale, self.found_inf = narrow[2 * BROUGHT], narrow[2 * BROUGHT + 1]
+        else:
+            self.decided = words[NORM : STEP + 2]
+            self.skip_flag, self.divisor = words[NARROW], words[STEP + 1]
+            self.scale, self.found_inf = words[BROUGHT], words[BROUGHT + 1]
+
+
+def make_slots(device: torch.device, num_rows: int, count: int = 1, dtype: torch.dtype = torch.float64) -> list[Slot]:
+    """`count` slots for up to `num_rows` tensors each, in one piece of memory."""
+    table = torch.zeros(count, HEADER_WORDS + ROW_WORDS * num_rows, dtype=dtype, device=device)
+    return [Slot(table[i], num_rows) for i in range(count)]
+
+
+class SlotContents(NamedTuple):
+    """What a device left in a slot.
+
+    Attributes:
+        norm_sq, norm, clip_coef, factor, loss_scale: words of the header.
+        skipped: the skip flag.
+        step: the number that the engine was given.
+        notes: by name, whatever stands there.
+        rows: float64 bytes, as `TensorStats` takes them.
+    """
+
+    norm_sq: float
+    norm: float
+    clip_coef: float
+    factor: float
+    loss_scale: float
+    skipped: bool
+    step: int
+    notes: dict[str, float]
+    rows: bytearray
+
+
+def read_slot(words: torch.Tensor, num_rows: int) -> SlotContents:
+    """What is in a slot that was copied to the host, of its first `num_rows` rows.
+
+    Args:
+        words: float64 or float32, contiguous, on the CPU; it may have room for more rows.
+
+    Cost: 2 us, and a copy of 64 bytes a tensor.
+    """
+    if words.dtype is torch.float64:
+        skipped = ctypes.c_float.from_address(words.data_ptr() + 8 * NARROW).value != 0.0
+    else:
+        words = words.double()
+        skipped = float(words[NARROW]) != 0.0
+    address = words.data_ptr()
+    header = (ctypes.c_double * HEADER_WORDS).from_address(address)
+    rows = bytearray(8 * ROW_WORDS * num_rows)
+    if rows:
+        rows[:] = (ctypes.c_char * len(rows)).from_address(address + 8 * HEADER_WORDS)
+    return SlotContents(
+        header[NORM_SQ],
+        header[NORM],
+        header[CLIP_COEF],
+        header[FACTOR],
+        header[LOSS_SCALE],
+        skipped,
+        int(header[STEP]),
+        {name: header[word] for name, (word, _) in NOTES.items()},
+        rows,
+    )

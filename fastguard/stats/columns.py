@@ -1,0 +1,143 @@
+"""The one table of columns: what a row holds, and all that follows from it.
+
+C++ has the same table in csrc/stats.h, and Triton its numbers in kernels/triton/lang/stats.py, since neither can read
+this one; tests/kernels/test_columns.py holds them together.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+
+Fold = Literal["add", "max", "least_nonzero"]
+
+
+class TensorRow(NamedTuple):
+    """One row of a `TensorStats`: what the pass found in one tensor.
+
+    A complex tensor counts as its real and imaginary parts: `numel` is then twice `Tensor.numel()`.
+    NaN and Inf are counted, and left out of every other column.
+
+    Each field is a column: its type (an int is a count), the power of f by which it grows when the elements are
+    multiplied by f, and how the rows of two tensors become that of both. Of no elements, every column is 0.
+    """
+
+    numel: Annotated[int, 0, "add"] = 0
+    sum_sq: Annotated[float, 2, "add"] = 0.0
+    sum: Annotated[float, 1, "add"] = 0.0
+    abs_max: Annotated[float, 1, "max"] = 0.0
+    abs_min_nonzero: Annotated[float, 1, "least_nonzero"] = 0.0
+    num_zeros: Annotated[int, 0, "add"] = 0
+    num_nans: Annotated[int, 0, "add"] = 0
+    num_infs: Annotated[int, 0, "add"] = 0
+
+    @property
+    def norm(self) -> float:
+        """The 2-norm as torch has it: NaN if any element is NaN, else Inf if any is infinite."""
+        return norm_of(self.sum_sq, self.num_nans, self.num_infs)
+
+    @property
+    def mean(self) -> float:
+        """Mean of the finite elements; NaN if there are elements but none is finite."""
+        return self.mean_and_std()[0]
+
+    @property
+    def std(self) -> float:
+        """Standard deviation (of the population) of the finite elements."""
+        return self.mean_and_std()[1]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every element is finite and so is the norm."""
+        return not (self.num_nans or self.num_infs) and math.isfinite(self.sum_sq)
+
+    def mean_and_std(self) -> tuple[float, float]:
+        """`mean` and `std` at once."""
+        count = self.numel - self.num_nans - self.num_infs
+        if count == 0:
+            nothing = math.nan if self.numel else 0.0
+            return nothing, nothing
+        mean = self.sum / count
+        if self.sum_sq == math.inf:
+            return mean, math.inf
+        return mean, math.sqrt(max(0.0, self.sum_sq / count - mean * mean))
+
+
+class Column(NamedTuple):
+    """What there is to know of a column; see `TensorRow`."""
+
+    name: str
+    power: int
+    fold: Fold
+    is_count: bool
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every backend gives the same bits: of all but sums of numbers that were rounded."""
+        return self.is_count or self.fold != "add"
+
+
+def _columns() -> Iterable[Column]:
+    for name, hint in get_type_hints(TensorRow, include_extras=True).items():
+        power, fold = hint.__metadata__
+        yield Column(name, power, fold, hint.__origin__ is int)
+
+
+TABLE = tuple(_columns())
+COLUMNS = tuple(column.name for column in TABLE)
+INDEX = {name: i for i, name in enumerate(COLUMNS)}
+POWERS = tuple(column.power for column in TABLE)
+_COUNTS = tuple(i for i, column in enumerate(TABLE) if column.is_count)
+ROW = struct.Struct(f"{len(TABLE)}d")
+ROW_BYTES = ROW.size
+EMPTY_ROW = TensorRow()
+
+
+def norm_of(sum_sq: float, num_nans: float, num_infs: float) -> float:
+    """The 2-norm as torch has it: NaN if any element is NaN, else Inf if any is infinite."""
+    if num_nans:
+        return math.nan
+    if num_infs:
+        return math.inf
+    return math.sqrt(sum_sq)
+
+
+def picker(*names: str) -> Callable[[Sequence[float]], tuple[float, ...]]:
+    """A function that takes these columns, two or more, out of a row.
+
+    >>> picker("sum_sq", "num_infs")(range(8))
+    (1, 7)
+    """
+    return operator.itemgetter(*(INDEX[name] for name in names))
+
+
+norm_parts = picker("sum_sq", "num_nans", "num_infs")  # the arguments of `norm_of`
+
+
+def as_row(values: Sequence[float]) -> TensorRow:
+    """A `TensorRow` of float64 values in the order of `COLUMNS`; counts become ints, and what is missing 0."""
+    row = [*values, *EMPTY_ROW[len(values) :]]
+    for i in _COUNTS:
+        row[i] = int(row[i])
+    return TensorRow._make(row)
+
+
+def _least_nonzero(a: float, b: float) -> float:
+    return b if b and (not a or b < a) else a
+
+
+# Not `sum` and the like: `sum` rounds in another way from Python 3.12 on, and every backend adds from first to last.
+_FOLDS: dict[Fold, Callable[[Any, Any], Any]] = {"add": operator.add, "max": max, "least_nonzero": _least_nonzero}
+
+
+def fold_rows(rows: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """Rows merged into one, first to last: the same order, and so the same bits, as every backend's own total."""
+    each = list(zip(*rows)) or [()] * len(TABLE)
+    return tuple(
+        functools.reduce(_FOLDS[column.fold], values, nothing)
+        for column, values, nothing in zip(TABLE, each, EMPTY_ROW, strict=True)
+    )

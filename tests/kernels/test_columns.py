@@ -1,0 +1,68 @@
+"""The table of columns stands in Python, in C++ and in Triton, which cannot read each other: all say the same."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fastguard import kernels
+from fastguard.history import TrainingHistory
+from fastguard.stats import COLUMNS, TensorRow, columns
+
+
+def test_what_the_table_is_made_of():
+    assert TensorRow._fields == COLUMNS
+    assert columns.ROW_BYTES == 8 * len(COLUMNS) == columns.ROW.size
+    assert columns.TABLE[columns.INDEX["sum_sq"]] == ("sum_sq", 2, "add", False)
+    assert columns.TABLE[columns.INDEX["abs_min_nonzero"]] == ("abs_min_nonzero", 1, "least_nonzero", False)
+    assert [column.name for column in columns.TABLE if column.is_count] == [
+        name for name in COLUMNS if name == "numel" or name.startswith("num_")
+    ]
+
+
+def test_cpp_has_the_same_columns():
+    if kernels.backends()["cpu"].reason is not None:
+        pytest.skip("there is no extension")
+    from fastguard import _C
+
+    assert _C.columns == columns.TABLE
+
+
+def test_triton_has_the_same_columns():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from fastguard.kernels.triton.lang import stats
+
+    numbers = {name: getattr(stats, name.upper()).value for name in COLUMNS}
+    assert numbers == columns.INDEX
+    assert stats.COLUMNS.value == len(COLUMNS)
+
+
+def test_columns_grow_by_their_powers(backend: str):
+    x = torch.tensor([1.5, -2.0, 0.0, 0.25], dtype=torch.float64)
+    before, after = (kernels.tensor_stats([t], backend=backend)[0] for t in (x, 4.0 * x))
+    for column in columns.TABLE:
+        assert getattr(after, column.name) == getattr(before, column.name) * 4.0**column.power, column
+
+
+def test_rows_fold_to_the_row_of_all(backend: str):
+    parts = [torch.tensor([1.5, -2.0, math.nan]), torch.zeros(3), torch.tensor([0.25, math.inf]), torch.zeros(0)]
+    stats = kernels.tensor_stats(parts, backend=backend)
+    whole = kernels.tensor_stats([torch.cat(parts)], backend=backend)[0]
+    assert columns.fold_rows(stats) == whole == stats.total_row()
+    assert columns.fold_rows([]) == columns.EMPTY_ROW
+
+
+def test_a_row_of_plain_numbers():
+    row = columns.as_row((2.0, 9.0, 3.0))
+    assert row == TensorRow(numel=2, sum_sq=9.0, sum=3.0)
+    assert type(row.numel) is type(row.num_nans) is int
+
+
+def test_a_log_that_is_older_than_a_column_is_read(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 0, "grad/norm": 5.0, "tensors": {"w": [2, 25.0, 7.0, 4.0, 3.0]}}\n')
+    last = TrainingHistory.from_jsonl(path).last
+    assert last is not None
+    assert last.tensors["w"] == TensorRow(numel=2, sum_sq=25.0, sum=7.0, abs_max=4.0, abs_min_nonzero=3.0)
