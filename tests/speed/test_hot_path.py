@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("benchmarks.speed", reason="the benchmarks are not beside these tests", exc_type=ImportError)
 
 from benchmarks.speed import frames, parts, table
-from fastguard.kernels import cpu
+from fastguard import backends
 
 LIMITS = {measure.key: measure.at_most for measure in table.MEASURES}
 
 
-@pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
+@pytest.mark.skipif(not backends()["cpu"].available, reason=str(backends()["cpu"].reason))
 @pytest.mark.xfail(reason="two judges and a record a step: 32 frames", strict=True)
 def test_frames_of_a_clean_step_on_the_cpu():
     assert frames.count_frames("auto")["clean"] <= LIMITS["frames-cpu"]
