@@ -18,6 +18,8 @@ from torch import nn
 
 import fastguard
 
+from pairs import pairs
+
 NUM_STEPS = 6
 MAX_NORM = 0.05
 
@@ -105,10 +107,11 @@ def test_guarded_training_is_bit_identical(case: Case, way: Way) -> None:
     assert [e.loss_scale for e in guard.history.recent] == (as_float32 if still_scaled else [None] * NUM_STEPS)
 
 
-@pytest.mark.parametrize("bad_step", [0, 3])
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-@pytest.mark.parametrize("unscales", [False, True], ids=["step-alone", "after-unscale"])
-@every_case
+@pytest.mark.parametrize(
+    ("case", "unscales", "value", "bad_step"),
+    pairs(DENSE, [False, True], [math.inf, math.nan], [0, 3]),
+    ids=lambda value: value.id if isinstance(value, Case) else None,
+)
 def test_the_scalers_skip(case: Case, unscales: bool, value: float, bad_step: int) -> None:
     """Same scales as unguarded, and parameters as if the step had never been."""
     way = Way(unscales=unscales)

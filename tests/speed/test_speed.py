@@ -150,6 +150,7 @@ def test_further_tensors_and_fresh_gradients_are_measured():
     assert further.after_backward(FLOAT32)(TINY)["ratio"]["median"] > 0
 
 
+@pytest.mark.slow
 def test_adamw_is_measured_through_both_ways_of_clipping():
     found = adamw.clipping_adamw(FLOAT32)(TINY)
     assert found["scale"]["ratio"]["median"] > 0 and found["grad_scale"]["ratio"]["median"] > 0
@@ -177,6 +178,7 @@ def test_peak_growth_sees_memory_that_was_given_back():
     assert memory.peak_growth_bytes(lambda: None) < 1 << 20
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_fresh_process(monkeypatch):
     monkeypatch.setattr(memory, "KINDS", {"clip_bytes": memory.clip_bytes})
     found = memory.measure_memory(speed_cases.CASES["300x1000"])
@@ -186,12 +188,14 @@ def test_memory_is_measured_in_a_fresh_process(monkeypatch):
         assert found["clip_bytes"]["median"] <= 256 * 300 + 2**20
 
 
+@pytest.mark.slow
 def test_what_a_record_keeps_and_what_guarding_takes_is_counted():
     case = speed_cases.CASES["300x1000"]
     assert 64 * 300 <= memory.kept_bytes(case) < 1 << 20
     assert memory.guarding_bytes(case) < 16 << 20
 
 
+@pytest.mark.slow
 def test_memory_that_cannot_be_measured_says_why():
     with pytest.raises(RuntimeError, match=r"tiny-float32 clip_bytes failed:\n(.|\n)*KeyError"):
         memory.measure_memory(FLOAT32)
@@ -299,6 +303,7 @@ def test_an_unknown_part_lists_the_known_ones(capsys):
     assert "gpt2-float32" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_from_a_sweep(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     monkeypatch.setattr(sweep, "_SETTINGS", TINY)
