@@ -1,4 +1,4 @@
-// What Python sees as fastguard._C. This file and tensors.cpp are the only ones that know Python.
+// What Python sees as fastguard._C. Besides this file only tensors.cpp and gradients.cpp know Python.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -7,6 +7,7 @@
 
 #include "gradients.h"
 #include "isa.h"
+#include "lock.h"
 #include "parallel.h"
 #include "passes.h"
 #include "step.h"
@@ -21,25 +22,28 @@ bool read_held(const py::tuple& held, Odd odd, std::vector<View>& views, std::ve
   return read_tensors(PySequence_Fast_ITEMS(held.ptr()), held.size(), odd, views, keep_alive);
 }
 
-struct Table {
-  py::object bytes;
-  py::tuple fold;
-};
-
 py::tuple as_tuple(const Row& row) {
   py::tuple out(kColumns);
   for (int i = 0; i < kColumns; ++i) out[i] = reinterpret_cast<const double*>(&row)[i];
   return out;
 }
 
-Table compute(const std::vector<View>& views, int num_threads, double unscale) {
-  auto table = py::reinterpret_steal<py::object>(
-      PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(views.size() * sizeof(Row))));
-  if (!table) throw py::error_already_set();
-  Row total, *rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
-  without_lock(views, [&] { total = tensor_stats(views, num_threads, unscale, rows); });
-  return {std::move(table), as_tuple(total)};
-}
+// Memory for rows, in which `used` of them stay.
+struct RowBytes {
+  py::object bytes;
+
+  explicit RowBytes(size_t count)
+      : bytes(py::reinterpret_steal<py::object>(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(count * sizeof(Row))))) {
+    if (!bytes) throw py::error_already_set();
+  }
+  Row* rows() { return reinterpret_cast<Row*>(PyByteArray_AS_STRING(bytes.ptr())); }
+  py::object keep(size_t used) {
+    if (PyByteArray_GET_SIZE(bytes.ptr()) != Py_ssize_t(used * sizeof(Row)) &&
+        PyByteArray_Resize(bytes.ptr(), Py_ssize_t(used * sizeof(Row))) != 0)
+      throw py::error_already_set();
+    return std::move(bytes);
+  }
+};
 
 // The fold of rows that came as bytes, from first to last.
 py::tuple py_fold_rows(const py::bytearray& table) {
@@ -53,21 +57,22 @@ py::tuple py_fold_rows(const py::bytearray& table) {
   return as_tuple(total);
 }
 
-unsigned dtypes_of(const std::vector<View>& views) {
-  unsigned bits = 0;
-  for (const View& view : views) bits |= 1u << unsigned(view.dtype);
-  return bits;
-}
-
 // (rows as bytes, their fold, set of DTypes as bits); None if `plain_only` and some tensor would need preparing.
 // Rows are those of the tensors times `unscale`.
 py::object py_tensor_stats(const py::sequence& tensors, int num_threads, double unscale, bool plain_only) {
-  std::vector<py::object> keep_alive;
   py::tuple held(tensors);
+  std::vector<py::object> keep_alive;
   std::vector<View> views;
-  if (!read_held(held, plain_only ? Odd::refuse : Odd::prepare, views, keep_alive)) return py::none();
-  Table table = compute(views, num_threads, unscale);
-  return py::make_tuple(std::move(table.bytes), std::move(table.fold), dtypes_of(views));
+  RowBytes table(held.size());
+  Row total;
+  if (plain_only) {
+    auto items = PySequence_Fast_ITEMS(held.ptr());
+    if (!measure_plain(items, held.size(), num_threads, unscale, table.rows(), views, total)) return py::none();
+  } else {
+    read_held(held, Odd::prepare, views, keep_alive);
+    without_lock(views, [&] { total = tensor_stats(views, num_threads, unscale, table.rows()); });
+  }
+  return py::make_tuple(table.keep(views.size()), as_tuple(total), dtypes_of(views));
 }
 
 // (addresses, sizes) as int64 bytes; None if a tensor needs preparing or they are on several devices.
@@ -96,20 +101,13 @@ py::tuple row_of(const Activation& a, int64_t numel) {
                         double(a.num_saturated), double(a.num_nans), double(a.num_infs));
 }
 
-template <class Work>
-auto maybe_without_lock(int64_t elements, Work work) {
-  if (elements < kReleaseMin) return work();
-  py::gil_scoped_release release;
-  return work();
-}
-
 // A row of ACTIVATION_COLUMNS; None if the tensor would need preparing, or is complex.
 py::object py_activation_stats(py::handle tensor, double low, double high, double near_zero, int num_threads) {
   Strided x;
   if (!read_strided(tensor.ptr(), x)) return py::none();
   const View view = make_view(x.data, x.dtype, false, int(x.shape.size()), x.shape.data(), x.strides.data());
   const Limits limits(low, high, near_zero);
-  return row_of(maybe_without_lock(view.numel, [&] { return activation_stats(view, limits, num_threads); }), view.numel);
+  return row_of(without_lock(view.numel, [&] { return activation_stats(view, limits, num_threads); }), view.numel);
 }
 
 // The row, and float64 [C, 4] of CHANNEL_COLUMNS as bytes; None as above.
@@ -125,7 +123,7 @@ py::object py_channel_stats(py::handle tensor, int dim, double low, double high,
   if (!table) throw py::error_already_set();
   auto out = reinterpret_cast<double*>(PyBytes_AS_STRING(table.ptr()));
   const Limits limits(low, high, near_zero);
-  Activation a = maybe_without_lock(numel, [&] { return channel_stats(x, dim, limits, num_threads, out); });
+  Activation a = without_lock(numel, [&] { return channel_stats(x, dim, limits, num_threads, out); });
   return py::make_tuple(row_of(a, numel), std::move(table));
 }
 
@@ -149,35 +147,55 @@ uint64_t py_read_stream(const py::sequence& tensors, int num_threads, bool prefe
   return sum;
 }
 
-std::vector<PyObject*> lists_of(const py::list& groups) {
-  std::vector<PyObject*> lists;
-  for (py::handle group : groups) {
-    if (!PyList_Check(group.ptr())) throw py::type_error("a group must be a list of parameters");
-    lists.push_back(group.ptr());
-  }
-  return lists;
+Groups groups_of(const py::list& lists) {
+  Groups groups;
+  for (py::handle list : lists) groups.push_back(list.ptr());
+  return groups;
 }
 
 py::object py_positions(const Gradients& found) {
   return found.complete ? py::object(py::none()) : py::object(py::cast(found.positions));
 }
 
-py::tuple py_collect_gradients(const py::list& groups) {
-  Gradients found = collect_gradients(lists_of(groups));
+py::list py_tensors(Gradients& found) {
   py::list tensors(found.tensors.size());
   for (size_t i = 0; i < found.tensors.size(); ++i) tensors[i] = std::move(found.tensors[i]);
-  return py::make_tuple(std::move(tensors), py_positions(found), found.fingerprint);
+  return tensors;
+}
+
+py::tuple py_collect_gradients(const py::list& groups) {
+  Gradients found;
+  collect_gradients(groups_of(groups), found);
+  py::object positions = py_positions(found);
+  return py::make_tuple(py_tensors(found), std::move(positions), found.fingerprint);
 }
 
 // Both at once, with one way through Python: (rows as bytes, their fold, positions, fingerprint, set of DTypes); None
 // if a gradient would need preparing.
 py::object py_gradient_stats(const py::list& groups, int num_threads, double unscale) {
-  Gradients found = collect_gradients(lists_of(groups));
-  std::vector<View> views;
-  if (!read_gradients(found, views)) return py::none();
-  Table table = compute(views, num_threads, unscale);
-  return py::make_tuple(std::move(table.bytes), std::move(table.fold), py_positions(found), found.fingerprint,
-                        dtypes_of(views));
+  const Groups lists = groups_of(groups);
+  Gradients found;
+  RowBytes table(count_parameters(lists));
+  if (!measure_gradients(lists, num_threads, unscale, table.rows(), found)) return py::none();
+  return py::make_tuple(table.keep(found.views.size()), as_tuple(found.total), py_positions(found), found.fingerprint,
+                        found.dtypes);
+}
+
+// The norm, and every gradient times min(1, max_norm / (norm + 1e-6)): (norm, set of DTypes, the gradients if they were
+// written to, else None). None if there is no gradient, or one that would need preparing or overlaps itself; nothing has
+// happened then. With `finite_only` a norm that is not finite leaves the gradients alone.
+py::object py_clip_gradients(const py::list& parameters, int num_threads, double max_norm, bool finite_only) {
+  const Groups lists = {parameters.ptr()};
+  Gradients found;
+  std::vector<Row> rows(count_parameters(lists));
+  if (!measure_gradients(lists, num_threads, 1.0, rows.data(), found) || found.views.empty()) return py::none();
+  const double norm = norm_of(found.total), coefficient = max_norm / (norm + 1e-6);
+  const bool leave = coefficient >= 1.0 || (finite_only && !std::isfinite(norm));  // NaN is written, as torch does
+  if (!leave) {
+    if (any_overlap(found.views)) return py::none();
+    without_lock(found.views, [&] { scale(found.views, coefficient, num_threads); });
+  }
+  return py::make_tuple(norm, found.dtypes, leave ? py::object(py::none()) : py::object(py_tensors(found)));
 }
 
 std::vector<std::string> isa_names() {
@@ -212,6 +230,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("gradient_stats", &py_gradient_stats, py::arg("groups"), py::arg("num_threads"), py::arg("unscale"));
   static PyMethodDef step = {"take_step", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(take_step)), METH_FASTCALL, nullptr};
   m.attr("take_step") = py::reinterpret_steal<py::object>(PyCFunction_New(&step, nullptr));
+  m.def("clip_gradients", &py_clip_gradients, py::arg("parameters"), py::arg("num_threads"), py::arg("max_norm"),
+        py::arg("finite_only"));
   m.def("fold_rows", &py_fold_rows, py::arg("table"));
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("isa_names", &isa_names);

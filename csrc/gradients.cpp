@@ -1,19 +1,105 @@
 #include "gradients.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ieee.h"
+#include "isa.h"
+#include "lock.h"
+#include "parallel.h"
+#include "passes.h"
+
 namespace fastguard {
 
-Gradients collect_gradients(const std::vector<PyObject*>& lists) {
-  constexpr Py_ssize_t kAhead = 8;  // with thousands of tensors their Python objects are not in cache
-  Gradients found;
-  size_t count = 0;
-  for (PyObject* list : lists) count += size_t(PyList_GET_SIZE(list));
-  found.tensors.reserve(count);
+namespace {
+
+// Tensors are taken through each stage (find, describe, read) so many at a time: while one waits for memory, the others'
+// requests are under way, and what a stage has touched is still in L1 for the next.
+constexpr size_t kBatch = 16;
+
+// Up to this many elements a tensor is measured as soon as it is known, up to so many in all; the rest is put aside for
+// threads to share, without the lock.
+constexpr int64_t kNear = kBlock;
+constexpr int64_t kNearTotal = kParallelMin;
+
+class Walk {
+ public:
+  Walk(size_t count, double unscale, Row* rows, std::vector<View>& views, Row& total)
+      : unscale_(unscale), rows_(rows), views_(views), total_(total) {
+    views_.reserve(count);
+  }
+
+  // Takes up to kBatch tensors; false if one is odd.
+  bool take(PyObject* const* tensors, size_t count) {
+    const size_t first = views_.size();
+    for (size_t i = 0; i < count; ++i) {
+      views_.emplace_back();
+      View& view = views_.back();
+      if (!read_plain(tensors[i], view)) return false;
+      if (view.numel > kNear) continue;
+      const int64_t bytes = view.numel * itemsize(view.dtype);
+      for (int64_t line = 0; line < bytes && line < kFetched; line += 64) __builtin_prefetch(view.data + line);
+    }
+    for (size_t t = first; t < views_.size(); ++t) {
+      const int64_t numel = views_[t].numel;
+      if (numel > kNear || near_ + numel > kNearTotal) {
+        aside_.push_back(t);
+        continue;
+      }
+      near_ += numel;
+      rows_[t] = Row(stats_of(kernels_, views_[t], 0, numel));
+      if (aside_.empty()) fold(t);
+    }
+    return true;
+  }
+
+  // Measures what was put aside.
+  void finish(int num_threads) {
+    if (aside_.empty()) return;
+    std::vector<View> views;
+    std::vector<Row> rows(aside_.size());
+    views.reserve(aside_.size());
+    for (size_t t : aside_) views.push_back(std::move(views_[t]));
+    without_lock(views, [&] { tensor_rows(views, num_threads, rows.data()); });
+    for (size_t i = 0; i < aside_.size(); ++i) {
+      views_[aside_[i]] = std::move(views[i]);
+      rows_[aside_[i]] = rows[i];
+    }
+    for (size_t t = aside_.front(); t < views_.size(); ++t) fold(t);
+  }
+
+ private:
+  static constexpr int64_t kFetched = 512;  // bytes of each tensor; the hardware fetches on from there
+
+  void fold(size_t t) {
+    if (unscale_ != 1.0) rows_[t].multiply(unscale_);
+    total_.merge(rows_[t]);
+  }
+
+  IEEEArithmetic ieee_;
+  const Kernels& kernels_ = kernels();
+  const double unscale_;
+  Row* const rows_;
+  std::vector<View>& views_;
+  Row& total_;
+  std::vector<size_t> aside_;
+  int64_t near_ = 0;
+};
+
+// Calls take(first, end) for stretches of `found.tensors` as they are found; stops and returns false where it does.
+template <class Take>
+bool for_each_batch(const Groups& groups, Gradients& found, Take take) {
+  found.tensors.reserve(count_parameters(groups));
   int64_t position = 0;
-  for (PyObject* list : lists) {
+  size_t taken = 0;
+  for (PyObject* group : groups) {
     found.fingerprint = (found.fingerprint ^ 1u) * 0x100000001b3u;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i, ++position) {
-      PyObject* parameter = PyList_GET_ITEM(list, i);
-      if (i + kAhead < PyList_GET_SIZE(list)) __builtin_prefetch(PyList_GET_ITEM(list, i + kAhead));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group); ++i, ++position) {
+      PyObject* parameter = PyList_GET_ITEM(group, i);
+      const Py_ssize_t rest = PyList_GET_SIZE(group) - i;
+      if (rest > Py_ssize_t(2 * kBatch)) __builtin_prefetch(PyList_GET_ITEM(group, i + 2 * kBatch));
+      if (rest > Py_ssize_t(kBatch)) prefetch_inside(PyList_GET_ITEM(group, i + kBatch));
       found.fingerprint = (found.fingerprint ^ reinterpret_cast<uintptr_t>(parameter)) * 0x100000001b3u;
       py::object g = gradient_of(parameter);
       if (g.is_none()) {
@@ -23,17 +109,70 @@ Gradients collect_gradients(const std::vector<PyObject*>& lists) {
         continue;
       }
       if (!found.complete) found.positions.push_back(position);
+      __builtin_prefetch(g.ptr());
+      prefetch_inside(g.ptr());
       found.tensors.push_back(std::move(g));
+      if (found.tensors.size() - taken == kBatch) {
+        if (!take(taken, found.tensors.size())) return false;
+        taken = found.tensors.size();
+      }
     }
   }
-  return found;
+  return taken == found.tensors.size() || take(taken, found.tensors.size());
 }
 
-bool read_gradients(const Gradients& gradients, std::vector<View>& views) {
-  static_assert(sizeof(py::object) == sizeof(PyObject*), "a vector of objects is an array of pointers");
-  std::vector<py::object> keep_alive;
-  auto items = reinterpret_cast<PyObject* const*>(gradients.tensors.data());
-  return read_tensors(items, gradients.tensors.size(), Odd::refuse, views, keep_alive);
+}  // namespace
+
+size_t count_parameters(const Groups& groups) {
+  size_t count = 0;
+  for (PyObject* group : groups) {
+    if (!PyList_Check(group)) throw py::type_error("a group must be a list of parameters");
+    count += size_t(PyList_GET_SIZE(group));
+  }
+  return count;
+}
+
+void collect_gradients(const Groups& groups, Gradients& found) {
+  for_each_batch(groups, found, [](size_t, size_t) { return true; });
+}
+
+bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found) {
+  Walk walk(count_parameters(groups), unscale, rows, found.views, found.total);
+  if (!for_each_batch(groups, found, [&](size_t first, size_t end) {
+        return walk.take(found.items() + first, end - first);
+      }))
+    return false;
+  walk.finish(num_threads);
+  found.dtypes = dtypes_of(found.views);
+  return true;
+}
+
+bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows,
+                   std::vector<View>& views, Row& total) {
+  Walk walk(count, unscale, rows, views, total);
+  for (size_t i = 0; i < count; i += kBatch) {
+    for (size_t next = i + kBatch; next < std::min(count, i + 2 * kBatch); ++next) prefetch_inside(tensors[next]);
+    for (size_t next = i + 2 * kBatch; next < std::min(count, i + 3 * kBatch); ++next) __builtin_prefetch(tensors[next]);
+    if (!walk.take(tensors + i, std::min(count - i, kBatch))) return false;
+  }
+  walk.finish(num_threads);
+  return true;
+}
+
+unsigned dtypes_of(const std::vector<View>& views) {
+  unsigned bits = 0;
+  for (const View& view : views) bits |= 1u << unsigned(view.dtype);
+  return bits;
+}
+
+double norm_of(const Row& total) {
+  if (total.num_nans != 0) return std::numeric_limits<double>::quiet_NaN();
+  if (total.num_infs != 0) return std::numeric_limits<double>::infinity();
+  return std::sqrt(total.sum_sq);
+}
+
+bool any_overlap(const std::vector<View>& views) {
+  return std::any_of(views.begin(), views.end(), may_overlap);
 }
 
 }  // namespace fastguard

@@ -1,11 +1,8 @@
-// The gradients of an optimizer's parameters, as they stand at one step.
+// The gradients of a step: gathered from Python and measured in one walk, while each is near.
 #pragma once
-#include <pybind11/pybind11.h>
-
 #include <vector>
 
 #include "tensors.h"
-#include "view.h"
 
 namespace fastguard {
 
@@ -15,24 +12,40 @@ struct Gradients {
   std::vector<int64_t> positions;   // their flat positions; empty while no gradient is missing
   bool complete = true;
   uint64_t fingerprint = 0xcbf29ce484222325u;  // of which parameters these are, for caches
+
+  // Only after `measure_gradients`.
+  std::vector<View> views;  // of `tensors`, while these are held: what `scale` takes
+  unsigned dtypes = 0;      // a bit for each DType
+  Row total;                // fold of the rows, first to last
+
+  PyObject* const* items() const {
+    static_assert(sizeof(py::object) == sizeof(PyObject*), "a vector of objects is an array of pointers");
+    return reinterpret_cast<PyObject* const*>(tensors.data());
+  }
 };
 
-// `.grad` of all parameters in `lists`, which are Python lists.
-Gradients collect_gradients(const std::vector<PyObject*>& lists);
+// Groups are lists of parameters, borrowed; throws a TypeError for anything else.
+using Groups = std::vector<PyObject*>;
+size_t count_parameters(const Groups& groups);
 
-// A view of each; false if one of them is not plain memory of the CPU.
-bool read_gradients(const Gradients& gradients, std::vector<View>& views);
+// Fills all but `views`, `dtypes` and `total`; any gradients.
+void collect_gradients(const Groups& groups, Gradients& found);
 
-// Work below this many elements takes a few microseconds: less than another thread may keep the lock for.
-constexpr int64_t kReleaseMin = 65536;
+// Fills all, and a row for each gradient, as if its elements had been multiplied by `unscale`; `rows` has room for
+// `count_parameters(groups)`. False, with `found` and `rows` of no use, if a gradient would need preparing. Needs the GIL,
+// and gives it up while large tensors are read.
+bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found);
 
-template <class Work>
-void without_lock(const std::vector<View>& views, Work work) {
-  int64_t elements = 0;
-  for (const View& view : views) elements += view.numel;
-  if (elements < kReleaseMin) return work();
-  py::gil_scoped_release release;
-  work();
-}
+// The same for tensors themselves; `views` is empty before. False as above.
+bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows,
+                   std::vector<View>& views, Row& total);
+
+unsigned dtypes_of(const std::vector<View>& views);
+
+// As torch has it: NaN if any element is NaN, else Inf if any is infinite.
+double norm_of(const Row& total);
+
+// Whether some of `views` has two indices of one element, so that none of them may be scaled.
+bool any_overlap(const std::vector<View>& views);
 
 }  // namespace fastguard

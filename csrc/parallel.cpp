@@ -13,9 +13,6 @@ namespace fastguard {
 
 namespace {
 
-// Below this many elements (some 30 us of work for one core) a second thread saves little, and costs a scheduler quantum,
-// milliseconds, when the other core is busy with something else: a data loader, say.
-constexpr int64_t kParallelMin = 524288;
 // Small tensors are handed out together until they weigh this much; each weighs something however small it is.
 constexpr int64_t kItemMin = 32768;
 constexpr int64_t kTensorWeight = 256;

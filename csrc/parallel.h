@@ -8,6 +8,10 @@
 
 namespace fastguard {
 
+// Below this many elements (some 30 us of work for one core) a second thread saves little, and costs a scheduler quantum,
+// milliseconds, when the other core is busy with something else: a data loader, say.
+constexpr int64_t kParallelMin = 524288;
+
 // What a worker is handed: elements [begin, end) of one tensor. `chunk` counts the chunks of that tensor.
 struct Piece {
   int64_t tensor;

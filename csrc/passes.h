@@ -12,6 +12,13 @@ namespace fastguard {
 // 65536 elements of a large one.
 Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows);
 
+// The rows alone, as the elements are.
+void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows);
+
+// What a pass accumulates over elements [begin, end) of one view, at most a chunk.
+struct Kernels;
+Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, int64_t end);
+
 // x *= factor for every element of every tensor. The views must not overlap themselves.
 void scale(const std::vector<View>& views, double factor, int num_threads);
 

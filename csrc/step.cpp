@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include <pybind11/stl.h>
 
 #include "gradients.h"
+#include "lock.h"
 #include "passes.h"
 
 namespace fastguard {
@@ -24,7 +24,7 @@ enum Outcome { kClean = 0, kOdd = 1, kOtherParameters = 2, kNotFinite = 4, kScal
 enum Found { kTable, kPositions, kFingerprint, kGradients };
 
 // The lists of parameters of `groups`; false for anything but a list of plain dicts with plain lists in them.
-bool parameter_lists(PyObject* groups, std::vector<PyObject*>& lists) {
+bool parameter_lists(PyObject* groups, Groups& lists) {
   static PyObject* name = PyUnicode_InternFromString("params");
   if (!PyList_CheckExact(groups)) return false;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(groups); ++i) {
@@ -47,11 +47,15 @@ bool learning_rate(PyObject* groups, double& lr, bool& known) {
   return true;
 }
 
-// A table that nobody but the ring holds is written again; a record that was handed out keeps its own.
-py::object table_of(PyObject* kept, size_t num_bytes) {
-  if (PyByteArray_CheckExact(kept) && Py_REFCNT(kept) == 1 && size_t(PyByteArray_GET_SIZE(kept)) == num_bytes)
+// Room for `count` rows. A table that nobody but the ring holds is written again; a record that was handed out keeps its
+// own.
+py::object table_for(PyObject* kept, size_t count) {
+  const Py_ssize_t num_bytes = Py_ssize_t(count * sizeof(Row));
+  if (PyByteArray_CheckExact(kept) && Py_REFCNT(kept) == 1) {
+    if (PyByteArray_Resize(kept, num_bytes) != 0) throw py::error_already_set();
     return py::reinterpret_borrow<py::object>(kept);
-  auto made = py::reinterpret_steal<py::object>(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(num_bytes)));
+  }
+  auto made = py::reinterpret_steal<py::object>(PyByteArray_FromStringAndSize(nullptr, num_bytes));
   if (!made) throw py::error_already_set();
   return made;
 }
@@ -69,25 +73,23 @@ struct Question {
 };
 
 int take(const Question& q) {
-  std::vector<PyObject*> lists;
+  Groups lists;
   if (!parameter_lists(q.groups, lists)) return kOdd;
-  Gradients gradients = collect_gradients(lists);
-  std::vector<View> views;
-  if (!read_gradients(gradients, views)) return kOdd;
-  const double infinity = std::numeric_limits<double>::infinity();
-  py::object table = table_of(PyList_GET_ITEM(q.found, kTable), views.size() * sizeof(Row));
+  const size_t count = count_parameters(lists);
+  py::object table = table_for(PyList_GET_ITEM(q.found, kTable), count);
+  Gradients gradients;
   auto rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
-  Row total;
-  without_lock(views, [&] { total = tensor_stats(views, q.num_threads, 1.0, rows); });
+  if (!measure_gradients(lists, q.num_threads, 1.0, rows, gradients)) return kOdd;
+  const std::vector<View>& views = gradients.views;
+  if (views.size() < count && PyByteArray_Resize(table.ptr(), Py_ssize_t(views.size() * sizeof(Row))) != 0)
+    throw py::error_already_set();
 
-  const double norm_sq = total.num_nans > 0 ? std::nan("") : total.num_infs > 0 ? infinity : total.sum_sq;
-  const double norm = std::sqrt(norm_sq);
+  const double norm = norm_of(gradients.total);
   const bool finite = std::isfinite(norm);
   double coefficient = finite ? std::min(1.0, q.max_norm / (norm + 1e-6)) : 1.0;
   int outcome = finite ? kClean : kNotFinite;
   if (coefficient != 1.0) {
-    for (const View& view : views)
-      if (may_overlap(view)) return kOdd;  // is refused, in words, where there is time for it
+    if (any_overlap(views)) return kOdd;  // is refused, in words, where there is time for it
     without_lock(views, [&] { scale(views, coefficient, q.num_threads); });
     outcome |= kScaled;
     py::list written(gradients.tensors.size());
@@ -100,7 +102,7 @@ int take(const Question& q) {
   if (!learning_rate(q.groups, lr, knows_lr)) outcome |= kOddLr;
   auto header = reinterpret_cast<double*>(PyByteArray_AS_STRING(q.headers)) + q.index * kHeaderWords;
   std::memset(header, 0, kHeaderWords * sizeof(double));
-  header[kNormSq] = norm_sq;
+  header[kNormSq] = finite ? gradients.total.sum_sq : norm;
   header[kNorm] = norm;
   header[kClipCoef] = header[kFactor] = coefficient;
   header[kLossScale] = 1.0;

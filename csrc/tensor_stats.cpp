@@ -6,7 +6,7 @@
 namespace fastguard {
 
 // A dense piece goes to the kernel as it lies; the runs of a strided one are gathered block by block.
-static Accumulation piece_stats(const Kernels& kernels, const View& view, int64_t begin, int64_t end) {
+Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, int64_t end) {
   auto kernel = kernels.stats[int(view.dtype)];
   const int size = int(itemsize(view.dtype));
   if (!view.layout) return kernel(view.data + begin * size, end - begin);
@@ -24,14 +24,14 @@ static Accumulation piece_stats(const Kernels& kernels, const View& view, int64_
   return total;
 }
 
-Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows) {
+void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows) {
   IEEEArithmetic ieee;  // for the merging; the workers have their own
   const Kernels& selected = kernels();
   Plan plan = make_plan(views);
   std::vector<Accumulation> partials(size_t(plan.num_partials));
   for_each_piece(plan, views, num_threads, false, [&](const Plan::Entry& entry, const Piece& piece) {
     const View& view = views[piece.tensor];
-    Accumulation a = piece_stats(selected, view, piece.begin, piece.end);
+    Accumulation a = stats_of(selected, view, piece.begin, piece.end);
     if (entry.num_chunks > 1)
       partials[entry.first_partial + piece.chunk] = a;
     else
@@ -43,6 +43,11 @@ Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale
     for (int64_t c = 0; c < entry.num_chunks; ++c) a.merge(partials[entry.first_partial + c]);
     rows[entry.first_tensor] = Row(a);
   }
+}
+
+Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows) {
+  tensor_rows(views, num_threads, rows);
+  IEEEArithmetic ieee;
   Row total;
   for (size_t t = 0; t < views.size(); ++t) {
     if (unscale != 1.0) rows[t].multiply(unscale);

@@ -98,14 +98,24 @@ bool view_through_python(PyObject* tensor, View& view) {
   return true;
 }
 
-bool read(PyObject* tensor, View& view) {
+}  // namespace
+
+bool read_plain(PyObject* tensor, View& view) {
+  if (!access) throw std::runtime_error("set_tensor_access was not called");
   if (!is_plain_type(tensor)) return false;
   if (!exchange) return view_through_python(tensor, view);
   dlpack::Device device;
   return view_through_exchange(tensor, view, device) && device.type == dlpack::kCPU;
 }
 
-}  // namespace
+void prefetch_inside(PyObject* tensor) {
+  if (!access || !is_plain_type(tensor)) return;
+  auto words = reinterpret_cast<char* const*>(tensor);
+  constexpr size_t kFirst = sizeof(PyObject) / sizeof(*words);
+  static_assert(sizeof(PyObject) == 2 * sizeof(*words), "or the object may be smaller than what is looked at");
+  for (size_t i = kFirst; i < kFirst + 2; ++i)
+    for (int line = 0; line < 256; line += 64) __builtin_prefetch(words[i] + line);
+}
 
 void set_tensor_access(TensorAccess given, py::object exchange_api) {
   const dlpack::ExchangeAPI* api = find_api(exchange_api);
@@ -126,17 +136,16 @@ py::object gradient_of(PyObject* parameter) {
 
 bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<View>& views,
                   std::vector<py::object>& keep_alive) {
-  if (!access) throw std::runtime_error("set_tensor_access was not called");
   views.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     PyObject* tensor = tensors[i];
     if (i + 8 < count) __builtin_prefetch(tensors[i + 8]);
     View view;
-    if (!read(tensor, view)) {
+    if (!read_plain(tensor, view)) {
       if (odd == Odd::refuse) return false;
       const py::object& prepare = odd == Odd::prepare ? access->prepare : access->prepare_writable;
       py::object prepared = prepare(py::handle(tensor), i);
-      if (!read(prepared.ptr(), view))
+      if (!read_plain(prepared.ptr(), view))
         throw std::runtime_error("tensor " + std::to_string(i) + " cannot be read: it was prepared to a " +
                                  std::string(Py_TYPE(prepared.ptr())->tp_name) + " that is not dense CPU memory");
       keep_alive.push_back(std::move(prepared));

@@ -15,7 +15,7 @@ struct TensorAccess {
   py::object tensor_type;     // exact types that need no preparation: torch.Tensor, torch.nn.Parameter
   py::object parameter_type;
   py::object gradient;        // the descriptor torch.Tensor.grad
-  py::object prepare;           // callable(tensor, index): a plain CPU tensor with the same values, or raises
+  py::object prepare;         // callable(tensor, index): a plain CPU tensor with the same values, or raises
   py::object prepare_writable;  // the same, over the same memory
   py::object describe;        // callable(tensor): (address, dtype name, shape, strides), when there is no exchange API
 };
@@ -32,6 +32,13 @@ enum class Odd { refuse, prepare, prepare_writable };
 // an odd one and it is to be refused.
 bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<View>& views,
                   std::vector<py::object>& keep_alive);
+
+// A view of `tensor`; false if it is odd.
+bool read_plain(PyObject* tensor, View& view);
+
+// Asks for the memory that a tensor's Python object points to, which is not in cache where there are thousands. Only a
+// hint: wherever torch keeps the address of its own object, nothing is read there.
+void prefetch_inside(PyObject* tensor);
 
 // Fills `x`; false if `tensor` is odd, or complex.
 bool read_strided(PyObject* tensor, Strided& x);

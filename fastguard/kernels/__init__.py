@@ -12,9 +12,9 @@ from ..stats import TensorStats
 from .activations import activation_stats as activation_stats
 from .activations import channel_stats as channel_stats
 from .activations import magnitude_histogram as magnitude_histogram
+from .dispatch import clip_gradients as clip_gradients
 from .dispatch import collect_gradients as collect_gradients
 from .dispatch import fold_rows as fold_rows
-from .dispatch import gradient_norm as gradient_norm
 from .dispatch import gradient_stats as gradient_stats
 from .dispatch import plain_stats as plain_stats
 from .dispatch import renumbering as renumbering

@@ -121,6 +121,17 @@ def gradient_stats(
     return _C.gradient_stats(groups, torch.get_num_threads(), unscale)
 
 
+def clip_gradients(
+    parameters: list[torch.Tensor], max_norm: float, finite_only: bool
+) -> tuple[float, int, list[torch.Tensor] | None] | None:
+    """Norm of the gradients, bits for `dtypes`, and the gradients if they were multiplied by max_norm / (norm + 1e-6),
+    which is done where that is not at least 1; with `finite_only` not for a norm that is not finite.
+
+    None, and nothing was done, if there is no gradient or one that is not plain CPU memory or overlaps itself.
+    """
+    return _C.clip_gradients(parameters, torch.get_num_threads(), max_norm, finite_only)
+
+
 def _prepared(x: torch.Tensor, call: Callable[[torch.Tensor], Any]) -> Any:
     values = _prepare(x, 0)
     found = call(values)

@@ -73,14 +73,20 @@ def plain_stats(
     return cpu.plain_stats(tensors, unscale)
 
 
-def gradient_norm(parameters: list[torch.Tensor], backend: str) -> tuple[float, frozenset[torch.dtype]] | None:
-    """2-norm of the gradients and their dtypes, by the shortest way; None where `plain_stats` would give None."""
+def clip_gradients(
+    parameters: list[torch.Tensor], max_norm: float, backend: str, *, finite_only: bool = False
+) -> tuple[float, frozenset[torch.dtype]] | None:
+    """Norm and dtypes of the gradients, which are clipped to `max_norm`, by the shortest way; None, and nothing done,
+    where it is not open. With `finite_only` a norm that is not finite leaves the gradients alone."""
     if not parameters or not _may_be_plain(parameters[0], backend):
         return None
-    found = cpu.gradient_stats([parameters], 1.0)
-    if found is None or not found[0]:
+    found = cpu.clip_gradients(parameters, max_norm, finite_only)
+    if found is None:
         return None
-    return columns.norm_of(*columns.norm_parts(found[1])), cpu.dtypes(found[4])
+    norm, bits, written = found
+    if written is not None:
+        tell_autograd(written)
+    return norm, cpu.dtypes(bits)
 
 
 def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:

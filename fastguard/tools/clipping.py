@@ -160,22 +160,21 @@ def clip_grad_norm_(
             warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=2)
     norm_type = float(norm_type)
     backend = kernels.resolve_backend("auto")
-    gradients: list[torch.Tensor] = []
-    found: tuple[float, Iterable[torch.dtype]] | None = None
     if norm_type == 2.0:
-        found = kernels.gradient_norm(parameters, backend)
-    if found is None:
-        gradients = kernels.collect_gradients([parameters])[0]
-        found = _norm(gradients, norm_type, foreach, backend)
+        clipped = kernels.clip_gradients(parameters, float(max_norm), backend, finite_only=error_if_nonfinite)
+        if clipped is not None:
+            _check_finite(clipped[0], norm_type, error_if_nonfinite)
+            return _result(*clipped, None)
+    gradients = kernels.collect_gradients([parameters])[0]
+    found = _norm(gradients, norm_type, foreach, backend)
     if found is None:
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     norm, dtypes = found
     _check_finite(norm, norm_type, error_if_nonfinite)
     coefficient = float(max_norm) / (norm + 1e-6)
     if not coefficient >= 1.0:  # NaN too: torch multiplies by it, so that nobody takes the gradients for clipped
-        gradients = gradients or kernels.collect_gradients([parameters])[0]
         kernels.run_scale(gradients, coefficient, backend)
-    return _result(norm, dtypes, gradients[0].device if gradients else None)
+    return _result(norm, dtypes, gradients[0].device)
 
 
 def clip_gradients(gradients: Any, max_norm: float = 1.0) -> tuple[Any, float]:

@@ -1,0 +1,28 @@
+// Giving up the GIL for work that is worth it.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <vector>
+
+#include "view.h"
+
+namespace fastguard {
+
+// Work below this many elements takes a few microseconds: less than another thread may keep the lock for.
+constexpr int64_t kReleaseMin = 65536;
+
+template <class Work>
+auto without_lock(int64_t elements, Work work) {
+  if (elements < kReleaseMin) return work();
+  pybind11::gil_scoped_release release;
+  return work();
+}
+
+template <class Work>
+auto without_lock(const std::vector<View>& views, Work work) {
+  int64_t elements = 0;
+  for (const View& view : views) elements += view.numel;
+  return without_lock(elements, work);
+}
+
+}  // namespace fastguard
