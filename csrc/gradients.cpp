@@ -26,13 +26,15 @@ constexpr int64_t kNearTotal = kParallelMin;
 class Walk {
  public:
   Walk(size_t count, double unscale, Row* rows, std::vector<View>& views, Row& total)
-      : unscale_(unscale), rows_(rows), views_(views), total_(total) {
+      : room_(count), unscale_(unscale), rows_(rows), views_(views), total_(total) {
     views_.reserve(count);
   }
 
-  // Takes up to kBatch tensors; false if one is odd.
+  // Takes up to kBatch tensors; false if one is odd, or if there is no room, as when a parameter of a subclass added
+  // others on being asked for its gradient.
   bool take(PyObject* const* tensors, size_t count) {
     const size_t first = views_.size();
+    if (first + count > room_) return false;
     for (size_t i = 0; i < count; ++i)
       if (is_plain_type(tensors[i])) tensor_path().want_parts(tensors[i]);
     for (size_t i = 0; i < count; ++i) {
@@ -81,6 +83,7 @@ class Walk {
 
   IEEEArithmetic ieee_;
   const Kernels& kernels_ = kernels();
+  const size_t room_;
   const double unscale_;
   Row* const rows_;
   std::vector<View>& views_;
