@@ -15,7 +15,6 @@ import torch
 from fastguard import kernels
 from fastguard.kernels import cpu
 from fastguard.kernels.registry import BACKENDS
-from fastguard.stats.columns import ROW_BYTES
 
 from cases import DTYPES, LAYOUTS, NASTY, image, nasty
 from truth import assert_row
