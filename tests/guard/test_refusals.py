@@ -13,7 +13,7 @@ from torch import nn
 
 import fastguard
 from fastguard import BackendUnavailableError, kernels
-from fastguard.kernels import cpu
+from fastguard.kernels.registry import BACKENDS
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -96,7 +96,7 @@ def test_an_unknown_backend() -> None:
 
 
 def test_a_backend_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "unavailable", lambda: "the extension was not built")
+    monkeypatch.setattr(BACKENDS["cpu"], "unavailable", lambda: "the extension was not built")
     optimizer = _sgd(make_model())
     with pytest.raises(fastguard.BackendUnavailableError) as caught:
         fastguard.wrap(optimizer, backend="cpu")
