@@ -28,14 +28,14 @@ from fastguard.commands.bench import (
 )
 from fastguard.commands.bench.cases import Case, StepCase
 from fastguard.commands.bench.subject import Subject
-from fastguard.kernels import cpu
 
 TINY = harness.Settings(num_rounds=2, num_slow_rounds=1, turn_ns=1, max_calls=3)
 SHAPES = ((3,), (70, 50), (), (1,), (4096,), (2, 3, 5, 7))
 FLOAT32 = Case("tiny-float32", "tiny float32", SHAPES)
 BFLOAT16 = Case("tiny-bfloat16", "tiny bfloat16", SHAPES, torch.bfloat16)
 ROOT = Path(__file__).resolve().parents[1]
-needs_extension = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
+_CPU = kernels.backends()["cpu"]
+needs_extension = pytest.mark.skipif(not _CPU.available, reason=str(_CPU.reason))
 
 # section 5 of issue 2
 LIMITS = {
