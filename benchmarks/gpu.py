@@ -301,7 +301,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     return {
         "device": name,
         "torch": torch.__version__,
-        "triton": kernels.detail(),
+        "triton": kernels.TritonBackend().detail(),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }

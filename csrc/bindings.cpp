@@ -187,8 +187,8 @@ py::object py_gradient_stats(const py::list& groups, int num_threads, double uns
 py::object py_clip_gradients(const py::list& parameters, int num_threads, double max_norm, bool finite_only) {
   const Groups lists = {parameters.ptr()};
   Gradients found;
-  std::vector<Row> rows(count_parameters(lists));
-  if (!measure_gradients(lists, num_threads, 1.0, rows.data(), found) || found.views.empty()) return py::none();
+  RowBytes table(count_parameters(lists));
+  if (!measure_gradients(lists, num_threads, 1.0, table.rows(), found) || found.views.empty()) return py::none();
   const double norm = norm_of(found.total), coefficient = max_norm / (norm + 1e-6);
   const bool leave = coefficient >= 1.0 || (finite_only && !std::isfinite(norm));  // NaN is written, as torch does
   if (!leave) {

@@ -26,13 +26,17 @@ constexpr int64_t kNearTotal = kParallelMin;
 class Walk {
  public:
   Walk(size_t count, double unscale, Row* rows, std::vector<View>& views, Row& total)
-      : unscale_(unscale), rows_(rows), views_(views), total_(total) {
+      : room_(count), unscale_(unscale), rows_(rows), views_(views), total_(total) {
     views_.reserve(count);
   }
 
-  // Takes up to kBatch tensors; false if one is odd.
+  // Takes up to kBatch tensors; false if one is odd, or if there is no room, as when a parameter of a subclass added
+  // others on being asked for its gradient.
   bool take(PyObject* const* tensors, size_t count) {
     const size_t first = views_.size();
+    if (first + count > room_) return false;
+    for (size_t i = 0; i < count; ++i)
+      if (is_plain_type(tensors[i])) tensor_path().want_parts(tensors[i]);
     for (size_t i = 0; i < count; ++i) {
       views_.emplace_back();
       View& view = views_.back();
@@ -79,6 +83,7 @@ class Walk {
 
   IEEEArithmetic ieee_;
   const Kernels& kernels_ = kernels();
+  const size_t room_;
   const double unscale_;
   Row* const rows_;
   std::vector<View>& views_;
@@ -91,15 +96,20 @@ class Walk {
 template <class Take>
 bool for_each_batch(const Groups& groups, Gradients& found, Take take) {
   found.tensors.reserve(count_parameters(groups));
+  const TensorPath& path = tensor_path();
   int64_t position = 0;
   size_t taken = 0;
   for (PyObject* group : groups) {
     found.fingerprint = (found.fingerprint ^ 1u) * 0x100000001b3u;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group); ++i, ++position) {
       PyObject* parameter = PyList_GET_ITEM(group, i);
-      const Py_ssize_t rest = PyList_GET_SIZE(group) - i;
-      if (rest > Py_ssize_t(2 * kBatch)) __builtin_prefetch(PyList_GET_ITEM(group, i + 2 * kBatch));
-      if (rest > Py_ssize_t(kBatch)) prefetch_inside(PyList_GET_ITEM(group, i + kBatch));
+      const auto ahead = [&](size_t batches) -> PyObject* {
+        const Py_ssize_t at = i + Py_ssize_t(batches * kBatch);
+        return at < PyList_GET_SIZE(group) ? PyList_GET_ITEM(group, at) : nullptr;
+      };
+      if (PyObject* next = ahead(3)) path.want_object(next);
+      if (PyObject* next = ahead(2); next && is_plain_type(next)) path.want_inner(next);
+      if (PyObject* next = ahead(1); next && is_plain_type(next)) path.want_parts(next);
       found.fingerprint = (found.fingerprint ^ reinterpret_cast<uintptr_t>(parameter)) * 0x100000001b3u;
       py::object g = gradient_of(parameter);
       if (g.is_none()) {
@@ -109,8 +119,7 @@ bool for_each_batch(const Groups& groups, Gradients& found, Take take) {
         continue;
       }
       if (!found.complete) found.positions.push_back(position);
-      __builtin_prefetch(g.ptr());
-      prefetch_inside(g.ptr());
+      if (is_plain_type(g.ptr())) path.want_inner(g.ptr());
       found.tensors.push_back(std::move(g));
       if (found.tensors.size() - taken == kBatch) {
         if (!take(taken, found.tensors.size())) return false;
@@ -151,8 +160,9 @@ bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, doub
                    std::vector<View>& views, Row& total) {
   Walk walk(count, unscale, rows, views, total);
   for (size_t i = 0; i < count; i += kBatch) {
-    for (size_t next = i + kBatch; next < std::min(count, i + 2 * kBatch); ++next) prefetch_inside(tensors[next]);
-    for (size_t next = i + 2 * kBatch; next < std::min(count, i + 3 * kBatch); ++next) __builtin_prefetch(tensors[next]);
+    for (size_t next = i + 2 * kBatch; next < std::min(count, i + 3 * kBatch); ++next) tensor_path().want_object(tensors[next]);
+    for (size_t next = i + kBatch; next < std::min(count, i + 2 * kBatch); ++next)
+      if (is_plain_type(tensors[next])) tensor_path().want_inner(tensors[next]);
     if (!walk.take(tensors + i, std::min(count - i, kBatch))) return false;
   }
   walk.finish(num_threads);

@@ -13,6 +13,7 @@ namespace {
 TensorAccess* access = nullptr;  // never freed: it must outlive every call, also at interpreter exit
 const dlpack::ExchangeAPI* exchange = nullptr;
 const PyGetSetDef* getter = nullptr;
+TensorPath path;
 
 const dlpack::ExchangeAPI* find_api(const py::object& capsule) {
   if (capsule.is_none()) return nullptr;
@@ -27,11 +28,6 @@ const PyGetSetDef* grad_getter() {
   PyObject* descriptor = access->gradient.ptr();
   if (Py_TYPE(descriptor) != &PyGetSetDescr_Type) return nullptr;
   return reinterpret_cast<PyGetSetDescrObject*>(descriptor)->d_getset;
-}
-
-bool is_plain_type(PyObject* tensor) {
-  auto type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
-  return type == access->tensor_type.ptr() || type == access->parameter_type.ptr();
 }
 
 bool real_dtype(uint8_t code, int bits, DType& out) {
@@ -100,21 +96,19 @@ bool view_through_python(PyObject* tensor, View& view) {
 
 }  // namespace
 
+bool is_plain_type(PyObject* tensor) {
+  auto type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  return access && (type == access->tensor_type.ptr() || type == access->parameter_type.ptr());
+}
+
+const TensorPath& tensor_path() { return path; }
+
 bool read_plain(PyObject* tensor, View& view) {
   if (!access) throw std::runtime_error("set_tensor_access was not called");
   if (!is_plain_type(tensor)) return false;
   if (!exchange) return view_through_python(tensor, view);
   dlpack::Device device;
   return view_through_exchange(tensor, view, device) && device.type == dlpack::kCPU;
-}
-
-void prefetch_inside(PyObject* tensor) {
-  if (!access || !is_plain_type(tensor)) return;
-  auto words = reinterpret_cast<char* const*>(tensor);
-  constexpr size_t kFirst = sizeof(PyObject) / sizeof(*words);
-  static_assert(sizeof(PyObject) == 2 * sizeof(*words), "or the object may be smaller than what is looked at");
-  for (size_t i = kFirst; i < kFirst + 2; ++i)
-    for (int line = 0; line < 256; line += 64) __builtin_prefetch(words[i] + line);
 }
 
 void set_tensor_access(TensorAccess given, py::object exchange_api) {
@@ -124,6 +118,7 @@ void set_tensor_access(TensorAccess given, py::object exchange_api) {
   delete access;
   access = new TensorAccess(std::move(given));
   getter = grad_getter();
+  path = TensorPath(access->tensor_type);
 }
 
 py::object gradient_of(PyObject* parameter) {

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "prefetch.h"
 #include "view.h"
 
 namespace fastguard {
@@ -36,9 +37,10 @@ bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<V
 // A view of `tensor`; false if it is odd.
 bool read_plain(PyObject* tensor, View& view);
 
-// Asks for the memory that a tensor's Python object points to, which is not in cache where there are thousands. Only a
-// hint: wherever torch keeps the address of its own object, nothing is read there.
-void prefetch_inside(PyObject* tensor);
+// Whether no Python code has a say in what is read of `tensor`: an exact torch.Tensor or Parameter.
+bool is_plain_type(PyObject* tensor);
+
+const TensorPath& tensor_path();
 
 // Fills `x`; false if `tensor` is odd, or complex.
 bool read_strided(PyObject* tensor, Strided& x);

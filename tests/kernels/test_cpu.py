@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -237,6 +238,84 @@ def test_collect_gradients() -> None:
         assert len(gradients) == 2
     with pytest.raises(AttributeError):
         cpu.collect_gradients([[object()]])  # type: ignore[list-item]
+
+
+def mixed_parameters() -> list[torch.nn.Parameter]:
+    """More of them, and larger, than are measured as they are found; strided ones, empty ones, and some without."""
+    shapes = [(3,), (0,), (64,), (4096,), (4097,), (70, 999), (1000,), (300_001,)] * 4 + [(4000,)] * 150
+    parameters = []
+    for i, shape in enumerate(shapes):
+        parameter = torch.nn.Parameter(
+            torch.zeros(shape, dtype=DTYPES[i % 4] if DTYPES[i % 4].is_floating_point else None)
+        )
+        if i % 7 != 6:
+            parameter.grad = torch.randn(shape).to(parameter.dtype)
+        parameters.append(parameter)
+    strided = torch.nn.Parameter(torch.zeros(50, 30))
+    strided.grad = torch.randn(100, 30)[::2]
+    return [strided, *parameters]
+
+
+@pytest.mark.parametrize("unscale", [1.0, 0.125])
+def test_gradients_give_the_rows_of_a_list(threads, unscale: float) -> None:
+    parameters = mixed_parameters()
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    rows, total = CPU.tensor_stats(gradients, unscale)
+    for n in (1, 2, 7):
+        threads(n)
+        table, fold, positions, _, bits = cpu.gradient_stats([parameters[:5], [], parameters[5:]], unscale)
+        assert (bytes(table), fold) == (bytes(rows), total)
+        assert positions == [i for i, p in enumerate(parameters) if p.grad is not None]
+        assert cpu.dtypes(bits) == {g.dtype for g in gradients}
+        assert bytes(cpu.plain_stats(gradients, unscale)[0]) == bytes(rows)
+
+
+def test_clipping_in_one_call_is_what_two_calls_do(threads) -> None:
+    results = []
+    for n in (1, 2, 7):
+        threads(n)
+        torch.manual_seed(11)
+        parameters = mixed_parameters()
+        norm, bits, written = cpu.clip_gradients(parameters, 1.0, False)
+        assert [id(g) for g in written] == [id(p.grad) for p in parameters if p.grad is not None]
+        results.append((norm, bits, b"".join(g.contiguous().view(torch.uint8).numpy().tobytes() for g in written)))
+    torch.manual_seed(11)
+    gradients = [p.grad for p in mixed_parameters() if p.grad is not None]
+    total, norm = CPU.tensor_stats(gradients)[1], results[0][0]
+    assert math.sqrt(total[1]) == norm
+    CPU.scale_(gradients, 1.0 / (norm + 1e-6))
+    together = b"".join(g.contiguous().view(torch.uint8).numpy().tobytes() for g in gradients)
+    assert all(result == (norm, results[0][1], together) for result in results)
+
+
+def test_clipping_leaves_alone_what_it_should() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    assert cpu.clip_gradients([parameter], 1.0, False) is None  # no gradient
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert cpu.clip_gradients([parameter], 6.0, False) == (5.0, 1, None)
+    parameter.grad[0] = math.inf
+    assert cpu.clip_gradients([parameter], 1.0, True) == (math.inf, 1, None)
+    assert parameter.grad[1] == 4.0
+    parameter.grad = torch.ones(1).expand(2)
+    assert cpu.clip_gradients([parameter], 1.0, False) is None
+    parameter.grad = torch.ones(2).to_sparse()
+    assert cpu.clip_gradients([parameter], 1.0, False) is None
+
+
+def test_a_parameter_that_adds_others_on_being_asked_is_refused() -> None:
+    """There is room for the rows of as many parameters as there were at first."""
+    parameters: list[torch.Tensor] = []
+
+    class Prolific(torch.nn.Parameter):
+        @property
+        def grad(self):
+            for _ in range(30):
+                parameters.append(torch.nn.Parameter(torch.zeros(1)))
+                parameters[-1].grad = torch.ones(1)
+            return None
+
+    parameters.append(Prolific(torch.zeros(2)))
+    assert cpu.gradient_stats([parameters], 1.0) is None
 
 
 def test_unscaled_rows() -> None:
