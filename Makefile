@@ -6,7 +6,7 @@ SOURCES = pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 WORKERS ?= 2
 # One thread each: most tensors of the tests are tiny, and tests that are about threads ask for theirs.
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
-INTERPRETED = tests/kernels tests/guard/device tests/activations/test_activation_engines.py
+INTERPRETED = tests/kernels tests/guard/device tests/activations
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test slow-test bench faults gpu-test gpu-bench lint sanitize clean

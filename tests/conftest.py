@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -51,8 +52,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    if "triton" in sys.modules:  # as Python ends, its bindings list on stderr what they never free
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    if "triton" in sys.modules:  # after this, as Python ends, its bindings list on stderr what they never free
+        atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @pytest.fixture(params=NAMES)
