@@ -69,7 +69,7 @@ struct Question {
   Py_ssize_t index;
   double step, max_norm;
   int num_threads;
-  bool skip_nonfinite;
+  bool skip_nonfinite, scales;
 };
 
 int take(const Question& q) {
@@ -88,7 +88,8 @@ int take(const Question& q) {
   const bool finite = std::isfinite(norm);
   double coefficient = finite ? std::min(1.0, q.max_norm / (norm + 1e-6)) : 1.0;
   int outcome = finite ? kClean : kNotFinite;
-  if (coefficient != 1.0) {
+  if (coefficient != 1.0 && !q.scales) outcome |= kScaled;
+  if (coefficient != 1.0 && q.scales) {
     if (any_overlap(views)) return kOdd;  // is refused, in words, where there is time for it
     without_lock(views, [&] { scale(views, coefficient, q.num_threads); });
     outcome |= kScaled;
@@ -126,7 +127,7 @@ int take(const Question& q) {
 }  // namespace
 
 PyObject* take_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 8) return PyErr_Format(PyExc_TypeError, "take_step takes 8 arguments, got %zd", count);
+  if (count != 9) return PyErr_Format(PyExc_TypeError, "take_step takes 9 arguments, got %zd", count);
   Question q;
   q.groups = args[0];
   q.headers = args[1];
@@ -136,8 +137,10 @@ PyObject* take_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   q.num_threads = int(PyLong_AsLong(args[5]));
   q.max_norm = PyFloat_AsDouble(args[6]);
   const int skips = PyObject_IsTrue(args[7]);
-  if (PyErr_Occurred() || skips < 0) return nullptr;
+  const int scales = PyObject_IsTrue(args[8]);
+  if (PyErr_Occurred() || skips < 0 || scales < 0) return nullptr;
   q.skip_nonfinite = skips != 0;
+  q.scales = scales != 0;
   if (!PyByteArray_CheckExact(q.headers) || !PyList_CheckExact(q.found) || PyList_GET_SIZE(q.found) != 4 ||
       q.index < 0 || (q.index + 1) * kHeaderWords * Py_ssize_t(sizeof(double)) > PyByteArray_GET_SIZE(q.headers)) {
     PyErr_SetString(PyExc_ValueError, "take_step needs a bytearray of headers that holds the index, and a list of four");

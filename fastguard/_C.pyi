@@ -43,6 +43,7 @@ def take_step(
     num_threads: int,
     max_norm: float,
     skip_nonfinite: bool,
+    scales: bool,
     /,
 ) -> int: ...
 def clip_gradients(

@@ -64,6 +64,7 @@ class Hooks:
             and run.backend in ("auto", "cpu")
             and not _may_nest(type(optimizer))
         )
+        self._scales = not judge.divides(optimizer)
         self._met_odd = False
         self._odd: int | None = None  # fingerprint of parameters whose gradients the short way cannot read
         self._handles = [
@@ -102,7 +103,15 @@ class Hooks:
         slot = ring.num_open
         ring.made = None
         outcome = self._take_step(
-            optimizer.param_groups, ring.headers, slot, ring.found, step, _get_num_threads(), limit, run.skip_nonfinite
+            optimizer.param_groups,
+            ring.headers,
+            slot,
+            ring.found,
+            step,
+            _get_num_threads(),
+            limit,
+            run.skip_nonfinite,
+            self._scales,
         )
         if outcome & _ODD:
             self._met_odd = True
@@ -116,7 +125,9 @@ class Hooks:
     def _follow(self, optimizer: torch.optim.Optimizer, outcome: int) -> None:
         """What is left to do where a step that went the short way is not a clean one."""
         run, ring = self._run, self._run.ring
-        if outcome & _SCALED:
+        if outcome & _SCALED and not self._scales:
+            self._undo = self._judge.divide(optimizer, ring.header(ring.newest).clip_coef)
+        elif outcome & _SCALED:
             written, ring.found[WRITTEN] = ring.found[WRITTEN], None
             kernels.tell_autograd(written)
         if outcome & _OTHER_PARAMETERS:

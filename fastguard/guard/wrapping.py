@@ -81,9 +81,10 @@ def wrap(
         backend: "auto" or a name from `fastguard.backends()`.
         when_behind: on a GPU, what happens when records of 16 steps are on their way and none has arrived: "wait" for
             the oldest, or "drop" the newest, which the report then counts.
-        clip_through: on a GPU, how the gradients of a fused optimizer are clipped. "scale": a pass of its own, which
-            reads and writes them once if they are clipped and does nothing if not. "grad_scale": the optimizer
-            divides, and always writes them back once; this wins when more than half of the steps are clipped.
+        clip_through: how the gradients of a fused optimizer are clipped. "scale": a pass of its own, which reads and
+            writes them once if they are clipped and does nothing if not. "grad_scale": the optimizer divides in its own
+            pass, and writes them back once: less traffic where most steps are clipped. On a GPU it then writes them at
+            every step. Results agree with "scale" but for the rounding of the factor.
         activations: watch the outputs of the model's modules, sampled, into `StepStats.activations`: True, a regular
             expression of module names, a dict of settings of `ActivationMonitor` (which says at what cost), or one.
         weights: sample weights and updates into `StepStats.weights`: True for every 100th step, a number for every

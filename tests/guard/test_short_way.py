@@ -1,0 +1,288 @@
+"""A step that goes the short way, one call, is the same step as one that goes the long way."""
+
+from __future__ import annotations
+
+import copy
+import math
+import struct
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import loss_at, make_model, poison, take_step
+from torch import nn
+
+import fastguard
+from fastguard.guard.hooks import Hooks
+from fastguard.guard.ring import NUM_SLOTS
+from fastguard.kernels import backends, cpu
+
+pytestmark = pytest.mark.skipif(not backends()["cpu"].available, reason=str(backends()["cpu"].reason))
+
+
+def _guarded(model: nn.Module, **settings: Any) -> Any:
+    fused = settings.pop("fused", False)
+    return fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.05, fused=fused), model, **settings)
+
+
+@pytest.fixture
+def never_short(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sends the steps of a guard the long way."""
+
+    def apply(optimizer: Any) -> None:
+        for hooks in optimizer.guard._hooks:
+            hooks._may_be_short = False
+        optimizer.guard.run.is_short = False
+
+    return apply
+
+
+def _plain(record: fastguard.StepStats) -> tuple[Any, ...]:
+    values = (record.step, record.norm, record.clip_coef, record.skipped, record.loss, record.lr, record.loss_scale)
+    return (*map(repr, values), record.tensors.names, bytes(record.tensors.table))
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.05, 1e9])
+@pytest.mark.parametrize("skip_nonfinite", [True, False])
+@pytest.mark.parametrize("fused", [False, True])
+def test_both_ways_leave_the_same(max_norm: float | None, skip_nonfinite: bool, fused: bool, never_short: Any) -> None:
+    model = make_model()
+    models, memories = [model, copy.deepcopy(model)], [fastguard.MemorySink(), fastguard.MemorySink()]
+    short, long = (
+        _guarded(m, max_norm=max_norm, skip_nonfinite=skip_nonfinite, sinks=[memory], fused=fused)
+        for m, memory in zip(models, memories, strict=True)
+    )
+    never_short(long)
+    ways = []
+    for step in range(40):
+        for m, optimizer in zip(models, (short, long), strict=True):
+            optimizer.zero_grad()
+            loss = loss_at(m, step)
+            loss.backward()
+            if step % 11 == 7:
+                poison(m, math.inf if step % 2 else math.nan, index=step % 4)
+            if step % 9 == 4:  # a parameter without a gradient, in the middle
+                list(m.parameters())[1].grad = None
+            optimizer.step()
+            optimizer.guard.observe(loss=float(loss.detach()))
+        ways.append((short.guard.run.is_short, long.guard.run.is_short))
+        assert _plain(short.guard.last) == _plain(long.guard.last)
+    assert set(ways) == {(True, False)}
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    short.guard.flush(), long.guard.flush()
+    first, second = (list(map(_plain, memory.records)) for memory in memories)
+    assert first == second and len(first) == 40
+
+
+def test_the_history_is_the_same_without_a_sink_and_with_one() -> None:
+    """With a sink each step is delivered at the next; without, many at once."""
+    model = make_model()
+    twin = copy.deepcopy(model)
+    seen: list[Any] = []
+    batched, each = _guarded(model, max_norm=0.1), _guarded(twin, max_norm=0.1, sinks=[seen.append])
+    for step in range(3 * NUM_SLOTS + 5):
+        for m, optimizer in ((model, batched), (twin, each)):
+            take_step(m, optimizer, step, bad=math.nan if step == 50 else None)
+            optimizer.guard.observe(loss=0.5 / (step + 1), val_loss=1.0 if step % 10 == 0 else None)
+    one, other = (optimizer.guard.history.state_dict() for optimizer in (batched, each))
+
+    def without_time(state: Any) -> Any:
+        text = repr(state)
+        for optimizer in (batched, each):
+            for entry in optimizer.guard.history.recent:
+                text = text.replace(repr(entry.overhead_s), "t")
+            text = text.replace(repr(optimizer.guard.history.overhead_total_s), "t")
+        return text
+
+    assert without_time(one) == without_time(other)
+    assert batched.guard.history.num_steps == len(seen) == 3 * NUM_SLOTS + 4
+
+
+def test_records_that_are_held_stay_as_they_are() -> None:
+    model = make_model()
+    optimizer = _guarded(model)
+    records, expected = [], []
+    for step in range(100):
+        take_step(model, optimizer, step)
+        records.append(optimizer.guard.last)
+        expected.append([float(p.grad.double().norm()) for p in model.parameters()])
+    assert [r.step for r in records] == list(range(100))
+    for record, norms in zip(records, expected, strict=True):
+        assert record.tensors.norm == pytest.approx(norms, rel=1e-6)
+
+
+def test_the_newest_record_is_made_once_and_knows_a_loss_that_came_late() -> None:
+    model = make_model()
+    optimizer = _guarded(model)
+    for step in range(4):
+        take_step(model, optimizer, step)
+    record = optimizer.guard.last
+    assert optimizer.guard.last is record and record.loss is None
+    optimizer.guard.observe(loss=torch.tensor(2.0), val_loss=3)
+    assert (optimizer.guard.last.loss, optimizer.guard.last.val_loss) == (2.0, 3.0)
+    assert record.loss is None
+
+
+def test_parameters_that_are_added_get_their_names() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(6, 4), "b": nn.Linear(6, 4)})
+    optimizer = fastguard.wrap(torch.optim.SGD(model["a"].parameters(), lr=0.1), model)
+    x = torch.ones(2, 6)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (model["a"](x) + model["b"](x)).sum().backward()
+        optimizer.step()
+
+    step(), step()
+    assert optimizer.guard.run.is_short and optimizer.guard.last.tensors.names == ("a.weight", "a.bias")
+    optimizer.add_param_group({"params": list(model["b"].parameters())})
+    step()
+    assert optimizer.guard.run.is_short
+    assert optimizer.guard.last.tensors.names == ("a.weight", "a.bias", "b.weight", "b.bias")
+
+
+def test_gradients_that_need_preparing_take_the_long_way_and_cost_no_second_try() -> None:
+    model = nn.Embedding(7, 4, sparse=True)
+    optimizer = fastguard.wrap(torch.optim.SparseAdam(model.parameters()), model)
+    tries: list[int] = []
+    hooks = optimizer.guard._hooks[0]
+    take = hooks._take_step
+    hooks._take_step = lambda *arguments: (tries.append(take(*arguments)), tries[-1])[1]
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.tensor([1, 1, 3])).sum().backward()
+        optimizer.step()
+    assert tries == [1]  # odd, once
+    assert optimizer.guard.last.step == 4 and optimizer.guard.last.norm == pytest.approx(math.sqrt(4 * 4 + 4))
+
+
+@pytest.mark.parametrize("lr", [1, torch.tensor(0.25), 0.5])
+def test_learning_rates_of_any_kind(lr: Any) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=lr), model)
+    for step in range(3):
+        take_step(model, optimizer, step)
+    assert optimizer.guard.run.is_short and optimizer.guard.last.lr == float(lr)
+
+
+def test_a_step_that_calls_its_parents_goes_the_long_way() -> None:
+    class Twice(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    model = make_model()
+    optimizer = fastguard.wrap(Twice(model.parameters(), lr=0.1), model)
+    torch.optim.SGD(make_model().parameters(), lr=0.1)  # from now on SGD.step runs the hooks too
+    for step in range(3):
+        take_step(model, optimizer, step)
+    assert not optimizer.guard.run.is_short and optimizer.guard.last.step == 2
+
+
+def test_a_custom_policy_decides_at_each_step() -> None:
+    class Halve(fastguard.guard.policies.ClipPolicy):
+        def coefficient(self, norm: float) -> float:
+            return 0.5
+
+    model = make_model()
+    optimizer = _guarded(model, clip=Halve())
+    for step in range(3):
+        take_step(model, optimizer, step)
+        assert optimizer.guard.last.clip_coef == 0.5
+    assert optimizer.guard.state_dict()["clip"] == {}
+
+
+def test_a_policy_that_derives_from_nothing_survives_a_checkpoint() -> None:
+    class Bare:
+        def coefficient(self, norm: float) -> float:
+            return 0.25
+
+    bare = Bare()
+    model = make_model()
+    optimizer = _guarded(model, clip=bare)
+    take_step(model, optimizer, 0)
+    assert optimizer.guard.clip is bare and optimizer.guard.last.clip_coef == 0.25
+    optimizer.guard.load_state_dict(optimizer.guard.state_dict())
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_a_fused_optimizer_on_the_cpu_may_divide(cls: Any, accumulated: bool) -> None:
+    model = make_model(dtype=torch.float64)
+    plain = copy.deepcopy(model)
+    optimizer = fastguard.wrap(
+        cls(model.parameters(), lr=0.1, fused=True), model, max_norm=0.05, clip_through="grad_scale"
+    )
+    rival = cls(plain.parameters(), lr=0.1, fused=True)
+    for step in range(6):
+        for m, o in ((model, optimizer), (plain, rival)):
+            if not accumulated:
+                o.zero_grad()
+            loss_at(m, step).backward()
+            if o is rival:
+                torch.nn.utils.clip_grad_norm_(m.parameters(), 0.05)
+            o.step()
+        assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()
+        assert optimizer.guard.last.clipped
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)  # the factor is rounded to float32
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-9)  # written back, as torch's clipping does
+
+
+def test_an_optimizer_that_is_not_fused_is_scaled_all_the_same() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.05, clip_through="grad_scale"
+    )
+    for step in range(3):
+        take_step(model, optimizer, step)
+        norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
+        assert norm == pytest.approx(0.05, rel=1e-4)
+
+
+def test_the_coefficient_is_that_of_the_formula_to_the_bit() -> None:
+    headers, found = bytearray(128), [bytearray(), None, None, None]
+    for seed in range(200):
+        generator = torch.Generator().manual_seed(seed)
+        p = nn.Parameter(torch.zeros(5))
+        p.grad = torch.randn(5, generator=generator) * 10.0 ** (seed % 60 - 30)
+        limit = 10.0 ** (seed % 7 - 3)
+        row = fastguard.tensor_stats([p.grad])[0]
+        outcome = cpu.take_step([{"params": [p]}], headers, 0, found, seed, 1, limit, True, True)
+        _, norm, coefficient, factor, *rest = struct.unpack("16d", headers)
+        assert norm == row.norm
+        assert coefficient == factor == min(1.0, limit / (norm + 1e-6))
+        assert bool(outcome & 8) is (coefficient != 1.0) and rest[2] == seed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ([], bytearray(128), 1, [None] * 4, 0, 1, 1.0, True, True),  # the index is past the headers
+        ([], bytearray(128), -1, [None] * 4, 0, 1, 1.0, True, True),
+        ([], bytes(128), 0, [None] * 4, 0, 1, 1.0, True, True),
+        ([], bytearray(128), 0, [None] * 3, 0, 1, 1.0, True, True),
+        ([], bytearray(128), 0, (None,) * 4, 0, 1, 1.0, True, True),
+        ([], bytearray(128), 0, [None] * 4, 0, 1, "x", True, True),
+        ([],),
+    ],
+)
+def test_wrong_arguments_of_the_call_are_refused(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        cpu.take_step(*arguments)
+
+
+@pytest.mark.parametrize("groups", [(), [()], [{}], [{"params": ()}], [{"params": None}], None, [{"params": [3]}]])
+def test_groups_of_another_kind_are_odd(groups: Any) -> None:
+    headers, found = bytearray(128), [bytearray(), None, None, None]
+    try:
+        assert cpu.take_step(groups, headers, 0, found, 0, 1, 1.0, True, True) == 1
+    except AttributeError:
+        assert groups == [{"params": [3]}]  # what has no `.grad` is no parameter
+    assert bytes(headers) == bytes(128)
+
+
+def test_dynamo_leaves_the_hooks_alone() -> None:
+    assert getattr(Hooks._before, "_torchdynamo_disable", False) or not hasattr(
+        torch._C._dynamo.eval_frame, "set_code_exec_strategy"
+    )
