@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the toolkit."""
+"""The examples in the docstrings of the toolkit and of clip policies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import importlib
 import pytest
 
 MODULES = {
+    "guard.policies.global_norm": 1,
+    "guard.policies.policy": 1,
     "tools.clipping": 1,
     "tools.initialization.check": 1,
     "tools.lr_finder.finder": 1,
