@@ -7,6 +7,7 @@
 
 #include "gradients.h"
 #include "isa.h"
+#include "line.h"
 #include "lock.h"
 #include "parallel.h"
 #include "passes.h"
@@ -45,16 +46,8 @@ struct RowBytes {
   }
 };
 
-// The fold of rows that came as bytes, from first to last.
 py::tuple py_fold_rows(const py::bytearray& table) {
-  const char* bytes = PyByteArray_AS_STRING(table.ptr());
-  Row total;
-  for (size_t t = 0; t < table.size() / sizeof(Row); ++t) {
-    Row row;
-    std::memcpy(&row, bytes + t * sizeof(Row), sizeof(Row));
-    total.merge(row);
-  }
-  return as_tuple(total);
+  return as_tuple(fold_rows(PyByteArray_AS_STRING(table.ptr()), table.size() / sizeof(Row)));
 }
 
 // (rows as bytes, their fold, set of DTypes as bits); None if `plain_only` and some tensor would need preparing.
@@ -232,6 +225,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("take_step") = py::reinterpret_steal<py::object>(PyCFunction_New(&step, nullptr));
   m.def("clip_gradients", &py_clip_gradients, py::arg("parameters"), py::arg("num_threads"), py::arg("max_norm"),
         py::arg("finite_only"));
+  m.def("json_line", &json_line, py::arg("headers"), py::arg("index"), py::arg("table"), py::arg("time"));
   m.def("fold_rows", &py_fold_rows, py::arg("table"));
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("isa_names", &isa_names);

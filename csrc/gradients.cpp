@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "ieee.h"
@@ -173,6 +174,16 @@ unsigned dtypes_of(const std::vector<View>& views) {
   unsigned bits = 0;
   for (const View& view : views) bits |= 1u << unsigned(view.dtype);
   return bits;
+}
+
+Row fold_rows(const char* bytes, size_t count) {
+  Row total;
+  for (size_t t = 0; t < count; ++t) {
+    Row row;
+    std::memcpy(&row, bytes + t * sizeof(Row), sizeof(Row));
+    total.merge(row);
+  }
+  return total;
 }
 
 double norm_of(const Row& total) {

@@ -42,6 +42,9 @@ bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, doub
 
 unsigned dtypes_of(const std::vector<View>& views);
 
+// Rows that came as bytes merged into one, first to last.
+Row fold_rows(const char* bytes, size_t count);
+
 // As torch has it: NaN if any element is NaN, else Inf if any is infinite.
 double norm_of(const Row& total);
 

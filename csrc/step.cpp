@@ -9,15 +9,12 @@
 #include "gradients.h"
 #include "lock.h"
 #include "passes.h"
+#include "slot.h"
 
 namespace fastguard {
 
 namespace {
 
-// Words of a header; fastguard/stats/slot.py has the table.
-enum Word { kNormSq, kNorm, kClipCoef, kFactor, kLossScale, kStep = 6, kLr = 10, kOverhead = 11, kNumRows = 14, kFlags = 15 };
-constexpr Py_ssize_t kHeaderWords = 16;
-constexpr double kSkipped = 1, kHasLr = 8;
 // What take_step returns, as bits.
 enum Outcome { kClean = 0, kOdd = 1, kOtherParameters = 2, kNotFinite = 4, kScaled = 8, kOddLr = 16 };
 // Places in the list `found`.

@@ -97,6 +97,8 @@ class Hooks:
         ring, clip, step = run.ring, run.clip, run.step
         if ring.num_open >= ring.limit:
             self._ledger.deliver()
+        elif ring.num_open and self._ledger.writes_lines:
+            self._ledger.write_line()
         limit = math.inf if clip is None else clip.limit
         if limit is None or (self._weights is not None and self._weights.is_due(step)):
             return self._go_the_long_way(optimizer, args, kwargs)

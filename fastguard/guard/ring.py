@@ -14,9 +14,11 @@ from ..stats import StepStats, TensorStats
 from ..stats.slot import (
     CLIP_COEF,
     FLAGS,
+    HAS_LOSS,
     HAS_LOSS_SCALE,
     HEADER_BYTES,
     HEADER_WORDS,
+    LOSS,
     LOSS_SCALE,
     NORM,
     NOTES,
@@ -47,6 +49,7 @@ class Ring:
         names: of all parameters.
         newest: index of the newest slot; -1 before there was one.
         num_open, limit: as above.
+        num_written: how many of the open slots the sinks have had.
         is_over: whether nothing more comes to the newest slot: neither another evaluation nor a loss.
         made: the newest slot as a record, if it was made. Whoever fills a slot without `arrive` sets it to None before.
         samples: what was sampled beside the gradients, by step, until its record is made.
@@ -59,6 +62,7 @@ class Ring:
         self.names: tuple[str, ...] = ()
         self.newest = -1
         self.num_open = 0
+        self.num_written = 0
         self.limit = NUM_SLOTS
         self.is_over = False
         self.samples: dict[int, dict[str, Any]] = {}
@@ -170,6 +174,21 @@ class Ring:
         self.words[at + word] = 0.0 if value is None else value
         self.made = None
 
+    def note_loss(self, loss: Any) -> bool:
+        """Adds a loss that is a number, or a tensor of one, to the newest slot; False if it is neither, or too late."""
+        if type(loss) is not float:
+            if type(loss) is not torch.Tensor or loss.dim():
+                return False
+            loss = loss.item()
+        if not self.num_open or self.is_over:
+            return False
+        at = HEADER_WORDS * self.newest
+        words = self.words
+        words[at + LOSS] = loss
+        words[at + FLAGS] = int(words[at + FLAGS]) | HAS_LOSS
+        self.made = None
+        return True
+
     def mark_skipped(self, skipped: bool) -> None:
         """Says of the newest slot whether the step was skipped in the end."""
         at = HEADER_WORDS * self.newest + FLAGS
@@ -219,11 +238,11 @@ class Ring:
         if self.newest > 0:
             start = HEADER_BYTES * self.newest
             self.headers[:HEADER_BYTES] = self.headers[start : start + HEADER_BYTES]
-        self.newest, self.num_open = 0, 1
+        self.newest, self.num_written, self.num_open = 0, max(0, self.num_written + 1 - self.num_open), 1
 
     def close(self) -> None:
         """The open slots have been delivered."""
         if self.newest >= 0:
             self.latest()  # with its samples, before they go
             self.samples = {step: fields for step, fields in self.samples.items() if step > self.step}
-        self.num_open = 0
+        self.num_open = self.num_written = 0

@@ -69,7 +69,9 @@ def _initialise() -> None:
             raise BackendUnavailableError(f"FASTGUARD_ISA: {error}") from None
 
 
-take_step = None if _problem is not None else _C.take_step  # the whole step of a guard, where every tensor is plain
+# The whole step of a guard, where every tensor is plain; and a step as a line of a log.
+take_step = None if _problem is not None else _C.take_step
+json_line = None if _problem is not None else _C.json_line
 if _problem is None:
     _initialise()
 

@@ -69,6 +69,22 @@ class JsonlSink(Sink):
                 line[key] = {item.name: _without_name(item.to_dict()) for item in items}
         self._append(line)
 
+    def write_line(self, step: int, line: bytes) -> bool:
+        """Writes a clean step as the line that it is, unless its table is due; whether it did.
+
+        Args:
+            line: what `write` would make of the record, as far as the step has neither a table nor samples.
+
+        Raises:
+            ValueError, OSError: as `write`.
+        """
+        if self._fd < 0:
+            raise ValueError(f"`JsonlSink` must be open to write, got a closed one - at {self.path}. Make a new one.")
+        if self.tensors_every and step % self.tensors_every == 0:
+            return False
+        self._append_text(line)
+        return True
+
     def note(self, facts: dict[str, Any]) -> None:
         """Writes what is known of the model, or what changed of it, as a line of its own: a dict under `model`.
 
@@ -80,7 +96,9 @@ class JsonlSink(Sink):
         self._append({"time": round(time.time(), 6), "model": facts})
 
     def _append(self, line: dict[str, Any]) -> None:
-        text = strict_json.dumps(line).encode("ascii") + b"\n"
+        self._append_text(strict_json.dumps(line).encode("ascii") + b"\n")
+
+    def _append_text(self, text: bytes) -> None:
         if self._is_cut_off:
             text = b"\n" + text
         num_written = 0

@@ -155,6 +155,14 @@ def _name_of(sink: Sink) -> str:
     return type(sink).__name__ if shown.startswith("<") else shown  # an address tells nothing
 
 
+def _takes_lines(sink: Sink) -> bool:
+    """Whether `sink` has a `write_line` that goes with its `write`: a subclass's own `write` is to be called."""
+    if "write" in getattr(sink, "__dict__", {}):
+        return False
+    first = next((c for c in type(sink).__mro__ if "write" in c.__dict__ or "write_line" in c.__dict__), object)
+    return "write_line" in first.__dict__
+
+
 class SafeSink(Sink):
     """A sink around another that never raises: it warns once, counts what was lost, and goes on trying.
 
@@ -164,13 +172,15 @@ class SafeSink(Sink):
     Attributes:
         sink: the sink inside.
         name: what warnings and reports call it.
-        num_lost: records that `sink.write` raised for.
+        takes_lines: whether the sink has a method `write_line(step, line) -> bool`, as `JsonlSink`, for clean steps.
+        num_lost: records that `sink.write` or `sink.write_line` raised for.
         last_error: the newest exception, or None.
     """
 
     def __init__(self, sink: Sink | Callable[[StepStats], object], name: str | None = None) -> None:
         self.sink = as_sink(sink)
         self.name = _name_of(self.sink) if name is None else name
+        self.takes_lines = _takes_lines(self.sink)
         self.num_lost = 0
         self.last_error: Exception | None = None
         self._has_warned = False
@@ -182,6 +192,18 @@ class SafeSink(Sink):
         except Exception as error:
             self.num_lost += 1
             self._complain("could not write a record", error)
+
+    def write_line(self, step: int, line: bytes) -> bool:
+        """Hands a clean step on as a line of JSON; False if the sink wants its record instead."""
+        if not self.takes_lines:
+            return False
+        try:
+            taken: bool = self.sink.write_line(step, line)  # type: ignore[attr-defined]
+            return taken
+        except Exception as error:
+            self.num_lost += 1
+            self._complain("could not write a record", error)
+            return True
 
     def note(self, facts: dict[str, Any]) -> None:
         """Tells the sink what changed of what is known of the model; one by duck typing need not have `note`."""

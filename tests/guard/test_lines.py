@@ -1,0 +1,122 @@
+"""A clean step that goes to a log as a line is the line that its record would make."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import make_model, take_step
+
+import fastguard
+from fastguard.guard.ring import Ring
+from fastguard.kernels import backends, cpu
+from fastguard.sinks import flatten
+from fastguard.stats import strict_json
+from fastguard.stats.slot import LOSS_SCALE
+
+pytestmark = pytest.mark.skipif(not backends()["cpu"].available, reason=str(backends()["cpu"].reason))
+
+
+def _guarded(model: Any, sinks: Any, **settings: Any) -> Any:
+    return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=sinks, **settings)
+
+
+TENSORS = {
+    "ordinary": [torch.randn(7, 3), torch.randn(5)],
+    "zeros": [torch.zeros(4)],
+    "none": [],
+    "empty": [torch.zeros(0)],
+    "tiny": [torch.full((3,), 1e-30)],
+    "huge": [torch.full((3,), 3e38)],
+    "round": [torch.full((100,), 1000.0), torch.ones(1)],
+}
+
+
+@pytest.mark.parametrize("tensors", TENSORS.values(), ids=TENSORS)
+@pytest.mark.parametrize("loss", [None, 0.1, 2.0, 1e-5, 1e16, math.nan, math.inf, -math.inf])
+def test_the_text_is_that_of_json(tensors: Any, loss: float | None) -> None:
+    ring = Ring()
+    stats = fastguard.tensor_stats(tensors)
+    table = bytearray(stats.table)
+    ring.arrive(12, stats.total_norm(), 0.25, False, 1024.0 if loss == 2.0 else None, table, None, ())
+    for name, value in (("loss", loss), ("val_loss", None if loss is None else 3.0), ("lr", 1e-3)):
+        ring.note(name, value)
+    flat = flatten(ring.latest())
+    flat.pop("nonfinite", None)
+    expected = strict_json.dumps({"step": flat.pop("step"), "time": 1.5, **flat}).encode() + b"\n"
+    assert cpu.json_line(ring.headers, ring.newest, table, 1.5) == expected
+    assert ring.words[LOSS_SCALE] == (1024.0 if loss == 2.0 else 1.0)
+
+
+@pytest.mark.parametrize("index", [-1, 32, 10**9])
+def test_an_index_outside_the_ring_is_refused(index: int) -> None:
+    with pytest.raises(ValueError, match="must hold the header"):
+        cpu.json_line(Ring().headers, index, bytearray(), 0.0)
+
+
+def test_a_log_is_the_same_whether_steps_go_as_lines_or_as_records(tmp_path: Path) -> None:
+    class Recording(fastguard.JsonlSink):
+        """With a `write` of its own, which has to be called."""
+
+        def write(self, record: fastguard.StepStats) -> None:
+            super().write(record)
+
+    logs = []
+    for kind in (fastguard.JsonlSink, Recording):
+        model = make_model()
+        path = tmp_path / f"{kind.__name__}.jsonl"
+        optimizer = _guarded(model, [kind(path, tensors_every=7)], max_norm=0.3, weights=10)
+        assert optimizer.guard.ledger.writes_lines is (kind is fastguard.JsonlSink)
+        for step in range(60):
+            take_step(model, optimizer, step, bad=math.nan if step in (20, 21) else None)
+            optimizer.guard.observe(loss=1.0 / (step + 1), val_loss=2.0 if step % 9 == 0 else None)
+            if step == 33:
+                assert optimizer.guard.last.step == optimizer.guard.report().numbers["num_steps"] - 1
+            if step == 40:
+                optimizer.guard.flush()
+        optimizer.guard.close()
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line.pop("time")
+        logs.append(lines)
+    first, second = logs
+    assert [line["step"] for line in first if "step" in line] == list(range(60))
+    assert first == second
+
+
+def test_each_step_is_in_the_log_when_the_next_one_begins(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    model = make_model()
+    optimizer = _guarded(model, [fastguard.JsonlSink(path)])
+    for step in range(70):
+        take_step(model, optimizer, step)
+        steps = [json.loads(line).get("step") for line in path.read_text().splitlines()]
+        assert [s for s in steps if s is not None] == list(range(step))
+    assert optimizer.guard.history.num_steps == 69
+
+
+def test_a_sink_that_wants_records_gets_them_beside_one_that_takes_lines(tmp_path: Path) -> None:
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = _guarded(model, [fastguard.JsonlSink(tmp_path / "run.jsonl"), memory])
+    for step in range(50):
+        take_step(model, optimizer, step)
+    optimizer.guard.close()
+    assert memory.series("step") == list(range(50))
+    assert all(len(record.tensors) == 4 for record in memory.records)
+
+
+def test_a_log_that_cannot_be_written_to_loses_lines_and_says_so(tmp_path: Path) -> None:
+    model, sink = make_model(), fastguard.JsonlSink(tmp_path / "run.jsonl")
+    optimizer = _guarded(model, [sink])
+    for step in range(40):
+        take_step(model, optimizer, step)
+    sink.close()
+    with pytest.warns(RuntimeWarning, match="could not write a record: ValueError"):
+        take_step(model, optimizer, 40)
+    for step in range(41, 45):
+        take_step(model, optimizer, step)
+    assert optimizer.guard.report().numbers["num_records_lost"] == 5
