@@ -43,11 +43,12 @@ class Walk {
       View& view = views_.back();
       if (!read_plain(tensors[i], view)) return false;
       if (view.numel > kNear) continue;
-      const int64_t bytes = view.numel * itemsize(view.dtype);
-      for (int64_t line = 0; line < bytes && line < kFetched; line += 64) __builtin_prefetch(view.data + line);
+      fetch(view, 0, kFetched);
     }
+    if (first < views_.size()) fetch(views_[first], kFetched, kFetchedRest);
     for (size_t t = first; t < views_.size(); ++t) {
       const int64_t numel = views_[t].numel;
+      if (t + 1 < views_.size()) fetch(views_[t + 1], kFetched, kFetchedRest);
       if (numel > kNear || near_ + numel > kNearTotal) {
         aside_.push_back(t);
         continue;
@@ -75,7 +76,13 @@ class Walk {
   }
 
  private:
-  static constexpr int64_t kFetched = 512;  // bytes of each tensor; the hardware fetches on from there
+  // Bytes of each tensor that are asked for when it is known, and when the one before it is measured.
+  static constexpr int64_t kFetched = 256, kFetchedRest = 4096;
+
+  static void fetch(const View& view, int64_t begin, int64_t end) {
+    const int64_t bytes = view.numel > kNear ? 0 : view.numel * itemsize(view.dtype);
+    for (int64_t line = begin; line < bytes && line < end; line += 64) __builtin_prefetch(view.data + line);
+  }
 
   void fold(size_t t) {
     if (unscale_ != 1.0) rows_[t].multiply(unscale_);

@@ -1,5 +1,6 @@
 #include "line.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -10,6 +11,41 @@
 namespace fastguard {
 
 namespace {
+
+#if defined(__cpp_lib_to_chars)
+// A finite number as Python's repr has it: the fewest digits that read back as the same number, with an exponent from 1e16
+// on and below 1e-4. Several times as quick as Python's own.
+void append_repr(std::string& text, double value) {
+  char buffer[32];
+  const char* end = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific).ptr;
+  const char* mark = static_cast<const char*>(std::memchr(buffer, 'e', size_t(end - buffer)));
+  const char* digit = buffer;
+  if (*digit == '-') text += *digit++;
+  std::string digits(1, *digit);
+  if (mark - digit > 2) digits.append(digit + 2, mark);
+  int exponent = 0;
+  std::from_chars(mark + (mark[1] == '+' ? 2 : 1), end, exponent);
+  const int count = int(digits.size());
+  if (exponent < -4 || exponent >= 16) {
+    text += digits[0];
+    if (count > 1) text.append(1, '.').append(digits, 1);
+    text.append(mark, end);  // at least two digits, as Python's
+  } else if (exponent < 0) {
+    text.append("0.").append(size_t(-exponent - 1), '0').append(digits);
+  } else if (count <= exponent + 1) {
+    text.append(digits).append(size_t(exponent + 1 - count), '0').append(".0");
+  } else {
+    text.append(digits, 0, size_t(exponent + 1)).append(1, '.').append(digits, size_t(exponent + 1));
+  }
+}
+#else
+void append_repr(std::string& text, double value) {
+  char* digits = PyOS_double_to_string(value, 'r', 0, Py_DTSF_ADD_DOT_0, nullptr);
+  if (!digits) throw py::error_already_set();
+  text += digits;
+  PyMem_Free(digits);
+}
+#endif
 
 // Text as Python's json writes it, so that nobody can tell who wrote a line.
 class Line {
@@ -28,10 +64,7 @@ class Line {
       text_ += std::isnan(value) ? "\"NaN\"" : value > 0 ? "\"Infinity\"" : "\"-Infinity\"";
       return;
     }
-    char* digits = PyOS_double_to_string(value, 'r', 0, Py_DTSF_ADD_DOT_0, nullptr);
-    if (!digits) throw py::error_already_set();
-    text_ += digits;
-    PyMem_Free(digits);
+    append_repr(text_, value);
   }
 
   void count(const char* name, double value) {

@@ -211,6 +211,13 @@ class TestAlreadyClipped:
 
 
 class TestDiagnose:
+    @pytest.mark.parametrize("num_losses", [1, 60, 300])
+    def test_losses_that_stop_coming_break_no_rule(self, num_losses):
+        history = TrainingHistory(window=64)
+        for step in range(700):
+            history.add(make_record(step, loss=2.0 if step < num_losses else None, lr=1e-3))
+        assert history.loss == [] and isinstance(diagnose(history), list)
+
     def test_sorted_by_severity_then_confidence(self):
         def says(severity, confidence):
             return lambda history: Finding("x.", severity=severity, confidence=confidence)

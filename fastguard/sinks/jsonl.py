@@ -82,7 +82,11 @@ class JsonlSink(Sink):
             raise ValueError(f"`JsonlSink` must be open to write, got a closed one - at {self.path}. Make a new one.")
         if self.tensors_every and step % self.tensors_every == 0:
             return False
-        self._append_text(line)
+        if self._is_cut_off:
+            self._append_text(line)
+        elif (num_written := os.write(self._fd, line)) < len(line):
+            self._is_cut_off = True
+            self._finish(line, num_written)
         return True
 
     def note(self, facts: dict[str, Any]) -> None:
@@ -99,9 +103,9 @@ class JsonlSink(Sink):
         self._append_text(strict_json.dumps(line).encode("ascii") + b"\n")
 
     def _append_text(self, text: bytes) -> None:
-        if self._is_cut_off:
-            text = b"\n" + text
-        num_written = 0
+        self._finish(b"\n" + text if self._is_cut_off else text, 0)
+
+    def _finish(self, text: bytes, num_written: int) -> None:
         while num_written < len(text):
             num_written += os.write(self._fd, text[num_written:])
             self._is_cut_off = num_written < len(text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,29 @@ def test_the_text_is_that_of_json(tensors: Any, loss: float | None) -> None:
     expected = strict_json.dumps({"step": flat.pop("step"), "time": 1.5, **flat}).encode() + b"\n"
     assert cpu.json_line(ring.headers, ring.newest, table, 1.5) == expected
     assert ring.words[LOSS_SCALE] == (1024.0 if loss == 2.0 else 1.0)
+
+
+def test_numbers_are_written_as_python_writes_them() -> None:
+    """Any bits, powers of ten on either side of where an exponent is written, integers, halves."""
+    generator = random.Random(7)
+    values = [struct.unpack("d", generator.randbytes(8))[0] for _ in range(3000)]
+    values += [sign * 10.0**k for k in range(-324, 309) for sign in (1, -1)] + [
+        0.0,
+        -0.0,
+        5e-324,
+        1.7976931348623157e308,
+    ]
+    values += (
+        [float(k) for k in range(-50, 50)] + [k + 0.5 for k in range(50)] + [123456789012345680.0, 9999999999999998.0]
+    )
+    values += [generator.uniform(-1, 1) * 10.0 ** generator.randint(-6, 18) for _ in range(3000)]
+    ring = Ring()
+    ring.arrive(0, 1.0, 1.0, False, None, bytearray(), None, ())
+    for value in values:
+        ring.note("loss", value)
+        text = cpu.json_line(ring.headers, ring.newest, bytearray(), 0.0).decode()
+        assert json.loads(text)["loss"] == strict_json.loads(strict_json.dumps(value))
+        assert f'"loss":{strict_json.dumps(value)},' in text
 
 
 @pytest.mark.parametrize("index", [-1, 32, 10**9])

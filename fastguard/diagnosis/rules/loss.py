@@ -210,7 +210,7 @@ def loss_not_decreasing(
     trend = history.loss_trend
     if trend.count < min_steps or s.num_full_lr < min(min_steps, history.window // 2) or s.is_lr_rising:
         return None
-    if not s.progress < progress:
+    if not s.loss_entries or not s.progress < progress:  # losses may have stopped coming
         return None
     noise_of_ten = z * s.loss_noise / math.sqrt(10.0)
     if s.loss_level < trend.first - max(2 * progress * abs(trend.first), noise_of_ten):
