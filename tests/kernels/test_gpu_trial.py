@@ -31,10 +31,10 @@ def test_a_wrong_statistic_is_caught(column: str, monkeypatch: pytest.MonkeyPatc
     original, place = trial.read_slot, INDEX[column]
 
     def off(slot: torch.Tensor, num_rows: int) -> Any:
-        header, rows = original(slot, num_rows)
-        table = memoryview(rows).cast("d")
+        found = original(slot, num_rows)
+        table = memoryview(found.rows).cast("d")
         table[3 * len(COLUMNS) + place] = table[3 * len(COLUMNS) + place] * (1 + 2e-6) + (column == "num_nans")
-        return header, rows
+        return found
 
     monkeypatch.setattr(trial, "read_slot", off)
     problem = trial.problem_on(DEVICE)
