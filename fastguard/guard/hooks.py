@@ -89,6 +89,7 @@ class Hooks:
             or kwargs
             or len(args) > 1
             or self._undo is not None
+            or self._depth  # a step raised that had gone the long way
             or "found_inf" in attributes
             or "grad_scale" in attributes
         ):
@@ -128,7 +129,7 @@ class Hooks:
         """What is left to do where a step that went the short way is not a clean one."""
         run, ring = self._run, self._run.ring
         if outcome & _SCALED and not self._scales:
-            self._undo = self._judge.divide(optimizer, ring.header(ring.newest).clip_coef)
+            self._undo = self._judge.scale(optimizer, ring.header(ring.newest).clip_coef)
         elif outcome & _SCALED:
             written, ring.found[WRITTEN] = ring.found[WRITTEN], None
             kernels.tell_autograd(written)

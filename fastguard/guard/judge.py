@@ -211,12 +211,16 @@ class Judge:
         if (verdict.skipped and member.can_skip) or scaling.found_inf:
             return SetAside(optimizer)
         factor = verdict.clip_coef if scaling.fused else verdict.clip_coef * scaling.inverse
-        if factor != 1.0 and not handed.from_scaler and self.divides(optimizer):
-            return self.divide(optimizer, factor)
-        if factor != 1.0:
-            gradients, _, _ = kernels.collect_gradients([group["params"] for group in optimizer.param_groups])
-            if gradients:
-                kernels.run_scale(gradients, factor, self._run.backend)
+        return None if factor == 1.0 else self.scale(optimizer, factor, from_scaler=handed.from_scaler)
+
+    def scale(self, optimizer: torch.optim.Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
+        """Multiplies the gradients of one optimizer, or has it do so in its own pass."""
+        if not from_scaler and self.divides(optimizer):
+            divisor = torch.tensor(1.0 / factor, dtype=torch.float32)
+            return HandedOver(optimizer, {"grad_scale": divisor}, None)
+        gradients = gradients_of(optimizer)
+        if gradients:
+            kernels.run_scale(gradients, factor, self._run.backend)
         return None
 
     def divides(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -224,10 +228,6 @@ class Judge:
         if self._clips_through_scale or not takes_flags(optimizer):
             return False
         return all(p.is_cpu for group in optimizer.param_groups for p in group["params"])
-
-    def divide(self, optimizer: torch.optim.Optimizer, factor: float) -> Undo:
-        """Has a fused optimizer on the CPU divide its gradients by 1 / `factor` in its own pass."""
-        return HandedOver(optimizer, {"grad_scale": torch.tensor(1.0 / factor, dtype=torch.float32)}, None)
 
     def _decide_on_device(
         self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any

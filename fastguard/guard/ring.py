@@ -31,7 +31,7 @@ from ..stats.slot import (
 )
 
 NUM_SLOTS = 32
-TABLE, POSITIONS, FINGERPRINT, WRITTEN = range(4)  # places in `Ring.found`
+TABLE, POSITIONS, FINGERPRINT, WRITTEN, SPARE = range(5)  # places in `Ring.found`
 
 
 class Ring:
@@ -45,7 +45,7 @@ class Ring:
         headers, words: `NUM_SLOTS` headers as bytes, and the same memory as float64.
         found: of the newest slot: its rows as float64 bytes; flat positions of the parameters that had a gradient, None
             if all had; the fingerprint of all parameters; gradients that were scaled and autograd does not know of.
-            Nobody but a record made by `record` holds the rows, or they are not written again.
+            A spare table, which is the next one's unless a record holds it.
         names: of all parameters.
         newest: index of the newest slot; -1 before there was one.
         num_open, limit: as above.
@@ -58,7 +58,7 @@ class Ring:
     def __init__(self) -> None:
         self.headers = bytearray(NUM_SLOTS * HEADER_BYTES)
         self.words = memoryview(self.headers).cast("d")
-        self.found: list[Any] = [bytearray(), None, None, None]
+        self.found: list[Any] = [bytearray(), None, None, None, bytearray()]
         self.names: tuple[str, ...] = ()
         self.newest = -1
         self.num_open = 0
