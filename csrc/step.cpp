@@ -18,7 +18,7 @@ namespace {
 // What take_step returns, as bits.
 enum Outcome { kClean = 0, kOdd = 1, kOtherParameters = 2, kNotFinite = 4, kScaled = 8, kOddLr = 16 };
 // Places in the list `found`.
-enum Found { kTable, kPositions, kFingerprint, kGradients, kSpare, kNumFound };
+enum Found { kTable, kPositions, kFingerprint, kGradients, kNumFound };
 
 // The lists of parameters of `groups`; false for anything but a list of plain dicts with plain lists in them.
 bool parameter_lists(PyObject* groups, Groups& lists) {
@@ -44,8 +44,7 @@ bool learning_rate(PyObject* groups, double& lr, bool& known) {
   return true;
 }
 
-// Room for `count` rows: the spare table, unless a record that was handed out holds it. The newest step's own table is not
-// touched before the next one has been measured.
+// Room for `count` rows: the table of the step before, unless a record that was handed out holds it.
 py::object table_for(PyObject* kept, size_t count) {
   const Py_ssize_t num_bytes = Py_ssize_t(count * sizeof(Row));
   if (PyByteArray_CheckExact(kept) && Py_REFCNT(kept) == 1) {
@@ -73,7 +72,7 @@ int take(const Question& q) {
   Groups lists;
   if (!parameter_lists(q.groups, lists)) return kOdd;
   const size_t count = count_parameters(lists);
-  py::object table = table_for(PyList_GET_ITEM(q.found, kSpare), count);
+  py::object table = table_for(PyList_GET_ITEM(q.found, kTable), count);
   Gradients gradients;
   auto rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
   if (!measure_gradients(lists, q.num_threads, 1.0, rows, gradients)) return kOdd;
@@ -109,7 +108,6 @@ int take(const Question& q) {
   header[kNumRows] = double(views.size());
   header[kFlags] = (!finite && q.skip_nonfinite ? kSkipped : 0) + (knows_lr ? kHasLr : 0);
 
-  put(q.found, kSpare, py::reinterpret_borrow<py::object>(PyList_GET_ITEM(q.found, kTable)));
   put(q.found, kTable, std::move(table));
   if (!gradients.complete || PyList_GET_ITEM(q.found, kPositions) != Py_None)
     put(q.found, kPositions, gradients.complete ? py::object(py::none()) : py::object(py::cast(gradients.positions)));
@@ -141,7 +139,7 @@ PyObject* take_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   q.scales = scales != 0;
   if (!PyByteArray_CheckExact(q.headers) || !PyList_CheckExact(q.found) || PyList_GET_SIZE(q.found) != kNumFound ||
       q.index < 0 || (q.index + 1) * kHeaderWords * Py_ssize_t(sizeof(double)) > PyByteArray_GET_SIZE(q.headers)) {
-    PyErr_SetString(PyExc_ValueError, "take_step needs a bytearray of headers that holds the index, and a list of five");
+    PyErr_SetString(PyExc_ValueError, "take_step needs a bytearray of headers that holds the index, and a list of four");
     return nullptr;
   }
   try {

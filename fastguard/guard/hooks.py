@@ -118,6 +118,7 @@ class Hooks:
         )
         if outcome & _ODD:
             self._met_odd = True
+            self._ledger.deliver_without_table()
             return self._go_the_long_way(optimizer, args, kwargs)
         ring.newest, ring.num_open, run.step = slot, slot + 1, step + 1
         if outcome:

@@ -31,7 +31,7 @@ from ..stats.slot import (
 )
 
 NUM_SLOTS = 32
-TABLE, POSITIONS, FINGERPRINT, WRITTEN, SPARE = range(5)  # places in `Ring.found`
+TABLE, POSITIONS, FINGERPRINT, WRITTEN = range(4)  # places in `Ring.found`
 
 
 class Ring:
@@ -45,7 +45,8 @@ class Ring:
         headers, words: `NUM_SLOTS` headers as bytes, and the same memory as float64.
         found: of the newest slot: its rows as float64 bytes; flat positions of the parameters that had a gradient, None
             if all had; the fingerprint of all parameters; gradients that were scaled and autograd does not know of.
-            A spare table, which is the next one's unless a record holds it.
+            The next step's rows are written over these unless a record holds them: what still wants a table is
+            delivered before, as `limit` says.
         names: of all parameters.
         newest: index of the newest slot; -1 before there was one.
         num_open, limit: as above.
@@ -58,7 +59,7 @@ class Ring:
     def __init__(self) -> None:
         self.headers = bytearray(NUM_SLOTS * HEADER_BYTES)
         self.words = memoryview(self.headers).cast("d")
-        self.found: list[Any] = [bytearray(), None, None, None, bytearray()]
+        self.found: list[Any] = [bytearray(), None, None, None]
         self.names: tuple[str, ...] = ()
         self.newest = -1
         self.num_open = 0
@@ -239,6 +240,10 @@ class Ring:
             start = HEADER_BYTES * self.newest
             self.headers[:HEADER_BYTES] = self.headers[start : start + HEADER_BYTES]
         self.newest, self.num_written, self.num_open = 0, max(0, self.num_written + 1 - self.num_open), 1
+
+    def forget(self) -> None:
+        """The open slots have been delivered, and the table of the newest is lost: there is no step to look at."""
+        self.newest, self.num_open, self.num_written, self.made = -1, 0, 0, None
 
     def close(self) -> None:
         """The open slots have been delivered."""

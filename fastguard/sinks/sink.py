@@ -181,6 +181,9 @@ class SafeSink(Sink):
         self.sink = as_sink(sink)
         self.name = _name_of(self.sink) if name is None else name
         self.takes_lines = _takes_lines(self.sink)
+        self._take_line: Callable[[int, bytes], bool] | None = getattr(self.sink, "write_line", None)
+        if not self.takes_lines:
+            self._take_line = None
         self.num_lost = 0
         self.last_error: Exception | None = None
         self._has_warned = False
@@ -195,11 +198,10 @@ class SafeSink(Sink):
 
     def write_line(self, step: int, line: bytes) -> bool:
         """Hands a clean step on as a line of JSON; False if the sink wants its record instead."""
-        if not self.takes_lines:
+        if self._take_line is None:
             return False
         try:
-            taken: bool = self.sink.write_line(step, line)  # type: ignore[attr-defined]
-            return taken
+            return self._take_line(step, line)
         except Exception as error:
             self.num_lost += 1
             self._complain("could not write a record", error)

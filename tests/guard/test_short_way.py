@@ -157,24 +157,40 @@ def test_gradients_that_need_preparing_take_the_long_way_and_cost_no_second_try(
     assert optimizer.guard.last.step == 4 and optimizer.guard.last.norm == pytest.approx(math.sqrt(4 * 4 + 4))
 
 
-def test_a_step_that_turns_out_odd_leaves_the_one_before_as_it_was() -> None:
-    """Nobody had looked at it yet: its table is still in the ring when the next step is begun."""
+def test_a_step_that_turns_out_odd_loses_none_before_it() -> None:
+    """Its gradients were being measured over the table of the one before, which nobody had looked at yet."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    for step in range(24):
+    norms = []
+    for step in range(30):
         take_step(model, optimizer, step)
-    assert optimizer.guard.run.is_short
-    norms = [float(p.grad.double().norm()) for p in model.parameters()]
-    last = list(model.parameters())[-1]
-    for p in model.parameters():
-        p.grad = torch.full_like(p, 7.0)
-    last.grad = torch.ones(4).to_sparse()
-    ring = optimizer.guard.run.ring
-    before = bytes(ring.found[0])
-    arguments = (optimizer.param_groups, ring.headers, ring.num_open, ring.found, 24, 1, math.inf, True, True)
-    assert cpu.take_step(*arguments) == 1
-    assert bytes(ring.found[0]) == before
-    assert optimizer.guard.last.tensors.norm == pytest.approx(norms, rel=1e-6)
+        norms.append(math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters())))
+    guard = optimizer.guard
+    assert guard.run.is_short and guard.run.ring.num_open > 1
+    list(model.parameters())[-1].grad = torch.ones(4).to_sparse()
+    optimizer.step()
+    assert guard.last.step == 30 and len(guard.last.tensors) == 4
+    take_step(model, optimizer, 31)
+    guard.flush()
+    assert [entry.step for entry in guard.history.recent] == list(range(32))
+    assert [entry.norm for entry in guard.history.recent][:30] == pytest.approx(norms, rel=1e-6)
+
+
+def test_a_step_that_cannot_be_measured_at_all_leaves_no_wrong_record() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for step in range(30):
+        take_step(model, optimizer, step)
+    p = nn.Parameter(torch.zeros(3, device="meta"))
+    p.grad = torch.zeros(3, device="meta")
+    optimizer.param_groups[0]["params"].append(p)
+    with pytest.raises(fastguard.UnsupportedTensorError):
+        optimizer.step()
+    assert optimizer.guard.last is None  # rather than one with another step's rows
+    optimizer.param_groups[0]["params"].pop()
+    take_step(model, optimizer, 30)
+    assert optimizer.guard.last.step == 30 and len(optimizer.guard.last.tensors) == 4
+    assert optimizer.guard.history.num_steps == 30
 
 
 def test_a_step_that_raised_on_the_long_way_is_followed_by_a_whole_one() -> None:
@@ -288,7 +304,7 @@ def test_an_optimizer_that_is_not_fused_is_scaled_all_the_same() -> None:
 
 
 def test_the_coefficient_is_that_of_the_formula_to_the_bit() -> None:
-    headers, found = bytearray(128), [bytearray(), None, None, None, bytearray()]
+    headers, found = bytearray(128), [bytearray(), None, None, None]
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
         p = nn.Parameter(torch.zeros(5))
@@ -305,12 +321,12 @@ def test_the_coefficient_is_that_of_the_formula_to_the_bit() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ([], bytearray(128), 1, [None] * 5, 0, 1, 1.0, True, True),  # the index is past the headers
-        ([], bytearray(128), -1, [None] * 5, 0, 1, 1.0, True, True),
-        ([], bytes(128), 0, [None] * 5, 0, 1, 1.0, True, True),
-        ([], bytearray(128), 0, [None] * 4, 0, 1, 1.0, True, True),
-        ([], bytearray(128), 0, (None,) * 5, 0, 1, 1.0, True, True),
-        ([], bytearray(128), 0, [None] * 5, 0, 1, "x", True, True),
+        ([], bytearray(128), 1, [None] * 4, 0, 1, 1.0, True, True),  # the index is past the headers
+        ([], bytearray(128), -1, [None] * 4, 0, 1, 1.0, True, True),
+        ([], bytes(128), 0, [None] * 4, 0, 1, 1.0, True, True),
+        ([], bytearray(128), 0, [None] * 3, 0, 1, 1.0, True, True),
+        ([], bytearray(128), 0, (None,) * 4, 0, 1, 1.0, True, True),
+        ([], bytearray(128), 0, [None] * 4, 0, 1, "x", True, True),
         ([],),
     ],
 )
@@ -321,7 +337,7 @@ def test_wrong_arguments_of_the_call_are_refused(arguments: tuple[Any, ...]) -> 
 
 @pytest.mark.parametrize("groups", [(), [()], [{}], [{"params": ()}], [{"params": None}], None, [{"params": [3]}]])
 def test_groups_of_another_kind_are_odd(groups: Any) -> None:
-    headers, found = bytearray(128), [bytearray(), None, None, None, bytearray()]
+    headers, found = bytearray(128), [bytearray(), None, None, None]
     try:
         assert cpu.take_step(groups, headers, 0, found, 0, 1, 1.0, True, True) == 1
     except AttributeError:
