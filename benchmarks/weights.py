@@ -77,12 +77,11 @@ def off_step_seconds(case: str, name: str, clock: Callable[[], float], num_calls
     run = Run(case, OPTIMIZERS[name], NEVER)
     run.step()  # step 0 is always due
     guard = run.optimizer.guard
-    attachment = guard._attachments[0]
-    collector = attachment._weights
+    sampling = guard.sampling.weights_of(guard.run.members[0])
     started = clock()
     for _ in range(num_calls):
-        collector.before(guard, attachment, run.optimizer)
-        collector.after(guard, attachment, run.optimizer)
+        sampling.before(run.optimizer)
+        sampling.after(run.optimizer)
     return (clock() - started) / num_calls
 
 
