@@ -107,7 +107,7 @@ class Flights:
         """Whether nothing is on its way."""
         return self.current is None and not self._sent
 
-    def settle(self, is_over: bool) -> None:
+    def begin_step(self, is_over: bool) -> None:
         """Another evaluation begins: the current flight is complete, and is sent; what is there arrives.
 
         Args:
@@ -136,7 +136,7 @@ class Flights:
         """A flight that was taken, and not filled."""
         self._free.append(flight)
 
-    def catch_up(self) -> None:
+    def arrive_all(self) -> None:
         """Has everything arrive, the current flight too. Waits."""
         flight, self.current = self.current, None
         if flight is not None:

@@ -65,7 +65,7 @@ class Guard:
         self._facts = ModelFacts(model, optimizers, namer, backend)
         self.sampling = Sampling(self.run, self.judge, self._facts, model, activations, weights)
         if activations is not None:
-            self.ledger.fetch = self.sampling.hand_over
+            self.ledger.fetch = self.sampling.attach_arrived
         self._hooks = [Hooks(self.run, member, self.judge, self.ledger, self.sampling) for member in self.run.members]
         self.history.note_model(**self._facts.at_first())
         self._note_facts()
@@ -162,7 +162,7 @@ class Guard:
 
         Cost: on a GPU, waits for the device.
         """
-        self.sampling.catch_up()
+        self.sampling.arrive_all()
         self.judge.flush()
 
     @property
@@ -181,7 +181,7 @@ class Guard:
 
         Cost: a forward pass, one read of each output, and a copy of the buffers; on a GPU, waits for the device.
         """
-        self.judge.catch_up()
+        self.judge.arrive_all()
         return self.sampling.replay(forward)
 
     def report(self) -> Report:
@@ -189,8 +189,8 @@ class Guard:
 
         Cost: about 1 ms. On a GPU, waits for the device.
         """
-        self.sampling.catch_up()
-        self.judge.catch_up()
+        self.sampling.arrive_all()
+        self.judge.arrive_all()
         self._note_facts()
         lost = self.ledger.lost()
         if self.judge.num_dropped:
@@ -247,8 +247,8 @@ class Guard:
 
         The step just taken is in it; `observe` may still add to that step, for this run only. On a GPU, waits for it.
         """
-        self.sampling.catch_up()
-        self.judge.catch_up()
+        self.sampling.arrive_all()
+        self.judge.arrive_all()
         return {
             "version": 1,
             **self.ledger.state_dict(self.run.step),

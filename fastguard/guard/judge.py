@@ -102,14 +102,14 @@ class Judge:
         else:
             self._run.ring.add_overhead(seconds)
 
-    def catch_up(self) -> None:
+    def arrive_all(self) -> None:
         """Waits for all steps to arrive; the one just taken can still be added to."""
-        self.onboard.flights.catch_up()
+        self.onboard.flights.arrive_all()
 
     def flush(self) -> None:
         """Waits for all steps to arrive, and delivers them."""
         try:
-            self.onboard.flights.catch_up()
+            self.onboard.flights.arrive_all()
         finally:
             self._ledger.deliver()
 
@@ -241,7 +241,7 @@ class Judge:
                 "a guarded step cannot be captured in a graph: its replays would tell the guard nothing. Capture the "
                 "forward and backward pass, and call optimizer.step() after the replay; or detach the guard before."
             )
-        onboard.settle(first)
+        onboard.begin_step(first)
         if self._ledger.due is not None:
             self._ledger.raise_due()
         flight, decision = onboard.board(optimizers, groups, handed, first)

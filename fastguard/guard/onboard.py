@@ -63,12 +63,12 @@ class Onboard:
         """Steps taken since the newest that has arrived."""
         return self._newest - self._arrived
 
-    def settle(self, first: bool) -> None:
+    def begin_step(self, first: bool) -> None:
         """Another evaluation begins, of another step if it is the `first`: what is there arrives."""
         if first and self.flights.current is None:  # it has arrived, and was held for more to come
             self._run.ring.is_over = True
             self._ledger.open()
-        self.flights.settle(is_over=first)
+        self.flights.begin_step(is_over=first)
         if self.flights.is_idle:
             self._arrived = self._run.step - 1
 
@@ -188,7 +188,7 @@ class Onboard:
         if ring.num_open >= ring.limit or not flight.first or not ring.is_over:
             ledger.deliver()
         home = 0 if len(flight.slots) == 1 else flight.slots.index(flight.slot)
-        finite, skipped = ring.land(
+        finite, skipped = ring.arrive_as_left(
             flight.parcels[home].copy,
             len(flight.places[home]),
             flight.positions,

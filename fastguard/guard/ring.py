@@ -125,7 +125,7 @@ class Ring:
         self.names = names
         self.made = None
 
-    def land(
+    def arrive_as_left(
         self,
         words: torch.Tensor,
         num_rows: int,

@@ -43,7 +43,7 @@ class WeightSampling:
         if sample is None:
             return
         started = time.perf_counter()
-        self._judge.catch_up()
+        self._judge.arrive_all()
         ring = self._run.ring
         if ring.step != self._step:
             return  # it was dropped on its way
@@ -95,25 +95,25 @@ class Sampling:
         if self.monitor is None:
             return is_counting
         seconds = self.monitor.end_step(self._run.step - 1)
-        self.hand_over()
+        self.attach_arrived()
         self._judge.add_overhead(seconds)
         return True
 
-    def hand_over(self) -> None:
+    def attach_arrived(self) -> None:
         """Attaches to records what has arrived."""
         if self.monitor is not None:
             for step, records in self.monitor.arrived():
                 self._run.ring.attach(step, activations=records)
 
-    def catch_up(self) -> None:
+    def arrive_all(self) -> None:
         """Hands over everything, waiting for what is on its way."""
         if self.monitor is not None:
             self.monitor.flush()
-            self.hand_over()
+            self.attach_arrived()
 
     def close(self) -> None:
         """Hands over everything and removes all hooks."""
-        self.catch_up()
+        self.arrive_all()
         self._facts.close()
         if self.monitor is not None:
             self.monitor.detach()
