@@ -98,14 +98,14 @@ def _row(columns, num_chunks, begin, count, numel, unscale, out, BLOCK: tl.const
     infs = tl.zeros([BLOCK], tl.float64)
     for j in range(0, count, BLOCK):
         inside = j + lanes < count
-        p = columns + begin + j + lanes
-        sum_sq += tl.load(p + SUM_SQ * num_chunks, mask=inside, other=0.0)
-        total += tl.load(p + SUM * num_chunks, mask=inside, other=0.0)
-        high = tl.maximum(high, tl.load(p + ABS_MAX * num_chunks, mask=inside, other=0.0))
-        low = tl.minimum(low, tl.load(p + ABS_MIN_NONZERO * num_chunks, mask=inside, other=float("inf")))
-        zeros += tl.load(p + NUM_ZEROS * num_chunks, mask=inside, other=0.0)
-        nans += tl.load(p + NUM_NANS * num_chunks, mask=inside, other=0.0)
-        infs += tl.load(p + NUM_INFS * num_chunks, mask=inside, other=0.0)
+        p = columns + SUM_SQ * num_chunks + begin + j + lanes
+        sum_sq += tl.load(p, mask=inside, other=0.0)
+        total += tl.load(p + (SUM - SUM_SQ) * num_chunks, mask=inside, other=0.0)
+        high = tl.maximum(high, tl.load(p + (ABS_MAX - SUM_SQ) * num_chunks, mask=inside, other=0.0))
+        low = tl.minimum(low, tl.load(p + (ABS_MIN_NONZERO - SUM_SQ) * num_chunks, mask=inside, other=float("inf")))
+        zeros += tl.load(p + (NUM_ZEROS - SUM_SQ) * num_chunks, mask=inside, other=0.0)
+        nans += tl.load(p + (NUM_NANS - SUM_SQ) * num_chunks, mask=inside, other=0.0)
+        infs += tl.load(p + (NUM_INFS - SUM_SQ) * num_chunks, mask=inside, other=0.0)
     smallest = tl.min(low)
     smallest = tl.where(is_finite(smallest), smallest, 0.0)
     tl.store(out + NUMEL, numel)
