@@ -159,7 +159,9 @@ class Ledger:
     def _set_limit(self) -> None:
         """How many slots may be open: as many as can wait for history, checkup and samples."""
         limit = min(NUM_SLOTS, self._history.tensors.due_in + 1, self._steps_to_checkup or NUM_SLOTS)
-        self.ring.limit = 1 if self.ring.samples or (self.sinks and not self.writes_lines) else limit
+        ring = self.ring
+        is_bad = ring.num_open > 0 and (ring.is_skipped or not ring.is_finite)  # its table tells which tensors
+        ring.limit = 1 if is_bad or ring.samples or (self.sinks and not self.writes_lines) else limit
 
     def observe(self, loss: Any = None, val_loss: Any = None) -> None:
         """Adds a loss to the step just taken."""

@@ -150,8 +150,12 @@ class TrainingHistory(Series):
             self.settle()
 
     def defer_entry(self, entry: Entry) -> None:
-        """As `defer`, of a step that was neither skipped nor non-finite, without its table. Cost: 0.3 us."""
-        self.tensors.let_pass()
+        """As `defer`, without the table: for steps that were neither skipped nor non-finite. Cost: 0.3 us."""
+        if entry.is_clean:
+            self.tensors.let_pass()
+        elif not _isfinite(entry.norm):  # counted, though nobody can say any more which tensors
+            self.settle()
+            self._note_nonfinite(NonFiniteEvent(entry.step, (), 0, 0, 0, entry.skipped, entry.loss_scale))
         self.revision += 1
         self._deferred.append(entry)
         if len(self._deferred) >= NUM_DEFERRED:

@@ -99,6 +99,49 @@ def test_the_history_is_the_same_without_a_sink_and_with_one() -> None:
     assert batched.guard.history.num_steps == len(seen) == 3 * NUM_SLOTS + 4
 
 
+LOOKS = {
+    "history": lambda guard: guard.history,
+    "report": lambda guard: guard.report(),
+    "state": lambda guard: guard.state_dict(),
+    "last": lambda guard: guard.last,
+    "observe": lambda guard: guard.observe(loss=1.0),
+    "nothing": lambda guard: None,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+@pytest.mark.parametrize("skip_nonfinite", [True, False])
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("bad_step", [41, 43])  # with several steps before it that are not delivered
+def test_a_bad_step_that_is_looked_at_is_not_forgotten(
+    look: Any, skip_nonfinite: bool, log: bool, bad_step: int, tmp_path: Any
+) -> None:
+    """Whoever asks for the history delivers what is before the step, and must not let it pass for a clean one."""
+    model = make_model()
+    path = tmp_path / "run.jsonl"
+    sinks = [fastguard.JsonlSink(path)] if log else []
+    optimizer = _guarded(model, max_norm=1.0, skip_nonfinite=skip_nonfinite, sinks=sinks)
+    guard = optimizer.guard
+    for step in range(60):
+        if not skip_nonfinite and step > bad_step:
+            for p in model.parameters():  # which the bad step has ruined
+                p.data = p.data.nan_to_num()
+            optimizer.state.clear()
+        take_step(model, optimizer, step, bad=math.nan if step == bad_step else None, bad_index=1)
+        if step == bad_step:
+            look(guard)
+            look(guard)
+    guard.close()
+    assert (guard.history.num_nonfinite, guard.history.num_steps) == (1, 60)
+    assert guard.history.num_skipped == skip_nonfinite
+    (event,) = guard.history.last_events
+    assert (event.step, event.names, event.num_nans) == (bad_step, ("0.bias",), 1)
+    assert any(finding.rule == "non-finite-gradients" for finding in guard.report().findings)
+    if log:
+        line = next(line for line in fastguard.sinks.read_jsonl(path) if line["step"] == bad_step)
+        assert line["nonfinite"] == ["0.bias"] and len(line["tensors"]) == 4
+
+
 def test_records_that_are_held_stay_as_they_are() -> None:
     model = make_model()
     optimizer = _guarded(model)
