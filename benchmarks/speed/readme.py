@@ -58,7 +58,6 @@ def cost_table(results: Results) -> list[str]:
     rows = [
         _cost(results, "added to a step, MLP of 101k parameters", "step-mlp"),
         _cost(results, "the same, each loss observed and written as JSON lines", "step-mlp-jsonl"),
-        _cost(results, "added to a step, transformer of 4.8M parameters", "step-transformer"),
         _cost(results, "clip, 300 tensors × 1000, limit not reached", "300x1000"),
         _cost(results, "clip, 3000 tensors × 64, limit not reached", "3000x64"),
         _cost(results, "clip, ResNet-50, limit not reached", "resnet50"),
