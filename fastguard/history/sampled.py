@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..stats import strict_json
 from ..stats.part import PLAIN, Kind, Part
@@ -15,7 +16,8 @@ MAX_NAMES = 4096
 _Item = TypeVar("_Item", ModuleActivity, WeightStats)
 
 
-class Point(NamedTuple, Generic[_Item]):
+@dataclass(slots=True)
+class Point(Generic[_Item]):
     """One module or parameter at one sampled step."""
 
     step: int
