@@ -202,7 +202,11 @@ def _leave_to_python() -> None:
 _leave_to_python()
 
 
-@torch.library.custom_op("fastguard::see", mutates_args={"token"})
+# Its schema is spelled out: torch 2.6 cannot derive one from `list[torch.Tensor]`.
+_SEE = "(Tensor output, Tensor[] inputs, Tensor(a!) token, SymInt number, str path) -> ()"
+
+
+@torch.library.custom_op("fastguard::see", mutates_args={"token"}, schema=_SEE)
 def _see(output: torch.Tensor, inputs: list[torch.Tensor], token: torch.Tensor, number: int, path: str) -> None:
     _run(number, output, inputs, path)
 
