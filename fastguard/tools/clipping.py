@@ -11,6 +11,10 @@ from typing import Any
 
 import torch
 
+# By name, for good: whoever puts ours in the place of torch's must not be passed on to himself.
+from torch.nn.utils import clip_grad_norm_ as _torch_clip_grad_norm_
+from torch.nn.utils import get_total_norm as _torch_get_total_norm
+
 from .. import kernels
 from ..errors import UnsupportedTensorError
 from ..stats import TensorStats
@@ -98,7 +102,8 @@ def get_total_norm(
         foreach: accepted for compatibility; the kernels have one way only.
 
     Returns:
-        0-dim tensor, with torch's dtype and device. Deviation: where float16 cannot hold a finite norm, it is float32.
+        0-dim tensor, with torch's dtype and device. Deviations: where float16 cannot hold a finite norm, it is float32;
+        where dtypes are mixed, it is the accurate norm, and not one of tensors' norms rounded each to its own dtype.
 
     Raises:
         RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
@@ -112,7 +117,7 @@ def get_total_norm(
     norm_type = float(norm_type)
     found = _norm(tensors, norm_type, foreach, kernels.resolve_backend("auto"))
     if found is None:
-        return torch.nn.utils.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+        return _torch_get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
     norm, dtypes = found
     _check_finite(norm, norm_type, error_if_nonfinite)
     return _result(norm, dtypes, tensors[0].device)
@@ -127,19 +132,23 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Clips the gradients of `parameters` in place; a drop-in for `torch.nn.utils.clip_grad_norm_`.
 
+    It may be put in the place of torch's, for code that calls it there:
+    `torch.nn.utils.clip_grad_norm_ = fastguard.clip_grad_norm_`.
+
     coefficient = min(1, max_norm / (norm + 1e-6)). Memory is written only if the coefficient is not 1.
 
     Args:
         parameters: a tensor, or an iterable of them; those without a gradient are left out.
-        max_norm: largest norm let through.
+        max_norm: largest norm let through; any real number, also NumPy's, a `Fraction` or a tensor of one element.
         norm_type: order of the norm. Other than 2 is passed on to torch, as are sparse gradients and subclasses.
         error_if_nonfinite: raise if the norm is NaN or Inf; the gradients are then untouched.
         foreach: accepted for compatibility; the kernels have one way only.
 
     Returns:
         The norm before clipping: 0-dim tensor, with torch's dtype and device. Deviations: the coefficient comes from
-        the accurate norm, not from its rounding to the gradients' dtype; where float16 cannot hold a finite norm,
-        float32 is returned.
+        the accurate norm, not from its rounding to the gradients' dtype, nor, where dtypes are mixed, from tensors'
+        norms rounded each to its own; where float16 cannot hold a finite norm, float32 is returned; float16 gradients
+        of zeros clipped to 0 stay zeros, where torch's division makes them NaN.
 
     Raises:
         RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
@@ -168,7 +177,7 @@ def clip_grad_norm_(
     gradients = kernels.collect_gradients([parameters])[0]
     found = _norm(gradients, norm_type, foreach, backend)
     if found is None:
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     norm, dtypes = found
     _check_finite(norm, norm_type, error_if_nonfinite)
     coefficient = float(max_norm) / (norm + 1e-6)

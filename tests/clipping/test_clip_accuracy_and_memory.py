@@ -22,7 +22,7 @@ def _versions(parameters: list[torch.nn.Parameter]) -> list[int]:
 
 
 def test_float16_whose_norm_overflows() -> None:
-    """torch's norm is Inf and its gradients are all 0 (FACTS.md §1); ours are what they should be."""
+    """torch's norm is Inf and its gradients are all 0; ours are what they should be."""
     gradients = [torch.full((1000,), 6e4, dtype=torch.float16)]
     theirs, ours = as_parameters(copied(gradients)), as_parameters(copied(gradients))
     assert torch.nn.utils.clip_grad_norm_(theirs, 100.0).isinf()

@@ -83,7 +83,7 @@ def test_every_max_norm(max_norm: float, as_tensor: bool) -> None:
 def test_gradients_that_are_not_finite(
     bad: float, norm_type: float, foreach: bool | None, error_if_nonfinite: bool, max_norm: float
 ) -> None:
-    """Same poison as torch: one NaN makes all NaN, one Inf makes itself NaN and the rest 0 (FACTS.md §1)."""
+    """Same poison as torch: one NaN makes all NaN, one Inf makes itself NaN and the rest 0."""
     gradients = make_gradients(FULL)
     gradients[2].view(-1)[100] = bad
     before = copied(gradients)
