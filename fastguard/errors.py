@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ._text import listed, prose
+
 
 class FastguardError(Exception):
     """Base of every error that fastguard raises on its own account."""
@@ -21,7 +23,7 @@ class UnsupportedTensorError(FastguardError, TypeError):
         self.index = index
         self.problem = problem
         where = where or f"tensors[{index}]"
-        super().__init__(f"`{name or where}` {problem} - at {where}")
+        super().__init__(prose(f"`{name or where}` {problem} - at {where}"))
 
 
 class BackendUnavailableError(FastguardError, RuntimeError):
@@ -47,10 +49,10 @@ class NonFiniteGradientsError(FastguardError, RuntimeError):
     def __init__(self, steps: Sequence[int], tensors: Sequence[str]) -> None:
         self.steps = list(steps)
         self.tensors = list(tensors)
-        shown = ", ".join(self.tensors[:8]) + (f" and {len(self.tensors) - 8} more" if len(self.tensors) > 8 else "")
         super().__init__(
             f"{len(self.steps)} steps in a row (steps {self.steps[0]} to {self.steps[-1]}) had gradients that are not "
-            f"finite and were skipped; tensors that held NaN or Inf: {shown or 'none, only their norm overflowed'}. "
+            f"finite and were skipped; tensors that held NaN or Inf: "
+            f"{listed(self.tensors, 8) or 'none, only their norm overflowed'}. "
             "The parameters are as they were before the first of these steps. Lower the learning rate, look at the "
             "data of these steps, or raise `max_consecutive_skips` if so many skips are expected."
         )

@@ -62,7 +62,7 @@ class Namer:
             for g, group in enumerate(optimizer.param_groups):
                 given: Sequence[Any] = group.get("param_names") or ()
                 for i, p in enumerate(group["params"]):
-                    own = strip_wrappers(given[i]) if i < len(given) else f"{prefix}group{g}.param{i}"
+                    own = strip_wrappers(str(given[i])) if i < len(given) else f"{prefix}group{g}.param{i}"
                     names.append(self._from_model(p) or own)
         return tuple(names)
 

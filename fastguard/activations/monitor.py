@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from .. import kernels
+from .._text import NAME_WIDTH, shown
 from ..stats.samples import ActivationStats, ModuleActivity
 from .arrivals import Arrivals, Journal, Origin
 from .budget import Budget, Cost
@@ -341,6 +342,6 @@ def _check_shares(unit_share: float, overhead_budget: float | None) -> None:
 
 def _describe_skipped(skipped: Mapping[str, str]) -> Iterator[str]:
     if skipped:
-        shown = [f"{name} ({why})" for name, why in list(skipped.items())[:_MAX_NAMED]]
+        first = [f"{shown(name, NAME_WIDTH)} ({why})" for name, why in list(skipped.items())[:_MAX_NAMED]]
         more = f" and {len(skipped) - _MAX_NAMED} more" if len(skipped) > _MAX_NAMED else ""
-        yield f"not read: {', '.join(shown)}{more}"
+        yield f"not read: {', '.join(first)}{more}"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .._text import shown
 from ..stats.samples import ModuleActivity
 from .monitor import ActivationMonitor
 from .sightings import draw, origin_of
@@ -27,7 +28,9 @@ class Replay(NamedTuple):
     origin: ModuleActivity | None
 
     def __str__(self) -> str:
-        where = "every output was finite" if self.origin is None else f"NaN or Inf came up in {self.origin.name!r}"
+        where = (
+            "every output was finite" if self.origin is None else f"NaN or Inf came up in '{shown(self.origin.name)}'"
+        )
         return f"{where}\n{draw(self.activities)}"
 
 

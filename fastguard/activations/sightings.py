@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .._text import NAME_WIDTH, shown
 from ..kernels.tensors import float64_bytes
 from ..stats.samples import ACTIVATION_COLUMNS, ActivationStats, ModuleActivity, merge_activation_rows
 from .families import Judgement
@@ -186,7 +187,7 @@ def _row(record: ModuleActivity) -> tuple[str, ...]:
     stats = record.stats
     units = f"{record.num_dead_units} of {record.num_units}" if record.num_units else ""
     return (
-        record.name,
+        shown(record.name, NAME_WIDTH),
         record.family,
         f"{stats.mean:.3g}",
         f"{stats.std:.3g}",

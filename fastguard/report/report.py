@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .._text import listed, prose
 from ..diagnosis import Finding, Rule, diagnose, find_causes
 from ..history import TrainingHistory
 from ..stats import strict_json
@@ -22,6 +23,9 @@ _MAX_LAYERS = 3
 @dataclass(frozen=True, slots=True)
 class Report:
     """How a run is doing. `str(report)` reads like a colleague's note, at most 100 columns wide and plain ASCII.
+
+    Names and messages are shown, not obeyed: in them every other character stands as its escape, and what is very long
+    loses its middle. `to_dict` has all of them in full.
 
     Attributes:
         status: the worst severity among the findings; those of severity "info" do not change it.
@@ -137,9 +141,9 @@ def _without_symptoms(plain: dict[str, Any]) -> dict[str, Any]:
 
 def _lost_records(lost: Mapping[str, int]) -> Finding:
     total = sum(lost.values())
-    listed = ", ".join(f"{count} by {name}" for name, count in lost.items())
+    by_sink = ", ".join(f"{count} by {name}" for name, count in lost.items())
     return Finding(
-        f"{total} record" + ("" if total == 1 else "s") + f" could not be written: {listed}.",
+        f"{total} record" + ("" if total == 1 else "s") + f" could not be written: {by_sink}.",
         evidence={"num_lost": total},
         recommendation="The log has gaps. See the warning of the sink for the reason (a full disk, a closed file).",
         rule="lost-records",
@@ -197,8 +201,7 @@ def _where(finding: Finding) -> str:
         if finding.last_step not in (None, finding.first_step):
             text = f", steps {finding.first_step} to {finding.last_step}"
     if finding.layers:
-        more = len(finding.layers) - _MAX_LAYERS
-        text += ", in " + ", ".join(finding.layers[:_MAX_LAYERS]) + (f" and {more} more" if more > 0 else "")
+        text += f", in {listed(finding.layers, _MAX_LAYERS)}"
     return text
 
 
@@ -274,7 +277,7 @@ def _percent(share: float) -> str:
 
 def _wrap(text: str, indent: str, hang: str | None = None) -> list[str]:
     return textwrap.wrap(
-        text,
+        prose(text),
         _WIDTH,
         initial_indent=indent,
         subsequent_indent=indent + "  " if hang is None else hang,

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._text import shown
 from ..history import TrainingHistory
 
 MAX_ROWS = 12
 _USUAL_UPDATE = 1e-3
 _NAME_WIDTH = 36
+_FAMILY_WIDTH = 9
 
 Row = dict[str, Any]
 
@@ -60,8 +62,8 @@ def module_lines(rows: Sequence[Row]) -> list[str]:
     head = ("activations of", "family", "mean", "std", "zero", "saturated", "dead units")
     body = [
         (
-            _name(row["module"]),
-            row["family"],
+            shown(row["module"], _NAME_WIDTH),
+            shown(row["family"], _FAMILY_WIDTH),
             f"{row['mean']:.3g}",
             f"{row['std']:.3g}",
             f"{row['zero_ratio']:.0%}",
@@ -81,7 +83,10 @@ def weight_lines(rows: Sequence[Row]) -> list[str]:
     chosen = _worst(known, lambda row: (row["num_nonfinite"], _oddness(row["update_ratio"])))
     head = ("weights of", "norm", "std", "update/weight", "gradient/weight")
     body = [
-        (_name(row["parameter"]), *(f"{row[key]:.3g}" for key in ("norm", "std", "update_ratio", "gradient_ratio")))
+        (
+            shown(row["parameter"], _NAME_WIDTH),
+            *(f"{row[key]:.3g}" for key in ("norm", "std", "update_ratio", "gradient_ratio")),
+        )
         for row in chosen
     ]
     return _table(head, body, len(known) - len(chosen), "parameters")
@@ -100,10 +105,6 @@ def _oddness(ratio: float) -> float:
 def _worst(rows: Sequence[Row], badness: Any) -> list[Row]:
     order = sorted(range(len(rows)), key=lambda i: badness(rows[i]), reverse=True)[:MAX_ROWS]
     return [rows[i] for i in sorted(order)]
-
-
-def _name(name: str) -> str:
-    return name if len(name) <= _NAME_WIDTH else "..." + name[3 - _NAME_WIDTH :]
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]], more: int, what: str) -> list[str]:

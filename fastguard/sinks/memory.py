@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from .._text import listed, shown
 from ..stats import StepStats
 from .sink import Sink, flatten
 
@@ -50,7 +51,8 @@ class MemorySink(Sink):
         else:
             values = [flatten(record).get(key) for record in self.records]
         if self.records and all(value is None for value in values):
-            raise KeyError(f"no record has the key {key!r}; the keys are: {', '.join(self.keys)}, grad/norm/<tensor>")
+            known = listed(self.keys, 32)
+            raise KeyError(f"no record has the key '{shown(key)}'; the keys are: {known}, grad/norm/<tensor>")
         return values
 
     def __len__(self) -> int:

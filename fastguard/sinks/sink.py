@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
+from .._text import prose
 from ..stats import StepStats
 
 _log = logging.getLogger("fastguard")
@@ -229,7 +230,7 @@ class SafeSink(Sink):
         if self._has_warned:
             return
         self._has_warned = True
-        message = (
+        message = prose(
             f"sink {self.name} {what}: {type(error).__name__}: {error}. Training goes on; records that can't be "
             "written are counted in `num_lost`, and this warning is not repeated."
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._text import listed, shown
 from . import columns
 from .columns import COLUMNS, INDEX, ROW_BYTES, TensorRow
 from .samples import ModuleActivity, WeightStats
@@ -132,8 +133,7 @@ class TensorStats:
             try:
                 index = self.names.index(key)
             except ValueError:
-                known = ", ".join(self.names[:8]) + (", …" if len(self) > 8 else "")
-                raise KeyError(f"no tensor is named {key!r}; the names are: {known}") from None
+                raise KeyError(f"no tensor is named '{shown(key)}'; the names are: {listed(self.names, 8)}") from None
         else:
             index = range(len(self))[key]
         return columns.as_row(columns.ROW.unpack_from(self._data, index * ROW_BYTES))

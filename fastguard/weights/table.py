@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import kernels
+from .._text import NAME_WIDTH, listed, shown
 from ..names import strip_wrappers
 from ..stats import TensorStats
 
@@ -66,7 +67,8 @@ class GradientTable:
         for line in self._lines:
             if line.name == key:
                 return line
-        raise KeyError(f"no parameter is named {key!r}; the names are: {', '.join(line.name for line in self._lines)}")
+        names = listed((line.name for line in self._lines), 8)
+        raise KeyError(f"no parameter is named '{shown(key)}'; the names are: {names}")
 
     @property
     def norm(self) -> float:
@@ -99,9 +101,9 @@ def _cells(line: GradientLine) -> tuple[str, ...]:
         return "-" if value is None else f"{value:.3e}"
 
     zeros = f"{line.zero_ratio:.1%}" if line.num_elements else "-"
-    shape = "×".join(map(str, line.shape)) or "scalar"
+    shape = "x".join(map(str, line.shape)) or "scalar"
     numbers = (number(line.grad_norm), number(line.weight_norm), number(line.ratio))
-    return (line.name, shape, *numbers, zeros, str(line.num_nans or ""), str(line.num_infs or ""))
+    return (shown(line.name, NAME_WIDTH), shape, *numbers, zeros, str(line.num_nans or ""), str(line.num_infs or ""))
 
 
 def check_gradients(
@@ -129,7 +131,7 @@ def check_gradients(
     >>> print(fastguard.check_gradients(model))
     parameter  shape  grad norm  weight norm      ratio  zeros  NaN  Inf
     --------------------------------------------------------------------
-    weight     1×2    5.000e+00    7.071e-01  7.071e+00   0.0%
+    weight     1x2    5.000e+00    7.071e-01  7.071e+00   0.0%
     norm of all gradients: 5
     """
     named = list(_named(model))

@@ -38,7 +38,7 @@ def test_each_line(backend):
 def test_the_table_as_text():
     lines = str(fastguard.check_gradients(make_model())).splitlines()
     assert lines[0].split() == ["parameter", "shape", "grad", "norm", "weight", "norm", "ratio", "zeros", "NaN", "Inf"]
-    assert lines[2].split()[:3] == ["0.weight", "2×3", "5.000e+00"] and "66.7%" in lines[2]
+    assert lines[2].split()[:3] == ["0.weight", "2x3", "5.000e+00"] and "66.7%" in lines[2]
     assert lines[3].split()[-1] == "1"
     assert lines[-1] == "norm of all gradients: nan; 1 without a gradient"
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import kernels
+from ..._text import prose
 from ...kernels.tensors import as_tensor
 from ...stats import TensorRow
 from .expected import Missing, Weight, bare, missing_values, modules_with_names, tied, weights_of
@@ -168,7 +169,7 @@ def _judge(
     with_batch: bool = False,
 ) -> InitializationReport:
     if not weights:
-        given = "; ".join(f"{name}: {m.reason}" for name, m in missing.items()) or "it has no weight matrices"
+        given = prose("; ".join(f"{name}: {m.reason}" for name, m in missing.items())) or "it has no weight matrices"
         raise ValueError(f"`model_or_weights` must hold at least one weight that can be judged, got none ({given})")
     tensors = [w.tensor.detach() for w in weights.values()] + [t for _, t in others.values()]
     rows = list(kernels.tensor_stats(tensors, names=[*weights, *others], backend=backend))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..._text import NAME_WIDTH, listed, prose, shown
+
 TOO_SMALL, TOO_LARGE = 0.1, 10.0  # times the expected standard deviation
 OK, SMALL, LARGE, NOT_FINITE = "ok", "too_small", "too_large", "not_finite"
 
@@ -15,7 +17,7 @@ class AttributeDict(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"no {name!r} here; there is: {', '.join(map(str, self))}") from None
+            raise AttributeError(f"no {name!r} here; there is: {listed(self, 16)}") from None
 
 
 class InitializationReport(AttributeDict):
@@ -93,8 +95,9 @@ class InitializationReport(AttributeDict):
             for row in rows
         ]
         text.insert(1, "-" * (sum(widths) + 2 * last))
-        text += [f"{n}: {e.status}, {e.kind} of rms {e.rms:.3g}" for n, e in others.items() if e.status != OK]
-        text += [f"{name}: not judged, {reason}" for name, reason in self._beside["not_judged"].items()]
+        remarks = {n: f"{e.status}, {e.kind} of rms {e.rms:.3g}" for n, e in others.items() if e.status != OK}
+        remarks |= {n: f"not judged, {reason}" for n, reason in self._beside["not_judged"].items()}
+        text += [f"{shown(name, NAME_WIDTH)}: {prose(remark)}" for name, remark in remarks.items()]
         bad = sum(e.status != OK for e in (*layers.values(), *others.values()))
         text.append("all ok" if self["all_ok"] else f"not all ok: {bad} of {len(layers) + len(others)} are off")
         return "\n".join(line.rstrip() for line in text)
@@ -108,7 +111,7 @@ def _cells(name: str, e: AttributeDict, with_batch: bool) -> tuple[str, ...]:
     if with_batch:
         ratio = e.get("variance_ratio")
         numbers.append("-" if ratio is None else f"{ratio:.2f}")
-    return (name, e.status, *numbers, e.rule)
+    return (shown(name, NAME_WIDTH), e.status, *numbers, e.rule)
 
 
 class _Layers(dict[str, AttributeDict]):
@@ -119,7 +122,7 @@ class _Layers(dict[str, AttributeDict]):
             return list(self.values())[key]
         if isinstance(key, str) and dict.__contains__(self, f"{key}.weight"):
             return self[f"{key}.weight"]
-        raise KeyError(f"no layer is named {key!r}; the layers are: {', '.join(self)}")
+        raise KeyError(f"no layer is named '{shown(key)}'; the layers are: {listed(self, 16)}")
 
     def __contains__(self, key: object) -> bool:
         if dict.__contains__(self, key) or (isinstance(key, str) and dict.__contains__(self, f"{key}.weight")):

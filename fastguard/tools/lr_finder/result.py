@@ -75,10 +75,10 @@ def suggest(lrs: Sequence[float], losses: Sequence[float], min_lr: float) -> tup
     """
     fallback = 10 * min_lr
     if len(lrs) < MIN_POINTS:
-        return fallback, f"10 × the smallest: only {len(lrs)} points, and a slope needs {MIN_POINTS}"
+        return fallback, f"10 x the smallest: only {len(lrs)} points, and a slope needs {MIN_POINTS}"
     slopes = _slopes([math.log(lr) for lr in lrs], losses)
     steepest = min(range(len(slopes)), key=slopes.__getitem__)
     if slopes[steepest] >= 0:
-        return fallback, "10 × the smallest: the loss fell at no learning rate"
+        return fallback, "10 x the smallest: the loss fell at no learning rate"
     chosen = max(0, steepest - len(lrs) // 10)
     return lrs[chosen], f"the loss falls most steeply at {lrs[steepest]:.3g}; a tenth of the points before that"

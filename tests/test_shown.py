@@ -1,0 +1,195 @@
+"""Names and messages are shown, not obeyed: nothing that a terminal acts on reaches a text for people."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+import unicodedata
+import warnings
+
+import pytest
+import torch
+
+import fastguard
+from fastguard._text import listed, prose, shown
+from fastguard.diagnosis import RULES, Finding
+from fastguard.errors import NonFiniteGradientsError, UnsupportedTensorError
+from fastguard.history import TrainingHistory
+from fastguard.report import build_report
+from fastguard.sinks import SafeSink
+from fastguard.stats.samples import WeightStats
+from fastguard.weights import check_gradients
+
+from faulty_runs import activity, run, with_bad_steps
+from records import make_bad_record, make_record
+
+# What has moved cursors, coloured, cleared, hidden or reversed text somewhere, one of each kind.
+NASTY = {
+    **{f"U+{ord(c):04X}": c for c in "\0\a\b\t\n\v\f\r\x1b\x7f\x80\x85\x9b\x9d\x9f\xa0\xad\u061c\u115f\u180e"},
+    **{
+        f"U+{ord(c):04X}": c for c in map(chr, (*range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070)))
+    },
+    **{f"U+{ord(c):04X}": c for c in "\udc9b\ud800\ue000\ufeff\ufff9\uffff\U000e0001\U0010ffff"},
+    "a title": "\x1b]0;owned\x07",
+    "a clear screen": "\x1b[2J\x1b[H",
+    "a link": "\x1b]8;;http://x\ahere\x1b]8;;\a",
+    "a forged line": "x\nHEALTHY after 9 steps: nothing to complain about",
+    "a letter and what stands on it": "e\u0301\u0301\u0301",
+    "Hebrew": "\u05d0\u05d1",
+    "a wide one": "\u91cd",
+}
+
+
+def check_plain(text: str, *, lines: bool = True) -> None:
+    """Printable ASCII, with line ends of our own at most."""
+    assert text.isascii(), ascii(text)
+    assert all(line.isprintable() for line in (text.split("\n") if lines else [text])), ascii(text)
+
+
+class TestShown:
+    @pytest.mark.parametrize("text", NASTY.values(), ids=NASTY.keys())
+    def test_is_printable_ascii_and_reads_back(self, text):
+        check_plain(shown(text), lines=False)
+        assert ascii(text)[1:-1] == shown(text)
+        assert shown(shown(text)) == shown(text)
+
+    def test_all_that_is_control_format_or_unassigned(self):
+        odd = [chr(i) for i in range(0x20000) if unicodedata.category(chr(i))[0] in "CZ" and i != 32]
+        check_plain(shown("".join(odd)), lines=False)
+
+    def test_plain_text_is_the_same_object(self):
+        text = "layers.0.attn.weight"
+        assert shown(text) is text
+
+    @pytest.mark.parametrize("width", [7, 36, 80, 100])
+    def test_a_long_name_loses_its_middle(self, width):
+        name = "first." + "m" * 100_000 + ".last"
+        cut = shown(name, width)
+        assert len(cut) == width and "..." in cut and cut[0] == "f" and cut[-1] == "t"
+        assert len(shown("\u202e" * 100_000, width)) == width
+        assert shown("x" * width, width) == "x" * width
+
+    def test_prose_and_lists_have_an_end(self):
+        assert len(prose("a b " * 10**5)) == 1600
+        assert len(prose("in " + "a" * 10**5)) == 203
+        assert len(listed(["\x1b" * 10**5] * 9)) < 300 and listed(["a\n", "b"]) == "a\\n, b"
+
+
+WORST = {
+    "all of them": "".join(NASTY.values()),
+    "a forged line": NASTY["a forged line"],
+    "long": "n" * 100_000,
+    "many words": "two words " * 10_000,
+}
+
+
+@pytest.fixture(params=WORST.values(), ids=WORST.keys())
+def nasty(request):
+    return f"block.{request.param}.weight"
+
+
+def nasty_history(name):
+    """All places of a history that hold a name."""
+    history = with_bad_steps(100, {}, names=[name])
+    sampled = {
+        "activations": (activity(name, name, zero=1.0, dead=1.0, infs=1),),
+        "weights": (WeightStats(name, 64, 4.0, 0.5, 2.0, 1.0, 0.0, 1),),
+    }
+    for step in range(100, 160, 20):
+        history.add(make_record(step, loss=1.0, lr=1e-3, **sampled))
+    history.add(make_bad_record(160, [name], names=[name, "b"], skipped=False))
+    history.note_model(
+        names=[name, "c"], not_in_optimizer=[name], initialization={name: (9.0, 0.1)}, dropout={name: 0.99}
+    )
+    return history
+
+
+class TestReport:
+    def test_shows_names(self, nasty):
+        finding = Finding(
+            f"in {nasty}.", 1, 2, layers=(nasty,), evidence={nasty: nasty}, rule=nasty, recommendation=nasty
+        )
+        report = build_report(nasty_history(nasty), sinks_lost={nasty: 1}, findings=[finding])
+        assert len(report.findings) > 5 and report.causes and report.modules and report.weights
+        text = str(report)
+        check_plain(text)
+        lines = text.split("\n")
+        assert max(map(len, lines)) <= 100 and len(lines) < 300
+        assert sum(line.startswith(("HEALTHY", "WARNING", "CRITICAL")) for line in lines) == 1
+
+    def test_machines_get_them_in_full(self, nasty):
+        plain = json.loads(json.dumps(build_report(nasty_history(nasty)).to_dict(), allow_nan=False))
+        assert [nasty] in [finding["layers"] for finding in plain["findings"]]
+        assert plain["modules"][0]["module"] == plain["weights"][0]["parameter"] == nasty
+
+    def test_our_own_texts_stay_as_they_are(self):
+        """What a rule advises would stand there escaped if it had line ends or were not ASCII."""
+        wrong = [rule.name for rule in RULES.values() if shown(rule.remedy) != rule.remedy]
+        assert not wrong
+
+
+class TestElsewhere:
+    def test_messages_of_the_logger(self, nasty, caplog):
+        with caplog.at_level(logging.INFO, "fastguard"):
+            logging.getLogger("fastguard").warning("first in %r, then %s", nasty, nasty)
+            logging.getLogger("fastguard").info(f"{nasty}")
+        for message in caplog.messages:
+            check_plain(message, lines=False)
+            assert len(message) <= 1600
+
+    def test_a_log_message_that_cannot_be_made_stays_the_handlers_affair(self, capsys, monkeypatch):
+        logger = logging.getLogger("fastguard")
+        handler = logging.StreamHandler(sys.stderr)
+        monkeypatch.setattr(logger, "propagate", False)  # pytest's own handler raises
+        logger.addHandler(handler)
+        try:
+            logger.warning("%d steps", "no number")
+        finally:
+            logger.removeHandler(handler)
+        assert "--- Logging error ---" in capsys.readouterr().err
+
+    def test_warnings_of_sinks(self, nasty):
+        def fail(record):
+            raise OSError(nasty)
+
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            SafeSink(fail, nasty).write(make_record())
+        check_plain(str(told[0].message), lines=False)
+
+    def test_errors(self, nasty):
+        check_plain(str(NonFiniteGradientsError([1, 2], [nasty] * 20)), lines=False)
+        check_plain(str(UnsupportedTensorError(0, "must be dense", nasty, nasty)), lines=False)
+        stats = fastguard.tensor_stats([torch.ones(1)], names=[nasty])
+        with pytest.raises(KeyError) as caught:
+            stats[nasty + "x"]
+        check_plain(caught.value.args[0], lines=False)
+
+    def test_tables_of_the_toolkit(self, nasty):
+        weight = torch.nn.Parameter(torch.ones(2, 3))
+        check_plain(str(check_gradients([(nasty, weight)])))
+        check_plain(str(fastguard.check_initialization({nasty: weight, nasty + ".bias": torch.full((4,), torch.nan)})))
+        monitor = fastguard.ActivationMonitor()
+        monitor.record(nasty, torch.ones(4))
+        check_plain(str(monitor))
+
+    def test_a_guarded_model(self, nasty, caplog):
+        """The names of a live model: a module's may hold anything but dots."""
+        model = torch.nn.Module()
+        model.add_module(nasty.replace(".", ""), torch.nn.Linear(2, 2))
+        (inner,) = model.children()
+        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        inner(torch.full((1, 2), torch.nan)).sum().backward()
+        with caplog.at_level(logging.INFO, "fastguard"):
+            optimizer.step()
+        assert caplog.messages
+        for text in (*caplog.messages, str(optimizer.guard.report())):
+            check_plain(text)
+
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "utf-8"])
+    def test_any_encoding_takes_a_report(self, encoding):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding)
+        history: TrainingHistory = run([1.0] * 9, names=["\ud800", "b"], without_gradient=["\ud800\u91cd"])
+        print(build_report(history), file=stream, flush=True)
