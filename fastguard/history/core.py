@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..stats import StepStats
-from ..stats.columns import norm_parts
+from ..stats.columns import norm_parts, picker
 from ..stats.log import read_jsonl
 from ..stats.running import Running
 from ..stats.samples import ModuleActivity, WeightStats
+from ..stats.values import MisfitError
 from . import state
 from .checks import diagnose_losses
-from .entries import Entry, NonFiniteEvent, Validation
+from .entries import Entry, NonFiniteEvent, Total, Validation
 from .loading import record_of
 from .model import ModelNotes
 from .overview import Overview
@@ -35,7 +36,10 @@ NUM_DEFERRED = 32
 NUM_VALIDATIONS = 256
 EQUAL_NORMS_TOLERANCE = 1e-3
 
+NUM_TOTALS = 64
+
 _isfinite = math.isfinite
+_for_totals = picker("numel", "sum", "abs_max")
 
 
 class TrainingHistory(Series):
@@ -86,6 +90,7 @@ class TrainingHistory(Series):
 
     def _reset(self) -> None:
         self._deferred: list[Entry] = []
+        self._totals: deque[Total] = deque(maxlen=NUM_TOTALS)
         for name in COUNTERS:
             setattr(self, name, 0)
         self.norm_min = math.inf
@@ -138,6 +143,9 @@ class TrainingHistory(Series):
             norm = math.sqrt(sum_sq)
             if not record.skipped:
                 self.tensors.see(record.step, record.tensors)
+                numel, total, largest = _for_totals(record.tensors.total_row())
+                if numel:
+                    self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel)))
         if record.activations:
             self.activations.add(record.step, record.activations)
         if record.weights:
@@ -175,12 +183,12 @@ class TrainingHistory(Series):
         >>> history.loss, history.grad_norm
         ([2.5], [1.0])
         """
-        norm = float(grad_norm)
-        if not _isfinite(norm):
-            self._note_nonfinite(NonFiniteEvent(step, (), 0, 0, 0, False, None))
-        validation = None if val_loss is None else float(val_loss)
+        norm, validation = float(grad_norm), None if val_loss is None else float(val_loss)
+        entry = Entry(int(step), norm, 1.0, False, float(loss), validation, float(lr), None, None)
         self.settle()
-        self._push(Entry(step, norm, 1.0, False, float(loss), validation, float(lr), None, None))
+        if not _isfinite(norm):
+            self._note_nonfinite(NonFiniteEvent(entry.step, (), 0, 0, 0, False, None))
+        self._push(entry)
 
     def note_model(self, **facts: Any) -> None:
         """Takes facts about the model and its optimizer that no record shows. What is not given stays as it was.
@@ -190,7 +198,7 @@ class TrainingHistory(Series):
 
         Raises:
             TypeError: for a fact that there is not; lists those that there are.
-            ValueError: `steps_per_epoch` below 1.
+            ValueError: for a value that the fact cannot have, such as `steps_per_epoch` below 1.
 
         >>> history = TrainingHistory()
         >>> history.note_model(without_gradient=["stem.weight"], steps_per_epoch=100)
@@ -199,6 +207,10 @@ class TrainingHistory(Series):
         """
         self.model.update(**facts)
         self.revision += 1
+
+    def totals_since(self, step: int) -> list[Total]:
+        """All gradients together at those of the newest 64 clean steps that came with a table, from `step` on."""
+        return [total for total in self._totals if total.step >= step]
 
     def diagnose(self) -> dict[str, Any]:
         """The toolkit's three checks: a dict of "status" (healthy, warning, critical), "issues", "recommendations".
@@ -235,13 +247,20 @@ class TrainingHistory(Series):
     ) -> TrainingHistory:
         """As `from_jsonl`, of what `fastguard.sinks.read_jsonl` gave; errors name `path`."""
         history = cls(window)
-        history.model = ModelNotes.of(getattr(log, "model", {}))
+        try:
+            history.model = ModelNotes.of(getattr(log, "model", {}))
+        except MisfitError as error:
+            raise ValueError(f"{error.under(root='model')} - at {path}: it is no note of a model") from None
         for number, line in enumerate(log, 1):
             if "step" not in line:
                 raise ValueError(
                     f"`path` must be a log of steps, got a record without `step` - at {path}, record {number}"
                 )
-            history.defer(record_of(line))
+            try:
+                history.defer(record_of(line))
+            except MisfitError as error:
+                where = f"at {path}, record {number}"
+                raise ValueError(f"{error.under(root='record')} - {where}: it is no record of a step") from None
         history.settle()
         return history
 
@@ -328,13 +347,23 @@ class TrainingHistory(Series):
         """Takes back what `state_dict` gave; with a smaller window, the newest steps of it. `last` becomes None.
 
         Raises:
-            ValueError: for a state of another version.
+            ValueError: for a state of another version, or one that lacks an entry or has a wrong one, which it names.
+                Nothing is changed then.
         """
+        self.become(self.restored(state_dict))
+
+    def restored(self, state_dict: dict[str, Any]) -> TrainingHistory:
+        """Another history with this one's window and the past of `state_dict`; raises as `load_state_dict` does."""
         state.check(state_dict)
-        self._reset()
-        self.last = None
-        state.load(self, state_dict)
-        self.revision += 1
+        twin = TrainingHistory(self.window)
+        state.load(twin, state_dict)
+        return twin
+
+    def become(self, other: TrainingHistory) -> None:
+        """Takes over the past of `other`, which is of no use any more. Cannot fail."""
+        revision = self.revision
+        self.__dict__.update(other.__dict__)
+        self.revision = revision + 1
 
     def copy(self) -> TrainingHistory:
         """Another history with the same past; `last` is shared.
@@ -345,6 +374,7 @@ class TrainingHistory(Series):
         twin = TrainingHistory(self.window)
         state.copy(self, twin)
         twin.last = self.last
+        twin._totals = self._totals.copy()
         twin.revision += 1
         return twin
 

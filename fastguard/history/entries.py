@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-from ..stats import strict_json
+from typing import NamedTuple
 
 _isfinite = math.isfinite
 
@@ -44,11 +41,14 @@ class NonFiniteEvent(NamedTuple):
     skipped: bool
     loss_scale: float | None
 
-    @classmethod
-    def of(cls, plain: Sequence[Any]) -> NonFiniteEvent:
-        """The event that was saved as the list `plain`."""
-        step, names, *counts, loss_scale = plain
-        return cls._make((step, tuple(names), *counts, strict_json.decode_float(loss_scale)))
+
+class Total(NamedTuple):
+    """All gradient elements of a clean step together: their sum, the largest |g|, and the largest that |sum| can be."""
+
+    step: int
+    sum: float
+    largest: float
+    bound: float
 
 
 class Validation(NamedTuple):

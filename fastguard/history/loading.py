@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..stats import StepStats, TensorStats
-from ..stats.columns import EMPTY_ROW, TensorRow
+from ..stats import StepStats, TensorStats, values
+from ..stats.columns import COLUMNS, EMPTY_ROW, TensorRow
 from ..stats.samples import ModuleActivity, WeightStats
+from ..stats.values import MisfitError
+
+_number_or_none = values.maybe(values.number)
 
 
 def record_of(line: Mapping[str, Any]) -> StepStats:
@@ -17,63 +20,84 @@ def record_of(line: Mapping[str, Any]) -> StepStats:
 
     Without a table of tensors the record has the figures of all gradients together, and no rows; the tensors with NaN
     or Inf are then known by name only.
+
+    Raises:
+        MisfitError: a value is not what the log has under its key.
     """
     return StepStats(
-        step=int(line["step"]),
+        step=values.entry(line, "step", values.whole),
         tensors=_tensors(line),
-        clip_coef=_number(line, "clip/coef", 1.0),
-        skipped=bool(line.get("skipped", False)),
-        loss=line.get("loss"),
-        val_loss=line.get("val_loss"),
-        lr=line.get("lr"),
-        loss_scale=line.get("loss_scale"),
-        activations=_samples(ModuleActivity, line.get("activations")),
-        weights=_samples(WeightStats, line.get("weights")),
+        clip_coef=_get(line, "clip/coef", values.number, 1.0),
+        skipped=_get(line, "skipped", values.truth, False),
+        loss=_get(line, "loss", values.number),
+        val_loss=_get(line, "val_loss", values.number),
+        lr=_get(line, "lr", values.number),
+        loss_scale=_get(line, "loss_scale", values.number),
+        activations=_samples(ModuleActivity, line, "activations"),
+        weights=_samples(WeightStats, line, "weights"),
     )
 
 
-def _number(line: Mapping[str, Any], key: str, default: float) -> float:
+def _get(line: Mapping[str, Any], key: str, read: Callable[[Any], Any], default: Any = None) -> Any:
     value = line.get(key)
-    return default if value is None else float(value)
+    return default if value is None else values.at(key, read, value)
 
 
 def _tensors(line: Mapping[str, Any]) -> TensorStats:
-    table: Mapping[str, Sequence[float]] | None = line.get("tensors")
+    table: Mapping[str, Any] | None = _get(line, "tensors", values.mapping)
     if table is not None:
-        return TensorStats(_pack(table.values()), tuple(table))
-    norm = _number(line, "grad/norm", 0.0)
-    nans, infs = _number(line, "grad/num_nans", 0.0), _number(line, "grad/num_infs", 0.0)
+        try:
+            rows = [values.at(name, _row, plain) for name, plain in table.items()]
+        except MisfitError as error:
+            raise error.under("tensors") from None
+        return TensorStats(_pack(rows), tuple(table))
+    norm = _get(line, "grad/norm", values.number, 0.0)
+    nans, infs = _get(line, "grad/num_nans", values.count, 0), _get(line, "grad/num_infs", values.count, 0)
     if math.isnan(norm) and not nans:  # a log by hand may say no more than this
-        nans = 1.0
+        nans = 1
     if math.isinf(norm) and not infs:
-        infs = 1.0
-    numel = _number(line, "grad/num_elements", 0.0)
-    mean, std = _number(line, "grad/mean", 0.0), _number(line, "grad/std", 0.0)
-    count = numel - nans - infs
+        infs = 1
+    numel = _get(line, "grad/num_elements", values.count, 0)
+    mean, std = _get(line, "grad/mean", values.number, 0.0), _get(line, "grad/std", values.number, 0.0)
+    count = float(numel - nans - infs)
     sum_sq = norm * norm if math.isfinite(norm) else max(count, 0.0) * (mean * mean + std * std)
-    high, low = _number(line, "grad/max", 0.0), _number(line, "grad/min", 0.0)
     total = TensorRow(
-        numel=int(numel),
+        numel=numel,
         sum_sq=sum_sq,
         sum=mean * count,
-        abs_max=high,
-        abs_min_nonzero=low,
-        num_zeros=int(_number(line, "grad/num_zeros", 0.0)),
-        num_nans=int(nans),
-        num_infs=int(infs),
+        abs_max=_get(line, "grad/max", values.number, 0.0),
+        abs_min_nonzero=_get(line, "grad/min", values.number, 0.0),
+        num_zeros=_get(line, "grad/num_zeros", values.count, 0),
+        num_nans=nans,
+        num_infs=infs,
     )
-    bad = list(reversed(line.get("nonfinite", ())))  # the log has them in backward order
-    rows = [TensorRow(num_nans=bool(nans), num_infs=not nans)] * len(bad)
-    return TensorStats(_pack(rows), bad, total)
+    names = _get(line, "nonfinite", lambda given: values.each(values.text, given), [])
+    bad = list(reversed(names))  # the log has them in backward order
+    return TensorStats(_pack([TensorRow(num_nans=bool(nans), num_infs=not nans)] * len(bad)), bad, total)
 
 
-def _pack(rows: Iterable[Sequence[float]]) -> bytes:
-    # Columns that are younger than the log are missing from its rows.
-    flat = [float(value) for row in rows for value in (*row, *EMPTY_ROW[len(row) :])]
+def _row(plain: Any) -> list[float]:
+    """A row of a table; columns that are younger than the log are 0, those that are younger than this are left out."""
+    given = [float(values.number(value)) for value in values.row(plain)[: len(COLUMNS)]]
+    row = [*given, *EMPTY_ROW[len(given) :]]
+    for name, value in zip(COLUMNS, row):
+        if name.startswith("num") and not 0.0 <= value < math.inf:
+            raise MisfitError(f"must have a count for {name}, got {value}")
+        if name in ("sum_sq", "abs_max", "abs_min_nonzero") and not value >= 0.0:
+            raise MisfitError(f"must have a number >= 0 for {name}, got {value}")
+    return row
+
+
+def _pack(rows: Iterable[Iterable[float]]) -> bytes:
+    flat = [float(value) for row in rows for value in row]
     return struct.pack(f"{len(flat)}d", *flat)
 
 
-def _samples(kind: Any, items: Mapping[str, Mapping[str, Any]] | None) -> tuple[Any, ...]:
-    if not items:
-        return ()
-    return tuple(kind.from_dict({"name": name, **plain}) for name, plain in items.items())
+def _samples(kind: Any, line: Mapping[str, Any], key: str) -> tuple[Any, ...]:
+    found = []
+    for name, plain in (_get(line, key, values.mapping) or {}).items():
+        try:
+            found.append(kind.from_dict({**values.mapping(plain), "name": name}))
+        except MisfitError as error:
+            raise error.under(key, name) from None
+    return tuple(found)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..stats import strict_json
+from ..stats import strict_json, values
 
 
 @dataclass(slots=True)
@@ -56,20 +56,21 @@ class ModelNotes:
 
         Raises:
             TypeError: for a fact that there is not.
-            ValueError: `steps_per_epoch` below 1.
+            ValueError: for a value that the fact cannot have; nothing is taken then.
         """
+        taken = {}
         for given, value in facts.items():
             name = _LONG_NAMES.get(given, given)
             if name not in _FACTS:
                 raise TypeError(
                     f"`{given}` must be a fact of the model - at `note_model`. They are: {', '.join(_FACTS)}"
                 )
-            if value is None:
-                continue
-            if name == "steps_per_epoch" and value < 1:
-                raise ValueError(f"`steps_per_epoch` must be at least 1, got {value} - at `note_model`")
-            if name in _CONVERTERS:
-                value = _CONVERTERS[name](value)
+            if value is not None:
+                try:
+                    taken[name] = _CONVERTERS[name](value)
+                except values.MisfitError as error:
+                    raise values.MisfitError(f"{error.problem} - at `note_model`", error.path, given) from None
+        for name, value in taken.items():
             if name == "decay_per_step":  # a schedule brings it down with the learning rate
                 value = max(value, self.decay_per_step or 0.0)
             if value != getattr(self, name):
@@ -84,22 +85,54 @@ class ModelNotes:
     def of(cls, state: Mapping[str, Any]) -> ModelNotes:
         """The notes that gave `state`; a fact from a later version is left out, one that an earlier lacked is empty."""
         notes = cls()
-        notes.update(**{name: value for name, value in state.items() if name in _FACTS})
+        known = {name: value for name, value in values.mapping(state).items() if name in _FACTS and value is not None}
+        notes.update(**{name: values.at(name, _CONVERTERS[name], value) for name, value in known.items()})
         notes.num_changes = 0
         return notes
 
 
+def _pair(plain: Any) -> tuple[float, float]:
+    if len(values.row(plain)) != 2:
+        raise values.MisfitError(f"must be a pair of numbers, got {len(plain)} of them")
+    actual, expected = values.each(_number, plain)
+    return actual, expected
+
+
 def _usable(initialization: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
-    pairs = {name: (float(actual), float(expected)) for name, (actual, expected) in initialization.items()}
+    pairs = {name: values.at(name, _pair, pair) for name, pair in values.mapping(initialization).items()}
     return {name: pair for name, pair in pairs.items() if math.isfinite(pair[0]) and 0.0 < pair[1] < math.inf}
+
+
+def _number(value: Any) -> float:
+    return float(values.number(value))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise values.MisfitError(f"must be names, got a single text {value[:40]!r}")
+    return tuple(values.each(values.text, list(value) if isinstance(value, Iterable) else value))
+
+
+def _shares(value: Any) -> dict[str, float]:
+    return {name: values.at(name, _number, share) for name, share in values.mapping(value).items()}
+
+
+def _length(value: Any) -> int:
+    found = values.whole(value)
+    if found < 1:
+        raise values.MisfitError(f"must be at least 1, got {found}")
+    return found
 
 
 _FACTS = tuple(fact.name for fact in fields(ModelNotes) if fact.compare)
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("names", "not_in_optimizer", "without_gradient", "zero_lr"), tuple),
+    **dict.fromkeys(("names", "not_in_optimizer", "without_gradient", "zero_lr"), _texts),
     "initialization": _usable,
-    "dropout": lambda shares: {name: float(share) for name, share in shares.items()},
-    **dict.fromkeys(("decay_per_step", "initial_lr"), float),
+    "dropout": _shares,
+    **dict.fromkeys(("decay_per_step", "initial_lr"), _number),
+    "backward_per_step": values.count,
+    "has_scheduler": values.truth,
+    "steps_per_epoch": _length,
 }
 _LONG_NAMES = {  # as callers may also spell them
     "names_not_in_optimizer": "not_in_optimizer",

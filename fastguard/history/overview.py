@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, NamedTuple
 
-from ..stats.part import PLAIN, Kind, Part, numbers, rows
+from ..stats import values
+from ..stats.part import COUNT, NUMBER, WHOLE, Kind, Part, plain, rows
+from ..stats.running import within
 
 NUM_BUCKETS = 256
 SERIES = ("loss", "norm", "lr")
@@ -39,7 +41,7 @@ class _Open(Part):
     """A summary that is still filling."""
 
     __slots__ = ("count", "last", "max", "min", "total")
-    _fields = dict.fromkeys(("count", "total", "min", "max", "last"), PLAIN)
+    _fields: ClassVar = {"count": COUNT, **dict.fromkeys(("total", "min", "max", "last"), NUMBER)}
 
     def __init__(self) -> None:
         self.clear()
@@ -55,7 +57,7 @@ class _Open(Part):
         if not math.isfinite(value):
             return
         self.count += 1
-        self.total += value
+        self.total += within(value)
         self.last = value
         if value < self.min:
             self.min = value
@@ -82,14 +84,27 @@ def merge(a: Bucket, b: Bucket) -> Bucket:
     return Bucket(a.first_step, b.last_step, a.num_steps + b.num_steps, *parts)
 
 
-def _bucket(plain: list[Any]) -> Bucket:
-    return Bucket(*plain[:3], *map(numbers(Summary), plain[3:]))
+def _bucket(plain: Any) -> Bucket:
+    if len(values.row(plain)) != len(Bucket._fields):
+        raise values.MisfitError(f"must have {len(Bucket._fields)} entries, got {len(plain)}")
+    return Bucket(*values.each(values.whole, plain[:3]), *values.each(values.tuple_of(Summary), plain[3:]))
+
+
+def _load_series(plain: Any, series: tuple[_Open, ...]) -> tuple[_Open, ...]:
+    if len(values.row(plain)) != len(series):
+        raise values.MisfitError(f"must have {len(series)} entries, got {len(plain)}")
+    return tuple(values.at(i, one.loaded, plain[i]) for i, one in enumerate(series))
+
+
+def _length(value: Any) -> int:
+    found = values.count(value)
+    if not found:
+        raise values.MisfitError("must be at least 1, got 0")
+    return found
 
 
 _SERIES = Kind(
-    lambda series: [one.state() for one in series],
-    lambda plain, series: tuple(one.loaded(values) for one, values in zip(series, plain, strict=True)),
-    lambda series: tuple(one.copy() for one in series),
+    lambda series: [one.state() for one in series], _load_series, lambda series: tuple(one.copy() for one in series)
 )
 
 
@@ -107,7 +122,9 @@ class Overview(Part):
 
     __slots__ = ("_closed", "_first", "_last", "_num", "_open", "steps_per_bucket")
     _fields: ClassVar = {
-        **dict.fromkeys(("steps_per_bucket", "_first", "_last", "_num"), PLAIN),
+        "steps_per_bucket": plain(_length),
+        **dict.fromkeys(("_first", "_last"), WHOLE),
+        "_num": COUNT,
         "_open": _SERIES,
         "_closed": rows(_bucket),
     }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ..stats import strict_json
-from ..stats.part import PLAIN, Kind, Part
+from ..stats import strict_json, values
+from ..stats.part import COUNT, WHOLE, Kind, Part
 from ..stats.samples import ModuleActivity, WeightStats
 
 WINDOW = 16
@@ -56,13 +56,13 @@ def _encode(sample: Point[Any]) -> list[Any]:
     return [sample.step, strict_json.encode(sample.value.to_dict())]
 
 
-_NAMES = Kind(list, lambda names, now: dict.fromkeys(names))
+_NAMES = Kind(list, lambda names, now: dict.fromkeys(values.each(values.text, names)))
 _WINDOWS = Kind(
     lambda windows: {
         name: [window.count, _encode(window.first), [_encode(sample) for sample in window.recent]]
         for name, window in windows.items()
     },
-    lambda plain, now: plain,  # decoded by `Sampled.load`, which knows how
+    lambda plain, now: values.mapping(plain),  # decoded by `Sampled.load`, which knows how
     lambda windows: {name: window.copy() for name, window in windows.items()},
 )
 
@@ -76,7 +76,7 @@ class Sampled(Part, Generic[_Item]):
     """
 
     __slots__ = ("_decode", "_is_bad", "_windows", "bad", "last_step", "num_samples")
-    _fields: ClassVar = {"num_samples": PLAIN, "last_step": PLAIN, "bad": _NAMES, "_windows": _WINDOWS}
+    _fields: ClassVar = {"num_samples": COUNT, "last_step": WHOLE, "bad": _NAMES, "_windows": _WINDOWS}
 
     def __init__(self, decode: Callable[[Mapping[str, Any]], _Item], is_bad: Callable[[_Item], bool]) -> None:
         self._decode: Callable[[Mapping[str, Any]], _Item] = decode
@@ -118,15 +118,27 @@ class Sampled(Part, Generic[_Item]):
     def __len__(self) -> int:
         return len(self._windows)
 
-    def load(self, state: list[Any]) -> None:
-        """Takes back what `state` gave."""
+    def load(self, state: Any) -> None:
+        """Takes back what `state` gave; a MisfitError for anything else."""
         super().load(state)
-        windows: dict[str, Any] = self._windows  # as they were saved
-        self._windows = {}
-        for name, (count, first, recent) in windows.items():
-            window = self._windows[name] = Window(self._sample(first))
-            window.recent.extend(map(self._sample, recent))
-            window.count = count
+        saved: Mapping[str, Any] = self._windows  # as they were
+        self._windows = {name: values.at("_windows", self._window, {name: plain}) for name, plain in saved.items()}
+        for name in self.bad:
+            if name not in self._windows:
+                raise values.MisfitError(f"must name what was sampled, got {name!r}", ("bad",))
 
-    def _sample(self, pair: Sequence[Any]) -> Point[_Item]:
-        return Point(pair[0], self._decode(strict_json.decode(pair[1])))
+    def _window(self, named: dict[str, Any]) -> Window[_Item]:
+        ((name, plain),) = named.items()
+        if len(values.at(name, values.row, plain)) != 3:
+            raise values.MisfitError(f"must have 3 entries, got {len(plain)}", (name,))
+        window = Window(values.at(name, self._sample, plain[1]))
+        window.recent.extend(values.at(name, lambda samples: values.each(self._sample, samples), plain[2]))
+        window.count = values.at(name, values.count, plain[0])
+        if not window.recent or any(sample.value.name != name for sample in window.recent):
+            raise values.MisfitError("must hold samples, all of that name", (name,))
+        return window
+
+    def _sample(self, pair: Any) -> Point[_Item]:
+        if len(values.row(pair)) != 2:
+            raise values.MisfitError(f"must be a step and a sample, got {len(pair)} entries")
+        return Point(values.at(0, values.whole, pair[0]), values.at(1, self._decode, pair[1]))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
-from ..stats.part import PART, PLAIN, Kind, numbers, rows
+from ..stats import values
+from ..stats.part import COUNT, NUMBER, PART, SPREAD, WHOLE, Kind, plain, rows
 from ..stats.running import quantiles
 from .entries import Entry, NonFiniteEvent, Validation
 from .model import ModelNotes
@@ -98,18 +100,25 @@ class Series(Counters):
         return [entry.lr for entry in self.recent if entry.lr is not None]
 
 
+def _counts(named: Any) -> dict[str, int]:
+    return {name: values.at(name, values.count, number) for name, number in values.mapping(named).items()}
+
+
 # What is saved of a history, and how: what stands in a section of its own, and the rest.
 SECTIONS: dict[str, dict[str, Kind]] = {
-    "counters": dict.fromkeys(COUNTERS, PLAIN),
-    "numbers": dict.fromkeys(("norm_min", "norm_max", "overhead_total_s", "_equal_low", "_equal_high"), PLAIN),
+    "counters": {name: WHOLE if name.endswith(("_step", "_end")) else COUNT for name in COUNTERS},
+    "numbers": {
+        **dict.fromkeys(("norm_min", "norm_max", "overhead_total_s"), NUMBER),
+        **dict.fromkeys(("_equal_low", "_equal_high"), SPREAD),
+    },
     "running": dict.fromkeys(("log_norm", "losses", "val_losses", "lrs"), PART),
 }
 _PARTS = ("loss_trend", "norm_trend", "overview", "tensors", "updates", "activations", "weights")
 FIELDS: dict[str, Kind] = {
-    **dict.fromkeys(("recent", "clean"), rows(numbers(Entry))),
-    **dict.fromkeys(("first_events", "last_events"), rows(NonFiniteEvent.of)),
-    "first_nonfinite": PLAIN,
-    "validations": rows(numbers(Validation)),
+    **dict.fromkeys(("recent", "clean"), rows(values.tuple_of(Entry))),
+    **dict.fromkeys(("first_events", "last_events"), rows(values.tuple_of(NonFiniteEvent))),
+    "first_nonfinite": plain(_counts),
+    "validations": rows(values.tuple_of(Validation)),
     "model": Kind(ModelNotes.state, lambda plain, now: ModelNotes.of(plain)),
     **dict.fromkeys(_PARTS, PART),
 }

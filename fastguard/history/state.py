@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from ..stats import part
+from ..stats import part, values
 from .series import FIELDS, SECTIONS, Series
 
 VERSION = 2
+# Pairs of which both are empty, or neither is: a counter and what it counts.
+_TOGETHER = (
+    ("num_steps", "recent"),
+    ("num_clean", "clean"),
+    ("num_nonfinite", "first_events"),
+    ("num_nonfinite", "last_events"),
+)
 
 
 def check(state: Mapping[str, Any]) -> None:
-    """Raises ValueError unless `state` is of this version."""
-    if state.get("version") != VERSION:
-        raise ValueError(
-            f"`state` must be of version {VERSION}, got {state.get('version')!r} - at `state['version']`. "
-            "It was not made by this version's `TrainingHistory.state_dict`; start a new history."
+    """Raises MisfitError, a ValueError, unless `state` is of this version."""
+    version = values.mapping(state).get("version")
+    if version != VERSION or isinstance(version, bool):
+        raise values.MisfitError(
+            f"must be of version {VERSION}, got {version!r}",
+            ("version",),
+            remedy="It was not made by this version's `TrainingHistory.state_dict`; start a new history.",
         )
 
 
@@ -27,10 +37,16 @@ def dump(history: Series) -> dict[str, Any]:
 
 
 def load(history: Series, state: Mapping[str, Any]) -> None:
-    """Puts what `dump` gave into an empty history."""
+    """Puts what `dump` gave into an empty history; a MisfitError leaves it half full."""
     for name, fields in SECTIONS.items():
-        part.load(history, fields, state[name])
+        values.entry(state, name, partial(part.load, history, fields))
     part.load(history, FIELDS, state)
+    for counter, items in _TOGETHER:
+        number, held = getattr(history, counter), len(getattr(history, items))
+        if number < held or bool(number) is not bool(held):
+            raise values.MisfitError(f"must be the number of what `{items}` has {held} of, got {number}", (counter,))
+    if not history.equal_run <= history.num_clean:
+        raise values.MisfitError(f"must be at most {history.num_clean}, got {history.equal_run}", ("equal_run",))
 
 
 def copy(history: Series, twin: Series) -> None:

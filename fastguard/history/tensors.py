@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ..stats import TensorStats, columns, strict_json
-from ..stats.part import PLAIN, Kind, Part
+from ..stats import TensorStats, columns, strict_json, values
+from ..stats.part import COUNT, WHOLE, Kind, Part
 
 MAX_TENSORS = 4096
 NUM_FIRST = 3
@@ -64,7 +64,7 @@ def _add(data: array[float], at: int, step: int, row: Sequence[float]) -> None:
     data[at + _ZERO_SINCE] = -1.0
     if sum_sq <= 0.0:
         return
-    log_rms = 0.5 * math.log(sum_sq / numel)
+    log_rms = 0.5 * (math.log(sum_sq) - math.log(numel))  # the quotient may be too small for a float
     count = data[at + _NUM_LOGS] + 1.0
     data[at + _NUM_LOGS] = count
     if count == 1.0:
@@ -132,10 +132,14 @@ class TensorTracks(Part):
 
     __slots__ = ("_data", "_next", "_num_seen", "_places", "last_step", "num_samples", "num_untracked")
     _fields: ClassVar = {
-        **dict.fromkeys(("_num_seen", "_next", "num_samples", "num_untracked", "last_step"), PLAIN),
-        "_places": Kind(list, lambda names, now: {name: _WIDTH * i for i, name in enumerate(names)}),
+        **dict.fromkeys(("_num_seen", "_next", "num_samples", "num_untracked"), COUNT),
+        "last_step": WHOLE,
+        "_places": Kind(
+            list, lambda names, now: {name: _WIDTH * i for i, name in enumerate(values.each(values.text, names))}
+        ),
         "_data": Kind(
-            lambda data: strict_json.encode(data.tolist()), lambda plain, now: array("d", strict_json.decode(plain))
+            lambda data: strict_json.encode(data.tolist()),
+            lambda plain, now: array("d", values.each(values.number, plain)),
         ),
     }
 
@@ -145,6 +149,16 @@ class TensorTracks(Part):
         self._num_seen = self._next = 0
         self.num_samples = self.num_untracked = 0
         self.last_step = -1
+
+    def load(self, state: Any) -> None:
+        """Takes back what `state` gave; a MisfitError for anything else."""
+        super().load(state)
+        if len(self._data) != _WIDTH * len(self._places):
+            raise values.MisfitError(f"must be {_WIDTH} numbers for each of {len(self._places)} names", ("_data",))
+        counts = {_NUMEL, _NUM_SAMPLES, _NUM_ZERO, _SAME_RUN, _NUM_LOGS, _FIRST_STEP, _LAST_STEP, _ZERO_SINCE}
+        for place, number in enumerate(self._data):
+            if place % _WIDTH in counts and not math.isfinite(number):
+                raise values.MisfitError(f"must be finite, got {number}", ("_data", place))
 
     @property
     def due_in(self) -> int:

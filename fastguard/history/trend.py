@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from ..stats.part import PLAIN, Part, numbers, rows
+from ..stats import values
+from ..stats.part import COUNT, NUMBER, SPREAD, WHOLE, Part, plain, rows
+from ..stats.running import HUGE, within
 
 NUM_FIRST = 10
 NUM_SPIKES = 64
@@ -36,7 +38,7 @@ class Spike(NamedTuple):
 
 
 class Trend(Part):
-    """A series in constant memory. Non-finite values are left out.
+    """A series in constant memory. Non-finite values are left out; one beyond ±1e150 counts as that.
 
     The mean is exponential over about 32 values, after a plain one at first; the spread is that of the differences from
     one value to the next, so that a slope does not count as noise. From the 21st value on, one that lies more than 6
@@ -61,8 +63,14 @@ class Trend(Part):
 
     __slots__ = ("_firsts", "_var", "best", "best_step", "count", "first", "last", "mean", "spikes")
     _fields: ClassVar = {
-        **dict.fromkeys(("count", "first", "mean", "_var", "best", "best_step", "last", "_firsts"), PLAIN),
-        "spikes": rows(numbers(Spike)),
+        "count": COUNT,
+        **dict.fromkeys(("first", "mean"), NUMBER),
+        "_var": SPREAD,
+        "best": NUMBER,
+        "best_step": WHOLE,
+        "last": NUMBER,
+        "_firsts": plain(lambda firsts: values.each(values.number, firsts)),
+        "spikes": rows(values.tuple_of(Spike)),
     }
 
     def __init__(self) -> None:
@@ -78,6 +86,8 @@ class Trend(Part):
         """Takes the value of one step. Cost: 0.7 us."""
         if not _isfinite(value):
             return
+        if not -HUGE < value < HUGE:
+            value = within(value)
         self.count = count = self.count + 1
         if count <= _WARM_UP:
             self._warm_up(value, count)
@@ -105,7 +115,8 @@ class Trend(Part):
         self.mean += (value - self.mean) / count
         if count == _WARM_UP:
             self.mean = min(self.mean, _median(firsts[-NUM_FIRST:]))
-            self._var = (1.05 * _median([abs(b - a) for a, b in itertools.pairwise(firsts)])) ** 2
+            spread = 1.05 * _median([abs(b - a) for a, b in itertools.pairwise(firsts)])
+            self._var = spread * spread
 
     def _spike_length(self, step: int, value: float, delta: float, std: float) -> int:
         """Notes a value that is far above the mean; for how many steps it has been so."""

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Container, Sequence
 from typing import ClassVar, NamedTuple
 
-from ..stats.part import PLAIN, Kind, Part, numbers, rows
+from ..stats import values
+from ..stats.part import COUNT, Part, plain, rows
 from ..stats.running import quantiles
 from ..stats.samples import WeightStats
 
@@ -24,7 +25,8 @@ class UpdateRatio(NamedTuple):
     lr: float | None
 
 
-_MAYBE = Kind(load=lambda plain, now: None if plain is None else numbers(UpdateRatio)(plain))
+_READ = values.tuple_of(UpdateRatio)
+_MAYBE = plain(values.maybe(_READ))
 
 
 def is_bias(name: str) -> bool:
@@ -47,11 +49,11 @@ class UpdateRatios(Part):
 
     __slots__ = ("count", "early", "first", "peak", "recent")
     _fields: ClassVar = {
-        "count": PLAIN,
+        "count": COUNT,
         "first": _MAYBE,
         "early": _MAYBE,
         "peak": _MAYBE,
-        "recent": rows(numbers(UpdateRatio)),
+        "recent": rows(_READ),
     }
 
     def __init__(self) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from . import strict_json
+from . import strict_json, values
+from .values import MisfitError
 
 _Self = TypeVar("_Self", bound="Part")
 
@@ -17,7 +19,7 @@ class Kind(NamedTuple):
 
     Attributes:
         dump: from its value to plain types that strict JSON can hold.
-        load: from those, and the value that stands there now, to the value.
+        load: from those, and the value that stands there now, to the value; a MisfitError for what can't be it.
         copy: another value that shares nothing that changes.
     """
 
@@ -26,7 +28,12 @@ class Kind(NamedTuple):
     copy: Callable[[Any], Any] = copy.copy
 
 
-PLAIN = Kind()  # a number, or a list of numbers
+def plain(read: Callable[[Any], Any]) -> Kind:
+    """Plain types, which `read` checks."""
+    return Kind(load=lambda plain, now: read(plain))
+
+
+COUNT, WHOLE, NUMBER, SPREAD = map(plain, (values.count, values.whole, values.number, values.spread))
 PART = Kind(lambda part: part.state(), lambda plain, part: part.loaded(plain), lambda part: part.copy())
 
 
@@ -34,14 +41,10 @@ def rows(make: Callable[[Any], Any]) -> Kind:
     """A list or deque of tuples, each of which `make` makes from the list that it was saved as."""
 
     def load(plain: list[Any], now: Any) -> Any:
-        return deque(map(make, plain), now.maxlen) if isinstance(now, deque) else list(map(make, plain))
+        made = values.each(make, plain)
+        return deque(made, now.maxlen) if isinstance(now, deque) else made
 
     return Kind(lambda items: strict_json.encode(list(items)), load)
-
-
-def numbers(kind: Any) -> Callable[[list[Any]], Any]:
-    """Makes the NamedTuple `kind` of what it was saved as, if it holds numbers only."""
-    return lambda plain: kind._make(map(strict_json.decode_float, plain))
 
 
 def dump(owner: object, fields: Mapping[str, Kind]) -> dict[str, Any]:
@@ -50,9 +53,13 @@ def dump(owner: object, fields: Mapping[str, Kind]) -> dict[str, Any]:
 
 
 def load(owner: object, fields: Mapping[str, Kind], plain: Mapping[str, Any]) -> None:
-    """Gives `owner` the fields that `dump` gave."""
+    """Gives `owner` the fields that `dump` gave; a MisfitError leaves those before it."""
     for name, kind in fields.items():
-        setattr(owner, name, kind.load(plain[name], getattr(owner, name)))
+        setattr(owner, name, values.entry(plain, name, partial(_loaded, kind, getattr(owner, name))))
+
+
+def _loaded(kind: Kind, now: Any, plain: Any) -> Any:
+    return kind.load(plain, now)
 
 
 def copy_fields(owner: object, fields: Mapping[str, Kind], twin: object) -> None:
@@ -71,11 +78,17 @@ class Part:
         """Everything, as plain types that strict JSON can hold."""
         return list(dump(self, self._fields).values())
 
-    def load(self, state: list[Any]) -> None:
-        """Takes back what `state` gave."""
-        load(self, self._fields, dict(zip(self._fields, state, strict=True)))
+    def load(self, state: Any) -> None:
+        """Takes back what `state` gave.
 
-    def loaded(self: _Self, state: list[Any]) -> _Self:
+        Raises:
+            MisfitError: for anything else; this is then of no use any more.
+        """
+        if len(values.row(state)) != len(self._fields):
+            raise MisfitError(f"must have {len(self._fields)} entries, got {len(state)}")
+        load(self, self._fields, dict(zip(self._fields, state)))
+
+    def loaded(self: _Self, state: Any) -> _Self:
         """Itself, after `load`."""
         self.load(state)
         return self

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
-from .part import PLAIN, Part
+from .part import COUNT, NUMBER, SPREAD, Part
 
+HUGE = 1e150  # whose square is still a float
 _isfinite = math.isfinite
+
+
+def within(value: float) -> float:
+    """`value`, drawn in to ±1e150, so that squares, sums and differences of such values stay finite.
+
+    >>> within(2.0), within(-1e200)
+    (2.0, -1e+150)
+    """
+    return value if -HUGE < value < HUGE else math.copysign(HUGE, value)
 
 
 class Running(Part):
     """Mean, spread and range of all values so far (Welford's recurrence). Non-finite values are left out.
+
+    In mean and spread a value beyond ±1e150 counts as that.
 
     >>> running = Running()
     >>> for value in (1.0, math.nan, 3.0):
@@ -21,7 +34,7 @@ class Running(Part):
     """
 
     __slots__ = ("_m2", "count", "max", "mean", "min")
-    _fields = dict.fromkeys(("count", "mean", "_m2", "min", "max"), PLAIN)
+    _fields: ClassVar = {"count": COUNT, "mean": NUMBER, "_m2": SPREAD, "min": NUMBER, "max": NUMBER}
 
     def __init__(self) -> None:
         self.count = 0
@@ -35,13 +48,15 @@ class Running(Part):
         if not _isfinite(value):
             return
         self.count = count = self.count + 1
-        delta = value - self.mean
-        self.mean = mean = self.mean + delta / count
-        self._m2 += delta * (value - mean)
         if value < self.min:
             self.min = value
         if value > self.max:
             self.max = value
+        if not -HUGE < value < HUGE:
+            value = within(value)
+        delta = value - self.mean
+        self.mean = mean = self.mean + delta / count
+        self._m2 += delta * (value - mean)
 
     @property
     def std(self) -> float:
@@ -63,5 +78,9 @@ def quantiles(values: Iterable[float], q: Sequence[float]) -> tuple[float, ...]:
         place = share * (len(ordered) - 1)
         low = int(place)
         high = min(low + 1, len(ordered) - 1)
-        result.append(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
+        rest, gap = place - low, ordered[high] - ordered[low]
+        if gap < math.inf:
+            result.append(ordered[low] + gap * rest)
+        else:  # beyond the floats
+            result.append(ordered[low] * (1.0 - rest) + ordered[high] * rest)
     return tuple(result)

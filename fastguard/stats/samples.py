@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from . import values
+
 
 class ActivationRow(NamedTuple):
     """A row of raw figures of one tensor of activations, all float64.
@@ -58,6 +60,9 @@ class ActivationRow(NamedTuple):
 
 ACTIVATION_COLUMNS = ActivationRow._fields
 EMPTY_ACTIVATION_ROW = ActivationRow()
+_NEEDED_OF_ACTIVATIONS = (
+    *("mean", "std", "min_val", "max_val", "num_zeros", "num_saturated", "num_nans", "num_infs", "total_elements"),
+)
 # The same for each channel; `sum_abs` is over its finite elements.
 CHANNEL_COLUMNS = ("num_near_zero", "num_saturated", "num_nonfinite", "sum_abs")
 
@@ -251,11 +256,13 @@ class ModuleActivity:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ModuleActivity:
-        """The inverse of `to_dict`; keys that it does not know are left out."""
-        own = {f.name: plain[f.name] for f in dataclasses.fields(cls) if f.name in plain}
-        own.update((key, tuple(value)) for key, value in own.items() if isinstance(value, list))
-        stats = {f.name: plain[f.name] for f in dataclasses.fields(ActivationStats) if f.name in plain}
-        return cls(**{**own, "stats": ActivationStats(**stats)})
+        """The inverse of `to_dict`, after JSON too; keys that it does not know are left out.
+
+        Raises:
+            MisfitError: a key is missing, or its value is of another kind.
+        """
+        own = values.named(cls, values.mapping(plain), ("name", "family"))
+        return cls(**own, stats=ActivationStats(**values.named(ActivationStats, plain, _NEEDED_OF_ACTIVATIONS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,5 +304,9 @@ class WeightStats:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> WeightStats:
-        """The inverse of `to_dict`; keys that it does not know are left out."""
-        return cls(**{f.name: plain[f.name] for f in dataclasses.fields(cls) if f.name in plain})
+        """The inverse of `to_dict`, after JSON too; keys that it does not know are left out.
+
+        Raises:
+            MisfitError: a key is missing, or its value is of another kind.
+        """
+        return cls(**values.named(cls, values.mapping(plain), ("name", "numel", "norm", "std", "abs_max")))

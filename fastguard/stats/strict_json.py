@@ -9,6 +9,7 @@ import json
 import math
 from typing import Any
 
+_LARGEST = 2**1023
 _FROM_TEXT = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -33,15 +34,19 @@ def decode_float(value: Any) -> Any:
 def encode(value: Any) -> Any:
     """`value` with every NaN and Inf in it named; tuples become lists, other numbers (NumPy's, torch's) floats.
 
+    An int beyond the range of floats becomes "Infinity" or "-Infinity".
+
     >>> encode({"grad/norm": float("nan"), "lr": 0.1})
     {'grad/norm': 'NaN', 'lr': 0.1}
     """
     if isinstance(value, float):
         return encode_float(value)
     if isinstance(value, dict):
-        return {key: encode(item) for key, item in value.items()}
+        return {encode_float(key) if isinstance(key, float) else key: encode(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
+    if isinstance(value, int) and not -_LARGEST < value < _LARGEST:  # more digits than Python writes, or others read
+        return "Infinity" if value > 0 else "-Infinity"
     if value is None or isinstance(value, (str, int)):
         return value
     return encode_float(float(value))
@@ -70,5 +75,5 @@ def dumps(value: Any) -> str:
     """
     try:
         return _encoder.encode(value)
-    except ValueError:  # a NaN or an Inf somewhere
+    except ValueError:  # a NaN, an Inf or too many digits somewhere
         return _encoder.encode(encode(value))

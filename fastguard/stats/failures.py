@@ -1,0 +1,78 @@
+"""What of the monitoring raised, and was kept from stopping the training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+_log = logging.getLogger("fastguard")
+
+
+class Failure(NamedTuple):
+    """What raised, how often, and what it said at last."""
+
+    what: str
+    times: int
+    error: str
+
+
+class Failures:
+    """Counts what raised, by name. Each is told once, to the logger `fastguard`; then training goes on.
+
+    `KeyboardInterrupt` and `SystemExit` pass through.
+
+    >>> failures = Failures()
+    >>> with failures.kept("rule 'odd'", "What it looks for was not checked."):
+    ...     1 / 0
+    >>> failures.known("rule 'odd'").times, failures.known("rule 'odd'").error[:17]
+    (1, 'ZeroDivisionError')
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Failure] = {}
+
+    def note(self, what: str, error: Exception | str, so: str) -> None:
+        """Counts a failure of `what`; tells it, with `so`, what follows from it, if it is the first."""
+        known = self._known.get(what)
+        said = error if isinstance(error, str) else describe(error)
+        self._known[what] = Failure(what, 1 if known is None else known.times + 1, said)
+        if known is None:
+            _log.warning("%s failed: %s. %s Training goes on; this is said once, and counted.", what, said, so)
+
+    @contextmanager
+    def kept(self, what: str, so: str) -> Iterator[None]:
+        """Keeps an exception within, and counts it. Cost: 1 us."""
+        try:
+            yield
+        except Exception as error:
+            self.note(what, error, so)
+
+    def known(self, what: str) -> Failure | None:
+        """The failure of that name, if there is one."""
+        return self._known.get(what)
+
+    def __iter__(self) -> Iterator[Failure]:
+        return iter(list(self._known.values()))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def describe(error: Exception) -> str:
+    """The kind of an exception, what it says, and where it was raised: "ValueError: no such thing (rules.py:12)"."""
+    try:
+        said = " ".join(str(error).split())
+    except Exception:  # its own `__str__` raises
+        said = "it does not say what"
+    said = said if len(said) <= 200 else said[:197] + "..."
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        where = ""
+    else:
+        file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
+        where = f" ({file}:{trace.tb_lineno})"
+    return f"{type(error).__name__}{': ' if said else ''}{said}{where}"
