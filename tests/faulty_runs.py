@@ -10,7 +10,7 @@ from fastguard.history import TrainingHistory
 from fastguard.stats import StepStats
 from fastguard.stats.samples import ActivationStats, ModuleActivity, WeightStats
 
-from records import make_bad_record, make_history, make_record, make_row, make_table
+from records import make_bad_record, make_history, make_record, make_row, make_table, make_turning_history
 
 LAYERS = tuple(f"layers.{i}.weight" for i in range(8))
 
@@ -190,6 +190,7 @@ HEALTHY = {
     "warm restarts": make_history([n * (3 if step % 100 < 10 else 1) for step, n in enumerate(noisy_norms(600))]),
     "clipped now and then": clipped_run(300, 60),
     "half-precision scale, no overflow": scaler_run(300, ()),
+    "a gradient that is always the same": make_history([3.0] * 200),
     "tiny norms": make_history(noisy_norms(300, level=1e-12)),
     "falling loss": run(falling_losses(600)),
     "falling loss of a small batch": run(falling_losses(600, noise=0.3)),
@@ -225,7 +226,7 @@ BAD = {
     "clip-rate-high": clipped_run(100, 100),
     "norm-spike": spiked(noisy_norms(300), 200, 50.0),
     "zero-gradients": ending_in_zeros(1),
-    "already-clipped": make_history([*noisy_norms(50), *[0.99999] * 10]),
+    "already-clipped": make_turning_history([*noisy_norms(50), *[0.99999 + 1e-6 * (s % 2) for s in range(10)]]),
     "non-finite-loss": run(bend(falling_losses(100), [40], lambda v: math.nan)),
     "non-finite-activations": with_activities(
         activity("second", infs=3, inputs_finite=False, order=1), activity("first", infs=1), since=60

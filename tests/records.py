@@ -9,6 +9,7 @@ from typing import Any
 
 from fastguard.history import TrainingHistory
 from fastguard.stats import StepStats, TensorRow, TensorStats
+from fastguard.stats.columns import COLUMNS
 
 
 def make_table(rows: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> TensorStats:
@@ -53,4 +54,14 @@ def make_history(norms: Sequence[float], **fields: Any) -> TrainingHistory:
     history = TrainingHistory()
     for step, norm in enumerate(norms):
         history.add(make_record(step, norm, skipped=not math.isfinite(norm), **fields))
+    return history
+
+
+def make_turning_history(norms: Sequence[float], history: TrainingHistory | None = None) -> TrainingHistory:
+    """As `make_history`, of gradients that point elsewhere at each step, as those of other batches do."""
+    history = TrainingHistory() if history is None else history
+    for step, norm in enumerate(norms):
+        row = make_row(norm)
+        row[COLUMNS.index("sum")] *= math.cos(step)
+        history.add(StepStats(step, make_table([row], ["w"])))
     return history

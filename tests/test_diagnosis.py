@@ -13,7 +13,7 @@ from fastguard.history import TrainingHistory
 from fastguard.stats import StepStats
 
 from faulty_runs import BAD, HEALTHY, clipped_run, ending_in_zeros, noisy_norms, scaler_run, spiked, with_bad_steps
-from records import make_history, make_record, make_row, make_table
+from records import make_history, make_record, make_row, make_table, make_turning_history
 
 
 def bad_run(name):
@@ -199,10 +199,22 @@ class TestAlreadyClipped:
         ("norm", "fires"), [(1.0, True), (0.25, True), (5.0005, True), (1.234, False), (0.0, False)]
     )
     def test_round_numbers(self, norm, fires):
-        assert (RULES["already-clipped"](make_history([norm] * 10)) is not None) == fires
+        assert (RULES["already-clipped"](make_turning_history([norm] * 10)) is not None) == fires
 
     def test_nine_are_not_enough(self):
-        assert RULES["already-clipped"](make_history([*noisy_norms(9), *[1.0] * 9])) is None
+        assert RULES["already-clipped"](make_turning_history([*noisy_norms(9), *[1.0] * 9])) is None
+
+    @pytest.mark.parametrize("norms", [[3.0] * 40, [3.0 + 1e-5 * step for step in range(40)]])
+    def test_a_gradient_that_hardly_changes_is_not_clipped(self, norms):
+        assert RULES["already-clipped"](make_history(norms)) is None
+        assert RULES["already-clipped"](make_turning_history(norms)) is not None
+
+    @pytest.mark.parametrize(("noise", "fires"), [(0.0, False), (1e-7, True)])
+    def test_where_only_norms_are_known_they_must_differ(self, noise, fires):
+        history = TrainingHistory()
+        for step in range(20):
+            history.record(step, loss=1.0, grad_norm=1.0 + noise * (step % 3), lr=0.1)
+        assert (RULES["already-clipped"](history) is not None) == fires
 
     def test_names_the_steps(self):
         finding = only(RULES["already-clipped"](BAD["already-clipped"]))

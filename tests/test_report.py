@@ -19,7 +19,7 @@ from fastguard.report import build_report
 from fastguard.stats.samples import WeightStats
 
 from faulty_runs import activity, run
-from records import make_bad_record, make_history, make_record
+from records import make_bad_record, make_history, make_record, make_turning_history
 
 
 def healthy_history(num_steps=200):
@@ -49,7 +49,7 @@ class TestStatus:
         assert [finding.rule for finding in report.findings] == ["no-steps"]
 
     def test_a_remark_does_not_change_it(self):
-        report = build_report(make_history([1.0] * 20))
+        report = build_report(make_turning_history([1.0] * 20))
         assert report.status == "healthy"
         assert lines_of(report)[0] == "HEALTHY after 20 steps: 1 remark"
         assert [finding.rule for finding in report.findings] == ["already-clipped"]
@@ -146,7 +146,8 @@ class TestForMachines:
         assert [finding.rule for finding in report.findings] == ["b", "c", "d", "a"]
 
     def test_other_thresholds_and_rules(self):
-        history = make_history([1.0] * 20)
+        history = make_turning_history([1.0] * 20)
+        assert build_report(history).findings != ()
         assert build_report(history, thresholds={"already-clipped": {"run": 30}}).findings == ()
         assert build_report(history, rules=[]).findings == ()
 
@@ -229,4 +230,4 @@ def test_from_record_to_report_without_torch_or_numpy(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "19 ['b']" in done.stdout
-    assert "CRITICAL after 20 steps: 1 critical problem, 1 remark" in done.stdout
+    assert "CRITICAL after 20 steps: 1 critical problem" in done.stdout

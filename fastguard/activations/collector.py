@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import UnsupportedTensorError
 from ..kernels.tensors import plain
+from ..stats.failures import Failures, describe
 from .families import PLAIN, Judgement
 from .outputs import Call, inputs_of, labelled, unit_dim_of, unreadable
 from .readers import Delivery, Measurement, Reader, reader_for
@@ -38,9 +40,11 @@ class Collector:
         quiet: names of modules of which only what is not finite is of interest.
         skipped: what could not be read, and why, by name.
         seconds: host time spent here since `take_seconds`.
+        failures: where it is counted what raises: no hook may stop a forward pass.
     """
 
-    def __init__(self, root: nn.Module, backend: str, *, training_only: bool) -> None:
+    def __init__(self, root: nn.Module, backend: str, failures: Failures, *, training_only: bool) -> None:
+        self.failures = failures
         self._root = weakref.ref(root)
         self._backend = backend
         self._training_only = training_only
@@ -99,10 +103,30 @@ class Collector:
         Cost: one read of each tensor that this pass has not read before; of the inputs, on the CPU only if the output
         is not finite.
         """
+        self.see_all(name, judgement, unit_dim, call, lambda: labelled(output))
+
+    def see_all(
+        self,
+        name: str,
+        judgement: Judgement,
+        unit_dim: int | None,
+        call: Call | None,
+        find: Callable[[], list[tuple[str, torch.Tensor]]],
+    ) -> None:
+        """As `see`, of the tensors that `find` gives with their paths. Raises nothing."""
         started = time.perf_counter()
-        for path, tensor in labelled(output):
-            self.see_one(name, judgement, unit_dim, call, tensor, path)
+        try:
+            for path, tensor in find():
+                self.see_one(name, judgement, unit_dim, call, tensor, path)
+        except Exception as error:
+            self._note(name, error)
         self.seconds += time.perf_counter() - started
+
+    def _note(self, name: str, error: Exception) -> None:
+        said = describe(error)
+        if name not in self.skipped and len(self.skipped) < _MAX_SKIPPED:
+            self.skipped[name] = said
+        self.failures.note("activation sampler", f"{said}, at {name}", "This output was left out.")
 
     def see_one(
         self,

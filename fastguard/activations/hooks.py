@@ -7,7 +7,6 @@ Hooks that no compiled graph holds are removed on steps that are not sampled. In
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -95,10 +94,8 @@ class _Watching(Hook):
 
     def on_compiled(self, output: Any, inputs: list[torch.Tensor] | None, path: str) -> None:
         if self.collector.is_wanted():
-            started = time.perf_counter()
             call = None if inputs is None else Call(inputs, {})
-            self.collector.see_one(self.name, self.judgement, self.unit_dim, call, output, path)
-            self.collector.seconds += time.perf_counter() - started
+            self.collector.see_all(self.name, self.judgement, self.unit_dim, call, lambda: [(path, output)])
 
 
 class OutputHook(_Watching):
@@ -128,14 +125,13 @@ class InputHook(_Watching):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.switch.on:
             return
-        given = leaves((args, kwargs))[:1]
         if torch.compiler.is_compiling():
             if not _is_exporting():
-                for _, tensor in given:
+                for _, tensor in leaves((args, kwargs))[:1]:
                     torch.ops.fastguard.see(tensor.detach(), [], self.switch.token, self.number, "")
         elif self.collector.is_wanted():
-            for _, tensor in given:
-                self.collector.see(self.name, self.judgement, self.unit_dim, None, tensor)
+            first = lambda: [("", tensor) for _, tensor in leaves((args, kwargs))[:1]]  # noqa: E731
+            self.collector.see_all(self.name, self.judgement, self.unit_dim, None, first)
 
     def on_compiled(self, output: Any, inputs: list[torch.Tensor] | None, path: str) -> None:
         super().on_compiled(output, None, path)

@@ -12,6 +12,7 @@ from torch import nn
 
 from .. import kernels
 from .._text import NAME_WIDTH, shown
+from ..stats.failures import Failures
 from ..stats.samples import ActivationStats, ModuleActivity
 from .arrivals import Arrivals, Journal, Origin
 from .budget import Budget, Cost
@@ -101,6 +102,7 @@ class ActivationMonitor:
         self._ended_at: float | None = None
         self._num_silent = 0
         self._is_guarded = False
+        self._failures = Failures()
         self._switch = Switch()
         self._hooks: list[Hook] = []
         self._pass_hooks: list[PassHook] = []
@@ -112,7 +114,7 @@ class ActivationMonitor:
             self._watch(unwrapped(model), choose(model, modules, include, exclude, unit_dim), training_only)
 
     def _watch(self, root: nn.Module, targets: list[Target], training_only: bool) -> None:
-        self._collector = collector = Collector(root, self._backend, training_only=training_only)
+        self._collector = collector = Collector(root, self._backend, self._failures, training_only=training_only)
         self.names = tuple(target.name for target in targets if not target.is_quiet)
         self._arrivals.root = class_name(root)
         for target in targets:
@@ -266,11 +268,23 @@ class ActivationMonitor:
             hook.remove()
         self._hooks, self._pass_hooks, self._collector = [], [], None
 
+    @property
+    def failures(self) -> Failures:
+        """What raised while modules were watched, and was kept from their forward passes; a guard shows it."""
+        return self._failures
+
+    @failures.setter
+    def failures(self, failures: Failures) -> None:
+        self._failures = failures
+        if self._collector is not None:
+            self._collector.failures = failures
+
     def _pass_ends(self) -> None:
         if self._collector is not None:
             self._collector.end()
             if not self._is_guarded:
-                self._end_step(self._step)
+                with self._failures.kept("activation sampler", "What it saw of that pass was left out."):
+                    self._end_step(self._step)
 
     def _end_step(self, step: int) -> float:
         """Sends off what was sampled in this step; sets or removes hooks for the next one. The seconds of this step."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..history import TrainingHistory
+from ..stats.failures import Failures
 from .finding import SEVERITIES, Finding
 
 # From finding, history, and all findings by rule.
@@ -62,23 +63,32 @@ def cause(name: str, summary: str, remedy: str, reasons: Mapping[str, Weight], e
     return CAUSES[name]
 
 
-def find_causes(findings: Iterable[Finding], history: TrainingHistory) -> list[Finding]:
+def find_causes(
+    findings: Iterable[Finding], history: TrainingHistory, *, failures: Failures | None = None
+) -> list[Finding]:
     """The root causes of `findings`, the surest first, each with the findings it explains as its `symptoms`.
 
-    A finding is a symptom of one cause at most. Findings of severity "info" alone make no cause.
+    A finding is a symptom of one cause at most. Findings of severity "info" alone make no cause. A cause that raises
+    is left out, and logged to the logger `fastguard`.
 
     Args:
         findings: what `diagnose` gave.
         history: the run they were found in.
+        failures: where causes that raise are counted; one that is in there already is not logged again.
 
     Cost: 50 us.
     """
     found = {finding.rule: finding for finding in findings}
     weighed = []
+    failures = Failures() if failures is None else failures
     for one in CAUSES.values():
-        confidence, reasons = one.weigh(found, history)
+        try:
+            confidence, reasons = one.weigh(found, history)
+        except Exception as error:
+            failures.note(f"cause {one.name!r}", error, "It was not weighed.")
+            continue
         if confidence >= _LEAST and any(finding.severity != "info" for _, finding in reasons):
-            weighed.append((confidence, one, reasons))
+            weighed.append((min(confidence, 1.0), one, reasons))
     weighed.sort(key=lambda entry: -entry[0])
     causes: list[Finding] = []
     explained: set[str] = set()

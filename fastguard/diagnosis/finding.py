@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..stats import strict_json
+from ..stats import strict_json, values
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
@@ -22,12 +22,17 @@ class Finding:
         first_step, last_step: the steps it was seen at; None where no step can be named.
         severity: "info", "warning" or "critical"; a report's status is the worst of them, info apart.
         layers: names of the tensors to look at, most suspicious first.
-        evidence: what was measured, and the thresholds it was held against.
+        evidence: what was measured, and the thresholds it was held against: numbers and text, and lists and dicts of
+            such. Anything else is kept as its repr.
         confidence: from 0 to 1, how sure the rule is that this is not chance.
         recommendation: what to do; empty takes the rule's own remedy.
         rule: name of the rule, or of the cause; filled in by it.
         link: the page that explains it; empty for rules that are not fastguard's own.
         symptoms: of a root cause (`fastguard.diagnosis.find_causes`): the findings that it explains.
+
+    Raises:
+        ValueError: a severity or confidence that there is not.
+        TypeError: an attribute of another type.
     """
 
     summary: str
@@ -47,16 +52,43 @@ class Finding:
             raise ValueError(f"`severity` must be one of {list(SEVERITIES)}, got {self.severity!r} - at `Finding`")
         if not 0.0 <= self.confidence <= 1.0:
             raise ValueError(f"`confidence` must be from 0 to 1, got {self.confidence} - at `Finding`")
+        for name in ("summary", "recommendation", "rule", "link"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"`{name}` must be text, got {getattr(self, name)!r} - at `Finding`")
+        if isinstance(self.layers, str) or not all(isinstance(layer, str) for layer in self.layers):
+            raise TypeError(f"`layers` must be names, got {self.layers!r} - at `Finding`")
+        for name in ("first_step", "last_step"):
+            step = getattr(self, name)
+            if step is not None and not hasattr(step, "__index__"):
+                raise TypeError(f"`{name}` must be the number of a step or None, got {step!r} - at `Finding`")
+        object.__setattr__(self, "evidence", {str(key): _plain(value) for key, value in self.evidence.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain types that strict JSON can hold."""
-        plain: dict[str, Any] = strict_json.encode(dataclasses.asdict(self))
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        own["symptoms"] = [symptom.to_dict() for symptom in self.symptoms]
+        plain: dict[str, Any] = strict_json.encode(own)
         return plain
 
     @property
     def weight(self) -> tuple[int, float]:
         """What findings are sorted by, greatest first: severity, then confidence."""
         return SEVERITIES.index(self.severity), self.confidence
+
+
+def _plain(value: Any) -> Any:
+    """`value` as plain types, numbers of others among them."""
+    if value is None or type(value) in (float, int, str, bool):
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    try:
+        return values.real(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        shown = repr(value)
+        return shown if len(shown) <= 100 else shown[:97] + "..."
 
 
 def count(number: int, noun: str) -> str:

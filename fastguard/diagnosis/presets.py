@@ -74,7 +74,7 @@ def skip_step(history: TrainingHistory, *, window: int = 128, z: float = 6.0) ->
         for step, value in series:
             if len(before) >= window // 2:
                 mean = sum(before) / len(before)
-                variance = sum((other - mean) ** 2 for other in before) / max(len(before) - 1, 1)
+                variance = sum((other - mean) * (other - mean) for other in before) / max(len(before) - 1, 1)
                 if value > mean + z * math.sqrt(variance):
                     steps.add(step)
             before.append(value)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..history import TrainingHistory
+from ..stats.failures import Failures
 from .finding import SEVERITIES, Finding, Severity
 
 RULES: dict[str, Rule] = {}
@@ -37,15 +38,21 @@ class Rule:
     check: Callable[..., Finding | None]
 
     def __call__(self, history: TrainingHistory, **thresholds: float) -> Finding | None:
+        self.check_thresholds(thresholds)
+        finding = self.check(history, **thresholds)
+        if finding is None:
+            return None
+        if not isinstance(finding, Finding):
+            raise TypeError(f"the rule {self.name!r} must return a Finding or None, got {type(finding).__name__}")
+        recommendation = finding.recommendation or self.remedy
+        return dataclasses.replace(finding, rule=self.name, recommendation=recommendation, link=self.page)
+
+    def check_thresholds(self, thresholds: Mapping[str, float]) -> None:
+        """Raises TypeError for a threshold that the rule does not have."""
         unknown = sorted(thresholds.keys() - self.thresholds.keys())
         if unknown:
             known = ", ".join(self.thresholds) or "none"
             raise TypeError(f"`{unknown[0]}` must be a threshold of the rule {self.name!r}; it has: {known}")
-        finding = self.check(history, **thresholds)
-        if finding is None:
-            return None
-        recommendation = finding.recommendation or self.remedy
-        return dataclasses.replace(finding, rule=self.name, recommendation=recommendation, link=self.page)
 
     @property
     def family(self) -> str:
@@ -122,13 +129,17 @@ def diagnose(
     *,
     rules: Iterable[Rule] | None = None,
     thresholds: Mapping[str, Mapping[str, float]] | None = None,
+    failures: Failures | None = None,
 ) -> list[Finding]:
     """What the rules find in `history`: critical first, and the surer first among equals.
+
+    A rule that raises finds nothing: that is logged to the logger `fastguard`, and the others are asked all the same.
 
     Args:
         history: the run; it is not changed.
         rules: the rules to ask; all registered ones by default.
         thresholds: other thresholds by rule, like `{"norm-spike": {"ratio": 20.0}}`.
+        failures: where rules that raise are counted; one that is in there already is not logged again.
 
     Raises:
         ValueError: for thresholds of a rule that is not asked.
@@ -142,5 +153,21 @@ def diagnose(
     for name in thresholds:
         if name not in names:
             raise ValueError(f"`thresholds` must name rules, got {name!r}; the rules are: {', '.join(names)}")
-    found = [finding for a in asked if (finding := a(history, **thresholds.get(a.name, {}))) is not None]
+    failures = Failures() if failures is None else failures
+    found = []
+    for a in asked:
+        chosen = thresholds.get(a.name, {})
+        a.check_thresholds(chosen)
+        try:
+            finding = a(history, **chosen)
+        except Exception as error:
+            failures.note(rule_called(a.name), error, "What it looks for was not checked.")
+        else:
+            if finding is not None:
+                found.append(finding)
     return sorted(found, key=lambda finding: finding.weight, reverse=True)
+
+
+def rule_called(name: str) -> str:
+    """What a rule goes by among `Failures`."""
+    return f"rule {name!r}"

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from ..history import Entry, TrainingHistory
 from ..history.sampled import Window
-from ..stats.running import quantiles
+from ..stats.running import HUGE, quantiles, within
 from ..stats.samples import ModuleActivity
 
 BLOCK = 20
@@ -33,8 +33,11 @@ class Signals:
 
     @cached_property
     def loss_entries(self) -> list[Entry]:
-        """The clean steps that have a finite loss."""
-        return [e for e in self.clean if e.loss is not None and math.isfinite(e.loss)]
+        """The clean steps that have a finite loss; one beyond ±1e150 counts as that, so that sums stay finite."""
+        entries = [e for e in self.clean if e.loss is not None and math.isfinite(e.loss)]
+        if self.history.losses.max <= HUGE and self.history.losses.min >= -HUGE:
+            return entries
+        return [e._replace(loss=within(e.loss)) for e in entries]  # type: ignore[arg-type]
 
     @cached_property
     def losses(self) -> list[float]:
@@ -131,6 +134,11 @@ def _levels(values: Sequence[float]) -> list[float]:
 def median(values: Sequence[float]) -> float:
     """The middle of `values`; NaN of nothing."""
     return quantiles(values, (0.5,))[0]
+
+
+def exp(value: float) -> float:
+    """e to that, at most e^700: how many times larger, from a difference of logarithms, which may be beyond floats."""
+    return math.exp(min(value, 700.0))
 
 
 def noise(values: Sequence[float]) -> float:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..history import TrainingHistory
+from ..stats import values
+from ..stats.failures import Failures
 from .finding import SEVERITIES, Finding, Severity
 from .registry import Rule, diagnose
 
@@ -22,10 +24,11 @@ class Watch:
         check_every: steps from one diagnosis to the next.
         least: severity from which on findings are told.
         tell: takes a finding; logs it to the logger `fastguard` by default.
-        rules, thresholds: as in `diagnose`.
+        rules, thresholds, failures: as in `diagnose`.
 
     Attributes:
         findings: the newest of each rule that ever fired, by name.
+        failures: the rules that raised: each is told once, and counted.
 
     Raises:
         ValueError: `check_every` is not an integer >= 1, or `least` no severity.
@@ -50,6 +53,7 @@ class Watch:
         tell: Callable[[Finding], Any] | None = None,
         rules: Iterable[Rule] | None = None,
         thresholds: Mapping[str, Mapping[str, float]] | None = None,
+        failures: Failures | None = None,
     ) -> None:
         if isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 1:
             raise ValueError(f"`check_every` must be an integer >= 1, got {check_every!r}. 50 asks at every 50th step.")
@@ -58,6 +62,7 @@ class Watch:
         self.history = history
         self.check_every = check_every
         self.findings: dict[str, Finding] = {}
+        self.failures = Failures() if failures is None else failures
         self._least = SEVERITIES.index(least)
         self._tell = _to_log if tell is None else tell
         self._rules = None if rules is None else list(rules)
@@ -74,7 +79,8 @@ class Watch:
         self._left = self.check_every
         self.history.settle()
         new = []
-        for finding in diagnose(self.history, rules=self._rules, thresholds=self._thresholds):
+        found = diagnose(self.history, rules=self._rules, thresholds=self._thresholds, failures=self.failures)
+        for finding in found:
             known = self.findings.get(finding.rule)
             self.findings[finding.rule] = finding
             severity = SEVERITIES.index(finding.severity)
@@ -87,13 +93,22 @@ class Watch:
         """What was told, so that a resumed run does not tell it again. Plain data."""
         return {"severities": {name: finding.severity for name, finding in self.findings.items()}, "left": self._left}
 
+    def check_state(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Severity], int]:
+        """The entries of what `state_dict` gave; a ValueError for anything else, which names the entry."""
+        severities = values.entry(state, "severities", values.mapping)
+        for name, severity in severities.items():
+            if severity not in SEVERITIES:
+                raise values.MisfitError(f"must be one of {list(SEVERITIES)}, got {severity!r}", ("severities", name))
+        return severities, values.entry(state, "left", values.whole)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state_dict`."""
+        """Goes on from `state_dict`. Raises as `check_state` does, and then changes nothing."""
+        severities, left = self.check_state(state)
         self.findings = {
             name: Finding("Told before the run was resumed.", severity=severity, rule=name)
-            for name, severity in state["severities"].items()
+            for name, severity in severities.items()
         }
-        self._left = max(1, min(int(state["left"]), self.check_every))
+        self._left = max(1, min(left, self.check_every))
 
 
 def _to_log(finding: Finding) -> None:

@@ -9,16 +9,18 @@ from typing import Any
 
 from ..diagnosis import Watch
 from ..history import TrainingHistory
+from ..stats.failures import Failures
 
 CHECK_EVERY = 50
 BUDGET = 0.01  # of the time, where no interval was asked for
 
 
 class Checkup:
-    """Asks the rules every so many steps; what is new is logged.
+    """Asks the rules every so many steps; what is new is logged. What raises is counted.
 
     Args:
         history: the run.
+        failures: where it is counted.
         prepare: a bound method, called each time to bring facts up to date; held weakly.
         check_every: the interval; 0 for never. None: 50 steps, or as many more as keep it within 1 % of the time.
 
@@ -28,8 +30,11 @@ class Checkup:
     Cost: a diagnosis takes about 1 ms.
     """
 
-    def __init__(self, history: TrainingHistory, prepare: Callable[[], Any], check_every: int | None) -> None:
-        self._watch = Watch(history, check_every or CHECK_EVERY)
+    def __init__(
+        self, history: TrainingHistory, failures: Failures, prepare: Callable[[], Any], check_every: int | None
+    ) -> None:
+        self._watch = Watch(history, check_every or CHECK_EVERY, failures=failures)
+        self._failures = failures
         self._prepare = weakref.WeakMethod(prepare)
         self._is_budgeted = check_every is None
         self.interval = CHECK_EVERY if check_every is None else check_every
@@ -38,12 +43,13 @@ class Checkup:
     def check(self) -> None:
         """Asks the rules, unless that would be too soon after the last time."""
         started = time.perf_counter()
-        prepare = self._prepare()
-        if prepare is not None:
-            prepare()
-        if self._is_budgeted and started < self._not_before:
-            return
-        self._watch.check()
+        with self._failures.kept("checkup", "The rules were not asked at that step."):
+            prepare = self._prepare()
+            if prepare is not None:
+                prepare()
+            if self._is_budgeted and started < self._not_before:
+                return
+            self._watch.check()
         ended = time.perf_counter()
         self._not_before = ended + (ended - started) / BUDGET
 
@@ -51,6 +57,10 @@ class Checkup:
         """What was told, so that a resumed run does not tell it again."""
         return self._watch.state_dict()
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raises ValueError for anything that did not come from `state_dict`."""
+        self._watch.check_state(state)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict`."""
+        """Goes on from `state_dict`; raises as `check_state` does, and then changes nothing."""
         self._watch.load_state_dict(state)

@@ -11,6 +11,7 @@ import torch
 
 from .. import kernels
 from ..names import Namer, strip_wrappers
+from ..stats import values
 
 _NUM_COUNTED = 4  # steps whose backward passes are counted
 _LOOKED_UP = (torch.nn.Embedding, torch.nn.EmbeddingBag)  # whose rows are not summed: no fan-in
@@ -119,15 +120,18 @@ def _decay(optimizer: torch.optim.Optimizer) -> float:
     for group in optimizer.param_groups:
         is_plain = isinstance(optimizer, (torch.optim.SGD, torch.optim.AdamW))
         if (is_plain or group.get("decoupled_weight_decay")) and group.get("weight_decay"):
-            shares.append((_number(group["lr"]) or 0.0) * float(group["weight_decay"]))
+            shares.append((_number(group.get("lr")) or 0.0) * (_number(group["weight_decay"]) or 0.0))
     return max(shares)
 
 
 def _number(value: Any) -> float | None:
-    """A learning rate; None for a tensor on an accelerator, for which the host would have to wait."""
+    """A setting as a number; None for what is none, and a tensor on an accelerator: the host would have to wait."""
     if isinstance(value, torch.Tensor) and not value.is_cpu:
         return None
-    return float(value)
+    try:
+        return values.real(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _not_moving(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:

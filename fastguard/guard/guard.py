@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from ..errors import NotGuardedError
 from ..history import TrainingHistory
 from ..names import Namer
 from ..report import Report, build_report
-from ..stats import StepStats
+from ..stats import StepStats, values
 from .checkup import Checkup
 from .facts import ModelFacts
 from .hooks import Hooks
@@ -26,6 +28,7 @@ from .run import Run
 from .sampling import Sampling
 from .wrappers import inwards
 
+_MAX_STEPS = 2**53  # from there on a float does not tell one step from the next
 _HOW_TO_GUARD = (
     "Guard it with `optimizer = fastguard.wrap(optimizer, model)`; "
     "a pickled or deep-copied optimizer has lost its guard."
@@ -60,16 +63,18 @@ class Guard:
         namer.check(optimizers)
         backend = kernels.resolve_backend(backend)
         self.run = Run(optimizers, proxies, namer, clip=clip, skip_nonfinite=skip_nonfinite, backend=backend)
-        self.ledger = Ledger(self.run.ring, sinks, max_consecutive_skips)
+        self._take_over(self.run.clip)
+        self.ledger = Ledger(self.run.ring, self.run.failures, sinks, max_consecutive_skips)
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)
         self._facts = ModelFacts(model, optimizers, namer, backend)
         self.sampling = Sampling(self.run, self.judge, self._facts, model, activations, weights)
         if activations is not None:
             self.ledger.fetch = self.sampling.attach_arrived
         self._hooks = [Hooks(self.run, member, self.judge, self.ledger, self.sampling) for member in self.run.members]
-        self.history.note_model(**self._facts.at_first())
+        with self.run.failures.kept("model facts", "The rules that want to know of the model were told nothing."):
+            self.history.note_model(**self._facts.at_first())
         self._note_facts()
-        self._checkup = Checkup(self.history, self._note_facts, check_every)
+        self._checkup = Checkup(self.history, self.run.failures, self._note_facts, check_every)
         self.ledger.watch(self._checkup)
         # What is held back must reach the sinks also when the guard is dropped or the interpreter ends.
         weakref.finalize(self, self.judge.flush)
@@ -95,7 +100,14 @@ class Guard:
 
     @clip.setter
     def clip(self, clip: Any) -> None:
-        self.run.clip = None if clip is None else as_policy(clip)
+        policy = None if clip is None else as_policy(clip)
+        self._take_over(policy)
+        self.run.clip = policy
+
+    def _take_over(self, policy: ClipPolicy | None) -> None:
+        """Has what a policy of a user's does wrong counted here."""
+        if isinstance(policy, GivenPolicy):
+            policy.failures = self.run.failures
 
     @property
     def skip_nonfinite(self) -> bool:
@@ -149,7 +161,7 @@ class Guard:
 
         Raises:
             RuntimeError: no step was taken yet, or its record was handed over by `flush`.
-            ValueError: a tensor of more than one element.
+            ValueError: what is no number, or a tensor of more than one element; nothing is added then.
 
         Cost: no sync. A tensor on the device of the gradients is copied there: one launch.
         """
@@ -187,15 +199,22 @@ class Guard:
     def report(self) -> Report:
         """What the run looks like so far, the step just taken included: status, findings, recommendations, numbers.
 
+        Never raises: what failed, and so was not checked, is a finding.
+
         Cost: about 1 ms. On a GPU, waits for the device.
         """
+        failures = self.run.failures
         self.sampling.arrive_all()
-        self.judge.arrive_all()
+        with failures.kept("delivery", "The report lacks steps."):
+            self.judge.arrive_all()
         self._note_facts()
         lost = self.ledger.lost()
         if self.judge.num_dropped:
             lost["the guard, which was behind (when_behind='drop')"] = self.judge.num_dropped
-        return build_report(self.ledger.history_with_held(), sinks_lost=lost)
+        history = self.history
+        with failures.kept("the step just taken", "The report is without it."):
+            history = self.ledger.history_with_held()
+        return build_report(history, sinks_lost=lost, failures=failures)
 
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. Records stay readable; sinks stay open."""
@@ -257,26 +276,50 @@ class Guard:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`, which came from `state_dict`.
+        """Goes on from `state`, which came from `state_dict`: all of it, or, where it raises, nothing.
 
         Raises:
-            ValueError: `state` has another version or lacks an entry; nothing is changed then.
+            ValueError: `state` has another version, lacks an entry or has a wrong one, which is named; or the clip
+                policy refuses its part. Nothing is changed then.
         """
         needed = {"version", "step", "skipped_run", "skipped_tensors", "history", "clip"}
-        missing = needed - state.keys()
-        if missing or state["version"] != 1:
+        missing = needed - values.mapping(state).keys()
+        if missing or state["version"] != 1 or isinstance(state["version"], bool):
             problem = f"without {sorted(missing)}" if missing else f"of version {state['version']!r}"
             raise ValueError(f"`state` must come from Guard.state_dict (version 1), got one {problem}")
-        self.flush()
-        self.ledger.load_state_dict(state)
-        self.run.step = int(state["step"])
-        if "checkup" in state:
-            self._checkup.load_state_dict(state["checkup"])
+        step = values.entry(state, "step", values.count)
+        if step >= _MAX_STEPS:
+            raise values.MisfitError(f"must be below 2**53, got {step}", ("step",))
+        skipped_run = values.entry(state, "skipped_run", partial(values.each, values.whole))
+        skipped_tensors = values.entry(state, "skipped_tensors", partial(values.each, values.text))
+        history = values.entry(state, "history", self.history.restored)
+        checkup = state.get("checkup")
+        if checkup is not None:
+            values.entry(state, "checkup", self._checkup.check_state)
+        if state["clip"] is not None and not isinstance(state["clip"], Mapping):
+            raise values.MisfitError(f"must be a dict or None, got {type(state['clip']).__name__}", ("clip",))
         if self.run.clip is not None and state["clip"] is not None:
-            self.run.clip.load_state_dict(state["clip"])
+            self._load_policy(self.run.clip, state["clip"])
+        self.flush()
+        self.ledger.go_on(history, skipped_run, skipped_tensors)
+        self.run.step = step
+        if checkup is not None:
+            self._checkup.load_state_dict(checkup)
+
+    def _load_policy(self, policy: ClipPolicy, state: Any) -> None:
+        """Has a policy go on from its state, or from where it was, and raises a ValueError."""
+        before = copy.deepcopy(policy.state_dict())
+        try:
+            policy.load_state_dict(state)
+        except Exception as error:
+            policy.load_state_dict(before)
+            raise ValueError(
+                f"`state` does not suit the clip policy {policy!r}: {error} - at `state['clip']`"
+            ) from error
 
     def _note_facts(self) -> None:
         """Tells the rules what is so now of model and optimizers."""
         optimizers = [member.optimizer for member in self.run.members if member.is_alive]
         if optimizers:
-            self.history.note_model(**self._facts.now(optimizers))
+            with self.run.failures.kept("model facts", "The rules may not know how optimizer and model are set now."):
+                self.history.note_model(**self._facts.now(optimizers))

@@ -92,7 +92,7 @@ class Judge:
         for name, value in given:
             check_scalar(name, value)
         for name, value in given:
-            flight.note(name, value)
+            flight.note(name, value if isinstance(value, torch.Tensor) else scalar(name, value))
 
     def add_overhead(self, seconds: float) -> None:
         """Adds time that guarding took to the step just taken."""
@@ -216,7 +216,7 @@ class Judge:
     def scale(self, optimizer: torch.optim.Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
         """Multiplies the gradients of one optimizer, or has it do so in its own pass."""
         if not from_scaler and self.divides(optimizer):
-            divisor = torch.tensor(1.0 / factor, dtype=torch.float32)
+            divisor = torch.tensor(1.0 / factor if factor else math.inf, dtype=torch.float32)
             return HandedOver(optimizer, {"grad_scale": divisor}, None)
         gradients = gradients_of(optimizer)
         if gradients:
@@ -250,7 +250,7 @@ class Judge:
             onboard.measure(flight, decision, handed, run.skip_nonfinite)
             if run.clip is not None and run.clip.limit is None:
                 self._ask_policy(run.clip, flight, decision)
-            flight.note("lr", optimizers[0].param_groups[0].get("lr") if optimizers[0].param_groups else None)
+            flight.note("lr", _rate(optimizers[0]))
             if loss is not None and is_loss(loss):
                 flight.note("loss", loss)
         except BaseException:
@@ -305,6 +305,12 @@ def _limit(policy: ClipPolicy | None) -> float:
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """That of the first group; synchronises if it is a tensor on an accelerator."""
+    """That of the first group, None where it is no number; synchronises if it is a tensor on an accelerator."""
+    lr = _rate(optimizer)
+    return None if lr is None else scalar("lr", lr)
+
+
+def _rate(optimizer: torch.optim.Optimizer) -> Any:
+    """The learning rate as it stands in the first group, if it is a number or a tensor of one."""
     lr = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-    return None if lr is None else float(lr)
+    return lr if type(lr) is float or (lr is not None and is_loss(lr)) else None

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from ..diagnosis import RULES
+from ..diagnosis import RULES, diagnose
 from ..errors import NonFiniteGradientsError
 from ..history import NUM_DEFERRED, Entry, TrainingHistory
 from ..kernels import cpu
 from ..sinks import SafeSink
-from ..stats import StepStats
+from ..stats import StepStats, values
+from ..stats.failures import Failures
 from ..stats.slot import HEADER_WORDS, STEP
 from .checkup import Checkup
 from .ring import NUM_SLOTS, TABLE, Ring
@@ -25,22 +26,39 @@ EQUAL_NORMS_RUN = 10  # from so many on, the rule "already-clipped" is asked
 
 
 def check_scalar(name: str, value: Any) -> None:
-    """Raises ValueError for a tensor of more than one element. Does not synchronise."""
-    if isinstance(value, torch.Tensor) and value.numel() != 1:
-        raise ValueError(f"`{name}` must be a scalar, got a tensor of shape {tuple(value.shape)}. Reduce it first.")
+    """Raises ValueError for what is neither a real number nor a tensor of one. Does not synchronise."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"`{name}` must be a scalar, got a tensor of shape {tuple(value.shape)}. Reduce it first.")
+        if value.is_complex() or value.is_meta:
+            raise ValueError(f"`{name}` must be a real number, got a tensor of {value.dtype} on {value.device}.")
+    elif type(value) is not float:
+        scalar(name, value)
 
 
 def is_loss(value: Any) -> bool:
     """Whether what a closure returned is a loss: a number, or a tensor of one element."""
-    return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    if not isinstance(value, (int, float, torch.Tensor)):
+        return False
+    try:
+        check_scalar("loss", value)
+    except ValueError:
+        return False
+    return True
 
 
 def scalar(name: str, value: Any) -> float:
     """`value` as a number; synchronises if it is a tensor on an accelerator."""
     if type(value) is float:
         return value
-    check_scalar(name, value)
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    if isinstance(value, torch.Tensor):
+        check_scalar(name, value)
+        return float(value.detach())
+    try:
+        return values.real(value.item() if getattr(value, "size", 0) == 1 else value)  # NumPy's
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        what = f"a {type(value).__name__} ({error})"
+        raise ValueError(f"`{name}` must be a number or a tensor of one element, got {what}.") from None
 
 
 class Ledger:
@@ -48,6 +66,7 @@ class Ledger:
 
     Attributes:
         ring: where steps arrive.
+        failures: where rules that raise are counted.
         sinks: each in a `SafeSink`.
         writes_lines: whether some of them take a clean step as a line, so that it goes there before it is delivered.
         max_consecutive_skips: from so many skips in a row on, there is an error that is due.
@@ -58,8 +77,9 @@ class Ledger:
         fetch: attaches to the ring what was sampled and has arrived.
     """
 
-    def __init__(self, ring: Ring, sinks: Iterable[Any], max_consecutive_skips: int) -> None:
+    def __init__(self, ring: Ring, failures: Failures, sinks: Iterable[Any], max_consecutive_skips: int) -> None:
         self.ring = ring
+        self.failures = failures
         self.sinks = [SafeSink(sink) for sink in sinks]
         self._json_line: Any = cpu.json_line
         self.writes_lines = cpu.json_line is not None and any(sink.takes_lines for sink in self.sinks)
@@ -229,11 +249,11 @@ class Ledger:
             "history": self.history_with_held().state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`."""
-        self.history.load_state_dict(state["history"])
-        self.skipped_run = list(state["skipped_run"])
-        self.skipped_tensors = dict.fromkeys(state["skipped_tensors"])
+    def go_on(self, history: TrainingHistory, skipped_run: list[int], skipped_tensors: list[str]) -> None:
+        """Goes on from what was saved. Cannot fail."""
+        self.history.become(history)
+        self.skipped_run = skipped_run
+        self.skipped_tensors = dict.fromkeys(skipped_tensors)
         self.due = None
         self._set_limit()
 
@@ -273,7 +293,6 @@ class Ledger:
         self._history.settle()
         if self._history.equal_run < EQUAL_NORMS_RUN:
             return
-        finding = RULES["already-clipped"](self._history)
-        if finding is not None:
+        for finding in diagnose(self._history, rules=[RULES["already-clipped"]], failures=self.failures):
             self._told_already_clipped = True
             _log.warning("%s %s", finding.summary, finding.recommendation)

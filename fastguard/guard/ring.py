@@ -185,7 +185,10 @@ class Ring:
             return False
         at = HEADER_WORDS * self.newest
         words = self.words
-        words[at + LOSS] = loss
+        try:
+            words[at + LOSS] = loss
+        except TypeError:  # a complex number
+            return False
         words[at + FLAGS] = int(words[at + FLAGS]) | HAS_LOSS
         self.made = None
         return True

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..names import Namer
+from ..stats.failures import Failures
 from .policies import ClipPolicy
 from .ring import Ring
 from .wrappers import refuse_shards
@@ -53,6 +54,7 @@ class Run:
         backend: "auto" or a name from `fastguard.backends()`.
         ring: the newest steps.
         step: number of the next step.
+        failures: what of the guard raised and was kept from the training.
         fingerprint: of the parameters that the names are of; None before the first step.
         known_names: of all parameters, as they were at the step just judged.
         is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
@@ -75,6 +77,7 @@ class Run:
         self.backend = backend
         self.ring = Ring()
         self.step = 0
+        self.failures = Failures()
         self.is_short = False
         self._namer = namer
         self.known_names: tuple[str, ...] = ()
@@ -89,7 +92,12 @@ class Run:
         if fingerprint is not None and fingerprint != self.fingerprint:
             optimizers = self.optimizers()
             refuse_shards(group["params"] for optimizer in optimizers for group in optimizer.param_groups)
-            self.known_names = self._namer.names(optimizers)
+            try:
+                self.known_names = self._namer.names(optimizers)
+            except Exception as error:  # a model may say what it likes
+                self.failures.note("naming of the parameters", error, "They go by their numbers.")
+                count = sum(len(group["params"]) for one in optimizers for group in one.param_groups)
+                self.known_names = tuple(f"param{i}" for i in range(count))
             self.fingerprint = fingerprint
         return self.known_names
 

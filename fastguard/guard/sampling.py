@@ -16,6 +16,9 @@ from .facts import ModelFacts
 from .judge import Judge
 from .run import Member, Run
 
+_WEIGHTS, _ACTIVATIONS = "weight sampler", "activation sampler"
+_LEFT_OUT = "What it saw of that step was left out."
+
 
 class WeightSampling:
     """A sampler around the steps of one member, which hands what it finds to the record of the step."""
@@ -34,7 +37,8 @@ class WeightSampling:
         self._step = self._judge.step_of(self._member)
         if self.is_due(self._step):
             started = time.perf_counter()
-            self._sample = self.sampler.before(optimizer)
+            with self._run.failures.kept(_WEIGHTS, _LEFT_OUT):
+                self._sample = self.sampler.before(optimizer)
             self._seconds = time.perf_counter() - started
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
@@ -47,15 +51,16 @@ class WeightSampling:
         ring = self._run.ring
         if ring.step != self._step:
             return  # it was dropped on its way
-        record = ring.latest()
-        found = self.sampler.after(
-            optimizer,
-            sample,
-            names=self._run.names_of(self._member),
-            gradient_norms=dict(zip(record.tensors.names, record.tensors.norm, strict=True)),
-            skipped=record.skipped,
-        )
-        ring.attach(record.step, weights=record.weights + found)
+        with self._run.failures.kept(_WEIGHTS, _LEFT_OUT):
+            record = ring.latest()
+            found = self.sampler.after(
+                optimizer,
+                sample,
+                names=self._run.names_of(self._member),
+                gradient_norms=dict(zip(record.tensors.names, record.tensors.norm, strict=True)),
+                skipped=record.skipped,
+            )
+            ring.attach(record.step, weights=record.weights + found)
         self._judge.add_overhead(self._seconds + time.perf_counter() - started)
 
 
@@ -76,6 +81,8 @@ class Sampling:
         weights: Mapping[str, Any] | None,
     ) -> None:
         self.monitor = monitor
+        if monitor is not None:
+            monitor.failures = run.failures
         self._run, self._judge, self._facts = run, judge, facts
         self._model = None if model is None else weakref.ref(model)
         self._weights = {
@@ -94,22 +101,29 @@ class Sampling:
         is_counting = self._facts.step_taken()
         if self.monitor is None:
             return is_counting
-        seconds = self.monitor.end_step(self._run.step - 1)
-        self.attach_arrived()
-        self._judge.add_overhead(seconds)
+        with self._run.failures.kept(_ACTIVATIONS, _LEFT_OUT):
+            seconds = self.monitor.end_step(self._run.step - 1)
+            self._attach()
+            self._judge.add_overhead(seconds)
         return True
 
     def attach_arrived(self) -> None:
         """Attaches to records what has arrived."""
         if self.monitor is not None:
-            for step, records in self.monitor.arrived():
-                self._run.ring.attach(step, activations=records)
+            with self._run.failures.kept(_ACTIVATIONS, _LEFT_OUT):
+                self._attach()
+
+    def _attach(self) -> None:
+        assert self.monitor is not None
+        for step, records in self.monitor.arrived():
+            self._run.ring.attach(step, activations=records)
 
     def arrive_all(self) -> None:
         """Hands over everything, waiting for what is on its way."""
         if self.monitor is not None:
-            self.monitor.flush()
-            self.attach_arrived()
+            with self._run.failures.kept(_ACTIVATIONS, _LEFT_OUT):
+                self.monitor.flush()
+                self._attach()
 
     def close(self) -> None:
         """Hands over everything and removes all hooks."""

@@ -142,9 +142,10 @@ class TrainingHistory(Series):
         else:
             norm = math.sqrt(sum_sq)
             if not record.skipped:
+                looked_at = self.tensors.num_samples
                 self.tensors.see(record.step, record.tensors)
                 numel, total, largest = _for_totals(record.tensors.total_row())
-                if numel:
+                if numel and (self.tensors.num_samples > looked_at or not len(record.tensors)):
                     self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel)))
         if record.activations:
             self.activations.add(record.step, record.activations)
@@ -209,7 +210,7 @@ class TrainingHistory(Series):
         self.revision += 1
 
     def totals_since(self, step: int) -> list[Total]:
-        """All gradients together at those of the newest 64 clean steps that came with a table, from `step` on."""
+        """All gradients together at clean steps from `step` on, where they were looked at; at most 64, not saved."""
         return [total for total in self._totals if total.step >= step]
 
     def diagnose(self) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .._text import listed, prose
-from ..diagnosis import Finding, Rule, diagnose, find_causes
+from ..diagnosis import RULES, Finding, Rule, diagnose, find_causes
 from ..history import TrainingHistory
 from ..stats import strict_json
-from .tables import module_lines, module_rows, weight_lines, weight_rows
+from ..stats.failures import Failure, Failures
+from .tables import Row, module_lines, module_rows, weight_lines, weight_rows
 
 Status = Literal["healthy", "warning", "critical"]
 
@@ -72,7 +73,7 @@ class Report:
         for finding in self.findings:
             if finding.rule not in told:
                 lines += ["", *_finding_lines(finding)]
-        if self.numbers["num_steps"]:
+        if self.numbers["num_steps"] and "skip_rate" in self.numbers:
             lines += ["", *_number_lines(self.numbers)]
         for table in (module_lines(self.modules), weight_lines(self.weights)):
             lines += ["", *table] if table else []
@@ -99,38 +100,60 @@ def build_report(
     rules: Iterable[Rule] | None = None,
     thresholds: Mapping[str, Mapping[str, float]] | None = None,
     findings: Iterable[Finding] = (),
+    failures: Failures | None = None,
 ) -> Report:
-    """A report on `history`.
+    """A report on `history`. What raises, a rule say, is left out, and named by a finding: it was not checked.
 
     Args:
         history: the run.
         sinks_lost: how many records each sink lost, by its name.
         rules, thresholds: as in `fastguard.diagnosis.diagnose`.
         findings: more findings, from elsewhere, to be sorted in.
+        failures: what has failed so far, and was told.
+
+    Raises:
+        ValueError, TypeError: as `diagnose`, for `thresholds`.
 
     Cost: that of `diagnose`, about 1 ms. No sync.
     """
-    found = [*diagnose(history, rules=rules, thresholds=thresholds), *findings]
+    failures = Failures() if failures is None else failures
+    before = {failure.what: failure.times for failure in failures}
+    asked = list(RULES.values() if rules is None else rules)
+    found = [*diagnose(history, rules=asked, thresholds=thresholds, failures=failures), *findings]
+    found.sort(key=lambda finding: finding.weight, reverse=True)
+    causes = find_causes(found, history, failures=failures)
+    numbers: dict[str, float] = {"num_steps": history.num_steps}
+    modules: tuple[Row, ...] = ()
+    weights: tuple[Row, ...] = ()
+    with failures.kept("the report's numbers", "They are missing."):
+        numbers = _numbers(history)
+    with failures.kept("the report's tables", "They are missing."):
+        modules, weights = module_rows(history), weight_rows(history)
     lost = {name: count for name, count in (sinks_lost or {}).items() if count}
     if lost:
         found.append(_lost_records(lost))
+    failed_now = [failure for failure in failures if failure.times > before.get(failure.what, 0)]
+    failed_before = [failure for failure in failures if failure not in failed_now]
+    for finding in (_not_checked(failed_now, len(asked)), _failed_parts(failed_before)):
+        if finding is not None:
+            found.append(finding)
     if not history.num_steps:
         found.append(_no_steps())
+    numbers["num_records_lost"] = sum(lost.values())
     found.sort(key=lambda finding: finding.weight, reverse=True)
     status: Status = "healthy"
     for finding in reversed(found):
         if finding.severity != "info":
             status = finding.severity
-    causes = find_causes(found, history)
     recommendations = list(dict.fromkeys(one.recommendation for one in (*causes, *found) if one.recommendation))
     return Report(
         status,
         tuple(found),
         recommendations,
-        _numbers(history, sum(lost.values())),
+        numbers,
         tuple(causes),
-        module_rows(history),
-        weight_rows(history),
+        modules,
+        weights,
     )
 
 
@@ -150,6 +173,37 @@ def _lost_records(lost: Mapping[str, int]) -> Finding:
     )
 
 
+def _told(failures: Iterable[Failure]) -> str:
+    return "; ".join(f"{failure.what}: {failure.error}" for failure in failures)
+
+
+def _not_checked(failed: list[Failure], num_asked: int) -> Finding | None:
+    """What could not be asked of this history: the rest of the report knows nothing of it."""
+    if not failed:
+        return None
+    num_rules = sum(failure.what.startswith("rule ") for failure in failed)
+    what = f"{num_rules} rule" + ("" if num_rules == 1 else "s") if num_rules == len(failed) else f"{len(failed)} parts"
+    return Finding(
+        f"{what} failed: what {'it looks' if len(failed) == 1 else 'they look'} for was not checked. {_told(failed)}.",
+        evidence={"num_failed": num_rules, "num_asked": num_asked, "failed": [failure.what for failure in failed]},
+        recommendation="Mend the rule if it is your own. If it is one of fastguard's, please report it, with the log.",
+        rule="failed-rules",
+    )
+
+
+def _failed_parts(failed: list[Failure]) -> Finding | None:
+    """What failed while the run went on, and was kept from it."""
+    if not failed:
+        return None
+    times = ", ".join(f"{one.what} {one.times} time" + ("" if one.times == 1 else "s") for one in failed)
+    return Finding(
+        f"Some of the monitoring failed: {times}. {_told(failed)}.",
+        evidence={failure.what: failure.times for failure in failed},
+        recommendation="The logger fastguard has said what became of each. The training went on without them.",
+        rule="failed-parts",
+    )
+
+
 def _no_steps() -> Finding:
     return Finding(
         "The guard has not seen a step.",
@@ -159,7 +213,7 @@ def _no_steps() -> Finding:
     )
 
 
-def _numbers(history: TrainingHistory, num_lost: int) -> dict[str, float]:
+def _numbers(history: TrainingHistory) -> dict[str, float]:
     numbers: dict[str, float] = {
         "num_steps": history.num_steps,
         "num_skipped": history.num_skipped,
@@ -169,7 +223,6 @@ def _numbers(history: TrainingHistory, num_lost: int) -> dict[str, float]:
         "num_clean": history.num_clean,
         "clip_rate": history.clip_rate,
         "num_nonfinite": history.num_nonfinite,
-        "num_records_lost": num_lost,
     }
     if history.recent:
         numbers["first_step_in_window"] = history.recent[0].step

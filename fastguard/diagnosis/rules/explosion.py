@@ -9,7 +9,7 @@ from ...history import Entry, TrainingHistory
 from ...stats.running import quantiles
 from ..finding import Finding, count
 from ..registry import rule
-from ..signals import median, signals_of
+from ..signals import exp, median, signals_of
 
 TITLE = "Gradients too large"
 
@@ -75,8 +75,9 @@ def norm_spike(
         for i in range(min_steps, len(norms)):
             norm, median = norms[i], before[len(before) // 2]
             if norm > ratio * median:
-                spread = quantiles([abs(math.log(other / median)) for other in before], (0.5,))[0]
-                score = 0.6745 * math.log(norm / median) / max(spread, 1e-3)
+                usual = math.log(median)  # of the quotients: they may be beyond the floats
+                spread = quantiles([abs(math.log(other) - usual) for other in before], (0.5,))[0]
+                score = 0.6745 * (math.log(norm) - usual) / max(spread, 1e-3)
                 if score > z:
                     spikes.append((norm / median, score, median, steps[i]))
             insort(before, norm)
@@ -106,15 +107,17 @@ def norm_spike(
 @rule(
     "already-clipped",
     severity="info",
-    reads="norms of the newest clean steps",
-    source="our own: a norm before clipping does not repeat to three digits by itself",
+    reads="norms of the newest clean steps; sum and largest element of their gradients, where those were looked at",
+    source="our own: where gradients change and their norm does not, something holds the norm",
     remedy="Something seems to clip before the guard (a Trainer's max_grad_norm, Lightning's gradient_clip_val, a "
     "call of clip_grad_norm_): its norm is what is recorded. Turn it off, and give the guard max_norm.",
 )
-def already_clipped(history: TrainingHistory, *, run: int = 10) -> Finding | None:
+def already_clipped(history: TrainingHistory, *, run: int = 10, change: float = 0.01) -> Finding | None:
     """The norms of the last `run` clean steps or more lie within 1e-3 of one another and of a round number.
 
-    Round means at most two significant digits, as people choose a clip threshold.
+    Round means at most two significant digits, as people choose a clip threshold. The gradients must have changed all
+    the same: their sum or their largest element by more than a share `change` of what it can be. A gradient that stays
+    as it is keeps its norm by itself. Where no two of them were looked at, norms that differ at all will do.
     """
     norm = history.equal_norm
     if history.equal_run < run or not norm:
@@ -122,8 +125,17 @@ def already_clipped(history: TrainingHistory, *, run: int = 10) -> Finding | Non
     threshold = float(f"{norm:.1e}")
     if abs(norm - threshold) > 1e-3 * threshold:
         return None
-    last = history.clean[-1].step
-    first = list(history.clean)[-history.equal_run :][0].step
+    entries = list(history.clean)[-history.equal_run :]
+    first, last = entries[0].step, entries[-1].step
+    totals = history.totals_since(first)
+    if len(totals) > 1:
+        sums, largest = [one.sum for one in totals], [one.largest for one in totals]
+        moved = max(sums) - min(sums) > change * max(one.bound for one in totals)
+        has_changed = moved or max(largest) - min(largest) > change * max(largest)
+    else:
+        has_changed = any(entry.norm != entries[0].norm for entry in entries)
+    if not has_changed:
+        return None
     return Finding(
         f"The gradient norm was {threshold:g} at each of the last {history.equal_run} steps, before the guard clipped.",
         first,
@@ -151,7 +163,7 @@ def growing_norm(
     trend, losses = history.norm_trend, history.loss_trend
     if trend.count < min_steps:
         return None
-    grown = math.exp(min(trend.mean - trend.best, 700.0))
+    grown = exp(trend.mean - trend.best)
     has_loss = losses.count >= min_steps
     if grown <= (ratio if has_loss else ratio_alone):
         return None
@@ -159,11 +171,11 @@ def growing_norm(
         return None
     last = history.clean[-1].step
     return Finding(
-        f"The gradient norm has grown to {math.exp(trend.mean):.3g}, {grown:.3g} times what it was at step "
+        f"The gradient norm has grown to {exp(trend.mean):.3g}, {grown:.3g} times what it was at step "
         f"{trend.best_step}" + (", and the loss has come up from its best." if has_loss else "."),
         trend.best_step,
         last,
-        evidence={"norm": math.exp(trend.mean), "ratio": grown, "threshold": ratio},
+        evidence={"norm": exp(trend.mean), "ratio": grown, "threshold": ratio},
         confidence=0.8,
     )
 
@@ -182,10 +194,10 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
     """
     newest = history.clean[-1].step if history.clean else 0
     for spike in reversed(history.norm_trend.spikes):
-        grown = math.exp(min(spike.value - spike.mean, 700.0))
+        grown = exp(spike.value - spike.mean)
         if spike.last_step - spike.first_step + 1 >= run and grown >= ratio and newest - spike.first_step < back:
             after = [e.norm for e in history.clean if e.step >= spike.first_step][:50]
-            usual = math.exp(spike.mean)
+            usual = exp(spike.mean)
             if not after or median(after) < ratio * usual or _has_begun_to_learn(history, spike.first_step):
                 continue
             return Finding(
@@ -233,7 +245,7 @@ def layer_norm_imbalance(
     name, track = tracks[worst]
     if track.log_rms < largest - math.log(10.0):  # it began from nearly nothing, as zero-initialised layers do
         return None
-    times = math.exp(min(growth[worst] - usual, 700.0))
+    times = exp(growth[worst] - usual)
     return Finding(
         f"The gradient of {name} has grown {times:.3g} times more than the median tensor's.",
         track.first_step,

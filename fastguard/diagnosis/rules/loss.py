@@ -284,7 +284,7 @@ def _fall(values: list[float]) -> tuple[float, float]:
     mean_x, mean_y = (n - 1) / 2, sum(drawn) / n
     sxx = n * (n * n - 1) / 12
     slope = sum((i - mean_x) * (v - mean_y) for i, v in enumerate(drawn)) / sxx
-    rest = sum((v - mean_y - slope * (i - mean_x)) ** 2 for i, v in enumerate(drawn))
+    rest = sum(d * d for d in (v - mean_y - slope * (i - mean_x) for i, v in enumerate(drawn)))
     return -slope * (n - 1), math.sqrt(rest / max(n - 2, 1) / sxx) * (n - 1)
 
 

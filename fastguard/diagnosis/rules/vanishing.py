@@ -9,7 +9,7 @@ from ...history.updates import is_bias
 from ...stats.columns import INDEX
 from ..finding import Finding, count, listed
 from ..registry import rule
-from ..signals import median, signals_of
+from ..signals import exp, median, signals_of
 
 TITLE = "Gradients too small"
 
@@ -114,7 +114,7 @@ def vanishing_norm(
     if trend.count < min(min_steps, 10) or losses.count < min_steps or losses.first <= 0.0:
         return None
     zeros = sum(norm == 0.0 for norm in signals_of(history).norms[-20:])
-    fallen = math.exp(trend.mean - trend.first)
+    fallen = exp(trend.mean - trend.first)
     if (fallen >= ratio and zeros < 10) or losses.mean < (1.0 - progress) * losses.first:
         return None
     return Finding(

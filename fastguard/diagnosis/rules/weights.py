@@ -304,7 +304,7 @@ def shrinking_weights(
         windows = [w for n, w in history.weights.current() if w.first.value.norm and not is_bias(n)]
         left = median([w.last.value.norm / w.first.value.norm for w in windows]) if windows else 1.0
     has_shrunk = left < shrunk and not learns
-    if not history.num_clean or (taken <= decay and not has_shrunk):
+    if not history.num_clean or not (taken > decay or has_shrunk):
         return None
     said = [f"weight decay takes {taken:.1%} of the weights at each step"] if taken > decay else []
     said += [f"the median weight has shrunk to {left:.2g} of its first norm"] if has_shrunk else []

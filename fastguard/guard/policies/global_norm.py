@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from ...stats import values
 from .policy import ClipPolicy
 
 
@@ -14,7 +15,11 @@ class GlobalNorm(ClipPolicy):
     coefficient = min(1, max_norm / (norm + 1e-6)), the formula of `torch.nn.utils.clip_grad_norm_`.
 
     Args:
-        max_norm: largest norm let through, > 0; `inf` never clips.
+        max_norm: largest norm let through, > 0; `inf` never clips. Any real number: NumPy's, a Fraction, a tensor
+            without dimensions. May be set later on.
+
+    Raises:
+        ValueError: `max_norm` is no number above 0.
 
     Source: Pascanu et al. 2013, section 3.2; the 1e-6 is torch's.
 
@@ -22,12 +27,16 @@ class GlobalNorm(ClipPolicy):
     (1.0, 0.25)
     """
 
-    limit = property(operator.attrgetter("max_norm"))
+    is_sound = True
+    limit = property(operator.attrgetter("_max_norm"))
 
     def __init__(self, max_norm: float) -> None:
-        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
-            raise ValueError(f"`max_norm` must be > 0, got {max_norm!r}. Leave it out for no clipping.")
-        self.max_norm = float(max_norm)
+        self.max_norm = max_norm
+
+    def _set_max_norm(self, max_norm: float) -> None:
+        self._max_norm = values.positive("max_norm", max_norm, "Leave it out for no clipping.")
+
+    max_norm = property(operator.attrgetter("_max_norm"), _set_max_norm, doc="Largest norm let through.")
 
     def coefficient(self, norm: float) -> float:
         return min(1.0, self.max_norm / (norm + 1e-6))
