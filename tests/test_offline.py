@@ -124,7 +124,7 @@ class TestDiagnose:
         assert cli.main(["diagnose", healthy]) == 0
         said = capsys.readouterr()
         assert said.out.startswith("HEALTHY after 199 steps")
-        assert said.err == "fastguard diagnose: 1 line was cut off, and left out: [200]\n"
+        assert said.err == "fastguard diagnose: 1 line was cut off or damaged, and left out: [200]\n"
 
     def test_without_torch_or_numpy(self, healthy):
         code = (

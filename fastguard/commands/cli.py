@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
+import io
+import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
+from .._text import shown
 from ..errors import FastguardError
 
 EXIT_FAILED = 1
@@ -49,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}. See `{self.prog} --help`.\n")
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {shown(message)}. See `{self.prog} --help`.\n")
 
 
 def _parser() -> Parser:
@@ -81,13 +85,43 @@ def _entry(name: str) -> Callable[[list[str]], int]:
     return entry
 
 
+def as_json(plain: Any) -> str:
+    """`plain` as indented JSON in printable ASCII."""
+    return json.dumps(plain, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def drop_output() -> None:
+    """Sends what is still to be written to stdout nowhere, so that Python does not stumble over it as it ends."""
+    with contextlib.suppress(OSError, ValueError):  # a stdout that is no file has nothing to stumble over
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _any_encoding() -> Iterator[None]:
+    """Has stdout and stderr escape what their encoding lacks, where they would raise."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    before = [stream.errors for stream in streams]
+    for stream in streams:
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream, errors in zip(streams, before):
+            if not stream.closed:
+                stream.reconfigure(errors=errors)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's) and returns the exit code.
 
     0: done. 1: done, and what it found is not well. 64: it cannot be done as asked; one line on stderr says why. What
     `diagnose` found has codes of its own.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with _any_encoding():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(arguments: list[str]) -> int:
     # What torch says when it is imported where NumPy is not installed; nothing here needs NumPy.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
@@ -99,10 +133,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0 if arguments else EXIT_USAGE
         return _entry(arguments[0])(arguments[1:])
     except (CommandError, FastguardError) as error:
-        print(f"fastguard: error: {error}", file=sys.stderr)
+        print(f"fastguard: error: {shown(error)}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:  # `fastguard info | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return EXIT_FAILED
     except KeyboardInterrupt:
         print("\nfastguard: interrupted", file=sys.stderr)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import math
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .._text import listed, prose, shown
 from ..diagnosis import RULES, Rule
 from ..diagnosis.presets import PRESETS
 from ..history import TrainingHistory
-from ..report import build_report
-from ..sinks import read_jsonl
-from .cli import Parser
+from ..history.loading import fill
+from ..report import Report, build_report
+from ..stats.log import LogReader
+from .cli import Parser, as_json, drop_output
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2}
 EXIT_UNREADABLE = 3
+MAX_WINDOW = 10**7  # 4 GB
 _WIDTH = 100
 
 
@@ -36,17 +40,20 @@ def _thresholds(settings: Sequence[str], rules: Iterable[Rule]) -> dict[str, dic
             value = float(text)
         except ValueError:
             raise ValueError(f"`--set` must give a number, got {setting!r}") from None
+        if not math.isfinite(value):
+            raise ValueError(f"`--set` must give a finite number, got {setting!r}")
         is_whole = isinstance(known[name].thresholds[threshold], int)
         found.setdefault(name, {})[threshold] = int(value) if is_whole else value
     return found
 
 
 def diagnose(argv: list[str]) -> int:
-    """Prints the report on a log. 0: healthy, 1: warnings, 2: critical, 3: the log cannot be read."""
+    """Prints the report on a log. 0: healthy, 1: warnings, 2: critical, 3: there is no report, one line says why."""
     parser = Parser(
         "fastguard diagnose",
         "Says what is wrong with a run, from the log that a JsonlSink wrote; also from one that a crash cut off.",
-        "exit codes: 0 healthy, 1 warnings, 2 critical, 3 the log cannot be read, 64 an argument is wrong",
+        "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no diagnosis (the log cannot be read or holds no step), 64 "
+        "an argument is wrong",
     )
     parser.add_argument("log", help="the file")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
@@ -59,22 +66,57 @@ def diagnose(argv: list[str]) -> int:
     rules = PRESETS[arguments.preset] if arguments.preset != "fastguard" else tuple(RULES.values())
     if arguments.window < 1:
         parser.error(f"`--window` must be at least 1, got {arguments.window}")
+    if arguments.window > MAX_WINDOW:
+        parser.error(f"`--window` must be at most {MAX_WINDOW}, got {arguments.window}")
     try:
         thresholds = _thresholds(arguments.set, rules)
     except ValueError as error:
         parser.error(str(error))
     try:
-        log = read_jsonl(arguments.log)
-        history = TrainingHistory.from_log(log, arguments.window, arguments.log)
+        report = _report(arguments.log, arguments.window, rules, thresholds)
+        text = as_json(report.to_dict()) if arguments.json else str(report)
     except (OSError, ValueError) as error:
-        print(f"fastguard diagnose: error: {error}", file=sys.stderr)
-        return EXIT_UNREADABLE
+        return _fail(error)
+    except Exception as error:  # of Python itself it would have the exit code 1, which says that there are warnings
+        return _fail(f"this is a bug of fastguard, please report it: {_described(error)}")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # whoever reads it has seen enough
+        drop_output()
+    except OSError as error:
+        drop_output()
+        return _fail(f"the report cannot be written: {error}")
+    return EXIT_CODES[report.status]
+
+
+def _report(path: str, window: int, rules: Sequence[Rule], thresholds: Mapping[str, Mapping[str, float]]) -> Report:
+    """The report on the log at `path`; what is to be known of the log itself goes to stderr."""
+    log, history = LogReader(path), TrainingHistory(window)
+    unknown = fill(history, log, path)
     if log.num_skipped:
         lines = "1 line was" if log.num_skipped == 1 else f"{log.num_skipped} lines were"
-        print(f"fastguard diagnose: {lines} cut off, and left out: {log.skipped_lines[:8]}", file=sys.stderr)
-    report = build_report(history, rules=rules, thresholds=thresholds)
-    print(json.dumps(report.to_dict(), indent=2, allow_nan=False) if arguments.json else report)
-    return EXIT_CODES[report.status]
+        _say(f"{lines} cut off or damaged, and left out: {log.skipped_lines[:8]}")
+    if unknown:
+        keys = "1 unknown key" if len(unknown) == 1 else f"{len(unknown)} unknown keys"
+        _say(f"written by a newer version? {keys} ignored: {listed(unknown, 8)}")
+    if not history.num_steps:
+        raise ValueError(f"`log` must hold a step, got none, so there is nothing to diagnose - at {shown(path)}")
+    return build_report(history, rules=rules, thresholds=thresholds)
+
+
+def _say(message: str) -> None:
+    print(f"fastguard diagnose: {prose(message)}", file=sys.stderr)
+
+
+def _fail(problem: object) -> int:
+    _say(f"error: {problem}")
+    return EXIT_UNREADABLE
+
+
+def _described(error: Exception) -> str:
+    """The exception, and the line of code that raised it."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} - at {where.filename}, line {where.lineno}"
 
 
 def describe(rule: Rule) -> dict[str, Any]:
@@ -116,7 +158,7 @@ def rules(argv: list[str]) -> int:
             parser.error(f"no rule is named {name!r}; the rules are: {', '.join(known)}")
     chosen = [known[name] for name in arguments.names] or sorted(listed, key=lambda rule: rule.family)
     if arguments.json:
-        print(json.dumps([describe(rule) for rule in chosen], indent=2))
+        print(as_json([describe(rule) for rule in chosen]))
     else:
         print("\n".join("\n".join(_lines(rule)) for rule in chosen))
     return 0

@@ -1,40 +1,159 @@
-"""From a line of a log back to the record of a step."""
+"""From the lines of a log back to the steps of a run, whatever stands in them."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import struct
-from collections.abc import Callable, Iterable, Mapping
+import os
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
+from .._text import NAME_WIDTH, prose, shown
 from ..stats import StepStats, TensorStats, values
 from ..stats.columns import COLUMNS, EMPTY_ROW, TensorRow
-from ..stats.samples import ModuleActivity, WeightStats
+from ..stats.log import KEYS, NUMBER_KEYS, LogReader
+from ..stats.samples import ActivationStats, ModuleActivity, WeightStats
 from ..stats.values import MisfitError
+from .entries import Entry
+from .model import ModelNotes
 
-_number_or_none = values.maybe(values.number)
+MAX_UNKNOWN = 256
+_NUMBERS = ("grad/max", "grad/min", "grad/mean", "grad/std")
+_COUNTS = ("grad/num_zeros", "grad/num_elements")
 
 
-def record_of(line: Mapping[str, Any]) -> StepStats:
+def _names_of(*kinds: Any) -> frozenset[str]:
+    return frozenset(field.name for kind in kinds for field in dataclasses.fields(kind) if field.compare)
+
+
+_FIELDS = {ModuleActivity: _names_of(ModuleActivity, ActivationStats), WeightStats: _names_of(WeightStats)}
+_FACTS = _names_of(ModelNotes)
+
+Unknown = dict[str, None]  # keys that this version does not know, in the order in which they were met
+
+
+def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike[str] = "the log") -> list[str]:
+    """Gives `history`, a `TrainingHistory`, the steps of `log` and what is noted there of the model.
+
+    A line of nothing but unknown keys is left out, as is each unknown key: a newer version wrote it.
+
+    Args:
+        log: a `LogReader`, a `JsonlLog`, or any records with the keys of a log.
+        path: what errors call it.
+
+    Returns:
+        The unknown keys, shown; the first 256 of them.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it is no such log; says in which line, and what is wrong there.
+
+    Cost: 6 us a line on top of reading it, 1 us more for each tensor in a table, 10 us for a sampled module or weight.
+    """
+    unknown: Unknown = {}
+    newest: Mapping[str, Any] | None = None
+    nothing: dict[str, Any] = {}
+    noted: Mapping[str, Any] = nothing
+    number, root = 0, "record"
+    try:
+        for line in log:
+            number += 1
+            model = getattr(log, "model", nothing)
+            if model is not noted:
+                noted, root = model, "model"
+                history.model = _notes_of(noted, unknown)
+            root = "record"
+            step = _step_of(line, unknown)
+            if type(step) is Entry:
+                newest = line
+                history.defer_entry(step)
+            elif step is not None:
+                newest = None
+                history.defer(step)
+            elif line.keys() & KEYS - {"time"}:
+                root = "path"
+                raise MisfitError("must be a log of steps, got a record without `step`")
+        model = getattr(log, "model", nothing)
+        if model is not noted:
+            root = "model"
+            history.model = _notes_of(model, unknown)
+        root = "record"
+        if newest is not None:  # the newest record of a history is a whole one
+            history.last = record_of(newest, unknown)
+    except MisfitError as error:
+        place = f"line {log.line}" if isinstance(log, LogReader) else f"record {number}"
+        raise ValueError(prose(f"{error.under(root=root)} - at {shown(path)}, {place}")) from None
+    history.settle()
+    return list(unknown)
+
+
+def _note(unknown: Unknown, keys: Collection[str], where: str = "") -> None:
+    for key in sorted(keys):
+        if len(unknown) < MAX_UNKNOWN:
+            unknown[shown(f"{where}{key}", NAME_WIDTH)] = None
+
+
+def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | None:
+    """An `Entry` of a step that is nothing but finite numbers, as nearly all are; None of what is no step."""
+    if line.keys() <= NUMBER_KEYS:
+        if "step" in line and not line.get("grad/num_nans") and not line.get("grad/num_infs"):
+            norm = _norm(line)
+            if math.isfinite(norm):
+                return _entry_of(line, norm)
+    elif not line.keys() <= KEYS:
+        _note(unknown, line.keys() - KEYS)
+    return record_of(line, unknown) if "step" in line else None
+
+
+def _entry_of(line: Mapping[str, Any], norm: float) -> Entry:
+    for key in _NUMBERS:
+        if type(line.get(key, 0.0)) is not float:
+            _get(line, key, values.number)
+    for key in _COUNTS:
+        count = line.get(key, 0)
+        if type(count) is not int or count < 0:
+            _get(line, key, values.count)
+    coefficient = _number(line, "clip/coef")
+    return Entry(
+        values.entry(line, "step", values.count),
+        norm,
+        1.0 if coefficient is None else coefficient,
+        _get(line, "skipped", values.truth, False),
+        _number(line, "loss"),
+        _number(line, "val_loss"),
+        _number(line, "lr"),
+        _number(line, "loss_scale"),
+        None,
+    )
+
+
+def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepStats:
     """The step that a line of a log tells of.
 
     Without a table of tensors the record has the figures of all gradients together, and no rows; the tensors with NaN
     or Inf are then known by name only.
 
+    Args:
+        line: a record.
+        unknown: takes the keys inside it that this version does not know.
+
     Raises:
         MisfitError: a value is not what the log has under its key.
     """
+    unknown = {} if unknown is None else unknown
     return StepStats(
-        step=values.entry(line, "step", values.whole),
-        tensors=_tensors(line),
+        step=values.entry(line, "step", values.count),
+        tensors=_tensors(line, unknown),
         clip_coef=_get(line, "clip/coef", values.number, 1.0),
         skipped=_get(line, "skipped", values.truth, False),
-        loss=_get(line, "loss", values.number),
-        val_loss=_get(line, "val_loss", values.number),
-        lr=_get(line, "lr", values.number),
-        loss_scale=_get(line, "loss_scale", values.number),
-        activations=_samples(ModuleActivity, line, "activations"),
-        weights=_samples(WeightStats, line, "weights"),
+        loss=_number(line, "loss"),
+        val_loss=_number(line, "val_loss"),
+        lr=_number(line, "lr"),
+        loss_scale=_number(line, "loss_scale"),
+        activations=_samples(ModuleActivity, line, "activations", unknown),
+        weights=_samples(WeightStats, line, "weights", unknown),
     )
 
 
@@ -43,15 +162,25 @@ def _get(line: Mapping[str, Any], key: str, read: Callable[[Any], Any], default:
     return default if value is None else values.at(key, read, value)
 
 
-def _tensors(line: Mapping[str, Any]) -> TensorStats:
+def _number(line: Mapping[str, Any], key: str) -> float | None:
+    value = line.get(key)
+    return value if value is None or type(value) is float else float(values.at(key, values.number, value))
+
+
+def _norm(line: Mapping[str, Any]) -> float:
+    norm = _number(line, "grad/norm")
+    if norm is None:
+        return 0.0
+    if norm < 0.0:
+        raise MisfitError(f"must be a number >= 0, got {norm}", ("grad/norm",))
+    return norm
+
+
+def _tensors(line: Mapping[str, Any], unknown: Unknown) -> TensorStats:
     table: Mapping[str, Any] | None = _get(line, "tensors", values.mapping)
     if table is not None:
-        try:
-            rows = [values.at(name, _row, plain) for name, plain in table.items()]
-        except MisfitError as error:
-            raise error.under("tensors") from None
-        return TensorStats(_pack(rows), tuple(table))
-    norm = _get(line, "grad/norm", values.number, 0.0)
+        return TensorStats(_pack(table, unknown), tuple(table))
+    norm = _norm(line)
     nans, infs = _get(line, "grad/num_nans", values.count, 0), _get(line, "grad/num_infs", values.count, 0)
     if math.isnan(norm) and not nans:  # a log by hand may say no more than this
         nans = 1
@@ -73,12 +202,38 @@ def _tensors(line: Mapping[str, Any]) -> TensorStats:
     )
     names = _get(line, "nonfinite", lambda given: values.each(values.text, given), [])
     bad = list(reversed(names))  # the log has them in backward order
-    return TensorStats(_pack([TensorRow(num_nans=bool(nans), num_infs=not nans)] * len(bad)), bad, total)
+    row = TensorRow(num_nans=int(nans > 0), num_infs=int(nans == 0))
+    return TensorStats(array("d", chain.from_iterable([row] * len(bad))).tobytes(), bad, total)
 
 
-def _row(plain: Any) -> list[float]:
+def _pack(table: Mapping[str, Any], unknown: Unknown) -> bytes:
+    """The rows of a table as a `TensorStats` holds them. Cost: 0.5 us a row; 10 us if one holds a NaN or an Inf."""
+    rows = table.values()
+    if all(type(row) is list and len(row) == len(COLUMNS) for row in rows):
+        try:
+            data = array("d", chain.from_iterable(rows))
+        except (TypeError, OverflowError):  # "Infinity", digits without end, or what is no number: told below
+            pass
+        else:
+            if all(_is_usual(name, data[i :: len(COLUMNS)]) for i, name in enumerate(COLUMNS)):
+                return data.tobytes()
+    try:
+        each = [values.at(name, lambda row: _row(row, unknown), row) for name, row in table.items()]
+    except MisfitError as error:
+        raise error.under("tensors") from None
+    return array("d", chain.from_iterable(each)).tobytes()
+
+
+def _is_usual(column: str, numbers: array[float]) -> bool:
+    """Whether all are finite, and none is negative where none may be."""
+    return math.isfinite(sum(numbers)) and (column == "sum" or not numbers or min(numbers) >= 0.0)
+
+
+def _row(plain: Any, unknown: Unknown) -> list[float]:
     """A row of a table; columns that are younger than the log are 0, those that are younger than this are left out."""
-    given = [float(values.number(value)) for value in values.row(plain)[: len(COLUMNS)]]
+    if len(values.row(plain)) > len(COLUMNS):
+        _note(unknown, [f"columns from the {len(COLUMNS) + 1}th on"], "tensors/")
+    given = [float(values.number(value)) for value in plain[: len(COLUMNS)]]
     row = [*given, *EMPTY_ROW[len(given) :]]
     for name, value in zip(COLUMNS, row):
         if name.startswith("num") and not 0.0 <= value < math.inf:
@@ -88,16 +243,17 @@ def _row(plain: Any) -> list[float]:
     return row
 
 
-def _pack(rows: Iterable[Iterable[float]]) -> bytes:
-    flat = [float(value) for row in rows for value in row]
-    return struct.pack(f"{len(flat)}d", *flat)
-
-
-def _samples(kind: Any, line: Mapping[str, Any], key: str) -> tuple[Any, ...]:
+def _samples(kind: Any, line: Mapping[str, Any], key: str, unknown: Unknown) -> tuple[Any, ...]:
     found = []
     for name, plain in (_get(line, key, values.mapping) or {}).items():
         try:
-            found.append(kind.from_dict({**values.mapping(plain), "name": name}))
+            _note(unknown, values.mapping(plain).keys() - _FIELDS[kind], f"{key}/")
+            found.append(kind.from_dict({**plain, "name": name}))
         except MisfitError as error:
             raise error.under(key, name) from None
     return tuple(found)
+
+
+def _notes_of(notes: Mapping[str, Any], unknown: Unknown) -> ModelNotes:
+    _note(unknown, notes.keys() - _FACTS, "model/")
+    return ModelNotes.of(notes)

@@ -1,0 +1,460 @@
+"""`fastguard diagnose` and the reader on any bytes: a diagnosis, or the code 3 and a line that says why."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import tracemalloc
+import types
+from pathlib import Path
+
+import pytest
+
+from fastguard.commands import cli, diagnose
+from fastguard.diagnosis import RULES, Finding
+from fastguard.history import TrainingHistory
+from fastguard.sinks import JsonlSink, read_jsonl
+from fastguard.sinks.sink import flatten_step
+from fastguard.stats import StepStats, log
+from fastguard.stats.samples import WeightStats
+
+from faulty_runs import activity, falling_losses, noisy_norms
+from records import make_bad_record, make_record, make_row, make_table
+
+ROW = [4, 4.0, 4.0, 1.0, 1.0, 0, 0, 0]
+WEIGHT = {"numel": 4, "norm": 2.0, "std": 0.5, "abs_max": 1.0}
+ACTIVITY = {"family": "relu", **{key: value for key, value in activity().to_dict().items() if key != "name"}}
+
+
+def line(**keys):
+    return json.dumps({"step": 0, "loss": 1.0, "grad/norm": 1.0, **{k.replace("__", "/"): v for k, v in keys.items()}})
+
+
+@pytest.fixture
+def told(tmp_path, capsys):
+    """Diagnoses what it is given: exit code, stdout, stderr."""
+
+    def ask(content, *options):
+        path = tmp_path / "run.jsonl"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+        capsys.readouterr()
+        code = cli.main(["diagnose", str(path), *options])
+        return (code, *capsys.readouterr())
+
+    return ask
+
+
+@pytest.fixture(params=["json", "strict", "orjson"])
+def parser(request, monkeypatch):
+    """Python's json alone; something as strict as orjson in front of it; orjson itself, where it is installed."""
+    if request.param == "json":
+        monkeypatch.setitem(sys.modules, "orjson", None)
+    elif request.param == "orjson":
+        pytest.importorskip("orjson")
+    else:
+
+        def refuse(name):
+            raise ValueError(name)
+
+        def integer(digits):
+            return int(digits) if len(digits) < 19 else number(digits)
+
+        def number(digits):
+            value = float(digits)
+            return value if math.isfinite(value) else refuse(digits)
+
+        def loads(text):
+            try:
+                whole = json.loads(text, parse_constant=refuse, parse_int=integer, parse_float=number)
+            except RecursionError:
+                refuse("nested too deeply")
+            return refuse("half a surrogate") if b"\\ud8" in text else whole
+
+        monkeypatch.setitem(sys.modules, "orjson", types.SimpleNamespace(loads=loads))
+
+
+def healthy_log(num_steps=200, **more):
+    pairs = zip(falling_losses(num_steps), noisy_norms(num_steps))
+    return "".join(line(step=i, loss=loss, grad__norm=norm, **more) + "\n" for i, (loss, norm) in enumerate(pairs))
+
+
+class TestNothingSeen:
+    """No step is no health: it has a line and a code of its own."""
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "",
+            "\n\n",
+            '{"time":1,"model":{"names":["a"]}}\n',
+            "{}\n",
+            '{"event":"of a newer one"}\n',
+            "{\n{\n",
+            b"\0" * 99,
+        ],
+        ids=["empty", "blank lines", "notes only", "an empty object", "unknown lines", "damaged lines", "zeros"],
+    )
+    def test_a_log_without_steps(self, told, content):
+        code, out, err = told(content)
+        assert (code, out) == (3, "")
+        assert err.splitlines()[-1].startswith("fastguard diagnose: error: `log` must hold a step, got none")
+
+    @pytest.mark.skipif(not os.path.exists("/dev/null"), reason="needs /dev/null")
+    def test_dev_null(self, capsys):
+        assert cli.main(["diagnose", "/dev/null", "--json"]) == 3
+        assert not capsys.readouterr().out
+
+
+class TestOtherFiles:
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (gzip.compress(b"{}"), "got a gzip file, which is to be unpacked first"),
+            (b"\x28\xb5\x2f\xfd\x04\x00", "got a zstd file"),
+            ("{}".encode("utf-16"), "got text in UTF-16, which is to be saved as UTF-8"),
+            (b"[1, 2]\n", "got b'[1, 2]'"),
+            (b"null\n", "got b'null'"),
+            (b"\x7fELF\x02\x01\x01\0", r"got b'\x7fELF"),
+            (b"\x1b[2J\xe2\x80\xae", r"got b'\x1b[2J"),
+        ],
+    )
+    def test_say_what_they_are(self, told, content, message):
+        code, out, err = told(content)
+        assert (code, out) == (3, "") and message in err and err.count("\n") == 1
+        assert err.replace("\n", "").isprintable() and err.isascii()
+
+    def test_a_folder_and_a_name_that_no_file_can_have(self, capsys, tmp_path):
+        for path in (
+            str(tmp_path),
+            str(tmp_path / "a\0b"),
+            str(tmp_path / ("n" * 300)),
+            str(tmp_path / "\udcff\x1b[2J"),
+        ):
+            assert cli.main(["diagnose", path]) == 3
+            err = capsys.readouterr().err
+            assert err.startswith("fastguard diagnose: error: ") and err.count("\n") == 1 and "\x1b" not in err
+
+
+class TestWrongTypes:
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (line(step=None), "must be a whole number, got None - at `record['step']`"),
+            (line(step="5"), "must be a whole number, got '5' - at `record['step']`"),
+            (line(step=-1), "must be a whole number >= 0, got -1 - at `record['step']`"),
+            (line(step=1.5), "must be a whole number, got 1.5 - at `record['step']`"),
+            (line(step=True), "must be a whole number, got True"),
+            (line(step=10**400), "must be a whole number, got 1000"),
+            (line(step="NaN"), "must be a whole number, got 'NaN'"),
+            ('{"step":1e999}', "must be a whole number, got inf"),
+            (line(loss=[]), "must be a number, got [] - at `record['loss']`"),
+            (line(loss={"a": 1}), "must be a number, got {'a': 1}"),
+            (line(loss="a\x1b[2J"), r"must be a number, got 'a\x1b[2J'"),
+            (line(loss="nan"), "must be a number, got 'nan'"),
+            (line(loss=10**400), "must be a number, got 1000"),
+            (line(lr=False), "must be a number, got False - at `record['lr']`"),
+            (line(grad__norm=-1.0), "must be a number >= 0, got -1.0 - at `record['grad/norm']`"),
+            (line(grad__mean="x"), "must be a number, got 'x' - at `record['grad/mean']`"),
+            (line(grad__num_nans=-1), "must be a whole number >= 0, got -1 - at `record['grad/num_nans']`"),
+            (line(grad__num_zeros=-1), "must be a whole number >= 0, got -1 - at `record['grad/num_zeros']`"),
+            (line(grad__num_elements="Infinity"), "got 'Infinity' - at `record['grad/num_elements']`"),
+            (line(skipped="no"), "must be true or false, got 'no' - at `record['skipped']`"),
+            (line(nonfinite="abc", grad__norm="NaN"), "must be a list, got 'abc' - at `record['nonfinite']`"),
+            (line(nonfinite=[1], grad__norm="NaN"), "must be text, got 1 - at `record['nonfinite'][0]`"),
+            (line(tensors=[1]), "must be a dict with text for keys, got [1] - at `record['tensors']`"),
+            (line(tensors={"a": 1}), "must be a list, got 1 - at `record['tensors']['a']`"),
+            (line(tensors={"a": "NaN"}), "must be a list, got 'NaN' - at `record['tensors']['a']`"),
+            (line(tensors={"a": [None]}), "must be a number, got None - at `record['tensors']['a']`"),
+            (line(tensors={"a": [*ROW[:5], -1, 0, 0]}), "must have a count for num_zeros, got -1.0"),
+            (line(tensors={"a": ["x", *ROW[1:]]}), "must be a number, got 'x'"),
+            (line(tensors={"a": ROW, "b": [4, "NaN", *ROW[2:]]}), "must have a number >= 0 for sum_sq, got nan"),
+            (line(tensors={"a": [10**400, *ROW[1:]]}), "must be a number, got 1000"),
+            (line(activations=["a"]), "must be a dict with text for keys, got ['a'] - at `record['activations']`"),
+            (line(activations={"a": None}), "got None - at `record['activations']['a']`"),
+            (line(activations={"a": {"mean": 1.0}}), "must be there, and is missing - at `record['activations']['a']["),
+            (line(activations={"a": {**ACTIVITY, "num_zeros": 1.5}}), "must be a whole number, got 1.5 - at"),
+            (line(activations={"a": {**ACTIVITY, "dead_units": [1, "x"]}}), "['dead_units'][1]`"),
+            (line(activations={"a": {**ACTIVITY, "inputs_finite": "?"}}), "must be true or false, got '?'"),
+            (line(weights={"\x1b": {**WEIGHT, "norm": "big"}}), r"got 'big' - at `record['weights']['\x1b']['norm']`"),
+            (line(weights={"a": {}}), "must be there, and is missing - at `record['weights']['a']['"),
+            ('{"loss":1.0}', "`path` must be a log of steps, got a record without `step`"),
+        ],
+        ids=range(39),
+    )
+    def test_the_key_and_the_line_are_named(self, told, content, message):
+        code, out, err = told(healthy_log(3) + content + "\n" + line(step=9))
+        assert (code, out) == (3, "")
+        assert message in err and err.count("\n") == 1 and err.endswith("run.jsonl, line 4\n")
+
+    @pytest.mark.parametrize(
+        ("facts", "message"),
+        [
+            ({"names": "abc"}, "must be names, got a single text 'abc' - at `model['names']`"),
+            ({"names": [1]}, "must be text, got 1 - at `model['names'][0]`"),
+            ({"initialization": {"a": 1}}, "must be a list, got 1 - at `model['initialization']['a']`"),
+            ({"initialization": {"a": [1, 2, 3]}}, "must be a pair of numbers"),
+            ({"dropout": [0.5]}, "must be a dict with text for keys, got [0.5] - at `model['dropout']`"),
+            ({"steps_per_epoch": 0}, "must be at least 1, got 0 - at `model['steps_per_epoch']`"),
+            ({"decay_per_step": "much"}, "must be a number, got 'much' - at `model['decay_per_step']`"),
+            ({"has_scheduler": "yes"}, "must be true or false, got 'yes' - at `model['has_scheduler']`"),
+        ],
+    )
+    def test_notes_of_the_model(self, told, facts, message):
+        code, out, err = told(json.dumps({"time": 1.0, "model": facts}) + "\n" + line())
+        assert (code, out) == (3, "") and message in err and err.count("\n") == 1
+
+    def test_deeply_nested_values_are_not_gone_into(self, told, parser):
+        for depth in (50, 900, 100_000):
+            for start, end in (("[", "]"), ('{"a":', "}")):
+                deep = start * depth + ("1" if "a" in start else "") + end * depth
+                assert told(healthy_log(30) + f'{{"step":30,"x":{deep}}}\n')[0] == 0
+                code, _, err = told(healthy_log(30) + f'{{"step":30,"loss":{deep}}}\n')
+                assert code == (3 if "error" in err else 0)  # what cannot be parsed at all is a damaged line
+                assert "must be a number" in err or "1 line was cut off or damaged" in err
+
+    def test_read_jsonl_leaves_out_what_is_nested_too_deeply(self, tmp_path, parser):
+        for depth in (50, 900, 100_000):
+            (tmp_path / "run.jsonl").write_text(f'{{"step":0,"x":{"[" * depth}{"]" * depth}}}\n' + line(step=1))
+            log = read_jsonl(tmp_path / "run.jsonl")
+            assert [record["step"] for record in log] == ([0, 1] if depth == 50 else [1]) and log[-1]["loss"] == 1.0
+            assert log.skipped_lines == ([] if depth == 50 else [1])
+
+
+class TestReadAsFarAsItCanBe:
+    @pytest.mark.parametrize("spelled", ['"NaN"', "NaN", '"Infinity"', "Infinity", "-Infinity", '"-Infinity"', "1e999"])
+    def test_not_finite_in_any_spelling(self, tmp_path, parser, spelled):
+        (tmp_path / "log").write_text(f'{{"step":0,"loss":{spelled},"grad/norm":1}}\n')
+        (value,) = TrainingHistory.from_jsonl(tmp_path / "log").loss
+        assert math.isnan(value) if "nan" in spelled.lower() else math.isinf(value)
+
+    def test_duplicated_keys_null_and_whole_floats(self, tmp_path, parser):
+        (tmp_path / "log").write_text('{"step":0,"step":7.0,"loss":1,"loss":2,"lr":null,"skipped":0,"grad/norm":3}\n')
+        history = TrainingHistory.from_jsonl(tmp_path / "log")
+        assert (history.step, history.loss, history.learning_rate, history.grad_norm) == ([7], [2.0], [], [3.0])
+
+    def test_marks_and_line_ends_of_other_systems(self, told):
+        text = healthy_log(40)
+        plain = told(text)
+        assert plain[0] == 0
+        assert told(b"\xef\xbb\xbf" + text.encode()) == plain == told(text.replace("\n", "\r\n"))
+
+    def test_half_surrogates_and_odd_names(self, told, parser):
+        text = healthy_log(40) + line(step=40, tensors={"\ud800": ROW, "": ROW, "\x1b[2J\n": ROW})
+        assert told(text)[0] == 0
+
+    def test_what_a_newer_version_wrote(self, told):
+        newer = [
+            line(step=200, of_later=1, tensors={"a": [*ROW, 5.0]}),
+            line(step=201, activations={"a": {**ACTIVITY, "skew": 1.0}}, weights={"a": {**WEIGHT, "rank": 3}}),
+            '{"time":1.0,"event":"resumed"}',
+            '{"time":1.0,"model":{"names":["a"],"sharded":true}}',
+        ]
+        code, out, err = told(healthy_log() + "\n".join(newer))
+        assert code == 0 and out.startswith("HEALTHY after 202 steps")
+        assert err == (
+            "fastguard diagnose: written by a newer version? 6 unknown keys ignored: of_later, "
+            "tensors/columns from the 9th on, activations/skew, weights/rank, event, model/sharded\n"
+        )
+
+    def test_unknown_keys_without_end(self, told):
+        lines = "".join(line(step=i, **{f"\x1b{i}": 1, "n" * 5000: 2}) + "\n" for i in range(300))
+        code, _, err = told(lines)
+        assert code == 1 and "256 unknown keys ignored" in err and len(err) < 1000 and "\x1b" not in err
+
+    def test_every_key_that_sinks_write_is_known(self, tmp_path):
+        tables = make_table([make_row(), make_row(num_nans=1)], ["a", "b"])
+        sampled = {"activations": (activity(),), "weights": (WeightStats("a", 4, 2.0, 0.5, 1.0, 0.1, 0.1),)}
+        record = StepStats(0, tables, 0.5, True, 1.0, 2.0, 1e-3, 1024.0, **sampled)
+        with JsonlSink(tmp_path / "run.jsonl") as sink:
+            sink.write(record)
+            sink.note({"names": ["a"]})
+        written = [json.loads(text) for text in (tmp_path / "run.jsonl").read_text().splitlines()]
+        assert {key for keys in written for key in keys} == log.KEYS
+        assert flatten_step(record).keys() <= log.KEYS
+
+
+class TestDamage:
+    def test_lines_are_counted_and_the_first_thousand_listed(self, told, tmp_path):
+        code, _, err = told(healthy_log(40) + "{\n" * 1500)
+        assert code == 0 and "1500 lines were cut off or damaged, and left out: [41, 42, 43" in err
+        found = read_jsonl(tmp_path / "run.jsonl")
+        assert (found.num_skipped, len(found.skipped_lines), len(found)) == (1500, 1000, 40)
+
+    def test_a_line_without_end_is_left_out(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(log, "MAX_LINE_BYTES", 1000)
+        path = tmp_path / "run.jsonl"
+        for long in (line(x="n" * 100_000), '{"step":0' + " " * 990, line(x="n" * 5000)[:1000], "\0" * 1000):
+            path.write_text(f"{line(step=1)}\n{long}\n{line(step=2)}\n")
+            reader = log.LogReader(path)
+            assert [record["step"] for record in reader] == [1, 2]
+            assert (reader.skipped_lines, reader.line) == ([2], 3)
+
+    def test_a_line_just_short_enough(self, tmp_path, monkeypatch):
+        path = tmp_path / "run.jsonl"
+        path.write_text(line(step=1) + "\n" + line(step=2))
+        monkeypatch.setattr(log, "MAX_LINE_BYTES", len(line(step=1)) + 1)
+        assert [record["step"] for record in log.LogReader(path)] == [1, 2]
+
+    @pytest.mark.slow
+    def test_a_line_of_a_hundred_megabytes(self, told):
+        assert told(healthy_log(40) + '{"step":40,"x":"' + "n" * 100_000_000 + '"}\n')[0] == 0
+
+
+class TestStreaming:
+    def test_keeps_no_lines(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        path.write_text(healthy_log(6000))
+        TrainingHistory.from_jsonl(path)  # what is made once
+        tracemalloc.start()
+        try:
+            history = TrainingHistory.from_jsonl(path, window=64)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert history.num_steps == 6000
+        assert peak < 1.5e6  # the lines alone are 3 MB of dicts
+
+    def test_is_what_reading_all_of_it_gives(self, tmp_path, parser):
+        path = tmp_path / "run.jsonl"
+        sampled = {"activations": (activity(),), "weights": (WeightStats("w", 64, 2.0, 0.5, 1.0, 0.1, 0.1),)}
+        with JsonlSink(path) as sink:
+            sink.note({"names": ["w", "NaN"], "initialization": {"w": [1.0, 0.1]}})
+            for step in range(150):
+                if step == 70:
+                    sink.write(make_bad_record(step, ["b"], loss=math.nan))
+                    sink.note({"zero_lr": ["w"]})
+                sink.write(
+                    make_record(step + (step >= 70), loss=2.0 - step / 150, **(sampled if step % 20 == 0 else {}))
+                )
+        streamed = TrainingHistory.from_jsonl(path)
+        listed = TrainingHistory.from_log(read_jsonl(path))
+        assert json.dumps(streamed.state_dict()) == json.dumps(listed.state_dict())
+        assert streamed.last == listed.last and streamed.last.step == 150
+        assert streamed.model.names == ("w", "NaN") and streamed.model.zero_lr == ("w",)
+
+    def test_a_large_norm_stays_what_it_is(self, tmp_path):
+        (tmp_path / "log").write_text(line(grad__norm=1e200) + "\n")
+        history = TrainingHistory.from_jsonl(tmp_path / "log")
+        assert (history.grad_norm, history.num_nonfinite) == ([1e200], 0)
+
+
+class TestTheCommand:
+    def test_a_bug_is_no_diagnosis(self, told, monkeypatch):
+        def fail(*arguments, **options):
+            raise TypeError("\x1b[2J\nHEALTHY after 9 steps")
+
+        monkeypatch.setattr(diagnose, "build_report", fail)
+        code, out, err = told(healthy_log(40))
+        assert (code, out) == (3, "") and err.count("\n") == 1
+        assert r"this is a bug of fastguard, please report it: TypeError: \x1b[2J\nHEALTHY" in err
+        assert "test_any_log.py, line " in err
+
+    def test_names_in_json_are_ascii_and_in_full(self, told):
+        name = "\x7f\x9b\u202e" + "n" * 10_000
+        log = healthy_log(40) + line(step=40, grad__norm="NaN", nonfinite=[name]) + "\n"
+        code, out, _ = told(log, "--json")
+        assert code == 2 and out.isascii() and "\x7f" not in out
+        assert [name] in [finding["layers"] for finding in json.loads(out)["findings"]]
+        code, out, _ = told(log)
+        assert code == 2 and out.isascii() and out.replace("\n", "").isprintable() and len(out.splitlines()) < 60
+
+    @pytest.mark.parametrize("window", ["10000001", "9" * 30])
+    def test_a_window_too_large(self, window, capsys):
+        with pytest.raises(SystemExit) as leaving:
+            cli.main(["diagnose", "log", "--window", window])
+        assert leaving.value.code == 64 and "`--window` must be at most" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("number", ["inf", "nan"])
+    def test_a_threshold_that_is_not_finite(self, number, capsys):
+        with pytest.raises(SystemExit) as leaving:
+            cli.main(["diagnose", "log", "--set", f"already-clipped.run={number}"])
+        assert leaving.value.code == 64 and "must give a finite number" in capsys.readouterr().err
+
+    def test_arguments_are_shown(self, capsys):
+        for arguments in (["diagnose", "a", "\x1b[2J\n"], ["diagnose", "a", "--set", "\x1b]0;x\x07"], ["\x1b[2J"]):
+            try:
+                code = cli.main(arguments)
+            except SystemExit as leaving:
+                code = leaving.code
+            err = capsys.readouterr().err
+            assert code == 64 and err.count("\n") == 1 and err.replace("\n", "").isprintable()
+
+    def test_a_pipe_that_was_closed_changes_no_code(self, told, monkeypatch):
+        class Closed(io.StringIO):
+            def flush(self):
+                raise BrokenPipeError
+
+        monkeypatch.setattr(sys, "stdout", Closed())
+        assert told(healthy_log(40))[0] == 0
+
+    def test_a_report_that_cannot_be_written(self, told, monkeypatch):
+        class Full(io.StringIO):
+            def flush(self):
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(sys, "stdout", Full())
+        code, _, err = told(healthy_log(40))
+        assert code == 3 and "the report cannot be written: [Errno 28] No space left" in err
+
+
+@pytest.fixture(scope="module")
+def nasty_log(tmp_path_factory):
+    path = tmp_path_factory.mktemp("logs") / "l\u00f6g\u91cd.jsonl"
+    name = "caf\u00e9.\u91cd.\ud800.\x9b2J"
+    path.write_text(
+        healthy_log(40) + line(step=40, grad__norm="NaN", nonfinite=[name], tensors={name: [*ROW[:6], 1, 0]})
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1:strict"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids=["ascii", "latin-1", "LC_ALL=C"],
+)
+def test_any_encoding_of_the_terminal(nasty_log, environment):
+    known = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHONIO"))}
+    code = (
+        "import sys; from fastguard.commands.cli import main; path = sys.argv[1]\n"
+        "print(main(['diagnose', path]), main(['diagnose', path + '.not']), main(['rules', '--json']), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, nasty_log],
+        capture_output=True,
+        env={**known, **environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith(b"2 3 0\n") and b"Traceback" not in done.stderr
+    assert done.stdout.isascii() and rb"caf\xe9.\u91cd.\ud800.\x9b2J" in done.stdout
+
+
+def test_a_rule_of_ones_own_may_say_anything(tmp_path):
+    """What a text says is its author's; how it is shown is ours."""
+    text = "line\u2028one\x1b[31m\r\nHEALTHY"
+    finding = Finding(text, layers=(text,), recommendation=text, rule="own")
+    assert RULES and str(finding.to_dict())
+    from fastguard.report import build_report
+
+    shown = str(build_report(TrainingHistory(), findings=[finding]))
+    assert shown.isascii() and not any(part.startswith("HEALTHY") for part in shown.splitlines()[1:])
+
+
+def test_random_logs():
+    pytest.importorskip(
+        "benchmarks.reliability", reason="the benchmarks are not beside these tests", exc_type=ImportError
+    )
+    from benchmarks.reliability import logs
+
+    figures, bad = logs.run(400, seed=7)
+    assert not bad, bad[0].wrong + f" (python -m benchmarks.reliability.logs --seed 7 --keep {Path('wrong')})"
+    codes = [code for counts in figures["exit_codes"].values() for code in counts]
+    assert {"0", "1", "2", "3"} == set(codes)
