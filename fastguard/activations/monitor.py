@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -121,8 +123,12 @@ class ActivationMonitor:
             self._hooks.append((InputHook if target.of_input else OutputHook)(target, self._switch, collector))
         self._pass_hooks = [
             PassHook(root, self._switch, collector, collector.begin, at_end=False),
-            PassHook(root, self._switch, collector, self._pass_ends, at_end=True),
+            PassHook(
+                root, self._switch, collector, types.MethodType(type(self)._pass_ends, weakref.proxy(self)), at_end=True
+            ),
         ]
+        # The hooks do not keep the monitor alive, and go when it does.
+        weakref.finalize(self, _remove, self._switch, (*self._hooks, *self._pass_hooks)).atexit = False
         self._arm()
 
     def record(self, layer_name: str, activations: Any) -> ActivationStats:
@@ -263,9 +269,7 @@ class ActivationMonitor:
     def detach(self) -> None:
         """Removes all hooks; records stay readable. A compiled graph goes on without."""
         self._arrivals.collect(wait=True)
-        self._switch.on = False
-        for hook in (*self._hooks, *self._pass_hooks):
-            hook.remove()
+        _remove(self._switch, (*self._hooks, *self._pass_hooks))
         self._hooks, self._pass_hooks, self._collector = [], [], None
 
     @property
@@ -339,6 +343,12 @@ class ActivationMonitor:
         for hook in self._pass_hooks:
             if self._is_guarded and not hook.is_compiled:
                 hook.remove()
+
+
+def _remove(switch: Switch, hooks: Iterable[Hook]) -> None:
+    switch.on = False
+    for hook in hooks:
+        hook.remove()
 
 
 def _check_counts(**counts: Any) -> None:

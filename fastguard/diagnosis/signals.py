@@ -19,12 +19,19 @@ BLOCK = 20
 class Signals:
     """Series and levels of a history's window. Clean steps only: neither skipped nor non-finite.
 
-    Attributes:
-        history: where they come from.
+    Does not keep the history alive, which is what they are kept under.
     """
 
     def __init__(self, history: TrainingHistory) -> None:
-        self.history = history
+        self._history = weakref.ref(history)
+
+    @property
+    def history(self) -> TrainingHistory:
+        """Where they come from."""
+        history = self._history()
+        if history is None:
+            raise ReferenceError("the history that these signals are of no longer exists")
+        return history
 
     @cached_property
     def clean(self) -> list[Entry]:

@@ -24,7 +24,7 @@ from .hooks import Hooks
 from .judge import Judge
 from .ledger import Ledger
 from .policies import ClipPolicy, GivenPolicy, as_policy
-from .run import Run
+from .run import Run, held_weakly
 from .sampling import Sampling
 from .wrappers import inwards
 
@@ -69,7 +69,7 @@ class Guard:
         self._facts = ModelFacts(model, optimizers, namer, backend)
         self.sampling = Sampling(self.run, self.judge, self._facts, model, activations, weights)
         if activations is not None:
-            self.ledger.fetch = self.sampling.attach_arrived
+            self.ledger.fetch = held_weakly(self.sampling.attach_arrived)
         self._hooks = [Hooks(self.run, member, self.judge, self.ledger, self.sampling) for member in self.run.members]
         with self.run.failures.kept("model facts", "The rules that want to know of the model were told nothing."):
             self.history.note_model(**self._facts.at_first())

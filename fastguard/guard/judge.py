@@ -24,7 +24,7 @@ from .flight import Flight
 from .ledger import Ledger, check_scalar, is_loss, scalar
 from .onboard import Onboard, gradients_of
 from .policies import ClipPolicy
-from .run import Member, Run
+from .run import Member, Run, held_weakly
 from .scaler import UNSCALED, Handed
 from .undo import Both, HandedOver, SetAside, Undo, takes_flags
 
@@ -61,7 +61,7 @@ class Judge:
         self._clips_through_scale = clip_through == "scale"
         self._engine_for = engine_for or (lambda device, backend: engines.engine_for(device, backend))
         self._is_capturing = is_capturing
-        self.onboard = Onboard(run, ledger, when_behind, self._engine_on, courier_for, device_of)
+        self.onboard = Onboard(run, ledger, when_behind, held_weakly(self._engine_on), courier_for, device_of)
         self._decision: Decision | None = None
         self._was_on_cpu: bool | None = None  # the first parameter, when it was chosen who measures
         self.waits = True

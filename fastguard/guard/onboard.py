@@ -18,7 +18,7 @@ from .flight import Flight, Flights
 from .lanes import Lane, Lanes
 from .ledger import Ledger
 from .ring import TABLE
-from .run import Member, Run
+from .run import Member, Run, held_weakly
 from .scaler import Handed
 from .undo import Momentum, Straightened, takes_flags
 
@@ -50,7 +50,7 @@ class Onboard:
     ) -> None:
         self._run = run
         self._ledger = ledger
-        self.flights = Flights(self._arrive, when_behind)
+        self.flights = Flights(held_weakly(self._arrive), when_behind)
         self.lanes = Lanes(engine_for, courier_for, device_of)
         self.momentum = Momentum()
         self._newest, self._arrived = -1, -1  # steps

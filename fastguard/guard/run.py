@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,11 @@ from ..stats.failures import Failures
 from .policies import ClipPolicy
 from .ring import Ring
 from .wrappers import refuse_shards
+
+
+def held_weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound method that does not keep its object alive, for one of the object's own parts to call."""
+    return types.MethodType(method.__func__, weakref.proxy(method.__self__))  # type: ignore[attr-defined]
 
 
 class Member:

@@ -1,0 +1,119 @@
+"""What a guard holds is freed by its last reference, without the garbage collector, as torch's tests want it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+
+SETTINGS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "plain": lambda folder: {},
+    "clipping": lambda folder: {"max_norm": 1.0},
+    "a log": lambda folder: {"sinks": [fastguard.JsonlSink(folder / "run.jsonl")]},
+    "sinks": lambda folder: {"sinks": [fastguard.MemorySink(), lambda record: None]},
+    "activations": lambda folder: {"activations": {"every": 1, "modules": "all"}},
+    "weights": lambda folder: {"weights": 1},
+    "everything": lambda folder: {
+        "max_norm": 1e-3,
+        "activations": {"every": 2},
+        "weights": 2,
+        "check_every": 1,
+        "sinks": [fastguard.JsonlSink(folder / "run.jsonl"), fastguard.MemorySink()],
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_gc() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+CASES = [(name, 3, True) for name in SETTINGS] + [("plain", 0, True), ("plain", 3, False), ("everything", 0, True)]
+
+
+@pytest.mark.parametrize(("name", "num_steps", "with_model"), CASES)
+def test_nothing_is_left_to_the_collector(name: str, num_steps: int, with_model: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    _step(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    str(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.5)).guard.report())
+    gc.freeze()  # what is there by now, torch's and the rules' own things among it, is not looked through
+    given = SETTINGS[name](tmp_path)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.5), model if with_model else None, **given)
+    given.clear()
+    for _ in range(num_steps):
+        _step(model, optimizer)
+    guard = optimizer.guard
+    str(guard.report())
+    refs = [weakref.ref(x) for x in (optimizer, guard, guard.run, guard.ledger, guard.judge, guard.history)]
+    del optimizer, guard
+    assert [ref() for ref in refs] == [None] * len(refs)
+    assert gc.collect() == 0
+    _step(model, torch.optim.SGD(model.parameters(), lr=0.5))  # no hook is left that calls what is gone
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_optimizer_that_outlives_its_guards_attribute_goes_on_stepping() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1.0), max_norm=1.0)
+    del optimizer.__dict__["guard"]
+    p.grad = torch.full((3,), 100.0)
+    optimizer.step()
+    assert float((1.0 - p.detach()).norm()) == pytest.approx(1.0, rel=1e-5)  # still clipped
+
+
+def test_a_guard_that_measures_on_a_device_is_freed_too() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1.0))
+    guard = optimizer.guard
+    guard.judge.choose()
+    assert guard.judge.onboard.lanes._engine_for(torch.device("cpu")) is None
+    ref = weakref.ref(guard.judge.onboard)
+    del optimizer, guard
+    assert ref() is None
+
+
+def test_a_monitor_without_a_guard_takes_its_hooks_along() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    monitor = fastguard.ActivationMonitor(model, every=1)
+    model(torch.ones(2, 3))
+    assert monitor.activities
+    ref = weakref.ref(monitor)
+    del monitor
+    assert ref() is None
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    model(torch.ones(2, 3))
+
+
+def test_a_report_keeps_no_history() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1.0))
+    p.grad = torch.ones(3)
+    optimizer.step()
+    held: list[weakref.ref[Any]] = []
+    complete = type(optimizer.guard.ledger).history_with_held
+
+    def noting(ledger: Any) -> Any:
+        held.append(weakref.ref(complete(ledger)))
+        history = complete(ledger)
+        held.append(weakref.ref(history))
+        return history
+
+    optimizer.guard.ledger.history_with_held = noting.__get__(optimizer.guard.ledger)
+    assert optimizer.guard.report().numbers["num_steps"] == 1
+    assert [ref() for ref in held] == [None, None]
