@@ -454,7 +454,7 @@ def test_random_logs():
     )
     from benchmarks.reliability import logs
 
-    figures, bad = logs.run(400, seed=7)
+    figures, bad = logs.run(300, seed=7)
     assert not bad, bad[0].wrong + f" (python -m benchmarks.reliability.logs --seed 7 --keep {Path('wrong')})"
     codes = [code for counts in figures["exit_codes"].values() for code in counts]
     assert {"0", "1", "2", "3"} == set(codes)

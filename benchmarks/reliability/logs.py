@@ -13,7 +13,6 @@ import contextlib
 import gzip
 import io
 import json
-import os
 import platform
 import random
 import tempfile
@@ -293,7 +292,7 @@ def main() -> int:
             print(f"-- code {outcome.code}: {outcome.wrong}")
     print(json.dumps(figures, indent=2))
     if not arguments.dry:
-        RESULTS.write_text(json.dumps(figures, indent=2) + os.linesep, encoding="utf-8")
+        RESULTS.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return 1 if bad else 0
 
 

@@ -108,6 +108,7 @@ def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | N
 
 
 def _entry_of(line: Mapping[str, Any], norm: float) -> Entry:
+    """The step of a line of numbers; those that an `Entry` has no room for are looked at all the same."""
     for key in _NUMBERS:
         if type(line.get(key, 0.0)) is not float:
             _get(line, key, values.number)
@@ -115,17 +116,16 @@ def _entry_of(line: Mapping[str, Any], norm: float) -> Entry:
         count = line.get(key, 0)
         if type(count) is not int or count < 0:
             _get(line, key, values.count)
-    coefficient = _number(line, "clip/coef")
+    step, coefficient, skipped = line["step"], line.get("clip/coef", 1.0), line.get("skipped", False)
+    if type(step) is not int or step < 0:
+        step = values.at("step", values.count, step)
+    if type(coefficient) is not float:
+        coefficient = float(_get(line, "clip/coef", values.number, 1.0))
+    if type(skipped) is not bool:
+        skipped = _get(line, "skipped", values.truth, False)
+    loss, lr = _number(line, "loss"), _number(line, "lr")
     return Entry(
-        values.entry(line, "step", values.count),
-        norm,
-        1.0 if coefficient is None else coefficient,
-        _get(line, "skipped", values.truth, False),
-        _number(line, "loss"),
-        _number(line, "val_loss"),
-        _number(line, "lr"),
-        _number(line, "loss_scale"),
-        None,
+        step, norm, coefficient, skipped, loss, _number(line, "val_loss"), lr, _number(line, "loss_scale"), None
     )
 
 
