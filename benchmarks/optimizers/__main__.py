@@ -1,0 +1,5 @@
+"""`python -m benchmarks.optimizers`."""
+
+from .suite import main
+
+raise SystemExit(main())
