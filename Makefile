@@ -4,16 +4,17 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check
 SOURCES = pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 
 WORKERS ?= 2
+NUMBER ?= 100000
 # One thread each: most tensors of the tests are tiny, and tests that are about threads ask for theirs.
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
 INTERPRETED = tests/kernels tests/guard/device tests/activations
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow-test bench faults gpu-test gpu-bench lint sanitize clean
+.PHONY: help demo test slow-test bench faults fuzz soak kill optimizers gpu-test gpu-bench lint docs packages sanitize clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/demo.stamp ## train a small model under guard, on real text (2 to 3 minutes)
 	.venv/bin/fastguard demo
@@ -30,6 +31,23 @@ slow-test: .venv/dev.stamp ## run the slow ones
 bench: .venv/dev.stamp ## measure against torch's own functions, in turn with them as in training (8 minutes)
 	.venv/bin/python -m benchmarks.speed --dry
 
+faults: .venv/dev.stamp ## train small models with planted faults, and ask the rules; the tables show how often they are right
+	.venv/bin/python -m benchmarks.faults
+
+fuzz: .venv/dev.stamp ## try the kernels, histories and logs at random (NUMBER=100000 each), and save the figures
+	.venv/bin/python -m benchmarks.reliability.kernels --number $(NUMBER)
+	.venv/bin/python -m benchmarks.reliability.histories --number $(NUMBER)
+	.venv/bin/python -m benchmarks.reliability.logs --number $(NUMBER)
+
+soak: .venv/dev.stamp ## take a million steps: memory and time a step must stay flat
+	.venv/bin/python -m benchmarks.reliability.soak
+
+kill: .venv/dev.stamp ## end trainings at random moments, and read what they left
+	.venv/bin/python -m benchmarks.reliability.kill
+
+optimizers: .venv/dev.stamp ## guard the optimizers of other packages that are installed
+	.venv/bin/python -m benchmarks.optimizers
+
 gpu-test: ## run the tests that need a GPU, with the Python that has a torch for it (PYTHON=...)
 	$(PYTHON) -m pytest tests/gpu tests/kernels -m "gpu or triton"
 
@@ -41,6 +59,13 @@ lint: .venv/dev.stamp ## ruff and mypy, as CI runs them
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+docs: .venv/dev.stamp ## build the site in build/site; a link that leads nowhere is an error
+	.venv/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+packages: .venv/dev.stamp ## build, install and remove what is shipped; with every Python and compiler that is found
+	.ci/packages all
 
 sanitize: .venv/dev.stamp ## run the kernel tests under the address and undefined-behaviour sanitizers
 	.ci/sanitize address,undefined

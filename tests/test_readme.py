@@ -1,10 +1,11 @@
-"""README.md does not lie: its Python runs, from top to bottom, and what it shows is what is printed."""
+"""README.md and the pages of docs/ do not lie: their Python runs, and what they show is what is printed."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,13 +13,56 @@ import torch
 import fastguard
 from fastguard.commands import cli
 
-README = Path(__file__).parent.parent / "README.md"
-if not README.is_file():
-    pytest.skip("README.md is not beside the tests: they run from a copy without it", allow_module_level=True)
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+if not README.is_file() or not (ROOT / "docs").is_dir():
+    pytest.skip("README.md and docs/ are not beside the tests: they run from a copy", allow_module_level=True)
 
-TEXT = README.read_text(encoding="utf-8")
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = [(match[1], match[2], TEXT[: match.start()].count("\n") + 2) for match in _BLOCK.finditer(TEXT)]
+
+
+class Block(NamedTuple):
+    """What stands between two fences."""
+
+    kind: str
+    body: str
+    line: int
+
+
+class Page:
+    """A document of ours, and the blocks in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = str(path.relative_to(ROOT))
+        self.text = path.read_text(encoding="utf-8")
+        self.blocks = [
+            Block(match[1], match[2], self.text[: match.start()].count("\n") + 2)
+            for match in _BLOCK.finditer(self.text)
+        ]
+
+    def snippets(self) -> list[Block]:
+        """Its Python."""
+        return [block for block in self.blocks if block.kind in ("python", "diff")]
+
+    def shown(self, part: str) -> str:
+        """The text block that holds `part`."""
+        return next(block.body for block in self.blocks if block.kind == "text" and part in block.body)
+
+    def anchors(self) -> set[str]:
+        """What `#...` can point to in it."""
+        titles = re.findall(r"^#+ (.*)$", _BLOCK.sub("", self.text), re.MULTILINE)
+        return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+    def links(self) -> list[str]:
+        """What it links to within the repository."""
+        return sorted(set(re.findall(r"\]\((?!https?:)([^)\s]+)\)", _BLOCK.sub("", self.text))))
+
+
+# The rules' pages and the benchmarks' have tests of their own; what they link to is looked at here.
+PAGES = {page.name: page for page in map(Page, [README, *sorted((ROOT / "docs").rglob("*.md"))])}
+OURS = [page for page in PAGES.values() if "docs/rules/" not in page.name]
+TEXT = PAGES["README.md"].text
 
 # What the reader has already: a model, its data and a loss.
 SETUP = """
@@ -40,20 +84,25 @@ def _python(kind: str, body: str) -> str:
     return "".join(line[2:] or "\n" for line in body.splitlines(keepends=True) if not line.startswith("-"))
 
 
-def _report_in_readme() -> str:
-    return next(body for kind, body, _ in BLOCKS if kind == "text" and "gradient norm" in body)
-
-
-def test_every_snippet_runs_in_order(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page", [page for page in OURS if page.snippets()], ids=lambda page: page.name)
+def test_every_snippet_runs_in_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     exec(SETUP, namespace)
-    snippets = [(_python(kind, body), line) for kind, body, line in BLOCKS if kind in ("python", "diff")]
-    assert len(snippets) >= 5
-    for code, line in snippets:
-        # Empty lines before it make a traceback point at the line of README.md.
-        exec(compile("\n" * (line - 1) + code, str(README), "exec"), namespace)
-    assert "HEALTHY after" in capsys.readouterr().out
+    for kind, body, line in page.snippets():
+        # Empty lines before it make a traceback point at the line of the page.
+        exec(compile("\n" * (line - 1) + _python(kind, body), str(page.path), "exec"), namespace)
+    if page.path == README:
+        assert "HEALTHY after" in capsys.readouterr().out
+
+
+def test_every_guide_has_snippets():
+    guides = [page for page in OURS if "docs/guide/" in page.name]
+    assert len(guides) >= 6 and all(page.snippets() for page in guides)
+
+
+def test_a_readme_is_read_in_one_sitting():
+    assert TEXT.count("\n") <= 250
 
 
 def test_the_report_shown_has_the_lines_that_a_report_has():
@@ -67,17 +116,19 @@ def test_the_report_shown_has_the_lines_that_a_report_has():
         optimizer.zero_grad()
         optimizer.guard.observe(loss=loss, val_loss=loss)
     printed = str(optimizer.guard.report())
+    whole, first = (PAGES[name].shown("gradient norm") for name in ("docs/report.md", "README.md"))
+    assert whole.startswith(first.rstrip("\n"))
     labels, shown = (
         set(map(str.strip, re.findall(r"^([A-Za-z][A-Za-z ]{3,16}?)  ", text, re.MULTILINE)))
-        for text in (printed, _report_in_readme())
+        for text in (printed, whole)
     )
-    assert shown and shown <= labels
+    assert len(shown) > 8 and shown <= labels
     for part in ("    evidence: num_nonfinite", "    what to do: "):
-        assert part in printed and part in _report_in_readme()
+        assert part in printed and part in first
 
 
 def test_the_info_shown_has_the_lines_that_info_prints(capsys):
-    shown = next(body for kind, body, _ in BLOCKS if kind == "text" and "backends, in the order" in body)
+    shown = PAGES["docs/install.md"].shown("backends, in the order")
     cli.main(["info"])
     printed = capsys.readouterr().out
     starts = [re.match(r" *\w+", line) for line in shown.splitlines() if line]
@@ -85,25 +136,42 @@ def test_the_info_shown_has_the_lines_that_info_prints(capsys):
     for start in starts:  # versions and machines differ
         assert start is not None and f"\n{start[0]}" in f"\n{printed}"
     cli.main(["info", "--json"])
+    assert f"fastguard   {fastguard.__version__}\n" in shown
     for name in json.loads(capsys.readouterr().out)["backends"]:
         assert f"  {name} " in shown
 
 
 def test_every_command_shown_exists():
-    for command in re.findall(r"`?fastguard ([a-z]+)\b(?: |`|$)", "\n".join(b for k, b, _ in BLOCKS if k == "sh")):
-        assert command in cli.COMMANDS
+    shells = "\n".join(block.body for page in OURS for block in page.blocks if block.kind == "sh")
+    commands = set(re.findall(r"`?fastguard ([a-z]+)\b(?: |`|$)", shells, re.MULTILINE))
+    assert len(commands) >= 4 and commands <= set(cli.COMMANDS)
 
 
-def test_every_public_name_in_the_text_exists():
-    for name in re.findall(r"`fastguard\.([A-Za-z_]+)", TEXT):
-        assert name in fastguard.__all__ or name in ("sinks", "stats", "diagnosis"), name
+def test_every_target_of_make_that_is_named_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {name for page in OURS for name in re.findall(r"(?:`|^)make ([a-z-]+)", page.text, re.MULTILINE)}
+    assert len(named) >= 3 and named <= targets
 
 
-def test_the_cost_table_has_its_place():
-    assert TEXT.count("<!-- bench:begin -->") == TEXT.count("<!-- bench:end -->") == 1
-    assert TEXT.index("<!-- bench:begin -->") < TEXT.index("<!-- bench:end -->")
+@pytest.mark.parametrize("page", OURS, ids=lambda page: page.name)
+def test_every_public_name_in_the_text_exists(page):
+    for name in re.findall(r"`fastguard\.([A-Za-z_]+)", page.text):
+        assert name in fastguard.__all__ or name in ("sinks", "stats", "diagnosis", "_C"), name
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!http|#)([^)#]+)", TEXT))))
-def test_every_file_that_is_linked_exists(target):
-    assert (README.parent / target).exists()
+@pytest.mark.parametrize("name", ["bench", "faults", "reliability-short"])
+def test_the_tables_have_their_places(name):
+    assert TEXT.count(f"<!-- {name}:begin -->") == TEXT.count(f"<!-- {name}:end -->") == 1
+    assert TEXT.index(f"<!-- {name}:begin -->") < TEXT.index(f"<!-- {name}:end -->")
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    broken = []
+    for link in page.links():
+        target, _, anchor = link.partition("#")
+        path = (page.path.parent / target).resolve() if target else page.path
+        known = PAGES.get(str(path.relative_to(ROOT.resolve()))) if path.suffix == ".md" else None
+        if not path.exists() or (anchor and known is not None and anchor not in known.anchors()):
+            broken.append(link)
+    assert not broken

@@ -1,0 +1,187 @@
+"""Writes what fastguard was found to withstand into README.md and docs/reliability.md, from saved results.
+
+    python -m benchmarks.reliability.readme [--check]
+
+Each part saves `benchmarks/results/reliability-<part>.json`, and `benchmarks.optimizers` its `optimizers.json`: a flat
+object of figures, and of the conditions under which they were taken. `number` of cases and `num_wrong` come first where
+they are there. A part without results is not measured, and the tables say so. `--check` writes nothing and fails if a
+table is not what the results say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import readme
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+NOT_MEASURED = "*not measured*"
+# What a result says of its making, not of fastguard.
+CONDITIONS = ("fastguard", "torch", "python", "platform", "cpu", "compiler", "commit", "date", "machine", "conditions")
+_LEFT_OUT = (*CONDITIONS, "seed", "format", "cpu_s", "wall_s")
+
+
+class Part(NamedTuple):
+    """One thing that was tried: its results' name, what it is, what is to be reached, and how to try it again."""
+
+    name: str
+    title: str
+    aim: str
+    command: str
+
+
+PARTS = (
+    Part(
+        "reliability-kernels",
+        "random tensor lists through all kernels, under sanitizers and against float64",
+        "100,000, none reported, none wrong",
+        "make fuzz",
+    ),
+    Part(
+        "reliability-threads",
+        "kernels from several threads under the thread sanitizer",
+        "no report of ours",
+        "python -m benchmarks.reliability.threads",
+    ),
+    Part(
+        "reliability-histories",
+        "random histories and saved states through rules, report and reader",
+        "10,000, no crash, no JSON that is not strict",
+        "make fuzz",
+    ),
+    Part(
+        "reliability-logs",
+        "random, broken and hostile logs through `fastguard diagnose`",
+        "10,000, a clear line or a diagnosis each",
+        "make fuzz",
+    ),
+    Part(
+        "reliability-kill",
+        "trainings ended at random moments by kill -9, SIGTERM and Ctrl-C",
+        "500, every log readable, at most one record behind",
+        "make kill",
+    ),
+    Part("reliability-soak", "a million steps", "memory within 1 MB, time a step within 5 %", "make soak"),
+    Part(
+        "reliability-disks",
+        "a full disk, a file gone, several writers, sinks that raise or are slow",
+        "training unaffected, each loss counted",
+        "python -m benchmarks.reliability.disks",
+    ),
+    Part(
+        "optimizers",
+        "optimizer classes of other packages: guarded and idle, skipped, clipped",
+        "311 classes: idle bit-identical 308, a skip bit-identical 300",
+        "make optimizers",
+    ),
+)
+
+
+def _scalars(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Figures by name, nested ones after the name of their group; lists and conditions are left out."""
+    for key, value in results.items():
+        if key in _LEFT_OUT and not prefix:
+            continue
+        if isinstance(value, Mapping):
+            yield from _scalars(value, f"{prefix}{key} ")
+        elif isinstance(value, (bool, int, float)):
+            yield prefix + key, value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+_UNITS = {"bytes": "B", "us": "µs", "ms": "ms", "s": "s", "mb": "MB", "ratio": ""}
+
+
+def _figure(name: str, value: object) -> str:
+    """`num_lost_records: 0` as "lost records 0", `median_us: 3.1` as "median 3.1 µs"."""
+    words = name.replace("_", " ").removeprefix("num ").split()
+    unit = _UNITS.get(words[-1].lower()) if len(words) > 1 else None
+    if unit is not None:
+        words.pop()
+    return f"{' '.join(words)} {_text(value)} {unit or ''}".rstrip()
+
+
+def optimizers(results: Mapping[str, Any]) -> str:
+    """The totals of the table of optimizers."""
+    from ..optimizers.table import counts
+
+    verdicts = [v for package in results["packages"].values() for v in package.get("verdicts", ())]
+    total = counts(verdicts)
+    return f"{total['run']} classes run: idle bit-identical {total['idle']}, a skip bit-identical {total['skip']}"
+
+
+def measured(part: Part, results: Mapping[str, Any] | None) -> str:
+    """What was found, in a line."""
+    if results is None:
+        return NOT_MEASURED
+    if part.name == "optimizers":
+        return optimizers(results)
+    if {"number", "num_wrong"} <= results.keys():
+        return f"{_text(results['number'])} tried, {_text(results['num_wrong'])} wrong"
+    figures = [_figure(name, value) for name, value in _scalars(results)]
+    if not figures:
+        raise readme.ReadmeError(f"{part.name}.json holds no figures")
+    return "; ".join(figures)
+
+
+def _conditions(results: Mapping[str, Any] | None) -> str:
+    if results is None:
+        return ""
+    known = {**results.get("conditions", {}), **results} if isinstance(results.get("conditions"), Mapping) else results
+    found = (f"{key} {known[key]}" for key in CONDITIONS if isinstance(known.get(key), str))
+    return ", ".join(found)
+
+
+def long_table(results: readme.Results) -> list[str]:
+    """A row a part, and under what conditions its figures were taken."""
+    found = [(part, results.get(part.name)) for part in PARTS]
+    rows = [[part.title, part.aim, measured(part, one), _conditions(one), f"`{part.command}`"] for part, one in found]
+    header = ("tried", "to reach", "found", "with", "again")
+    return readme.markdown(header, rows, num_texts_at_end=4)
+
+
+def short_table(results: readme.Results) -> list[str]:
+    """What was tried and found, without conditions."""
+    rows = [[part.title, measured(part, results.get(part.name))] for part in PARTS]
+    return readme.markdown(("tried", "found"), rows, num_texts_at_end=1)
+
+
+TABLES: Mapping[Path, readme.Tables] = {
+    ROOT / "README.md": {"reliability-short": short_table},
+    ROOT / "docs" / "reliability.md": {"reliability": long_table},
+}
+
+
+def saved(folder: Path = RESULTS) -> readme.Results:
+    """The results of all parts that have any."""
+    paths = {part.name: folder / f"{part.name}.json" for part in PARTS}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; 1 if a table is out of date."""
+    prog = "python -m benchmarks.reliability.readme"
+    parser = argparse.ArgumentParser(prog, description="Write tables from results.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a table is out of date")
+    check = parser.parse_args(argv).check
+    results = saved()
+    stale = [path.name for path, tables in TABLES.items() if readme.update(path, results, tables, check=check)]
+    if check and stale:
+        print(f"out of date: {', '.join(stale)}. Run `python -m benchmarks.reliability.readme`.")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The tables of what fastguard withstands say what was measured, and that the rest was not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+readme = pytest.importorskip(
+    "benchmarks.reliability.readme", reason="benchmarks/ is not beside these tests", exc_type=ImportError
+)
+documents = pytest.importorskip("benchmarks.readme")
+
+LOGS = {"number": 10_000, "num_wrong": 2, "seed": 0, "exit_codes": {"cut": {"3": 5}}, "fastguard": "0.2.0"}
+SOAK = {"num_steps": 1_000_000, "memory": {"growth_bytes": 4096}, "drift_ratio": 0.0123, "seed": 7, "torch": "2.13.0"}
+
+
+def row(table, title):
+    return next(line for line in table if title in line)
+
+
+def test_what_has_no_results_is_not_measured():
+    for make in (readme.long_table, readme.short_table):
+        assert sum("*not measured*" in line for line in make({})) == len(readme.PARTS)
+
+
+def test_what_has_results_says_what_was_tried_and_found():
+    table = readme.long_table({"reliability-logs": LOGS, "reliability-soak": SOAK})
+    assert "| 10,000 tried, 2 wrong | fastguard 0.2.0 |" in row(table, "hostile logs")
+    found = "| steps 1,000,000; memory growth 4,096 B; drift 0.0123 | torch 2.13.0 |"
+    assert found in row(table, "a million steps")
+    assert sum("*not measured*" in line for line in table) == len(readme.PARTS) - 2
+
+
+def test_results_without_figures_are_an_error():
+    with pytest.raises(documents.ReadmeError, match="reliability-soak"):
+        readme.short_table({"reliability-soak": {"torch": "2.13.0", "seed": 1}})
+
+
+def test_a_table_that_is_out_of_date_is_found(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("# a\n\n<!-- reliability:begin -->\nold\n<!-- reliability:end -->\n", encoding="utf-8")
+    monkeypatch.setattr(readme, "TABLES", {page: {"reliability": readme.long_table}})
+    assert readme.main(["--check"]) == 1
+    assert "out of date: page.md" in capsys.readouterr().out
+    assert readme.main([]) == 0 and readme.main(["--check"]) == 0
+    page.write_text(page.read_text(encoding="utf-8").replace("make soak", "make nothing"), encoding="utf-8")
+    assert readme.main(["--check"]) == 1
+
+
+def test_only_saved_results_are_shown(tmp_path):
+    (tmp_path / "reliability-logs.json").write_text(json.dumps(LOGS), encoding="utf-8")
+    (tmp_path / "reliability-of-something-else.json").write_text("{}", encoding="utf-8")
+    assert readme.saved(tmp_path) == {"reliability-logs": LOGS}
+    assert "10,000 tried, 2 wrong" in row(readme.short_table(readme.saved(tmp_path)), "hostile logs")
+
+
+def test_the_documents_show_the_saved_results():
+    assert readme.main(["--check"]) == 0, "run `python -m benchmarks.reliability.readme`"
