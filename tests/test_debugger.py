@@ -10,6 +10,7 @@ import torch
 
 import fastguard
 from fastguard import TrainingDebugger
+from fastguard.diagnosis import RULES, rule
 from fastguard.errors import UnsupportedTensorError
 
 KEYS = ["status", "issues", "recommendations", "gradient_healthy", "activation_issues"]
@@ -125,3 +126,24 @@ class TestStep:
 def test_it_is_public():
     assert fastguard.TrainingDebugger is TrainingDebugger
     assert fastguard.TrainingHistory.__name__ == "TrainingHistory"
+
+
+def test_a_rule_that_fails_is_no_sign_of_health(caplog):
+    debugger = fastguard.TrainingDebugger()
+    for step in range(6):
+        debugger.step(step, 1.0 / (step + 1), [torch.ones(3)], 1e-3)
+    assert debugger.report()["status"] == "healthy"
+
+    @rule("odd")
+    def odd(history):
+        raise IndexError("nothing there")
+
+    try:
+        reports = [debugger.report() for _ in range(2)]
+        full = debugger.full_report()
+    finally:
+        del RULES["odd"]
+    for report in reports:
+        assert report["status"] == "warning" and "1 rule failed" in report["issues"][0]
+    assert full.status == "warning" and len(caplog.records) == 1
+    assert debugger.report()["status"] == "healthy"  # it is gone

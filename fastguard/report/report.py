@@ -117,7 +117,7 @@ def build_report(
     Cost: that of `diagnose`, about 1 ms. No sync.
     """
     failures = Failures() if failures is None else failures
-    before = {failure.what: failure.times for failure in failures}
+    before = failures.counts()
     asked = list(RULES.values() if rules is None else rules)
     found = [*diagnose(history, rules=asked, thresholds=thresholds, failures=failures), *findings]
     found.sort(key=lambda finding: finding.weight, reverse=True)
@@ -132,9 +132,9 @@ def build_report(
     lost = {name: count for name, count in (sinks_lost or {}).items() if count}
     if lost:
         found.append(_lost_records(lost))
-    failed_now = [failure for failure in failures if failure.times > before.get(failure.what, 0)]
+    failed_now = failures.since(before)
     failed_before = [failure for failure in failures if failure not in failed_now]
-    for finding in (_not_checked(failed_now, len(asked)), _failed_parts(failed_before)):
+    for finding in (not_checked(failed_now, len(asked)), _failed_parts(failed_before)):
         if finding is not None:
             found.append(finding)
     if not history.num_steps:
@@ -177,7 +177,7 @@ def _told(failures: Iterable[Failure]) -> str:
     return "; ".join(f"{failure.what}: {failure.error}" for failure in failures)
 
 
-def _not_checked(failed: list[Failure], num_asked: int) -> Finding | None:
+def not_checked(failed: list[Failure], num_asked: int) -> Finding | None:
     """What could not be asked of this history: the rest of the report knows nothing of it."""
     if not failed:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -52,6 +52,14 @@ class Failures:
     def known(self, what: str) -> Failure | None:
         """The failure of that name, if there is one."""
         return self._known.get(what)
+
+    def counts(self) -> dict[str, int]:
+        """How often each has failed so far."""
+        return {failure.what: failure.times for failure in self}
+
+    def since(self, before: Mapping[str, int]) -> list[Failure]:
+        """What has failed since `counts` gave `before`."""
+        return [failure for failure in self if failure.times > before.get(failure.what, 0)]
 
     def __iter__(self) -> Iterator[Failure]:
         return iter(list(self._known.values()))

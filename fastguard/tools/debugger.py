@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import kernels
-from ..diagnosis import Finding, diagnose, find_causes, unexplained
+from ..diagnosis import RULES, Finding, diagnose, find_causes, unexplained
 from ..history import TrainingHistory
 from ..history.checks import NUM_NEWEST, diagnose_losses
 from ..report import Report, build_report
+from ..report.report import not_checked
 from ..stats import GradientStats, StepStats
+from ..stats.failures import Failures
 
 MIN_STEPS = 5
 MAX_NORM = 1000.0
@@ -45,6 +47,7 @@ class TrainingDebugger:
         self.history = TrainingHistory(window)
         self.monitor: Any = None
         self.last_gradients: GradientStats | None = None
+        self._failures = Failures()
         self._activation_window = activation_window
 
     def step(
@@ -108,8 +111,12 @@ class TrainingDebugger:
         """
         checked = diagnose_losses(self.history)
         healthy, messages = (True, []) if self.last_gradients is None else self.last_gradients.is_healthy()
-        found = [finding for finding in diagnose(self.history) if finding.severity != "info"]
-        causes = find_causes(found, self.history)
+        before = self._failures.counts()
+        found = [f for f in diagnose(self.history, failures=self._failures) if f.severity != "info"]
+        causes = find_causes(found, self.history, failures=self._failures)
+        failed = not_checked(self._failures.since(before), len(RULES))
+        if failed is not None:
+            found.append(failed)
         told = [*causes, *unexplained(found, causes)]
         activation_issues = {} if self.monitor is None else self.monitor.diagnose()
         statuses = [checked["status"], *(finding.severity for finding in found)]
@@ -128,7 +135,7 @@ class TrainingDebugger:
 
     def full_report(self) -> Report:
         """The same `Report` as `Guard.report()` gives: findings with evidence, causes, numbers."""
-        return build_report(self.history)
+        return build_report(self.history, failures=self._failures)
 
     def quick_check(self) -> bool:
         """Whether to go on: no NaN or Inf among the last 5 losses, none in the gradients, and their norm at most 1000.

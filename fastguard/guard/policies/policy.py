@@ -78,6 +78,9 @@ class GivenPolicy(ClipPolicy):
             return math.inf
 
     def coefficient(self, norm: float) -> float:
+        limit = self.limit
+        if limit is not None:
+            return min(1.0, limit / (norm + 1e-6))  # as where it is asked nothing
         try:
             given = self.given.coefficient(norm)
             result = values.real(given)

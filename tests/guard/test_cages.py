@@ -1,0 +1,352 @@
+"""Nothing of the guard comes out of `step()`: what raises is told once, counted, and named in the report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from guard_helpers import assert_identical, make_model, snapshot, take_step, train
+from torch import nn
+
+import fastguard
+from fastguard.diagnosis import CAUSES, RULES, Finding, cause, diagnose, rule
+from fastguard.guard.facts import ModelFacts
+from fastguard.history import TrainingHistory
+from fastguard.names import Namer
+from fastguard.stats.failures import Failures, describe
+from fastguard.weights import WeightSampler
+
+from faulty_runs import run, weights_run
+from records import make_history, make_row, make_table
+
+
+def _sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **settings)
+
+
+def _failed(report: Any, kind: str = "failed-parts") -> Finding:
+    return next(finding for finding in report.findings if finding.rule == kind)
+
+
+@pytest.fixture
+def odd_rule() -> Iterator[Callable[..., None]]:
+    """Registers a rule `odd` that does what it is given; at most one a test."""
+
+    def register(check: Callable[[TrainingHistory], Any]) -> None:
+        rule("odd", remedy="Look.")(check)
+
+    yield register
+    RULES.pop("odd", None)
+    CAUSES.pop("odd-cause", None)
+
+
+# --- rules and causes ---
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def _raising(error: BaseException) -> Callable[..., Any]:
+    def check(history: TrainingHistory) -> Any:
+        raise error
+
+    return check
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        _raising(KeyError("x")),
+        _raising(WordlessError()),
+        _raising(RecursionError()),
+        lambda history: True,
+        lambda history: Finding("odd", confidence=2.0),
+        lambda history: Finding(7),
+        lambda history: Finding("odd", layers="w"),
+        lambda history: Finding("odd", first_step="one"),
+    ],
+)
+def test_a_rule_that_fails(check: Any, odd_rule: Any, caplog: pytest.LogCaptureFixture) -> None:
+    odd_rule(check)
+    model, plain = make_model(), make_model()
+    optimizer, unguarded = _sgd(model, check_every=2), torch.optim.SGD(plain.parameters(), lr=0.1)
+    train(model, optimizer, range(9))
+    train(plain, unguarded, range(9))
+    assert_identical(snapshot(model, optimizer), snapshot(plain, unguarded))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1 and "rule 'odd' failed" in told[0] and "was not checked" in told[0]
+    report = optimizer.guard.report()
+    assert report.status == "warning"  # not healthy: nobody knows what that rule would have seen
+    finding = _failed(report, "failed-rules")
+    assert finding.summary.startswith("1 rule failed: what it looks for was not checked. rule 'odd': ")
+    assert finding.evidence["num_failed"] == 1 and finding.evidence["num_asked"] == len(RULES)
+    assert "1 rule failed" in str(report) and len(caplog.records) == 1
+    json.dumps(report.to_dict(), allow_nan=False)
+    assert optimizer.guard.run.failures.known("rule 'odd'").times == 5  # at four checkups, and now
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_who_stops_the_program_stops_it(stop: Any, odd_rule: Any) -> None:
+    odd_rule(_raising(stop()))
+    with pytest.raises(stop):
+        diagnose(make_history([1.0]))
+
+
+def test_what_is_asked_for_wrongly_is_still_said() -> None:
+    with pytest.raises(TypeError, match="`rato` must be a threshold"):
+        diagnose(make_history([1.0]), thresholds={"norm-spike": {"rato": 1.0}})
+    with pytest.raises(ValueError, match="`thresholds` must name rules"):
+        diagnose(make_history([1.0]), thresholds={"norm-spke": {}})
+
+
+def test_a_cause_that_fails_is_left_out(odd_rule: Any, caplog: pytest.LogCaptureFixture) -> None:
+    odd_rule(lambda history: Finding("odd"))
+    cause("odd-cause", "Odd.", "Look.", {"odd": lambda finding, history, found: 1 / 0})
+    model = make_model()
+    optimizer = _sgd(model)
+    train(model, optimizer, range(3))
+    report = optimizer.guard.report()
+    assert "odd" in [finding.rule for finding in report.findings]
+    assert "cause 'odd-cause'" in _failed(report, "failed-rules").summary
+
+
+def test_evidence_of_any_kind_becomes_plain(odd_rule: Any) -> None:
+    held = {"array": np.arange(3), "one": np.float32(0.5), "tensor": torch.tensor(2.0), 3: {4: (1, math.nan)}}
+    held.update(lock=object(), huge=10**400)
+    odd_rule(lambda history: Finding("odd", evidence=held))
+    (finding,) = diagnose(make_history([1.0]), rules=[RULES["odd"]])
+    assert (finding.evidence["one"], finding.evidence["tensor"], finding.evidence["array"]) == (
+        0.5,
+        2.0,
+        "array([0, 1, 2])",
+    )
+    text = json.dumps(finding.to_dict(), allow_nan=False)
+    assert json.loads(text)["evidence"]["3"] == {"4": [1, "NaN"]} and json.loads(text)["evidence"]["huge"] == "Infinity"
+
+
+def test_the_report_shows_what_could_not_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastguard.report.report.module_rows", lambda history: 1 / 0)
+    monkeypatch.setattr("fastguard.report.report._numbers", lambda history: [][1])
+    model = make_model()
+    optimizer = _sgd(model)
+    train(model, optimizer, range(3))
+    report = optimizer.guard.report()
+    assert report.status == "warning" and "2 parts failed" in str(report) and "IndexError" in str(report)
+    assert report.to_dict()["numbers"]["num_steps"] == 3
+
+
+# --- numbers that arithmetic must bear ---
+
+
+@pytest.mark.parametrize("size", [1e200, 1.7e308, 5e-324])
+def test_losses_of_any_size(size: float, caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    optimizer = _sgd(model, check_every=10)
+    for step in range(120):
+        take_step(model, optimizer, step)
+        optimizer.guard.observe(loss=size * (-1) ** step, val_loss=size)
+    report = optimizer.guard.report()
+    assert not [finding for finding in report.findings if finding.rule.startswith("failed-")]
+    assert not any("failed" in record.getMessage() for record in caplog.records)
+    json.dumps([report.to_dict(), optimizer.guard.state_dict()], allow_nan=False)
+
+
+def _in_rules(history: TrainingHistory) -> list[str]:
+    failures = Failures()
+    found = diagnose(history, failures=failures)
+    assert not list(failures)
+    json.dumps([finding.to_dict() for finding in found], allow_nan=False)
+    json.dumps(history.state_dict(), allow_nan=False)
+    return [finding.rule for finding in found]
+
+
+def test_what_broke_rules_before() -> None:
+    weights_run(lambda step, name: 0.05, decay_per_step=0.0)
+    assert "shrinking-weights" not in _in_rules(weights_run(lambda step, name: 0.05, decay_per_step=math.nan))
+    assert _in_rules(run([math.nan] * 150)) and _in_rules(run([2.3] * 120 + [math.inf] * 600))
+    tiny = TrainingHistory()
+    for step in range(12):
+        row = make_row(1e-160, 10**9)
+        tiny.add(fastguard.StepStats(step, make_table([row], ["w"])))
+    _in_rules(tiny)
+    assert tiny.tensors["w"].norm == pytest.approx(1e-160, rel=1e-3)
+    _in_rules(make_history([1e-300] * 60 + [1e150] * 60))
+
+
+# --- samplers, facts, names ---
+
+
+def test_a_weight_sampler_that_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    model, plain = make_model(), make_model()
+    optimizer, unguarded = _sgd(model, weights=1), torch.optim.SGD(plain.parameters(), lr=0.1)
+    for place in ("before", "after"):
+        with monkeypatch.context() as patched:
+            patched.setattr(WeightSampler, place, lambda *args, **kwargs: 1 / 0)
+            train(model, optimizer, range(2))
+            train(plain, unguarded, range(2))
+    assert_identical(snapshot(model, optimizer), snapshot(plain, unguarded))
+    assert len([r for r in caplog.records if "weight sampler failed: ZeroDivisionError" in r.getMessage()]) == 1
+    assert _failed(optimizer.guard.report()).evidence == {"weight sampler": 4}
+
+
+class OddOutput(dict):
+    """What a module may return, and nobody can look into."""
+
+    def items(self) -> Any:
+        raise RuntimeError("not to be looked into")
+
+
+class Returns(nn.Module):
+    def forward(self, x: torch.Tensor) -> OddOutput:
+        return OddOutput(x=x)
+
+
+def test_a_forward_pass_is_not_stopped_by_its_watchers(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), Returns())
+    optimizer = _sgd(model, activations={"modules": "all", "every": 1, "overhead_budget": None})
+    for _ in range(3):
+        model(torch.ones(2, 6))["x"].sum().backward()
+        optimizer.step()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1 and "activation sampler failed" in told[0] and "not to be looked into" in told[0]
+    assert optimizer.guard.last.activations  # the other modules were seen
+    assert "activation sampler" in _failed(optimizer.guard.report()).summary
+
+
+def test_an_activation_sampler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    optimizer = _sgd(model, activations=True)
+    monkeypatch.setattr(type(optimizer.guard.activations), "end_step", lambda self, step: 1 / 0)
+    monkeypatch.setattr(type(optimizer.guard.activations), "flush", lambda self: 1 / 0)
+    train(model, optimizer, range(3))
+    optimizer.guard.flush()
+    assert optimizer.guard.history.num_steps == 3
+    assert "activation sampler" in _failed(optimizer.guard.report()).summary
+
+
+@pytest.mark.parametrize("place", ["at_first", "now"])
+def test_model_facts_that_fail(place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(ModelFacts, place, lambda self, *args: 1 / 0)
+    model = make_model()
+    optimizer = _sgd(model, check_every=1)
+    train(model, optimizer, range(5))
+    assert len([r for r in caplog.records if "model facts failed" in r.getMessage()]) == 1
+    assert "model facts" in _failed(optimizer.guard.report()).summary
+
+
+@pytest.mark.parametrize("lr", [None, "0.1", [0.1], torch.ones(2), 1j])
+def test_a_learning_rate_that_is_no_number(lr: Any) -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": lr, "weight_decay": "much"})
+
+        def step(self, closure: Any = None) -> None:
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p.sub_(p.grad)
+
+    for backend in ("auto", "reference"):
+        model = make_model()
+        optimizer = fastguard.wrap(Own(model.parameters()), model, check_every=1, backend=backend)
+        train(model, optimizer, range(4))
+        assert optimizer.guard.last.lr is None and not optimizer.guard.report().findings
+
+
+def test_names_that_cannot_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    optimizer = _sgd(model)
+    monkeypatch.setattr(Namer, "names", lambda self, optimizers: 1 / 0)
+    train(model, optimizer, range(3))
+    assert optimizer.guard.last.tensors.names == ("param0", "param1", "param2", "param3")
+    assert "naming of the parameters" in _failed(optimizer.guard.report()).summary
+
+
+# --- observe, closures ---
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1.0", b"1", 1j, torch.tensor(1j), [1.0], {}, object(), 10**400, np.ones(2), torch.ones(2), np.complex64(1)],
+)
+def test_odd_losses_are_refused_and_nothing_is_lost(value: Any) -> None:
+    model = make_model()
+    optimizer = _sgd(model)
+    train(model, optimizer, range(3))
+    optimizer.guard.observe(loss=0.5, val_loss=0.25)
+    for odd in ({"loss": value}, {"val_loss": value}, {"loss": 9.0, "val_loss": value}):
+        with pytest.raises(ValueError, match=f"`{list(odd)[-1]}` must be a (number|scalar|real number)"):
+            optimizer.guard.observe(**odd)
+    assert (optimizer.guard.last.loss, optimizer.guard.last.val_loss) == (0.5, 0.25)
+    optimizer.guard.flush()
+    assert optimizer.guard.history.num_steps == 3
+
+
+@pytest.mark.parametrize(
+    "value", [Fraction(1, 2), np.float32(0.5), np.array([0.5]), torch.tensor([0.5]), Decimal("0.5")]
+)
+def test_losses_of_any_kind(value: Any) -> None:
+    model = make_model()
+    optimizer = _sgd(model)
+    train(model, optimizer, range(1))
+    optimizer.guard.observe(loss=value)
+    assert (optimizer.guard.last.loss, type(optimizer.guard.last.loss)) == (0.5, float)
+
+
+@pytest.mark.parametrize("value", [None, "loss", 10**400, torch.tensor(1j), torch.ones(2), object()])
+def test_a_closure_may_return_anything(value: Any) -> None:
+    model = make_model()
+    optimizer = _sgd(model)
+
+    def closure() -> Any:
+        take_step(model, torch.optim.SGD(model.parameters(), lr=0.0), 0)
+        return value
+
+    assert optimizer.step(closure) is value
+    assert optimizer.guard.last.loss is None
+
+
+# --- what seems to clip ---
+
+
+def test_a_constant_gradient_is_not_taken_for_clipping(caplog: pytest.LogCaptureFixture) -> None:
+    p = nn.Parameter(torch.zeros(9))
+    optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1e-3), max_norm=1e9)
+    for _ in range(100):
+        p.grad = torch.ones(9)
+        optimizer.step()
+    assert optimizer.guard.last.norm == 3.0
+    assert not caplog.records and not optimizer.guard.report().findings
+
+
+# --- the counter itself ---
+
+
+def test_an_error_is_described_in_a_line() -> None:
+    try:
+        raise ValueError("several\nlines " + "x" * 500)
+    except ValueError as error:
+        said = describe(error)
+    assert said.startswith("ValueError: several lines xxx") and said.endswith(f".py:{_line()})")
+    assert len(said) < 260 and "\n" not in said
+    assert describe(WordlessError()) == "WordlessError: it does not say what"
+
+
+def _line() -> int:
+    return test_an_error_is_described_in_a_line.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_what_is_kept_lets_the_program_end(stop: Any) -> None:
+    failures = Failures()
+    with pytest.raises(stop), failures.kept("it", ""):
+        raise stop
+    assert not len(failures)

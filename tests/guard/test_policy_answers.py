@@ -1,0 +1,140 @@
+"""What a clip policy says is checked: a step that it has no factor for is taken without clipping."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from guard_helpers import assert_identical, make_model, snapshot, take_step, train
+from torch import nn
+
+import fastguard
+from fastguard.diagnosis import Finding
+from fastguard.guard.policies import ClipPolicy, GlobalNorm
+
+
+def _sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **settings)
+
+
+def _failed(report: Any, kind: str = "failed-parts") -> Finding:
+    return next(finding for finding in report.findings if finding.rule == kind)
+
+
+class Says(ClipPolicy):
+    """Says what it is given; raises what is an exception."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def coefficient(self, norm: float) -> Any:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+WRONG = [math.nan, math.inf, -math.inf, -0.5, None, "0.5", True, 1j, [0.5], torch.ones(2), np.ones(1), 10**400]
+TOO_LARGE = 1e308  # a number, but what it makes of the gradients is none
+RIGHT = [0.5, Fraction(1, 2), Decimal("0.5"), np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5)]
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("answer", [*WRONG, ValueError("no idea"), TOO_LARGE], ids=repr)
+def test_a_policy_that_says_what_is_no_factor(answer: Any, backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    memory = fastguard.MemorySink()
+    model, plain = make_model(), make_model()
+    scaled = 1e6 if answer is TOO_LARGE else 1.0
+    optimizer = _sgd(model, clip=Says(answer), sinks=[memory], backend=backend, check_every=0)
+    unguarded = torch.optim.SGD(plain.parameters(), lr=0.1)
+
+    def enlarge(m: nn.Module) -> Callable[[], None]:
+        return lambda: [p.grad.mul_(scaled) for p in m.parameters()] and None
+
+    for step in range(4):
+        take_step(model, optimizer, step, before_step=enlarge(model))
+        take_step(plain, unguarded, step, before_step=enlarge(plain))
+    assert_identical(snapshot(model, optimizer), snapshot(plain, unguarded))
+    optimizer.guard.flush()
+    assert [(r.clip_coef, type(r.clip_coef), r.clipped, r.skipped) for r in memory.records] == [
+        (1.0, float, False, False)
+    ] * 4
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 1 and "clip policy Says failed" in told[0] and "without clipping" in told[0]
+    finding = _failed(optimizer.guard.report())
+    assert finding.evidence == {"clip policy Says": 4} and "clip policy Says 4 times" in finding.summary
+
+
+@pytest.mark.parametrize("answer", RIGHT, ids=repr)
+def test_a_policy_may_say_any_real_number(answer: Any) -> None:
+    model = make_model()
+    optimizer = _sgd(model, clip=Says(answer))
+    train(model, optimizer, range(2))
+    last = optimizer.guard.last
+    assert (last.clip_coef, type(last.clip_coef), last.clipped) == (0.5, float, True)
+    assert not len(optimizer.guard.run.failures)
+
+
+@pytest.mark.parametrize("limit", [math.nan, -1.0, "1", RuntimeError("none")], ids=repr)
+def test_a_policy_whose_limit_is_none(limit: Any) -> None:
+    class Limited(ClipPolicy):
+        @property
+        def limit(self) -> Any:
+            if isinstance(limit, Exception):
+                raise limit
+            return limit
+
+        def coefficient(self, norm: float) -> float:
+            return 0.5
+
+    model, plain = make_model(), make_model()
+    optimizer = _sgd(model, clip=Limited())
+    train(model, optimizer, range(4))
+    train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), range(4))
+    assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
+    assert optimizer.guard.run.failures.known("clip policy Limited").times >= 3
+    assert "clip policy Limited" in _failed(optimizer.guard.report()).summary
+
+
+@pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
+def test_a_factor_of_zero(clip_through: str) -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = fastguard.wrap(
+        torch.optim.SGD([p], lr=0.1, fused=True), clip=Says(0.0), clip_through=clip_through, check_every=0
+    )
+    for _ in range(3):
+        p.grad = torch.full((3,), 2.0)
+        optimizer.step()
+    assert p.tolist() == [1.0] * 3 and optimizer.guard.last.clip_coef == 0.0
+
+
+@pytest.mark.parametrize("max_norm", [1, 1.0, Fraction(1), Decimal(1), np.float32(1), np.int64(1), np.array(1.0)])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_max_norm_is_any_real_number(max_norm: Any, as_tensor: bool) -> None:
+    given = torch.tensor(float(max_norm)) if as_tensor else max_norm
+    model = make_model()
+    optimizer = _sgd(model, max_norm=given)
+    train(model, optimizer, range(2))
+    assert (optimizer.guard.clip.max_norm, type(optimizer.guard.clip.max_norm)) == (1.0, float)
+    optimizer.guard.clip.max_norm = np.float16(0.25)
+    assert optimizer.guard.clip.limit == 0.25
+    with pytest.raises(ValueError, match="`max_norm` must be > 0, got nan"):
+        optimizer.guard.clip.max_norm = math.nan
+    assert optimizer.guard.clip.limit == 0.25
+
+
+@pytest.mark.parametrize(
+    "max_norm",
+    [0.0, -1.0, math.nan, True, np.True_, torch.tensor(True), "1", 1j, np.complex64(1), torch.tensor(1j), np.ones(1),
+     torch.tensor(math.nan), 10**400, [1.0], Fraction(1, 10**400)],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_no_max_norm_is_refused(max_norm: Any) -> None:
+    with pytest.raises(ValueError, match=r"`max_norm` must be > 0, got .*Leave it out"):
+        GlobalNorm(max_norm)
