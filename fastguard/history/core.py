@@ -24,7 +24,7 @@ from .model import ModelNotes
 from .overview import Overview
 from .sampled import Sampled
 from .series import COUNTERS, Series
-from .tensors import TensorTracks
+from .tensors import MAX_TENSORS, TensorTracks
 from .trend import Trend
 from .updates import UpdateRatios
 
@@ -61,7 +61,7 @@ class TrainingHistory(Series):
             ln(norm), zero norms left out.
         norm_min, norm_max: least and largest norm of a clean step; inf and -inf before there was one.
         first_events, last_events: the first 16 and the newest 64 non-finite steps (the same ones, while there are few).
-        first_nonfinite: how often each tensor was the first bad one in backward order.
+        first_nonfinite: how often each tensor was the first bad one in backward order; of the first 4096 such.
         equal_run: clean steps in a row, up to now, whose norms lie within 1e-3 of one another.
         overhead_total_s, num_timed: seconds spent on guarding, and the steps they were measured on.
         num_bad_losses, first_bad_loss_step, last_bad_loss_step: steps whose loss was NaN or Inf, skipped ones too.
@@ -257,8 +257,9 @@ class TrainingHistory(Series):
         if len(self.first_events) < NUM_FIRST_EVENTS:
             self.first_events.append(event)
         self.last_events.append(event)
-        if event.names:
-            self.first_nonfinite[event.names[0]] = self.first_nonfinite.get(event.names[0], 0) + 1
+        known = self.first_nonfinite
+        if event.names and (event.names[0] in known or len(known) < MAX_TENSORS):
+            known[event.names[0]] = known.get(event.names[0], 0) + 1
 
     def _push(self, entry: Entry) -> None:
         step, norm, clip_coef, skipped, loss, val_loss, lr, loss_scale, overhead_s = entry

@@ -22,6 +22,7 @@ from .model import ModelNotes
 MAX_UNKNOWN = 256
 _NUMBERS = ("grad/max", "grad/min", "grad/mean", "grad/std")
 _COUNTS = ("grad/num_zeros", "grad/num_elements")
+_USUAL = 2**63  # what is not below it is looked at more closely
 
 
 def _names_of(*kinds: Any) -> frozenset[str]:
@@ -114,10 +115,10 @@ def _entry_of(line: Mapping[str, Any], norm: float) -> Entry:
             _get(line, key, values.number)
     for key in _COUNTS:
         count = line.get(key, 0)
-        if type(count) is not int or count < 0:
+        if type(count) is not int or not 0 <= count < _USUAL:
             _get(line, key, values.count)
     step, coefficient, skipped = line["step"], line.get("clip/coef", 1.0), line.get("skipped", False)
-    if type(step) is not int or step < 0:
+    if type(step) is not int or not 0 <= step < _USUAL:
         step = values.at("step", values.count, step)
     if type(coefficient) is not float:
         coefficient = float(_get(line, "clip/coef", values.number, 1.0))
