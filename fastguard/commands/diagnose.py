@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import textwrap
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..diagnosis.presets import PRESETS
 from ..history import TrainingHistory
 from ..history.loading import fill
 from ..report import Report, build_report
+from ..stats import failures
 from ..stats.log import LogReader
 from .cli import Parser, as_json, drop_output
 
@@ -78,7 +78,7 @@ def diagnose(argv: list[str]) -> int:
     except (OSError, ValueError) as error:
         return _fail(error)
     except Exception as error:  # of Python itself it would have the exit code 1, which says that there are warnings
-        return _fail(f"this is a bug of fastguard, please report it: {_described(error)}")
+        return _fail(f"this is a bug of fastguard, please report it: {failures.describe(error)}")
     try:
         print(text, flush=True)
     except BrokenPipeError:  # whoever reads it has seen enough
@@ -111,12 +111,6 @@ def _say(message: str) -> None:
 def _fail(problem: object) -> int:
     _say(f"error: {problem}")
     return EXIT_UNREADABLE
-
-
-def _described(error: Exception) -> str:
-    """The exception, and the line of code that raised it."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} - at {where.filename}, line {where.lineno}"
 
 
 def describe(rule: Rule) -> dict[str, Any]:
