@@ -143,9 +143,10 @@ class TrainingHistory(Series):
             if not record.skipped:
                 looked_at = self.tensors.num_samples
                 self.tensors.see(record.step, record.tensors)
-                numel, total, largest = _for_totals(record.tensors.total_row())
-                if numel and (self.tensors.num_samples > looked_at or not len(record.tensors)):
-                    self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel)))
+                if self.tensors.num_samples > looked_at or not len(record.tensors):
+                    numel, total, largest = _for_totals(record.tensors.total_row())
+                    if numel:
+                        self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel)))
         if record.activations:
             self.activations.add(record.step, record.activations)
         if record.weights:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ..stats import values
 from ..stats.part import COUNT, NUMBER, WHOLE, Kind, Part, plain, rows
-from ..stats.running import within
+from ..stats.running import HUGE, within
 
 NUM_BUCKETS = 256
 SERIES = ("loss", "norm", "lr")
@@ -57,7 +57,7 @@ class _Open(Part):
         if not math.isfinite(value):
             return
         self.count += 1
-        self.total += within(value)
+        self.total += value if -HUGE < value < HUGE else within(value)
         self.last = value
         if value < self.min:
             self.min = value
