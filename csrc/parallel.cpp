@@ -7,6 +7,10 @@
 
 #ifdef _OPENMP
 #include <omp.h>
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#define FG_FORKS
+#endif
 #endif
 
 namespace fastguard {
@@ -30,6 +34,20 @@ void run_item(const Plan& plan, const std::vector<View>& views, int64_t item,
       work(entry, {t, 0, 0, views[t].numel});
   }
 }
+
+// A forked child has none of the threads that OpenMP keeps from one parallel region to the next, and GCC's runtime would
+// wait for them for ever: once there was such a region, a child goes on without any.
+#ifdef FG_FORKS
+bool is_child = false;
+
+void remember_threads() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { is_child = true; });
+  (void)registered;
+}
+#elif defined(_OPENMP)
+constexpr bool is_child = false;
+void remember_threads() {}
+#endif
 
 }  // namespace
 
@@ -72,7 +90,8 @@ void for_each_item(int64_t num_items, int64_t num_elements, int num_threads, con
   };
 #ifdef _OPENMP
   int threads = int(std::min<int64_t>(num_threads, num_items));
-  if (threads > 1 && num_elements >= kParallelMin) {
+  if (threads > 1 && num_elements >= kParallelMin && !is_child) {
+    remember_threads();
 #pragma omp parallel num_threads(threads)
     worker();
     return;
