@@ -42,7 +42,6 @@ WAYS = {
 # float32 and dense: a scaler's own kernels take no others.
 DENSE = [case for case in SKIPPING if case.model != "embedding"]
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-every_case = pytest.mark.parametrize("case", DENSE, ids=lambda case: case.id)
 SOME = [
     "SGD-momentum=0.9-weight_decay=0.01-foreach=False",
     "SGD-momentum=0.9-weight_decay=0.01-fused",
@@ -52,6 +51,20 @@ SOME = [
     "NAdam-foreach=False",
 ]
 some_cases = pytest.mark.parametrize("case", [BY_ID[i] for i in SOME], ids=SOME)
+# Some optimizers in all ways, and each in one; all in all ways are slow.
+cases_and_ways = pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        pytest.param(
+            case,
+            way,
+            id=f"{case.id}-{name}",
+            marks=[] if case.id in SOME or (i - j) % len(WAYS) == 0 else pytest.mark.slow,
+        )
+        for i, case in enumerate(DENSE)
+        for j, (name, way) in enumerate(WAYS.items())
+    ],
+)
 
 
 def _scaler(way: Way) -> torch.amp.GradScaler:
@@ -87,8 +100,7 @@ def _train(
     return scales
 
 
-@every_way
-@every_case
+@cases_and_ways
 def test_guarded_training_is_bit_identical(case: Case, way: Way) -> None:
     plain = make_model(case.model)
     model = copy.deepcopy(plain)
