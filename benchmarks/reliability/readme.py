@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 NOT_MEASURED = "*not measured*"
 # What a result says of its making, not of fastguard.
 CONDITIONS = ("fastguard", "torch", "python", "platform", "cpu", "compiler", "commit", "date", "machine", "conditions")
-_LEFT_OUT = (*CONDITIONS, "seed", "format", "cpu_s", "wall_s")
+_LEFT_OUT = (*CONDITIONS, "seed", "format", "cpu_s", "wall_s", "num_cpus")
 
 
 class Part(NamedTuple):
@@ -60,6 +60,12 @@ PARTS = (
         "random, broken and hostile logs through `fastguard diagnose`",
         "10,000, a clear line or a diagnosis each",
         "make fuzz",
+    ),
+    Part(
+        "reliability-reader",
+        "a log of a million steps, read",
+        "200 MB of memory, 12 s with orjson",
+        "python -m benchmarks.reliability.reader",
     ),
     Part(
         "reliability-kill",
