@@ -30,7 +30,7 @@ def test_what_has_results_says_what_was_tried_and_found():
     assert "| 10,000 tried, 2 wrong | fastguard 0.2.0 |" in row(table, "hostile logs")
     found = "| steps 1,000,000; memory growth 4,096 B; drift 0.0123 | torch 2.13.0 |"
     assert found in row(table, "| a million steps |")
-    assert "| number 9; log 4.5 MB; json cpu 1.5 s; json peak rss 17 MB |" in row(table, "million steps, read")
+    assert "| 4 MB: 1.5 s of CPU and 17 MB with json |" in row(table, "million steps, read")
     assert sum("*not measured*" in line for line in table) == len(readme.PARTS) - 3
 
 

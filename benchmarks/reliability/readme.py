@@ -127,12 +127,26 @@ def optimizers(results: Mapping[str, Any]) -> str:
     return f"{total['run']} classes run: idle bit-identical {total['idle']}, a skip bit-identical {total['skip']}"
 
 
+def reader(results: Mapping[str, Any]) -> str:
+    """How long each parser took, and in how much memory."""
+    each = [
+        f"{results[name]['cpu_s']:.3g} s of CPU and {results[name]['peak_rss_mb']:.3g} MB with {name}"
+        for name in ("json", "orjson")
+        if name in results
+    ]
+    return f"{results['log_mb']:.0f} MB: {', '.join(each)}"
+
+
+# Results with more in them than figures and their names.
+_OWN_WORDS = {"optimizers": optimizers, "reliability-reader": reader}
+
+
 def measured(part: Part, results: Mapping[str, Any] | None) -> str:
     """What was found, in a line."""
     if results is None:
         return NOT_MEASURED
-    if part.name == "optimizers":
-        return optimizers(results)
+    if part.name in _OWN_WORDS:
+        return _OWN_WORDS[part.name](results)
     if {"number", "num_wrong"} <= results.keys():
         return f"{_text(results['number'])} tried, {_text(results['num_wrong'])} wrong"
     figures = [_figure(name, value) for name, value in _scalars(results)]
