@@ -88,7 +88,7 @@ def mlp(width: int) -> torch.nn.Module:
 
 def _seed(number: int) -> None:
     """Whatever draws numbers in a step draws those of its batch, whichever steps were taken before it."""
-    torch.manual_seed(number)
+    torch.default_generator.manual_seed(number)  # torch.manual_seed has a stack formatted for each kind of GPU
     random.seed(number)
     np.random.seed(number)
 
