@@ -134,8 +134,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 }
 
 
-# One of columns, one whose rows begin anywhere, one of runs: the other dtypes differ from float32 in how they are loaded
-# and counted, not in where. The rest of them is slow.
+# One of columns, one whose rows begin anywhere, one of runs: the other dtypes differ from float32 in how they are
+# loaded and counted, not in where. The rest of them is slow.
 _IN_ALL_DTYPES = ("whole blocks of columns", "no multiple of 16 bytes", "runs of 4 side by side")
 
 
