@@ -45,7 +45,8 @@ struct Activation {
     if (other.num_finite > 0) {
       const int64_t n = num_finite + other.num_finite;
       const double weight = double(other.num_finite) / double(n), delta = other.mean - mean;
-      m2 += other.m2 + delta * delta * double(num_finite) * weight;
+      const double between = num_finite == 0 ? 0 : delta * delta * double(num_finite) * weight;
+      m2 += other.m2 + between;
       mean += delta * weight;
       num_finite = n;
     }

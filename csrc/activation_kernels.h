@@ -149,6 +149,10 @@ static Activation exact_activation(const typename D::raw* p, int64_t n, const Li
   a.min += 0.0;  // no negative zeros, of which others may stand first
   a.max += 0.0;
   a.sum_abs = fold<kExact64>(e.sum_abs);
+  if (a.min == a.max) {
+    a.mean = a.min;
+    return a;
+  }
   const double mean = fold<kExact64>(e.sum) / double(a.num_finite);
 
   f64v sum[kExact64] = {}, sq[kExact64] = {};
@@ -165,6 +169,7 @@ static Activation exact_activation(const typename D::raw* p, int64_t n, const Li
   a.mean = mean + correction;
   a.m2 = fold<kExact64>(sq) - rest * correction;
   if (a.m2 < 0) a.m2 = 0;
+  if (a.m2 != a.m2) a.m2 = __builtin_inf();  // Inf - Inf: deviations whose squares float64 has not
   return a;
 }
 

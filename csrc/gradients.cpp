@@ -54,7 +54,7 @@ class Walk {
         continue;
       }
       near_ += numel;
-      rows_[t] = Row(stats_of(kernels_, views_[t], 0, numel));
+      rows_[t] = row_of(kernels_, views_[t], stats_of(kernels_, views_[t], 0, numel));
       if (aside_.empty()) fold(t);
     }
     return true;
@@ -196,7 +196,7 @@ Row fold_rows(const char* bytes, size_t count) {
 double norm_of(const Row& total) {
   if (total.num_nans != 0) return std::numeric_limits<double>::quiet_NaN();
   if (total.num_infs != 0) return std::numeric_limits<double>::infinity();
-  return std::sqrt(total.sum_sq);
+  return total.finite_norm;
 }
 
 bool any_overlap(const std::vector<View>& views) {

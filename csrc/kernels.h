@@ -75,6 +75,52 @@ FG_INLINE void count(Accumulation& a, int64_t n, int64_t num_nonzero) {
   a.num_zeros = n - num_nonzero - a.num_nans - a.num_infs;
 }
 
+// The sum of squared deviations from the mean of `n` finite elements, of which all else is known. E[x^2] - E[x]^2 cancels
+// where the mean is nearly all of the root mean square: then `again(mean, sum, sq)` has to add up deviations themselves.
+template <class Again>
+FG_INLINE double deviations(const Accumulation& a, int64_t n, Again again) {
+  if (n <= 1 || a.abs_max == 0) return 0;
+  const double size = double(n), mean = a.sum / size, dev = a.sum_sq - a.sum * mean;
+  if (dev > 0x1p-10 * a.sum_sq && a.sum_sq < __builtin_inf()) return dev;
+  const bool same_magnitudes = a.abs_max == a.abs_min_nonzero && a.num_zeros == 0;
+  if (same_magnitudes && __builtin_fabs(mean) > (1 - 1 / size) * a.abs_max) return 0;  // and signs
+  double sum = 0, sq = 0;
+  again(mean, sum, sq);
+  const double settled = sq - sum * (sum / size);  // what the rounding of the mean left over
+  return settled == settled ? (settled > 0 ? settled : 0) : __builtin_inf();
+}
+
+template <class D>
+static __attribute__((noinline)) void add_deviations(const typename D::raw* p, int64_t n, double mean, double& sum, double& sq) {
+  constexpr int kLanes = 16, N32 = kLanes / kW32, N64 = kLanes / kW64;
+  f64v total[N64] = {}, squares[N64] = {};
+  typename D::raw tail[kLanes];
+  __builtin_memset(tail, 0xff, sizeof(tail));  // NaN
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const typename D::raw* q = p + j;
+    if (n - j < kLanes) {
+      __builtin_memcpy(tail, q, size_t(n - j) * sizeof(*q));
+      q = tail;
+    }
+    for (int i = 0; i < N32; ++i) {
+      f32v value;
+      u32v key;
+      D::read(q + i * kW32, value, key);
+      const f32v finite = (f32v)((u32v)(key < D::kInf) & 0x3f800000u);  // 1, or 0;
+      f64v part[2], kept[2];
+      widen((f32v)((u32v)value & (u32v)(key < D::kInf)), part[0], part[1]);
+      widen(finite, kept[0], kept[1]);
+      for (int k = 0; k < 2; ++k) {
+        const f64v d = part[k] - mean * kept[k];  // 0 for what is not finite
+        total[2 * i + k] += d;
+        squares[2 * i + k] += d * d;
+      }
+    }
+  }
+  sum = fold<N64>(total);
+  sq = fold<N64>(squares);
+}
+
 // `n` <= kBlock elements, any values.
 template <class D>
 static Accumulation exact_block(const typename D::raw* p, int64_t n) {
@@ -128,6 +174,9 @@ static Accumulation exact_block(const typename D::raw* p, int64_t n) {
     }
   finish<D>(a, max_key, min_key);
   count(a, n, num_nonzero);
+  a.sum_sq_dev = deviations(a, n - a.num_nans - a.num_infs, [=](double mean, double& sum, double& sq) {
+    add_deviations<D>(p, n, mean, sum, sq);
+  });
   return a;
 }
 
@@ -210,8 +259,9 @@ FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) 
   if (max_key > D::kFastMax || (max_key < D::kFastMin && max_key != 0)) return false;
   a.sum_sq = fold<kFast64>(f.sq);
   a.sum = fold<kFast64>(f.sum);
-  // Where the mean is nearly all of the root mean square, std = sqrt(E[x^2] - E[x]^2) cancels: read again exactly.
-  if (a.sum * a.sum > 0.99 * double(n) * a.sum_sq) return false;
+  // Where the mean is nearly all of the root mean square, E[x^2] - E[x]^2 cancels: read again exactly.
+  a.sum_sq_dev = a.sum_sq - a.sum * (a.sum / double(n));
+  if (a.sum_sq_dev < 0.01 * a.sum_sq) return false;
   int64_t num_nonzero = 0;
   for (int k = 0; k < kW32; ++k) num_nonzero += f.nonzero[0][k];
   finish<D>(a, max_key, min_key);
@@ -230,6 +280,29 @@ static Accumulation stats(const void* data, int64_t n) {
     total.merge(a);
   }
   return total;
+}
+
+static __attribute__((noinline)) void add_deviations_f64(const double* p, int64_t n, double mean, double& sum, double& sq) {
+  constexpr int kLanes = 16, N = kLanes / kW64;
+  f64v total[N] = {}, squares[N] = {};
+  double tail[kLanes];
+  __builtin_memset(tail, 0xff, sizeof(tail));  // NaN
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const double* q = p + j;
+    if (n - j < kLanes) {
+      __builtin_memcpy(tail, q, size_t(n - j) * sizeof(*q));
+      q = tail;
+    }
+    for (int i = 0; i < N; ++i) {
+      const f64v value = load<f64v>(q + i * kW64);
+      const i64v finite = ((i64v)value & 0x7fffffffffffffff) < 0x7ff0000000000000;
+      const f64v d = (f64v)((i64v)(value - mean) & finite);
+      total[i] += d;
+      squares[i] += d * d;
+    }
+  }
+  sum = fold<N>(total);
+  sq = fold<N>(squares);
 }
 
 static Accumulation stats_f64_block(const double* p, int64_t n) {
@@ -281,6 +354,9 @@ static Accumulation stats_f64_block(const double* p, int64_t n) {
   __builtin_memcpy(&a.abs_max, &max_key, 8);
   if (min_key != kNone) __builtin_memcpy(&a.abs_min_nonzero, &min_key, 8);
   count(a, n, num_nonzero);
+  a.sum_sq_dev = deviations(a, n - a.num_nans - a.num_infs, [=](double mean, double& sum, double& sq) {
+    add_deviations_f64(p, n, mean, sum, sq);
+  });
   return a;
 }
 

@@ -86,6 +86,15 @@ class Line {
   std::string text_;
 };
 
+// As TensorRow.mean_and_std in fastguard/stats/columns.py.
+double std_of(const Row& total, double finite, double mean) {
+  if (in_range(total.sum_sq) || (total.sum_sq == HUGE_VAL && total.sum_sq_dev < HUGE_VAL))
+    return std::sqrt(total.sum_sq_dev / finite);
+  const double rms = total.finite_norm / std::sqrt(finite), share = mean / rms, rest = 1.0 - share * share;
+  if (rms == 0) return 0.0;
+  return std::isnan(rest) ? HUGE_VAL : rms * std::sqrt(rest > 0 ? rest : 0.0);
+}
+
 }  // namespace
 
 py::bytes json_line(const py::bytearray& headers, Py_ssize_t index, const py::bytearray& table, double time) {
@@ -98,9 +107,7 @@ py::bytes json_line(const py::bytearray& headers, Py_ssize_t index, const py::by
   const double finite = total.numel - total.num_nans - total.num_infs;
   const double nothing = total.numel != 0 ? std::nan("") : 0.0;
   const double mean = finite != 0 ? total.sum / finite : nothing;
-  const double variance = finite != 0 ? total.sum_sq / finite - mean * mean : nothing;
-  const double spread = std::isinf(total.sum_sq) ? total.sum_sq : std::sqrt(variance > 0 ? variance : 0.0);
-  const double std = finite != 0 ? spread : nothing;
+  const double std = finite != 0 ? std_of(total, finite, mean) : nothing;
   const int flags = int(header[kFlags]);
 
   Line line;

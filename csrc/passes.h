@@ -19,6 +19,9 @@ void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows);
 struct Kernels;
 Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, int64_t end);
 
+// The row of a view of which all was accumulated. Reads it once more where squares of float64 leave its range.
+Row row_of(const Kernels& kernels, const View& view, const Accumulation& a);
+
 // x *= factor for every element of every tensor. The views must not overlap themselves.
 void scale(const std::vector<View>& views, double factor, int num_threads);
 

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cmath>
+
 #include "ieee.h"
 #include "isa.h"
 #include "parallel.h"
@@ -24,6 +27,28 @@ Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, i
   return total;
 }
 
+// The norm where squares of float64 leave its range: they are taken of elements that were multiplied by a power of two.
+static double rescaled_norm(const Kernels& kernels, const View& view, double abs_max) {
+  const int exponent = std::min(std::max(-std::ilogb(abs_max), -1022), 1022);
+  const double scale = std::ldexp(1.0, exponent);
+  double buffer[kBlock], sum_sq = 0;
+  for (int64_t block = 0; block < view.numel; block += kBlock) {
+    int64_t filled = 0;
+    for_each_run(view, block, std::min(block + kBlock, view.numel), [&](const char* run, int64_t stride, int64_t count) {
+      gather(reinterpret_cast<char*>(buffer + filled), run, stride, count, sizeof(double));
+      filled += count;
+    });
+    kernels.scale[int(DType::f64)](buffer, filled, scale);
+    sum_sq += kernels.stats[int(DType::f64)](buffer, filled).sum_sq;
+  }
+  return std::ldexp(std::sqrt(sum_sq), -exponent);
+}
+
+Row row_of(const Kernels& kernels, const View& view, const Accumulation& a) {
+  if (in_range(a.sum_sq)) return Row(a, std::sqrt(a.sum_sq));
+  return Row(a, a.abs_max == 0 ? 0.0 : rescaled_norm(kernels, view, a.abs_max));
+}
+
 void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows) {
   IEEEArithmetic ieee;  // for the merging; the workers have their own
   const Kernels& selected = kernels();
@@ -35,13 +60,13 @@ void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows) {
     if (entry.num_chunks > 1)
       partials[entry.first_partial + piece.chunk] = a;
     else
-      rows[piece.tensor] = Row(a);
+      rows[piece.tensor] = row_of(selected, view, a);
   });
   for (const Plan::Entry& entry : plan.entries) {
     if (entry.num_chunks == 1) continue;
     Accumulation a;
     for (int64_t c = 0; c < entry.num_chunks; ++c) a.merge(partials[entry.first_partial + c]);
-    rows[entry.first_tensor] = Row(a);
+    rows[entry.first_tensor] = row_of(selected, views[entry.first_tensor], a);
   }
 }
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from fastguard.history import TrainingHistory
 from fastguard.stats import StepStats, TensorRow, TensorStats
-from fastguard.stats.columns import COLUMNS
+from fastguard.stats.columns import COLUMNS, completed
 
 
 def make_table(rows: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> TensorStats:
-    """A `TensorStats` of `rows`, each in the order of `COLUMNS`; zeros in the columns that a row is too short for."""
-    flat = [float(value) for row in rows for value in (*row, *TensorRow()[len(row) :])]
+    """A `TensorStats` of `rows`, each in the order of `COLUMNS`; what a row is too short for is as in an old log."""
+    flat = [float(value) for row in rows for value in completed(row)]
     return TensorStats(struct.pack(f"{len(flat)}d", *flat), names)
 
 
@@ -30,6 +30,7 @@ def make_row(norm: float = 1.0, numel: int = 4, *, num_zeros=0, num_nans=0, num_
         num_zeros=num_zeros,
         num_nans=num_nans,
         num_infs=num_infs,
+        finite_norm=norm,
     )
     return list(row)
 

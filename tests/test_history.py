@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastguard.history import NUM_FIRST_EVENTS, NUM_LAST_EVENTS, TrainingHistory
-from fastguard.stats import StepStats
+from fastguard.stats import StepStats, TensorRow
 from fastguard.stats.columns import ROW_BYTES
 from fastguard.stats.running import Running, quantiles
 
@@ -144,14 +144,22 @@ class TestNonFinite:
         assert history.first_events[0].names == tuple(f"layer{i}" for i in range(99, 91, -1))
         assert history.first_events[0].num_tensors == 100
 
-    @pytest.mark.parametrize("sum_sq", [math.inf, 1e308])
-    def test_overflowed_norm_is_not_finite(self, sum_sq):
-        row = [1, sum_sq, 1e154, 1e154, 1e154, 0, 0, 0]
+    @pytest.mark.parametrize("norm", [math.inf, 1.5e308])
+    def test_overflowed_norm_is_not_finite(self, norm):
+        row = TensorRow(1, math.inf, 1.5e308, 1.5e308, 1.5e308, finite_norm=norm)
         history = TrainingHistory()
         history.add(StepStats(0, make_table([row, row], ["a", "b"]), skipped=True))
         assert history.num_nonfinite == 1 and not history.clean
         assert history.grad_norm == [math.inf]
-        assert history.first_events[0].names == (("b", "a") if math.isinf(sum_sq) else ())
+        assert history.first_events[0].names == (("b", "a") if math.isinf(norm) else ())
+
+    def test_norm_whose_square_overflows_is_as_any_other(self):
+        history = TrainingHistory()
+        for step in range(3):
+            row = TensorRow(4, math.inf, 0.0, 1e200, 1e200, sum_sq_dev=math.inf, finite_norm=2e200)
+            history.add(StepStats(step, make_table([row], ["a"])))
+        assert history.num_nonfinite == 0 and history.grad_norm == [2e200] * 3
+        assert history.tensors["a"].log_rms == pytest.approx(math.log(1e200))
 
     def test_names_of_finite_steps_are_asked_for_only_where_tensors_are_sampled(self):
         asked = []

@@ -78,6 +78,16 @@ class TestGradientStats:
         stats = GradientStats.from_row((2, math.inf, 2e200, 1e200, 1e200, 0, 0, 0))
         assert (stats.norm, stats.std) == (math.inf, math.inf)
 
+    def test_spread_beyond_the_range_of_squares(self):
+        for size in (1e-250, 1e250):  # of size, -size and 0
+            norm = math.sqrt(2) * size
+            row = TensorRow(3, size * size, 0.0, size, size, 1, sum_sq_dev=size * size, finite_norm=norm)
+            assert GradientStats.from_row(row).std == pytest.approx(size * math.sqrt(2 / 3), rel=1e-12)
+
+    def test_rows_of_old_logs_have_the_spread_that_follows_from_them(self):
+        assert GradientStats.from_row((2, 10.0, 4.0, 3.0, 1.0, 0, 0, 0)).std == 1.0
+        assert GradientStats.from_row((2, 10.0, 4.0, 3.0, 1.0, 0, 0, 0)).norm == math.sqrt(10.0)
+
     def test_rounding_never_makes_a_variance_negative(self):
         assert GradientStats.from_row((3, 0.03, 0.3 * (1 + 1e-12), 0.1, 0.1, 0, 0, 0)).std == 0.0
 
@@ -207,9 +217,13 @@ class TestStepStats:
         assert is_nan(record.norm) and not record.is_finite
 
     def test_norm_can_overflow_though_no_tensor_is_to_blame(self):
-        row = [1, 1e308, 1e154, 1e154, 1e154, 0, 0, 0]
+        row = TensorRow(1, math.inf, 1.5e308, 1.5e308, 1.5e308, finite_norm=1.5e308)
         record = StepStats(0, make_table([row, row]))
         assert (record.norm, record.is_finite, record.nonfinite) == (math.inf, False, [])
+
+    def test_norm_does_not_overflow_where_its_square_does(self):
+        record = StepStats(0, make_table([TensorRow(1, 1e308, 1e154, 1e154, 1e154, finite_norm=1e154)] * 2))
+        assert record.norm == pytest.approx(math.sqrt(2) * 1e154) and record.is_finite
 
     def test_a_tensor_whose_norm_overflowed_is_to_blame(self):
         row = [1, math.inf, 1e200, 1e200, 1e200, 0, 0, 0]

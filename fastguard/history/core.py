@@ -129,24 +129,22 @@ class TrainingHistory(Series):
         In training this code is cold, and costs several times what it costs in a loop over itself; thirty-two steps at
         once cost hardly more than one.
         """
-        sum_sq, nans, infs = norm_parts(record.tensors.total_row())
+        norm, nans, infs = norm_parts(record.tensors.total_row())
         self.last = record
-        if nans or infs or not sum_sq < math.inf:
+        if nans or infs or not norm < math.inf:
             self.settle()
             norm = math.nan if nans else math.inf
             names = record.nonfinite
             first = tuple(names[:NUM_EVENT_NAMES])
             counts = len(names), int(nans), int(infs)
             self._note_nonfinite(NonFiniteEvent(record.step, first, *counts, record.skipped, record.loss_scale))
-        else:
-            norm = math.sqrt(sum_sq)
-            if not record.skipped:
-                looked_at = self.tensors.num_samples
-                self.tensors.see(record.step, record.tensors)
-                if self.tensors.num_samples > looked_at or not len(record.tensors):
-                    numel, total, largest = _for_totals(record.tensors.total_row())
-                    if numel:
-                        self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel)))
+        elif not record.skipped:
+            looked_at = self.tensors.num_samples
+            self.tensors.see(record.step, record.tensors)
+            if self.tensors.num_samples > looked_at or not len(record.tensors):
+                numel, total, largest = _for_totals(record.tensors.total_row())
+                if numel:
+                    self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel)))
         if record.activations:
             self.activations.add(record.step, record.activations)
         if record.weights:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .._text import NAME_WIDTH, prose, shown
 from ..stats import StepStats, TensorStats, values
-from ..stats.columns import COLUMNS, EMPTY_ROW, TensorRow
+from ..stats.columns import COLUMNS, TensorRow, completed
 from ..stats.log import KEYS, NUMBER_KEYS, LogReader
 from ..stats.samples import ActivationStats, ModuleActivity, WeightStats
 from ..stats.values import MisfitError
@@ -200,6 +200,8 @@ def _tensors(line: Mapping[str, Any], unknown: Unknown) -> TensorStats:
         num_zeros=_get(line, "grad/num_zeros", values.count, 0),
         num_nans=nans,
         num_infs=infs,
+        sum_sq_dev=max(count, 0.0) * std * std,
+        finite_norm=norm if math.isfinite(norm) else math.sqrt(sum_sq),
     )
     names = _get(line, "nonfinite", lambda given: values.each(values.text, given), [])
     bad = list(reversed(names))  # the log has them in backward order
@@ -231,15 +233,15 @@ def _is_usual(column: str, numbers: array[float]) -> bool:
 
 
 def _row(plain: Any, unknown: Unknown) -> list[float]:
-    """A row of a table; columns that are younger than the log are 0, those that are younger than this are left out."""
+    """A row of a table; columns that are younger than the log are `completed`, those younger than this are left out."""
     if len(values.row(plain)) > len(COLUMNS):
         _note(unknown, [f"columns from the {len(COLUMNS) + 1}th on"], "tensors/")
     given = [float(values.number(value)) for value in plain[: len(COLUMNS)]]
-    row = [*given, *EMPTY_ROW[len(given) :]]
+    row = list(completed(given))
     for name, value in zip(COLUMNS, row):
         if name.startswith("num") and not 0.0 <= value < math.inf:
             raise MisfitError(f"must have a count for {name}, got {value}")
-        if name in ("sum_sq", "abs_max", "abs_min_nonzero") and not value >= 0.0:
+        if not name.startswith("num") and name != "sum" and not value >= 0.0:
             raise MisfitError(f"must have a number >= 0 for {name}, got {value}")
     return row
 

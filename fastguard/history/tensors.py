@@ -36,12 +36,12 @@ _TENSORS_PER_STEP = 5
 ) = range(14)
 _WIDTH = 14
 _EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0, math.nan, math.nan, 0.0, 0.0, -1.0, math.nan, math.nan)
-_needed = columns.picker("numel", "sum_sq", "sum", "abs_min_nonzero", "num_zeros")
+_needed = columns.picker("numel", "sum_sq", "sum", "abs_min_nonzero", "num_zeros", "finite_norm")
 
 
 def _add(data: array[float], at: int, step: int, row: Sequence[float]) -> None:
     """Takes one sample into the track at `at`: a row in the order of `COLUMNS`. Cost: 1 us."""
-    numel, sum_sq, total, low, zeros = _needed(row)
+    numel, sum_sq, total, low, zeros, norm = _needed(row)
     if not data[at + _NUM_SAMPLES]:
         data[at + _FIRST_STEP] = step
         data[at + _ZERO_SHARE] = zeros / numel if numel else 0.0
@@ -62,9 +62,9 @@ def _add(data: array[float], at: int, step: int, row: Sequence[float]) -> None:
             data[at + _ZERO_SINCE] = step
         return
     data[at + _ZERO_SINCE] = -1.0
-    if sum_sq <= 0.0:
+    if norm <= 0.0:
         return
-    log_rms = 0.5 * (math.log(sum_sq) - math.log(numel))  # the quotient may be too small for a float
+    log_rms = math.log(norm) - 0.5 * math.log(numel)
     count = data[at + _NUM_LOGS] + 1.0
     data[at + _NUM_LOGS] = count
     if count == 1.0:

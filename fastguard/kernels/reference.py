@@ -36,6 +36,8 @@ def _chunk_columns(x: torch.Tensor) -> dict[str, torch.Tensor]:
     magnitude = values.abs()
     # A float32 subnormal is a normal float64, so nothing is lost to flushing after the widening.
     zeros = magnitude == 0
+    count = torch.full((), x.numel(), dtype=wide, device=x.device) - (nans | infs).sum()
+    deviations = torch.where(nans | infs, 0.0, values - values.sum() / count.clamp(min=1))
     none = torch.full((), torch.inf, dtype=wide, device=x.device)
     return {
         "numel": torch.full_like(none, x.numel()),
@@ -46,7 +48,20 @@ def _chunk_columns(x: torch.Tensor) -> dict[str, torch.Tensor]:
         "num_zeros": (zeros & ~(nans | infs)).sum().to(wide),
         "num_nans": nans.sum().to(wide),
         "num_infs": infs.sum().to(wide),
+        "sum_sq_dev": (deviations * deviations).sum(),
+        "finite_norm": safe_norm(magnitude),
     }
+
+
+def safe_norm(magnitudes: torch.Tensor) -> torch.Tensor:
+    """The 2-norm of numbers that are not negative, where squares have left the range of float64 of their shares of the
+    largest; does not synchronise."""
+    squares = (magnitudes * magnitudes).sum()
+    largest = magnitudes.max()
+    shares = magnitudes / torch.where(largest > 0, largest, torch.ones_like(largest))
+    in_range = (squares >= torch.finfo(squares.dtype).tiny * 2.0**62) & (squares < torch.inf)
+    rescued = torch.where(largest < torch.inf, largest * (shares * shares).sum().sqrt(), largest)
+    return torch.where(in_range, squares.sqrt(), rescued)
 
 
 def _smallest(parts: torch.Tensor) -> torch.Tensor:
@@ -58,7 +73,18 @@ _FOLDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "add": torch.sum,
     "max": torch.max,
     "least_nonzero": _smallest,
+    "deviations": torch.sum,
+    "norm": safe_norm,
 }
+
+
+def _between(parts: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What the squared deviations from the mean of all have more than those from the mean of each part."""
+    counts = parts["numel"] - parts["num_nans"] - parts["num_infs"]
+    mean = parts["sum"].sum() / counts.sum().clamp(min=1)
+    away = parts["sum"] / counts.clamp(min=1) - mean
+    squares = (counts * away * away).sum()
+    return torch.where(squares.isnan(), torch.inf, squares)  # sums overflowed
 
 
 def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
@@ -67,8 +93,11 @@ def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
     if x.numel() == 0:
         return torch.zeros(len(TABLE), dtype=wide_dtype(x.device), device=x.device)
     chunks = [_chunk_columns(chunk) for chunk in x.reshape(-1).split(_CHUNK)]
-    parts = torch.stack([torch.stack([chunk[column.name] for column in TABLE]) for chunk in chunks])
-    return torch.stack([_FOLDS[column.fold](parts[:, i]) for i, column in enumerate(TABLE)])
+    parts = {column.name: torch.stack([chunk[column.name] for chunk in chunks]) for column in TABLE}
+    row = {column.name: _FOLDS[column.fold](parts[column.name]) for column in TABLE}
+    if len(chunks) > 1:
+        row["sum_sq_dev"] += _between(parts)
+    return torch.stack([row[column.name] for column in TABLE])
 
 
 def collect_gradients(
@@ -84,7 +113,7 @@ def collect_gradients(
 
 
 class ReferenceBackend(Backend):
-    """Plain torch on any device, with about a dozen passes where the others have one."""
+    """Plain torch on any device, with about twenty passes where the others have one."""
 
     name = "reference"
 
@@ -97,7 +126,7 @@ class ReferenceBackend(Backend):
     def tensor_stats(self, tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
         """Rows of `tensors` times `unscale` as float64 bytes. Synchronises once, at the end.
 
-        Cost: about a dozen passes over each tensor, and a float64 copy of at most 2^20 elements at a time.
+        Cost: about twenty passes over each tensor, and a float64 copy of at most 2^20 elements at a time.
         """
         table = bytearray(ROW_BYTES * len(tensors))
         if not tensors:

@@ -32,12 +32,15 @@ def _chunk_columns(x: torch.Tensor, low: float, high: float, near_zero: float) -
     num_finite = finite.sum()
     mean = torch.where(finite, values, 0.0).sum() / num_finite.clamp(min=1)
     deviations = torch.where(finite, values - mean, 0.0)
+    least = torch.where(finite, values, torch.inf).min()
+    most = torch.where(finite, values, -torch.inf).max()
+    same = least == most  # of numbers whose sum was rounded or overflowed, perhaps
     columns = [
         num_finite,
-        mean,
-        (deviations * deviations).sum(),
-        torch.where(finite, values, torch.inf).min(),
-        torch.where(finite, values, -torch.inf).max(),
+        torch.where(same, least, mean),
+        torch.where(same, 0.0, (deviations * deviations).sum()),
+        least,
+        most,
         *(mask.sum() for mask in (magnitude == 0, near, saturated, nans, infs)),
     ]
     return torch.stack([column.to(values.dtype) for column in columns])

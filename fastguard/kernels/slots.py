@@ -111,7 +111,7 @@ def read_slot(words: torch.Tensor, num_rows: int) -> SlotContents:
     Args:
         words: float64 or float32, contiguous, on the CPU; it may have room for more rows.
 
-    Cost: 2 us, and a copy of 64 bytes a tensor.
+    Cost: 2 us, and a copy of 80 bytes a tensor.
     """
     data = bytearray(HEADER_BYTES)
     rows, skipped = copy_slot(words, num_rows, data, 0)

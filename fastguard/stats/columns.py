@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
-Fold = Literal["add", "max", "least_nonzero"]
+Fold = Literal["add", "max", "least_nonzero", "deviations", "norm"]
 
 
 class TensorRow(NamedTuple):
@@ -24,6 +24,9 @@ class TensorRow(NamedTuple):
 
     Each field is a column: its type (an int is a count), the power of f by which it grows when the elements are
     multiplied by f, and how the rows of two tensors become that of both. Of no elements, every column is 0.
+
+    `sum_sq_dev` is the sum of squared deviations from the tensor's own mean. `finite_norm` is the root of `sum_sq`, and
+    right also where squares of float64 over- or underflow and `sum_sq` is Inf or has lost its bits.
     """
 
     numel: Annotated[int, 0, "add"] = 0
@@ -34,11 +37,13 @@ class TensorRow(NamedTuple):
     num_zeros: Annotated[int, 0, "add"] = 0
     num_nans: Annotated[int, 0, "add"] = 0
     num_infs: Annotated[int, 0, "add"] = 0
+    sum_sq_dev: Annotated[float, 2, "deviations"] = 0.0
+    finite_norm: Annotated[float, 1, "norm"] = 0.0
 
     @property
     def norm(self) -> float:
         """The 2-norm as torch has it: NaN if any element is NaN, else Inf if any is infinite."""
-        return norm_of(self.sum_sq, self.num_nans, self.num_infs)
+        return norm_of(self.finite_norm, self.num_nans, self.num_infs)
 
     @property
     def mean(self) -> float:
@@ -53,18 +58,23 @@ class TensorRow(NamedTuple):
     @property
     def is_finite(self) -> bool:
         """Whether every element is finite and so is the norm."""
-        return not (self.num_nans or self.num_infs) and math.isfinite(self.sum_sq)
+        return not (self.num_nans or self.num_infs) and math.isfinite(self.finite_norm)
 
     def mean_and_std(self) -> tuple[float, float]:
         """`mean` and `std` at once."""
         count = self.numel - self.num_nans - self.num_infs
-        if count == 0:
+        if count <= 0:
             nothing = math.nan if self.numel else 0.0
             return nothing, nothing
         mean = self.sum / count
-        if self.sum_sq == math.inf:
-            return mean, math.inf
-        return mean, math.sqrt(max(0.0, self.sum_sq / count - mean * mean))
+        if in_range(self.sum_sq) or (self.sum_sq == math.inf and self.sum_sq_dev < math.inf):
+            return mean, math.sqrt(max(0.0, self.sum_sq_dev / count))
+        rms = self.finite_norm / math.sqrt(count)  # deviations have no squares in float64 either
+        if not rms:
+            return mean, 0.0
+        share = mean / rms
+        rest = 1.0 - share * share
+        return mean, math.inf if math.isnan(rest) else rms * math.sqrt(max(0.0, rest))
 
 
 class Column(NamedTuple):
@@ -78,7 +88,7 @@ class Column(NamedTuple):
     @property
     def is_exact(self) -> bool:
         """Whether every backend gives the same bits: of all but sums of numbers that were rounded."""
-        return self.is_count or self.fold != "add"
+        return self.is_count or self.fold in ("max", "least_nonzero")
 
 
 def _columns() -> Iterable[Column]:
@@ -97,13 +107,18 @@ ROW_BYTES = ROW.size
 EMPTY_ROW = TensorRow()
 
 
-def norm_of(sum_sq: float, num_nans: float, num_infs: float) -> float:
+def norm_of(finite_norm: float, num_nans: float, num_infs: float) -> float:
     """The 2-norm as torch has it: NaN if any element is NaN, else Inf if any is infinite."""
     if num_nans:
         return math.nan
     if num_infs:
         return math.inf
-    return math.sqrt(sum_sq)
+    return finite_norm
+
+
+def in_range(sum_sq: float) -> bool:
+    """Whether a sum of squares of float64 is one: it neither overflowed nor lost bits to underflow."""
+    return 2.0**-960 <= sum_sq < math.inf
 
 
 def picker(*names: str) -> Callable[[Sequence[float]], tuple[float, ...]]:
@@ -115,15 +130,29 @@ def picker(*names: str) -> Callable[[Sequence[float]], tuple[float, ...]]:
     return operator.itemgetter(*(INDEX[name] for name in names))
 
 
-norm_parts = picker("sum_sq", "num_nans", "num_infs")  # the arguments of `norm_of`
+norm_parts = picker("finite_norm", "num_nans", "num_infs")  # the arguments of `norm_of`
 
 
 def as_row(values: Sequence[float]) -> TensorRow:
-    """A `TensorRow` of float64 values in the order of `COLUMNS`; counts become ints, and what is missing 0."""
-    row = [*values, *EMPTY_ROW[len(values) :]]
+    """A `TensorRow` of float64 values in the order of `COLUMNS`, `completed`; counts become ints."""
+    row = list(completed(values))
     for i in _COUNTS:
         row[i] = int(row[i])
     return TensorRow._make(row)
+
+
+def completed(values: Sequence[float]) -> Sequence[float]:
+    """`values` in the order of `COLUMNS`; in a row that is older than a column, as logs have them, what is missing is
+    what follows from the others, else 0."""
+    known = len(values)
+    if known >= len(TABLE):
+        return values
+    row = TensorRow._make([*values, *EMPTY_ROW[known:]])
+    count = row.numel - row.num_nans - row.num_infs
+    if known <= INDEX["sum_sq_dev"] and count > 0:
+        deviations = row.sum_sq - row.sum * (row.sum / count) if row.sum_sq < math.inf else math.inf
+        row = row._replace(sum_sq_dev=max(0.0, deviations))
+    return row._replace(finite_norm=math.sqrt(row.sum_sq) if row.sum_sq >= 0 else row.sum_sq)
 
 
 def _least_nonzero(a: float, b: float) -> float:
@@ -134,10 +163,46 @@ def _least_nonzero(a: float, b: float) -> float:
 _FOLDS: dict[Fold, Callable[[Any, Any], Any]] = {"add": operator.add, "max": max, "least_nonzero": _least_nonzero}
 
 
+def _merged_norm(sum_sq: float, a: float, b: float) -> float:
+    """The norm of two groups together: the root of their squares, where these have not left the range of float64."""
+    if in_range(sum_sq):
+        return math.sqrt(sum_sq)
+    large = a if a > b else b
+    if not large or large == math.inf:
+        return large
+    ratio = (b if a > b else a) / large
+    return large * math.sqrt(1.0 + ratio * ratio)
+
+
+_moments = picker("numel", "num_nans", "num_infs", "sum", "sum_sq", "sum_sq_dev", "finite_norm")
+
+
+def _fold_moments(rows: Iterable[Sequence[float]]) -> dict[Fold, float]:
+    """The columns whose fold takes others too. Squared deviations from the mean of two groups together: those from each
+    group's own mean, and what is between the means (Chan, Golub and LeVeque, 1979)."""
+    count = total = sum_sq = deviations = norm = 0.0
+    for numel, nans, infs, row_total, row_sq, row_deviations, row_norm in map(_moments, rows):
+        n = float(numel - nans - infs)
+        between = 0.0
+        if count and n:
+            away = row_total * count - total * n
+            between = away / (count * n * (count + n)) * away
+            if between != between:
+                between = math.inf
+        deviations = deviations + row_deviations + between
+        count += n
+        total += row_total
+        sum_sq += row_sq
+        norm = _merged_norm(sum_sq, norm, row_norm)
+    return {"deviations": deviations, "norm": norm}
+
+
 def fold_rows(rows: Iterable[Sequence[float]]) -> tuple[float, ...]:
     """Rows merged into one, first to last: the same order, and so the same bits, as every backend's own total."""
+    rows = list(rows)
     each = list(zip(*rows)) or [()] * len(TABLE)
+    moments = _fold_moments(rows)
     return tuple(
-        functools.reduce(_FOLDS[column.fold], values, nothing)
+        functools.reduce(_FOLDS[column.fold], values, nothing) if column.fold in _FOLDS else moments[column.fold]
         for column, values, nothing in zip(TABLE, each, EMPTY_ROW, strict=True)
     )

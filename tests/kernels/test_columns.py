@@ -50,13 +50,15 @@ def test_rows_fold_to_the_row_of_all(backend: str):
     parts = [torch.tensor([1.5, -2.0, math.nan]), torch.zeros(3), torch.tensor([0.25, math.inf]), torch.zeros(0)]
     stats = kernels.tensor_stats(parts, backend=backend)
     whole = kernels.tensor_stats([torch.cat(parts)], backend=backend)[0]
-    assert columns.fold_rows(stats) == whole == stats.total_row()
+    assert columns.fold_rows(stats) == stats.total_row()
+    for column, folded in zip(columns.TABLE, stats.total_row(), strict=True):
+        assert folded == pytest.approx(getattr(whole, column.name), rel=0 if column.power == 0 else 1e-15), column
     assert columns.fold_rows([]) == columns.EMPTY_ROW
 
 
 def test_a_row_of_plain_numbers():
     row = columns.as_row((2.0, 9.0, 3.0))
-    assert row == TensorRow(numel=2, sum_sq=9.0, sum=3.0)
+    assert row == TensorRow(numel=2, sum_sq=9.0, sum=3.0, sum_sq_dev=4.5, finite_norm=3.0)
     assert type(row.numel) is type(row.num_nans) is int
 
 
@@ -65,4 +67,6 @@ def test_a_log_that_is_older_than_a_column_is_read(tmp_path):
     path.write_text('{"step": 0, "grad/norm": 5.0, "tensors": {"w": [2, 25.0, 7.0, 4.0, 3.0]}}\n')
     last = TrainingHistory.from_jsonl(path).last
     assert last is not None
-    assert last.tensors["w"] == TensorRow(numel=2, sum_sq=25.0, sum=7.0, abs_max=4.0, abs_min_nonzero=3.0)
+    row = TensorRow(numel=2, sum_sq=25.0, sum=7.0, abs_max=4.0, abs_min_nonzero=3.0, sum_sq_dev=0.5, finite_norm=5.0)
+    assert last.tensors["w"] == row
+    assert (row.mean, row.std, row.norm) == (3.5, 0.5, 5.0)

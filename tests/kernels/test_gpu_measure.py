@@ -76,9 +76,20 @@ def test_nan_comes_before_inf(workspace: Workspace) -> None:
 
 
 def test_a_norm_that_overflows_is_infinite(workspace: Workspace) -> None:
-    header, stats, _ = run(workspace, [torch.full((3,), 1e200, dtype=torch.float64)])
+    header, stats, _ = run(workspace, [torch.full((3,), 1.7e308, dtype=torch.float64)])
     assert (header.norm, header.skipped) == (math.inf, True)
     assert stats[0].num_infs == 0 and not stats[0].is_finite
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-170, 1e200, 1e300])
+def test_a_norm_whose_square_leaves_the_range_of_float64(workspace: Workspace, size: float) -> None:
+    tensors = [torch.full((n,), size, dtype=torch.float64) for n in (3, 40_000)]
+    header, stats, _ = run(workspace, tensors, max_norm=size)
+    assert header.norm == pytest.approx(size * math.sqrt(40_003), rel=1e-12, abs=0)
+    assert not header.skipped and header.clip_coef == min(1.0, size / (header.norm + 1e-6))
+    assert stats[1].norm == pytest.approx(size * 200, rel=1e-12, abs=0)
+    header, _, _ = run(workspace, [*tensors, torch.tensor([math.inf])], max_norm=size)
+    assert header.norm == math.inf and header.skipped
 
 
 @pytest.mark.parametrize(("found_inf", "skipped"), [(0.0, False), (1.0, True), (2.0, True), (math.nan, True)])

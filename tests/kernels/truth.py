@@ -25,6 +25,9 @@ def expected(tensor: torch.Tensor) -> TensorRow:
     finite = x[np.isfinite(x)]
     magnitude = np.abs(finite)
     nonzero = magnitude[magnitude > 0]
+    deviations = finite - finite.mean() if finite.size else finite
+    largest = float(magnitude.max(initial=0.0))
+    shares = magnitude / largest if largest else magnitude
     return TensorRow(
         numel=x.size,
         sum_sq=float((finite * finite).sum()),  # pairwise: to a few times 1e-16
@@ -34,12 +37,15 @@ def expected(tensor: torch.Tensor) -> TensorRow:
         num_zeros=int((x == 0).sum()),
         num_nans=int(np.isnan(x).sum()),
         num_infs=int(np.isinf(x).sum()),
+        sum_sq_dev=float((deviations * deviations).sum() - deviations.sum() ** 2 / max(1, finite.size)),
+        finite_norm=largest * math.sqrt(float((shares * shares).sum())),
     )
 
 
 def assert_row(row: TensorRow, tensor: torch.Tensor, what: str = "") -> None:
     """`row` is right for `tensor`: counts and extremes exactly, sums within tolerances.py."""
     truth = expected(tensor)
+    assert row.finite_norm == Close(truth.finite_norm, tolerances.NORM), f"{what}: finite_norm"
     assert math.sqrt(row.sum_sq) == Close(math.sqrt(truth.sum_sq), tolerances.NORM), f"{what}: sum_sq"
     values = elements(tensor)
     magnitudes = np.abs(values[np.isfinite(values)])
@@ -47,7 +53,7 @@ def assert_row(row: TensorRow, tensor: torch.Tensor, what: str = "") -> None:
         found, true = getattr(row, column.name), getattr(truth, column.name)
         if column.is_exact:
             assert found == true, f"{what}: {column.name}"
-        elif column.name != "sum_sq":
+        elif column.name not in ("sum_sq", "finite_norm"):
             assert abs(found - true) <= tolerances.SUM * (magnitudes**column.power).sum(), f"{what}: {column.name}"
     assert math.isnan(row.norm) == (truth.num_nans > 0), f"{what}: norm"
     assert math.isinf(row.norm) == (truth.num_infs > 0 and truth.num_nans == 0), f"{what}: norm"

@@ -101,7 +101,7 @@ def finalise_launcher(device: torch.device) -> Launcher:
     """Fusion off: the decision has the same bits everywhere."""
     from .lang import finalise
 
-    constants = {"BLOCK": FOLD_BLOCK, "ROW_BLOCK": ROW_BLOCK}
+    constants = {"CHUNK": CHUNK, "BLOCK": FOLD_BLOCK, "ROW_BLOCK": ROW_BLOCK}
     return Launcher(finalise.finalise_kernel, constants, num_warps=_warps(FOLD_THREADS, device), fp_fusion=False)
 
 

@@ -19,6 +19,7 @@ from .stats import (
     ABS_MAX,
     ABS_MIN_NONZERO,
     COLUMNS,
+    FINITE_NORM,
     LOW_HALF,
     NORM_SQ,
     NUM_INFS,
@@ -27,6 +28,8 @@ from .stats import (
     NUMEL,
     SUM,
     SUM_SQ,
+    SUM_SQ_DEV,
+    in_range,
     is_finite,
     pointer,
 )
@@ -53,9 +56,8 @@ def _unscale(scale_address, unscale_bits):
 
 
 @triton.jit
-def _decide(norm_sq, header, scale_address, found_inf_address, unscale, max_norm_bits, choices):
-    """Norm, clip coefficient, skip flag and factor, from the sum of squares of unscaled elements, into a header."""
-    norm = tl.sqrt(norm_sq)
+def _decide(norm, header, scale_address, found_inf_address, unscale, max_norm_bits, choices):
+    """Norm of unscaled elements, clip coefficient, skip flag and factor, into a header."""
     finite = is_finite(norm)
     max_norm = _double(max_norm_bits)
     coefficient = tl.where(finite, tl.minimum(max_norm / (norm + 1e-6), 1.0), 1.0)
@@ -87,7 +89,37 @@ def _total(columns, num_chunks, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _row(columns, num_chunks, begin, count, numel, unscale, out, BLOCK: tl.constexpr):
+def _joined(norms, count, largest, BLOCK: tl.constexpr):
+    """The norm of `count` parts from theirs, of which the largest is known: squares are taken of shares of it."""
+    lanes = tl.arange(0, BLOCK)
+    shares = tl.zeros([BLOCK], tl.float64)
+    for j in range(0, count, BLOCK):
+        share = tl.load(norms + j + lanes, mask=j + lanes < count, other=0.0) / _or_1(largest)
+        shares += share * share
+    return tl.where(is_finite(largest), largest * tl.sqrt(tl.sum(shares)), largest)
+
+
+@triton.jit
+def _rescued_norm(columns, num_chunks, BLOCK: tl.constexpr):
+    """The norm of all chunks where their squares have left the range of float64, NaN aside; Inf if an element is."""
+    lanes = tl.arange(0, BLOCK)
+    largest = tl.zeros([BLOCK], tl.float64)
+    infs = tl.zeros([BLOCK], tl.float64)
+    for j in range(0, num_chunks, BLOCK):
+        i = j + lanes
+        largest = tl.maximum(largest, tl.load(columns + FINITE_NORM * num_chunks + i, mask=i < num_chunks, other=0.0))
+        infs += tl.load(columns + NUM_INFS * num_chunks + i, mask=i < num_chunks, other=0.0)
+    norm = _joined(columns + FINITE_NORM * num_chunks, num_chunks, tl.max(largest), BLOCK)
+    return tl.where(tl.sum(infs) > 0.0, float("inf"), norm)
+
+
+@triton.jit
+def _or_1(x):
+    return tl.where(x == 0.0, 1.0, x)
+
+
+@triton.jit
+def _row(columns, num_chunks, begin, count, numel, unscale, out, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     sum_sq = tl.zeros([BLOCK], tl.float64)
     total = tl.zeros([BLOCK], tl.float64)
@@ -96,6 +128,8 @@ def _row(columns, num_chunks, begin, count, numel, unscale, out, BLOCK: tl.const
     zeros = tl.zeros([BLOCK], tl.float64)
     nans = tl.zeros([BLOCK], tl.float64)
     infs = tl.zeros([BLOCK], tl.float64)
+    deviations = tl.zeros([BLOCK], tl.float64)
+    norms = tl.zeros([BLOCK], tl.float64)
     for j in range(0, count, BLOCK):
         inside = j + lanes < count
         p = columns + SUM_SQ * num_chunks + begin + j + lanes
@@ -106,16 +140,44 @@ def _row(columns, num_chunks, begin, count, numel, unscale, out, BLOCK: tl.const
         zeros += tl.load(p + (NUM_ZEROS - SUM_SQ) * num_chunks, mask=inside, other=0.0)
         nans += tl.load(p + (NUM_NANS - SUM_SQ) * num_chunks, mask=inside, other=0.0)
         infs += tl.load(p + (NUM_INFS - SUM_SQ) * num_chunks, mask=inside, other=0.0)
+        deviations += tl.load(p + (SUM_SQ_DEV - SUM_SQ) * num_chunks, mask=inside, other=0.0)
+        norms = tl.maximum(norms, tl.load(p + (FINITE_NORM - SUM_SQ) * num_chunks, mask=inside, other=0.0))
+    row_sq = tl.sum(sum_sq)
+    norm = tl.max(norms)
+    dev = tl.sum(deviations)
+    row_total = tl.sum(total)
+    finite = numel - tl.sum(nans) - tl.sum(infs)
     smallest = tl.min(low)
     smallest = tl.where(is_finite(smallest), smallest, 0.0)
     tl.store(out + NUMEL, numel)
-    tl.store(out + SUM_SQ, tl.sum(sum_sq) * unscale * unscale)
-    tl.store(out + SUM, tl.sum(total) * unscale)
+    tl.store(out + SUM_SQ, row_sq * unscale * unscale)
+    tl.store(out + SUM, row_total * unscale)
     tl.store(out + ABS_MAX, tl.max(high) * unscale)
     tl.store(out + ABS_MIN_NONZERO, smallest * unscale)
     tl.store(out + NUM_ZEROS, tl.sum(zeros))
     tl.store(out + NUM_NANS, tl.sum(nans))
     tl.store(out + NUM_INFS, tl.sum(infs))
+    if count > 1:
+        # Squared deviations from the mean of all: those from the mean of each chunk, and what is between the means.
+        mean = row_total / tl.maximum(finite, 1.0)
+        between = tl.zeros([BLOCK], tl.float64)
+        for j in range(0, count, BLOCK):
+            inside = j + lanes < count
+            p = columns + SUM_SQ * num_chunks + begin + j + lanes
+            size = tl.minimum(numel - (j + lanes).to(tl.float64) * CHUNK, 1.0 * CHUNK)
+            size -= tl.load(p + (NUM_NANS - SUM_SQ) * num_chunks, mask=inside, other=0.0)
+            size -= tl.load(p + (NUM_INFS - SUM_SQ) * num_chunks, mask=inside, other=0.0)
+            size = tl.where(inside, size, 0.0)
+            away = tl.load(p + (SUM - SUM_SQ) * num_chunks, mask=inside, other=0.0) / _or_1(size) - mean
+            between += size * away * away
+        dev += tl.sum(between)
+        dev = tl.where(dev == dev, dev, float("inf"))  # sums overflowed
+        if in_range(row_sq):
+            norm = tl.sqrt(row_sq)
+        else:
+            norm = _joined(columns + FINITE_NORM * num_chunks + begin, count, norm, BLOCK)
+    tl.store(out + SUM_SQ_DEV, dev * unscale * unscale)
+    tl.store(out + FINITE_NORM, norm * unscale)
 
 
 @triton.jit(do_not_specialize=list(range(11)))
@@ -131,23 +193,29 @@ def finalise_kernel(
     unscale_bits: tl.int64,
     max_norm_bits: tl.int64,
     choices: tl.int64,
+    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
 ):
     """Program 0: the total, the decision and the header of a slot. Program 1 + t: row t.
 
     A decision over several devices or ranks waits until their totals have been added up, and is `decide_kernel`'s.
-    The order of every sum is fixed. Program 0 reads one column only, so that it does not keep the others waiting.
+    The order of every sum is fixed. Program 0 reads one column only, so that it does not keep the others waiting,
+    unless squares have left the range of float64.
     """
     columns = pointer(partials, tl.float64)
     header = pointer(slot, tl.float64)
     unscale = _unscale(scale_address, unscale_bits)
     if tl.program_id(0) == 0:
-        norm_sq = _total(columns, num_chunks, BLOCK) * unscale * unscale
+        found = _total(columns, num_chunks, BLOCK)
+        norm_sq = found * unscale * unscale
+        norm = tl.sqrt(norm_sq)
+        if (found == found) & (in_range(found) == 0):
+            norm = _rescued_norm(columns, num_chunks, ROW_BLOCK) * unscale
         tl.store(header, norm_sq)
         tl.store(header + 6, step.to(tl.float64))
         if (choices & DECIDE) != 0:
-            _decide(norm_sq, slot, scale_address, found_inf_address, unscale, max_norm_bits, choices)
+            _decide(norm, slot, scale_address, found_inf_address, unscale, max_norm_bits, choices)
     else:
         row = tl.program_id(0) - 1
         packed = tl.load(pointer(row_chunks, tl.int64) + row)
@@ -160,6 +228,7 @@ def finalise_kernel(
             numel,
             unscale,
             header + HEADER + row * COLUMNS,
+            CHUNK,
             ROW_BLOCK,
         )
 
@@ -181,4 +250,4 @@ def decide_kernel(
         norm_sq += tl.load(pointer(totals, tl.float64) + i)
     unscale = _unscale(scale_address, unscale_bits)
     tl.store(pointer(slot, tl.float64), norm_sq)
-    _decide(norm_sq, slot, scale_address, found_inf_address, unscale, max_norm_bits, choices)
+    _decide(tl.sqrt(norm_sq), slot, scale_address, found_inf_address, unscale, max_norm_bits, choices)

@@ -35,12 +35,15 @@ ABS_MIN_NONZERO = tl.constexpr(4)
 NUM_ZEROS = tl.constexpr(5)
 NUM_NANS = tl.constexpr(6)
 NUM_INFS = tl.constexpr(7)
-COLUMNS = tl.constexpr(8)
+SUM_SQ_DEV = tl.constexpr(8)
+FINITE_NORM = tl.constexpr(9)
+COLUMNS = tl.constexpr(10)
 NORM_SQ = NUMEL
 
 INF32 = tl.constexpr(0x7F800000)
 INF64 = tl.constexpr(0x7FF0000000000000)
 FAST_MIN = tl.constexpr(0x2A000000)  # 2^-43: smaller squares would lose bits to underflow
+LEAST_SQUARES = tl.constexpr(2.0**-960)  # a sum of squares of float64 below it has lost bits to underflow
 NO_MIN = tl.constexpr(2.0**100)  # above any magnitude whose square is a finite float32
 LOW_HALF = tl.constexpr(0xFFFFFFFF)
 
@@ -160,6 +163,72 @@ def _exact(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
 
 
 @triton.jit
+def in_range(sum_sq):
+    """Whether a sum of squares of float64 neither overflowed nor lost bits to underflow."""
+    return (sum_sq >= LEAST_SQUARES) & is_finite(sum_sq)
+
+
+@triton.jit
+def _moments_step(x, inside, shift, scale, total, squares):
+    away = tl.where(inside & is_finite(x), (x.to(tl.float64) - shift) * scale, 0.0)
+    return total + away, squares + away * away
+
+
+@triton.jit
+def _moments(address, n, head, shift, scale, DTYPE: tl.constexpr, LANES: tl.constexpr):
+    """Sum of (x - shift) * scale over the finite elements of a chunk, and of its squares, in float64."""
+    COMPUTE: tl.constexpr = tl.float64 if DTYPE.is_fp64() else tl.float32
+    lanes = tl.arange(0, LANES)
+    full = (n - head) // LANES * LANES
+    total = tl.zeros([LANES], tl.float64)
+    squares = tl.zeros([LANES], tl.float64)
+    vector = _aligned(address, head, DTYPE)
+    for j in range(0, full, LANES):
+        x = tl.load(vector + j + lanes, eviction_policy="evict_first").to(COMPUTE)
+        total, squares = _moments_step(x, lanes >= 0, shift, scale, total, squares)
+    single = pointer(address, DTYPE)
+    for j in range(0, n - full, LANES):
+        i = _around(j, lanes, head, full)
+        x = tl.load(single + i, mask=i < n, other=0.0).to(COMPUTE)
+        total, squares = _moments_step(x, i < n, shift, scale, total, squares)
+    return tl.sum(total), tl.sum(squares)
+
+
+@triton.jit
+def _deviations(address, n, head, count, sum_sq, total, high, low, zeros, DTYPE: tl.constexpr, LANES: tl.constexpr):
+    """Sum of squared deviations from the mean of the `count` finite elements of a chunk; reads them again where
+    E[x^2] - E[x]^2 cancels."""
+    size = tl.maximum(count, 1.0)
+    mean = total / size
+    found = sum_sq - total * mean
+    # One element, zeros only, or the same number throughout.
+    same = (high == low) & (zeros == 0.0) & (tl.abs(mean) > (1.0 - 1.0 / size) * high)
+    nothing = (count <= 1.0) | (high == 0.0) | same
+    doubtful = (found <= 0.0009765625 * sum_sq) | (is_finite(sum_sq) == 0)
+    found = tl.where(nothing, 0.0, found)
+    if doubtful & (nothing == 0):
+        rest, squares = _moments(address, n, head, mean, 1.0, DTYPE, LANES)
+        found = squares - rest * (rest / size)  # what the rounding of the mean left over
+        found = tl.where(is_finite(found), tl.maximum(found, 0.0), float("inf"))
+    return found
+
+
+@triton.jit
+def _norm(address, n, head, sum_sq, high, DTYPE: tl.constexpr, LANES: tl.constexpr):
+    """The root of `sum_sq`; where squares of float64 have left its range, of those of elements times a power of two."""
+    norm = tl.sqrt(sum_sq)
+    if DTYPE.is_fp64():
+        is_outside = (high > 0.0) & (in_range(sum_sq) == 0)
+        if is_outside:
+            exponent = tl.minimum(tl.maximum((magnitude_bits(high) >> 52) - 1023, -1022), 1022)
+            scale = ((1023 - exponent) << 52).to(tl.float64, bitcast=True)
+            back = ((1023 + exponent) << 52).to(tl.float64, bitcast=True)
+            _, squares = _moments(address, n, head, 0.0, scale, DTYPE, LANES)
+            norm = tl.sqrt(squares) * back
+    return norm
+
+
+@triton.jit
 def _fast_step(a, b, c, d, sum_sq, total, high, low, zeros):
     """Four elements a lane added to the accumulators."""
     a = a.to(tl.float32)
@@ -237,7 +306,7 @@ def _fast(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
     if not DTYPE.is_fp16():  # whose smallest square is 3.6e-15
         bits = magnitude_bits(largest)
         believe = believe & ((bits >= FAST_MIN) | (bits == 0))
-    # Where the mean is nearly all of the root mean square, std = sqrt(E[x^2] - E[x]^2) cancels.
+    # Where the mean is nearly all of the root mean square, E[x^2] - E[x]^2 cancels.
     believe = believe & (total_64 * total_64 <= 0.99 * n.to(tl.float64) * sum_sq_64)
     lowest = tl.where(smallest == NO_MIN, float("inf"), smallest).to(tl.float64)
     return sum_sq_64, total_64, largest.to(tl.float64), lowest, tl.sum(zeros).to(tl.float64), believe
@@ -269,6 +338,7 @@ def stats_kernel(
         infs = zeros * 0.0
         if not believe:
             sum_sq, total, high, low, zeros, nans, infs = _exact(address, n, head, DTYPE, LANES)
+    norm = _norm(address, n, head, sum_sq, high, DTYPE, LANES)
     norm_sq = tl.where(infs > 0.0, float("inf"), sum_sq)
     norm_sq = tl.where(nans > 0.0, float("nan"), norm_sq)
     out = pointer(partials, tl.float64) + chunk
@@ -279,7 +349,12 @@ def stats_kernel(
     tl.store(out + NUM_ZEROS * num_chunks, zeros)
     tl.store(out + NUM_NANS * num_chunks, nans)
     tl.store(out + NUM_INFS * num_chunks, infs)
+    tl.store(out + FINITE_NORM * num_chunks, norm)
     tl.store(out + NORM_SQ * num_chunks, norm_sq)
+    # Last, when nothing else is wanted any more: its loop needs the registers.
+    count = n.to(tl.float64) - nans - infs
+    deviations = _deviations(address, n, head, count, sum_sq, total, high, low, zeros, DTYPE, LANES)
+    tl.store(out + SUM_SQ_DEV * num_chunks, deviations)
 
 
 @triton.jit
