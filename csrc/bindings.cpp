@@ -181,7 +181,8 @@ py::object py_clip_gradients(const py::list& parameters, int num_threads, double
   const Groups lists = {parameters.ptr()};
   Gradients found;
   RowBytes table(count_parameters(lists));
-  if (!measure_gradients(lists, num_threads, 1.0, table.rows(), found) || found.views.empty()) return py::none();
+  if (!measure_gradients(lists, num_threads, 1.0, table.rows(), found) || found.views.empty() || !found.values.empty())
+    return py::none();
   const double norm = norm_of(found.total), coefficient = max_norm / (norm + 1e-6);
   const bool leave = coefficient >= 1.0 || (finite_only && !std::isfinite(norm));  // NaN is written, as torch does
   if (!leave) {
@@ -204,11 +205,11 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "set_tensor_access",
       [](py::object tensor, py::object parameter, py::object gradient, py::object prepare,
-         py::object prepare_writable, py::object describe, py::object api) {
-        set_tensor_access({tensor, parameter, gradient, prepare, prepare_writable, describe}, api);
+         py::object prepare_writable, py::object describe, py::object api, const py::list& examples) {
+        set_tensor_access({tensor, parameter, gradient, prepare, prepare_writable, describe}, api, examples);
       },
       py::arg("tensor_type"), py::arg("parameter_type"), py::arg("gradient"), py::arg("prepare"), py::arg("prepare_writable"),
-      py::arg("describe"), py::arg("exchange_api"));
+      py::arg("describe"), py::arg("exchange_api"), py::arg("examples"));
   m.def("tensor_stats", &py_tensor_stats, py::arg("tensors"), py::arg("num_threads"), py::arg("unscale") = 1.0,
         py::arg("plain_only") = false);
   m.def("activation_stats", &py_activation_stats, py::arg("tensor"), py::arg("low"), py::arg("high"),

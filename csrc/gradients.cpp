@@ -26,8 +26,9 @@ constexpr int64_t kNearTotal = kParallelMin;
 
 class Walk {
  public:
-  Walk(size_t count, double unscale, Row* rows, std::vector<View>& views, Row& total)
-      : room_(count), unscale_(unscale), rows_(rows), views_(views), total_(total) {
+  // `values` takes what was made of sparse tensors; null refuses them.
+  Walk(size_t count, double unscale, Row* rows, std::vector<View>& views, Row& total, std::vector<py::object>* values)
+      : room_(count), unscale_(unscale), rows_(rows), views_(views), total_(total), values_(values) {
     views_.reserve(count);
   }
 
@@ -41,7 +42,7 @@ class Walk {
     for (size_t i = 0; i < count; ++i) {
       views_.emplace_back();
       View& view = views_.back();
-      if (!read_plain(tensors[i], view)) return false;
+      if (!read_plain(tensors[i], view) && !(values_ && read_values(tensors[i], first + i, view, *values_))) return false;
       if (view.numel > kNear) continue;
       fetch(view, 0, kFetched);
     }
@@ -96,6 +97,7 @@ class Walk {
   Row* const rows_;
   std::vector<View>& views_;
   Row& total_;
+  std::vector<py::object>* const values_;
   std::vector<size_t> aside_;
   int64_t near_ = 0;
 };
@@ -154,7 +156,7 @@ void collect_gradients(const Groups& groups, Gradients& found) {
 }
 
 bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found) {
-  Walk walk(count_parameters(groups), unscale, rows, found.views, found.total);
+  Walk walk(count_parameters(groups), unscale, rows, found.views, found.total, &found.values);
   if (!for_each_batch(groups, found, [&](size_t first, size_t end) {
         return walk.take(found.items() + first, end - first);
       }))
@@ -166,7 +168,7 @@ bool measure_gradients(const Groups& groups, int num_threads, double unscale, Ro
 
 bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows,
                    std::vector<View>& views, Row& total) {
-  Walk walk(count, unscale, rows, views, total);
+  Walk walk(count, unscale, rows, views, total, nullptr);
   for (size_t i = 0; i < count; i += kBatch) {
     for (size_t next = i + 2 * kBatch; next < std::min(count, i + 3 * kBatch); ++next) tensor_path().want_object(tensors[next]);
     for (size_t next = i + kBatch; next < std::min(count, i + 2 * kBatch); ++next)

@@ -14,7 +14,8 @@ struct Gradients {
   uint64_t fingerprint = 0xcbf29ce484222325u;  // of which parameters these are, for caches
 
   // Only after `measure_gradients`.
-  std::vector<View> views;  // of `tensors`, while these are held: what `scale` takes
+  std::vector<View> views;  // of `tensors`, while these and `values` are held: what `scale` takes if there are no `values`
+  std::vector<py::object> values;  // of sparse gradients, coalesced
   unsigned dtypes = 0;      // a bit for each DType
   Row total;                // fold of the rows, first to last
 
@@ -32,11 +33,11 @@ size_t count_parameters(const Groups& groups);
 void collect_gradients(const Groups& groups, Gradients& found);
 
 // Fills all, and a row for each gradient, as if its elements had been multiplied by `unscale`; `rows` has room for
-// `count_parameters(groups)`. False, with `found` and `rows` of no use, if a gradient would need preparing. Needs the GIL,
-// and gives it up while large tensors are read.
+// `count_parameters(groups)`. False, with `found` and `rows` of no use, if a gradient would need preparing, other than a
+// sparse one. Needs the GIL, and gives it up while large tensors are read.
 bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found);
 
-// The same for tensors themselves; `views` is empty before. False as above.
+// The same for tensors themselves; `views` is empty before. False as above, and for sparse ones.
 bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows,
                    std::vector<View>& views, Row& total);
 

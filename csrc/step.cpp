@@ -83,6 +83,7 @@ int take(const Question& q) {
   const double norm = norm_of(gradients.total);
   const bool finite = std::isfinite(norm);
   double coefficient = finite ? std::min(1.0, q.max_norm / (norm + 1e-6)) : 1.0;
+  if (coefficient != 1.0 && !gradients.values.empty()) return kOdd;  // duplicates are to be scaled where they stand
   int outcome = finite ? kClean : kNotFinite;
   if (coefficient != 1.0 && !q.scales) outcome |= kScaled;
   if (coefficient != 1.0 && q.scales) {

@@ -39,34 +39,33 @@ bool real_dtype(uint8_t code, int bits, DType& out) {
   return false;
 }
 
-// False when the tensor needs preparing: not strided memory, a dtype without a kernel, or a lazy bit (negation,
-// conjugation) that the address does not show. torch sets the negation bit on views of a conjugate's imaginary part,
-// which are strided, or complex; so only those are asked.
-bool lazy(PyObject* tensor) {
-  py::handle handle(tensor);
-  return handle.attr("is_neg")().cast<bool>() || handle.attr("is_conj")().cast<bool>();
+// A lazy bit that the address does not show: negation or conjugation.
+bool lazy(PyObject* tensor, bool complex) {
+  const bool negated = path.knows_negation() ? path.is_negated(tensor) : py::handle(tensor).attr("is_neg")().cast<bool>();
+  return negated || (complex && py::handle(tensor).attr("is_conj")().cast<bool>());
 }
 
-bool view_through_exchange(PyObject* tensor, View& view, dlpack::Device& device) {
-  dlpack::Tensor t;
+// What torch tells of a tensor of an exact type. False if it has to be prepared: it is not strided memory, has a dtype
+// without a kernel, or the memory that it needs is not there.
+bool ask(PyObject* tensor, dlpack::Tensor& t, DType& dtype, bool& complex) {
+  if (!path.has_storage(tensor)) return false;  // torch would raise, which takes it a millisecond
   if (exchange->tensor_from_object(tensor, &t) != 0) {
     PyErr_Clear();  // `prepare` finds the reason and says it in words
     return false;
   }
+  complex = t.dtype.code == dlpack::kComplex;
+  return complex ? real_dtype(dlpack::kFloat, t.dtype.bits / 2, dtype) : real_dtype(t.dtype.code, t.dtype.bits, dtype);
+}
+
+bool view_through_exchange(PyObject* tensor, View& view, dlpack::Device& device) {
+  dlpack::Tensor t;
   DType dtype;
-  bool complex = t.dtype.code == dlpack::kComplex;
-  bool known = complex ? real_dtype(dlpack::kFloat, t.dtype.bits / 2, dtype) : real_dtype(t.dtype.code, t.dtype.bits, dtype);
-  if (!known) return false;
+  bool complex;
+  if (!ask(tensor, t, dtype, complex)) return false;
   device = t.device;
   view = make_view(static_cast<char*>(t.data) + t.byte_offset, dtype, complex, t.ndim, t.shape, t.strides);
-  if (view.numel > 0 && !t.data) return false;
-  bool dense = !complex;
-  int64_t expected = 1;
-  for (int d = t.ndim - 1; dense && d >= 0; --d) {
-    dense = !t.strides || t.strides[d] == expected;
-    expected *= t.shape[d];
-  }
-  return dense || view.numel == 0 || !lazy(tensor);
+  if (view.numel <= 0) return view.numel == 0;
+  return t.data && path.holds(tensor, view.data, extent(view) * itemsize(dtype)) && !lazy(tensor, complex);
 }
 
 bool describe(PyObject* tensor, Strided& x, bool& complex) {
@@ -91,7 +90,7 @@ bool view_through_python(PyObject* tensor, View& view) {
   bool complex;
   if (!describe(tensor, x, complex)) return false;
   view = make_view(x.data, x.dtype, complex, int(x.shape.size()), x.shape.data(), x.strides.data());
-  return true;
+  return view.numel >= 0;
 }
 
 }  // namespace
@@ -111,14 +110,27 @@ bool read_plain(PyObject* tensor, View& view) {
   return view_through_exchange(tensor, view, device) && device.type == dlpack::kCPU;
 }
 
-void set_tensor_access(TensorAccess given, py::object exchange_api) {
+bool read_values(PyObject* tensor, size_t index, View& view, std::vector<py::object>& values) {
+  if (!is_plain_type(tensor) || path.has_storage(tensor)) return false;
+  try {
+    py::object prepared = access->prepare(py::handle(tensor), index);
+    if (!read_plain(prepared.ptr(), view)) return false;
+    values.push_back(std::move(prepared));
+    return true;
+  } catch (py::error_already_set& error) {
+    if (error.matches(PyExc_Exception)) return false;  // whoever reads it otherwise will say it in words
+    throw;
+  }
+}
+
+void set_tensor_access(TensorAccess given, py::object exchange_api, const py::list& examples) {
   const dlpack::ExchangeAPI* api = find_api(exchange_api);
   exchange_api.inc_ref();  // the capsule owns the struct
   exchange = api;
   delete access;
   access = new TensorAccess(std::move(given));
   getter = grad_getter();
-  path = TensorPath(access->tensor_type);
+  path = TensorPath(examples);
 }
 
 py::object gradient_of(PyObject* parameter) {
@@ -157,23 +169,18 @@ bool read_strided(PyObject* tensor, Strided& x) {
   bool complex = false;
   if (!exchange) return describe(tensor, x, complex) && !complex;
   dlpack::Tensor t;
-  if (exchange->tensor_from_object(tensor, &t) != 0) {
-    PyErr_Clear();  // whoever prepares it finds the reason and says it in words
-    return false;
-  }
-  if (t.device.type != dlpack::kCPU || !real_dtype(t.dtype.code, t.dtype.bits, x.dtype)) return false;
+  if (!ask(tensor, t, x.dtype, complex) || complex || t.device.type != dlpack::kCPU) return false;
   x.data = static_cast<char*>(t.data) + t.byte_offset;
   x.shape.assign(t.shape, t.shape + t.ndim);
   x.strides.assign(size_t(t.ndim), 1);
-  int64_t numel = 1;
-  bool dense = true;
+  int64_t numel = 1, last = 0;
   for (int d = t.ndim - 1; d >= 0; --d) {
     x.strides[d] = t.strides ? t.strides[d] : numel;
-    dense = dense && x.strides[d] == numel;
-    numel *= t.shape[d];
+    last += (t.shape[d] - 1) * x.strides[d];
+    numel = times(numel, t.shape[d]);
   }
-  if (numel == 0) return true;
-  return t.data && (dense || !lazy(tensor));
+  if (numel <= 0) return numel == 0;
+  return t.data && path.holds(tensor, x.data, (last + 1) * itemsize(x.dtype)) && !lazy(tensor, false);
 }
 
 bool locate_tensors(const py::tuple& tensors, std::vector<int64_t>& addresses, std::vector<int64_t>& sizes) {

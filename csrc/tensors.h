@@ -21,7 +21,8 @@ struct TensorAccess {
   py::object describe;        // callable(tensor): (address, dtype name, shape, strides), when there is no exchange API
 };
 
-void set_tensor_access(TensorAccess access, py::object exchange_api);
+// `examples` as for TensorPath.
+void set_tensor_access(TensorAccess access, py::object exchange_api, const py::list& examples);
 
 // `parameter.grad`, None included; a new reference. Throws what Python raised.
 py::object gradient_of(PyObject* parameter);
@@ -36,6 +37,10 @@ bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<V
 
 // A view of `tensor`; false if it is odd.
 bool read_plain(PyObject* tensor, View& view);
+
+// A view of the values of a sparse tensor of an exact type, coalesced, which `values` then holds; false if it is anything
+// else, or cannot be read.
+bool read_values(PyObject* tensor, size_t index, View& view, std::vector<py::object>& values);
 
 // Whether no Python code has a say in what is read of `tensor`: an exact torch.Tensor or Parameter.
 bool is_plain_type(PyObject* tensor);

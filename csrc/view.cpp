@@ -14,9 +14,9 @@ View make_view(void* data, DType dtype, bool complex, int ndim, const int64_t* s
   for (int d = ndim - 1; d >= 0; --d) {
     int64_t expected = complex ? view.numel / 2 : view.numel;
     if (strides && shape[d] != 1 && strides[d] != expected) dense = false;
-    view.numel *= shape[d];
+    view.numel = times(view.numel, shape[d]);
   }
-  if (dense || view.numel == 0) return view;
+  if (dense || view.numel <= 0) return view;
 
   struct Dim {
     int64_t size, stride;
@@ -42,6 +42,13 @@ View make_view(void* data, DType dtype, bool complex, int ndim, const int64_t* s
     view.layout->strides.push_back(dim.stride);
   }
   return view;
+}
+
+int64_t extent(const View& view) {
+  if (!view.layout) return view.numel;
+  int64_t last = 0;
+  for (size_t d = 0; d < view.layout->shape.size(); ++d) last += (view.layout->shape[d] - 1) * view.layout->strides[d];
+  return last + 1;
 }
 
 bool may_overlap(const View& view) {

@@ -22,14 +22,26 @@ struct Strided {
 
 struct View {
   char* data = nullptr;
-  int64_t numel = 0;               // real numbers: twice the elements of a complex tensor
+  int64_t numel = 0;               // real numbers: twice the elements of a complex tensor; see `kMostElements`
   std::unique_ptr<Layout> layout;  // null: one dense run starting at `data`, in whatever order of dimensions
   DType dtype = DType::f32;
 };
 
+// More could not be counted in float64: a view of them (expanded from a few, surely) has a `numel` of -1.
+constexpr int64_t kMostElements = int64_t(1) << 53;
+
+// numel * size, or -1, which stays; 0 stays as well.
+inline int64_t times(int64_t numel, int64_t size) {
+  if (numel <= 0 || size == 0) return size == 0 ? 0 : numel;
+  return size > kMostElements / numel ? -1 : numel * size;
+}
+
 // Order does not matter for statistics or scaling, so dimensions are sorted by stride and merged where they join:
 // channels_last, transposed and permuted tensors become dense runs.
 View make_view(void* data, DType dtype, bool complex, int ndim, const int64_t* shape, const int64_t* strides);
+
+// Elements from the first to the last one in memory, gaps included, of a view that has any.
+int64_t extent(const View& view);
 
 // Whether two indices may reach one element, as in an expanded tensor; such a tensor cannot be scaled in place.
 bool may_overlap(const View& view);

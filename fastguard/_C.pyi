@@ -14,6 +14,7 @@ def set_tensor_access(
     prepare_writable: Callable[[object, int], torch.Tensor],
     describe: Callable[[torch.Tensor], tuple[int, str, tuple[int, ...], tuple[int, ...]] | None],
     exchange_api: object | None,
+    examples: list[tuple[torch.Tensor, torch.Tensor]],
 ) -> None: ...
 def tensor_stats(
     tensors: Sequence[object], num_threads: int, unscale: float = 1.0, plain_only: bool = False

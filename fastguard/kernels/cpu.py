@@ -12,7 +12,7 @@ import torch
 from .. import _env
 from ..errors import BackendUnavailableError, UnsupportedTensorError
 from .backend import Backend, Row
-from .tensors import OVERLAP, plain
+from .tensors import OVERLAP, lacks_memory, plain
 
 _problem: str | None = None
 try:
@@ -46,9 +46,16 @@ def _describe(tensor: torch.Tensor) -> tuple[int, str, tuple[int, ...], tuple[in
     """What the exchange API would tell; None for a tensor that has to be prepared first."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
         return None
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor():
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor() or lacks_memory(tensor):
         return None
     return tensor.data_ptr(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()
+
+
+def _examples() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Tensors and their negatives, from which the extension learns where torch keeps what."""
+    examples = [torch.zeros(shape, device="cpu") for shape in ((), (5,), (2, 3), (1, 7, 11))]
+    examples.append(torch.nn.Parameter(torch.zeros(13, device="cpu")))
+    return [(x, torch._neg_view(x)) for x in examples if type(x) in (torch.Tensor, torch.nn.Parameter)]
 
 
 def _initialise() -> None:
@@ -60,6 +67,7 @@ def _initialise() -> None:
         prepare_writable=_prepare_writable,
         describe=_describe,
         exchange_api=_exchange_api(),
+        examples=_examples(),
     )
     isa = _env.isa()
     if isa is not None:

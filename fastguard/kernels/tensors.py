@@ -25,6 +25,7 @@ OVERLAP = (
     "cannot be scaled in place: several of its indices share one memory location (expanded?). "
     "Call .contiguous() or .clone() on it first"
 )
+MOST_ELEMENTS = 2**53  # more could not be counted in float64
 _COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
 
@@ -63,16 +64,32 @@ def plain(tensor: object, index: int, *, writable: bool = False) -> torch.Tensor
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedTensorError(index, f"must be a torch.Tensor, got {type(tensor).__name__}")
     values = _strided(tensor.detach(), index, writable)
+    if lacks_memory(values):
+        raise UnsupportedTensorError(
+            index, "must hold data, got a tensor whose storage was freed or cut short under it (storage.resize_?)"
+        )
+    if values.numel() * (2 if values.is_complex() else 1) > MOST_ELEMENTS:
+        raise UnsupportedTensorError(index, f"must have at most 2^53 elements, got shape {tuple(values.shape)}")
     if values.is_conj():
         values = values.conj() if writable else values.resolve_conj()
     if values.is_neg():
-        values = torch._neg_view(values) if writable else values.resolve_neg()
+        values = torch._neg_view(values)  # of what it is the negative
+        if not writable:
+            values = -(values if values.dtype in NATIVE_DTYPES else values.to(torch.float32))
     if values.dtype not in NATIVE_DTYPES:
         if writable or not values.dtype.is_floating_point:
             allowed = "float16, bfloat16, float32, float64 or complex"
             raise UnsupportedTensorError(index, f"must be {allowed}, got {values.dtype}")
         values = values.to(torch.float32)
     return values
+
+
+def lacks_memory(tensor: torch.Tensor) -> bool:
+    """Whether the storage of a strided tensor ends before its last element, as one that was resized under it does."""
+    if tensor.numel() == 0 or not torch._C._has_storage(tensor):
+        return False
+    last = tensor.storage_offset() + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return (last + 1) * tensor.itemsize > tensor.untyped_storage().nbytes()
 
 
 def may_overlap(tensor: torch.Tensor) -> bool:

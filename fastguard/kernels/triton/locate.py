@@ -10,7 +10,7 @@ import torch
 
 from ... import _env
 from ...errors import UnsupportedTensorError
-from ..tensors import OVERLAP, may_overlap, plain
+from ..tensors import OVERLAP, lacks_memory, may_overlap, plain
 from .tables import DTYPES
 
 try:
@@ -85,6 +85,7 @@ def _is_plain(tensor: object, device: torch.device) -> bool:
         and not tensor.is_neg()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not tensor._is_zerotensor()
+        and not lacks_memory(tensor)
         and is_dense(tensor)
     )
 

@@ -1,0 +1,174 @@
+"""Tensors whose address does not tell what they hold: negatives, freed storages, expanded beyond counting, sparse."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import fastguard
+from fastguard import UnsupportedTensorError, activation_stats, tensor_stats
+from fastguard.kernels import magnitude_histogram, scale_
+
+NEGATIVES: dict[str, Callable[[], torch.Tensor]] = {
+    "0-dim": lambda: torch.tensor(1 + 2j).conj().imag,
+    "one element": lambda: torch.randn(1, dtype=torch.complex64).conj().imag,
+    "dense": lambda: torch._neg_view(torch.randn(500)),
+    "as_strided": lambda: torch.randn(40, dtype=torch.complex64).conj().imag.as_strided((20,), (1,)),
+    "transposed": lambda: torch._neg_view(torch.randn(20, 30)).t(),
+    "complex": lambda: torch._neg_view(torch.randn(30, dtype=torch.complex128)),
+    "float64": lambda: torch._neg_view(torch.rand(3000, dtype=torch.float64)),
+    "half": lambda: torch._neg_view(torch.rand(300).half()),
+}
+
+
+@pytest.mark.parametrize("make", NEGATIVES.values(), ids=NEGATIVES)
+def test_lazy_negatives_have_the_sign_that_torch_shows(backend: str, make: Callable[[], torch.Tensor]) -> None:
+    tensor = make()
+    assert tensor.is_neg()
+    row = tensor_stats([torch.ones(3), tensor], backend=backend)[1]
+    resolved = tensor.resolve_neg()
+    values = torch.view_as_real(resolved) if resolved.is_complex() else resolved
+    assert row.sum == pytest.approx(float(values.double().sum()), rel=1e-5, abs=1e-5)
+    assert row.sum != 0.0
+    if not tensor.is_complex():
+        stats = activation_stats(tensor, backend=backend)
+        assert (stats.min_val, stats.max_val) == (float(values.min()), float(values.max()))
+        scaled = 2 * values
+        scale_([tensor], 2.0, backend=backend)
+        assert torch.equal(tensor.resolve_neg(), scaled)
+
+
+def test_float8_negatives(backend: str) -> None:
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        values = torch.randn(50).to(dtype)
+        row = tensor_stats([torch._neg_view(values)], backend=backend)[0]
+        assert row.sum == pytest.approx(-float(values.double().sum()), rel=1e-6)
+
+
+def freed(
+    offset: int, left_bytes: int = 0, shown_as: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+) -> torch.Tensor:
+    flat = torch.randn(100_000)
+    view = shown_as(flat[offset : offset + 60])
+    flat.untyped_storage().resize_(left_bytes)
+    return view
+
+
+@pytest.mark.parametrize(("offset", "left"), [(0, 0), (6, 0), (90_000, 0), (0, 100), (6, 100), (90_000, 360_100)])
+def test_a_storage_that_was_freed_or_cut_short_is_refused(backend: str, offset: int, left: int) -> None:
+    good = torch.ones(3)
+    message = "must hold data, got a tensor whose storage was freed or cut short"
+    for call in (
+        lambda x: tensor_stats([good, x], backend=backend),
+        lambda x: scale_([good, x], 2.0, backend=backend),
+        lambda x: activation_stats(x, backend=backend),
+        lambda x: magnitude_histogram([x], backend=backend),
+    ):
+        with pytest.raises(UnsupportedTensorError, match=message):
+            call(freed(offset, left))
+    for shown_as in (lambda x: x.view(6, 10).t()[::2], lambda x: torch.view_as_complex(x.view(30, 2)), torch._neg_view):
+        with pytest.raises(UnsupportedTensorError, match=message):
+            tensor_stats([freed(offset, left, shown_as)], backend=backend)
+    assert torch.equal(good, torch.ones(3))
+    assert tensor_stats([freed(0, 240)], backend=backend)[0].numel == 60  # just enough
+
+
+def test_a_gradient_whose_storage_was_freed_is_refused_by_the_guard() -> None:
+    model = torch.nn.Linear(5, 4)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    flat = torch.randn(50)
+    model.weight.grad, model.bias.grad = flat[:20].view(4, 5), flat[20:24]
+    optimizer.step()
+    flat.untyped_storage().resize_(0)
+    with pytest.raises(UnsupportedTensorError, match="freed or cut short"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(1).expand(2**53 + 1),
+        lambda: torch.ones(1).expand(2**62),
+        lambda: torch.ones(1, dtype=torch.complex64).expand(2**62),
+        lambda: torch.ones(1, dtype=torch.complex64).expand(2**53),
+        lambda: torch.ones(1, 1).expand(2**31, 2**31).unsqueeze(0),
+    ],
+)
+def test_more_elements_than_can_be_counted_are_refused(backend: str, make: Callable[[], torch.Tensor]) -> None:
+    with pytest.raises(UnsupportedTensorError, match=r"must have at most 2\^53 elements, got shape"):
+        tensor_stats([make()], backend=backend)
+    if not make().is_complex():
+        with pytest.raises(UnsupportedTensorError, match="at most"):
+            activation_stats(make(), backend=backend)
+
+
+def sparse(values: list[float], indices: list[int], size: int = 5) -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.tensor([indices]), torch.tensor(values), (size,), check_invariants=False)
+
+
+class TestSparseSteps:
+    """A guarded step with a sparse gradient takes the same short way as one with dense ones."""
+
+    def steps(self, gradients: list[torch.Tensor], **settings: object) -> tuple[torch.nn.Parameter, object]:
+        parameter = torch.nn.Parameter(torch.zeros(5))
+        other = torch.nn.Parameter(torch.zeros(2))
+        optimizer = fastguard.wrap(torch.optim.SGD([parameter, other], lr=1.0), **settings)
+        for gradient in gradients:
+            parameter.grad, other.grad = gradient, torch.zeros(2)
+            optimizer.step()
+        return parameter, optimizer.guard.last
+
+    def test_duplicates_are_summed_first(self) -> None:
+        parameter, last = self.steps([sparse([1.0, 2.0, 4.0], [0, 0, 3])])
+        assert last.norm == 5.0 and not last.clipped
+        assert parameter.tolist() == [-3.0, 0.0, 0.0, -4.0, 0.0]
+
+    def test_clipping_scales_every_duplicate(self) -> None:
+        parameter, last = self.steps([sparse([1.0, 2.0, 4.0], [0, 0, 3])], max_norm=0.5)
+        assert last.norm == 5.0 and last.clip_coef == 0.5 / (5.0 + 1e-6)
+        assert parameter.tolist() == pytest.approx([-0.3, 0.0, 0.0, -0.4, 0.0], rel=1e-6)
+
+    def test_what_is_not_finite_is_skipped(self) -> None:
+        parameter, last = self.steps([sparse([1.0, math.nan], [1, 2])])
+        assert last.skipped and parameter.tolist() == [0.0] * 5
+
+    def test_empty_ones_and_compressed_ones(self) -> None:
+        _, last = self.steps([sparse([], [])])
+        assert last.norm == 0.0 and last.tensors[0].numel == 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            row = tensor_stats([torch.tensor([[0.0, 3.0], [4.0, 0.0]]).to_sparse_csc()])[0]
+        assert row.norm == 5.0
+
+    def test_the_drop_in_leaves_them_to_torch(self) -> None:
+        parameter = torch.nn.Parameter(torch.zeros(5))
+        parameter.grad = sparse([3.0, 4.0], [0, 2]).coalesce()
+        for function in (fastguard.clip_grad_norm_, torch.nn.utils.clip_grad_norm_):
+            with pytest.raises(NotImplementedError, match="linalg_vector_norm"):
+                function([parameter], 1.0)
+
+    def test_a_tiny_one_costs_about_what_a_dense_one_costs(self) -> None:
+        def guarded(gradient: torch.Tensor) -> Callable[[], None]:
+            parameter = torch.nn.Parameter(torch.zeros(5))
+            optimizer = fastguard.wrap(torch.optim.SGD([parameter], lr=1e-9))
+
+            def run() -> None:
+                for _ in range(20):
+                    parameter.grad = gradient
+                    optimizer.step()
+
+            return run
+
+        cases = {"sparse": guarded(sparse([1.0, 2.0], [0, 0])), "dense": guarded(torch.ones(5))}
+        best = dict.fromkeys(cases, math.inf)
+        for _ in range(30):
+            for name, run in cases.items():
+                started = time.thread_time()  # of this thread alone: others may be busy
+                run()
+                best[name] = min(best[name], time.thread_time() - started)
+        assert best["sparse"] <= 3 * best["dense"]  # 1.7 where nothing else runs
