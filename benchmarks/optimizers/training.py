@@ -148,6 +148,7 @@ def train(
 
         def evaluate(*, clips: bool = True) -> torch.Tensor:
             optimizer.zero_grad()
+            model.zero_grad()  # also where an optimizer inside has parameters that the outer one does not clear
             loss = torch.nn.functional.mse_loss(model(inputs), targets)  # noqa: B023 - called within this turn only
             if way.backward is not None:
                 way.backward(optimizer, loss)
