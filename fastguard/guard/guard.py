@@ -29,6 +29,7 @@ from .sampling import Sampling
 from .wrappers import inwards
 
 _MAX_STEPS = 2**53  # from there on a float does not tell one step from the next
+GUARD = "_guard"  # where an optimizer has it: no public attribute, of which torch expects that copies have it too
 _HOW_TO_GUARD = (
     "Guard it with `optimizer = fastguard.wrap(optimizer, model)`; "
     "a pickled or deep-copied optimizer has lost its guard."
@@ -87,7 +88,7 @@ class Guard:
             NotGuardedError: there is none; says how to guard it.
         """
         for layer in inwards(optimizer):
-            guard = getattr(layer, "__dict__", {}).get("guard")
+            guard = getattr(layer, "__dict__", {}).get(GUARD)
             if isinstance(guard, Guard):
                 return guard
         raise NotGuardedError(f"this {type(optimizer).__name__} is not guarded. {_HOW_TO_GUARD}")
@@ -225,10 +226,10 @@ class Guard:
         self._hooks = []
         for member in self.run.members:
             if member.is_alive:
-                member.optimizer.__dict__.pop("guard", None)
+                member.optimizer.__dict__.pop(GUARD, None)
         for proxy in (ref() for ref in self.run.proxies):
-            if proxy is not None:
-                proxy.__dict__.pop("guard", None)
+            if proxy is not None and isinstance(proxy.__dict__.get("guard"), Guard):
+                del proxy.__dict__["guard"]
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -11,6 +11,8 @@ _REMEDY = (
     "Each rank holds only a part of the gradients, so a norm taken here would be wrong. Clip with torch's own "
     "clip_grad_norm_ (FSDP1: model.clip_grad_norm_), and use fastguard.tensor_stats for the local shards."
 )
+_HOOKS = "_optimizer_step_pre_hooks"
+_PROXIES = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")  # packages that only wrap others
 
 
 def inwards(optimizer: Any) -> Iterator[Any]:
@@ -23,11 +25,27 @@ def inwards(optimizer: Any) -> Iterator[Any]:
         optimizer = inner.get("optimizer", inner.get("_optimizer"))
 
 
+def _is_proxy(optimizer: Any) -> bool:
+    """Whether `optimizer` only hands on to what it holds, which is what takes the steps.
+
+    Optimizers that do something of their own around another (Lookahead, SAM, schedule-free wrappers) are no proxies.
+    Most call Optimizer.__init__, or have their `step` wrapped as that does. One that has neither is an accelerate-like
+    wrapper if it has no groups and no state of its own.
+    """
+    if any(c.__module__.partition(".")[0] in _PROXIES for c in type(optimizer).__mro__):
+        return True
+    own = getattr(optimizer, "__dict__", {})
+    return not isinstance(optimizer, torch.optim.Optimizer) or not (
+        _HOOKS in own or "param_groups" in own or "state" in own
+    )
+
+
 def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer that takes the steps, inside whatever wraps it.
+    """The optimizer that takes the steps, inside the proxies that stand around it.
 
     Raises:
-        TypeError: it is not a torch.optim.Optimizer, or one of DeepSpeed's.
+        TypeError: it is not a torch.optim.Optimizer, or one of DeepSpeed's; its step cannot be hooked; it steps within
+            the backward pass.
     """
     for module in {c.__module__ for c in type(optimizer).__mro__}:
         if module.split(".")[0] == "deepspeed":
@@ -35,9 +53,21 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
                 "`optimizer` must be a torch.optim.Optimizer that takes one step a call, got DeepSpeed's "
                 f"{type(optimizer).__name__}, which steps group by group on partitioned gradients. Run without ZeRO."
             )
-    inner = [optimizer, *inwards(optimizer)][-1]
+    inner = next((layer for layer in inwards(optimizer) if not _is_proxy(layer)), [optimizer, *inwards(optimizer)][-1])
     if not isinstance(inner, torch.optim.Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(inner).__name__}")
+    if _HOOKS not in inner.__dict__ or not getattr(type(inner).step, "hooked", False):
+        raise TypeError(
+            f"`optimizer` must have a step that hooks can be put on, got {type(inner).__name__}, which never calls "
+            "Optimizer.__init__. Call super().__init__ in it; or guard the optimizer that it holds, before it is made: "
+            "then only what that one does is skipped."
+        )
+    if any(group.get("gradient_release") for group in (getattr(inner, "defaults", {}), *inner.param_groups)):
+        raise TypeError(
+            f"`optimizer` must be stepped after the backward pass, got {type(inner).__name__} with "
+            "gradient_release=True, which steps within it, parameter by parameter: no gradients are there to be judged "
+            "together. Leave gradient_release out, or leave the optimizer unguarded."
+        )
     return inner
 
 

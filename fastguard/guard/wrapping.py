@@ -12,7 +12,7 @@ from ..activations import ActivationMonitor, monitor_for
 from ..errors import AlreadyGuardedError
 from ..weights import sampler_settings
 from .flight import WHEN_BEHIND
-from .guard import Guard
+from .guard import GUARD, Guard
 from .policies import ClipPolicy, GlobalNorm, as_policy
 from .wrappers import innermost, inwards, refuse_sharding_model, refuse_shards
 
@@ -20,9 +20,9 @@ _Wrapped = TypeVar("_Wrapped")
 _CLIP_THROUGH = ("scale", "grad_scale")
 
 
-class _NoGuard:
-    """What `optimizer.guard` is where none was set: the guard of the optimizer that this one wraps, as accelerate's
-    does, or an error that says how to guard it, as for a copy."""
+class _ShownGuard:
+    """What `optimizer.guard` is: the optimizer's, or that of the one that it wraps, as accelerate's does; or an error
+    that says how to guard it, as for a copy. An attribute of that name that an optimizer has itself goes first."""
 
     def __get__(self, optimizer: Any, owner: type) -> Any:
         return self if optimizer is None else Guard.of(optimizer)
@@ -70,7 +70,8 @@ def wrap(
     Args:
         optimizer: any torch.optim.Optimizer, or accelerate's or Lightning's wrapper of one; or a list of optimizers
             that share one norm and one decision (Muon with AdamW), which is then returned. All of them must step
-            after each backward pass: the decision is taken when the first of them does.
+            after each backward pass: the decision is taken when the first of them does. One that holds another and
+            does something of its own (Lookahead, SAM) is guarded from outside.
         model: where tensor names come from. Without it names are the optimizer's own (`named_parameters`) or
             `group0.param3`.
         max_norm: largest total 2-norm let through; short for `clip=GlobalNorm(max_norm)`.
@@ -95,6 +96,8 @@ def wrap(
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
+        TypeError: no torch.optim.Optimizer, or one that cannot be guarded: sharded, stepping within the backward pass,
+            without Optimizer.__init__.
         AlreadyGuardedError: the optimizer has a guard.
         BackendUnavailableError: the backend cannot run here.
         NonFiniteGradientsError: from `step`, after `max_consecutive_skips`; parameters are untouched.
@@ -127,7 +130,7 @@ def wrap(
     if len(set(map(id, inner))) != len(inner):
         raise ValueError("`optimizer` must be a list of different optimizers, got one of them twice")
     for o in given:
-        if any("guard" in getattr(layer, "__dict__", {}) for layer in inwards(o)):
+        if any(GUARD in getattr(layer, "__dict__", {}) for layer in inwards(o)):
             raise AlreadyGuardedError(
                 f"this {type(o).__name__} is guarded already. Use optimizer.guard, or optimizer.guard.detach() first."
             )
@@ -158,10 +161,10 @@ def wrap(
             monitor.detach()
         raise
     if "guard" not in torch.optim.Optimizer.__dict__:
-        torch.optim.Optimizer.guard = _NoGuard()  # type: ignore[attr-defined]
+        torch.optim.Optimizer.guard = _ShownGuard()  # type: ignore[attr-defined]
     for o in inner:
-        o.guard = guard  # type: ignore[attr-defined]
+        o.__dict__[GUARD] = guard
     for proxy in proxies:
-        if getattr(proxy, "guard", None) is not guard:  # most find it in what they wrap, and can be pickled then
+        if not hasattr(proxy, "guard"):  # most find it in what they wrap, and can be pickled then
             proxy.guard = guard
     return optimizer

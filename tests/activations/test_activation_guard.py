@@ -73,7 +73,7 @@ def test_bad_settings_leave_the_optimizer_unguarded(activations, model, error, m
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(error, match=message):
         fastguard.wrap(optimizer, net if model else None, activations=activations)
-    assert "guard" not in optimizer.__dict__ and num_hooks(net) == 0
+    assert "_guard" not in optimizer.__dict__ and num_hooks(net) == 0
     assert not optimizer._optimizer_step_pre_hooks
 
 

@@ -13,6 +13,7 @@ import torch
 
 from ... import kernels
 from ...guard import Guard
+from ...guard.guard import GUARD
 
 
 class _Kept:
@@ -113,7 +114,7 @@ def everything_restored(model: torch.nn.Module, optimizer: torch.optim.Optimizer
 @contextlib.contextmanager
 def without_guard(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
     """Keeps the guard's hooks off the optimizer's steps. Gives what clips the gradients as the guard would have."""
-    guard = getattr(optimizer, "__dict__", {}).get("guard")
+    guard = getattr(optimizer, "__dict__", {}).get(GUARD)
     if not isinstance(guard, Guard):
         yield lambda: None
         return

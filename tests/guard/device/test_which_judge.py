@@ -127,7 +127,7 @@ def test_unknown_settings_are_refused(name: str, value: str) -> None:
     optimizer = torch.optim.SGD(make_model().parameters(), lr=0.1)
     with pytest.raises(ValueError, match=rf"`{name}` must be one of \['.*', '.*'\], got '{value}'"):
         fastguard.wrap(optimizer, **{name: value})
-    assert "guard" not in vars(optimizer)
+    assert "_guard" not in vars(optimizer)
 
 
 def test_a_step_that_could_not_be_measured_takes_no_slot(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
