@@ -45,7 +45,7 @@ WITHOUT_TORCH = {*VOCABULARY, *RECORDS}  # logs are read, and rules run, on mach
 ARRAYS = {"torch", "numpy"}
 # Inside the guard, from what knows least to what knows most: a module imports from earlier ones only.
 GUARD = (
-    *("policies", "scaler", "undo", "wrappers", "engines", "lanes", "facts", "checkup", "ring"),
+    *("policies", "scaler", "backup", "undo", "detour", "wrappers", "engines", "lanes", "facts", "checkup", "ring"),
     *("run", "flight", "ledger", "decision", "onboard", "judge", "sampling", "hooks", "guard", "wrapping"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ class Decision:
         gradients: themselves, where no other optimizer has any.
         fused: of each member, whether it takes skip flag and divisor on the device.
         straightened: what was done to gradients of fused optimizers, by the index of their member.
+        positions: flat ones of the parameters that had a gradient when this was decided; None for all.
         taken: indices of the members that have taken their step.
     """
 
@@ -49,6 +51,7 @@ class Decision:
         self.gradients: list[torch.Tensor] | None = None
         self.fused: list[bool] = []
         self.straightened: dict[int, Straightened] = {}
+        self.positions: Sequence[int] | None = None
         self.taken: set[int] = set()
         self._scale = scale
         self._skips: bool | None = None
@@ -58,6 +61,13 @@ class Decision:
         if self._skips is None:
             self._skips = bool(self.slot.skip_flag)
         return self._skips
+
+    def late(self, start: int, params: Sequence[torch.Tensor]) -> list[int]:
+        """Places of those of `params`, the first of them at `start`, whose gradient came up after this was decided."""
+        if self.positions is None:
+            return []
+        known = set(self.positions)
+        return [i for i, p in enumerate(params) if p.grad is not None and start + i not in known]
 
     def check_scale(self, handed: Handed) -> None:
         """Raises RuntimeError if an optimizer that follows this decision has gradients that are scaled otherwise.

@@ -1,13 +1,15 @@
 """The two step hooks on one optimizer: judge the gradients before the step, put things back after it.
 
 Most steps go the short way, one call: nothing of them is unusual, and all that could be asked was answered at the step
-before. The long way asks.
+before. The long way asks. A step that is skipped is not taken; what is done for one that is, is undone when it ends,
+however it ends.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import math
 import sys
 import time
@@ -16,25 +18,50 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .. import kernels
 from ..kernels import cpu
 from ..stats import TensorStats
 from ..stats.slot import HEADER_WORDS, OVERHEAD_S
+from .backup import Preparations
+from .detour import HOOKED_STEP, Ticket, junction_of
 from .judge import Judge, learning_rate
 from .ledger import Ledger
 from .ring import FINGERPRINT, WRITTEN
 from .run import Member, Run
 from .sampling import Sampling
 from .scaler import Handed, ScalerContract
-from .undo import SetAside, Undo
+from .undo import Both, Rehearsal, SetAside, Skip, Undo, is_content_without_gradients
 
+_log = logging.getLogger("fastguard")
 _perf_counter = time.perf_counter
 _get_num_threads = torch.get_num_threads
 
 
 # Bits of what `_C.take_step` returns.
 _ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR = (1 << bit for bit in range(5))
+
+
+class _Attended(Ticket):
+    """A step with a closure: what is done within it is undone as it ends, also where it raises."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, hooks: Hooks) -> None:
+        super().__init__(optimizer)
+        self._hooks = hooks
+
+    def take(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return step(self.optimizer, *args, **kwargs)
+        except Exception as error:
+            if not self._hooks._is_of_skip(error):
+                raise
+            return self._hooks._loss
+        finally:
+            self._hooks._end_attended()
+
+    def close(self) -> None:
+        self._hooks._end_attended()  # again, if that was interrupted
 
 
 class Hooks:
@@ -52,6 +79,11 @@ class Hooks:
         self._scaler = ScalerContract(optimizer, run.proxies)
         self._undo: Undo | None = None
         self._evaluations = 0
+        self._is_content = is_content_without_gradients(optimizer)
+        self._preparations = None if self._is_content or not member.can_skip else Preparations()
+        self._is_evaluating = False
+        self._loss: Any = None  # what the closure of the step under way returned last
+        self._told: set[str] = set()
         self._depth = 0  # of steps under way that went the long way; more than 1 where a step calls its parent's
         self._silent = False
         self._has_more_to_do = True  # after a step; a call saved in each one counts
@@ -76,61 +108,68 @@ class Hooks:
         """Leaves the optimizer as it was."""
         for handle in self._handles:
             handle.remove()
-        self._give_back()
+        self._give_back_late()
         if self._member.is_alive:
             self._scaler.leave(self._member.optimizer)
 
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        run, attributes = self._run, optimizer.__dict__
-        if (
-            not run.is_short
-            or kwargs
-            or len(args) > 1
-            or self._undo is not None
-            or self._depth  # a step raised that had gone the long way
-            or "found_inf" in attributes
-            or "grad_scale" in attributes
-        ):
-            return self._go_the_long_way(optimizer, args, kwargs)
-        started = _perf_counter()
-        ring, clip, step = run.ring, run.clip, run.step
-        if ring.num_open >= ring.limit:
-            self._ledger.deliver()
-        elif ring.num_open and self._ledger.writes_lines:
-            self._ledger.write_line()
-        limit = math.inf if clip is None else clip.limit
-        if limit is None or (self._weights is not None and self._weights.is_due(step)):
-            return self._go_the_long_way(optimizer, args, kwargs)
-        slot = ring.num_open
-        ring.made = None
-        outcome = self._take_step(
-            optimizer.param_groups,
-            ring.headers,
-            slot,
-            ring.found,
-            step,
-            _get_num_threads(),
-            limit,
-            run.skip_nonfinite,
-            self._scales,
-        )
-        if outcome & _ODD:
-            self._met_odd = True
-            self._ledger.deliver_without_table()
-            return self._go_the_long_way(optimizer, args, kwargs)
-        ring.newest, ring.num_open, run.step = slot, slot + 1, step + 1
-        if outcome:
-            self._follow(optimizer, outcome)
-        ring.words[HEADER_WORDS * slot + OVERHEAD_S] = _perf_counter() - started
-        return None
+        try:
+            run, attributes = self._run, optimizer.__dict__
+            if (
+                not run.is_short
+                or kwargs
+                or len(args) > 1
+                or self._undo is not None
+                or self._depth  # a step raised that had gone the long way
+                or "found_inf" in attributes
+                or "grad_scale" in attributes
+            ):
+                return self._go_the_long_way(optimizer, args, kwargs)
+            started = _perf_counter()
+            ring, clip, step = run.ring, run.clip, run.step
+            if ring.num_open >= ring.limit:
+                self._ledger.deliver()
+            elif ring.num_open and self._ledger.writes_lines:
+                self._ledger.write_line()
+            limit = math.inf if clip is None else clip.limit
+            if limit is None or (self._weights is not None and self._weights.is_due(step)):
+                return self._go_the_long_way(optimizer, args, kwargs)
+            slot = ring.num_open
+            ring.made = None
+            outcome = self._take_step(
+                optimizer.param_groups,
+                ring.headers,
+                slot,
+                ring.found,
+                step,
+                _get_num_threads(),
+                limit,
+                run.skip_nonfinite,
+                self._scales,
+            )
+            if outcome & _ODD:
+                self._met_odd = True
+                self._ledger.deliver_without_table()
+                return self._go_the_long_way(optimizer, args, kwargs)
+            ring.newest, ring.num_open, run.step = slot, slot + 1, step + 1
+            given = self._follow(optimizer, outcome, args, kwargs) if outcome else None
+            ring.words[HEADER_WORDS * slot + OVERHEAD_S] = _perf_counter() - started
+            return given
+        except BaseException:
+            self._scaler.abandon(optimizer)
+            raise
 
-    def _follow(self, optimizer: torch.optim.Optimizer, outcome: int) -> None:
+    def _follow(
+        self, optimizer: torch.optim.Optimizer, outcome: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """What is left to do where a step that went the short way is not a clean one."""
         run, ring = self._run, self._run.ring
         if outcome & _SCALED and not self._scales:
-            self._undo = self._judge.scale(optimizer, ring.header(ring.newest).clip_coef)
+            self._undo = undo = self._judge.scale(optimizer, ring.header(ring.newest).clip_coef)
+            if undo is not None:
+                undo.apply()
         elif outcome & _SCALED:
             written, ring.found[WRITTEN] = ring.found[WRITTEN], None
             kernels.tell_autograd(written)
@@ -146,65 +185,157 @@ class Hooks:
                 self._sampling.end_step()  # too many skips in a row: what was sampled belongs to this step
                 raise
             if ring.is_skipped:
-                self._undo = SetAside(optimizer)
+                return self._leave_out(optimizer, args, kwargs, None)
+        return None
+
+    def _leave_out(
+        self,
+        optimizer: torch.optim.Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        repairs: Undo | None,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Has the step not be taken; where that can't be, has it do nothing that lasts."""
+        junction = junction_of(optimizer) if self._is_content or not _may_communicate() else None
+        if junction is None:
+            self._do_without(optimizer, repairs)
+            return None
+        self._undo = repairs
+        self._scaler.withhold(optimizer)
+        return junction.admit(Ticket(optimizer), args), kwargs
+
+    def _do_without(self, optimizer: torch.optim.Optimizer, repairs: Undo | None) -> None:
+        """Has a step that is taken change nothing that is not undone after it."""
+        change: Undo | None = None
+        if self._preparations is not None:
+            try:
+                change = Rehearsal(optimizer, self._preparations.backup(optimizer))
+            except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is one
+                self._tell("no-copy", "a skipped step could not be undone for want of a copy (%s)", error)
+            if self._preparations.is_late:
+                self._tell("late", "a skipped step had moved parameters or state before its closure was done")
+        if change is None:
+            change = SetAside(optimizer)
+        self._undo = change = change if repairs is None else Both(repairs, change)
+        change.apply()
 
     def _go_the_long_way(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self._member.is_paused:
-            return None
         started = _perf_counter()
         if self._depth and _is_nested(optimizer):
             self._depth += 1
             return None  # the outer step has been judged, or its closure will be
-        self._depth = 1
         if self._undo is not None:
-            self._give_back()  # of a step that raised before its post-hook ran
+            self._give_back_late()  # of a step that raised before its post-hook ran
+        self._depth = 0
+        if self._member.is_paused:
+            return None
+        self._depth = 1
         self._evaluations = 0
         handed = self._scaler.receive(optimizer, kwargs)
-        self._silent = bool(kwargs) and _is_state_initialisation(optimizer, kwargs)
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if self._silent:
+        self._silent = handed is None or (bool(kwargs) and _is_state_initialisation(optimizer, kwargs))
+        if handed is None or self._silent:
             return None
         if self._weights is not None:
             self._weights.before(optimizer)
             started = _perf_counter()
-        if not callable(closure):
-            self._judge_gradients(optimizer, handed)
-            self._judge.add_overhead(_perf_counter() - started)
-            return None
-        # The gradients of this step do not exist before the closure has run.
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if callable(closure):
+            return self._attend(closure, optimizer, handed, args, kwargs)
+        undo = self._judge_gradients(optimizer, handed)
+        given = None
+        if isinstance(undo, Skip):
+            given = self._leave_out(optimizer, args, kwargs, undo.repairs)
+        elif undo is not None:
+            self._undo = undo
+            undo.apply()
+        self._judge.add_overhead(_perf_counter() - started)
+        return given
+
+    def _attend(
+        self,
+        closure: Callable[[], Any],
+        optimizer: torch.optim.Optimizer,
+        handed: Handed,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Has the closure judged: the gradients of this step do not exist before it has run."""
+        self._is_evaluating, self._loss = False, None
+        if self._preparations is not None:
+            self._preparations.begin(optimizer)
         judged = self._judging(closure, optimizer, handed)
         if len(args) > 1:
-            return (args[0], judged, *args[2:]), kwargs
-        return args, {**kwargs, "closure": judged}
+            args = (args[0], judged, *args[2:])
+        else:
+            kwargs = {**kwargs, "closure": judged}
+        junction = junction_of(optimizer)
+        if junction is not None:
+            args = junction.admit(_Attended(optimizer, self), args)
+        return args, kwargs
 
     def _judging(
         self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer, handed: Handed
     ) -> Callable[[], Any]:
         @functools.wraps(closure)
         def judged() -> Any:
-            loss = closure()
+            self._is_evaluating = True
+            if self._preparations is not None:
+                self._preparations.look()
+            loss = self._loss = closure()
             started = _perf_counter()
             if self._undo is not None:  # the closure has made gradients anew
                 self._undo.forget()
                 self._undo = None
-            self._judge_gradients(optimizer, handed, loss)
+            undo = self._judge_gradients(optimizer, handed, loss)
+            if isinstance(undo, Skip):
+                self._do_without(optimizer, undo.repairs)
+            elif undo is not None:
+                self._undo = undo
+                undo.apply()
             self._judge.add_overhead(_perf_counter() - started)
+            self._is_evaluating = False
             return loss
 
         return judged
 
-    def _judge_gradients(self, optimizer: torch.optim.Optimizer, handed: Handed, loss: Any = None) -> None:
+    def _judge_gradients(
+        self, optimizer: torch.optim.Optimizer, handed: Handed, loss: Any = None
+    ) -> Undo | Skip | None:
         try:
-            self._undo = self._judge.judge(self._member, optimizer, handed, self._evaluations == 0, loss)
+            undo = self._judge.judge(self._member, optimizer, handed, self._evaluations == 0, loss)
         except BaseException:
-            self._scaler.abandon(optimizer)
+            self._judge.abandon(self._member)
+            self._scaler.abandon(optimizer)  # here too: a closure may catch this
             self._sampling.end_step()  # too many skips in a row: what was sampled belongs to this step
             raise
         self._evaluations += 1
         if self._may_be_short and self._judge.waits:
             self._look_ahead()
+        return undo
+
+    def _is_of_skip(self, error: Exception) -> bool:
+        """Whether an error comes of what a step was given instead of its gradients: it is undone anyway, and the error
+        is nobody's."""
+        if self._is_evaluating or not isinstance(self._undo, Rehearsal):
+            return False
+        self._tell("raised", "a skipped step raised without its gradients, and was undone: %r", error)
+        return True
+
+    def _end_attended(self) -> None:
+        """A step with a closure is over, or has raised."""
+        if self._undo is not None:
+            self._undo.give_back()
+            self._undo = None
+        if self._preparations is not None:
+            self._preparations.end()
+        self._loss = None
+
+    def _tell(self, what: str, text: str, *values: Any) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            _log.warning("%s: " + text, type(self._member.optimizer).__name__, *values)
 
     def _look_ahead(self) -> None:
         """Whether the next step may go the short way."""
@@ -214,23 +345,34 @@ class Hooks:
         run.is_short = run.fingerprint not in (None, self._odd)
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._depth:
-            self._depth -= 1
+        try:
             if self._depth:
-                return
-            self._give_back()
-            if self._weights is not None:
-                self._weights.after(optimizer)
-            self._scaler.give_back(optimizer)
-        elif self._undo is not None:
-            self._give_back()
-        if self._has_more_to_do and not self._silent and not self._member.is_paused:
-            self._has_more_to_do = self._sampling.end_step()
-        self._silent = False
+                self._depth -= 1
+                if self._depth:
+                    return
+                if self._undo is not None:
+                    self._undo.give_back()
+                    self._undo = None
+                self._loss = None
+                if self._preparations is not None:
+                    self._preparations.end()
+                if self._weights is not None:
+                    self._weights.after(optimizer)
+                self._scaler.give_back(optimizer)
+            elif self._undo is not None:
+                self._undo.give_back()
+                self._undo = None
+            if self._has_more_to_do and not self._silent and not self._member.is_paused:
+                self._has_more_to_do = self._sampling.end_step()
+            self._silent = False
+        except BaseException:
+            self._scaler.abandon(optimizer)
+            raise
 
-    def _give_back(self) -> None:
+    def _give_back_late(self) -> None:
+        """What a step that raised has left."""
         if self._undo is not None:
-            self._undo.give_back()
+            self._undo.give_back_late()
             self._undo = None
 
 
@@ -260,8 +402,9 @@ def _may_nest(cls: type) -> bool:
     return len(steps - {torch.optim.Optimizer.step}) > 1
 
 
-# The code of the function that torch wraps around every `step`, and that calls the hooks.
-_HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
+def _may_communicate() -> bool:
+    """Whether a step may be waited for by other processes, which would wait for ever if it were not taken."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _is_nested(optimizer: torch.optim.Optimizer) -> bool:
@@ -274,7 +417,7 @@ def _is_nested(optimizer: torch.optim.Optimizer) -> bool:
     count = 0
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is _HOOKED_STEP and frame.f_locals.get("self") is optimizer:
+        if frame.f_code is HOOKED_STEP and frame.f_locals.get("self") is optimizer:
             count += 1
         frame = frame.f_back
     return count > 1
@@ -287,7 +430,8 @@ def _is_state_initialisation(optimizer: torch.optim.Optimizer, kwargs: dict[str,
     """
     if kwargs.get("closure", True) is not None or optimizer.state:
         return False
-    if any(float(group["lr"]) != 0.0 for group in optimizer.param_groups if "lr" in group):
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    if any(rate is None or float(rate) != 0.0 for rate in rates):
         return False
     groups = [group["params"] for group in optimizer.param_groups]
     total = TensorStats(kernels.gradient_stats(groups, "auto", 1.0)[0]).total()

@@ -26,7 +26,7 @@ from .onboard import Onboard, gradients_of
 from .policies import ClipPolicy
 from .run import Member, Run, held_weakly
 from .scaler import UNSCALED, Handed
-from .undo import Both, HandedOver, SetAside, Undo, takes_flags
+from .undo import HandedOver, Skip, Undo, takes_flags
 
 _log = logging.getLogger("fastguard")
 
@@ -65,7 +65,7 @@ class Judge:
         self._decision: Decision | None = None
         self._was_on_cpu: bool | None = None  # the first parameter, when it was chosen who measures
         self.waits = True
-        self._told_policy = False
+        self._told_policy = self._told_late = False
 
     @property
     def lag(self) -> int:
@@ -115,8 +115,8 @@ class Judge:
 
     def judge(
         self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
-    ) -> Undo | None:
-        """Judges the step that `member` is about to take, clips, and says what has to be undone after it.
+    ) -> Undo | Skip | None:
+        """Judges the step that `member` is about to take, clips, and says what has to be done for it and undone after.
 
         Args:
             handed: what a GradScaler handed over.
@@ -135,9 +135,20 @@ class Judge:
         decision.taken.add(member.index)
         if len(decision.taken) == len(self._run.members):
             self._decision = None
+        if follows and decision.positions is not None and self._must_not_follow(member, optimizer, decision):
+            return Skip()
         if decision.verdict is not None:
             return self._act(member, optimizer, handed, decision, decision.verdict)
         return self._act_on_device(member, optimizer, handed, decision, follows)
+
+    def abandon(self, member: Member) -> None:
+        """`judge` raised: what it had decided for `member` is not for its next step, and a number with a record is
+        used up."""
+        run, decision = self._run, self._decision
+        if decision is not None and member.index not in decision.taken:
+            self._decision = None
+        if run.ring.num_open:
+            run.step = max(run.step, run.ring.step + 1)
 
     def choose(self, *, waits: bool = False) -> None:
         """Chooses who measures, for the parameters as they are now; what is on its way arrives.
@@ -201,20 +212,49 @@ class Judge:
         run.step = step + 1
         ledger.enter(is_bad=is_news and not finite, from_scaler=scaling.from_scaler)
         ledger.raise_due()
-        return Decision(Verdict(coefficient, skipped), scaling.scale)
+        decision = Decision(Verdict(coefficient, skipped), scaling.scale)
+        decision.positions = positions
+        return decision
+
+    def _must_not_follow(self, member: Member, optimizer: torch.optim.Optimizer, decision: Decision) -> bool:
+        """Whether gradients of `member` that nobody had when the step was decided on are not finite. Tells of any."""
+        run, ring = self._run, self._run.ring
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        before = [p for one in run.members[: member.index] for g in one.optimizer.param_groups for p in g["params"]]
+        late = decision.late(len(before), params)
+        if not late:
+            return False
+        if not self._told_late:
+            self._told_late = True
+            _log.warning(
+                "%s stepped with gradients that were not there when the first optimizer under its guard did, as where "
+                "optimizers step within the backward pass: they are in no norm and no record. Have all of them step "
+                "after the backward pass, or give each a guard of its own.",
+                type(optimizer).__name__,
+            )
+        rows = kernels.gradient_stats([[params[i] for i in late]], run.backend, 1.0)[0]
+        if not (run.skip_nonfinite and member.can_skip) or math.isfinite(norm_of(*norm_parts(kernels.fold_rows(rows)))):
+            return False
+        self.arrive_all()
+        names = run.names_of(member)
+        _log.warning("step %d: late gradients are not finite (first %r); skipped", ring.step, names[late[0]])
+        ring.mark_skipped(True)
+        self._ledger.enter(is_bad=False, from_scaler=False)
+        self._ledger.raise_due()
+        return True
 
     def _act(
         self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, decision: Decision, verdict: Verdict
-    ) -> Undo | None:
+    ) -> Undo | Skip | None:
         """Does what a decision that is known means for one optimizer."""
         scaling = handed.read() if handed.from_scaler else UNSCALED
         if (verdict.skipped and member.can_skip) or scaling.found_inf:
-            return SetAside(optimizer)
+            return Skip()
         factor = verdict.clip_coef if scaling.fused else verdict.clip_coef * scaling.inverse
         return None if factor == 1.0 else self.scale(optimizer, factor, from_scaler=handed.from_scaler)
 
     def scale(self, optimizer: torch.optim.Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
-        """Multiplies the gradients of one optimizer, or has it do so in its own pass."""
+        """Multiplies the gradients of one optimizer, or says how it will do so in its own pass."""
         if not from_scaler and self.divides(optimizer):
             divisor = torch.tensor(1.0 / factor if factor else math.inf, dtype=torch.float32)
             return HandedOver(optimizer, {"grad_scale": divisor}, None)
@@ -273,7 +313,7 @@ class Judge:
 
     def _act_on_device(
         self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, decision: Decision, follows: bool
-    ) -> Undo | None:
+    ) -> Undo | Skip | None:
         """Queues what a decision means for one optimizer."""
         repairs: Undo | None = decision.straightened.get(member.index)
         slot = decision.slot
@@ -285,8 +325,7 @@ class Judge:
                 flag = slot.skip_flag if own_flag is None else self.onboard.flag(member, slot, own_flag)
                 attributes["found_inf"] = flag
             elif decision.skips() or (own_flag is not None and bool(own_flag)):
-                aside = SetAside(optimizer)
-                return aside if repairs is None else Both(repairs, aside)
+                return Skip(repairs)
         if decision.factor is not None:
             if decision.factor != 1.0:
                 kernels.run_scale(gradients_of(optimizer), decision.factor, self._run.backend)

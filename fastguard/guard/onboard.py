@@ -100,7 +100,7 @@ class Onboard:
         for lane, plan, places in parts:
             flight.places[lane.index] = places
             decision.plans.append((lane, plan, flight.slots[lane.index]))
-        decision.straightened, decision.fused = straightened, fused
+        decision.straightened, decision.fused, decision.positions = straightened, fused, positions
         if len(run.members) == 1:
             decision.gradients = gradients
         return flight, decision

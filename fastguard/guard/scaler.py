@@ -10,12 +10,14 @@ them back afterwards, as None: the scaler could not delete them otherwise.
 from __future__ import annotations
 
 import inspect
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+_log = logging.getLogger("fastguard")
 _FLAG = "_step_supports_amp_scaling"
 
 
@@ -78,6 +80,12 @@ class ScalerContract:
         self._takes_scaler = "grad_scaler" in inspect.signature(optimizer.step).parameters
         if not self._takes_scaler:
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        elif self._native:
+            _log.warning(
+                "%s.step takes a `grad_scaler` and unscales by itself: a step that a GradScaler hands itself to is "
+                "neither clipped, skipped nor recorded. Call scaler.unscale_(optimizer) and optimizer.step() yourself.",
+                type(optimizer).__name__,
+            )
 
     def leave(self, optimizer: torch.optim.Optimizer) -> None:
         """Puts the flag back as it was."""
@@ -92,14 +100,23 @@ class ScalerContract:
             self._holds = False
             optimizer.__dict__["grad_scale"] = optimizer.__dict__["found_inf"] = None
 
+    def withhold(self, optimizer: torch.optim.Optimizer) -> None:
+        """What was handed over to an optimizer that unscales by itself is for a step that is not called."""
+        given = optimizer.__dict__
+        if "grad_scale" in given or "found_inf" in given:
+            self._holds = True
+            given.pop("grad_scale", None)
+            given.pop("found_inf", None)
+
     def abandon(self, optimizer: torch.optim.Optimizer) -> None:
         """The step ends in an error: the scaler will not clean up, and would take leftovers into its next step."""
         self._holds = False
         for name in ("grad_scale", "found_inf"):
             optimizer.__dict__.pop(name, None)
 
-    def receive(self, optimizer: torch.optim.Optimizer, kwargs: dict[str, object]) -> Handed:
-        """What the scaler handed over for the step that is about to be taken. Does not synchronise."""
+    def receive(self, optimizer: torch.optim.Optimizer, kwargs: dict[str, object]) -> Handed | None:
+        """What the scaler handed over for the step that is about to be taken; None if that is itself, and nobody but
+        the optimizer knows how its gradients are scaled. Does not synchronise."""
         self._holds = False  # a step that raised left it set
         given = optimizer.__dict__
         grad_scale, found_inf = given.get("grad_scale"), given.get("found_inf")
@@ -107,12 +124,7 @@ class ScalerContract:
         if is_leaked:
             grad_scale, found_inf = self._from_proxies()
         if grad_scale is None and found_inf is None:
-            if kwargs.get("grad_scaler") is not None:
-                raise RuntimeError(
-                    f"{type(optimizer).__name__}.step takes a `grad_scaler` and unscales by itself, so its gradients "
-                    "cannot be judged beforehand. Call scaler.unscale_(optimizer) and optimizer.step() yourself."
-                )
-            return _NOTHING
+            return _NOTHING if kwargs.get("grad_scaler") is None else None
         # An optimizer from elsewhere that has the flag, and no such option, always reads the attributes.
         fused = self._native and not is_leaked and any(group.get("fused", True) for group in optimizer.param_groups)
         if not fused and not is_leaked:

@@ -1,8 +1,10 @@
 """What is done to an optimizer for one step, and undone after it.
 
-Gradients taken away make any optimizer leave its parameters and state alone. Adam, AdamW, SGD and Adagrad with
-`fused=True` look at `optimizer.found_inf` and `optimizer.grad_scale` in `step` instead: where found_inf is 1.0,
-parameters, state and step counter stay as they are. They have hazards of their own.
+Most steps that are skipped are not taken at all (`detour.py`). Where one is under way already, as when its closure has
+been called, it goes on without gradients, which torch's own optimizers answer by leaving everything alone; any other
+class is given zeros, and what it does with them is undone. Adam, AdamW, SGD and Adagrad with `fused=True` look at
+`optimizer.found_inf` and `optimizer.grad_scale` in `step` instead: where found_inf is 1.0, parameters, state and step
+counter stay as they are. They have hazards of their own.
 """
 
 from __future__ import annotations
@@ -15,48 +17,121 @@ from typing import Any, Protocol
 import torch
 from torch import optim
 
+from .backup import Backup
+
 _FUSED = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
 _MISSING: Any = object()
 _TORCHS: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 class Undo(Protocol):
-    """What was done to an optimizer for one step, and has to be undone after it."""
+    """What is done to an optimizer for one step, and has to be undone after it.
+
+    Nothing is done before `apply`, so that whoever undoes it can hold it by then: an exception may come anywhere. For
+    the same reason each method may be called again after it was interrupted.
+    """
+
+    def apply(self) -> None:
+        """Does it."""
 
     def give_back(self) -> None:
-        """After the step, or after one that raised."""
+        """Straight after the step, or after one that raised."""
+
+    def give_back_late(self) -> None:
+        """Instead, some time after a step that raised: what others have changed since is left to them."""
 
     def forget(self) -> None:
         """Instead, when a closure has made gradients anew within the step."""
 
 
+class Skip:
+    """What the judge returns for a step that is to be skipped, however whoever runs the step brings that about.
+
+    Attributes:
+        repairs: what has to be undone after it all the same.
+    """
+
+    def __init__(self, repairs: Undo | None = None) -> None:
+        self.repairs = repairs
+
+
+def is_content_without_gradients(optimizer: optim.Optimizer) -> bool:
+    """Whether a step of `optimizer` without gradients leaves everything but entries of its groups alone: it is torch's
+    own. Some optimizers from elsewhere want gradients, or take missing ones for zeros."""
+    return getattr(inspect.unwrap(type(optimizer).step), "__module__", "").startswith("torch.")
+
+
 class SetAside:
-    """Gradients taken away for one step, which makes any optimizer leave its parameters and state alone.
+    """Gradients taken away for one step, which makes torch's own optimizers leave parameters and state alone.
 
     The groups' own entries are kept too: some optimizers advance a counter in the group whether or not there is a
     gradient.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._params = [p for group in optimizer.param_groups for p in group["params"]]
         self._groups = [(group, dict(group)) for group in optimizer.param_groups]
-        self._gradients = []
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._gradients.append((p, p.grad))
-                    p.grad = None
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def apply(self) -> None:
+        for p in self._params:
+            if p.grad is not None:
+                self._gradients.append((p, p.grad))
+                p.grad = None
 
     def give_back(self) -> None:
         for p, gradient in self._gradients:
             if p.grad is None:
                 p.grad = gradient
         for group, kept in self._groups:
+            group.update(kept)
             for key in group.keys() - kept.keys():
                 del group[key]
-            group.update(kept)
+
+    def give_back_late(self) -> None:
+        taken = {id(p) for p, _ in self._gradients}
+        if all(p.grad is None for p in self._params if id(p) in taken):  # else there was a backward pass since
+            for p, gradient in self._gradients:
+                p.grad = gradient
 
     def forget(self) -> None:
-        """The gradients that were set aside are gone."""
+        self._gradients.clear()
+
+
+class Rehearsal:
+    """Zeros in place of gradients for one step of any optimizer, and all that it does put back after it.
+
+    Args:
+        backup: of the optimizer as it was before the step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, backup: Backup) -> None:
+        self._params = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        self._backup: Backup | None = backup
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def apply(self) -> None:
+        for p in self._params.values():
+            if p.grad is not None:
+                zeros = torch.zeros_like(p.grad.detach())
+                self._gradients.append((p, p.grad, zeros))
+                p.grad = zeros
+
+    def give_back(self) -> None:
+        if self._backup is not None:
+            self._backup.restore()
+        for p, gradient, _ in self._gradients:
+            if p.grad is not gradient:
+                p.grad = gradient
+
+    def give_back_late(self) -> None:
+        for p, gradient, zeros in self._gradients:
+            if p.grad is zeros:
+                p.grad = gradient
+
+    def forget(self) -> None:
+        self._gradients.clear()
+        self._backup = None
 
 
 def _has_torchs_step(cls: Any) -> bool:
@@ -86,18 +161,31 @@ class HandedOver:
 
     def __init__(self, optimizer: optim.Optimizer, attributes: Mapping[str, Any], repairs: Undo | None) -> None:
         given = self._given = optimizer.__dict__
+        self._attributes = attributes
         self._before = list(zip(attributes, map(given.get, attributes, (_MISSING,) * len(attributes))))
         self._repairs = repairs
-        given.update(attributes)
+
+    def apply(self) -> None:
+        self._given.update(self._attributes)
 
     def give_back(self) -> None:
+        given, attributes = self._given, self._attributes
         for name, value in self._before:
+            if given.get(name) is not attributes[name]:
+                continue
             if value is _MISSING:
-                self._given.pop(name, None)
+                del given[name]
             else:
-                self._given[name] = value
+                given[name] = value
         if self._repairs is not None:
             self._repairs.give_back()
+
+    def give_back_late(self) -> None:
+        for name, value in self._attributes.items():
+            if self._given.get(name) is value:  # what was there before was for the step that raised
+                del self._given[name]
+        if self._repairs is not None:
+            self._repairs.give_back_late()
 
     def forget(self) -> None:
         """The attributes were for gradients that are gone."""
@@ -106,14 +194,21 @@ class HandedOver:
 
 
 class Both:
-    """Two things to undo, the later one first."""
+    """Two things to undo, the later one first. The earlier one is done."""
 
     def __init__(self, earlier: Undo, later: Undo) -> None:
         self._earlier, self._later = earlier, later
 
+    def apply(self) -> None:
+        self._later.apply()
+
     def give_back(self) -> None:
         self._later.give_back()
         self._earlier.give_back()
+
+    def give_back_late(self) -> None:
+        self._later.give_back_late()
+        self._earlier.give_back_late()
 
     def forget(self) -> None:
         self._later.forget()
@@ -146,6 +241,9 @@ class Straightened:
         params = [p for group in optimizer.param_groups for p in group["params"]]
         return any(p.grad is not None and _lies_otherwise(p.grad, p) for p in params)
 
+    def apply(self) -> None:
+        """Done when it was made: plans are of the gradients as they lie now."""
+
     def give_back(self) -> None:
         """The gradients as they lay before, with the values that the step left."""
         with torch.no_grad():
@@ -153,6 +251,8 @@ class Straightened:
                 if p.grad is straight:
                     gradient.copy_(straight)
                     p.grad = gradient
+
+    give_back_late = give_back
 
     def forget(self) -> None:
         """There are other gradients now."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, true_norm
+from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, take_step, true_norm
 from optimizer_cases import BY_ID, SKIPPING, Case
 from torch import nn
 
@@ -343,13 +343,23 @@ class TakesScaler(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_that_takes_the_scaler_itself_is_refused_with_a_way_out() -> None:
+def test_a_step_that_takes_the_scaler_itself_is_left_alone_with_a_way_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody else knows how its gradients are scaled."""
     model = make_model()
-    guarded = fastguard.wrap(TakesScaler(model.parameters(), lr=0.1), model)
-    scaler = torch.amp.GradScaler("cpu")
+    guarded = fastguard.wrap(TakesScaler(model.parameters(), lr=0.1), model, max_norm=1e-3)
+    assert [r.getMessage() for r in caplog.records if "scaler.unscale_(optimizer)" in r.getMessage()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     scaler.scale(loss_at(model, 0)).backward()
-    with pytest.warns(FutureWarning, match="GradScaler"), pytest.raises(RuntimeError, match=r"scaler\.unscale_"):
+    plain = copy.deepcopy(model)
+    for p, twin in zip(plain.parameters(), model.parameters()):
+        p.grad = twin.grad.clone()
+    with pytest.warns(FutureWarning, match="GradScaler"):
         scaler.step(guarded)
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    assert_identical(snapshot(model), snapshot(plain))
+    assert guarded.guard.last is None
+    take_step(model, guarded, 1)  # without the scaler
+    assert (guarded.guard.last.step, guarded.guard.last.clipped) == (0, True)
 
 
 class OwnScaling(torch.optim.Optimizer):

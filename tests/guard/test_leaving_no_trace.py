@@ -165,7 +165,7 @@ def test_hooks_of_others_see_what_they_would_see() -> None:
     assert norms == pytest.approx([optimizer.guard.last.norm, 0.01, 0.01], rel=1e-3)
     norms.clear()
     take_step(model, optimizer, 1, bad=math.nan)
-    assert math.isnan(norms[0]) and norms[1] == 0.0 and math.isnan(norms[2])  # taken away, and given back
+    assert all(math.isnan(norm) for norm in norms) and len(norms) == 3  # the gradients stay where they are
 
 
 # --- autograd ---
