@@ -243,7 +243,7 @@ class TestBrokenSinks:
         sink = SafeSink(stop)
         with pytest.raises(signal_like):
             sink.write(make_record(0))
-        assert sink.num_lost == 0
+        assert (sink.num_lost, sink.newest) == (1, 0)
 
 
 class TestNotes:

@@ -31,6 +31,10 @@ class MemorySink(Sink):
         """Appends the record."""
         self.records.append(record)
 
+    def has_taken(self, step: int) -> bool:
+        """Whether the newest record is that of `step`."""
+        return bool(self.records) and self.records[-1].step == step
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys that any of the records has, in the order of `flatten`'s table as far as they go."""

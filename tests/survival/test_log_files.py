@@ -1,0 +1,295 @@
+"""A log whose file is deleted, moved away, emptied, or no file at all: nothing is lost in silence, nothing waits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+from fastguard import sinks
+from fastguard.history import TrainingHistory
+from fastguard.sinks import SafeSink, jsonl, read_jsonl
+
+from records import make_bad_record, make_record
+
+posix = pytest.mark.skipif(os.name != "posix", reason="what is open cannot be deleted there")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets the time pass after which a sink looks for its file."""
+    ahead = [0.0]
+    monkeypatch.setattr(jsonl, "_monotonic", lambda: time.monotonic() + ahead[0])
+
+    def pass_() -> None:
+        ahead[0] += jsonl.LOOK_EVERY_S
+
+    return pass_
+
+
+def _write(sink: fastguard.sinks.Sink, steps: Iterable[int]) -> None:
+    for step in steps:
+        sink.write(make_record(step))
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _delete_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def _move(path: Path) -> None:
+    path.rename(path.with_suffix(".1"))
+
+
+def _replace(path: Path) -> None:
+    path.rename(path.with_suffix(".1"))
+    path.touch()
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+DONE: dict[str, Any] = {
+    "deleted": (_delete, "was deleted while"),
+    "deleted with its folder": (_delete_folder, "was deleted while"),
+    "moved away": (_move, "was moved away while"),
+    "replaced": (_replace, "was moved away while"),
+    "emptied": (_empty, "was emptied while"),
+}
+
+
+@posix
+@pytest.mark.parametrize(("change", "said"), DONE.values(), ids=DONE)
+def test_a_log_that_is_gone_goes_on_in_a_new_file(
+    change: Callable[[Path], None], said: str, tmp_path: Path, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "runs" / "run.jsonl"
+    sink = fastguard.JsonlSink(path, tensors_every=0)
+    sink.note({"names": ["w"], "decay_per_step": 0.5})
+    sink.note({"decay_per_step": 0.25})
+    for step in range(3):
+        sink.write(make_record(step))
+    clock()
+    sink.write(make_record(3))  # seen
+    sink.write(make_record(4))
+    change(path)
+    sink.write(make_record(5))  # to the old file
+    clock()
+    sink.write(make_record(6))
+    sink.write(make_record(7))
+    clock()
+    sink.write(make_record(8))
+    sink.close()
+    log = read_jsonl(path)
+    steps = [line["step"] for line in log]
+    assert steps[-3:] == [6, 7, 8] and log.model == {"names": ["w"], "decay_per_step": 0.25}
+    assert path.read_bytes().startswith(b'{"time":') or "emptied" in said  # with what is known of the model
+    moved = path.with_suffix(".1")
+    if moved.exists():
+        assert steps == [6, 7, 8] and [line["step"] for line in read_jsonl(moved)] == [0, 1, 2, 3, 4, 5]
+    else:
+        assert steps == ([5, 6, 7, 8] if "emptied" in said else [3, 4, 5, 6, 7, 8])
+    assert [r.levelname for r in caplog.records if said in r.message] == ["WARNING"]
+    assert len(caplog.records) == 1
+
+
+@posix
+def test_under_guard_no_record_is_lost_and_the_new_file_stands_alone(tmp_path: Path, clock: Any) -> None:
+    path = tmp_path / "run.jsonl"
+    model = nn.Linear(3, 2)
+    log = fastguard.JsonlSink(path, tensors_every=10)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=[log])
+    seen: list[int] = []
+    for step in range(60):
+        if step % 20 == 19:
+            seen += [line["step"] for line in read_jsonl(path)]
+            path.unlink()
+            clock()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.guard.close()
+    seen += [line["step"] for line in read_jsonl(path)]
+    assert sorted(set(seen)) == list(range(60))
+    assert optimizer.guard.ledger.lost() == {}
+    assert TrainingHistory.from_jsonl(path).model.names == ("weight", "bias")
+
+
+@posix
+def test_a_log_deleted_just_before_the_end_is_there(tmp_path: Path) -> None:
+    sink = fastguard.JsonlSink(tmp_path / "run.jsonl")
+    sink.path.unlink()
+    sink.write(make_record(0))
+    sink.close()
+    assert [line["step"] for line in read_jsonl(sink.path)] == [0]
+
+
+@posix
+def test_where_no_new_file_can_be_made_each_record_counts_as_lost_until_one_can(tmp_path: Path, clock: Any) -> None:
+    path = tmp_path / "runs" / "run.jsonl"
+    sink = SafeSink(fastguard.JsonlSink(path, tensors_every=0))
+    sink.write(make_record(0))
+    shutil.rmtree(path.parent)
+    path.parent.write_text("a file in the folder's place")
+    clock()
+    with pytest.warns(RuntimeWarning, match="could not write a record: FileExistsError") as caught:
+        _write(sink, range(1, 4))
+    assert (len(caught), sink.num_lost) == (1, 3)
+    path.parent.unlink()
+    sink.write(make_record(4))
+    sink.close()
+    assert [line["step"] for line in read_jsonl(path)] == [0, 4]  # 0 had been written after the file was last seen
+
+
+@posix
+def test_facts_that_could_not_be_written_come_before_the_next_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = SafeSink(fastguard.JsonlSink(tmp_path / "run.jsonl"))
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.warns(RuntimeWarning, match="could not write what is known of the model"):
+        sink.note({"names": ["w"]})
+    sink.write(make_record(0))
+    monkeypatch.setattr(os, "write", write)
+    sink.write(make_record(1))
+    sink.close()
+    log = read_jsonl(tmp_path / "run.jsonl")
+    assert (log.model, [line["step"] for line in log], sink.num_lost) == ({"names": ["w"]}, [1], 1)
+
+
+@posix
+class TestFifo:
+    def test_without_a_reader_it_is_refused_at_once(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")
+        with pytest.raises(OSError, match=r"a FIFO that somebody reads, got one that nobody does\. Start its reader"):
+            fastguard.JsonlSink(tmp_path / "fifo")
+
+    def test_a_reader_that_does_not_keep_up_loses_whole_lines_and_nobody_waits(self, tmp_path: Path) -> None:
+        path = tmp_path / "fifo"
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        sink = SafeSink(fastguard.JsonlSink(path, tensors_every=0))
+        with pytest.warns(RuntimeWarning, match="could not write a record: BlockingIOError"):
+            _write(sink, range(1000))
+        assert 0 < sink.num_lost < 1000
+        read = b"".join(iter(lambda: os.read(reader, 1 << 16) if _has_more(reader) else b"", b""))
+        (tmp_path / "run.jsonl").write_bytes(read)
+        log = read_jsonl(tmp_path / "run.jsonl")
+        assert [line["step"] for line in log] == list(range(1000 - sink.num_lost)) and log.num_skipped <= 1
+        num_lost = sink.num_lost
+        sink.write(make_record(1000))  # there is room again
+        assert sink.num_lost == num_lost
+        os.close(reader)
+        sink.write(make_record(1001))
+        assert sink.num_lost == num_lost + 1 and isinstance(sink.last_error, BrokenPipeError)
+        sink.close()
+
+
+def _has_more(fd: int) -> bool:
+    return bool(select.select([fd], [], [], 0)[0])
+
+
+class TestAfterAnInterrupt:
+    """The bytes may have gone out, or not, when Ctrl-C comes out of `os.write`."""
+
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> fastguard.JsonlSink:
+        sink = fastguard.JsonlSink(tmp_path / "run.jsonl", tensors_every=0)
+        sink.write(make_record(0))
+        return sink
+
+    @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+    @pytest.mark.parametrize("others", [False, True])
+    def test_it_is_known_whether_the_line_is_there(
+        self, sink: fastguard.JsonlSink, share: float, others: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write = os.write
+
+        def interrupted(fd: int, data: bytes) -> int:
+            monkeypatch.setattr(os, "write", write)
+            if share:
+                write(fd, data[: int(share * len(data))])
+            if others:
+                fastguard.JsonlSink(sink.path, tensors_every=0).write(make_record(100))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(os, "write", interrupted)
+        safe = SafeSink(sink)
+        with pytest.raises(KeyboardInterrupt):
+            safe.write(make_bad_record(1, ["b"]))
+        assert (safe.newest == 1) is (share == 1.0) and safe.num_lost == 0
+        if safe.newest != 1:
+            safe.write(make_bad_record(1, ["b"]))
+        safe.write(make_record(2))
+        assert [line["step"] for line in read_jsonl(sink.path) if line["step"] != 100] == [0, 1, 2]
+
+    def test_where_nobody_can_say_it_counts_as_lost(
+        self, sink: fastguard.JsonlSink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(fd: int, data: bytes) -> int:
+            raise KeyboardInterrupt
+
+        def unreadable(*arguments: Any) -> bytes:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+        safe = SafeSink(sink)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", interrupted)
+            patch.setattr(os, "pread", unreadable)
+            with pytest.raises(KeyboardInterrupt):
+                safe.write(make_record(1))
+        assert (safe.num_lost, safe.newest) == (1, 1)
+
+
+def test_a_file_that_may_only_be_written_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests may run as root, to whom everything is allowed."""
+    open_ = os.open
+    asked = []
+
+    def guarded(path: Any, flags: int, *mode: int) -> int:
+        asked.append(flags)
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", guarded)
+    with fastguard.JsonlSink(tmp_path / "run.jsonl") as sink:
+        sink.write(make_record(0))
+    assert [bool(flags & os.O_RDWR) for flags in asked] == [True, False]
+    assert [line["step"] for line in read_jsonl(sink.path)] == [0]
+
+
+def test_a_slow_sink_is_told_of_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    monkeypatch.setattr(sinks.sink, "_perf_counter", lambda: now[0])
+
+    def slow(record: Any) -> None:
+        now[0] += 0.3
+
+    quick, slow_sink = SafeSink(lambda record: None), SafeSink(slow, name="the slow one")
+    for step in range(20):
+        now[0] += 0.7
+        for sink in (quick, slow_sink):
+            sink.write(make_record(step))
+    (told,) = [r.message for r in caplog.records]
+    assert "sink the slow one takes 36 % of the time (1.2 s of 3.3 s), and training waits for it" in told
+    assert slow_sink.seconds == pytest.approx(6.0) and quick.seconds == 0.0
