@@ -236,7 +236,7 @@ def test_nothing_raises_where_nothing_is_skipped() -> None:
 def test_a_norm_that_overflows_is_not_finite() -> None:
     model = nn.Linear(2, 1, bias=False).double()
     optimizer = fastguard.wrap(_sgd(model), model, max_consecutive_skips=1)
-    model.weight.grad = torch.full_like(model.weight, 1e200)
+    model.weight.grad = torch.full_like(model.weight, 1.5e308)
     with pytest.raises(fastguard.NonFiniteGradientsError, match=r"weight|only their norm overflowed"):
         optimizer.step()
     assert optimizer.guard.last.norm == math.inf
