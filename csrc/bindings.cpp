@@ -174,7 +174,7 @@ py::object py_gradient_stats(const py::list& groups, int num_threads, double uns
                         found.dtypes);
 }
 
-// The norm, and every gradient times min(1, torch_coefficient): (norm, set of DTypes, the gradients if they were
+// The norm, and every gradient times min(1, max_norm / (norm + 1e-6)): (norm, set of DTypes, the gradients if they were
 // written to, else None). None if there is no gradient, or one that would need preparing or overlaps itself; nothing has
 // happened then. With `finite_only` a norm that is not finite leaves the gradients alone.
 py::object py_clip_gradients(const py::list& parameters, int num_threads, double max_norm, bool finite_only) {
@@ -183,7 +183,7 @@ py::object py_clip_gradients(const py::list& parameters, int num_threads, double
   RowBytes table(count_parameters(lists));
   if (!measure_gradients(lists, num_threads, 1.0, table.rows(), found) || found.views.empty() || !found.values.empty())
     return py::none();
-  const double norm = norm_of(found.total), coefficient = torch_coefficient(norm, max_norm, found.dtypes);
+  const double norm = norm_of(found.total), coefficient = max_norm / (norm + 1e-6);
   const bool leave = coefficient >= 1.0 || (finite_only && !std::isfinite(norm));  // NaN is written, as torch does
   if (!leave) {
     if (any_overlap(found.views)) return py::none();

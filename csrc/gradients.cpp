@@ -201,12 +201,6 @@ double norm_of(const Row& total) {
   return total.finite_norm;
 }
 
-double torch_coefficient(double norm, double max_norm, unsigned dtypes) {
-  if (dtypes == 1u << unsigned(DType::f32)) return double(1.0f / (float(norm) + 1e-6f) * float(max_norm));
-  if (dtypes == 1u << unsigned(DType::f64)) return 1.0 / (norm + 1e-6) * max_norm;
-  return max_norm / (norm + 1e-6);
-}
-
 bool any_overlap(const std::vector<View>& views) {
   return std::any_of(views.begin(), views.end(), may_overlap);
 }

@@ -49,10 +49,6 @@ Row fold_rows(const char* bytes, size_t count);
 // As torch has it: NaN if any element is NaN, else Inf if any is infinite.
 double norm_of(const Row& total);
 
-// What torch's own clipping multiplies by, rounded as it rounds, for a norm that has the value of torch's: in the dtype of
-// gradients that all are float32 or float64, else in float64. May be above 1.
-double torch_coefficient(double norm, double max_norm, unsigned dtypes);
-
 // Whether some of `views` has two indices of one element, so that none of them may be scaled.
 bool any_overlap(const std::vector<View>& views);
 
