@@ -20,9 +20,6 @@ import torch
 # The code of the function that torch wraps around every `step`, and that calls the hooks.
 HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
 _BETWEEN = ("fastguard.guard.", "torch._dynamo.")  # modules of the frames from that function to who asks here
-# Between who puts the function there and who takes it away for want of tickets. An interrupt may leave it locked: then
-# nobody takes it away any more, and nobody needs the lock.
-_lock = threading.Lock()
 _PATIENCE_S = 0.01
 
 
@@ -46,17 +43,20 @@ class Junction:
     def __init__(self, cell: types.CellType) -> None:
         self._cell = cell
         self._step: Callable[..., Any] = cell.cell_contents
+        # Between who puts `_pass` there and who takes it away for want of tickets. An interrupt may leave it locked: then
+        # nobody takes it away any more, and nobody needs the lock.
+        self._lock = threading.Lock()
         self._tickets: weakref.WeakSet[Ticket] = weakref.WeakSet()  # issued, and not taken yet
 
     def admit(self, ticket: Ticket, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments to call `step` with, once; of a call that never comes, nothing is left but a way through."""
         self._tickets.add(ticket)
-        is_locked = _lock.acquire(timeout=_PATIENCE_S)
+        is_locked = self._lock.acquire(timeout=_PATIENCE_S)
         try:
             self._cell.cell_contents = self._pass
         finally:
             if is_locked:
-                _lock.release()
+                self._lock.release()
         return (ticket, *args[1:])
 
     def _pass(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,13 +73,13 @@ class Junction:
     def _leave(self, ticket: Ticket | None) -> None:
         if ticket is not None:
             self._tickets.discard(ticket)
-        if not _lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return  # the next call will
         try:
             if not self._tickets:
                 self._cell.cell_contents = self._step
         finally:
-            _lock.release()
+            self._lock.release()
 
 
 _junctions: weakref.WeakKeyDictionary[types.FunctionType, Junction] = weakref.WeakKeyDictionary()
