@@ -46,6 +46,8 @@ def _describe(tensor: torch.Tensor) -> tuple[int, str, tuple[int, ...], tuple[in
     """What the exchange API would tell; None for a tensor that has to be prepared first."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
         return None
+    if tensor.is_nested:  # strided by its layout, and without a shape in an older torch
+        return None
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor() or lacks_memory(tensor):
         return None
     return tensor.data_ptr(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()

@@ -157,6 +157,8 @@ def test_an_empty_generator_warns_where_it_was_passed() -> None:
         norm = fastguard.clip_grad_norm_((p for p in []), 1.0)
     assert norm.item() == 0.0
     assert [w.filename for w in seen] == [__file__]
+    if "empty generator" not in inspect.getsource(torch.nn.utils.clip_grad):
+        return  # torch 2.6 says nothing
     with pytest.warns(UserWarning, match="empty generator"):  # torch, too
         torch.nn.utils.clip_grad_norm_((p for p in []), 1.0)
 

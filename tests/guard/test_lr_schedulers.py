@@ -21,6 +21,9 @@ from torch.optim import swa_utils
 
 import fastguard
 
+# SequentialLR of torch 2.6 calls `step(epoch)`, and is told by torch not to.
+pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
+
 NUM_STEPS = 9
 
 Maker = Callable[[torch.optim.Optimizer], Any]
