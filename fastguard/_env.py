@@ -20,6 +20,11 @@ def exchange_api() -> bool:
     return os.environ.get("FASTGUARD_DLPACK", "1") != "0"
 
 
+def handles_sigterm() -> bool:
+    """FASTGUARD_SIGTERM=0: leave SIGTERM alone, which else has guards with sinks write their last record."""
+    return os.environ.get("FASTGUARD_SIGTERM", "1") != "0"
+
+
 def triton_interpreter() -> bool:
     """TRITON_INTERPRET=1: Triton's own switch; its kernels then run, slowly, on CPU tensors. For tests."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
@@ -29,10 +34,12 @@ def in_effect() -> dict[str, dict[str, str | None]]:
     """Each variable that is read, its value (None if it is not set), and what that means; for `fastguard info`."""
     chosen = backend()
     access = "where torch has it" if exchange_api() else "no"
+    sigterm = "the last record is written" if handles_sigterm() else "left alone"
     meanings = {
         "FASTGUARD_BACKEND": f'what "auto" means: {"the first backend that runs" if chosen == "auto" else chosen}',
         "FASTGUARD_ISA": f"instruction set of the CPU kernels: {isa() or 'the best that runs'}",
         "TRITON_INTERPRET": f"the GPU kernels run: {'on the CPU, interpreted' if triton_interpreter() else 'compiled'}",
         "FASTGUARD_DLPACK": f"tensors through the DLPack exchange API: {access}",
+        "FASTGUARD_SIGTERM": f"on SIGTERM, where nobody else handles it: {sigterm}",
     }
     return {name: {"value": os.environ.get(name), "meaning": meaning} for name, meaning in meanings.items()}

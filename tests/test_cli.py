@@ -65,7 +65,7 @@ def test_info_json_is_one_object_with_the_same_facts(capsys):
     assert facts["torch"] == torch.__version__
     assert facts["problem"] is None
     assert facts["backends"] == {name: status._asdict() for name, status in kernels.backends().items()}
-    asked = {"FASTGUARD_BACKEND", "FASTGUARD_ISA", "FASTGUARD_DLPACK", "TRITON_INTERPRET"}
+    asked = {f"FASTGUARD_{name}" for name in ("BACKEND", "ISA", "DLPACK", "SIGTERM")} | {"TRITON_INTERPRET"}
     assert facts["environment"].keys() == asked
 
 

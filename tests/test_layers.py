@@ -46,7 +46,7 @@ ARRAYS = {"torch", "numpy"}
 # Inside the guard, from what knows least to what knows most: a module imports from earlier ones only.
 GUARD = (
     *("policies", "scaler", "backup", "undo", "detour", "wrappers", "engines", "lanes", "facts", "checkup", "ring"),
-    *("run", "flight", "ledger", "decision", "onboard", "judge", "sampling", "hooks", "guard", "wrapping"),
+    *("run", "flight", "ledger", "endings", "decision", "onboard", "judge", "sampling", "hooks", "guard", "wrapping"),
 )
 
 

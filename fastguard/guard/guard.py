@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from ..names import Namer
 from ..report import Report, build_report
 from ..stats import StepStats, values
 from .checkup import Checkup
+from .endings import hold, let_go
 from .facts import ModelFacts
 from .hooks import Hooks
 from .judge import Judge
@@ -77,8 +77,7 @@ class Guard:
         self._note_facts()
         self._checkup = Checkup(self.history, self.run.failures, self._note_facts, check_every)
         self.ledger.watch(self._checkup)
-        # What is held back must reach the sinks also when the guard is dropped or the interpreter ends.
-        weakref.finalize(self, self.judge.flush)
+        hold(self, self.ledger, self.judge.flush)
 
     @staticmethod
     def of(optimizer: Any) -> Guard:
@@ -256,11 +255,16 @@ class Guard:
                 member.is_paused = was
 
     def close(self) -> None:
-        """Hands over what is held back and closes the sinks. Call it at the end of training."""
+        """Hands over what is held back and closes the sinks. Call it at the end of training.
+
+        Where it is not called, what is held back is handed over when the guard is dropped or the process ends: by
+        `sys.exit`, an exception, or SIGTERM, for which `wrap` sets a handler if there are sinks and it has none.
+        """
         self._note_facts()
         self.flush()
         self.sampling.close()
         self.ledger.close()
+        let_go(self.ledger)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: step number, run of skips, history, clip policy. Plain data, fit for torch.save.

@@ -108,6 +108,7 @@ class Hooks:
         """Leaves the optimizer as it was."""
         for handle in self._handles:
             handle.remove()
+        self._handles = []
         self._give_back_late()
         if self._member.is_alive:
             self._scaler.leave(self._member.optimizer)
@@ -132,7 +133,9 @@ class Hooks:
             if ring.num_open >= ring.limit:
                 self._ledger.deliver()
             elif ring.num_open and self._ledger.writes_lines:
-                self._ledger.write_line()
+                self._ledger.write(as_lines=True)
+            if not self._handles:
+                return None  # a sink has detached the guard
             limit = math.inf if clip is None else clip.limit
             if limit is None or (self._weights is not None and self._weights.is_due(step)):
                 return self._go_the_long_way(optimizer, args, kwargs)
@@ -310,6 +313,8 @@ class Hooks:
             self._scaler.abandon(optimizer)  # here too: a closure may catch this
             self._sampling.end_step()  # too many skips in a row: what was sampled belongs to this step
             raise
+        if not self._handles:
+            return None  # a sink has detached the guard
         self._evaluations += 1
         if self._may_be_short and self._judge.waits:
             self._look_ahead()

@@ -205,6 +205,7 @@ class Judge:
         is_news = not again or (not finite and ring.is_finite)  # of several evaluations the first bad one is kept
         if is_news:
             ring.arrive(step, norm, coefficient, skipped, scaling.scale, table, positions, names, again=again)
+            run.step = step + 1  # at once: an interrupt must not have the next step take the same number
             ring.note("lr", lr)
             ring.note("loss", closure_loss)
         else:

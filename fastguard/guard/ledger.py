@@ -69,6 +69,8 @@ class Ledger:
         failures: where rules that raise are counted.
         sinks: each in a `SafeSink`.
         writes_lines: whether some of them take a clean step as a line, so that it goes there before it is delivered.
+        is_writing: whether a sink has a record in hand, which then may ask for anything but another record.
+        when_idle: called, once, when it has not any more.
         max_consecutive_skips: from so many skips in a row on, there is an error that is due.
         skipped_run: numbers of the skipped steps in a row, up to now.
         skipped_tensors: what was not finite in them; an ordered set.
@@ -81,6 +83,11 @@ class Ledger:
         self.ring = ring
         self.failures = failures
         self.sinks = [SafeSink(sink) for sink in sinks]
+        self._left: list[SafeSink] = []  # to the process that forked this one
+        self._due = self.sinks  # those that the newest record still has to go to; fewer after an interrupt
+        self.is_writing = False
+        self.when_idle: Callable[[], None] | None = None
+        self._is_delivering = False  # stays True where an interrupt came
         self._json_line: Any = cpu.json_line
         self.writes_lines = cpu.json_line is not None and any(sink.takes_lines for sink in self.sinks)
         self._history = TrainingHistory()
@@ -114,56 +121,100 @@ class Ledger:
             self.deliver()
 
     def deliver(self, *, but_held: bool = False) -> None:
-        """Hands open slots to history and sinks; all, or all but the newest, to which more may be added."""
-        ring, history = self.ring, self._history
-        newest = ring.num_open - 1
-        if newest < but_held:
+        """Hands open slots to history and sinks; all, or all but the newest, to which more may be added.
+
+        Where an exception breaks it off (Ctrl-C, a sink that exits), the next call goes on from there.
+        """
+        ring = self.ring
+        but_held = but_held or self.is_writing
+        if ring.num_open <= but_held:
             return
-        for index in range(newest):
-            history.defer_entry(Entry(*ring.header(index)))
-        if but_held:
-            ring.keep_newest()
-        else:
+        if not but_held:
             if self.fetch is not None:
                 self.fetch()
-            record, is_written = ring.latest(), ring.num_written > newest
-            overhead_s = ring.header(newest).overhead_s
+            if self.sinks:
+                self.write()
+                if not ring.num_open:
+                    return  # a sink has closed the guard
+        num_delivered = ring.num_open - but_held
+        last, record = ring.step - ring.num_open, None if but_held else ring.latest()
+        self._defer(ring.num_open - 1, record)
+        if record is None:
+            ring.keep_newest()
+        else:
             ring.close()
-            history.defer(record, overhead_s)
-            if self.sinks and not is_written:
-                self._write(record)
-        self._follow(newest + (not but_held), ring.step - ring.num_open)
+        self._is_delivering = False
+        self._follow(num_delivered, last)
+
+    def _defer(self, count: int, record: StepStats | None) -> None:
+        """Hands the first `count` open slots to the history, and `record` of the next one, but for what it has."""
+        ring, history = self.ring, self._history
+        known = history.newest_step if self._is_delivering else -1
+        self._is_delivering = True
+        for index in range(count):
+            header = ring.header(index)
+            if header.step > known:
+                history.defer_entry(Entry(*header))
+        if record is not None and record.step > known:
+            history.defer(record, ring.header(count).overhead_s)
 
     def deliver_without_table(self) -> None:
         """As `deliver`, where the newest table was written over. Nobody wants it: what does is delivered before."""
         ring = self.ring
         count, last = ring.num_open, ring.step
-        for index in range(count):
-            self._history.defer_entry(Entry(*ring.header(index)))
+        self._defer(count, None)
         ring.forget()
+        self._is_delivering = False
         if count:
             self._follow(count, last)
 
-    def _write(self, record: StepStats) -> None:
-        if self._history.model.num_changes != self._num_noted:
-            self._note_model()
-        for sink in self.sinks:
-            sink.write(record)
+    def write(self, *, as_lines: bool = False) -> None:
+        """Has the sinks take the newest slot, those that have not yet. `deliver` does so too.
 
-    def write_line(self) -> None:
-        """Has the sinks take the newest slot, which is a clean step's, where they want no more of it than its line.
+        An exception that a sink lets pass is raised when all have had their turn. Whom it broke off is due again.
 
-        Cost: 3 us for a log; no record is made.
+        Args:
+            as_lines: it is a clean step's; a sink that wants no more of it than a line of JSON gets that.
+
+        Cost: 3 us for a log as a line; no record is made.
         """
         ring = self.ring
-        ring.num_written = ring.num_open
+        count, line, error = ring.num_open, None, None
+        if ring.num_written >= count or self.is_writing:
+            return
         if self._history.model.num_changes != self._num_noted:
             self._note_model()
-        line = self._json_line(ring.headers, ring.newest, ring.found[TABLE], _time())
-        step = int(ring.words[HEADER_WORDS * ring.newest + STEP])
-        for sink in self.sinks:
-            if not sink.write_line(step, line):
-                sink.write(ring.latest())
+        if as_lines:
+            line = self._json_line(ring.headers, ring.newest, ring.found[TABLE], _time())
+        step, is_done = int(ring.words[HEADER_WORDS * ring.newest + STEP]), False
+        self.is_writing = True
+        try:
+            for sink in self._due:
+                try:
+                    if line is None or not sink.write_line(step, line):
+                        sink.write(ring.latest())
+                except BaseException as raised:
+                    error = raised
+            is_done = error is None
+        finally:
+            if not is_done:
+                self._due = [sink for sink in self._due if sink.newest != step]
+            if is_done or not self._due:
+                # A sink may have asked for the history, and there are fewer; or another thread has taken a step.
+                self._due, ring.num_written = self.sinks, count if count < ring.num_open else ring.num_open
+            self.is_writing = False
+            if self.when_idle is not None:
+                self._call_when_idle()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # whose traceback holds this frame
+
+    def _call_when_idle(self) -> None:
+        call, self.when_idle = self.when_idle, None
+        if call is not None:
+            call()
 
     def _follow(self, num_delivered: int, last: int) -> None:
         """What happens now and then, between steps."""
@@ -230,15 +281,32 @@ class Ledger:
         complete.add(ring.latest(), overhead_s=ring.header(ring.newest).overhead_s)
         return complete
 
+    def fall_silent(self) -> None:
+        """From now on the sinks are another process's, that which forked this one: they are neither told nor closed."""
+        self._left, self.writes_lines = self.sinks, False
+        self.sinks = self._due = [SafeSink(self._say_silent)]
+        self.ring.num_written = self.ring.num_open
+
+    def _say_silent(self, record: StepStats) -> None:
+        self.sinks = []
+        _log.warning(
+            "this process was forked from one whose training is guarded, and takes a step itself (%d): no sink is "
+            "told. Make the optimizer and its guard here, after the fork, for records of its own.",
+            record.step,
+        )
+
     def close(self) -> None:
-        """Delivers what is held and closes the sinks."""
+        """Delivers what is held and closes the sinks; from inside a sink, when that is done with its record."""
+        if self.is_writing:
+            self.when_idle = self.close
+            return
         self.deliver()
         for sink in self.sinks:
             sink.close()
 
     def lost(self) -> dict[str, int]:
         """Records that each failing sink could not take."""
-        return {sink.name: sink.num_lost for sink in self.sinks if sink.num_lost}
+        return {sink.name: sink.num_lost for sink in (*self._left, *self.sinks) if sink.num_lost}
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """What a run that is resumed at `step` needs of this."""
@@ -255,16 +323,17 @@ class Ledger:
         self.skipped_run = skipped_run
         self.skipped_tensors = dict.fromkeys(skipped_tensors)
         self.due = None
+        for sink in self.sinks:
+            sink.newest = -1  # steps may have the numbers of earlier ones
         self._set_limit()
 
     def _note_model(self) -> None:
         """Tells the sinks what has changed of what is known of the model."""
-        known = self._history.model.state()
-        self._num_noted = self._history.model.num_changes
+        known, num_noted = self._history.model.state(), self._history.model.num_changes
         changed = {name: value for name, value in known.items() if value != self._noted.get(name)}
-        self._noted = known
         for sink in self.sinks:
             sink.note(changed)
+        self._noted, self._num_noted = known, num_noted  # after it: what an interrupt broke off is told again
 
     def _count_skip(self, record: StepStats) -> None:
         run, step = self.skipped_run, record.step

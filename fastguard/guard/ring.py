@@ -103,10 +103,8 @@ class Ring:
         again: bool = False,
     ) -> None:
         """Takes a step into the next slot; with `again`, into the newest one, over what is there but for the notes."""
-        if not again:
-            self.newest = self.num_open
-            self.num_open += 1
-        at = HEADER_WORDS * self.newest
+        newest = self.newest if again else self.num_open
+        at = HEADER_WORDS * newest
         words = self.words
         if not again:
             for i in range(at, at + HEADER_WORDS):
@@ -124,6 +122,7 @@ class Ring:
         self.found[TABLE], self.found[POSITIONS] = rows, positions
         self.names = names
         self.made = None
+        self.newest, self.num_open = newest, newest + 1
 
     def arrive_as_left(
         self,
@@ -146,8 +145,7 @@ class Ring:
             scaled: whether the loss scale in the slot is one.
             clip_coef: the coefficient, where the host decided on it.
         """
-        index = self.newest = self.num_open
-        self.num_open, self.made = index + 1, None
+        index, self.made = self.num_open, None
         at, words_here = HEADER_WORDS * index, self.words
         rows, skipped = copy_slot(words, num_rows, self.headers, HEADER_BYTES * index)
         flags = (SKIPPED if skipped else 0) | (HAS_LOSS_SCALE if scaled else 0)
@@ -164,6 +162,7 @@ class Ring:
         words_here[at + NUM_ROWS] = num_rows
         words_here[at + FLAGS] = flags
         self.found[TABLE], self.found[POSITIONS], self.names = rows, positions, names
+        self.newest, self.num_open = index, index + 1
         return math.isfinite(words_here[at + NORM]), skipped
 
     def note(self, name: str, value: float | None) -> None:
@@ -235,14 +234,16 @@ class Ring:
     def _claim_samples(self, step: int) -> None:
         """Samples of steps up to `step` that came too late for a record of their own go to its record."""
         for late in sorted(earlier for earlier in self.samples if earlier < step):
-            self.samples.setdefault(step, {}).update(self.samples.pop(late))
+            self.samples.setdefault(step, {}).update(self.samples[late])
+            del self.samples[late]  # not before: an interrupt may come in between
 
     def keep_newest(self) -> None:
         """All open slots but the newest have been delivered."""
-        if self.newest > 0:
+        num_written = max(0, self.num_written + 1 - self.num_open)
+        if self.newest > 0:  # from here on no call is made, after which an interrupt could come
             start = HEADER_BYTES * self.newest
             self.headers[:HEADER_BYTES] = self.headers[start : start + HEADER_BYTES]
-        self.newest, self.num_written, self.num_open = 0, max(0, self.num_written + 1 - self.num_open), 1
+        self.newest, self.num_written, self.num_open = 0, num_written, 1
 
     def forget(self) -> None:
         """The open slots have been delivered, and the table of the newest is lost: there is no step to look at."""

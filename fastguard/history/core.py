@@ -89,6 +89,7 @@ class TrainingHistory(Series):
 
     def _reset(self) -> None:
         self._deferred: list[Entry] = []
+        self._noted: int | None = None  # a step whose NonFiniteEvent is noted while it is not deferred yet
         self._totals: deque[Total] = deque(maxlen=NUM_TOTALS)
         for name in COUNTERS:
             setattr(self, name, 0)
@@ -137,7 +138,8 @@ class TrainingHistory(Series):
             names = record.nonfinite
             first = tuple(names[:NUM_EVENT_NAMES])
             counts = len(names), int(nans), int(infs)
-            self._note_nonfinite(NonFiniteEvent(record.step, first, *counts, record.skipped, record.loss_scale))
+            if self._noted != record.step:  # else an interrupt came since
+                self._note_nonfinite(NonFiniteEvent(record.step, first, *counts, record.skipped, record.loss_scale))
         elif not record.skipped:
             looked_at = self.tensors.num_samples
             self.tensors.see(record.step, record.tensors)
@@ -153,6 +155,7 @@ class TrainingHistory(Series):
         self.revision += 1
         known = record.loss, record.val_loss, record.lr, record.loss_scale
         self._deferred.append(Entry(record.step, norm, record.clip_coef, record.skipped, *known, overhead_s))
+        self._noted = None
         if len(self._deferred) >= NUM_DEFERRED:
             self.settle()
 
@@ -162,17 +165,28 @@ class TrainingHistory(Series):
             self.tensors.let_pass()
         elif not _isfinite(entry.norm):  # counted, though nobody can say any more which tensors
             self.settle()
-            self._note_nonfinite(NonFiniteEvent(entry.step, (), 0, 0, 0, entry.skipped, entry.loss_scale))
+            if self._noted != entry.step:
+                self._note_nonfinite(NonFiniteEvent(entry.step, (), 0, 0, 0, entry.skipped, entry.loss_scale))
         self.revision += 1
         self._deferred.append(entry)
+        self._noted = None
         if len(self._deferred) >= NUM_DEFERRED:
             self.settle()
 
+    @property
+    def newest_step(self) -> int:
+        """Number of the newest step, deferred or not; -1 before there was one."""
+        entries = self._deferred or self.recent
+        return entries[-1].step if entries else -1
+
     def settle(self) -> None:
-        """Takes into account what was deferred."""
-        deferred, self._deferred = self._deferred, []
-        for entry in deferred:
-            self._push(entry)
+        """Takes into account what was deferred. After an interrupt the next call goes on from there."""
+        deferred, recent = self._deferred, self.recent
+        while deferred:
+            entry = deferred[0]
+            if not recent or recent[-1] is not entry:  # else the interrupt came when it had been counted
+                self._push(entry)
+            del deferred[0]
 
     def record(self, step: int, loss: float, grad_norm: float, lr: float, val_loss: float | None = None) -> None:
         """Takes a step by its numbers alone, where no guard makes records: the toolkit's interface.
@@ -187,6 +201,7 @@ class TrainingHistory(Series):
         self.settle()
         if not _isfinite(norm):
             self._note_nonfinite(NonFiniteEvent(entry.step, (), 0, 0, 0, False, None))
+            self._noted = None
         self._push(entry)
 
     def note_model(self, **facts: Any) -> None:
@@ -253,9 +268,10 @@ class TrainingHistory(Series):
         self.num_nonfinite += 1
         if not event.skipped:
             self.num_nonfinite_applied += 1
+        self._noted = event.step
+        self.last_events.append(event)
         if len(self.first_events) < NUM_FIRST_EVENTS:
             self.first_events.append(event)
-        self.last_events.append(event)
         known = self.first_nonfinite
         if event.names and (event.names[0] in known or len(known) < MAX_TENSORS):
             known[event.names[0]] = known.get(event.names[0], 0) + 1

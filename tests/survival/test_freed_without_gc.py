@@ -71,7 +71,7 @@ def test_nothing_is_left_to_the_collector(name: str, num_steps: int, with_model:
 def test_an_optimizer_that_outlives_its_guards_attribute_goes_on_stepping() -> None:
     p = nn.Parameter(torch.ones(3))
     optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1.0), max_norm=1.0)
-    del optimizer.__dict__["guard"]
+    del optimizer.__dict__["_guard"]
     p.grad = torch.full((3,), 100.0)
     optimizer.step()
     assert float((1.0 - p.detach()).norm()) == pytest.approx(1.0, rel=1e-5)  # still clipped
