@@ -43,8 +43,8 @@ class Junction:
     def __init__(self, cell: types.CellType) -> None:
         self._cell = cell
         self._step: Callable[..., Any] = cell.cell_contents
-        # Between who puts `_pass` there and who takes it away for want of tickets. An interrupt may leave it locked: then
-        # nobody takes it away any more, and nobody needs the lock.
+        # Between who puts `_pass` there and who takes it away for want of tickets. An interrupt may leave it locked:
+        # then nobody takes it away any more, and nobody needs the lock.
         self._lock = threading.Lock()
         self._tickets: weakref.WeakSet[Ticket] = weakref.WeakSet()  # issued, and not taken yet
 
