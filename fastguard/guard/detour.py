@@ -8,6 +8,7 @@ touched, so a step that is left out leaves everything as it is, whatever its cla
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import types
@@ -21,6 +22,28 @@ import torch
 HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
 _BETWEEN = ("fastguard.guard.", "torch._dynamo.")  # modules of the frames from that function to who asks here
 _PATIENCE_S = 0.01
+
+
+def may_nest(cls: type) -> bool:
+    """Whether the `step` of an optimizer may call that of a parent class, which would run all hooks twice."""
+    steps = {inspect.unwrap(c.__dict__["step"]) for c in cls.__mro__ if "step" in c.__dict__}
+    return len(steps - {torch.optim.Optimizer.step}) > 1
+
+
+def is_nested(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step that runs this hook is part of another step of the same optimizer.
+
+    A subclass's `step` that calls `super().step()` runs all hooks again once torch has wrapped the parent's `step` too,
+    which it does when the first optimizer of the parent's class is made. A count alone would not do: a step that raised
+    never told that it was over.
+    """
+    count = 0
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is HOOKED_STEP and frame.f_locals.get("self") is optimizer:
+            count += 1
+        frame = frame.f_back
+    return count > 1
 
 
 class Ticket:

@@ -8,12 +8,9 @@ however it ends.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import math
-import sys
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +22,7 @@ from ..kernels import cpu
 from ..stats import TensorStats
 from ..stats.slot import HEADER_WORDS, OVERHEAD_S
 from .backup import Preparations
-from .detour import HOOKED_STEP, Ticket, junction_of
+from .detour import Ticket, is_nested, junction_of, may_nest
 from .judge import Judge, learning_rate
 from .ledger import Ledger
 from .ring import FINGERPRINT, WRITTEN
@@ -94,7 +91,7 @@ class Hooks:
             and member.can_skip
             and cpu.take_step is not None
             and run.backend in ("auto", "cpu")
-            and not _may_nest(type(optimizer))
+            and not may_nest(type(optimizer))
         )
         self._scales = not judge.divides(optimizer)
         self._met_odd = False
@@ -226,7 +223,7 @@ class Hooks:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         started = _perf_counter()
-        if self._depth and _is_nested(optimizer):
+        if self._depth and is_nested(optimizer):
             self._depth += 1
             return None  # the outer step has been judged, or its closure will be
         if self._undo is not None:
@@ -401,31 +398,9 @@ def _left_to_python(hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook if _IS_LEFT_TO_PYTHON else torch.compiler.disable(hook)
 
 
-def _may_nest(cls: type) -> bool:
-    """Whether the `step` of an optimizer may call that of a parent class, which would run all hooks twice."""
-    steps = {inspect.unwrap(c.__dict__["step"]) for c in cls.__mro__ if "step" in c.__dict__}
-    return len(steps - {torch.optim.Optimizer.step}) > 1
-
-
 def _may_communicate() -> bool:
     """Whether a step may be waited for by other processes, which would wait for ever if it were not taken."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _is_nested(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step that runs this hook is part of another step of the same optimizer.
-
-    A subclass's `step` that calls `super().step()` runs all hooks again once torch has wrapped the parent's `step` too,
-    which it does when the first optimizer of the parent's class is made. A count alone would not do: a step that raised
-    never told that it was over.
-    """
-    count = 0
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is HOOKED_STEP and frame.f_locals.get("self") is optimizer:
-            count += 1
-        frame = frame.f_back
-    return count > 1
 
 
 def _is_state_initialisation(optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> bool:

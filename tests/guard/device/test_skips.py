@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from device_helpers import on_the_host, put, slow
+from foreign_optimizers import WantsGradients
 from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, take_step, train
 from torch import nn
 
@@ -24,6 +25,7 @@ FUSED: dict[str, Any] = {
 OTHERS: dict[str, Any] = {
     "SGD-foreach": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True),
     "RMSprop": lambda params: torch.optim.RMSprop(params, lr=0.05),
+    "foreign": WantsGradients,
 }
 every_fused = pytest.mark.parametrize("make", FUSED.values(), ids=FUSED)
 every_one = pytest.mark.parametrize("make", [*FUSED.values(), *OTHERS.values()], ids=[*FUSED, *OTHERS])
