@@ -153,7 +153,8 @@ class Onboard:
             gradients = gradients_of(optimizer)
         if not gradients:
             return
-        if not is_whole or False in [plan.is_plain for _, plan, _ in parts]:
+        is_plain = parts[0][1].is_plain if len(parts) == 1 else False not in [plan.is_plain for _, plan, _ in parts]
+        if not is_whole or not is_plain:
             slots = {lane.index: slot for lane, _, slot in parts}
             planned = self.lanes.plan_writable(gradients)
             parts = [(lane, plan, slots[lane.index]) for lane, plan in planned]
