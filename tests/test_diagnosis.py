@@ -10,7 +10,7 @@ import pytest
 
 from fastguard.diagnosis import RULES, Finding, diagnose, rule
 from fastguard.history import TrainingHistory
-from fastguard.stats import StepStats
+from fastguard.stats import StepStats, TensorRow
 
 from faulty_runs import BAD, HEALTHY, clipped_run, ending_in_zeros, noisy_norms, scaler_run, spiked, with_bad_steps
 from records import make_history, make_record, make_row, make_table, make_turning_history
@@ -102,7 +102,7 @@ class TestNonFinite:
 
     def test_overflow_of_the_norm_alone_blames_no_tensor(self):
         history = make_history(noisy_norms(50))
-        row = [1, 1e308, 1e154, 1e154, 1e154, 0, 0, 0]
+        row = TensorRow(1, math.inf, 1.5e308, 1.5e308, 1.5e308, finite_norm=1.5e308)
         history.add(StepStats(50, make_table([row, row]), skipped=True))
         assert "no single tensor" in self.check(history).summary
 

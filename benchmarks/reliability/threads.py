@@ -1,0 +1,144 @@
+"""The kernels from several Python threads at once, under the thread sanitizer: reports of ours, and wrong figures.
+
+    python -m benchmarks.reliability.threads                # builds, runs, saves results/reliability-threads.json
+    python -m benchmarks.reliability.threads --rounds 5 --dry
+
+Linux and GCC. Python, torch and libgomp are not instrumented: the extension is built without OpenMP, and a report
+counts as ours if a frame of either thread is in it. Large tensors, for which the kernels give up the GIL, and small
+ones; each thread has its own, and all read the same ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastguard
+from fastguard.kernels import channel_stats, cpu, magnitude_histogram, scale_, tensor_stats
+from fastguard.stats.slot import HEADER_BYTES
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "reliability-threads.json"
+NUM_THREADS = 4
+
+
+def _tensors(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    large = make(300, 700)
+    return [large.float(), large.bfloat16(), large[:, ::2], make(1000).half(), make(70_001) * 1e200, make(5).float()]
+
+
+def _figures(tensors: list[torch.Tensor]) -> list[Any]:
+    """All that is only read, as figures that compare."""
+    stats = tensor_stats(tensors)
+    line = cpu.json_line(bytearray(HEADER_BYTES), 0, bytearray(stats.table.tobytes()), 0.0)  # type: ignore[misc]
+    channels = [channel_stats(tensors[0], dim) for dim in (0, 1)]
+    return [
+        stats,
+        stats.total_row(),
+        line,
+        [fastguard.activation_stats(t) for t in tensors],
+        [(c.stats, c.table) for c in channels],
+        magnitude_histogram(tensors).num_zeros,
+    ]
+
+
+def _write(seed: int) -> list[torch.Tensor]:
+    """What writes, on tensors of its own: scaling, the drop-in, and a whole step."""
+    own = _tensors(seed)
+    scale_(own, 0.5)
+    parameters = [torch.nn.Parameter(torch.zeros_like(t)) for t in own]
+    for parameter, tensor in zip(parameters, own, strict=True):
+        parameter.grad = tensor
+    fastguard.clip_grad_norm_(parameters[:4], 0.1)
+    found: list[Any] = [None] * 4
+    headers = bytearray(HEADER_BYTES)
+    cpu.take_step([{"params": parameters, "lr": 0.1}], headers, 0, found, 0, 1, 1e-3, True, True)  # type: ignore[misc]
+    return own
+
+
+def work(rounds: int) -> int:
+    """Runs the threads; how many of their results differ from those of one thread."""
+    torch.set_num_threads(1)
+    shared = _tensors(0)
+    expected = repr(_figures(shared))
+    written = [[t.clone() for t in _write(seed)] for seed in range(NUM_THREADS)]
+    wrong: list[str] = []
+    start = threading.Barrier(NUM_THREADS)
+
+    def run(number: int) -> None:
+        start.wait()
+        try:
+            for _ in range(rounds):
+                if repr(_figures(shared)) != expected:
+                    wrong.append("what was read")
+                if not all(map(torch.equal, _write(number), written[number])):
+                    wrong.append("what was written")
+        except Exception as error:  # of a thread, which would end in silence
+            wrong.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for what in wrong[:20]:
+        print(what, file=sys.stderr)
+    return len(wrong)
+
+
+def reports(folder: Path) -> tuple[int, int]:
+    """How many reports there are in the sanitizer's files, and how many of them name the extension."""
+    found = [text for path in folder.glob("report.*") for text in path.read_text(errors="replace").split("=" * 18)]
+    found = [text for text in found if "WARNING: ThreadSanitizer" in text]
+    ours = [text for text in found if re.search(r"fastguard::|/_C\.[\w-]+\.so", text)]
+    for text in ours[:3]:
+        print(text, file=sys.stderr)
+    return len(found), len(ours)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50, help="of each thread (default: 50)")
+    parser.add_argument("--dry", action="store_true", help="save nothing")
+    parser.add_argument("--work", action="store_true", help="run the threads in this process, and nothing else")
+    arguments = parser.parse_args(argv)
+    if arguments.work:
+        return int(work(arguments.rounds) > 0)
+    started = time.perf_counter()
+    done = subprocess.run([ROOT / ".ci" / "sanitize", "thread", "--rounds", str(arguments.rounds)], check=False)
+    num_reports, num_ours = reports(ROOT / "build" / "sanitize-thread")
+    results = {
+        "number": NUM_THREADS * arguments.rounds,
+        "num_wrong": int(done.returncode != 0),
+        "num_reported": num_ours,
+        "num_threads": NUM_THREADS,
+        "num_reports_of_others": num_reports - num_ours,
+        "wall_s": round(time.perf_counter() - started, 1),
+        "fastguard": fastguard.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    print(json.dumps(results, indent=2))
+    if not arguments.dry:
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return int(bool(results["num_wrong"] or num_ours))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
