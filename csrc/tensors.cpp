@@ -40,9 +40,11 @@ bool real_dtype(uint8_t code, int bits, DType& out) {
 }
 
 // A lazy bit that the address does not show: negation or conjugation.
-bool lazy(PyObject* tensor, bool complex) {
-  const bool negated = path.knows_negation() ? path.is_negated(tensor) : py::handle(tensor).attr("is_neg")().cast<bool>();
-  return negated || (complex && py::handle(tensor).attr("is_conj")().cast<bool>());
+bool lazy_as_python_says(PyObject* tensor, const char* question) { return py::handle(tensor).attr(question)().cast<bool>(); }
+
+inline bool lazy(PyObject* tensor, bool complex) {
+  const bool negated = path.knows_negation() ? path.is_negated(tensor) : lazy_as_python_says(tensor, "is_neg");
+  return negated || (complex && lazy_as_python_says(tensor, "is_conj"));
 }
 
 // What torch tells of a tensor of an exact type. False if it has to be prepared: it is not strided memory, has a dtype
@@ -65,7 +67,8 @@ bool view_through_exchange(PyObject* tensor, View& view, dlpack::Device& device)
   device = t.device;
   view = make_view(static_cast<char*>(t.data) + t.byte_offset, dtype, complex, t.ndim, t.shape, t.strides);
   if (view.numel <= 0) return view.numel == 0;
-  return t.data && path.holds(tensor, view.data, extent(view) * itemsize(dtype)) && !lazy(tensor, complex);
+  const int64_t span = view.layout ? extent(view) : view.numel;
+  return t.data && path.holds(tensor, view.data, span * itemsize(dtype)) && !lazy(tensor, complex);
 }
 
 bool describe(PyObject* tensor, Strided& x, bool& complex) {

@@ -30,10 +30,11 @@ struct View {
 // More could not be counted in float64: a view of them (expanded from a few, surely) has a `numel` of -1.
 constexpr int64_t kMostElements = int64_t(1) << 53;
 
-// numel * size, or -1, which stays; 0 stays as well.
+// numel * size, or -1 if that is too many; 0 times anything is 0.
 inline int64_t times(int64_t numel, int64_t size) {
-  if (numel <= 0 || size == 0) return size == 0 ? 0 : numel;
-  return size > kMostElements / numel ? -1 : numel * size;
+  int64_t product;
+  if (numel == 0 || size == 0) return 0;
+  return numel < 0 || __builtin_mul_overflow(numel, size, &product) || product > kMostElements ? -1 : product;
 }
 
 // Order does not matter for statistics or scaling, so dimensions are sorted by stride and merged where they join:
