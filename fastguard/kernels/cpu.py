@@ -12,7 +12,7 @@ import torch
 from .. import _env
 from ..errors import BackendUnavailableError, UnsupportedTensorError
 from .backend import Backend, Row
-from .tensors import OVERLAP, lacks_memory, plain
+from .tensors import MOST_ELEMENTS, OVERLAP, lacks_memory, plain
 
 _problem: str | None = None
 try:
@@ -46,7 +46,7 @@ def _describe(tensor: torch.Tensor) -> tuple[int, str, tuple[int, ...], tuple[in
     """What the exchange API would tell; None for a tensor that has to be prepared first."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
         return None
-    if tensor.is_nested:  # strided by its layout, and without a shape in an older torch
+    if tensor.is_nested or tensor.numel() > MOST_ELEMENTS:  # nested: strided by its layout, and an older torch raises
         return None
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor() or lacks_memory(tensor):
         return None
