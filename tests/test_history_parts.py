@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -358,15 +358,26 @@ class TestToolkitDiagnose:
         assert [issue.partition(":")[0] for issue in found["issues"]] == ["OVERFITTING"] * fires
 
 
-def test_a_step_costs_microseconds():
+def test_a_step_costs_few_calls():
+    """Counted, not timed: the same on every machine. Tables of 150 tensors are looked at now and then only."""
     names = [f"t{i}" for i in range(150)]
     tables = [make_table([make_row(1.0 + s % 3)] * 150, names) for s in range(20)]
     records = [StepStats(s, tables[s % 20], loss=1.0, lr=0.1) for s in range(1000)]
     for record in records:
         record.tensors.total_row()
     history = TrainingHistory()
-    started = time.perf_counter()
-    for record in records:
-        history.defer(record)
-    history.settle()
-    assert (time.perf_counter() - started) / len(records) < 100e-6  # 8 us where nothing else runs
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        for record in records:
+            history.defer(record)
+        history.settle()
+    finally:
+        sys.setprofile(before)
+    assert 1 < calls / len(records) < 60

@@ -217,9 +217,9 @@ MEASURES = (
         "package-lines",
         "lines of Python in the package",
         ("package-lines", "lines"),
-        22_600.0,
+        25_200.0,
         unit="lines",
-        predicted=Predicted(21_000.0, "the design's 20 900, and some for what the issue adds to it"),
+        predicted=Predicted(21_000.0, "the design's 20 900, and some; then came what keeps it upright"),
     ),
     AgainstRead(
         "read",

@@ -1,4 +1,4 @@
-"""Steps under torch.compile: right records, and no recompilation (FACTS.md §2.12)."""
+"""Steps under torch.compile: right records, and no recompilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of a guarded optimizer, its state on disk, and torch.distributed.checkpoint (FACTS.md §2.8 and §2.9)."""
+"""Copies of a guarded optimizer, its state on disk, and torch.distributed.checkpoint."""
 
 from __future__ import annotations
 

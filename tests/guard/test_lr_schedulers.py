@@ -1,7 +1,7 @@
 """Every family of learning-rate schedulers, made before and after wrapping: the same rates, and no warning.
 
 Warnings are errors in this suite; a scheduler warns when it finds its count of steps gone, which is how proxies and
-replaced `step` methods show (FACTS.md §2.7).
+replaced `step` methods show.
 """
 
 from __future__ import annotations

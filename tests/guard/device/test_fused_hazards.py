@@ -1,4 +1,4 @@
-"""What fused kernels do with a flag or with odd gradients (FACTS.md §1), and what the guard does about it."""
+"""What fused kernels do with a flag or with odd gradients, and what the guard does about it."""
 
 from __future__ import annotations
 
