@@ -15,6 +15,7 @@ from ..stats import StepStats
 
 _log = logging.getLogger("fastguard")
 _perf_counter = time.perf_counter
+MAX_TRIES = 3  # for a record whose writing was broken off
 SLOW_S, SLOW_SHARE = 1.0, 0.1  # from where on a sink is told of as slow
 
 
@@ -45,7 +46,8 @@ class Sink(abc.ABC):
     def has_taken(self, step: int) -> bool | None:
         """Whether the newest record that was taken is that of `step`; asked after an interrupt that came in `write`.
 
-        If it was not, the record is given once more. A sink that cannot say (None) is not given it again: it is lost.
+        If it was not, the record is given again, up to three times in all. A sink that cannot say (None) is not given
+        it again: it counts as lost.
         """
         return None
 
@@ -202,7 +204,7 @@ class SafeSink(Sink):
         self.num_lost = 0
         self.last_error: BaseException | None = None
         self.newest = -1
-        self._again = -1  # a step that is tried again
+        self._again = (-1, 0)  # a step that is tried again, and how often it was broken off
         self.seconds = 0.0
         self._since: float | None = None
         self._has_warned = self._is_known_slow = False
@@ -270,8 +272,9 @@ class SafeSink(Sink):
             is_taken = ask(step) if callable(ask) else None
         except Exception:
             is_taken = None
-        if is_taken is False and self._again != step:
-            self._again = step
+        times = self._again[1] + 1 if self._again[0] == step else 1
+        self._again = step, times
+        if is_taken is False and times < MAX_TRIES:
             return
         self.num_lost += not is_taken
         self.newest = step
