@@ -13,7 +13,13 @@ documents = pytest.importorskip("benchmarks.readme")
 
 LOGS = {"number": 10_000, "num_wrong": 2, "seed": 0, "exit_codes": {"cut": {"3": 5}}, "fastguard": "0.2.0"}
 READER = {"number": 9, "log_mb": 4.5, "json": {"cpu_s": 1.5, "peak_rss_mb": 17.0}, "num_cpus": 2, "cpu_s": 1}
-SOAK = {"num_steps": 1_000_000, "memory": {"growth_bytes": 4096}, "drift_ratio": 0.0123, "seed": 7, "torch": "2.13.0"}
+THREADS = {
+    "num_calls": 1_000_000,
+    "memory": {"growth_bytes": 4096},
+    "drift_ratio": 0.0123,
+    "seed": 7,
+    "torch": "2.13.0",
+}
 
 
 def row(table, title):
@@ -26,17 +32,27 @@ def test_what_has_no_results_is_not_measured():
 
 
 def test_what_has_results_says_what_was_tried_and_found():
-    table = readme.long_table({"reliability-logs": LOGS, "reliability-soak": SOAK, "reliability-reader": READER})
+    table = readme.long_table({"reliability-logs": LOGS, "reliability-threads": THREADS, "reliability-reader": READER})
     assert "| 10,000 tried, 2 wrong | fastguard 0.2.0 |" in row(table, "hostile logs")
-    found = "| steps 1,000,000; memory growth 4,096 B; drift 0.0123 | torch 2.13.0 |"
-    assert found in row(table, "| a million steps |")
+    found = "| calls 1,000,000; memory growth 4,096 B; drift 0.0123 | torch 2.13.0 |"
+    assert found in row(table, "thread sanitizer")
     assert "| 4 MB: 1.5 s of CPU and 17 MB with json |" in row(table, "million steps, read")
     assert sum("*not measured*" in line for line in table) == len(readme.PARTS) - 3
 
 
+def test_endings_and_the_soak_are_told_in_a_sentence():
+    each = {"most_records_behind": 1}
+    ended = {"num_moments": 9, "num_wrong": 2, "num_unreadable_logs": 1, "num_records_lost_in_silence": 3}
+    ended |= {"kill_9": each, "sigterm": each, "ctrl_c": each}
+    soaked = {"num_steps": 5000, "growth_bytes": 90_112, "slowdown_ratio": 1.014, "num_records_lost": 0}
+    table = readme.short_table({"reliability-kill": ended, "reliability-soak": soaked})
+    assert "9 moments, 2 wrong: 1 logs unreadable, 3 records lost in silence" in row(table, "kill -9")
+    assert "5,000 steps: 0.09 MB more memory; the last tenth took 1.01" in row(table, "a million steps |")
+
+
 def test_results_without_figures_are_an_error():
-    with pytest.raises(documents.ReadmeError, match="reliability-soak"):
-        readme.short_table({"reliability-soak": {"torch": "2.13.0", "seed": 1}})
+    with pytest.raises(documents.ReadmeError, match="reliability-threads"):
+        readme.short_table({"reliability-threads": {"torch": "2.13.0", "seed": 1}})
 
 
 def test_a_table_that_is_out_of_date_is_found(tmp_path, monkeypatch, capsys):

@@ -137,8 +137,33 @@ def reader(results: Mapping[str, Any]) -> str:
     return f"{results['log_mb']:.0f} MB: {', '.join(each)}"
 
 
+def kill(results: Mapping[str, Any]) -> str:
+    """What became of the records after each way of ending."""
+    behind = ", ".join(
+        f"{results[key]['most_records_behind']} after {name}"
+        for key, name in (("kill_9", "kill -9"), ("sigterm", "SIGTERM"), ("ctrl_c", "Ctrl-C"))
+    )
+    return (
+        f"{results['num_moments']:,} moments, {results['num_wrong']} wrong: {results['num_unreadable_logs']} logs "
+        f"unreadable, {results['num_records_lost_in_silence']} records lost in silence; records behind at most: {behind}"
+    )
+
+
+def soak(results: Mapping[str, Any]) -> str:
+    """How flat it stayed."""
+    return (
+        f"{results['num_steps']:,} steps: {results['growth_bytes'] / 1e6:.2g} MB more memory; the last tenth took "
+        f"{results['slowdown_ratio']:.2f} of the first one's CPU time; {results['num_records_lost']} records lost"
+    )
+
+
 # Results with more in them than figures and their names.
-_OWN_WORDS = {"optimizers": optimizers, "reliability-reader": reader}
+_OWN_WORDS = {
+    "optimizers": optimizers,
+    "reliability-reader": reader,
+    "reliability-kill": kill,
+    "reliability-soak": soak,
+}
 
 
 def measured(part: Part, results: Mapping[str, Any] | None) -> str:
