@@ -145,7 +145,8 @@ def kill(results: Mapping[str, Any]) -> str:
     )
     return (
         f"{results['num_moments']:,} moments, {results['num_wrong']} wrong: {results['num_unreadable_logs']} logs "
-        f"unreadable, {results['num_records_lost_in_silence']} records lost in silence; records behind at most: {behind}"
+        f"unreadable, {results['num_records_lost_in_silence']} records lost in silence; "
+        f"records behind at most: {behind}"
     )
 
 
