@@ -114,7 +114,7 @@ class TestOtherFiles:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (gzip.compress(b"{}"), "got a gzip file, which is to be unpacked first"),
+            (gzip.compress(b"{}", mtime=0), "got a gzip file, which is to be unpacked first"),
             (b"\x28\xb5\x2f\xfd\x04\x00", "got a zstd file"),
             ("{}".encode("utf-16"), "got text in UTF-16, which is to be saved as UTF-8"),
             (b"[1, 2]\n", "got b'[1, 2]'"),
