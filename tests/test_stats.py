@@ -193,6 +193,12 @@ class TestFold:
         assert high == max(columns[3], default=0.0)
         assert low == min((value for value in columns[4] if value), default=0.0)
 
+    def test_counts_that_cannot_be_break_nothing(self):
+        """As a damaged log may have them: more NaNs than elements."""
+        broken, sound = TensorRow(1, 4.0, 2.0, 2.0, 2.0, num_nans=3), TensorRow(2, 8.0, 4.0, 2.0, 2.0)
+        for rows in ([broken, sound], [sound, broken], [broken, broken]):
+            assert fold_rows(rows)[0] == sum(row.numel for row in rows)
+
     def test_order_shows_in_the_last_bits(self):
         large, small = [1, 2.0**53, *[0] * 6], [1, 1.0, *[0] * 6]
         assert fold_rows(make_table([large, small, small]))[1] == 2.0**53

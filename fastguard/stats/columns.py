@@ -184,7 +184,7 @@ def _fold_moments(rows: Iterable[Sequence[float]]) -> dict[Fold, float]:
     for numel, nans, infs, row_total, row_sq, row_deviations, row_norm in map(_moments, rows):
         n = float(numel - nans - infs)
         between = 0.0
-        if count and n:
+        if count > 0 and n > 0:  # a log may claim more NaNs than elements
             away = row_total * count - total * n
             between = away / (count * n * (count + n)) * away
             if between != between:
