@@ -270,17 +270,15 @@ FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) 
 }
 
 template <class D>
-static Accumulation stats_block(const typename D::raw* p, int64_t n) {
-  Accumulation a;
-  if (n >= kFastSize && fast_block<D>(p, n, a)) return a;
-  return exact_block<D>(p, n);
-}
-
-template <class D>
 static Accumulation stats(const void* data, int64_t n) {
   const typename D::raw* p = static_cast<const typename D::raw*>(data);
-  Accumulation total = stats_block<D>(p, n < kBlock ? n : kBlock);
-  for (int64_t j = kBlock; j < n; j += kBlock) total.merge(stats_block<D>(p + j, n - j < kBlock ? n - j : kBlock));
+  Accumulation total;
+  for (int64_t j = 0; j < n; j += kBlock) {
+    const int64_t size = n - j < kBlock ? n - j : kBlock;
+    Accumulation a;
+    if (size < kFastSize || !fast_block<D>(p + j, size, a)) a = exact_block<D>(p + j, size);
+    total.merge(a);
+  }
   return total;
 }
 
@@ -364,8 +362,8 @@ static Accumulation stats_f64_block(const double* p, int64_t n) {
 
 static Accumulation stats_f64(const void* data, int64_t n) {
   const double* p = static_cast<const double*>(data);
-  Accumulation total = stats_f64_block(p, n < kBlock ? n : kBlock);
-  for (int64_t j = kBlock; j < n; j += kBlock) total.merge(stats_f64_block(p + j, n - j < kBlock ? n - j : kBlock));
+  Accumulation total;
+  for (int64_t j = 0; j < n; j += kBlock) total.merge(stats_f64_block(p + j, n - j < kBlock ? n - j : kBlock));
   return total;
 }
 
