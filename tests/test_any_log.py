@@ -20,7 +20,7 @@ from fastguard.diagnosis import RULES, Finding
 from fastguard.history import TrainingHistory
 from fastguard.sinks import JsonlSink, read_jsonl
 from fastguard.sinks.sink import flatten_step
-from fastguard.stats import StepStats, log
+from fastguard.stats import COLUMNS, StepStats, log
 from fastguard.stats.samples import WeightStats
 
 from faulty_runs import activity, falling_losses, noisy_norms
@@ -249,7 +249,7 @@ class TestReadAsFarAsItCanBe:
 
     def test_what_a_newer_version_wrote(self, told):
         newer = [
-            line(step=200, of_later=1, tensors={"a": [*ROW, 5.0]}),
+            line(step=200, of_later=1, tensors={"a": [*ROW, *[5.0] * (len(COLUMNS) + 1 - len(ROW))]}),
             line(step=201, activations={"a": {**ACTIVITY, "skew": 1.0}}, weights={"a": {**WEIGHT, "rank": 3}}),
             '{"time":1.0,"event":"resumed"}',
             '{"time":1.0,"model":{"names":["a"],"sharded":true}}',
@@ -258,7 +258,7 @@ class TestReadAsFarAsItCanBe:
         assert code == 0 and out.startswith("HEALTHY after 202 steps")
         assert err == (
             "fastguard diagnose: written by a newer version? 6 unknown keys ignored: of_later, "
-            "tensors/columns from the 9th on, activations/skew, weights/rank, event, model/sharded\n"
+            f"tensors/columns from the {len(COLUMNS) + 1}th on, activations/skew, weights/rank, event, model/sharded\n"
         )
 
     def test_unknown_keys_without_end(self, told):

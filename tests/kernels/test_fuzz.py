@@ -20,8 +20,8 @@ needs_extension = pytest.mark.skipif(backends()["cpu"].reason is not None, reaso
 
 
 def test_random_lists() -> None:
-    found = kernels.run(100, seed=11)
-    assert found["wrong"] == [] and found["num_refused"] > 5
+    found = kernels.run(40, seed=11)
+    assert found["wrong"] == [] and found["num_refused"] > 1
 
 
 @pytest.mark.slow

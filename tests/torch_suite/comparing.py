@@ -55,6 +55,10 @@ DIFFERENCES: dict[str, Difference] = {
 
 # What ordinary runs compare; slow ones compare in all modes.
 _QUICK = ("max_norm=1e9",)
+_SLOW_ONLY = {
+    "test_optimizer_states_as_torch",
+    "test_schedulers_as_torch",
+}  # files for which ordinary runs have no time
 
 
 def in_all_modes(test: Callable[..., Any]) -> Callable[..., None]:
@@ -86,7 +90,8 @@ def in_all_modes(test: Callable[..., Any]) -> Callable[..., None]:
     compared.__signature__ = signature.replace(parameters=[*given, *efforts])  # type: ignore[attr-defined]
     quick = pytest.param(_QUICK, False, id="quick")
     slow = pytest.param(GUARDED, True, id="all-modes", marks=pytest.mark.slow)
-    return pytest.mark.parametrize(("modes", "thorough"), [quick, slow])(compared)
+    efforts_here = [slow] if test.__module__ in _SLOW_ONLY else [quick, slow]
+    return pytest.mark.parametrize(("modes", "thorough"), efforts_here)(compared)
 
 
 def _seeded(test: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
