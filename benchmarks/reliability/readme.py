@@ -137,6 +137,14 @@ def reader(results: Mapping[str, Any]) -> str:
     return f"{results['log_mb']:.0f} MB: {', '.join(each)}"
 
 
+def histories(results: Mapping[str, Any]) -> str:
+    """What became of the cases."""
+    return (
+        f"{results['num_cases']:,} tried: {results['num_crashes']} crashes, {results['num_not_strict']} with JSON that "
+        "is not strict"
+    )
+
+
 def kill(results: Mapping[str, Any]) -> str:
     """What became of the records after each way of ending."""
     behind = ", ".join(
@@ -160,6 +168,7 @@ def soak(results: Mapping[str, Any]) -> str:
 
 # Results with more in them than figures and their names.
 _OWN_WORDS = {
+    "reliability-histories": histories,
     "optimizers": optimizers,
     "reliability-reader": reader,
     "reliability-kill": kill,
