@@ -96,6 +96,9 @@ _NEVER, _END = -1, 1 << 30
 
 
 def _prepared(way: Way) -> tuple[Any, Any, Any]:
+    # An exception that is put between the end of a `with` block and its `__exit__`, where no signal handler ever runs,
+    # leaves the no_grad of an earlier case on.
+    torch.set_grad_enabled(True)
     model = make_model()
     guarded = fastguard.wrap(way.make(model.parameters()), model, max_norm=way.max_norm, clip_through=way.clip_through)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=way.scaler)
