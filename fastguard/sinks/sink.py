@@ -270,7 +270,7 @@ class SafeSink(Sink):
         ask = getattr(self.sink, "has_taken", None)
         try:
             is_taken = ask(step) if callable(ask) else None
-        except Exception:
+        except Exception:  # nobody can say, so that it counts as lost
             is_taken = None
         times = self._again[1] + 1 if self._again[0] == step else 1
         self._again = step, times
