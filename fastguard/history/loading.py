@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import os
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -54,6 +55,7 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
     Cost: 6 us a line on top of reading it, 1 us more for each tensor in a table, 10 us for a sampled module or weight.
     """
     unknown: Unknown = {}
+    usual: set[tuple[str, ...]] = set()
     newest: Mapping[str, Any] | None = None
     nothing: dict[str, Any] = {}
     noted: Mapping[str, Any] = nothing
@@ -66,7 +68,7 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
                 noted, root = model, "model"
                 history.model = _notes_of(noted, unknown)
             root = "record"
-            step = _step_of(line, unknown)
+            step = _usual_step(line, usual) or _step_of(line, unknown)
             if type(step) is Entry:
                 newest = line
                 history.defer_entry(step)
@@ -94,6 +96,39 @@ def _note(unknown: Unknown, keys: Collection[str], where: str = "") -> None:
     for key in sorted(keys):
         if len(unknown) < MAX_UNKNOWN:
             unknown[shown(f"{where}{key}", NAME_WIDTH)] = None
+
+
+_usual_values = operator.itemgetter(
+    *("step", "grad/norm", "clip/coef", "skipped", "loss", "lr", *_NUMBERS, *_COUNTS, "grad/num_nans", "grad/num_infs")
+)
+_USUAL_TYPES = (int, float, float, bool, float, float, *[float] * len(_NUMBERS), *[int] * len(_COUNTS), int, int)
+
+
+def _usual_step(line: Mapping[str, Any], usual: set[tuple[str, ...]]) -> Entry | None:
+    """What `_step_of` gives, for a line as a `JsonlSink` writes nearly all; None for any other. Costs half as much.
+
+    Args:
+        line: a record.
+        usual: takes the keys of such lines, in order.
+    """
+    keys = tuple(line)
+    if keys not in usual:
+        is_usual = "step" in line and line.keys() <= NUMBER_KEYS - {"val_loss", "loss_scale"}
+        if not is_usual or len(usual) >= MAX_UNKNOWN:
+            return None
+        usual.add(keys)
+    try:
+        found = _usual_values(line)
+    except KeyError:
+        return None
+    if tuple(map(type, found)) != _USUAL_TYPES:
+        return None
+    step, norm, coefficient, skipped, loss, lr, _, _, _, _, num_zeros, numel, nans, infs = found
+    if nans or infs or not (0 <= step < _USUAL and 0.0 <= norm < math.inf):
+        return None
+    if not (0 <= num_zeros < _USUAL and 0 <= numel < _USUAL):
+        return None
+    return Entry(step, norm, coefficient, skipped, loss, None, lr, None, None)
 
 
 def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | None:

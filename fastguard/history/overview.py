@@ -54,10 +54,13 @@ class _Open(Part):
         self.last = math.nan
 
     def add(self, value: float) -> None:
-        if not math.isfinite(value):
+        if -HUGE < value < HUGE:
+            self.total += value
+        elif math.isfinite(value):
+            self.total += within(value)
+        else:
             return
         self.count += 1
-        self.total += value if -HUGE < value < HUGE else within(value)
         self.last = value
         if value < self.min:
             self.min = value

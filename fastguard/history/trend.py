@@ -84,9 +84,9 @@ class Trend(Part):
 
     def add(self, step: int, value: float) -> None:
         """Takes the value of one step. Cost: 0.7 us."""
-        if not _isfinite(value):
-            return
         if not -HUGE < value < HUGE:
+            if not _isfinite(value):
+                return
             value = within(value)
         self.count = count = self.count + 1
         if count <= _WARM_UP:
@@ -98,7 +98,10 @@ class Trend(Part):
             limit = _LIMIT_Z * std + floor
             if delta > limit and self._spike_length(step, value, delta, std + floor) < _NEW_LEVEL:
                 delta = limit
-            change = max(-limit, min(limit, change))
+            if change > limit:
+                change = limit
+            elif change < -limit:
+                change = -limit
             self.mean += _RATE * delta
             self._var += _RATE * (0.5 * change * change - self._var)
         self.last = value

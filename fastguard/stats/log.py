@@ -87,6 +87,12 @@ class LogReader(_LogFacts):
         with open(self.path, "rb") as file:
             read = functools.partial(file.readline, MAX_LINE_BYTES)
             for number, line in enumerate(iter(read, b""), 1):
+                if line[-2:] == b"}\n" and line[:8] == b'{"step":':  # as nearly all are
+                    record = parse(line)
+                    if record is not None:
+                        self.line = number
+                        yield record
+                        continue
                 is_whole = len(line) < MAX_LINE_BYTES or line.endswith(b"\n")
                 if number == 1:
                     line = line.removeprefix(_UTF8_MARK)
