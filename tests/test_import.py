@@ -35,6 +35,7 @@ def test_import_alone_brings_in_not_even_torch():
     assert brought_in("import fastguard") == []
 
 
+@pytest.mark.slow
 def test_everything_together_brings_in_nothing_beyond_torch():
     # Tools of torch's that its own lazy imports may pull in are there before; they are torch's needs, not ours.
     assert brought_in(EVERYTHING, before="import torch") == []
@@ -50,6 +51,7 @@ def test_a_guarded_step_brings_in_nothing_beyond_torch():
     assert brought_in(guarded + "\nstr(o.guard.report())", before=plain) == []
 
 
+@pytest.mark.slow
 def test_this_test_can_fail(tmp_path):
     (tmp_path / "an_optional_package.py").write_text("")
     code = "import fastguard, an_optional_package"

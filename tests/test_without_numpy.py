@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 TRAINING = """
 import sys
 
@@ -56,6 +58,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_everything_works_without_numpy(tmp_path):
     command = [sys.executable, "-c", TRAINING, str(tmp_path / "run.jsonl")]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -36,7 +36,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adam": lambda params: torch.optim.Adam(params, lr=torch.tensor(0.05), foreach=False),
     "AdamW-fused": lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.05), fused=True),
 }
-every_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+_SLOW = [pytest.param(make, marks=pytest.mark.slow, id=name) for name, make in list(OPTIMIZERS.items())[1:]]
+every_optimizer = pytest.mark.parametrize("make", [pytest.param(OPTIMIZERS["SGD"], id="SGD"), *_SLOW])
 
 
 def _steps(model: nn.Module, optimizer: Any, step: Callable[[], Any], numbers: range, bad: int | None = None) -> None:

@@ -37,8 +37,8 @@ KERNELS = [
 ]
 
 
-# These two stand for the others, each of which takes one or two seconds.
-ALWAYS = [("row", BF16, 1, 90), ("columns", F32, 4, 80)]
+# This one stands for the others, each of which takes some seconds.
+ALWAYS = [("row", BF16, 1, 90)]
 SHOWN = [pytest.param(*each, marks=[] if each in ALWAYS else pytest.mark.slow) for each in KERNELS]
 
 
