@@ -15,21 +15,8 @@ pytestmark = pytest.mark.usefixtures("threads")  # a demo sets their number
 
 # All of them can be shown; these take a second or two each. One stands for them where time is short.
 ALWAYS = "nan"
-ONE_OF_EACH_OTHER_KIND = ["lr-jump", "dead-relu"]
-OTHERS = [
-    *ONE_OF_EACH_OTHER_KIND,
-    "lr",
-    "warm-up",
-    "lr-small",
-    "fp16",
-    "rnn",
-    "tanh",
-    "init-small",
-    "frozen",
-    "labels",
-    "missing",
-]
-OTHERS += ["weight-decay", "dropout", "overfit", "bad-epoch", "bad-batch"]
+OTHERS = ["lr-jump", "dead-relu", "lr", "warm-up", "lr-small", "fp16", "rnn", "tanh", "init-small", "frozen", "labels"]
+OTHERS += ["missing", "weight-decay", "dropout", "overfit", "bad-epoch", "bad-batch"]
 SHOWN = [ALWAYS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 
