@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastguard.history import TrainingHistory
-from fastguard.stats import StepStats, TensorRow, TensorStats
+from fastguard.stats import BatchSample, StepStats, TensorRow, TensorStats
 from fastguard.stats.columns import COLUMNS, completed
 
 
@@ -66,3 +66,16 @@ def make_turning_history(norms: Sequence[float], history: TrainingHistory | None
         row[COLUMNS.index("sum")] *= math.cos(step)
         history.add(StepStats(step, make_table([row], ["w"])))
     return history
+
+
+def make_batch(**fields: Any) -> BatchSample:
+    """A forward pass of a sound classifier in training; `fields` are what is otherwise."""
+    usual: dict[str, Any] = {
+        **{"training": True, "with_grad": True, "num_samples": 8},
+        **{"input_abs_max": 2.5, "input_mean": 0.0, "input_std": 1.0, "input_num_nonfinite": 0},
+        **{"input_is_integer": False, "input_constant_share": 0.0, "input_digest": 2**62 + 1},
+        **{"output_abs_max": 1.5, "output_min": -1.0, "output_max": 1.5, "output_mean": 0.0, "output_std": 0.5},
+        **{"output_num_nonfinite": 0, "output_width": 4, "output_spread": 0.5},
+        **{"output_is_unit": False, "output_rows_sum_to_one": False},
+    }
+    return BatchSample(**{**usual, **fields})

@@ -24,9 +24,10 @@ from fastguard.stats import COLUMNS, StepStats, log
 from fastguard.stats.samples import WeightStats
 
 from faulty_runs import activity, falling_losses, noisy_norms
-from records import make_bad_record, make_record, make_row, make_table
+from records import make_bad_record, make_batch, make_record, make_row, make_table
 
 ROW = [4, 4.0, 4.0, 1.0, 1.0, 0, 0, 0]
+BATCH = make_batch().to_dict()
 WEIGHT = {"numel": 4, "norm": 2.0, "std": 0.5, "abs_max": 1.0}
 ACTIVITY = {"family": "relu", **{key: value for key, value in activity().to_dict().items() if key != "name"}}
 
@@ -181,10 +182,17 @@ class TestWrongTypes:
             (line(activations={"a": {**ACTIVITY, "dead_units": [1, "x"]}}), "['dead_units'][1]`"),
             (line(activations={"a": {**ACTIVITY, "inputs_finite": "?"}}), "must be true or false, got '?'"),
             (line(weights={"\x1b": {**WEIGHT, "norm": "big"}}), r"got 'big' - at `record['weights']['\x1b']['norm']`"),
+            (line(batches={"a": 1}), "must be a list, got"),
+            (
+                line(batches=[{**BATCH, "training": 2}]),
+                "got 2 - at `record['batches'][0]['training']`",
+            ),
+            (line(batches=[BATCH, {}]), "must be there, and is missing - at `record['batches'][1]['training']`"),
+            (line(grad__cosine="x"), "must be a number, got 'x' - at `record['grad/cosine']`"),
             (line(weights={"a": {}}), "must be there, and is missing - at `record['weights']['a']['"),
             ('{"loss":1.0}', "`path` must be a log of steps, got a record without `step`"),
         ],
-        ids=range(39),
+        ids=range(43),
     )
     def test_the_key_and_the_line_are_named(self, told, content, message):
         code, out, err = told(healthy_log(3) + content + "\n" + line(step=9))
@@ -251,14 +259,16 @@ class TestReadAsFarAsItCanBe:
         newer = [
             line(step=200, of_later=1, tensors={"a": [*ROW, *[5.0] * (len(COLUMNS) + 1 - len(ROW))]}),
             line(step=201, activations={"a": {**ACTIVITY, "skew": 1.0}}, weights={"a": {**WEIGHT, "rank": 3}}),
+            line(step=202, batches=[{**BATCH, "output_rank": 3}]),
             '{"time":1.0,"event":"resumed"}',
             '{"time":1.0,"model":{"names":["a"],"sharded":true}}',
         ]
         code, out, err = told(healthy_log() + "\n".join(newer))
-        assert code == 0 and out.startswith("HEALTHY after 202 steps")
+        assert code == 0 and out.startswith("HEALTHY after 203 steps")
         assert err == (
-            "fastguard diagnose: written by a newer version? 6 unknown keys ignored: of_later, "
-            f"tensors/columns from the {len(COLUMNS) + 1}th on, activations/skew, weights/rank, event, model/sharded\n"
+            "fastguard diagnose: written by a newer version? 7 unknown keys ignored: of_later, "
+            f"tensors/columns from the {len(COLUMNS) + 1}th on, activations/skew, weights/rank, "
+            "batches/output_rank, event, model/sharded\n"
         )
 
     def test_unknown_keys_without_end(self, told):
@@ -269,6 +279,7 @@ class TestReadAsFarAsItCanBe:
     def test_every_key_that_sinks_write_is_known(self, tmp_path):
         tables = make_table([make_row(), make_row(num_nans=1)], ["a", "b"])
         sampled = {"activations": (activity(),), "weights": (WeightStats("a", 4, 2.0, 0.5, 1.0, 0.1, 0.1),)}
+        sampled.update(batches=(make_batch(),), grad_cosine=0.5)
         record = StepStats(0, tables, 0.5, True, 1.0, 2.0, 1e-3, 1024.0, **sampled)
         with JsonlSink(tmp_path / "run.jsonl") as sink:
             sink.write(record)
@@ -322,6 +333,7 @@ class TestStreaming:
     def test_is_what_reading_all_of_it_gives(self, tmp_path, parser):
         path = tmp_path / "run.jsonl"
         sampled = {"activations": (activity(),), "weights": (WeightStats("w", 64, 2.0, 0.5, 1.0, 0.1, 0.1),)}
+        sampled.update(batches=(make_batch(input_std=math.nan), make_batch(training=False)), grad_cosine=-0.25)
         with JsonlSink(path) as sink:
             sink.note({"names": ["w", "NaN"], "initialization": {"w": [1.0, 0.1]}})
             for step in range(150):

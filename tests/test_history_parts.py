@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastguard.history import ModelNotes, Overview, TrainingHistory, Trend
+from fastguard.history.batches import NUM_BATCHES
 from fastguard.history.overview import NUM_BUCKETS
 from fastguard.history.sampled import WINDOW
 from fastguard.history.tensors import MAX_TENSORS, TensorTracks
@@ -21,7 +23,7 @@ from fastguard.stats import StepStats, strict_json
 from fastguard.stats.samples import ModuleActivity, WeightStats
 
 from faulty_runs import activity, falling_losses, layered
-from records import make_record, make_row, make_table
+from records import make_batch, make_record, make_row, make_table
 
 VALUES = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf])
 
@@ -225,6 +227,44 @@ class TestSampled:
         assert repr(kind.from_dict({**plain, "from_the_future": 1})) == repr(item)
 
 
+class TestBatchesAndCosines:
+    def test_the_first_eight_and_the_newest_are_kept(self):
+        history = TrainingHistory()
+        for step in range(1000):
+            history.add(make_record(step, batches=(make_batch(num_samples=step), make_batch(training=False))))
+        assert len(history.batches) == NUM_BATCHES == 256
+        steps = [step for step, _ in history.batches]
+        assert steps[:8] == [0, 0, 1, 1, 2, 2, 3, 3] and steps[8:] == sorted(steps[8:]) and steps[8] == 876
+        assert history.batches[-1] == (999, make_batch(training=False)) and history.batches[2].batch.num_samples == 1
+
+    def test_cosines_are_a_window(self):
+        history = TrainingHistory()
+        for step in range(600):
+            history.add(make_record(step, grad_cosine=None if step % 2 else 1.0 / (step + 1)))
+        assert len(history.grad_cosines) == 256 and history.grad_cosines[-1] == (598, 1.0 / 599)
+
+    def test_they_survive_json(self):
+        history = TrainingHistory()
+        for step in range(20):
+            batch = make_batch(input_mean=math.nan, output_abs_max=math.inf, input_digest=2**63 - 1 - step)
+            history.add(make_record(step, batches=(batch,), grad_cosine=-0.5))
+        saved = history.state_dict()
+        twin = TrainingHistory()
+        twin.load_state_dict(json.loads(json.dumps(saved, allow_nan=False)))
+        assert repr(list(twin.batches)) == repr(list(history.batches)) and twin.grad_cosines == history.grad_cosines
+        assert twin.state_dict() == saved == history.copy().state_dict()
+        del saved["batches"], saved["grad_cosines"]  # as it was saved before there were any
+        twin.load_state_dict(saved)
+        assert len(twin.batches) == len(twin.grad_cosines) == 0 and twin.num_steps == 20
+
+    def test_what_is_no_batch_is_named(self):
+        state = TrainingHistory().state_dict()
+        state["batches"] = [[[3, {**make_batch().to_dict(), "output_width": "wide"}]], []]
+        where = "`state['batches']['_first'][0][1]['output_width']`"
+        with pytest.raises(ValueError, match=re.escape(f"must be a whole number, got 'wide' - at {where}")):
+            TrainingHistory().load_state_dict(state)
+
+
 class TestResume:
     def test_everything_goes_on_as_if_never_saved(self):
         def steps(low, high):
@@ -257,8 +297,11 @@ class TestResume:
         saved = json.loads(Path(__file__).with_name("history_state_v2.json").read_text(encoding="utf-8"))
         history = TrainingHistory(2)
         history.load_state_dict(saved)
-        assert history.state_dict() == saved
-        assert list(history.tensors) == ["NaN"] and history.copy().state_dict() == saved
+        state = history.state_dict()
+        assert {key: state[key] for key in saved if key != "model"} | {"model": saved["model"]} == saved
+        assert {name: state["model"][name] for name in saved["model"]} == saved["model"]
+        assert len(history.batches) == len(history.grad_cosines) == 0  # there was no such thing then
+        assert list(history.tensors) == ["NaN"] and history.copy().state_dict() == state
 
     def test_copy_is_apart(self):
         history = TrainingHistory()
@@ -296,6 +339,40 @@ class TestModelNotes:
         history.note_model(names=["a"], has_scheduler=True, initial_lr=0.1)
         history.note_model(has_scheduler=False)
         assert (history.model.names, history.model.has_scheduler, history.model.initial_lr) == (("a",), False, 0.1)
+
+    def test_facts_survive_json(self):
+        settings = [{"kind": "AdamW", "lr": 1e-3, "betas": [0.9, 0.999], "maximize": False}, {"lr": math.inf}]
+        facts = {
+            **{"module_kinds": {"Linear": 2}, "last_modules": ["Softmax", "Linear"], "dtypes": ["float32"]},
+            **{"autocast": "bfloat16", "has_scaler": True, "clip_limit": 1.0, "optimizer_settings": settings},
+            **{"num_left_gradients": 3, "num_watched_backwards": 20, "overwritten": ["w"], "num_overwritten": 1},
+            **{"num_compared": 4, "objective": "game", "last_operations": ["Softmax"]},
+        }
+        history = TrainingHistory()
+        history.note_model(**facts)
+        notes = ModelNotes.of(json.loads(json.dumps(history.model.state(), allow_nan=False)))
+        assert notes == history.model and notes.optimizer_settings == tuple(settings)
+        assert {name: getattr(notes, name) for name in facts if not isinstance(facts[name], list)} == {
+            name: fact for name, fact in facts.items() if not isinstance(fact, list)
+        }
+        before = history.model.num_changes
+        history.note_model(**facts)
+        assert history.model.num_changes == before  # no news
+
+    @pytest.mark.parametrize(
+        ("facts", "message"),
+        [
+            ({"objective": "maximise"}, r"must be one of \['minimise', 'game', 'reward'\], got 'maximise'"),
+            ({"optimizer_settings": {"lr": 1}}, "must be a list, got"),
+            ({"optimizer_settings": [{"lr": None}]}, "must be a number, got None"),
+            ({"module_kinds": {"Linear": -1}}, "must be a whole number >= 0, got -1"),
+            ({"last_modules": "Softmax"}, "must be names, got a single text 'Softmax'"),
+            ({"has_scaler": "yes"}, "must be true or false, got 'yes'"),
+        ],
+    )
+    def test_facts_that_cannot_be_are_refused(self, facts, message):
+        with pytest.raises(ValueError, match=message):
+            TrainingHistory().note_model(**facts)
 
     def test_a_spread_that_says_nothing_is_left_out(self):
         history = TrainingHistory()

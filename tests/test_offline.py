@@ -25,7 +25,7 @@ from fastguard.stats import StepStats
 from fastguard.stats.samples import WeightStats
 
 from faulty_runs import activity, bend, falling_losses, noisy_norms
-from records import make_bad_record, make_record, make_row, make_table
+from records import make_bad_record, make_batch, make_record, make_row, make_table
 
 
 def records(losses, bad=(), **fields):
@@ -202,6 +202,8 @@ class TestFromJsonl:
                 loss_scale=1024.0,
                 activations=(activity("NaN", zero=0.5, dead=0.25, nans=int(nan)),) if sampled else (),
                 weights=(WeightStats("c", 4, 2.0, 0.5, math.inf, 0.1, None, 1),) if sampled else (),
+                batches=(make_batch(output_spread=math.nan),) if step % 20 == 5 else (),
+                grad_cosine=step / 60 if step % 10 in (0, 3) else None,
             )
 
     def test_is_the_history_of_the_run(self, tmp_path):

@@ -20,9 +20,10 @@ ALL_KEYS = [
     *("step", "loss", "val_loss", "lr", "loss_scale"),
     *("grad/norm", "grad/max", "grad/min", "grad/mean", "grad/std"),
     *("grad/num_zeros", "grad/num_nans", "grad/num_infs", "grad/num_elements"),
-    *("clip/coef", "clipped", "skipped", "nonfinite"),
+    *("grad/cosine", "clip/coef", "clipped", "skipped", "nonfinite"),
 ]
-FULL_RECORD = make_bad_record(7, ["b"], loss=1.5, val_loss=1.75, lr=1e-3, loss_scale=1024.0, clip_coef=0.5)
+NOTES = {"loss": 1.5, "val_loss": 1.75, "lr": 1e-3, "loss_scale": 1024.0, "clip_coef": 0.5, "grad_cosine": -0.5}
+FULL_RECORD = make_bad_record(7, ["b"], **NOTES)
 
 
 # How each sink is made, in a folder of its own; all of them go through `TestContract`.
@@ -145,7 +146,7 @@ class TestFlatten:
         assert documented == ALL_KEYS
 
     def test_unknown_values_have_no_key(self):
-        assert not {"loss", "val_loss", "lr", "loss_scale", "nonfinite"} & flatten(make_record(0)).keys()
+        assert not {"loss", "val_loss", "lr", "loss_scale", "grad/cosine", "nonfinite"} & flatten(make_record(0)).keys()
 
     def test_values(self):
         flat = flatten(StepStats(2, make_table([make_row(5.0, 4, num_zeros=1)]), clip_coef=0.2))
@@ -173,7 +174,7 @@ class TestMemorySink:
         assert sink.series("grad/norm") == [1.0, 2.0, 3.0]
         assert sink.series("loss") == [2.0, None, 1.0]
         assert sink.series("grad/norm/w") == [1.0, 2.0, 3.0]
-        assert set(sink.keys) == set(ALL_KEYS) - {"val_loss", "lr", "loss_scale", "nonfinite"}
+        assert set(sink.keys) == set(ALL_KEYS) - {"val_loss", "lr", "loss_scale", "nonfinite", "grad/cosine"}
 
     @pytest.mark.parametrize("key", ["grad/nrom", "grad/norm/v"])
     def test_unknown_key_lists_the_known_ones(self, key):

@@ -59,6 +59,7 @@ class Guard:
         activations: ActivationMonitor | None = None,
         weights: Mapping[str, Any] | None = None,
         check_every: int | None = None,
+        objective: str | None = None,
     ) -> None:
         namer = Namer(model)
         namer.check(optimizers)
@@ -67,6 +68,7 @@ class Guard:
         self._take_over(self.run.clip)
         self.ledger = Ledger(self.run.ring, self.run.failures, sinks, max_consecutive_skips)
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)
+        self._objective = objective
         self._facts = ModelFacts(model, optimizers, namer, backend)
         self.sampling = Sampling(self.run, self.judge, self._facts, model, activations, weights)
         if activations is not None:
@@ -322,9 +324,19 @@ class Guard:
                 f"`state` does not suit the clip policy {policy!r}: {error} - at `state['clip']`"
             ) from error
 
+    def _settings(self) -> dict[str, Any]:
+        """What is told to the guard, as facts."""
+        run = self.run
+        limit = None if run.clip is None else run.clip.limit
+        return {
+            "objective": self._objective,
+            "clip_limit": limit if isinstance(limit, (int, float)) else None,
+            "has_scaler": run.has_scaler if run.step else None,
+        }
+
     def _note_facts(self) -> None:
         """Tells the rules what is so now of model and optimizers."""
         optimizers = [member.optimizer for member in self.run.members if member.is_alive]
         if optimizers:
             with self.run.failures.kept("model facts", "The rules may not know how optimizer and model are set now."):
-                self.history.note_model(**self._facts.now(optimizers))
+                self.history.note_model(**self._facts.now(optimizers), **self._settings())

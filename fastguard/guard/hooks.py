@@ -234,6 +234,7 @@ class Hooks:
         self._depth = 1
         self._evaluations = 0
         handed = self._scaler.receive(optimizer, kwargs)
+        self._run.has_scaler = self._run.has_scaler or handed is None or handed.from_scaler
         self._silent = handed is None or (bool(kwargs) and _is_state_initialisation(optimizer, kwargs))
         if handed is None or self._silent:
             return None

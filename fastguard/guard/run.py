@@ -63,6 +63,7 @@ class Run:
         failures: what of the guard raised and was kept from the training.
         fingerprint: of the parameters that the names are of; None before the first step.
         known_names: of all parameters, as they were at the step just judged.
+        has_scaler: whether a GradScaler has been seen at work.
         is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
     """
 
@@ -84,6 +85,7 @@ class Run:
         self.ring = Ring()
         self.step = 0
         self.failures = Failures()
+        self.has_scaler = False
         self.is_short = False
         self._namer = namer
         self.known_names: tuple[str, ...] = ()

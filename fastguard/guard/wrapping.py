@@ -10,6 +10,7 @@ import torch
 from .. import kernels
 from ..activations import ActivationMonitor, monitor_for
 from ..errors import AlreadyGuardedError
+from ..history.model import OBJECTIVES
 from ..weights import sampler_settings
 from .flight import WHEN_BEHIND
 from .guard import GUARD, Guard
@@ -36,7 +37,11 @@ def _clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy 
     return None if clip is None else as_policy(clip)
 
 
-def _check_settings(when_behind: str, clip_through: str) -> None:
+def _check_settings(when_behind: str, clip_through: str, objective: str | None) -> None:
+    if objective is not None and objective not in OBJECTIVES:
+        raise ValueError(
+            f"`objective` must be None or one of {list(OBJECTIVES)}, got {objective!r}. None: what the losses show."
+        )
     for name, value, known in (
         ("when_behind", when_behind, WHEN_BEHIND),
         ("clip_through", clip_through, _CLIP_THROUGH),
@@ -60,6 +65,7 @@ def wrap(
     activations: bool | str | dict[str, Any] | ActivationMonitor | None = None,
     weights: bool | int | Mapping[str, Any] | None = None,
     check_every: int | None = None,
+    objective: str | None = None,
 ) -> _Wrapped:
     """Guards `optimizer` in place and returns it: the same object, with its `Guard` as `optimizer.guard`.
 
@@ -93,6 +99,9 @@ def wrap(
             a GPU a sampled step syncs.
         check_every: steps from one diagnosis to the next; a new finding is logged. None: 50, or more, so that it
             takes at most 1 % of the time. 0: never; `Guard.report` still diagnoses.
+        objective: what the rules may take the losses for: "minimise", a loss that is to fall; "game", one that somebody
+            else's rising makes fall (a GAN's); "reward", one whose size says little (policy gradients, actor-critic).
+            None: not told, so that they find out as far as the losses show.
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
@@ -119,7 +128,7 @@ def wrap(
         raise ValueError("`optimizer` must be an optimizer or a list of at least one, got an empty list")
     if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
         raise ValueError(f"`max_consecutive_skips` must be an integer >= 1, got {max_consecutive_skips!r}")
-    _check_settings(when_behind, clip_through)
+    _check_settings(when_behind, clip_through, objective)
     if check_every is not None and (
         isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0
     ):
@@ -155,6 +164,7 @@ def wrap(
             activations=monitor,
             weights=sampling,
             check_every=check_every,
+            objective=objective,
         )
     except BaseException:
         if monitor is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from .batches import GradientCosine as GradientCosine
+from .batches import SampledBatch as SampledBatch
+from .batches import SampledBatches as SampledBatches
 from .core import NUM_DEFERRED as NUM_DEFERRED
 from .core import NUM_FIRST_EVENTS as NUM_FIRST_EVENTS
 from .core import NUM_LAST_EVENTS as NUM_LAST_EVENTS
@@ -21,10 +24,13 @@ from .updates import UpdateRatios as UpdateRatios
 __all__ = [
     "Bucket",
     "Entry",
+    "GradientCosine",
     "ModelNotes",
     "NonFiniteEvent",
     "Overview",
     "Sampled",
+    "SampledBatch",
+    "SampledBatches",
     "Spike",
     "TensorTrack",
     "TrainingHistory",

@@ -17,6 +17,7 @@ from ..stats.log import LogReader
 from ..stats.running import Running
 from ..stats.samples import ModuleActivity, WeightStats
 from . import state
+from .batches import NUM_COSINES, GradientCosine, SampledBatches
 from .checks import diagnose_losses
 from .entries import Entry, NonFiniteEvent, Total, Validation
 from .loading import fill
@@ -70,6 +71,9 @@ class TrainingHistory(Series):
         overview: the whole run in at most 256 buckets (`Overview`).
         tensors: a `TensorTrack` for each gradient, brought up to date at a few steps.
         activations, weights: what was sampled, in windows of sixteen samples by name.
+        batches: forward passes of the whole model that were looked at: pairs of step and `BatchSample`, at most 256.
+        grad_cosines: pairs of a step and the cosine between its gradient and the one before, where that was taken: the
+            newest 256.
         updates: the median update ratio of the sampled steps: the first, the largest, the newest 64 (`UpdateRatios`).
         validations: the newest 256 validation losses, each with the training loss at that time.
         model: what the guard told of the model (`ModelNotes`).
@@ -108,6 +112,8 @@ class TrainingHistory(Series):
         self.activations: Sampled[ModuleActivity] = Sampled(ModuleActivity.from_dict, _holds_nonfinite)
         self.weights: Sampled[WeightStats] = Sampled(WeightStats.from_dict, _is_spoilt)
         self.updates = UpdateRatios()
+        self.batches = SampledBatches()
+        self.grad_cosines: deque[GradientCosine] = deque(maxlen=NUM_COSINES)
         self.validations: deque[Validation] = deque(maxlen=NUM_VALIDATIONS)
         self.model = ModelNotes()
 
@@ -152,6 +158,10 @@ class TrainingHistory(Series):
         if record.weights:
             self.weights.add(record.step, record.weights)
             self.updates.add(record.step, record.weights, record.lr, self.model.judged_weights)
+        if record.batches:
+            self.batches.add(record.step, record.batches)
+        if record.grad_cosine is not None:
+            self.grad_cosines.append(GradientCosine(record.step, record.grad_cosine))
         self.revision += 1
         known = record.loss, record.val_loss, record.lr, record.loss_scale
         self._deferred.append(Entry(record.step, norm, record.clip_coef, record.skipped, *known, overhead_s))

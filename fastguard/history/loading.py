@@ -13,10 +13,12 @@ from typing import Any
 
 from .._text import NAME_WIDTH, prose, shown
 from ..stats import StepStats, TensorStats, values
+from ..stats.batches import BatchSample
 from ..stats.columns import COLUMNS, TensorRow, completed
 from ..stats.log import KEYS, NUMBER_KEYS, LogReader
 from ..stats.samples import ActivationStats, ModuleActivity, WeightStats
 from ..stats.values import MisfitError
+from .batches import GradientCosine
 from .entries import Entry
 from .model import ModelNotes
 
@@ -31,6 +33,7 @@ def _names_of(*kinds: Any) -> frozenset[str]:
 
 
 _FIELDS = {ModuleActivity: _names_of(ModuleActivity, ActivationStats), WeightStats: _names_of(WeightStats)}
+_BATCH_FIELDS = _names_of(BatchSample)
 _FACTS = _names_of(ModelNotes)
 
 Unknown = dict[str, None]  # keys that this version does not know, in the order in which they were met
@@ -71,6 +74,8 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
             step = _usual_step(line, usual) or _step_of(line, unknown)
             if type(step) is Entry:
                 newest = line
+                if line.get("grad/cosine") is not None:
+                    history.grad_cosines.append(GradientCosine(step.step, _cosine(line)))
                 history.defer_entry(step)
             elif step is not None:
                 newest = None
@@ -190,6 +195,8 @@ def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepSt
         loss_scale=_number(line, "loss_scale"),
         activations=_samples(ModuleActivity, line, "activations", unknown),
         weights=_samples(WeightStats, line, "weights", unknown),
+        batches=_batches(line, unknown),
+        grad_cosine=_cosine(line),
     )
 
 
@@ -290,6 +297,18 @@ def _samples(kind: Any, line: Mapping[str, Any], key: str, unknown: Unknown) -> 
         except MisfitError as error:
             raise error.under(key, name) from None
     return tuple(found)
+
+
+def _cosine(line: Mapping[str, Any]) -> Any:
+    return _number(line, "grad/cosine")
+
+
+def _batches(line: Mapping[str, Any], unknown: Unknown) -> tuple[BatchSample, ...]:
+    def read(plain: Any) -> BatchSample:
+        _note(unknown, values.mapping(plain).keys() - _BATCH_FIELDS, "batches/")
+        return BatchSample.from_dict(plain)
+
+    return tuple(_get(line, "batches", lambda plain: values.each(read, plain), ()))
 
 
 def _notes_of(notes: Mapping[str, Any], unknown: Unknown) -> ModelNotes:

@@ -9,6 +9,8 @@ from typing import Any
 
 from ..stats import strict_json, values
 
+OBJECTIVES = ("minimise", "game", "reward")
+
 
 @dataclass(slots=True)
 class ModelNotes:
@@ -28,6 +30,24 @@ class ModelNotes:
         has_scheduler: whether a learning rate scheduler was made for the optimizer; None if not known.
         initial_lr: the learning rate that the scheduler started from, if there is one.
         steps_per_epoch: steps from one pass over the data to the next, if known.
+        module_kinds: class names of the modules without children, each with how many there are.
+        last_modules: class names of the last three modules without children that the first forward pass called, the
+            last one first. Empty where that pass was compiled or scripted.
+        last_operations: what autograd recorded last of that pass, the last one first ("Softmax", "Addmm", "Relu"):
+            functions too, which are no modules.
+        dtypes: of the parameters, such as "float32", in the order in which they were met.
+        autocast: the dtype of autocast in that pass; empty without one.
+        has_scaler: whether a GradScaler unscales the gradients; None before the first step.
+        clip_limit: the norm that clipping lets through; None without one that is fixed.
+        optimizer_settings: a dict for each param group, 64 at most: `kind` (the class), `num_parameters` (elements),
+            and those of `lr`, `betas`, `eps`, `momentum`, `alpha`, `rho`, `dampening`, `weight_decay`, `nesterov`,
+            `amsgrad` and `maximize` that the group has; `lr` as it was when one of the others was last set.
+        num_left_gradients: of the `num_watched_backwards` first steps that were watched, twenty at most, how many took
+            gradients to which those of the step before had been added: nothing had cleared them in between.
+        overwritten: parameters that changed between two steps while nothing under a guard stepped; of sixteen that are
+            looked at, a few elements each, at one step in twenty. Not what was put back before the next step.
+        num_overwritten: at how many of the `num_compared` steps that were looked at some had changed.
+        objective: "minimise", "game" or "reward", as told to `wrap`; empty: not told.
         num_changes: how often a fact became another; not saved.
     """
 
@@ -42,6 +62,20 @@ class ModelNotes:
     has_scheduler: bool | None = None
     initial_lr: float | None = None
     steps_per_epoch: int | None = None
+    module_kinds: dict[str, int] = field(default_factory=dict)
+    last_modules: tuple[str, ...] = ()
+    last_operations: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    autocast: str = ""
+    has_scaler: bool | None = None
+    clip_limit: float | None = None
+    optimizer_settings: tuple[dict[str, Any], ...] = ()
+    num_left_gradients: int | None = None
+    num_watched_backwards: int | None = None
+    overwritten: tuple[str, ...] = ()
+    num_overwritten: int | None = None
+    num_compared: int | None = None
+    objective: str = ""
     num_changes: int = field(default=0, compare=False)
 
     @property
@@ -124,14 +158,43 @@ def _length(value: Any) -> int:
     return found
 
 
+def _counts(value: Any) -> dict[str, int]:
+    return {name: values.at(name, values.count, number) for name, number in values.mapping(value).items()}
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, (bool, str)) and value not in ("NaN", "Infinity", "-Infinity"):
+        return value
+    return values.each(_number, value) if isinstance(value, (list, tuple)) else values.number(value)
+
+
+def _settings(value: Any) -> tuple[dict[str, Any], ...]:
+    def group(plain: Any) -> dict[str, Any]:
+        return {name: values.at(name, _setting, setting) for name, setting in values.mapping(plain).items()}
+
+    return tuple(values.each(group, value))
+
+
+def _objective(value: Any) -> str:
+    if value not in ("", *OBJECTIVES):
+        raise values.MisfitError(f"must be one of {list(OBJECTIVES)}, got {value!r}")
+    return values.text(value)
+
+
 _FACTS = tuple(fact.name for fact in fields(ModelNotes) if fact.compare)
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("names", "not_in_optimizer", "without_gradient", "zero_lr"), _texts),
+    **dict.fromkeys(("last_modules", "last_operations", "dtypes", "overwritten"), _texts),
     "initialization": _usable,
     "dropout": _shares,
-    **dict.fromkeys(("decay_per_step", "initial_lr"), _number),
+    "module_kinds": _counts,
+    **dict.fromkeys(("decay_per_step", "initial_lr", "clip_limit"), _number),
+    **dict.fromkeys(("num_left_gradients", "num_watched_backwards", "num_overwritten", "num_compared"), values.count),
     "backward_per_step": values.count,
-    "has_scheduler": values.truth,
+    **dict.fromkeys(("has_scheduler", "has_scaler"), values.truth),
+    "autocast": values.text,
+    "optimizer_settings": _settings,
+    "objective": _objective,
     "steps_per_epoch": _length,
 }
 _LONG_NAMES = {  # as callers may also spell them

@@ -9,6 +9,7 @@ from typing import Any
 from ..stats import values
 from ..stats.part import COUNT, NUMBER, PART, SPREAD, WHOLE, Kind, plain, rows
 from ..stats.running import quantiles
+from .batches import GradientCosine
 from .entries import Entry, NonFiniteEvent, Validation
 from .model import ModelNotes
 
@@ -122,3 +123,5 @@ FIELDS: dict[str, Kind] = {
     "model": Kind(ModelNotes.state, lambda plain, now: ModelNotes.of(plain)),
     **dict.fromkeys(_PARTS, PART),
 }
+# As above; states that were saved before there was such a thing lack it, and it stays empty then.
+LATER_FIELDS: dict[str, Kind] = {"batches": PART, "grad_cosines": rows(values.tuple_of(GradientCosine))}

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..stats import part, values
-from .series import FIELDS, SECTIONS, Series
+from .series import FIELDS, LATER_FIELDS, SECTIONS, Series
 
 VERSION = 2
 # Pairs of which both are empty, or neither is: a counter and what it counts.
@@ -33,14 +33,14 @@ def check(state: Mapping[str, Any]) -> None:
 def dump(history: Series) -> dict[str, Any]:
     """Everything but `last`, as plain types that strict JSON can hold."""
     sections = {name: part.dump(history, fields) for name, fields in SECTIONS.items()}
-    return {"version": VERSION, **sections, **part.dump(history, FIELDS)}
+    return {"version": VERSION, **sections, **part.dump(history, {**FIELDS, **LATER_FIELDS})}
 
 
 def load(history: Series, state: Mapping[str, Any]) -> None:
     """Puts what `dump` gave into an empty history; a MisfitError leaves it half full."""
     for name, fields in SECTIONS.items():
         values.entry(state, name, partial(part.load, history, fields))
-    part.load(history, FIELDS, state)
+    part.load(history, {**FIELDS, **{name: kind for name, kind in LATER_FIELDS.items() if name in state}}, state)
     for counter, items in _TOGETHER:
         number, held = getattr(history, counter), len(getattr(history, items))
         if number < held or bool(number) is not bool(held):
@@ -51,5 +51,5 @@ def load(history: Series, state: Mapping[str, Any]) -> None:
 
 def copy(history: Series, twin: Series) -> None:
     """Gives `twin` what is in `history`; what never changes is shared."""
-    for fields in (*SECTIONS.values(), FIELDS):
+    for fields in (*SECTIONS.values(), FIELDS, LATER_FIELDS):
         part.copy_fields(history, fields, twin)

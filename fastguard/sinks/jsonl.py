@@ -89,6 +89,8 @@ class JsonlSink(Sink):
         for key, items in (("activations", record.activations), ("weights", record.weights)):
             if items:
                 line[key] = {item.name: _without_name(item.to_dict()) for item in items}
+        if record.batches:
+            line["batches"] = [batch.to_dict() for batch in record.batches]
         self._append(_line_of(line), record.step)
 
     def write_line(self, step: int, line: bytes) -> bool:

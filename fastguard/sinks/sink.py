@@ -105,6 +105,7 @@ def flatten(record: StepStats) -> dict[str, Any]:
     | `grad/max`, `grad/min` | largest finite absolute value, smallest that is not zero |
     | `grad/mean`, `grad/std` | of the finite elements |
     | `grad/num_zeros`, `grad/num_nans`, `grad/num_infs`, `grad/num_elements` | counts |
+    | `grad/cosine` | with the gradient of the step before; only where it was taken |
     | `clip/coef`, `clipped` | what the gradients were multiplied by; whether that was less than 1 |
     | `skipped` | the optimizer did nothing at this step |
     | `nonfinite` | names of the tensors holding NaN or Inf, in backward order; only if there are any |
@@ -154,6 +155,8 @@ def flatten_step(record: StepStats) -> dict[str, Any]:
     flat["grad/num_nans"] = gradients.num_nans
     flat["grad/num_infs"] = gradients.num_infs
     flat["grad/num_elements"] = gradients.total_elements
+    if record.grad_cosine is not None:
+        flat["grad/cosine"] = record.grad_cosine
     flat["clip/coef"] = record.clip_coef
     flat["clipped"] = record.clipped
     flat["skipped"] = record.skipped

@@ -17,10 +17,10 @@ _GRADIENT_KEYS = ("norm", "max", "min", "mean", "std", "num_zeros", "num_nans", 
 NUMBER_KEYS = frozenset(
     {
         *("step", "time", "loss", "val_loss", "lr", "loss_scale", "clip/coef", "clipped", "skipped"),
-        *(f"grad/{key}" for key in _GRADIENT_KEYS),
+        *(f"grad/{key}" for key in (*_GRADIENT_KEYS, "cosine")),
     }
 )
-KEYS = NUMBER_KEYS | {"nonfinite", "tensors", "activations", "weights", "model"}
+KEYS = NUMBER_KEYS | {"nonfinite", "tensors", "activations", "weights", "batches", "model"}
 
 MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
 MAX_LISTED = 1000  # lines that could not be read, by number

@@ -12,6 +12,7 @@ from typing import Any
 
 from .._text import listed, shown
 from . import columns
+from .batches import BatchSample
 from .columns import COLUMNS, INDEX, ROW_BYTES, TensorRow
 from .samples import ModuleActivity, WeightStats
 
@@ -206,6 +207,9 @@ class StepStats:
         lr: learning rate of the first parameter group.
         loss_scale: the GradScaler's scale that the gradients still carried when `step` was called, else None.
         activations, weights: what was sampled at this step beside the gradients; empty where nothing was.
+        batches: forward passes of the whole model that were looked at since the last record; empty where none was.
+        grad_cosine: cosine between this step's gradient and that of the step before, on a strided sample of at most
+            4096 elements; at the first twenty steps and one in ten. None where it was not taken.
     """
 
     step: int
@@ -218,6 +222,8 @@ class StepStats:
     loss_scale: float | None = None
     activations: tuple[ModuleActivity, ...] = ()
     weights: tuple[WeightStats, ...] = ()
+    batches: tuple[BatchSample, ...] = ()
+    grad_cosine: float | None = None
 
     @property
     def gradients(self) -> GradientStats:

@@ -168,3 +168,78 @@ def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked() -> 
     optimizer.param_groups[0]["lr"] = torch.tensor(0.0, device="meta")  # float() of it would raise
     facts = optimizer.guard._facts.now([optimizer])
     assert (facts["decay_per_step"], facts["names_with_zero_lr"]) == (0.0, [])
+
+
+def test_kinds_of_modules_and_dtypes() -> None:
+    normed = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4))
+    with pytest.warns(DeprecationWarning, match="jit"):
+        script = torch.jit.trace(torch.nn.Linear(4, 4), torch.ones(1, 4))
+    layers = (torch.nn.Linear(4, 4), torch.nn.ReLU(), normed, torch.nn.ReLU(), torch.nn.Softmax(-1), script)
+    model = torch.nn.Sequential(*layers, torch.nn.ModuleList([torch.nn.Linear(4, 2).to(torch.bfloat16)]))
+    notes = notes_of(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
+    assert notes.module_kinds == {"Linear": 4, "ReLU": 2, "Softmax": 1}
+    assert notes.dtypes == ("float32", "bfloat16")
+    assert notes_of(fastguard.wrap(torch.optim.SGD(torch.nn.Linear(2, 2).double().parameters()))).dtypes == ("float64",)
+
+
+def test_settings_of_the_optimizers() -> None:
+    model = make_model()
+    weights, biases = (list(model.parameters())[i::2] for i in range(2))
+    groups = [{"params": weights}, {"params": biases, "weight_decay": 0.0, "lr": 0.5}]
+    optimizer = fastguard.wrap(torch.optim.AdamW(groups, lr=0.1, eps=1e-6, maximize=True), model)
+    first, second = notes_of(optimizer).optimizer_settings
+    assert first == {
+        **{"kind": "AdamW", "lr": 0.1, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01, "amsgrad": False},
+        **{"maximize": True, "num_parameters": 6 * 8 + 8 * 4},
+    }
+    assert (second["lr"], second["weight_decay"], second["num_parameters"]) == (0.5, 0.0, 8 + 4)
+    changes = optimizer.guard.history.model.num_changes
+    optimizer.param_groups[0]["lr"] = 0.01  # as a schedule does at every step: no news
+    assert notes_of(optimizer).num_changes == changes
+    optimizer.param_groups[1]["betas"] = (0.5, 0.9)
+    first, second = notes_of(optimizer).optimizer_settings
+    assert (first["lr"], second["betas"]) == (0.01, [0.5, 0.9])
+
+
+def test_settings_that_are_no_numbers_are_left_out() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.param_groups[0].update(lr=torch.tensor(0.5, device="meta"), eps=None, betas="none", alpha=torch.tensor(2))
+    (settings,) = notes_of(fastguard.wrap(optimizer, model)).optimizer_settings
+    assert "lr" not in settings and "eps" not in settings and "betas" not in settings
+    assert (settings["kind"], settings["momentum"], settings["alpha"]) == ("SGD", 0.9, 2.0)
+
+
+def test_scaler_and_clip_limit() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.5)
+    assert (notes_of(optimizer).has_scaler, notes_of(optimizer).clip_limit) == (None, 0.5)
+    take_step(model, optimizer, 0)
+    assert notes_of(optimizer).has_scaler is False
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 6)).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    assert notes_of(optimizer).has_scaler is True
+    assert notes_of(fastguard.wrap(torch.optim.SGD(make_model().parameters()))).clip_limit is None
+
+
+@pytest.mark.parametrize("objective", ["minimise", "game", "reward"])
+def test_the_objective_is_told(objective: str) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters()), model, objective=objective)
+    assert notes_of(optimizer).objective == objective
+    state = optimizer.guard.state_dict()
+    resumed = fastguard.wrap(torch.optim.SGD(make_model().parameters()), objective=None)
+    resumed.guard.load_state_dict(state)
+    assert notes_of(resumed).objective == objective  # as before; what is told anew goes first
+    other = fastguard.wrap(torch.optim.SGD(make_model().parameters()), objective="minimise")
+    other.guard.load_state_dict(state)
+    assert notes_of(other).objective == "minimise"
+
+
+@pytest.mark.parametrize("objective", ["", "maximise", 1, True, ["game"]])
+def test_a_strange_objective_is_refused(objective: Any) -> None:
+    message = r"`objective` must be None or one of \['minimise', 'game', 'reward'\], got"
+    with pytest.raises(ValueError, match=message):
+        fastguard.wrap(torch.optim.SGD(make_model().parameters()), objective=objective)
