@@ -86,7 +86,7 @@ class Notebook(fastguard.MemorySink):
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """One thread, so that runs side by side do not differ; and no word of skips, which many of them are for."""
     logger, num_threads = logging.getLogger("fastguard"), torch.get_num_threads()
     level = logger.level
@@ -101,7 +101,7 @@ def _alone() -> Iterator[None]:
 
 def train(case: Case, seed: int) -> Run:
     """Trains `case`; of its sound twin, if it has a fault, the outcome in the cache will do."""
-    with _alone():
+    with alone():
         setup, planted = case.prepare(seed)
         memory = Notebook()
         started = time.perf_counter()

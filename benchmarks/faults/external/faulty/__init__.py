@@ -1,0 +1,1 @@
+"""Faulty runs: a module a set."""

@@ -1,0 +1,1 @@
+"""Sound runs: tasks with a quality that each of them reaches."""

@@ -1,0 +1,150 @@
+"""The external suite's cases: split, truths, tests of harm, and a few of its trainings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn", reason="its data come with scikit-learn: pip install -e '.[dev]'")
+pytest.importorskip("benchmarks.faults.external", reason="the suite is not beside these tests", exc_type=ImportError)
+
+from benchmarks.faults.external import harm, runs
+from benchmarks.faults.external.bases import Recipe, maker
+from benchmarks.faults.external.case import HALVES, Case, Truth, half_of
+from benchmarks.faults.external.cases import CASES
+from benchmarks.faults.external.loop import Guarded, Watch, carry_out
+from fastguard.diagnosis import CAUSES, RULES, diagnose
+from fastguard.guard import Guard
+
+FAULTY = [case for case in CASES.values() if case.truth is not None]
+SOUND = [case for case in CASES.values() if case.truth is None]
+# What no rule or cause stands for yet; names of causes as they are agreed upon.
+TO_COME = {
+    "wrong-output-layer", "wrong-loss", "unnormalised-inputs", "unnormalised-targets", "stopped-too-early",
+    "batch-size", "missing-zero-grad", "no-gradient-arrives", "wrong-optimizer-settings", "clipped-away",
+    "wrong-schedule", "weights-overwritten", "trivial-targets", "imbalanced-targets", "unshuffled-data",
+    "repeated-data", "outliers", "preprocessing-differs", "model-cannot-fit", "dead-experts",
+    "collapsed-representation", "normalisation-statistics", "train-mode-in-validation", "adversary-wins",
+    "singular-operation", "hardware-fault", "unknown",
+}  # fmt: skip
+BLOB = Recipe("blob", hidden=(8,), lr=3e-2, batch_size=64, num_epochs=4)
+RIGHT = Truth(("lr",), ("learning-rate-too-low",))
+
+
+_train = runs.train  # some tests put another in its place
+
+
+@functools.cache
+def trained(name: str) -> runs.Run:
+    return _train(CASES[name])
+
+
+def fault(recipe: Recipe, test) -> Case:
+    return Case("B/x", "B", "x", "", maker(recipe), "", RIGHT, maker(BLOB), test)
+
+
+def test_both_halves_have_every_set():
+    for group in {case.set for case in CASES.values()}:
+        kinds = {case.kind: case.half for case in CASES.values() if case.set == group}
+        assert set(kinds.values()) == set(HALVES), group
+
+
+def test_a_kind_is_in_one_half_and_stays_there():
+    assert (half_of("sound", "moons-tanh"), half_of("sound", "cancer-mlp")) == ("report", "tune")
+    assert half_of("B", "blob/lr", 0) != half_of("B", "circle/lr", 1)
+    shares = [half_of("sound", str(number)) == "tune" for number in range(400)]
+    assert 160 < sum(shares) < 240
+
+
+def test_names_say_set_and_kind():
+    for name, case in CASES.items():
+        assert name == case.name and name.startswith(f"{case.set}/{case.kind}/"), name
+        assert re.fullmatch(r"[A-Za-z0-9/.+-]+", name), name
+        assert (case.truth is None) == (case.harm is None) == (case.twin is None) == (case.set == "sound")
+
+
+def test_truths_use_the_names_of_rules_and_causes():
+    families = {rule.family for rule in RULES.values()} | {"data", "output", "setup"}
+    for case in FAULTY:
+        assert case.truth.families and case.truth.causes
+        assert set(case.truth.families) <= families, case.name
+        assert set(case.truth.causes) <= {*CAUSES, *TO_COME}, case.name
+
+
+def test_a_fault_counts_only_where_it_hurts():
+    slow = fault(BLOB.but(lr=1e-9), harm.worse(2))
+    assert slow.harm(slow).holds
+    for test in (harm.worse(2), harm.below_base(3), harm.killed(3)):
+        harmless = fault(BLOB, test)
+        assert not harmless.harm(harmless).holds
+
+
+def test_the_tests_of_harm_are_those_of_their_sets():
+    slow = fault(BLOB.but(lr=1e-9), harm.is_slow)
+    assert slow.harm(slow).holds and harm.loses_accuracy(slow).holds
+    assert not harm.oscillates(slow).holds
+    killed = fault(BLOB.but(lr=1e-9), harm.killed(3))
+    figures = killed.harm(killed).figures
+    assert figures["p"] < 0.05 and figures["mean"] < figures["twin"] - harm.MARGIN
+    assert harm.num_drops([0.5, 0.9, 0.8, 0.9, 0.89, 0.95]) == (1, pytest.approx(1.2))
+    assert harm.num_drops([0.5, 0.7, 0.4, 0.7, 0.4])[0] == 2
+    assert harm.num_drops([0.1, 0.2, 0.3])[0] == 0
+    assert harm.welch([1.0, 1.0], [1.0, 1.0]) == 1.0 and harm.welch([1.0, 1.0], [2.0, 2.0]) == 0.0
+
+
+def test_training_is_the_same_with_and_without_a_guard():
+    make = CASES["sound/wine-tanh/adamw"].make
+    assert carry_out(make(3), Watch()) == carry_out(make(3), Guarded(runs.Notebook, {}))
+    assert carry_out(make(3), Watch()) != carry_out(make(4), Watch())
+
+
+def test_a_run_tells_again_what_its_guard_told():
+    run = trained("sound/iris-softmax/adam")
+    with runs.alone():
+        plan, watch = CASES[run.case].make(0), Guarded(runs.Notebook, runs.SETTINGS["default"])
+        carry_out(plan, watch)
+        guard: Guard = watch.guards[0]
+        guard.flush()
+        told = guard.report()
+    assert run.outcome.quality >= plan.least
+    (part,) = run.parts
+    history = part.history()
+    assert history.num_steps == guard.history.num_steps == 7 * 60
+    assert [f.rule for f in diagnose(history)] == [f.rule for f in told.findings]
+    assert [v.step for v in history.validations] == [7 * epoch + 6 for epoch in range(60)]
+    assert history.model.names == ("weight", "bias")
+
+
+def test_a_run_comes_back_from_the_cache_until_its_source_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "CACHE", tmp_path)
+    case = CASES["sound/iris-softmax/adam"]
+    monkeypatch.setattr(runs, "train", lambda *_: trained(case.name))
+    made = runs.load_or_train(case)
+    assert runs.load_or_prove(case).holds
+    monkeypatch.setattr(runs, "train", lambda *_: pytest.fail("trained again"))
+    kept = runs.load_or_train(case)
+    assert kept.outcome == made.outcome and kept.parts[0].records == made.parts[0].records
+    assert runs.load_or_prove(case).figures["quality"] == made.outcome.quality
+    assert len(list(tmp_path.rglob("*.z"))) == 1
+    monkeypatch.setattr(runs, "train", lambda *_: dataclasses.replace(made, seconds=-1.0))
+    monkeypatch.setattr(runs, "_hash", lambda *paths: "another")
+    assert runs.load_or_train(case).seconds == -1.0
+    assert len(list(tmp_path.rglob("*.z"))) == 1  # the old one is gone
+
+
+def test_recorded_gives_the_runs_that_count(tmp_path, monkeypatch):
+    names = ("sound/iris-softmax/adam", "sound/wine-tanh/adamw")
+    monkeypatch.setattr(runs, "CACHE", tmp_path)
+    monkeypatch.setattr(runs, "CASES", {name: CASES[name] for name in names})
+    monkeypatch.setattr(runs, "train", lambda case, settings="default": trained(case.name))
+    found = {half: [run.case for run, history in runs.recorded(half) if history.num_steps] for half in HALVES}
+    assert found == {half: [name for name in names if CASES[name].half == half] for half in HALVES}
+    assert sum(map(len, found.values())) == 2
+
+
+def test_where_the_suite_lies():
+    assert runs.CACHE.parent.name == "build" and Path(runs.__file__).parents[3] == runs.ROOT
