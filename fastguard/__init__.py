@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .tools.debugger import TrainingDebugger as TrainingDebugger
     from .tools.initialization import check_initialization as check_initialization
     from .tools.lr_finder import LearningRateFinder as LearningRateFinder
+    from .tools.preflight import preflight as preflight
     from .weights import check_gradients as check_gradients
 
 _HOME = {
@@ -72,6 +73,7 @@ _HOME = {
     "tensor_stats": "kernels",
     "LearningRateFinder": "tools.lr_finder",
     "MagnitudeHistogram": "stats.magnitudes",
+    "preflight": "tools.preflight",
     "Report": "report",
     "ActivationStats": "stats.samples",
     "ChannelStats": "stats.samples",

@@ -87,7 +87,8 @@ def _own_generators(loader: Any) -> list[torch.Generator]:
 
 
 @contextlib.contextmanager
-def _randomness_restored(loader: Any) -> Iterator[None]:
+def randomness_restored(loader: Any) -> Iterator[None]:
+    """Puts the random generators of torch, Python and NumPy back, and those of a loader."""
     numpy: Any = sys.modules.get("numpy")  # only if somebody uses it
     own = [(g, g.get_state()) for g in _own_generators(loader)]
     of_python = random.getstate()
@@ -107,7 +108,7 @@ def _randomness_restored(loader: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def everything_restored(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Iterator[None]:
     """Puts model, optimizer and random generators back as they were, whatever happened meanwhile."""
-    with _randomness_restored(loader), _optimizer_restored(model, optimizer), _model_restored(model):
+    with randomness_restored(loader), _optimizer_restored(model, optimizer), _model_restored(model):
         yield
 
 

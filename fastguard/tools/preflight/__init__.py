@@ -1,0 +1,9 @@
+"""Checks of a training that has not begun."""
+
+# Each of these registers its checks.
+from . import checks as _checks
+from .asking import preflight as preflight
+from .registry import CHECKS as CHECKS
+from .registry import Check as Check
+
+del _checks

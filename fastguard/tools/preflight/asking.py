@@ -1,0 +1,152 @@
+"""`fastguard.preflight`: what an expert checks in the first minute, before a training begins."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ...diagnosis import Finding
+from ...report import Report, Status
+from ...stats.failures import Failures
+from ..lr_finder.restoring import randomness_restored
+from .batches import take
+from .bench import set_up
+from .causes import find
+from .evidence import Evidence
+from .losses import chance
+from .registry import CHECKS, ask
+from .report import PreflightReport
+
+
+def preflight(
+    model: torch.nn.Module,
+    optimizer: Any,
+    loss_fn: Callable[..., Any],
+    batch: Any,
+    *,
+    num_batches: int = 3,
+    num_steps: int = 60,
+    seconds: float = 3.0,
+    checks: Iterable[str] | None = None,
+    thresholds: Mapping[str, Mapping[str, float]] | None = None,
+) -> Report:
+    """What an expert checks in the first minute of a training, before it begins; nothing is changed.
+
+    Output against loss, the loss at the start against chance, inputs and targets, which parameters the gradient and
+    the optimizer reach, initial scale layer by layer, settings, modes and precision; then a few batches are learnt by
+    heart at the given learning rate and at a hundredth to a hundred times of it, which tells a rate that is too low or
+    too high from a model that cannot learn. docs/guide/preflight.md lists the checks.
+
+    All is done on deep copies. Where model or optimizer cannot be copied, or the loss function holds a model itself,
+    they are used themselves and put back bit for bit: parameters, buffers, gradients, optimizer state, modes. Random
+    generators are put back too; whatever is raised, Ctrl-C included. A guard on the optimizer sees nothing.
+
+    Args:
+        model: the model, on its device, in the mode it is to be trained in.
+        optimizer: its optimizer, guarded or not.
+        loss_fn: `loss_fn(model(inputs), targets)` of batches that are pairs, or `loss_fn(model, batch)` of any. A
+            first argument called `model` (or annotated as a module) means the second; of other functions the first
+            is tried, and the second where that raises. Inputs that are a dict are given to the model as keywords, a
+            list or tuple as arguments.
+        batch: one batch (a tensor, a dict, a tuple, a list with tensors in it) or what gives batches: a DataLoader,
+            a list of pairs. Not an iterator, which would be used up.
+        num_batches: how many batches are taken of those.
+        num_steps: trial steps at each learning rate, at most.
+        seconds: about how long the trial steps may take together; slow models take fewer of them.
+        checks: names of the checks to make; all by default.
+        thresholds: other thresholds by check, like `{"rare-classes": {"share": 0.95}}`.
+
+    Returns:
+        A `Report`: `causes` first, with the findings that speak for each; `numbers` has the loss at the start, the
+        learning rates that were tried and what they came to.
+
+    Raises:
+        TypeError: `model`, `optimizer`, `loss_fn` or `batch` is something else; a threshold that a check does not have.
+        ValueError: a check that there is not; an empty source of batches or an iterator; numbers below 1.
+        KeyboardInterrupt: Ctrl-C; all is put back.
+
+    Cost: `num_batches` forward and backward passes, then about `5 * num_steps` training steps, 8 · `num_steps` where
+        nothing is learnt; memory for three copies of the parameters and the optimizer's state. Synchronises.
+
+    Source: Karpathy 2019, "A recipe for training neural networks"; Zhang et al. 2021 (AUTOTRAINER), Schoop et al. 2021
+    (UMLAUT), Wardat et al. 2022 (DeepDiagnosis) for many of the checks; each names its own.
+
+    >>> import torch, fastguard
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(dim=1))
+    >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    >>> batch = torch.randn(32, 4), torch.randint(3, (32,))
+    >>> report = fastguard.preflight(model, optimizer, torch.nn.CrossEntropyLoss(), batch, num_steps=10)
+    >>> report.status, report.causes[0].rule, report.causes[0].symptoms[0].rule
+    ('critical', 'wrong-output-layer', 'softmax-before-cross-entropy')
+    """
+    asked = _asked(checks)
+    for name, chosen in (thresholds or {}).items():
+        if name not in asked:
+            raise ValueError(f"`thresholds` must name checks, got {name!r}; the checks are: {', '.join(asked)}")
+        asked[name].check_thresholds(chosen)
+    for what, number in (("num_batches", num_batches), ("num_steps", num_steps)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"`{what}` must be an integer >= 1, got {number!r}")
+    if not seconds > 0:
+        raise ValueError(f"`seconds` must be above 0, got {seconds!r}")
+    started = time.perf_counter()
+    failures = Failures()
+    with randomness_restored(batch), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the trial steps cause, and the report tells, of shapes and schedulers
+        batches = take(batch, num_batches)
+        with set_up(model, optimizer, loss_fn, batches) as bench:
+            evidence = Evidence(bench, batches, max_steps=num_steps, seconds=seconds)
+            found = ask(evidence, asked, thresholds or {}, failures)
+            numbers = _numbers(evidence)
+    causes = find(found)
+    numbers |= {"num_checks": len(asked), "num_failed": len(failures), "seconds": time.perf_counter() - started}
+    if len(failures):
+        found.append(_not_checked(failures))
+    status: Status = "healthy"
+    for finding in reversed(found):
+        if finding.severity != "info":
+            status = finding.severity if status != "critical" else status
+    told = dict.fromkeys(one.recommendation for one in (*causes, *found) if one.recommendation)
+    return PreflightReport(status, tuple(found), list(told), numbers, tuple(causes))
+
+
+def _asked(checks: Iterable[str] | None) -> dict[str, Any]:
+    names = list(CHECKS if checks is None else checks)
+    for name in names:
+        if name not in CHECKS:
+            raise ValueError(f"`checks` must name checks, got {name!r}; there are: {', '.join(CHECKS)}")
+    return {name: CHECKS[name] for name in names}
+
+
+def _numbers(evidence: Evidence) -> dict[str, float]:
+    numbers: dict[str, float] = {"num_steps": 0, "num_records_lost": 0, "num_batches": len(evidence.batches)}
+    numbers["is_copy"] = evidence.bench.is_copy
+    if math.isfinite(evidence.first.loss):
+        numbers["loss"] = evidence.first.loss
+    known = None if evidence.call is None or not evidence.is_single_loss else chance(evidence.call)
+    if known is not None:
+        numbers["chance"] = known
+    if evidence.baseline is not None:
+        numbers["constant_answer"] = evidence.baseline
+    fit = evidence.__dict__.get("fit")  # if a check has asked for it
+    if fit is not None:
+        numbers["num_trial_steps"] = fit.given.num_steps
+        for one in sorted(fit.attempts.values(), key=lambda one: one.lr):
+            numbers[f"loss at lr {one.lr:.3g}"] = one.end
+    return numbers
+
+
+def _not_checked(failures: Failures) -> Finding:
+    told = "; ".join(f"{failure.what}: {failure.error}" for failure in failures)
+    return Finding(
+        f"{len(failures)} of the checks failed: what {'it looks' if len(failures) == 1 else 'they look'} for was not "
+        f"checked. {told}.",
+        evidence={"num_failed": len(failures)},
+        recommendation="Please report it, with the model's layers and the shapes of the batch.",
+        rule="failed-checks",
+    )

@@ -1,0 +1,160 @@
+"""A few batches learnt by heart, with the learning rate varied."""
+
+from __future__ import annotations
+
+import math
+
+from ....diagnosis import Finding
+from ..evidence import Evidence
+from ..fitting import Attempt, Fit, has_learnt
+from ..registry import check
+
+TITLE = "Trial steps"
+_OVERFIT = 'Karpathy 2019, "A recipe for training neural networks": overfit one batch'
+
+
+def _floor(evidence: Evidence, fit: Fit) -> float:
+    """What an attempt has to come below for having learnt something: the best constant answer, or the start."""
+    start = fit.given.start
+    return start if evidence.baseline is None else min(start, evidence.baseline)
+
+
+def _evidence(fit: Fit) -> dict[str, object]:
+    return {f"lr {one.lr:.3g}": one.end for one in sorted(fit.attempts.values(), key=lambda one: one.lr)}
+
+
+def _steps_to_halve(one: Attempt) -> float:
+    return math.inf if one.gain <= 0 else 0.5 * abs(one.start) * one.num_steps / one.gain
+
+
+@check(
+    "trial-steps-overshoot",
+    cause="learning-rate-too-high",
+    severity="critical",
+    reads="the loss of a few batches, trained for some steps at the given learning rate and at others",
+    source=_OVERFIT + "; Smith 2017",
+    remedy="Divide the learning rate by 10 or 100; fastguard.LearningRateFinder finds one. Warm it up.",
+)
+def trial_steps_overshoot(
+    evidence: Evidence, *, rises: float = 1.05, peak: float = 10.0, better: float = 0.8
+) -> Finding | None:
+    """Trained on a few batches the loss ends above `rises` times its start, or rises to `peak` times, or is lost.
+
+    And with a tenth or a hundredth of the rate it ends below `better` times what the given rate comes to, without
+    rising.
+    """
+    fit = evidence.fit
+    if fit is None:
+        return None
+    given = fit.given
+    lower = [fit.attempts[f] for f in (0.1, 0.01) if math.isfinite(fit.attempts[f].end)]
+    calm = [one for one in lower if one.gain > 0 and one.peak < 3.0 * abs(one.start) + 1e-9]
+    if not calm:
+        return None
+    best = max(calm, key=lambda one: one.gain)
+    start = abs(given.start)
+    if math.isfinite(given.end):
+        is_above = given.end > given.start + (rises - 1.0) * start
+        is_peak = given.peak - given.start > peak * start and given.end > best.end
+        if not (is_above or is_peak) or best.end - given.end > -(1.0 - better) * start:
+            return None
+        what = f"goes from {given.start:.3g} to {given.end:.3g}, with a peak of {given.peak:.3g}"
+    else:
+        what = f"goes from {given.start:.3g} to NaN or Inf"
+    return Finding(
+        f"In {given.num_steps} steps on the same batches the loss {what}; at a learning rate of {best.lr:.3g} it comes "
+        f"to {best.end:.3g}.",
+        severity="critical",
+        evidence=_evidence(fit),
+        confidence=0.9,
+    )
+
+
+@check(
+    "trial-steps-too-short",
+    cause="learning-rate-too-low",
+    reads="the loss of a few batches, trained for some steps at the given learning rate and at others",
+    source=_OVERFIT + "; Smith 2017",
+    remedy="Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one.",
+)
+def trial_steps_too_short(
+    evidence: Evidence, *, num_steps: float = 20_000.0, faster: float = 20.0, update_ratio: float = 2e-4
+) -> Finding | None:
+    """At the pace of the trial steps, halving the loss of the same few batches would take more than `num_steps`.
+
+    Steps change weights by less than `update_ratio` of their size, and a higher rate is `faster` times as fast or more.
+    """
+    fit = evidence.fit
+    if fit is None or not math.isfinite(fit.given.end) or not abs(fit.given.start) > 0:
+        return None
+    given = fit.given
+    higher = [one for factor, one in fit.attempts.items() if factor > 1.0 and math.isfinite(one.end)]
+    higher = [one for one in higher if one.gain > 0.02 * abs(one.start)]
+    pace = _steps_to_halve(given)
+    if not higher or pace < num_steps or not given.update_ratio < update_ratio:
+        return None
+    best = min(higher, key=_steps_to_halve)
+    if _steps_to_halve(best) * faster > pace:
+        return None
+    return Finding(
+        "At the pace of the first steps it would take "
+        + (f"{pace:.0f} steps" if math.isfinite(pace) else "for ever")
+        + f" to halve the loss of the same batches; at a learning rate of {best.lr:.3g}, {_steps_to_halve(best):.0f}.",
+        evidence={**_evidence(fit), "update_ratio": given.update_ratio},
+        confidence=0.92,
+    )
+
+
+@check(
+    "optimizer-cannot-fit",
+    cause="wrong-optimizer-settings",
+    reads="the loss of a few batches, trained with the given optimizer at all rates, and with a plain Adam",
+    source=_OVERFIT,
+    remedy="Begin with torch.optim.Adam(lr=1e-3), which learns these batches; then change one setting at a time.",
+)
+def optimizer_cannot_fit(evidence: Evidence, *, share: float = 0.3) -> Finding | None:
+    """With the given optimizer nothing is learnt at any rate, and with Adam the loss falls by more than `share`."""
+    fit = evidence.fit
+    if fit is None or not fit.with_adam:
+        return None
+    best = max(fit.with_adam, key=lambda one: one.gain)
+    if not has_learnt(best, _floor(evidence, fit), share):
+        return None
+    return Finding(
+        f"At rates from {min(a.lr for a in fit.attempts.values()):.3g} to "
+        f"{max(a.lr for a in fit.attempts.values()):.3g} the loss of a few batches stays at {fit.best.end:.3g} or "
+        f"above; Adam brings it to {best.end:.3g}.",
+        evidence={**_evidence(fit), "with_adam": best.end},
+        confidence=0.6,
+    )
+
+
+@check(
+    "nothing-is-learnt",
+    cause="model-cannot-fit",
+    reads="the loss of a few batches, trained with the given optimizer at all rates, and with a plain Adam",
+    source=_OVERFIT,
+    remedy="Look at single samples with their targets; then give the model more: units, layers, an activation between.",
+)
+def nothing_is_learnt(evidence: Evidence, *, share: float = 0.05) -> Finding | None:
+    """Neither the given optimizer, at rates from a hundredth to a hundred times, nor Adam learns a few batches.
+
+    The loss stays within `share` of that of the best constant answer (where that is not known: of the start).
+    """
+    fit = evidence.fit
+    if fit is None or not fit.with_adam:
+        return None
+    floor = _floor(evidence, fit)
+    if not abs(floor) > 1e-6:
+        return None
+    if any(has_learnt(one, floor, share) for one in (*fit.attempts.values(), *fit.with_adam)):
+        return None
+    least = min(
+        (one.end for one in (*fit.attempts.values(), *fit.with_adam) if math.isfinite(one.end)), default=math.nan
+    )
+    return Finding(
+        f"The loss of a few batches comes to {least:.3g} at best, in {fit.with_adam[0].num_steps} steps; the same "
+        f"answer for every sample has {floor:.3g}.",
+        evidence={**_evidence(fit), "floor": floor},
+        confidence=0.75,
+    )

@@ -1,0 +1,297 @@
+"""The loss itself: its kind, its sign, its shapes, its value at the start."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...._text import prose
+from ....diagnosis import Finding
+from ..evidence import Evidence
+from ..losses import CLASSES, YES_OR_NO, chance, has_indices, num_classes
+from ..registry import check
+from ..watcher import REGRESSION
+from .output import is_one_hot
+
+TITLE = "Loss function"
+_SCALE_FREE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Rprop", "Lion", "Muon")
+
+
+@check(
+    "trial-pass-fails",
+    cause="unknown",
+    severity="critical",
+    reads="one forward and backward pass",
+    source="the training's own first step",
+    remedy="Run one batch through model and loss by hand, with the shapes and dtypes of all tensors printed.",
+)
+def trial_pass_fails(evidence: Evidence) -> Finding | None:
+    """A forward or backward pass raised an error."""
+    first = evidence.first
+    if first.error is None:
+        return None
+    said = prose(f"{type(first.error).__name__}: {first.error}".strip().splitlines()[0])
+    return Finding(
+        f"The {first.stage} pass of the first batch raised {said}",
+        severity="critical",
+        evidence={"stage": first.stage},
+        confidence=0.9,
+    )
+
+
+@check(
+    "targets-of-another-kind",
+    cause="wrong-loss",
+    severity="critical",
+    reads="shape and dtype of the targets of a loss over classes",
+    source="the definition of the loss in torch.nn.functional",
+    remedy="Give cross_entropy the numbers of the classes (int64, shape [N]), or a distribution of the output's shape.",
+)
+def targets_of_another_kind(evidence: Evidence) -> Finding | None:
+    """The targets of `cross_entropy` or `nll_loss` are neither numbers of classes nor, for the first, distributions.
+
+    One-hot rows of integers, numbers of classes as floats, several classes at once in a row.
+    """
+    call = evidence.call
+    if call is None or call.kind not in CLASSES or not isinstance(call.target, Tensor) or not call.target.numel():
+        return None
+    target, problem = call.target.detach(), ""
+    is_index_shaped = target.dim() == call.input.dim() - 1
+    if has_indices(call) and is_one_hot(target) and target.shape == call.input.shape:
+        problem = "integers that are one-hot rows, where numbers of classes are meant"
+    elif target.is_floating_point() and is_index_shaped and call.result is None:
+        problem = "numbers of classes as floats, which it does not take"
+    elif target.is_floating_point() and not is_index_shaped and call.kind == "cross_entropy":
+        sums = target.double().sum(1 if target.dim() > 1 else 0)
+        if bool((target < 0).any()) or bool(((sums - 1).abs() > 0.01).any()):
+            problem = f"rows that are no distributions: their sums go from {float(sums.min()):.3g} to "
+            problem += f"{float(sums.max()):.3g}"
+    if not problem:
+        return None
+    return Finding(
+        f"The targets of {call.kind} are {problem}.",
+        severity="critical",
+        evidence={"shape": list(target.shape), "dtype": str(target.dtype).removeprefix("torch.")},
+        confidence=0.95,
+    )
+
+
+@check(
+    "classes-as-quantities",
+    cause="wrong-loss",
+    reads="targets of a loss for regression",
+    source='DeepFD (Cao et al. 2022), fault "loss": a loss for regression in a classification',
+    remedy="Use cross_entropy (one class of several) or binary_cross_entropy_with_logits (yes or no) for classes.",
+)
+def classes_as_quantities(evidence: Evidence, *, most_classes: int = 20, least_samples: int = 16) -> Finding | None:
+    """A regression's targets are classes: one-hot rows, or nothing but 0 and 1, or at most `most_classes` numbers.
+
+    Of at least `least_samples` samples; of whole numbers other than 0 and 1, only where they are integers in dtype
+    or come from 0 without a gap.
+    """
+    call = evidence.call
+    targets = [t for t in evidence.targets if t.dim()]
+    if call is None or call.kind not in REGRESSION or not targets or call.input.shape[0] < 2:
+        return None
+    t = torch.cat([one.reshape(one.shape[0], -1).double() for one in targets])
+    if t.shape[0] < least_samples or t.shape[1] > 1000:
+        return None
+    if t.shape[1] >= 2:
+        if not is_one_hot(t):
+            return None
+        what, confidence = "one-hot rows", 0.9
+    else:
+        values = t.unique()
+        is_whole = bool((values == values.round()).all())
+        if not 2 <= values.numel() <= most_classes or not is_whole or int(values.min()) not in (0, -1, 1):
+            return None
+        if values.numel() == 2:
+            what, confidence = f"nothing but {values[0]:g} and {values[1]:g}", 0.8
+        elif values.numel() == int(values.max()) - int(values.min()) + 1:
+            what, confidence = f"the whole numbers from {values.min():g} to {values.max():g}", 0.5
+        else:
+            return None
+    return Finding(
+        f"The targets of {call.kind} are {what}: classes, it seems, not quantities.",
+        evidence={"loss": call.kind, "targets": what},
+        confidence=confidence,
+    )
+
+
+@check(
+    "targets-outside-unit-interval",
+    cause="wrong-loss",
+    severity="critical",
+    reads="targets of binary cross-entropy",
+    source="the definition of the loss in torch.nn.functional",
+    remedy="Binary cross-entropy takes 0 to 1: map -1 and 1 to 0 and 1; for several classes use cross_entropy.",
+)
+def targets_outside_unit_interval(evidence: Evidence) -> Finding | None:
+    """Targets of binary cross-entropy lie below 0 or above 1: the loss has no lower bound there."""
+    for call in evidence.calls:
+        if call.kind not in YES_OR_NO or not isinstance(call.target, Tensor) or not call.target.numel():
+            continue
+        low, high = float(call.target.min()), float(call.target.max())
+        if low < -1e-6 or high > 1 + 1e-6:
+            return Finding(
+                f"The targets of {call.kind} go from {low:.3g} to {high:.3g}.",
+                severity="critical",
+                evidence={"lowest": low, "highest": high},
+                confidence=0.95,
+            )
+    return None
+
+
+@check(
+    "broadcast-in-loss",
+    cause="wrong-loss",
+    severity="critical",
+    reads="shapes of what the loss subtracts",
+    source="torch.nn.functional.mse_loss warns of it",
+    remedy="Give both the same shape: output.squeeze(-1), or targets.unsqueeze(-1).",
+)
+def broadcast_in_loss(evidence: Evidence) -> Finding | None:
+    """Output and targets have different shapes, and are broadcast: each sample is compared with every other."""
+    shapes = evidence.first.seen.broadcast
+    if shapes is None:
+        return None
+    return Finding(
+        f"The loss compares {list(shapes[0])} with {list(shapes[1])}: by broadcasting, every sample with every other.",
+        severity="critical",
+        evidence={"shapes": [list(shapes[0]), list(shapes[1])]},
+        confidence=0.97,
+    )
+
+
+@check(
+    "loss-with-minus-sign",
+    cause="wrong-loss",
+    severity="critical",
+    reads="derivative of the loss with respect to what torch's loss functions returned; `maximize`",
+    source="a loss is minimised",
+    remedy="Take the minus sign (or maximize=True) away: the optimizer goes where the loss falls.",
+)
+def loss_with_minus_sign(evidence: Evidence) -> Finding | None:
+    """All losses of torch's that the loss is made of count with a minus sign; or the optimizer maximises them."""
+    signs = evidence.first.loss_signs
+    maximises = any(group.get("maximize") for group in evidence.groups)
+    if not signs or all(sign == 0 for sign in signs):
+        return None
+    if all(sign <= 0 for sign in signs) is maximises:
+        return None
+    return Finding(
+        "The optimizer maximises the loss." if maximises else "The loss counts torch's loss with a minus sign.",
+        severity="critical",
+        evidence={"maximize": maximises, "signs": signs[:4]},
+        confidence=0.93,
+    )
+
+
+def _answers(evidence: Evidence) -> tuple[Tensor, Tensor, Tensor] | None:
+    """A right answer to the first batch, a wrong one, and the targets; of losses of pairs of one tensor each."""
+    output = evidence.first.output
+    if evidence.bench.form != "pair" or not isinstance(output, Tensor) or not evidence.ran or evidence.call is not None:
+        return None
+    targets = evidence.bench.parts(evidence.batches[0])[1]
+    if not isinstance(targets, Tensor) or not output.is_floating_point() or output.shape[0] < 4:
+        return None
+    if targets.is_floating_point() and targets.shape == output.shape:
+        far = targets + 3.0 * targets.std() * torch.where(targets > targets.mean(), -1.0, 1.0)
+        return targets.to(output.dtype), far.to(output.dtype), targets
+    return None
+
+
+@check(
+    "loss-prefers-wrong-answers",
+    cause="wrong-loss",
+    severity="critical",
+    reads="the loss of the targets themselves, and of values far from them",
+    source="a loss is lowest where the answer is right",
+    remedy="Look at sign and arguments of the loss: is it a measure of similarity, to be maximised?",
+)
+def loss_prefers_wrong_answers(evidence: Evidence) -> Finding | None:
+    """A loss of one's own is lower for values three standard deviations away than for the targets themselves."""
+    answers = _answers(evidence)
+    if answers is None:
+        return None
+    right, wrong, targets = answers
+    at_right = float(evidence.bench.judge(right, targets).detach().sum())
+    at_wrong = float(evidence.bench.judge(wrong, targets).detach().sum())
+    if not at_wrong < at_right - 1e-6 * abs(at_right):
+        return None
+    return Finding(
+        f"The loss of the targets themselves is {at_right:.4g}, and of values far from them {at_wrong:.4g}: less.",
+        severity="critical",
+        evidence={"at_targets": at_right, "far_away": at_wrong},
+        confidence=0.85,
+    )
+
+
+@check(
+    "loss-not-a-number",
+    cause="wrong-loss",
+    severity="critical",
+    reads="how many elements the loss has; whether it can be differentiated",
+    source="torch.Tensor.backward takes a scalar",
+    remedy='Reduce the loss to one number: reduction="mean", or .mean().',
+)
+def loss_not_a_number(evidence: Evidence) -> Finding | None:
+    """The loss has several elements."""
+    if evidence.first.error is not None or evidence.first.num_losses == 1:
+        return None
+    return Finding(
+        f"The loss has {evidence.first.num_losses} elements: backward() needs a single one.",
+        severity="critical",
+        confidence=0.97,
+    )
+
+
+@check(
+    "summed-loss",
+    cause="wrong-loss",
+    reads="`reduction` of the loss; the optimizer's kind",
+    source="the gradient of a sum grows with the batch, and so does the step of SGD",
+    remedy='Use reduction="mean", or divide the sum by the number of samples.',
+)
+def summed_loss(evidence: Evidence, *, least_samples: int = 8) -> Finding | None:
+    """The loss is a sum over at least `least_samples` samples, and the optimizer's steps grow with it.
+
+    Not told where the optimizer divides by the gradients' own size (Adam and its kin), or the sum is divided later.
+    """
+    call = evidence.call
+    if call is None or call.reduction != "sum" or not evidence.is_single_loss or not call.input.dim():
+        return None
+    if type(evidence.bench.optimizer).__name__ in _SCALE_FREE or call.input.shape[0] < least_samples:
+        return None
+    return Finding(
+        f"The loss is a sum over {call.input.shape[0]} samples: gradients, and with "
+        f"{type(evidence.bench.optimizer).__name__} steps, are as many times larger than those of the mean.",
+        evidence={"reduction": call.reduction, "samples": int(call.input.shape[0])},
+        confidence=0.75,
+    )
+
+
+@check(
+    "loss-far-above-chance",
+    cause="poor-initialisation",
+    reads="the loss at the start, against that of a model that knows nothing",
+    source='Karpathy 2019, "A recipe for training neural networks": verify the loss at the start',
+    remedy="Begin with outputs near zero: initialise the last layer smaller, and scale inputs to about 1.",
+)
+def loss_far_above_chance(evidence: Evidence, *, ratio: float = 4.0) -> Finding | None:
+    """The first loss is above `ratio` times chance: ln C of C classes, ln 2 of yes or no.
+
+    The model is sure of itself, and wrong, before it has learnt anything.
+    """
+    call = evidence.call
+    if call is None or call.result is None or call.reduction != "mean" or not evidence.ran:
+        return None
+    known = chance(call)
+    value = float(call.result.detach()) if call.result.numel() == 1 else float("nan")
+    if not known or not value > ratio * known or call.made_by is not None:
+        return None
+    return Finding(
+        f"The loss begins at {value:.3g}; a model that knows nothing has {known:.3g} ({num_classes(call)} classes).",
+        evidence={"loss": value, "chance": known, "threshold": ratio},
+        confidence=0.5,
+    )

@@ -1,0 +1,336 @@
+"""How signals and gradients go through the model as it was initialised."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...._text import listed
+from ....diagnosis import Finding
+from ...initialization import check_initialization
+from ..evidence import Evidence
+from ..registry import check
+from ..watcher import BREAKERS, Activity
+
+TITLE = "Initialisation and gradient flow"
+_HE = "He et al. 2015, Glorot and Bengio 2010; the expectations of `fastguard.check_initialization`"
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _weights(evidence: Evidence) -> list[str]:
+    """Weights of layers that were called, in that order, as the model names them."""
+    found = []
+    for layer in evidence.layers:
+        for own, p in layer.module.named_parameters(recurse=False):
+            name = next((n for n, q in evidence.parameters.items() if q is p), None)
+            if p.dim() >= 2 and p.requires_grad and name is not None and not own.startswith("weight_hh"):
+                found.append(name)
+    return list(dict.fromkeys(found))
+
+
+@check(
+    "weights-out-of-scale",
+    cause="poor-initialisation",
+    reads="weights of all layers, by their number of inputs and what follows them",
+    source=_HE,
+    remedy="Initialise by fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh; biases zero.",
+)
+def weights_out_of_scale(evidence: Evidence, *, least_layers: int = 1) -> Finding | None:
+    """At least `least_layers` layers have weights below 0.1 or above 10 times their expected standard deviation.
+
+    The last layer may begin anywhere up to ten times, also at zero; a layer of zeros among others that are well is
+    taken for the end of a residual branch.
+    """
+    try:
+        result = check_initialization(evidence.bench.model)
+    except ValueError:  # it has no matrices
+        return None
+    names = _weights(evidence)
+    last = names[-1] if names else ""
+    bad = {
+        name: layer
+        for name, layer in result.layers.items()
+        if layer.status != "ok" and not (name == last and layer.status == "too_small") and layer.kind != "embedding"
+    }
+    is_zero = [name for name, layer in bad.items() if layer.actual_std == 0 and _is_zero(evidence, name)]
+    if len(is_zero) <= len(result.layers) // 2:
+        bad = {name: layer for name, layer in bad.items() if name not in is_zero or name == names[:1]}
+    biases = [name for name, other in result.others.items() if other.status != "ok"]
+    if len(bad) < least_layers and not biases:
+        return None
+    if not bad:
+        return Finding(
+            f"Biases or norms begin far from usual: {listed(biases)}.",
+            layers=tuple(biases[:8]),
+            evidence={"num_off": len(biases)},
+            confidence=0.6,
+        )
+    worst = max(bad, key=lambda name: abs(math.log(max(bad[name].ratio, 1e-12))))
+    return Finding(
+        f"{len(bad)} of {len(result.layers)} layers begin with weights out of scale: {listed(bad)}; that of {worst} is "
+        f"{bad[worst].ratio:.2g} times the expected standard deviation of {bad[worst].expected_std:.2g}.",
+        severity="warning",
+        layers=tuple(bad)[:8],
+        evidence={"num_off": len(bad), "num_layers": len(result.layers), "ratio": bad[worst].ratio},
+        confidence=0.93,
+    )
+
+
+def _is_zero(evidence: Evidence, name: str) -> bool:
+    p = evidence.parameters.get(name)
+    return p is not None and not bool(p.detach().any())
+
+
+@check(
+    "identical-units",
+    cause="poor-initialisation",
+    severity="critical",
+    reads="weights of hidden layers",
+    source="Goodfellow et al. 2016, section 8.4: initial parameters must break symmetry",
+    remedy="Initialise with random numbers: torch's own default will do.",
+)
+def identical_units(evidence: Evidence) -> Finding | None:
+    """All units of a hidden layer begin with the same weights, zeros among them: they stay the same for ever."""
+    names = _weights(evidence)[:-1]
+    found = []
+    for name in names:
+        p = evidence.parameters[name].detach()
+        flat = p.reshape(p.shape[0], -1)
+        if p.shape[0] >= 2 and bool((flat == flat[:1]).all()):
+            found.append(name)
+    if not found or (len(found) * 2 <= sum(_is_zero(evidence, name) for name in found) and len(found) < len(names)):
+        return None
+    if all(_is_zero(evidence, name) for name in found) and len(found) <= len(names) // 2 and found[0] != names[0]:
+        return None  # branches that start off
+    return Finding(
+        f"The units of {listed(found)} all begin with the same weights, and so learn the same.",
+        severity="critical",
+        layers=tuple(found[:8]),
+        evidence={"num_layers": len(found)},
+        confidence=0.95,
+    )
+
+
+def _share_of_dead(output: Tensor) -> float:
+    """Units (last dimension of 2-d and 3-d, channels of images) that are 0 or below for every sample."""
+    if output.dim() < 2 or output.shape[0] < 2:
+        return 0.0
+    dim = 1 if output.dim() >= 4 else output.dim() - 1
+    flat = output.transpose(dim, -1).reshape(-1, output.shape[dim])
+    return float((flat <= 0).all(0).double().mean())
+
+
+@check(
+    "dead-units-at-start",
+    cause="dead-units",
+    reads="outputs of ReLU on the batches",
+    source="AUTOTRAINER (Zhang et al. 2021), dying ReLU: a share of 0.7; Lu et al. 2019 on deep narrow nets",
+    remedy="Use fewer or wider layers, LeakyReLU or normalisation, and look for biases far below zero.",
+)
+def dead_units_at_start(evidence: Evidence, *, share: float = 0.9, least_samples: int = 8) -> Finding | None:
+    """More than `share` of a ReLU's units give 0 for each of at least `least_samples` samples, before any step."""
+    worst: tuple[float, Activity] | None = None
+    for one in evidence.hidden:
+        if one.kind in ("relu", "relu6") and one.output.shape[0] >= least_samples and one.output.is_floating_point():
+            dead = _share_of_dead(one.output)
+            if worst is None or dead > worst[0]:
+                worst = dead, one
+    if worst is None or worst[0] <= share:
+        return None
+    dead, one = worst
+    return Finding(
+        f"{dead:.0%} of the units of {one.module or 'a ReLU'} give nothing for any sample of the batch.",
+        severity="critical" if dead == 1.0 else "warning",
+        layers=(one.module,) if one.module else (),
+        evidence={"dead": dead, "threshold": share},
+        confidence=0.93 if dead == 1.0 else 0.8,
+    )
+
+
+@check(
+    "saturated-units-at-start",
+    cause="poor-initialisation",
+    reads="outputs of sigmoid and tanh on the batches",
+    source="Glorot and Bengio 2010; DeepDiagnosis (Wardat et al. 2022) counts pre-activations outside ±5",
+    remedy="Scale the inputs to about 1, and initialise by fan-in (xavier_normal_).",
+)
+def saturated_units_at_start(evidence: Evidence, *, share: float = 0.6) -> Finding | None:
+    """More than `share` of what a hidden sigmoid or tanh gives lies within a hundredth of its ends."""
+    for one in evidence.hidden:
+        if one.kind not in ("tanh", "sigmoid") or one.output.numel() < 32:
+            continue
+        out = one.output.double()
+        ends = ((out.abs() > 0.99) if one.kind == "tanh" else ((out < 0.01) | (out > 0.99))).double().mean()
+        if float(ends) > share:
+            return Finding(
+                f"{float(ends):.0%} of what {one.module or one.kind} gives lies at the ends of its range.",
+                layers=(one.module,) if one.module else (),
+                evidence={"saturated": float(ends), "threshold": share},
+                confidence=0.7,
+            )
+    return None
+
+
+def _flow(evidence: Evidence) -> tuple[str, str, float, float] | None:
+    """First and last layer's weight, and the root mean squares of their gradients; of what is not zero at both."""
+    names = _weights(evidence)
+    norms = {}
+    for name in names:
+        gradients = [p.gradients.get(name) for p in evidence.passes]
+        found = [float(g.double().square().mean().sqrt()) for g in gradients if g is not None and g.numel()]
+        if found:
+            norms[name] = max(found)
+    if len(norms) < 3 or not all(map(math.isfinite, norms.values())):
+        return None
+    first, last = next(iter(norms)), list(norms)[-1]
+    return first, last, norms[first], norms[last]
+
+
+@check(
+    "gradient-vanishes-at-start",
+    cause="vanishing-gradients",
+    reads="gradients of the first and the last layer's weights",
+    source="AUTOTRAINER (Zhang et al. 2021), β1 = 1e-3 and β2 = 1e-4",
+    remedy="Use ReLU-like activations, normalisation, residual connections, or an initialisation that keeps variance.",
+)
+def gradient_vanishes_at_start(
+    evidence: Evidence, *, ratio: float = 1e-3, largest: float = 1e-4, least_layers: int = 3
+) -> Finding | None:
+    """The first layer's gradient is below `ratio` of the last one's and below `largest`, of `least_layers` or more.
+
+    Not told where a layer behind begins at zero, or units are dead: there it is no matter of depth.
+    """
+    flow = _flow(evidence)
+    if not evidence.ran or flow is None or len(_weights(evidence)) < least_layers:
+        return None
+    first, last, at_first, at_last = flow
+    if any(_is_zero(evidence, name) for name in _weights(evidence)) or not at_last:
+        return None
+    if at_first >= ratio * at_last or at_first >= largest:
+        return None
+    return Finding(
+        f"The gradient of {first} is {at_first / at_last:.2g} of that of {last}: hardly any arrives.",
+        severity="warning",
+        layers=(first,),
+        evidence={"first": at_first, "last": at_last, "ratio": at_first / at_last, "threshold": ratio},
+        confidence=0.9,
+    )
+
+
+@check(
+    "gradient-explodes-at-start",
+    cause="exploding-gradients",
+    severity="critical",
+    reads="gradients of the first and the last layer's weights; the size of each layer's output",
+    source="AUTOTRAINER (Zhang et al. 2021), β3 = 70",
+    remedy="Use tanh or ReLU instead of what grows faster, an initialisation by fan-in, normalisation, and clipping.",
+)
+def gradient_explodes_at_start(
+    evidence: Evidence, *, ratio: float = 70.0, smallest: float = 10.0, growth: float = 1e4
+) -> Finding | None:
+    """The first layer's gradient is above `ratio` times the last one's and above `smallest`.
+
+    Or outputs grow from layer to layer, to `growth` times what went in, or beyond what a number can be.
+    """
+    flow = _flow(evidence)
+    outs = [
+        (layer.name, float(layer.output.detach().abs().max()))
+        for layer in evidence.layers
+        if layer.output is not None and layer.output.numel() and layer.output.is_floating_point()
+    ]
+    given = evidence.layers[0].input if evidence.layers else None
+    at_input = float(given.detach().abs().max()) if given is not None and given.numel() else math.nan
+    if not math.isfinite(at_input):
+        return None
+    largest = max((size for _, size in outs if math.isfinite(size)), default=0.0)
+    grew = largest > growth * max(at_input, 1.0) or any(not math.isfinite(size) for _, size in outs)
+    if grew and len(outs) > 1:
+        where = max(outs, key=lambda one: one[1] if math.isfinite(one[1]) else math.inf)[0]
+        return Finding(
+            f"Outputs grow from layer to layer: {at_input:.3g} goes in, and {largest:.3g} or more comes out of "
+            f"{where}.",
+            severity="critical",
+            layers=(where,),
+            evidence={"input": at_input, "largest": largest, "threshold": growth},
+            confidence=0.9 if _is_single_precision(evidence) else 0.5,
+        )
+    if flow is None or not evidence.ran or flow[2] <= ratio * flow[3] or flow[2] <= smallest:
+        return None
+    return Finding(
+        f"The gradient of {flow[0]} is {flow[2] / max(flow[3], 1e-300):.3g} times that of {flow[1]}.",
+        severity="warning",
+        layers=(flow[0],),
+        evidence={"first": flow[2], "last": flow[3], "threshold": ratio},
+        confidence=0.8,
+    )
+
+
+def _is_single_precision(evidence: Evidence) -> bool:
+    return not any(p.dtype in _HALF for p in evidence.parameters.values())
+
+
+@check(
+    "undefined-operation",
+    cause="singular-operation",
+    severity="critical",
+    reads="the first function of torch whose result is not finite although its arguments are",
+    source="log 0, sqrt 0 (its derivative), 0/0, a softmax over nothing but -inf",
+    remedy="Keep the argument away from the point: clamp(min=eps), log_softmax instead of log(softmax), sqrt(x + eps).",
+)
+def undefined_operation(evidence: Evidence) -> Finding | None:
+    """Loss or gradients are NaN or Inf, and a function with points where it is not defined was the first to make one.
+
+    Finite inputs and weights are a condition. Of gradients alone: a root or a norm of exactly zero was taken.
+    """
+    if any(not bool(torch.isfinite(p).all()) for p in evidence.parameters.values()):
+        return None
+    if any(t.is_floating_point() and not bool(torch.isfinite(t).all()) for t in (*evidence.inputs, *evidence.targets)):
+        return None
+    seen = evidence.first.seen
+    if seen.origin is not None and seen.origin[0] in BREAKERS:
+        name, module = seen.origin
+        what = f"{name} is the first to give NaN or Inf, of arguments that are finite"
+    elif seen.origin is None and seen.zero_roots:
+        name, module = seen.zero_roots[0]
+        what = f"{name} is taken of exactly zero, where it has no derivative, and gradients are NaN or Inf"
+    else:
+        return None
+    return Finding(
+        f"The loss is {evidence.first.loss:.3g}: {what}.",
+        severity="critical",
+        layers=(module,) if module else (),
+        evidence={"function": name},
+        confidence=0.9,
+    )
+
+
+@check(
+    "overflow-at-start",
+    cause="half-precision-overflow",
+    severity="critical",
+    reads="the first function of torch whose result is not finite; dtypes",
+    source="float16 ends at 65504",
+    remedy="Use bfloat16, or keep that layer in float32; look why values are so large.",
+)
+def overflow_at_start(evidence: Evidence) -> Finding | None:
+    """Loss or gradients are NaN or Inf at the start, in a model whose parameters or outputs are float16."""
+    if evidence.ran and not any(g is not None and not bool(torch.isfinite(g).all()) for g in _gradients(evidence)):
+        return None
+    is_half = any(p.dtype is torch.float16 for p in evidence.parameters.values()) or any(
+        layer.output is not None and layer.output.dtype is torch.float16 for layer in evidence.layers
+    )
+    if not is_half or evidence.first.error is not None:
+        return None
+    where = evidence.first.seen.origin[1] if evidence.first.seen.origin is not None else ""
+    return Finding(
+        f"In float16 the loss is {evidence.first.loss:.3g} and gradients are not finite, before any step.",
+        severity="critical",
+        layers=(where,) if where else (),
+        confidence=0.85,
+    )
+
+
+def _gradients(evidence: Evidence) -> list[Tensor | None]:
+    return list(evidence.first.gradients.values())

@@ -1,0 +1,228 @@
+"""What the checks look at: the training's parts, and what one pass and a few steps of it show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...names import strip_wrappers
+from .batches import first_tensor, tensors_in
+from .bench import Bench
+from .fitting import Fit, Fitting
+from .losses import constant_baseline
+from .watcher import Activity, Layer, LossCall, Seen, Watcher
+
+
+@dataclass(slots=True)
+class TrialPass:
+    """One forward and backward pass.
+
+    Attributes:
+        seen: which functions were called.
+        output: the model's; None of a loss function that makes it itself.
+        loss: the value; NaN where there is none.
+        num_losses: elements of the loss.
+        requires_grad: whether the loss can be differentiated.
+        gradients: by parameter; None where none arrived.
+        error: what was raised, and where: "forward" (model or loss) or "backward".
+        loss_signs: derivative of the loss with respect to each call's result.
+        output_made_by: the activation that made the output, and the dimension it was taken over.
+        num_outsiders_reached: parameters of the optimizer, not of the model, that got a gradient.
+    """
+
+    seen: Seen = field(default_factory=Seen)
+    output: Any = None
+    loss: float = math.nan
+    num_losses: int = 1
+    requires_grad: bool = False
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    error: Exception | None = None
+    stage: str = ""
+    loss_signs: list[float] = field(default_factory=list)
+    output_made_by: tuple[str, int | None] | None = None
+    num_outsiders_reached: int = 0
+
+
+class Evidence:
+    """A training that has not begun, looked at.
+
+    Attributes:
+        bench: model, optimizer and loss, to be run.
+        batches: the first ones.
+        parameters: those of the model, by name.
+        passes: what each batch showed, from the same start.
+    """
+
+    def __init__(self, bench: Bench, batches: list[Any], *, max_steps: int, seconds: float) -> None:
+        self.bench = bench
+        self.batches = batches
+        self.parameters = {strip_wrappers(name): p for name, p in bench.model.named_parameters()}
+        self.groups = bench.optimizer.param_groups
+        self._max_steps = max_steps
+        self._seconds = seconds
+        self.passes = [trial_pass(bench, batch, self.parameters) for batch in batches]
+
+    @property
+    def first(self) -> TrialPass:
+        """What the first batch showed."""
+        return self.passes[0]
+
+    @property
+    def ran(self) -> bool:
+        """Whether the first batch went through, with a loss that is a finite number."""
+        return self.first.error is None and math.isfinite(self.first.loss)
+
+    @property
+    def call(self) -> LossCall | None:
+        """The first loss of torch's that was called; None where the loss is made of other things."""
+        return self.first.seen.losses[0] if self.first.seen.losses else None
+
+    @property
+    def calls(self) -> list[LossCall]:
+        """That of each batch."""
+        return [p.seen.losses[0] for p in self.passes if p.seen.losses]
+
+    @property
+    def is_single_loss(self) -> bool:
+        """Whether the loss is what that one call returned, and nothing else."""
+        call = self.call
+        if call is None or call.result is None or call.result.numel() != 1 or len(self.first.seen.losses) != 1:
+            return False
+        value = float(call.result.detach())
+        return abs(value - self.first.loss) <= 1e-4 * abs(value) + 1e-9
+
+    @cached_property
+    def inputs(self) -> list[Tensor]:
+        """The first tensor of each batch's inputs."""
+        found = []
+        for batch in self.batches:
+            inputs = self.bench.parts(batch)[0] if self.bench.form == "pair" else batch
+            tensor = first_tensor(inputs)
+            if tensor is not None:
+                found.append(tensor.detach())
+        return found
+
+    @cached_property
+    def targets(self) -> list[Tensor]:
+        """The targets of each batch: those of the loss that was called, else the first tensor of a pair's second."""
+        if self.calls:
+            return [call.target.detach() for call in self.calls if isinstance(call.target, Tensor)]
+        if self.bench.form != "pair":
+            return []
+        tensors = [first_tensor(self.bench.parts(batch)[1]) for batch in self.batches]
+        return [tensor.detach() for tensor in tensors if tensor is not None]
+
+    @property
+    def output(self) -> Tensor | None:
+        """The first floating tensor of the model's output: that which the loss was given, where it is known."""
+        if self.first.output is not None:
+            return first_tensor(self.first.output, floating=True)
+        return self.call.input if self.call is not None else None
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        """Modules with weights, in the order in which they were called."""
+        return list(self.first.seen.layers.values())
+
+    @cached_property
+    def hidden(self) -> list[Activity]:
+        """What activations gave, but for that which made the output."""
+        last = self.last_activity
+        return [one for one in self.first.seen.activities if one is not last]
+
+    @property
+    def last_activity(self) -> Activity | None:
+        """The activation that made what the loss was given."""
+        made_by = self.output_made_by
+        return self.first.seen.activities[-1] if made_by is not None and self.first.seen.activities else None
+
+    @property
+    def output_made_by(self) -> tuple[str, int | None] | None:
+        """The activation that made what the loss was given, and its dimension; None: a layer, or not known."""
+        return self.call.made_by if self.call is not None else self.first.output_made_by
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The model's parameters that require a gradient."""
+        return {name: p for name, p in self.parameters.items() if p.requires_grad}
+
+    @cached_property
+    def in_optimizer(self) -> dict[int, Tensor]:
+        """The optimizer's parameters by identity."""
+        return {id(p): p for group in self.groups for p in group["params"]}
+
+    @cached_property
+    def baseline(self) -> float | None:
+        """The mean loss of the best constant answer over the batches; None where it is not known."""
+        if not self.is_single_loss:
+            return None
+        found = [constant_baseline(call) for call in self.calls]
+        return None if None in found or not found else max(found)  # type: ignore[type-var]
+
+    @cached_property
+    def fit(self) -> Fit | None:
+        """What a few steps at several learning rates come to; None where no step can be taken."""
+        first = self.first
+        if not self.ran or not first.requires_grad or first.num_losses != 1 or not self.in_optimizer:
+            return None
+        return Fitting(self.bench, self.batches, self._max_steps, self._seconds).run(self.baseline)
+
+
+def trial_pass(
+    bench: Bench, batch: Any, parameters: dict[str, nn.Parameter], *, find_origin: bool = False
+) -> TrialPass:
+    """Runs one batch forward and back, watched, and puts all back."""
+    found = TrialPass()
+    targets = tensors_in(bench.parts(batch)[1]) if bench.form == "pair" else []
+    watcher = Watcher(targets, find_origin=find_origin)
+    found.seen = watcher.seen
+    own = set(map(id, parameters.values()))
+    outsiders = [p for group in bench.optimizer.param_groups for p in group["params"] if id(p) not in own]
+    with bench.put_back(), torch.enable_grad():
+        for p in outsiders:
+            p.grad = None
+        found.stage = "forward"
+        try:
+            with watcher.on(bench.model), watcher:
+                found.output, loss = bench.run(batch)
+            found.output_made_by = watcher.made_by(first_tensor(found.output, floating=True))
+            found.num_losses, found.requires_grad = loss.numel(), loss.requires_grad
+            if found.num_losses == 1:
+                found.loss = float(loss.detach())
+            found.stage = "backward"
+            if found.num_losses == 1 and found.requires_grad:
+                found.loss_signs = _signs(loss, found.seen.losses)
+                loss.backward()
+        except Exception as error:  # told by the check "trial-pass-fails"
+            found.error = error
+        found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
+        found.gradients = {name: _kept(p.grad) for name, p in parameters.items()}
+    if not find_origin and found.error is None and not _all_finite(found):
+        again = trial_pass(bench, batch, parameters, find_origin=True)
+        found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
+    return found
+
+
+def _signs(loss: Tensor, calls: list[LossCall]) -> list[float]:
+    results = [call.result for call in calls if call.result is not None and call.result.requires_grad]
+    if not results:
+        return []
+    found = torch.autograd.grad(loss, results, retain_graph=True, allow_unused=True)
+    return [float(g.sum()) for g in found if g is not None]
+
+
+def _kept(gradient: Tensor | None) -> Tensor | None:
+    if gradient is None:
+        return None
+    return (gradient.to_dense() if gradient.is_sparse else gradient).detach().clone()
+
+
+def _all_finite(found: TrialPass) -> bool:
+    if found.num_losses == 1 and not math.isfinite(found.loss):
+        return False
+    return all(bool(torch.isfinite(g).all()) for g in found.gradients.values() if g is not None)

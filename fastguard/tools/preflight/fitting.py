@@ -1,0 +1,186 @@
+"""A few batches learnt by heart, at several learning rates: what the rate, the optimizer and the model can do."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from .bench import Bench
+
+FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0)
+_FARTHER = (1e4, 1e6, 1e8, 1e10, 1e12)
+_RATES_OF_ADAM = (1e-3, 1e-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Some steps at one learning rate.
+
+    Attributes:
+        factor: of the given learning rate.
+        lr: that of the first group.
+        start, end: the mean loss over the batches before and after, with the same random numbers; NaN where it broke.
+        peak: the highest loss on the way.
+        num_steps: how many steps were taken.
+        update_ratio: median over the tensors of |change| / |weight| in a step, over the first steps.
+        end_in_eval: the loss afterwards in evaluation mode.
+    """
+
+    factor: float
+    lr: float
+    start: float
+    end: float
+    peak: float
+    num_steps: int
+    update_ratio: float
+    end_in_eval: float = math.nan
+
+    @property
+    def gain(self) -> float:
+        """By how much the loss fell; minus infinity where it is not finite."""
+        return self.start - self.end if math.isfinite(self.end) else -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """All attempts: with the given optimizer by factor, and with a plain Adam where none of these learnt."""
+
+    attempts: dict[float, Attempt]
+    with_adam: tuple[Attempt, ...] = ()
+
+    @property
+    def given(self) -> Attempt:
+        """That at the learning rate that was given."""
+        return self.attempts[1.0]
+
+    @property
+    def best(self) -> Attempt:
+        """That with the lowest loss at its end."""
+        return max(self.attempts.values(), key=lambda one: one.gain)
+
+
+class Fitting:
+    """Makes the attempts within `seconds`, of at most `max_steps` steps each."""
+
+    def __init__(self, bench: Bench, batches: list[Any], max_steps: int, seconds: float) -> None:
+        self._bench = bench
+        self._batches = batches
+        self._max_steps = max_steps
+        self._deadline = time.perf_counter() + seconds
+        self._seconds = seconds
+
+    def run(self, baseline: float | None) -> Fit:
+        """The attempts. `baseline`: the loss of the best constant answer; below it something was learnt."""
+        started = time.perf_counter()
+        first = self._attempt(1.0, min(4, self._max_steps))
+        a_step = (time.perf_counter() - started) / (4 + 2 * len(self._batches))
+        num_steps = max(6, min(self._max_steps, int(self._seconds / (8.0 * max(a_step, 1e-6)))))
+        attempts: dict[float, Attempt] = {}
+        for factor in FACTORS:
+            attempts[factor] = self._attempt(factor, num_steps)
+        start = first.start if baseline is None else min(baseline, first.start)
+        if not any(self._moved(one, start) for one in attempts.values()):
+            for factor in _FARTHER:  # a rate that is far too low
+                if time.perf_counter() > self._deadline or math.isnan(attempts[100.0].end):
+                    break
+                attempts[factor] = self._attempt(factor, min(num_steps, 20))
+                if self._moved(attempts[factor], start) or math.isnan(attempts[factor].end):
+                    break
+        with_adam: tuple[Attempt, ...] = ()
+        if not any(has_learnt(one, start) for one in attempts.values()):
+            with_adam = tuple(self._with_adam(lr, 3 * num_steps) for lr in _RATES_OF_ADAM)
+        return Fit(attempts, with_adam)
+
+    @staticmethod
+    def _moved(one: Attempt, start: float) -> bool:
+        return one.gain > 0.05 * abs(start)
+
+    def _attempt(self, factor: float, num_steps: int) -> Attempt:
+        with self._bench.put_back():
+            lr = _scale_rates(self._bench.optimizer, factor)
+            return self._go(self._bench, factor, lr, num_steps)
+
+    def _with_adam(self, lr: float, num_steps: int) -> Attempt:
+        params = [p for p in self._bench.model.parameters() if p.requires_grad]
+        with self._bench.put_back():
+            return self._go(self._bench.with_optimizer(torch.optim.Adam(params, lr)), math.nan, lr, num_steps)
+
+    def _go(self, bench: Bench, factor: float, lr: float, num_steps: int) -> Attempt:
+        watched = [p for p in bench.model.parameters() if p.requires_grad and p.dim() >= 2][:64]
+        losses: list[float] = []
+        ratios: list[float] = []
+        try:
+            start = self._mean_loss(bench)
+            for step in range(num_steps):
+                before = [p.detach().clone() for p in watched] if step < 3 else []
+                losses.append(bench.step(self._batches[step % len(self._batches)]))
+                if before:
+                    ratios.append(_update_ratio(before, watched))
+                if not math.isfinite(losses[-1]) or time.perf_counter() > self._deadline + 0.5 * self._seconds:
+                    break
+            end = self._mean_loss(bench) if math.isfinite(losses[-1]) else math.nan
+            in_eval = self._eval_loss(bench) if factor == 1.0 and math.isfinite(end) else math.nan
+        except (RuntimeError, ArithmeticError, ValueError, IndexError) as error:
+            # weights that are no longer finite make losses refuse their input; that says the same as a loss of NaN
+            if not losses:
+                raise
+            del error
+            return Attempt(factor, lr, start, math.nan, math.inf, len(losses), median(ratios or [math.nan]))
+        peak = max((loss for loss in losses if math.isfinite(loss)), default=math.inf)
+        if not math.isfinite(end):
+            end, peak = math.nan, math.inf
+        return Attempt(factor, lr, start, end, peak, len(losses), median(ratios or [math.nan]), in_eval)
+
+    def _mean_loss(self, bench: Bench) -> float:
+        with torch.no_grad(), torch.random.fork_rng():  # the same random numbers before and after
+            torch.manual_seed(0)
+            return sum(float(bench.run(batch)[1]) for batch in self._batches) / len(self._batches)
+
+    def _eval_loss(self, bench: Bench) -> float:
+        with _evaluating(bench.model):
+            return self._mean_loss(bench)
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def has_learnt(one: Attempt, start: float, share: float = 0.05) -> bool:
+    """Whether an attempt ended clearly below `start`."""
+    return math.isfinite(one.end) and start - one.end > share * abs(start)
+
+
+def _scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
+    """Multiplies each group's rate (where a warm-up has lowered it: what it rises to) and returns the first one's."""
+    rates = []
+    for group in optimizer.param_groups:
+        lr = max(float(group.get("lr", 0.0)), float(group.get("initial_lr", 0.0))) * factor
+        if isinstance(group.get("lr"), torch.Tensor):
+            group["lr"].fill_(lr)
+        elif "lr" in group:
+            group["lr"] = lr
+        rates.append(lr)
+    return rates[0] if rates else math.nan
+
+
+def _update_ratio(before: list[torch.Tensor], now: list[torch.nn.Parameter]) -> float:
+    ratios = []
+    for old, new in zip(before, now):
+        norm = float(old.double().norm())
+        if norm > 0:
+            ratios.append(float((new.detach().double() - old.double()).norm()) / norm)
+    return median(ratios) if ratios else math.nan

@@ -1,0 +1,33 @@
+"""What a preflight tells: a `Report` about a training that has not begun."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightReport(Report):
+    """A `Report` of checks instead of steps: `numbers` has counts, the loss at the start, and what rates came to."""
+
+    def __str__(self) -> str:
+        lines = [Report.__str__(self), ""]
+        numbers = self.numbers
+        if "loss" in numbers:
+            beside = f"; a model that knows nothing has {numbers['chance']:.4g}" if "chance" in numbers else ""
+            lines.append(f"{'loss at the start':<22}{numbers['loss']:.4g}{beside}")
+        rates = [(key, value) for key, value in numbers.items() if key.startswith("loss at lr ")]
+        for place, (key, value) in enumerate(rates):
+            head = f"after {numbers['num_trial_steps']:g} steps" if not place else ""
+            lines.append(f"{head:<22}{value:.4g} at lr {key.removeprefix('loss at lr ')}")
+        lines.append(f"{'checked':<22}{numbers['num_checks']:g} checks in {numbers['seconds']:.2g} s")
+        return "\n".join(lines)
+
+    def _status_line(self) -> str:
+        said = []
+        for severity, noun in (("critical", "critical problem"), ("warning", "warning"), ("info", "remark")):
+            count = sum(finding.severity == severity for finding in self.findings)
+            if count:
+                said.append(f"{count} {noun}" + ("" if count == 1 else "s"))
+        return f"{self.status.upper()} before the first step: " + (", ".join(said) or "nothing to complain about")

@@ -1,0 +1,265 @@
+"""Sees which functions of torch a training pass calls: losses with what they are given, activations, what breaks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+LOSSES = {
+    *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss"),
+    *("smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss", "gaussian_nll_loss", "soft_margin_loss"),
+    *("multi_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "multilabel_soft_margin_loss"),
+    *("multilabel_margin_loss", "triplet_margin_loss", "cosine_embedding_loss", "ctc_loss"),
+}
+REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+ACTIVATIONS = {
+    *("relu", "relu6", "sigmoid", "tanh", "softmax", "log_softmax", "softplus", "softsign", "hardtanh", "hardsigmoid"),
+    *(
+        "leaky_relu",
+        "elu",
+        "selu",
+        "celu",
+        "gelu",
+        "silu",
+        "exp",
+        "softmin",
+        "logsigmoid",
+        "mish",
+        "hardswish",
+        "dropout",
+    ),
+}
+# Functions with points where their value or derivative is infinite.
+BREAKERS = {
+    *("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "div", "__truediv__", "__rtruediv__", "true_divide", "rdiv"),
+    *("reciprocal", "pow", "__pow__", "__rpow__", "norm", "vector_norm", "std", "var", "acos", "asin", "atanh", "sub"),
+    *("softmax", "log_softmax", "xlogy", "cdist", "normalize", "cosine_similarity", "__rdiv__"),
+}
+# What hands on values as they are, or nearly so: what made them before still counts.
+_CARRIERS = {
+    *("view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "contiguous", "clone"),
+    *("float", "double", "to", "type", "clamp", "clamp_min", "clamp_max", "clip", "__getitem__", "select", "swapaxes"),
+    *("view_as", "reshape_as", "type_as", "movedim", "unflatten", "expand"),
+}
+_SUBTRACTIONS = {"sub", "__sub__", "__rsub__", "rsub", "subtract"}
+
+
+@dataclass(slots=True)
+class LossCall:
+    """One call of a loss of torch.nn.functional.
+
+    Attributes:
+        kind: its name, like "cross_entropy".
+        input, target: what it was given.
+        options: its keyword arguments.
+        made_by: the activation that made its input, and the dimension that it was taken over; None if none did.
+        result: what it returned; None where it raised.
+    """
+
+    kind: str
+    input: Tensor
+    target: Any
+    options: dict[str, Any]
+    made_by: tuple[str, int | None] | None
+    result: Tensor | None = None
+
+    @property
+    def reduction(self) -> str:
+        """ "mean", "sum" or "none"."""
+        return str(self.options.get("reduction", "mean"))
+
+
+@dataclass(slots=True)
+class Activity:
+    """What came out of one activation function."""
+
+    kind: str
+    module: str
+    output: Tensor
+
+
+@dataclass(slots=True)
+class Layer:
+    """What one module with weights was given and gave, when it was first called."""
+
+    name: str
+    module: nn.Module
+    input: Tensor | None
+    output: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that was seen in one pass."""
+
+    losses: list[LossCall] = field(default_factory=list)
+    activities: list[Activity] = field(default_factory=list)
+    layers: dict[str, Layer] = field(default_factory=dict)
+    normalisations: dict[str, Layer] = field(default_factory=dict)
+    broadcast: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    origin: tuple[str, str] | None = None
+    zero_roots: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Watcher(TorchFunctionMode):
+    """Notes what is called while it is entered.
+
+    Args:
+        targets: a subtraction between one of these and something else is looked at for broadcasting.
+        find_origin: look at every result, too, for the first that is not finite although all arguments were.
+    """
+
+    def __init__(self, targets: list[Tensor] = [], *, find_origin: bool = False) -> None:  # noqa: B006
+        super().__init__()
+        self.seen = Seen()
+        self._targets = {t.data_ptr() for t in targets if t.numel()}
+        self._find_origin = find_origin
+        self._made: dict[int, tuple[weakref.ref[Tensor], tuple[str, int | None]]] = {}
+        self._inside: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(getattr(func, "__name__", "")).rstrip("_") if not _is_dunder(func) else func.__name__
+        call = self._loss_call(name, func, args, kwargs)
+        self._look_for_broadcast(name, args)
+        were_finite = not self._find_origin or all(_is_finite(a) for a in args)
+        result = func(*args, **kwargs)
+        if not isinstance(result, Tensor):
+            return result
+        if call is not None:
+            call.result = result
+        elif name in ACTIVATIONS:
+            self._activation(name, args, kwargs, result)
+        elif name in _CARRIERS and args and isinstance(args[0], Tensor):
+            made_by = self.made_by(args[0])
+            if made_by is not None:
+                self._remember(result, made_by)
+        elif name == "log" and args and (self.made_by(args[0]) or ("", None))[0] == "softmax":
+            self._remember(result, ("log_softmax", self.made_by(args[0])[1]))  # type: ignore[index]
+        if self._find_origin and self.seen.origin is None and were_finite and not _is_finite(result):
+            self.seen.origin = (name, self._where())
+        if self._find_origin and name in ("sqrt", "norm", "vector_norm", "std") and _has_zero(result):
+            self.seen.zero_roots.append((name, self._where()))
+        return result
+
+    def made_by(self, tensor: Any) -> tuple[str, int | None] | None:
+        """The activation that made `tensor`, with its dimension (counted from the front)."""
+        ref, what = self._made.get(id(tensor), (None, None))
+        return what if ref is not None and ref() is tensor else None
+
+    @contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Knows meanwhile which module of `model` is at work, and what goes into those with weights."""
+        handles: list[Any] = []
+        for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            handles.append(module.register_forward_pre_hook(self._entering(name, module)))
+            handles.append(module.register_forward_hook(self._leaving(name, module)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _entering(self, name: str, module: nn.Module) -> Any:
+        def enter(_: nn.Module, args: Any) -> None:
+            self._inside.append(name)
+            tensor = args[0] if args and isinstance(args[0], Tensor) else None
+            if _is_normalisation(module):
+                self.seen.normalisations.setdefault(name, Layer(name, module, tensor))
+            elif _has_weight(module):
+                self.seen.layers.setdefault(name, Layer(name, module, tensor))
+
+        return enter
+
+    def _leaving(self, name: str, module: nn.Module) -> Any:
+        def leave(_: nn.Module, args: Any, output: Any) -> None:
+            if self._inside and self._inside[-1] == name:
+                self._inside.pop()
+            layer = self.seen.layers.get(name)
+            if layer is not None and layer.output is None:
+                first = output[0] if isinstance(output, tuple) and output else output
+                layer.output = first if isinstance(first, Tensor) else None
+
+        return leave
+
+    def _where(self) -> str:
+        return self._inside[-1] if self._inside else ""
+
+    def _loss_call(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> LossCall | None:
+        if name not in LOSSES:
+            return None
+        tensors = [a for a in (*args, kwargs.get("input"), kwargs.get("target")) if isinstance(a, Tensor)]
+        if len(tensors) < 2:
+            return None
+        call = LossCall(name, tensors[0], tensors[1], dict(kwargs), self.made_by(tensors[0]))
+        self.seen.losses.append(call)
+        if name in REGRESSION:
+            self._note_broadcast(tensors[0], tensors[1])
+        return call
+
+    def _look_for_broadcast(self, name: str, args: Any) -> None:
+        if name not in _SUBTRACTIONS or len(args) < 2 or not all(isinstance(a, Tensor) for a in args[:2]):
+            return
+        if any(a.numel() and a.data_ptr() in self._targets for a in args[:2]):
+            self._note_broadcast(args[0], args[1])
+
+    def _note_broadcast(self, one: Tensor, other: Tensor) -> None:
+        a, b = tuple(one.shape), tuple(other.shape)
+        try:
+            both = torch.broadcast_shapes(a, b)
+        except RuntimeError:  # they do not fit, which the function will say itself
+            return
+        if a and b and both not in (a, b):
+            self.seen.broadcast = (a, b)
+
+    def _activation(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> None:
+        if name == "dropout":
+            if args and self.made_by(args[0]) is not None:
+                self._remember(result, self.made_by(args[0]))  # type: ignore[arg-type]
+            return
+        dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None)
+        if name in ("softmax", "log_softmax", "softmin") and dim is not None and result.dim():
+            dim %= result.dim()
+        else:
+            dim = None
+        self._remember(result, (name, dim))
+        self.seen.activities.append(Activity(name, self._where(), result.detach()))
+
+    def _remember(self, tensor: Tensor, what: tuple[str, int | None]) -> None:
+        self._made[id(tensor)] = (weakref.ref(tensor), what)
+
+
+def _is_dunder(func: Any) -> bool:
+    return str(getattr(func, "__name__", "")).startswith("__")
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_sparse:
+        return True
+    return bool(torch.isfinite(value.detach()).all())
+
+
+def _has_zero(result: Tensor) -> bool:
+    """Where a root or norm is zero it has no derivative."""
+    return result.is_floating_point() and result.numel() > 0 and bool((result.detach() == 0).any())
+
+
+def _has_weight(module: nn.Module) -> bool:
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return False
+    return any(p is not None and p.dim() >= 2 for p in module._parameters.values())
+
+
+def _is_normalisation(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())

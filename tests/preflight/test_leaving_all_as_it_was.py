@@ -1,0 +1,168 @@
+"""`fastguard.preflight` leaves everything as it was, to the bit: copied or not, also when something raises."""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+from fastguard.tools.preflight import CHECKS
+from fastguard.tools.preflight.evidence import Evidence
+
+SHORT = {"num_steps": 4}
+
+
+class Counting(nn.Module):
+    """Keeps in Python and in a buffer what it has seen; dropout and BatchNorm change on the way as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(8, 3)
+        )
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += len(x)
+        x.mul_(1.0)  # writes to its input
+        return self.layers(x)
+
+
+class Locked(Counting):
+    """Cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def make(kind):
+    torch.manual_seed(1)
+    model = kind()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    batch = torch.randn(16, 6), torch.randint(3, (16,))
+    nn.functional.cross_entropy(model(batch[0].clone()), batch[1]).backward()
+    optimizer.step()  # a state; gradients of an accumulation under way stay
+    model.layers[3].eval()
+    return model, optimizer, batch
+
+
+def state(model, optimizer, batch):
+    return copy.deepcopy(
+        {
+            "model": {name: value.clone() for name, value in model.state_dict().items()},
+            "gradients": [p.grad for p in model.parameters()],
+            "requires_grad": [p.requires_grad for p in model.parameters()],
+            "modes": [m.training for m in model.modules()],
+            "optimizer": optimizer.state_dict(),
+            "batch": batch,
+            "torch": torch.get_rng_state(),
+            "python": random.getstate(),
+        }
+    )
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def versions(model):
+    return [p._version for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("kind", "is_copy"), [(Counting, True), (Locked, False)])
+class TestEverythingIsPutBack:
+    def test_after_a_report(self, kind, is_copy):
+        model, optimizer, batch = make(kind)
+        before, pointers = state(model, optimizer, batch), [p.grad.data_ptr() for p in model.parameters()]
+        counted = versions(model)
+        report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, **SHORT)
+        assert report.numbers["is_copy"] == is_copy and report.numbers["num_failed"] == 0
+        assert same(before, state(model, optimizer, batch))
+        assert pointers == [p.grad.data_ptr() for p in model.parameters()]
+        assert not is_copy or counted == versions(model)  # not even written to
+
+    def test_after_an_error_in_the_loss(self, kind, is_copy):
+        model, optimizer, batch = make(kind)
+        before = state(model, optimizer, batch)
+
+        def broken(output, target):
+            raise RuntimeError("no loss today")
+
+        report = fastguard.preflight(model, optimizer, broken, batch, **SHORT)
+        assert report.status == "critical" and "no loss today" in str(report)
+        assert same(before, state(model, optimizer, batch))
+
+    def test_after_a_check_that_raises(self, kind, is_copy, monkeypatch, caplog):
+        model, optimizer, batch = make(kind)
+        before = state(model, optimizer, batch)
+
+        def odd(evidence):
+            evidence.bench.step(evidence.batches[0])
+            raise KeyError("odd")
+
+        one = CHECKS["rare-classes"]
+        monkeypatch.setitem(CHECKS, "rare-classes", type(one)(*[getattr(one, n) for n in one.__slots__[:-1]], odd))
+        report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, **SHORT)
+        assert report.numbers["num_failed"] == 1 and "KeyError" in str(report)
+        assert "check 'rare-classes' failed" in caplog.text
+        assert same(before, state(model, optimizer, batch))
+
+    def test_after_ctrl_c(self, kind, is_copy, monkeypatch):
+        model, optimizer, batch = make(kind)
+        before = state(model, optimizer, batch)
+
+        def interrupted(self):
+            self.bench.step(self.batches[0])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Evidence, "fit", property(interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, **SHORT)
+        assert same(before, state(model, optimizer, batch))
+
+
+def test_a_loss_that_holds_the_model_itself_is_put_back():
+    model, optimizer, batch = make(Counting)
+    before = state(model, optimizer, batch)
+
+    def loss_fn(output, target):
+        return nn.functional.cross_entropy(output, target) + 1e-3 * sum(p.square().sum() for p in model.parameters())
+
+    report = fastguard.preflight(model, optimizer, loss_fn, batch, **SHORT)
+    assert not report.numbers["is_copy"]
+    assert same(before, state(model, optimizer, batch))
+
+
+def test_a_guard_sees_nothing():
+    model, optimizer, batch = make(Counting)
+    fastguard.wrap(optimizer, model, max_norm=1.0)
+    for kind in (nn.CrossEntropyLoss(), lambda output, target: nn.functional.cross_entropy(output, target)):
+        fastguard.preflight(model, optimizer, kind, batch, **SHORT)
+        assert optimizer.guard.history.num_steps == 0
+
+
+def test_a_loader_gives_the_same_batches_afterwards():
+    data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
+    model, optimizer, _ = make(Counting)
+    orders = []
+    for ask in (False, True):
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(3)
+        )
+        torch.manual_seed(4)
+        if ask:
+            fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), loader, **SHORT)
+        orders.append([x for x, _ in loader])
+    assert same(*orders)
