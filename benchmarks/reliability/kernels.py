@@ -108,7 +108,7 @@ def hold_row(row: TensorRow, truth: Truth, *, exact: bool, what: str) -> None:
         if len(truth.finite):
             # Beyond the range of squares the spread comes from norm and mean: the root of what their rounding leaves.
             digits = 1e-13 if 1e-130 < truth.rms < 1e150 else 1e-6
-            _hold(row.std, truth.std, 1e-4 * truth.std + digits * truth.rms + 2 * _SUBNORMAL, f"{what}: std")
+            _hold(row.std, truth.std, 1e-4 * truth.std + digits * truth.rms + 4 * _SUBNORMAL, f"{what}: std")
     if columns.in_range(row.sum_sq):
         _hold(math.sqrt(row.sum_sq), truth.norm, relative * truth.norm, f"{what}: sum_sq")
     norm = math.nan if truth.row.num_nans else math.inf if truth.row.num_infs else row.finite_norm
