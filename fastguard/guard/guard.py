@@ -19,10 +19,12 @@ from ..report import Report, build_report
 from ..stats import StepStats, values
 from .checkup import Checkup
 from .endings import hold, let_go
+from .evidence import EvidenceSampling, checked
 from .facts import ModelFacts
 from .hooks import Hooks
 from .judge import Judge
 from .ledger import Ledger
+from .loss_graph import facts_of_loss
 from .policies import ClipPolicy, GivenPolicy, as_policy
 from .run import Run, held_weakly
 from .sampling import Sampling
@@ -61,7 +63,7 @@ class Guard:
         check_every: int | None = None,
         objective: str | None = None,
     ) -> None:
-        namer = Namer(model)
+        self._namer = namer = Namer(model)
         namer.check(optimizers)
         backend = kernels.resolve_backend(backend)
         self.run = Run(optimizers, proxies, namer, clip=clip, skip_nonfinite=skip_nonfinite, backend=backend)
@@ -69,8 +71,10 @@ class Guard:
         self.ledger = Ledger(self.run.ring, self.run.failures, sinks, max_consecutive_skips)
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)
         self._objective = objective
+        self._is_loss_new = True
         self._facts = ModelFacts(model, optimizers, namer, backend)
-        self.sampling = Sampling(self.run, self.judge, self._facts, model, activations, weights)
+        evidence = EvidenceSampling(self.run, model, optimizers)
+        self.sampling = Sampling(self.run, self.judge, self._facts, evidence, model, activations, weights)
         if activations is not None:
             self.ledger.fetch = held_weakly(self.sampling.attach_arrived)
         self._hooks = [Hooks(self.run, member, self.judge, self.ledger, self.sampling) for member in self.run.members]
@@ -167,6 +171,8 @@ class Guard:
 
         Cost: no sync. A tensor on the device of the gradients is copied there: one launch.
         """
+        if self._is_loss_new and loss is not None:
+            self._look_at_loss(loss)
         if val_loss is None and loss is not None and self.judge.waits and self.run.ring.note_loss(loss):
             return  # the ordinary case: one more number in the header
         self.judge.observe(loss, val_loss)
@@ -279,6 +285,7 @@ class Guard:
             "version": 1,
             **self.ledger.state_dict(self.run.step),
             "checkup": self._checkup.state_dict(),
+            "evidence": self.sampling.state_dict(),
             "clip": None if self.run.clip is None else self.run.clip.state_dict(),
         }
 
@@ -303,6 +310,7 @@ class Guard:
         checkup = state.get("checkup")
         if checkup is not None:
             values.entry(state, "checkup", self._checkup.check_state)
+        evidence = None if state.get("evidence") is None else values.entry(state, "evidence", checked)
         if state["clip"] is not None and not isinstance(state["clip"], Mapping):
             raise values.MisfitError(f"must be a dict or None, got {type(state['clip']).__name__}", ("clip",))
         if self.run.clip is not None and state["clip"] is not None:
@@ -310,6 +318,10 @@ class Guard:
         self.flush()
         self.ledger.go_on(history, skipped_run, skipped_tensors)
         self.run.step = step
+        if evidence is None:
+            self.sampling.forget()
+        else:
+            self.sampling.load_state_dict(evidence, self.history.model.overwritten)
         if checkup is not None:
             self._checkup.load_state_dict(checkup)
 
@@ -324,19 +336,30 @@ class Guard:
                 f"`state` does not suit the clip policy {policy!r}: {error} - at `state['clip']`"
             ) from error
 
-    def _settings(self) -> dict[str, Any]:
-        """What is told to the guard, as facts."""
+    def _seen(self) -> dict[str, Any]:
+        """What was told to the guard, and what it saw, as facts."""
         run = self.run
         limit = None if run.clip is None else run.clip.limit
         return {
+            **self.sampling.facts(),
             "objective": self._objective,
             "clip_limit": limit if isinstance(limit, (int, float)) else None,
             "has_scaler": run.has_scaler if run.step else None,
         }
+
+    def _look_at_loss(self, loss: Any) -> None:
+        """Tells the rules what the graph of the first observed loss says of it."""
+        self._is_loss_new = False
+        with self.run.failures.kept("model facts", "The rules do not know what loss it is."):
+            known = {id(p) for p, _ in self._namer.known()}
+            if known:
+                groups = [group for member in self.run.members for group in member.optimizer.param_groups]
+                known.update(id(p) for group in groups for p in group["params"])
+            self.history.note_model(**facts_of_loss(loss, known or None))
 
     def _note_facts(self) -> None:
         """Tells the rules what is so now of model and optimizers."""
         optimizers = [member.optimizer for member in self.run.members if member.is_alive]
         if optimizers:
             with self.run.failures.kept("model facts", "The rules may not know how optimizer and model are set now."):
-                self.history.note_model(**self._facts.now(optimizers), **self._settings())
+                self.history.note_model(**self._facts.now(optimizers), **self._seen())

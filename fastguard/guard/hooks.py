@@ -83,7 +83,6 @@ class Hooks:
         self._told: set[str] = set()
         self._depth = 0  # of steps under way that went the long way; more than 1 where a step calls its parent's
         self._silent = False
-        self._has_more_to_do = True  # after a step; a call saved in each one counts
         self._take_step: Any = cpu.take_step
         self._may_be_short = (
             len(run.members) == 1
@@ -127,6 +126,8 @@ class Hooks:
                 return self._go_the_long_way(optimizer, args, kwargs)
             started = _perf_counter()
             ring, clip, step = run.ring, run.clip, run.step
+            if step >= run.wakes_at:
+                self._sampling.begin_step(step)
             if ring.num_open >= ring.limit:
                 self._ledger.deliver()
             elif ring.num_open and self._ledger.writes_lines:
@@ -230,6 +231,7 @@ class Hooks:
             self._give_back_late()  # of a step that raised before its post-hook ran
         self._depth = 0
         if self._member.is_paused:
+            self._sampling.forget()
             return None
         self._depth = 1
         self._evaluations = 0
@@ -237,7 +239,10 @@ class Hooks:
         self._run.has_scaler = self._run.has_scaler or handed is None or handed.from_scaler
         self._silent = handed is None or (bool(kwargs) and _is_state_initialisation(optimizer, kwargs))
         if handed is None or self._silent:
+            self._sampling.forget()
             return None
+        if self._run.step >= self._run.wakes_at and self._judge.is_between_steps:
+            self._sampling.begin_step(self._run.step)
         if self._weights is not None:
             self._weights.before(optimizer)
             started = _perf_counter()
@@ -365,8 +370,8 @@ class Hooks:
             elif self._undo is not None:
                 self._undo.give_back()
                 self._undo = None
-            if self._has_more_to_do and not self._silent and not self._member.is_paused:
-                self._has_more_to_do = self._sampling.end_step()
+            if self._run.has_more_to_do and not self._silent and not self._member.is_paused:
+                self._run.has_more_to_do = self._sampling.end_step()
             self._silent = False
         except BaseException:
             self._scaler.abandon(optimizer)

@@ -77,6 +77,11 @@ class Judge:
         """Records that were given up."""
         return self.onboard.flights.num_dropped
 
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether all optimizers have followed the last decision."""
+        return self._decision is None
+
     def step_of(self, member: Member) -> int:
         """Number of the step that `member` is about to take."""
         decision = self._decision
@@ -165,6 +170,7 @@ class Judge:
         if waits is not self.waits:
             self.flush()
             self.waits = waits
+        run.may_wait = waits
 
     def _engine_on(self, device: torch.device) -> type[Engine] | None:
         return self._engine_for(device, self._run.backend)

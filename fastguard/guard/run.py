@@ -63,7 +63,10 @@ class Run:
         failures: what of the guard raised and was kept from the training.
         fingerprint: of the parameters that the names are of; None before the first step.
         known_names: of all parameters, as they were at the step just judged.
+        may_wait: whether the host may wait for what it reads of tensors, as it does on the CPU.
         has_scaler: whether a GradScaler has been seen at work.
+        wakes_at: from which step on there is something to see beside the gradients, ahead of it.
+        has_more_to_do: whether there is, after the step; a call saved in each one counts.
         is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
     """
 
@@ -85,7 +88,10 @@ class Run:
         self.ring = Ring()
         self.step = 0
         self.failures = Failures()
+        self.may_wait = True
         self.has_scaler = False
+        self.wakes_at = 0
+        self.has_more_to_do = True
         self.is_short = False
         self._namer = namer
         self.known_names: tuple[str, ...] = ()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..activations import ActivationMonitor, Replay, replay
 from ..weights import Sample, WeightSampler
+from .evidence import EvidenceSampling
 from .facts import ModelFacts
 from .judge import Judge
 from .run import Member, Run
@@ -76,6 +77,7 @@ class Sampling:
         run: Run,
         judge: Judge,
         facts: ModelFacts,
+        evidence: EvidenceSampling,
         model: torch.nn.Module | None,
         monitor: ActivationMonitor | None,
         weights: Mapping[str, Any] | None,
@@ -83,7 +85,7 @@ class Sampling:
         self.monitor = monitor
         if monitor is not None:
             monitor.failures = run.failures
-        self._run, self._judge, self._facts = run, judge, facts
+        self._run, self._judge, self._facts, self._evidence = run, judge, facts, evidence
         self._model = None if model is None else weakref.ref(model)
         self._weights = {
             member.index: WeightSampling(
@@ -96,9 +98,30 @@ class Sampling:
         """What samples the weights of one optimizer; None if nothing does."""
         return self._weights.get(member.index)
 
+    def begin_step(self, step: int) -> None:
+        """Ahead of a step at which there is something to see before it is judged."""
+        self._evidence.begin_step(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where a resumed run goes on."""
+        return self._evidence.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], overwritten: Sequence[str]) -> None:
+        """Goes on from what `evidence.checked` gave."""
+        self._evidence.load_state_dict(state, overwritten)
+
+    def forget(self) -> None:
+        """A step is taken that nobody sees, or the run goes on from another place."""
+        self._evidence.forget()
+
+    def facts(self) -> dict[str, Any]:
+        """What was found out about the model."""
+        return self._evidence.facts()
+
     def end_step(self) -> bool:
         """The step just judged is over. Whether to tell this of the next one, too."""
         is_counting = self._facts.step_taken()
+        is_counting = self._evidence.end_step(is_whole=self._judge.is_between_steps) or is_counting
         if self.monitor is None:
             return is_counting
         with self._run.failures.kept(_ACTIVATIONS, _LEFT_OUT):
@@ -120,6 +143,7 @@ class Sampling:
 
     def arrive_all(self) -> None:
         """Hands over everything, waiting for what is on its way."""
+        self._evidence.attach()
         if self.monitor is not None:
             with self._run.failures.kept(_ACTIVATIONS, _LEFT_OUT):
                 self.monitor.flush()
@@ -129,12 +153,19 @@ class Sampling:
         """Hands over everything and removes all hooks."""
         self.arrive_all()
         self._facts.close()
+        self._evidence.close()
         if self.monitor is not None:
             self.monitor.detach()
 
-    def paused(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
         """For passes through the model that are no part of the training."""
-        return contextlib.nullcontext() if self.monitor is None else self.monitor.paused()
+        before = self._evidence.pause(True)
+        try:
+            with contextlib.nullcontext() if self.monitor is None else self.monitor.paused():
+                yield
+        finally:
+            self._evidence.pause(before)
 
     def replay(self, forward: Callable[[], Any]) -> Replay:
         """Watches all modules through one more forward pass; adds it to the step just taken, if that was skipped."""

@@ -77,6 +77,7 @@ class TrainingHistory(Series):
         updates: the median update ratio of the sampled steps: the first, the largest, the newest 64 (`UpdateRatios`).
         validations: the newest 256 validation losses, each with the training loss at that time.
         model: what the guard told of the model (`ModelNotes`).
+        has_ended: whether this is the whole of a run, as a log is taken to be; not saved.
         revision: grows with every change; not saved.
 
     Cost: bounded memory: about 0.4 KB a step of the window, 0.1 MB for the overview, 0.5 KB a tensor, and 1 KB a
@@ -89,6 +90,7 @@ class TrainingHistory(Series):
         self.window = window
         self.last: StepStats | None = None
         self.revision = 0
+        self.has_ended = False
         self._reset()
 
     def _reset(self) -> None:
@@ -272,6 +274,7 @@ class TrainingHistory(Series):
         """As `from_jsonl`, of what `fastguard.sinks.read_jsonl` gave; errors name `path`."""
         history = cls(window)
         fill(history, log, path)
+        history.has_ended = True
         return history
 
     def _note_nonfinite(self, event: NonFiniteEvent) -> None:

@@ -45,8 +45,22 @@ class ModelNotes:
         num_left_gradients: of the `num_watched_backwards` first steps that were watched, twenty at most, how many took
             gradients to which those of the step before had been added: nothing had cleared them in between.
         overwritten: parameters that changed between two steps while nothing under a guard stepped; of sixteen that are
-            looked at, a few elements each, at one step in twenty. Not what was put back before the next step.
+            looked at, a few elements each, at one step in twenty or fewer. Not what was put back before the next step.
         num_overwritten: at how many of the `num_compared` steps that were looked at some had changed.
+        loss_ops: what autograd recorded from the first observed loss down, outermost first, sixteen at most: such as
+            ("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"). Empty where the loss came without its graph.
+        num_foreign_parameters: parameters in that graph that are neither the model's nor under guard: those of another
+            network, as in a game; None if not known.
+        loss_kind: what loss the gradient of the model's output belongs to: "cross-entropy" (with a softmax of its own),
+            "negative log-likelihood", "log of the output", "binary cross-entropy with logits", "binary cross-entropy",
+            "squared error", "absolute error", "zero"; empty where it is none of them, or not known. A squared error
+            is one where a loss is among `squared_losses`.
+        squared_losses: what a mean squared error would have been in the first passes that were looked at.
+        target_top_share, num_target_classes, num_targets: of a loss over classes, the share of the most frequent
+            class, how many there are, and in how many targets.
+        target_batch_top_share: the share of the most frequent class within a batch, on average.
+        target_range, target_mean, target_std, target_binary_share: of a squared error's targets; the last is the share
+            that is 0 or 1.
         objective: "minimise", "game" or "reward", as told to `wrap`; empty: not told.
         num_changes: how often a fact became another; not saved.
     """
@@ -75,6 +89,18 @@ class ModelNotes:
     overwritten: tuple[str, ...] = ()
     num_overwritten: int | None = None
     num_compared: int | None = None
+    loss_ops: tuple[str, ...] = ()
+    num_foreign_parameters: int | None = None
+    loss_kind: str = ""
+    squared_losses: tuple[float, ...] = ()
+    target_top_share: float | None = None
+    target_batch_top_share: float | None = None
+    num_target_classes: int | None = None
+    num_targets: int | None = None
+    target_range: tuple[float, ...] = ()
+    target_mean: float | None = None
+    target_std: float | None = None
+    target_binary_share: float | None = None
     objective: str = ""
     num_changes: int = field(default=0, compare=False)
 
@@ -184,15 +210,20 @@ def _objective(value: Any) -> str:
 _FACTS = tuple(fact.name for fact in fields(ModelNotes) if fact.compare)
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("names", "not_in_optimizer", "without_gradient", "zero_lr"), _texts),
-    **dict.fromkeys(("last_modules", "last_operations", "dtypes", "overwritten"), _texts),
+    **dict.fromkeys(("last_modules", "last_operations", "loss_ops", "dtypes", "overwritten"), _texts),
     "initialization": _usable,
     "dropout": _shares,
     "module_kinds": _counts,
     **dict.fromkeys(("decay_per_step", "initial_lr", "clip_limit"), _number),
-    **dict.fromkeys(("num_left_gradients", "num_watched_backwards", "num_overwritten", "num_compared"), values.count),
+    **dict.fromkeys(("num_left_gradients", "num_watched_backwards", "num_overwritten"), values.count),
+    **dict.fromkeys(("num_compared", "num_foreign_parameters", "num_target_classes", "num_targets"), values.count),
+    **dict.fromkeys(
+        ("target_top_share", "target_batch_top_share", "target_mean", "target_std", "target_binary_share"), _number
+    ),
+    **dict.fromkeys(("target_range", "squared_losses"), lambda value: tuple(values.each(_number, value))),
     "backward_per_step": values.count,
     **dict.fromkeys(("has_scheduler", "has_scaler"), values.truth),
-    "autocast": values.text,
+    **dict.fromkeys(("autocast", "loss_kind"), values.text),
     "optimizer_settings": _settings,
     "objective": _objective,
     "steps_per_epoch": _length,

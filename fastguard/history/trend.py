@@ -133,6 +133,11 @@ class Trend(Part):
         return 1
 
     @property
+    def firsts(self) -> list[float]:
+        """The first twenty values."""
+        return list(self._firsts)
+
+    @property
     def std(self) -> float:
         """Spread of the values around their course; 0.0 before the twentieth."""
         return math.sqrt(self._var)

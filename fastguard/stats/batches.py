@@ -15,7 +15,7 @@ class BatchSample:
     """One forward pass of the whole model: the first floating-point tensor that it was given (the first tensor, if none
     is) and the first one that it returned (one with dimensions goes first).
 
-    All figures are of a strided sample of at most 16 384 elements of each, NaN and Inf left out; NaN stands for what
+    All figures are of a strided sample of at most 4096 elements of each, NaN and Inf left out; NaN stands for what
     cannot be told, such as the spread of a batch of one.
 
     Attributes:

@@ -101,7 +101,12 @@ def test_backward_passes_of_a_step_are_counted_for_four_steps(passes: int) -> No
         optimizer.step()
         optimizer.zero_grad()
     assert notes_of(optimizer).backward_per_step == passes
-    assert not first._post_accumulate_grad_hooks
+    for _ in range(17):  # left gradients are watched longer
+        assert len(first._post_accumulate_grad_hooks) == len(first._backward_hooks) == 1
+        model(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+    assert not first._post_accumulate_grad_hooks and not first._backward_hooks
+    assert notes_of(optimizer).backward_per_step == passes
 
 
 def test_no_trace_is_left() -> None:

@@ -1,0 +1,201 @@
+"""What the gradient of the model's output says of loss and targets, which a guard does not see."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from typing import Any
+
+import torch
+
+from ..activations.outputs import leaves
+from ..stats.failures import Failures
+
+MAX_ROWS = 4096
+NUM_LOOKED_AT = 8
+_TOLERANCE = 2e-3
+_ALL_BUT = 0.01  # elements that rounding may spoil
+
+
+class LossGradient:
+    """Hooks on the output of some training passes, which read its gradient once: of eight passes at most.
+
+    The gradient of a loss with respect to the model's output has a form of its own: of a cross-entropy its rows are a
+    softmax less a one, of a squared error it is the distance from the targets. So the kind of the loss can be told, and
+    the targets be found, up to a factor for what the loss is scaled by.
+
+    Attributes:
+        facts: `loss_kind` and what is known of the targets.
+
+    Cost: a tensor hook, and 0.1 ms for an output of 8192 elements, at eight passes of a run.
+    """
+
+    def __init__(self, failures: Failures) -> None:
+        self.facts: dict[str, Any] = {}
+        self._failures = failures
+        self._left = NUM_LOOKED_AT
+        self._kinds: Counter[str] = Counter()
+        self._classes: Counter[int] = Counter()
+        self._targets: list[tuple[float, float, float, float]] = []
+        self._losses: list[float] = []
+        self._tops: list[float] = []
+
+    def watch(self, returned: Any) -> None:
+        """Has the gradient of the output looked at when it is there: of the first tensor with dimensions in it."""
+        if not self._left:
+            return
+        floating = [y for _, y in leaves(returned) if y.is_floating_point() and y.requires_grad]
+        output = next((y for y in floating if y.dim()), None)
+        if output is not None and type(output) is torch.Tensor and output.is_cpu:
+            self._left -= 1
+            output.register_hook(_Look(self, output.detach()))
+
+    def look(self, output: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Takes an output and the gradient of the loss with respect to it."""
+        with self._failures.kept("loss gradient", "The rules do not know what loss it is."), torch.no_grad():
+            if gradient.shape != output.shape or gradient.layout is not torch.strided or not gradient.numel():
+                return
+            kind, targets = kind_of_loss(output, gradient)
+            self._kinds[kind] += 1
+            self.facts["loss_kind"] = self._kinds.most_common(1)[0][0]
+            if kind in CLASSIFYING and targets is not None:
+                self._classes.update(targets.flatten().tolist())
+                total = sum(self._classes.values())
+                counts = Counter(targets.flatten().tolist())
+                self._tops.append(counts.most_common(1)[0][1] / counts.total())
+                self.facts["target_batch_top_share"] = sum(self._tops) / len(self._tops)
+                self.facts["target_top_share"] = self._classes.most_common(1)[0][1] / total
+                self.facts["num_target_classes"] = len(self._classes)
+                self.facts["num_targets"] = total
+            elif targets is not None:
+                self._take_numbers(targets, gradient)
+
+    def _take_numbers(self, targets: torch.Tensor, gradient: torch.Tensor) -> None:
+        """The targets that a mean squared error would have, and the losses that would prove it to be one."""
+        x = targets.double()
+        self._targets.append((float(x.min()), float(x.max()), float(x.mean()), float(x.std(correction=0))))
+        low, high, means, stds = zip(*self._targets)
+        self.facts["target_range"] = (min(low), max(high))
+        self.facts["target_mean"] = sum(means) / len(means)
+        self.facts["target_std"] = sum(stds) / len(stds)
+        away = gradient.double() * (gradient.numel() / 2.0)
+        self._losses.append(float(away.square().mean()))
+        self.facts["squared_losses"] = tuple(self._losses)
+        ends = (x.abs() < 1e-3) | ((x - 1.0).abs() < 1e-3)
+        self.facts["target_binary_share"] = float(ends.double().mean())
+
+
+class _Look:
+    """The hook; keeps nothing alive but the values of the output, until backward has passed."""
+
+    def __init__(self, owner: LossGradient, output: torch.Tensor) -> None:
+        self._owner = weakref.ref(owner)
+        self._output: torch.Tensor | None = output
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        owner, output = self._owner(), self._output
+        self._output = None
+        if owner is not None and output is not None:
+            owner.look(output, gradient)
+
+
+CLASSIFYING = ("cross-entropy", "binary cross-entropy with logits", "binary cross-entropy", "log of the output",
+               "negative log-likelihood")  # fmt: skip
+
+
+def kind_of_loss(output: torch.Tensor, gradient: torch.Tensor) -> tuple[str, torch.Tensor | None]:
+    """The kind of loss that has this gradient, and its targets: classes, or for a squared error numbers.
+
+    Args:
+        output: [..., C], what the loss was given.
+        gradient: the same shape; of any scale.
+
+    Returns:
+        "cross-entropy" (its own softmax included), "negative log-likelihood" (of the output as it is), "log of the
+        output", "binary cross-entropy with logits", "binary cross-entropy", "squared error", "absolute error"; "zero"
+        where all of it is zero, "" where it is none of them. A squared error is taken for one with the mean over all
+        elements, and what fits nothing else counts as one until the losses tell; the others need no scale.
+
+    >>> y = torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]], requires_grad=True)
+    >>> torch.nn.functional.cross_entropy(y, torch.tensor([0, 1])).backward()
+    >>> kind, classes = kind_of_loss(y.detach(), y.grad)
+    >>> kind, classes.tolist()
+    ('cross-entropy', [0, 1])
+    """
+    y, g = output.detach().double(), gradient.detach().double()
+    if not bool(g.any()):
+        return "zero", None
+    if not bool(torch.isfinite(y).all() and torch.isfinite(g).all()):
+        return "", None
+    if y.dim() > 1 and y.shape[-1] > 1:
+        for rows, of in _as_rows(y, g):
+            found = _of_classes(rows, of)
+            if found is not None:
+                return found
+    flat, grads = y.flatten()[: 16 * MAX_ROWS], g.flatten()[: 16 * MAX_ROWS]
+    found = _of_pairs(flat, grads)
+    if found is not None:
+        return found
+    size = grads.abs()
+    if bool((size[size > 0] - size.max()).abs().max() <= _TOLERANCE * size.max()):
+        return "absolute error", None
+    return "squared error", flat - grads * (output.numel() / 2.0)
+
+
+def _as_rows(y: torch.Tensor, g: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """With the classes last, and, of more than two dimensions, with the classes second too, as cross_entropy has it."""
+    width = y.shape[-1]
+    pairs = [(y.reshape(-1, width)[:MAX_ROWS], g.reshape(-1, width)[:MAX_ROWS])]
+    if y.dim() > 2 and y.shape[1] > 1:
+        a, b = y.movedim(1, -1), g.movedim(1, -1)
+        pairs.append((a.reshape(-1, a.shape[-1])[:MAX_ROWS], b.reshape(-1, b.shape[-1])[:MAX_ROWS]))
+    return pairs
+
+
+def _of_classes(y: torch.Tensor, g: torch.Tensor) -> tuple[str, torch.Tensor] | None:
+    used = g.abs().amax(1) > 0  # padding has no gradient
+    y, g = y[used], g[used]
+    if not len(y):
+        return None
+    num_negative = (g < 0).sum(1)
+    largest = g.abs().amax(1, keepdim=True)
+    classes = g.argmin(1)
+    if bool(((g.abs() > 1e-12 * largest).sum(1) == 1).all()) and bool((num_negative == 1).all()):
+        at = classes[:, None]
+        scales = -(g.gather(1, at) * y.gather(1, at)).flatten()
+        if _is_constant(scales) and bool((scales > 0).all()) and len(scales) > 1:
+            return "log of the output", classes
+        if _is_constant(g.gather(1, at).flatten()):
+            return "negative log-likelihood", classes
+        return None
+    is_balanced = g.sum(1).abs() <= _TOLERANCE * largest.flatten()
+    if float((~is_balanced).double().mean()) > _ALL_BUT or float((num_negative != 1).double().mean()) > _ALL_BUT:
+        return None
+    p = torch.softmax(y, 1)
+    one = torch.nn.functional.one_hot(classes, y.shape[1]).double()
+    away = p - one
+    scale = (g * away).sum(1, keepdim=True) / away.square().sum(1, keepdim=True)
+    fits = (g - scale * away).abs().amax(1) <= 10 * _TOLERANCE * largest.flatten()
+    return ("cross-entropy", classes) if float((~fits).double().mean()) <= _ALL_BUT else None
+
+
+def _of_pairs(y: torch.Tensor, g: torch.Tensor) -> tuple[str, torch.Tensor] | None:
+    if len(y) < 4:
+        return None
+    is_one = g < 0
+    p = torch.sigmoid(y)
+    if _is_constant(torch.where(is_one, -g / (1 - p).clamp_min(1e-12), g / p.clamp_min(1e-12))):
+        return "binary cross-entropy with logits", is_one.long()
+    if bool(((y >= 0) & (y <= 1)).all()) and _is_constant(torch.where(is_one, -g * y, g * (1 - y))):
+        return "binary cross-entropy", is_one.long()
+    return None
+
+
+def _is_constant(x: torch.Tensor) -> bool:
+    """Whether all but one in a hundred of `x` are their median, to within rounding."""
+    middle = float(x.median())
+    if middle == 0.0 or not math.isfinite(middle):
+        return False
+    off = (x / middle - 1.0).abs() > 10 * _TOLERANCE
+    return float(off.double().mean()) <= _ALL_BUT

@@ -1,0 +1,411 @@
+"""What goes into the model and comes out of it, sampled: which passes are looked at, and what is read of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import math
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from guard_helpers import assert_identical, make_model, snapshot, take_step, train
+from torch import nn
+
+import fastguard
+from fastguard.guard.batches import sample_of
+from fastguard.stats import BatchSample
+
+
+def guarded(model: nn.Module, **settings: Any) -> Any:
+    return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, **settings)
+
+
+def batches_of(optimizer: Any) -> list[tuple[int, BatchSample]]:
+    optimizer.guard.flush()
+    return list(optimizer.guard.history.batches)
+
+
+def step(model: nn.Module, optimizer: Any, x: torch.Tensor, num_passes: int = 1) -> None:
+    optimizer.zero_grad()
+    for _ in range(num_passes):
+        model(x).square().mean().backward()
+    optimizer.step()
+
+
+def sampled(x: Any, y: Any, **kwargs: Any) -> BatchSample:
+    found = sample_of((x,), kwargs, y, True, True)
+    assert found is not None
+    return found
+
+
+# --- which passes ---
+
+
+@pytest.mark.parametrize("num_passes", [1, 3])
+def test_the_first_three_then_one_in_twenty(num_passes: int) -> None:
+    model, x = make_model(), torch.randn(5, 6)
+    optimizer = guarded(model)
+    for _ in range(70):
+        step(model, optimizer, x, num_passes)
+    steps = [at for at, _ in batches_of(optimizer)]
+    assert steps == ([0, 1, 2, 22, 42, 62] if num_passes == 1 else [0, 0, 0, 20, 40, 60])
+    assert all(batch.training and batch.with_grad for _, batch in batches_of(optimizer))
+
+
+def test_the_first_pass_of_an_evaluation_is_looked_at_and_no_other() -> None:
+    model, x = make_model(), torch.randn(5, 6)
+    optimizer = guarded(model)
+    for number in range(60):
+        step(model, optimizer, x)
+        if number % 10 == 9:
+            model.eval()
+            with torch.no_grad():
+                for _ in range(4):
+                    model(x + 1)
+            model.train()
+    seen = [(at, batch.with_grad) for at, batch in batches_of(optimizer) if not batch.training]
+    assert seen == [(10, False), (30, False), (50, False)]  # with the record of the step after; once in twenty
+
+
+def test_training_mode_without_autograd_is_told_apart() -> None:
+    model, x = make_model(), torch.randn(5, 6)
+    optimizer = guarded(model)
+    step(model, optimizer, x)
+    with torch.no_grad():
+        model(x)
+    model.eval()
+    model(x)  # only the first after training
+    assert [(b.training, b.with_grad) for _, b in batches_of(optimizer)] == [(True, True), (True, False)]
+
+
+def test_an_actor_that_acts_between_all_steps_is_looked_at_now_and_then() -> None:
+    model, x = make_model(), torch.randn(5, 6)
+    optimizer = guarded(model)
+    for _ in range(50):
+        with torch.no_grad():
+            model(x)
+        step(model, optimizer, x)
+    assert len([1 for _, batch in batches_of(optimizer) if not batch.with_grad]) == 3
+
+
+def test_passes_while_paused_or_detached_are_not_looked_at() -> None:
+    model, x = make_model(), torch.randn(5, 6)
+    optimizer = guarded(model)
+    with optimizer.guard.paused():
+        step(model, optimizer, x)
+    assert not batches_of(optimizer)
+    step(model, optimizer, x)
+    assert len(batches_of(optimizer)) == 1
+    optimizer.guard.detach()
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_they_come_with_the_record_of_their_step_and_into_the_log(tmp_path: Any) -> None:
+    model, x = make_model(), torch.randn(5, 6)
+    memory = fastguard.MemorySink()
+    optimizer = guarded(model, sinks=[memory, fastguard.JsonlSink(tmp_path / "run.jsonl")], max_norm=1e9)
+    for _ in range(45):
+        step(model, optimizer, x)
+    with torch.no_grad():
+        model(x)  # after the last step: with that one's record
+    optimizer.guard.close()
+    assert [record.step for record in memory.records if record.batches] == [0, 1, 2, 22, 42, 44]
+    read = fastguard.TrainingHistory.from_jsonl(tmp_path / "run.jsonl")
+    assert list(read.batches) == list(optimizer.guard.history.batches)
+    assert list(read.grad_cosines) == list(optimizer.guard.history.grad_cosines) and len(read.grad_cosines) > 20
+    assert read.model == optimizer.guard.history.model
+
+
+@pytest.mark.parametrize("closure", [False, True])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.LBFGS])
+def test_training_is_the_same_to_the_bit(closure: bool, make: Any) -> None:
+    if make is torch.optim.LBFGS and not closure:
+        pytest.skip("LBFGS takes a closure")
+    plain = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model = copy.deepcopy(plain)
+    optimizers = make(plain.parameters(), lr=0.1), fastguard.wrap(make(model.parameters(), lr=0.1), model)
+    num_steps = 4 if make is torch.optim.LBFGS else 45
+    for one, optimizer in zip((plain, model), optimizers, strict=True):
+        torch.manual_seed(5)
+        train(one, optimizer, range(num_steps), closure=closure)
+    assert_identical(snapshot(model, optimizers[1]), snapshot(plain, optimizers[0]))
+    assert_identical(dict(model.named_buffers()), dict(plain.named_buffers()))
+
+
+# --- what is read ---
+
+
+def test_figures() -> None:
+    x = torch.tensor([[1.0, 2.0, -3.0, 7.0], [1.0, 4.0, -3.0, math.nan]])
+    y = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
+    found = sampled(x, y)
+    assert (found.num_samples, found.input_abs_max, found.input_num_nonfinite) == (2, 7.0, 1)
+    assert found.input_mean == pytest.approx(9 / 7) and found.input_constant_share == 0.5
+    assert (found.output_min, found.output_max, found.output_width) == (0.25, 0.75, 2)
+    assert (found.output_mean, found.output_spread) == (0.5, pytest.approx(0.125))
+    assert (found.output_is_unit, found.output_rows_sum_to_one, found.input_is_integer) == (True, True, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(7, 3), (1, 9, 1000), (2, 3, 70_000), (600, 50), (3, 5, 4, 11)])
+def test_outputs_of_a_softmax_add_up_to_one(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    y = torch.randn(shape).to(dtype).softmax(-1)
+    found = sampled(torch.randn(shape[0], 2), y)
+    assert found.output_is_unit and found.output_width == shape[-1]
+    assert found.output_rows_sum_to_one is (shape[-1] <= 65536)
+    assert not sampled(torch.randn(shape[0], 2), torch.randn(shape).to(dtype).sigmoid()).output_rows_sum_to_one
+
+
+def test_the_same_answer_to_every_input_has_no_spread() -> None:
+    x = torch.randn(16, 3)
+    assert sampled(x, torch.full((16, 5), 1 / 3).cumsum(1)).output_spread == 0.0
+    assert sampled(x, torch.randn(16, 5)).output_spread == pytest.approx(1.0, abs=0.3)
+    assert math.isnan(sampled(x[:1], torch.randn(1, 5)).output_spread)
+    assert sampled(x[:1], torch.randn(1, 7, 5)).output_spread > 0.5  # one sequence: its places are the samples
+
+
+def test_equal_batches_have_equal_digests() -> None:
+    y = torch.ones(64, 1)
+    images = torch.randn(64, 3, 32, 32)
+    assert sampled(images, y).input_digest == sampled(images.clone(), y).input_digest
+    tokens = torch.randint(0, 1000, (64, 100))
+    others = [images.flip(0), images * 2, images.double(), images.reshape(64, -1), tokens, tokens.flip(0), tokens.int()]
+    digests = {sampled(x, y).input_digest for x in (images, *others)}
+    assert len(digests) == 7 and all(0 <= digest < 2**63 for digest in digests)
+    assert sampled(torch.arange(40.0).reshape(4, 10), y).input_digest == 7031326959023229206  # in any process
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(4, 5000),
+        torch.randn(2000, 3),
+        torch.randn(8, 3, 64, 64).to(memory_format=torch.channels_last),
+        torch.randn(300, 40, 30).transpose(0, 2),
+        torch.randn(5),
+        torch.tensor(3.0),
+        torch.randn(6, 1).expand(6, 90_000),
+        torch.randint(0, 2, (9, 4), dtype=torch.bool),
+        torch.randint(0, 255, (9, 4), dtype=torch.uint8),
+        torch.randn(4, 4, dtype=torch.complex64).conj(),
+        torch.randn(40, 40).to(torch.float8_e4m3fn),
+    ],
+    ids=lambda x: f"{tuple(x.shape)}-{x.dtype}",
+)
+def test_any_input_can_be_sampled(x: torch.Tensor) -> None:
+    found = sampled(x, x) if x.is_floating_point() else sampled(x, torch.ones(9, 1))
+    values = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double()
+    assert found.num_samples == (x.shape[0] if x.dim() else 1)
+    assert found.input_abs_max <= float(values.abs().max()) + 1e-6
+    assert found.input_mean == pytest.approx(float(values.mean()), abs=0.2 + 5 * float(values.abs().mean()) / 90)
+    assert found.input_is_integer is not (x.is_floating_point() or x.is_complex())
+
+
+def test_no_more_than_a_bounded_number_of_elements_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastguard.guard import batches
+
+    sizes: list[int] = []
+    stats = batches.kernels.activation_stats
+    monkeypatch.setattr(batches.kernels, "activation_stats", lambda x: sizes.append(x.numel()) or stats(x))
+    for shape in ((64, 3, 224, 224), (1, 100_000), (100_000, 7), (3, 2000, 2000), (50, 50, 50, 50), (33, 257)):
+        sampled(torch.zeros(1).expand(shape), torch.zeros(1).expand(shape))
+    assert max(sizes) <= 4096 and min(sizes) > 500
+
+
+class Result(NamedTuple):
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+@dataclasses.dataclass
+class ModelOutput:
+    loss: torch.Tensor | None
+    logits: torch.Tensor
+
+
+OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tuple": lambda y: (y, None),
+    "nested": lambda y: [{"a": 3, "b": (y, y + 1)}],
+    "dict": lambda y: {"loss": y.sum(), "logits": y},  # what has dimensions goes first
+    "named tuple": lambda y: Result(y.sum(), y),
+    "dataclass": lambda y: ModelOutput(None, y),
+}
+
+
+@pytest.mark.parametrize("made", OUTPUTS.values(), ids=OUTPUTS)
+def test_tensors_are_found_in_what_models_take_and_return(made: Callable[[torch.Tensor], Any]) -> None:
+    y = torch.randn(4, 3)
+    ids, mask = torch.randint(0, 9, (4, 6)), torch.zeros(4, 6)
+    for args, kwargs in (((ids,), {}), ((), {"input_ids": ids, "attention_mask": mask}), (({"ids": ids},), {})):
+        found = sample_of(args, kwargs, made(y), False, True)
+        assert found is not None and found.input_is_integer and found.num_samples == 4
+        assert found.output_width == 3 and found.output_max == pytest.approx(float(y.max()))
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ("text", torch.ones(2)),
+        (torch.ones(2), object()),
+        (torch.ones(2), torch.ones(2, dtype=torch.long)),
+        (torch.ones(2, device="meta"), torch.ones(2, device="meta")),
+        (torch.ones(0, 3), torch.ones(0, 3)),
+        (torch.ones(2, 2).to_sparse(), torch.ones(2, 2).to_sparse()),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), torch.ones(2)),
+    ],
+)
+def test_where_there_is_nothing_to_read_there_is_no_sample(x: Any, y: Any) -> None:
+    assert sample_of((x,), {}, y, True, True) is None
+
+
+# --- what the first pass called ---
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Sigmoid()
+        self.out, self.inner, self.act = nn.Linear(8, 4), nn.Linear(6, 8), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.act(self.inner(x))).softmax(-1)
+
+
+def test_the_last_modules_and_operations_of_the_first_pass() -> None:
+    model = Functional()
+    optimizer = guarded(model)
+    take_step(model, optimizer, 0)
+    notes = optimizer.guard.report() and optimizer.guard.history.model
+    assert notes.last_modules == ("Linear", "ReLU", "Linear")
+    assert notes.last_operations == ("Softmax", "Addmm", "Relu")
+    assert notes.autocast == ""
+    assert not any(m._forward_pre_hooks for m in model.modules())
+    alone = nn.Linear(6, 4)
+    optimizer = guarded(alone)
+    take_step(alone, optimizer, 0)
+    assert optimizer.guard.report() and optimizer.guard.history.model.last_modules == ("Linear",)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast_is_seen_around_the_model_and_inside(inside: bool) -> None:
+    model = make_model()
+    if inside:
+        model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+    optimizer = guarded(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside):
+        model(torch.ones(2, 6)).float().sum().backward()
+    optimizer.step()
+    assert optimizer.guard.report() and optimizer.guard.history.model.autocast == "bfloat16"
+
+
+def test_a_first_pass_that_raises_leaves_no_hooks_for_long() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 5))
+    take_step(model, optimizer, 0)
+    assert not any(m._forward_hooks for m in model.modules() if m is not model)
+    assert optimizer.guard.report() and optimizer.guard.history.model.last_modules == ("Linear", "Tanh", "Linear")
+
+
+# --- what else is done with models ---
+
+
+def test_copies_and_files_of_a_model_have_no_hooks_that_do_anything() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    twin, read = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert b"fastguard" not in pickle.dumps(model)  # so that it can be read where there is none
+    for one in (twin, read):
+        one(torch.ones(2, 6))
+    assert not batches_of(optimizer)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "in place"])
+def test_compiled_models_are_whole_graphs_and_train_as_ever(when: str) -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    compiled: Any = model
+    if when == "before":
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+    optimizer = guarded(compiled)
+    if when == "after":
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+    elif when == "in place":
+        model.compile(backend="eager", fullgraph=True)
+    train(compiled, optimizer, range(4))
+    train(plain, torch.optim.SGD(plain.parameters(), lr=0.01), range(4))
+    assert_identical(snapshot(model), snapshot(plain))
+    assert len(batches_of(optimizer)) in ((3,) if when == "before" else (0, 3))
+    assert not len(optimizer.guard.run.failures)
+
+
+def test_scripted_and_traced_models() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = torch.jit.script(make_model())
+        optimizer = guarded(model)
+        take_step(model, optimizer, 0)
+        assert not batches_of(optimizer) and not len(optimizer.guard.run.failures)  # they take no hooks
+        mixed = nn.Sequential(model, nn.Linear(4, 4))
+        optimizer = guarded(mixed)
+        take_step(mixed, optimizer, 0)
+        assert len(batches_of(optimizer)) == 1 and not len(optimizer.guard.run.failures)
+        assert optimizer.guard.history.model.module_kinds == {"Linear": 3, "Tanh": 1}
+        plain = make_model()
+        optimizer = guarded(plain)
+        torch.jit.trace(plain, torch.ones(2, 6))
+        with pytest.raises(AttributeError, match=r"hooks that cannot be scripted: call `guard.detach\(\)` before"):
+            torch.jit.script(plain)
+        optimizer.guard.detach()
+        torch.jit.script(plain)
+
+
+def test_transforms_and_recomputation_are_left_alone() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    params = dict(model.named_parameters())
+    x = torch.ones(3, 6)
+    torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(params)
+    torch.func.vmap(lambda one: torch.func.functional_call(model, params, (one,)))(x)
+    torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
+    optimizer.step()
+    found = batches_of(optimizer)
+    assert len(found) == 1 and found[0][1].with_grad and not len(optimizer.guard.run.failures)
+
+
+def test_the_hook_goes_with_the_guard() -> None:
+    model = make_model()
+    guarded(model)
+    gc.collect()
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in list(model.parameters())[-1:])
+    model(torch.ones(2, 6)).sum().backward()
+
+
+def test_a_resumed_run_goes_on_sampling_where_it_was() -> None:
+    whole, x = make_model(), torch.randn(5, 6)
+    optimizer = guarded(whole)
+    for _ in range(15):
+        step(whole, optimizer, x)
+    state = optimizer.guard.state_dict()
+    for _ in range(30):
+        step(whole, optimizer, x)
+    model = copy.deepcopy(whole)
+    resumed = guarded(model)
+    resumed.guard.load_state_dict(state)
+    for _ in range(30):
+        step(model, resumed, x)
+    steps = [[at for at, _ in batches_of(one)] for one in (optimizer, resumed)]
+    assert steps[0] == steps[1] == [0, 1, 2, 22, 42]
+    del state["evidence"]  # as it was saved before there was any
+    resumed.guard.load_state_dict(state)
+    state["evidence"] = {"batches": [1]}
+    with pytest.raises(ValueError, match=r"must have 5 numbers, got 1 - at `state\['evidence'\]\['batches'\]`"):
+        resumed.guard.load_state_dict(state)

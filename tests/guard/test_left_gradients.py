@@ -1,0 +1,252 @@
+"""Gradients of a step that are still there when those of the next are added, in all ways to clear them or not to."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import loss_at, make_model
+from torch import nn
+
+import fastguard
+
+Clearing = Callable[[Any], None]
+
+
+def left_of(guard: Any) -> tuple[int | None, int | None]:
+    guard.report()
+    notes = guard.history.model
+    return notes.num_left_gradients, notes.num_watched_backwards
+
+
+def guarded(model: nn.Module, make: Any = torch.optim.SGD, **settings: Any) -> Any:
+    return fastguard.wrap(make(model.parameters(), lr=1e-3), model, **settings)
+
+
+def run(
+    model: nn.Module, optimizer: Any, before: Clearing, after: Clearing, num_steps: int, num_passes: int = 1
+) -> None:
+    for number in range(num_steps):
+        before(optimizer)
+        for _ in range(num_passes):
+            loss_at(model, number).backward()
+        optimizer.step()
+        after(optimizer)
+
+
+def nothing(optimizer: Any) -> None:
+    pass
+
+
+def set_to_none(optimizer: Any) -> None:
+    optimizer.zero_grad()
+
+
+def zero(optimizer: Any) -> None:
+    optimizer.zero_grad(set_to_none=False)
+
+
+def by_hand(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad = torch.zeros_like(p.grad)
+
+
+CLEARINGS = [set_to_none, zero, by_hand]
+
+
+@pytest.mark.parametrize("clear", CLEARINGS)
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("num_passes", [1, 3])
+def test_cleared_ahead_or_behind(clear: Clearing, where: str, num_passes: int) -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    run(model, optimizer, *((clear, nothing) if where == "before" else (nothing, clear)), 25, num_passes)
+    assert left_of(optimizer.guard) == (0, 20)
+
+
+@pytest.mark.parametrize("num_passes", [1, 3])
+@pytest.mark.parametrize("settings", [{}, {"max_norm": 1e-3}, {"skip_nonfinite": False}])
+def test_never_cleared(num_passes: int, settings: Any) -> None:
+    model = make_model()
+    optimizer = guarded(model, **settings)
+    run(model, optimizer, nothing, nothing, 25, num_passes)
+    assert left_of(optimizer.guard) == (20, 20)
+
+
+def test_cleared_every_fourth_time() -> None:
+    """As where somebody accumulates by stepping, and divides nothing."""
+    model = make_model()
+    optimizer = guarded(model)
+    for number in range(21):
+        if number % 4 == 0:
+            optimizer.zero_grad()
+        loss_at(model, number).backward()
+        optimizer.step()
+    assert left_of(optimizer.guard) == (15, 20)
+
+
+@pytest.mark.parametrize("clear", CLEARINGS)
+def test_cleared_within_the_step(clear: Clearing) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer.register_step_post_hook(lambda one, args, kwargs: clear(one))  # called ahead of the guard's own
+    optimizer = fastguard.wrap(optimizer, model)
+    run(model, optimizer, nothing, nothing, 25)
+    assert left_of(optimizer.guard) == (0, 20)
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_closures(clears: bool) -> None:
+    model = make_model()
+    optimizer = guarded(model)
+
+    def closure() -> torch.Tensor:
+        if clears:
+            optimizer.zero_grad()
+        loss = loss_at(model, 0)
+        loss.backward()
+        return loss
+
+    for _ in range(25):
+        optimizer.step(closure)
+    assert left_of(optimizer.guard) == ((0, 20) if clears else (20, 20))
+
+
+@pytest.mark.parametrize("clears", [True, False])
+@pytest.mark.parametrize("unscales", [True, False])
+@pytest.mark.parametrize("make", [torch.optim.SGD, lambda p, lr: torch.optim.AdamW(p, lr=lr, fused=True)])
+def test_under_a_scaler(clears: bool, unscales: bool, make: Any) -> None:
+    model = make_model()
+    optimizer, scaler = guarded(model, make), torch.amp.GradScaler("cpu", init_scale=4.0)
+    for number in range(22):
+        if clears:
+            optimizer.zero_grad(set_to_none=number % 2 == 0)
+        scaler.scale(loss_at(model, number)).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    assert left_of(optimizer.guard) == ((0, 20) if clears else (20, 20))
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_several_optimizers(clears: bool) -> None:
+    model = make_model()
+    optimizers = [torch.optim.SGD(model[i].parameters(), lr=1e-3) for i in (0, 2)]
+    fastguard.wrap(optimizers, model)
+    for number in range(25):
+        loss_at(model, number).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for optimizer in optimizers if clears else ():
+            optimizer.zero_grad()
+    assert left_of(optimizers[0].guard) == ((0, 20) if clears else (20, 20))
+
+
+def test_the_gradients_that_the_other_sides_loss_leaves_are_none_of_these() -> None:
+    """A GAN's generator gets gradients from the discriminator's loss, and clears them later than they come."""
+    generator, discriminator = nn.Linear(3, 3), nn.Linear(3, 1)
+    optimizers = [guarded(one) for one in (generator, discriminator)]
+    for _ in range(25):
+        optimizers[1].zero_grad()
+        discriminator(generator(torch.ones(2, 3))).sum().backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        discriminator(generator(torch.ones(2, 3))).square().sum().backward()
+        optimizers[0].step()
+    assert [left_of(one.guard) for one in optimizers] == [(0, 20), (0, 20)]
+
+
+def test_a_graph_that_is_kept_and_gradients_of_gradients() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    for number in range(25):
+        loss = loss_at(model, number)
+        first = torch.autograd.grad(loss, list(model.parameters()), create_graph=True, retain_graph=True)
+        optimizer.zero_grad()  # between the two: what autograd.grad asks for is added to nothing
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch tells of the cycle that is undone below
+            (loss + sum(g.square().sum() for g in first)).backward(create_graph=number % 2 == 0)
+        optimizer.step()
+    assert left_of(optimizer.guard) == (0, 20)
+    for p in model.parameters():
+        p.grad = None  # a graph that was made through gradients holds them
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_skipped_steps_count_as_any(clears: bool) -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    for number in range(12):
+        if clears:
+            optimizer.zero_grad()
+        (loss_at(model, number) * (float("inf") if number % 3 == 0 else 1.0)).backward()
+        optimizer.step()
+    assert left_of(optimizer.guard) == ((0, 11) if clears else (11, 11))
+
+
+def test_a_parameter_without_a_gradient_tells_nothing() -> None:
+    model = nn.ModuleDict({"unused": nn.Linear(6, 2), "used": nn.Linear(6, 2), "sometimes": nn.Linear(6, 2)})
+    optimizer = guarded(model)
+    for number in range(30):
+        out = model["used"](torch.ones(2, 6)) + (model["sometimes"](torch.ones(2, 6)) if number % 2 else 0.0)
+        out.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert left_of(optimizer.guard)[0] == 0
+
+
+def test_gradients_that_are_zero_are_nobodys_fault() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
+    for _ in range(5):
+        (p * 0.0).sum().backward()
+        optimizer.step()
+    assert left_of(optimizer.guard) == (0, 4)
+
+
+def test_without_a_backward_pass_it_is_given_up() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
+    for _ in range(70):
+        p.grad = torch.ones(3)
+        optimizer.step()
+    assert left_of(optimizer.guard) == (None, None)
+    assert not p._backward_hooks
+
+
+def test_the_hooks_go_after_twenty_steps_and_with_the_guard() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    params = list(model.parameters())
+    assert params[0]._backward_hooks and params[-1]._backward_hooks and not params[1]._backward_hooks
+    twin = copy.deepcopy(model)
+    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in twin.parameters())
+    run(model, optimizer, set_to_none, nothing, 21)
+    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params)
+    other = make_model()
+    guarded(other)
+    gc.collect()
+    assert not any(p._backward_hooks for p in other.parameters())
+
+
+def test_a_resumed_run_goes_on_counting() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    run(model, optimizer, set_to_none, nothing, 9)
+    state = optimizer.guard.state_dict()
+    resumed = guarded(make_model())
+    resumed.guard.load_state_dict(state)
+    run(model, resumed, set_to_none, nothing, 1)  # of another model: nothing comes
+    assert left_of(resumed.guard) == (0, 8)
+    again = guarded(model)
+    again.guard.load_state_dict(state)
+    run(model, again, set_to_none, nothing, 30)
+    assert left_of(again.guard) == (0, 20)

@@ -1,0 +1,394 @@
+"""What the gradient of the output tells of the loss: which kind it is, and which targets it had."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import make_model
+from torch import nn
+from torch.nn import functional as F
+
+import fastguard
+from fastguard.guard.loss_gradient import NUM_LOOKED_AT, LossGradient, kind_of_loss
+from fastguard.history import TrainingHistory
+from fastguard.stats.failures import Failures
+
+CROSS_ENTROPY, NLL = "cross-entropy", "negative log-likelihood"
+WITH_LOGITS, BINARY = "binary cross-entropy with logits", "binary cross-entropy"
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def classes(*shape: int, num: int = 5, seed: int = 1) -> torch.Tensor:
+    return torch.randint(num, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def told(loss: Callable[[torch.Tensor], torch.Tensor], output: torch.Tensor) -> tuple[str, torch.Tensor | None]:
+    """The kind and the targets of `loss`, of what it does to `output`."""
+    leaf = output.detach().clone().requires_grad_()
+    loss(leaf).backward()
+    assert leaf.grad is not None
+    return kind_of_loss(leaf.detach(), leaf.grad)
+
+
+CLASSES = classes(16)
+WEIGHT = torch.tensor([0.1, 3.0, 1.0, 0.5, 7.0])
+
+
+class TestClasses:
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            lambda y: F.cross_entropy(y, CLASSES),
+            lambda y: F.cross_entropy(y, CLASSES, reduction="sum"),
+            lambda y: 1e-2 * F.cross_entropy(y, CLASSES),
+            lambda y: 65536.0 * F.cross_entropy(y, CLASSES),
+            lambda y: F.cross_entropy(y, CLASSES, weight=WEIGHT.to(y.dtype)),
+            lambda y: F.cross_entropy(y, CLASSES, weight=WEIGHT.to(y.dtype), reduction="sum"),
+            lambda y: (F.cross_entropy(y, CLASSES, reduction="none") * torch.linspace(0.1, 2.0, 16)).mean(),
+            lambda y: F.nll_loss(y.log_softmax(1), CLASSES),
+            lambda y: F.nll_loss(y.softmax(1).log(), CLASSES),
+        ],
+        ids=["mean", "sum", "small", "scaled", "weighted", "weighted sum", "samples weighted", "nll", "log of softmax"],
+    )
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+    def test_cross_entropy(self, loss: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> None:
+        def of_floats(y: torch.Tensor) -> torch.Tensor:  # as autocast has it
+            return loss(y.float() if dtype is torch.float16 else y)
+
+        kind, found = told(of_floats, numbers(16, 5).to(dtype))
+        assert kind == CROSS_ENTROPY
+        assert found is not None and torch.equal(found, CLASSES)
+
+    def test_bfloat16_is_too_coarse_to_tell_and_proves_nothing(self) -> None:
+        looker, y = LossGradient(Failures()), numbers(16, 5).bfloat16().requires_grad_()
+        output = y * 1.0
+        looker.watch(output)
+        loss = F.cross_entropy(output.float(), CLASSES)
+        loss.backward()
+        assert looker.facts["loss_kind"] in (CROSS_ENTROPY, "squared error")
+        assert all(abs(float(loss.detach()) - then) > 2e-3 * then for then in looker.facts.get("squared_losses", ()))
+
+    def test_two_classes(self) -> None:
+        targets = classes(16, num=2)
+        kind, found = told(lambda y: F.cross_entropy(y, targets), numbers(16, 2))
+        assert kind == CROSS_ENTROPY and found is not None and torch.equal(found, targets)
+
+    @pytest.mark.parametrize("shape", [(4, 5, 7), (4, 5, 3, 3), (4, 5, 5)], ids=str)
+    def test_classes_second(self, shape: tuple[int, ...]) -> None:
+        targets = classes(shape[0], *shape[2:])
+        kind, found = told(lambda y: F.cross_entropy(y, targets), numbers(*shape))
+        assert kind == CROSS_ENTROPY and found is not None and torch.equal(found, targets.flatten())
+
+    def test_tokens_with_padding(self) -> None:
+        targets = classes(4, 6)
+        targets[:, 4:] = -100
+        kind, found = told(lambda y: F.cross_entropy(y.flatten(0, 1), targets.flatten()), numbers(4, 6, 5))
+        assert kind == CROSS_ENTROPY and found is not None and torch.equal(found, targets[:, :4].flatten())
+
+    def test_a_softmax_before_it_gives_another_gradient_to_what_went_into_it(self) -> None:
+        kind, _ = told(lambda y: F.cross_entropy(y.softmax(1), CLASSES), numbers(16, 5))
+        assert kind != CROSS_ENTROPY
+        kind, found = told(lambda y: F.cross_entropy(y, CLASSES), numbers(16, 5).softmax(1))  # of the output as it is
+        assert kind == CROSS_ENTROPY and found is not None and torch.equal(found, CLASSES)
+
+    @pytest.mark.parametrize(
+        "output", [numbers(16, 5).log_softmax(1), numbers(16, 5).softmax(1)], ids=["logarithms", "probabilities"]
+    )
+    def test_negative_log_likelihood(self, output: torch.Tensor) -> None:
+        for reduction in ("mean", "sum"):
+            kind, found = told(lambda y, how=reduction: F.nll_loss(y, CLASSES, reduction=how), output)  # type: ignore[misc]
+            assert kind == NLL and found is not None and torch.equal(found, CLASSES)
+
+    def test_log_of_the_output(self) -> None:
+        kind, found = told(lambda y: F.nll_loss(y.log(), CLASSES), numbers(16, 5).softmax(1))
+        assert kind == "log of the output" and found is not None and torch.equal(found, CLASSES)
+
+
+ANSWERS = classes(32, 1, num=2).float()
+
+
+class TestPairs:
+    @pytest.mark.parametrize("scale", [1.0, 1e-5, 65536.0])
+    def test_with_logits(self, scale: float) -> None:
+        kind, found = told(lambda y: scale * F.binary_cross_entropy_with_logits(y, ANSWERS), numbers(32, 1))
+        assert kind == WITH_LOGITS and found is not None and torch.equal(found, ANSWERS.flatten().long())
+
+    def test_of_probabilities(self) -> None:
+        kind, found = told(lambda y: F.binary_cross_entropy(y, ANSWERS), numbers(32, 1).sigmoid())
+        assert kind == BINARY and found is not None and torch.equal(found, ANSWERS.flatten().long())
+
+    def test_of_several_labels(self) -> None:
+        labels = classes(16, 4, num=2).float()
+        kind, found = told(lambda y: F.binary_cross_entropy_with_logits(y, labels), numbers(16, 4))
+        assert kind == WITH_LOGITS and found is not None and torch.equal(found, labels.flatten().long())
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("shape", [(32,), (32, 1), (8, 3), (2, 3, 4)], ids=str)
+    def test_targets_of_a_mean_squared_error_come_back(self, shape: tuple[int, ...]) -> None:
+        targets = 3.0 + 2.0 * numbers(*shape, seed=2)
+        kind, found = told(lambda y: F.mse_loss(y, targets), numbers(*shape))
+        assert kind == "squared error" and found is not None
+        torch.testing.assert_close(found, targets.double().flatten(), rtol=0.0, atol=1e-5)
+
+    def test_absolute_error(self) -> None:
+        kind, found = told(lambda y: F.l1_loss(y, numbers(32, seed=2)), numbers(32))
+        assert (kind, found) == ("absolute error", None)
+
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            lambda y: F.smooth_l1_loss(y, 3 * numbers(32, seed=2)),
+            lambda y: y.exp().mean(),
+            lambda y: F.mse_loss(y, numbers(32, seed=2), reduction="sum"),
+            lambda y: (y - numbers(32, seed=2)).pow(4).mean(),
+        ],
+        ids=["smooth", "exponential", "sum of squares", "fourth power"],
+    )
+    def test_what_is_none_of_them_stays_unproved(self, loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """It counts as a squared error, until the loss is not what that would have been."""
+        looker, y = LossGradient(Failures()), numbers(32).requires_grad_()
+        output = y * 1.0
+        looker.watch(output)
+        made = loss(output)
+        made.backward()
+        assert looker.facts["loss_kind"] == "squared error"
+        [then] = looker.facts["squared_losses"]
+        assert abs(float(made.detach()) - then) > 2e-3 * then
+
+    def test_a_squared_error_proves_itself(self) -> None:
+        looker, y, targets = LossGradient(Failures()), numbers(32).requires_grad_(), 5 + numbers(32, seed=2)
+        output = y * 1.0
+        looker.watch(output)
+        loss = F.mse_loss(output, targets)
+        loss.backward()
+        assert looker.facts["squared_losses"] == pytest.approx((float(loss.detach()),), rel=1e-5)
+        assert looker.facts["target_mean"] == pytest.approx(float(targets.mean()), abs=1e-5)
+        assert looker.facts["target_std"] == pytest.approx(float(targets.std(correction=0)), abs=1e-5)
+        assert looker.facts["target_range"] == pytest.approx((float(targets.min()), float(targets.max())), abs=1e-5)
+        assert looker.facts["target_binary_share"] == 0.0
+
+
+class TestStrangeGradients:
+    def test_zero(self) -> None:
+        assert kind_of_loss(numbers(8, 3), torch.zeros(8, 3)) == ("zero", None)
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+    @pytest.mark.parametrize("where", ["output", "gradient"])
+    def test_not_finite(self, bad: float, where: str) -> None:
+        given = {"output": numbers(8, 3), "gradient": numbers(8, 3, seed=1)}
+        given[where][3, 1] = bad
+        assert kind_of_loss(given["output"], given["gradient"]) == ("", None)
+
+    @pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 2), (3, 1), (1, 1, 1), (2, 1, 2)], ids=str)
+    def test_small_ones_raise_nothing(self, shape: tuple[int, ...]) -> None:
+        for seed in range(20):
+            kind, _ = kind_of_loss(numbers(*shape, seed=seed), numbers(*shape, seed=seed + 100))
+            assert isinstance(kind, str)
+
+    @pytest.mark.parametrize(
+        "gradient",
+        [torch.ones(4, 3).to_sparse(), torch.ones(3, 4), torch.ones(4)],
+        ids=["sparse", "of another shape", "of fewer dimensions"],
+    )
+    def test_what_does_not_fit_the_output_is_left_alone(self, gradient: torch.Tensor) -> None:
+        failures = Failures()
+        looker = LossGradient(failures)
+        looker.look(torch.ones(4, 3), gradient)
+        assert looker.facts == {} and failures.counts() == {}
+
+    def test_an_empty_one(self) -> None:
+        looker = LossGradient(Failures())
+        looker.look(torch.ones(0, 3), torch.ones(0, 3))
+        assert looker.facts == {}
+
+
+def watched(model: nn.Module, batches: int, output: Callable[[torch.Tensor], Any] = lambda y: y) -> LossGradient:
+    looker = LossGradient(Failures())
+    for step in range(batches):
+        y = model(numbers(16, 6, seed=step))
+        looker.watch(output(y))
+        F.cross_entropy(y, classes(16, num=4, seed=step)).backward()
+    return looker
+
+
+class TestWatch:
+    def test_eight_times_at_most(self) -> None:
+        looker = watched(make_model(), NUM_LOOKED_AT + 5)
+        assert NUM_LOOKED_AT == 8
+        assert looker.facts["num_targets"] == 8 * 16 and looker.facts["num_target_classes"] == 4
+
+    @pytest.mark.parametrize(
+        "output",
+        [
+            lambda y: {"loss": y.sum() * 0.0, "logits": y},
+            lambda y: (None, [y], 3),
+            lambda y: {"ids": torch.ones(3, dtype=torch.long), "logits": y},
+            lambda y: (torch.ones(16, 4), y),  # which has no gradient
+        ],
+        ids=["a loss first", "nested", "integers first", "a constant first"],
+    )
+    def test_the_first_tensor_that_has_dimensions_and_a_gradient(self, output: Callable[[torch.Tensor], Any]) -> None:
+        assert watched(make_model(), 1, output).facts["loss_kind"] == CROSS_ENTROPY
+
+    @pytest.mark.parametrize(
+        "returned",
+        [
+            torch.ones((), requires_grad=True),
+            torch.ones(4, dtype=torch.complex64, requires_grad=True),
+            torch.ones(4),
+            torch.ones(4, dtype=torch.long),
+            nn.Parameter(torch.ones(4)),
+            None,
+            "text",
+            {},
+        ],
+        ids=["a scalar", "complex", "no gradient", "integers", "a parameter", "None", "text", "nothing"],
+    )
+    def test_what_is_not_watched(self, returned: Any) -> None:
+        looker = LossGradient(Failures())
+        looker.watch(returned)
+        assert looker._left == NUM_LOOKED_AT
+        assert not getattr(returned, "_backward_hooks", None)
+
+    def test_target_shares_within_a_batch_and_over_all(self) -> None:
+        looker, model = LossGradient(Failures()), make_model()
+        for step in range(4):
+            y = model(numbers(16, 6, seed=step))
+            looker.watch(y)
+            F.cross_entropy(y, torch.full((16,), step)).backward()
+        facts = looker.facts
+        assert (facts["target_batch_top_share"], facts["target_top_share"]) == (1.0, 0.25)
+        assert (facts["num_targets"], facts["num_target_classes"]) == (64, 4)
+
+    def test_a_mean_of_what_the_batches_have(self) -> None:
+        looker, y = LossGradient(Failures()), numbers(4, 3)
+        for targets in ([0, 0, 0, 1], [2, 2, 1, 0]):
+            leaf = y.clone().requires_grad_()
+            F.cross_entropy(leaf, torch.tensor(targets)).backward()
+            assert leaf.grad is not None
+            looker.look(y, leaf.grad)
+        assert looker.facts["target_batch_top_share"] == pytest.approx((0.75 + 0.5) / 2)
+
+    @pytest.mark.parametrize("num_passes", [2, 3])
+    def test_several_backward_passes_through_one_output_count_once(self, num_passes: int) -> None:
+        looker, y = LossGradient(Failures()), make_model()(numbers(16, 6))
+        looker.watch(y)
+        loss = F.cross_entropy(y, classes(16, num=4))
+        for _ in range(num_passes):
+            loss.backward(retain_graph=True)
+        assert looker.facts["num_targets"] == 16
+
+    def test_the_gradient_is_left_as_it_is(self) -> None:
+        gradients = []
+        for is_watched in (False, True):
+            model = make_model()
+            y = model(numbers(16, 6))
+            if is_watched:
+                looker = LossGradient(Failures())
+                looker.watch(y)
+            F.cross_entropy(y, classes(16, num=4)).backward()
+            gradients.append([p.grad for p in model.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*gradients) if a is not None and b is not None)
+
+    def test_nothing_is_kept_alive_after_backward(self) -> None:
+        looker, model = LossGradient(Failures()), make_model()
+        y = model(numbers(16, 6))
+        looker.watch(y)
+        values = weakref.ref(y)
+        loss = F.cross_entropy(y, classes(16, num=4))
+        [hook] = y._backward_hooks.values()  # type: ignore[union-attr]
+        assert hook._output is not None
+        loss.backward()
+        assert hook._output is None
+        del y, loss, hook
+        gc.collect()
+        assert values() is None
+
+    def test_a_looker_that_is_gone_is_not_kept_by_its_hook(self) -> None:
+        looker = LossGradient(Failures())
+        y = make_model()(numbers(16, 6))
+        looker.watch(y)
+        gone = weakref.ref(looker)
+        del looker
+        gc.collect()
+        assert gone() is None
+        y.sum().backward()
+
+    def test_a_failure_is_caged(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        def fail(output: torch.Tensor, gradient: torch.Tensor) -> None:
+            raise ZeroDivisionError("of its own")
+
+        monkeypatch.setattr("fastguard.guard.loss_gradient.kind_of_loss", fail)
+        failures = Failures()
+        looker, model = LossGradient(failures), make_model()
+        for step in range(3):
+            y = model(numbers(16, 6, seed=step))
+            looker.watch(y)
+            y.sum().backward()
+        assert failures.counts() == {"loss gradient": 3} and looker.facts == {}
+        assert len(caplog.records) == 1 and "of its own" in caplog.text
+        assert all(p.grad is not None for p in model.parameters())
+
+
+def train(num_steps: int = 6, model: nn.Module | None = None, scaler: Any = None, **options: Any) -> Any:
+    """A guard over a few steps of a classifier."""
+    model = make_model() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guarded: Any = fastguard.wrap(optimizer, model, **options)
+    for step in range(num_steps):
+        guarded.zero_grad()
+        loss = F.cross_entropy(model(numbers(16, 6, seed=step)), classes(16, num=4, seed=step))
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is None:
+            guarded.step()
+        else:
+            scaler.step(guarded)
+            scaler.update()
+        guarded.guard.observe(loss=loss)
+    guarded.guard.report()
+    return guarded.guard
+
+
+class TestUnderGuard:
+    def test_notes(self) -> None:
+        notes = train().history.model
+        assert notes.loss_kind == CROSS_ENTROPY and notes.num_target_classes == 4 and notes.num_targets
+        assert 0.25 <= notes.target_top_share <= notes.target_batch_top_share < 1.0
+
+    def test_a_loss_scale_changes_nothing(self) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        plain, scaled = train().history.model, train(scaler=scaler).history.model
+        assert scaled.loss_kind == CROSS_ENTROPY
+        for name in ("num_targets", "num_target_classes", "target_top_share", "target_batch_top_share"):
+            assert getattr(scaled, name) == getattr(plain, name)
+
+    def test_a_compiled_model(self) -> None:
+        model = make_model()
+        model.compile(backend="eager")
+        assert train(model=model).history.model.loss_kind == CROSS_ENTROPY
+
+    def test_survives_state_dict(self) -> None:
+        history = train().history
+        again = TrainingHistory()
+        again.load_state_dict(json.loads(json.dumps(history.state_dict())))
+        for name in ("loss_kind", "num_targets", "num_target_classes", "target_top_share", "target_batch_top_share"):
+            assert getattr(again.model, name) == getattr(history.model, name) is not None
+
+    def test_survives_the_log(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.jsonl"
+        guard = train(num_steps=40, sinks=[fastguard.JsonlSink(path)])
+        guard.close()
+        read = fastguard.TrainingHistory.from_jsonl(path)
+        for name in ("loss_kind", "num_targets", "num_target_classes", "target_top_share", "target_batch_top_share"):
+            assert getattr(read.model, name) == getattr(guard.history.model, name) is not None

@@ -1,0 +1,237 @@
+"""What is read off the graph of the first observed loss: the operations it is made of, and whose parameters it uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import make_model, take_step
+from torch import nn
+from torch.nn import functional as F
+
+import fastguard
+from fastguard.diagnosis import RULES
+from fastguard.guard import guard as guard_module
+from fastguard.guard.loss_graph import MAX_NODES, NUM_OPS, facts_of_loss
+
+LINEAR = "AddmmBackward0"
+CLASSES = torch.tensor([0, 3, 1, 2, 0])
+UNIT = torch.full((5, 4), 0.5)
+
+
+def output() -> torch.Tensor:
+    return nn.Linear(6, 4)(torch.ones(5, 6))  # type: ignore[no-any-return]
+
+
+def ops(loss: Any) -> tuple[str, ...]:
+    found = facts_of_loss(loss, None)["loss_ops"]
+    return found[:-1] if found[-1] == "TBackward0" else found  # of the first layer's weight: nothing else has a graph
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda x: F.cross_entropy(x, CLASSES), ("NllLossBackward0", "LogSoftmaxBackward0", LINEAR)),
+        (
+            lambda x: F.cross_entropy(x.softmax(-1), CLASSES),
+            ("NllLossBackward0", "LogSoftmaxBackward0", "SoftmaxBackward0", LINEAR),
+        ),
+        (lambda x: F.nll_loss(x.log_softmax(-1), CLASSES), ("NllLossBackward0", "LogSoftmaxBackward0", LINEAR)),
+        (lambda x: F.nll_loss(x, CLASSES), ("NllLossBackward0", LINEAR)),
+        (
+            lambda x: F.binary_cross_entropy_with_logits(x.sigmoid(), UNIT),
+            ("BinaryCrossEntropyWithLogitsBackward0", "SigmoidBackward0", LINEAR),
+        ),
+        (
+            lambda x: F.binary_cross_entropy(x.sigmoid(), UNIT),
+            ("BinaryCrossEntropyBackward0", "SigmoidBackward0", LINEAR),
+        ),
+        (lambda x: F.mse_loss(x.relu(), UNIT), ("MseLossBackward0", "ReluBackward0", LINEAR)),
+        (lambda x: F.l1_loss(x, UNIT), ("MeanBackward0", "AbsBackward0", "SubBackward0", LINEAR)),
+        (lambda x: F.smooth_l1_loss(x.tanh(), UNIT), ("SmoothL1LossBackward0", "TanhBackward0", LINEAR)),
+        (lambda x: (x - UNIT).square().mean(), ("MeanBackward0", "PowBackward0", "SubBackward0", LINEAR)),
+        (lambda x: -x.mean(), ("NegBackward0", "MeanBackward0", LINEAR)),
+        (
+            lambda x: F.cross_entropy(x, CLASSES) + 0.1 * x.square().mean(),
+            ("AddBackward0", "NllLossBackward0", "LogSoftmaxBackward0", LINEAR),
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_late", [False, True], ids=["before backward", "after backward"])
+def test_operations(loss: Callable[[torch.Tensor], torch.Tensor], expected: tuple[str, ...], is_late: bool) -> None:
+    made = loss(output())
+    if is_late:
+        made.backward()
+    assert ops(made) == expected
+
+
+def test_a_function_of_ones_own_has_its_own_name() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return 2 * gradient
+
+    assert ops(Doubled.apply(output()).sum()) == ("SumBackward0", "DoubledBackward", LINEAR)
+
+
+def test_not_more_than_sixteen() -> None:
+    x = output().sum()
+    for _ in range(100):
+        x = x.exp()
+    assert ops(x) == ("ExpBackward0",) * NUM_OPS
+
+
+@pytest.mark.parametrize("loss", [1.5, 2, None, torch.ones(()), output().sum().detach(), "1.5"])
+def test_what_has_no_graph_says_nothing(loss: Any) -> None:
+    assert facts_of_loss(loss, {1}) == {}
+
+
+def test_a_parameter_itself() -> None:
+    weight = nn.Parameter(torch.ones(()))
+    assert facts_of_loss(weight, None) == {}
+    assert facts_of_loss(weight * 1, set()) == {"loss_ops": ("MulBackward0",), "num_foreign_parameters": 1}
+
+
+class TestForeignParameters:
+    def count(self, loss: torch.Tensor, *own: nn.Module) -> int:
+        ids = {id(p) for module in own for p in module.parameters()}
+        return facts_of_loss(loss, ids)["num_foreign_parameters"]  # type: ignore[no-any-return]
+
+    def test_a_generator_is_judged_by_a_discriminator(self) -> None:
+        generator, judge = make_model(), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        loss = F.binary_cross_entropy_with_logits(judge(generator(torch.ones(5, 6))), torch.ones(5, 1))
+        assert self.count(loss, generator) == 4
+        assert self.count(loss, generator, judge) == 0
+        loss.backward()
+        assert self.count(loss, generator) == 4
+
+    def test_a_parameter_that_is_used_often_counts_once(self) -> None:
+        shared = nn.Linear(4, 4)
+        x = output()
+        for _ in range(5):
+            x = shared(x)
+        assert self.count(x.sum(), shared) == 2  # those of `output`
+        assert self.count(x.sum()) == 4
+
+    def test_frozen_parameters_and_leaves_that_are_none_do_not_count(self) -> None:
+        teacher = nn.Linear(4, 4).requires_grad_(False)
+        leaf = torch.ones(5, 4, requires_grad=True)
+        model = nn.Linear(4, 4)
+        assert self.count((model(leaf) - teacher(leaf)).square().mean(), model) == 0
+
+    def test_a_huge_graph_is_read_in_part(self) -> None:
+        own, far = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+        loss = far * 1.0
+        for _ in range(100_000):
+            loss = loss + 1.0
+        loss = loss * own
+        started = time.process_time()
+        facts = facts_of_loss(loss, {id(own)})
+        assert time.process_time() - started < 0.1  # 5 ms; 100 ms if all of it were read
+        assert facts["num_foreign_parameters"] == 0  # it lies beyond what is read
+        near = far * own
+        for _ in range(MAX_NODES // 2):
+            near = near + 1.0
+        assert facts_of_loss(near, {id(own)})["num_foreign_parameters"] == 1
+
+
+class TestObserve:
+    def guarded(self, model: nn.Module, named: nn.Module | None = None) -> Any:
+        return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), named)
+
+    def notes(self, optimizer: Any) -> Any:
+        optimizer.guard.report()
+        return optimizer.guard.history.model
+
+    def test_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
+        real = guard_module.facts_of_loss
+        monkeypatch.setattr(guard_module, "facts_of_loss", lambda *given: asked.append(given) or real(*given))
+        model = make_model()
+        optimizer = self.guarded(model, model)
+        for step in range(3):
+            take_step(model, optimizer, step)
+            optimizer.guard.observe(loss=model(torch.ones(2, 6)).sum())
+        assert len(asked) == 1
+
+    def test_softmax_under_cross_entropy_is_found(self) -> None:
+        model = nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1))
+        optimizer = self.guarded(model, model)
+        loss = F.cross_entropy(model(torch.ones(5, 6)), CLASSES)
+        loss.backward()
+        optimizer.step()
+        optimizer.guard.observe(loss=loss)
+        optimizer.guard.flush()
+        notes = self.notes(optimizer)
+        assert notes.loss_ops[:3] == ("NllLossBackward0", "LogSoftmaxBackward0", "SoftmaxBackward0")
+        assert notes.num_foreign_parameters == 0
+        found = RULES["output-against-loss"](optimizer.guard.history)
+        assert found is not None and found.evidence["activation"] == "softmax"
+
+    def test_a_number_tells_nothing(self) -> None:
+        model = make_model()
+        optimizer = self.guarded(model, model)
+        take_step(model, optimizer, 0)
+        optimizer.guard.observe(loss=1.5)
+        assert (self.notes(optimizer).loss_ops, self.notes(optimizer).num_foreign_parameters) == ((), None)
+
+    def test_without_a_model_nobody_is_foreign(self) -> None:
+        model, other = make_model(), nn.Linear(4, 1)
+        optimizer = self.guarded(model)
+        take_step(model, optimizer, 0)
+        optimizer.guard.observe(loss=other(model(torch.ones(2, 6))).sum())
+        assert self.notes(optimizer).loss_ops[:4] == ("SumBackward0", LINEAR, LINEAR, "TanhBackward0")
+        assert self.notes(optimizer).num_foreign_parameters is None
+
+    def test_a_head_that_only_the_optimizer_knows_is_no_stranger(self) -> None:
+        model, head, other = make_model(), nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizer = fastguard.wrap(torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1), model)
+        take_step(model, optimizer, 0)
+        optimizer.guard.observe(loss=other(head(model(torch.ones(2, 6)))).sum())
+        assert self.notes(optimizer).num_foreign_parameters == 2
+
+    def test_in_a_closure(self) -> None:
+        model = make_model()
+        optimizer = self.guarded(model, model)
+
+        def evaluate() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(torch.ones(2, 6)), torch.zeros(2, 4))
+            loss.backward()
+            return loss
+
+        optimizer.guard.observe(loss=optimizer.step(evaluate))
+        assert self.notes(optimizer).loss_ops[:2] == ("MseLossBackward0", LINEAR)
+
+    def test_a_graph_that_breaks_disturbs_nobody(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*given: Any) -> None:
+            raise RuntimeError("no such node")
+
+        monkeypatch.setattr(guard_module, "facts_of_loss", fail)
+        model = make_model()
+        optimizer = self.guarded(model, model)
+        take_step(model, optimizer, 0)
+        optimizer.guard.observe(loss=model(torch.ones(2, 6)).sum())
+        optimizer.guard.observe(loss=1.0)
+        assert "The rules do not know what loss it is." in caplog.text and caplog.text.count("no such node") == 1
+
+    def test_of_a_compiled_model(self) -> None:
+        model, other = make_model(), nn.Linear(4, 4)
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = self.guarded(model, compiled)
+        loss = F.cross_entropy(other(compiled(torch.ones(5, 6))), CLASSES)
+        loss.backward()
+        optimizer.step()
+        optimizer.guard.observe(loss=loss)
+        notes = self.notes(optimizer)
+        assert notes.loss_ops == ("NllLossBackward0", "LogSoftmaxBackward0", LINEAR, "CompiledFunctionBackward")
+        assert notes.num_foreign_parameters == 2

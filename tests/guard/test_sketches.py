@@ -1,0 +1,304 @@
+"""Parameters that somebody overwrites between steps, and how gradients turn from step to step."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import loss_at, make_model, poison, take_step
+from torch import nn
+
+import fastguard
+from fastguard.guard.evidence import _next_after, is_pair, is_sketched
+from fastguard.history import ModelNotes
+
+
+def guarded(model: nn.Module, make: Any = None, **settings: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if make is None else make(model.parameters())
+    return fastguard.wrap(optimizer, model, **settings)
+
+
+def notes_of(optimizer: Any) -> ModelNotes:
+    optimizer.guard.report()
+    return optimizer.guard.history.model
+
+
+def run(model: nn.Module, optimizer: Any, num_steps: int, between: Callable[[int], None]) -> ModelNotes:
+    for number in range(num_steps):
+        take_step(model, optimizer, number)
+        between(number)
+    return notes_of(optimizer)
+
+
+def nothing(number: int) -> None:
+    pass
+
+
+def test_steps_that_are_sketched() -> None:
+    assert sum(is_sketched(step) for step in range(1000, 6000)) == 50
+    assert sum(is_pair(step)[1] for step in range(1000, 6000)) == 100
+    sketched = [step for step in range(1000) if is_sketched(step)]
+    assert sketched[:7] == [3, 7, 11, 15, 19, 25, 41] and len(sketched) == 5 + 49
+    assert all(is_pair(step + 1)[0] for step in sketched)  # where the next step begins there is a look
+    assert len({step % 20 for step in sketched[5:]}) == 9  # nothing with a period hides
+    assert sum(is_pair(step)[1] for step in range(1000)) == 20 + 98
+
+
+def test_the_guard_wakes_at_these_steps() -> None:
+    step, found = 0, [0]
+    while step < 5000:
+        step = _next_after(step)
+        found.append(step)
+    assert found == [step for step in range(found[-1] + 1) if is_pair(step)[0]]
+    assert all(is_pair(step + 1)[0] for step in range(5000) if is_sketched(step))
+
+
+# --- overwritten ---
+
+
+def test_what_the_optimizer_does_is_not_overwriting() -> None:
+    model = make_model()
+    notes = run(model, guarded(model), 40, nothing)
+    assert (notes.overwritten, notes.num_overwritten, notes.num_compared) == ((), 0, 6)
+
+
+def changes(model: nn.Module) -> dict[str, Callable[[int], Any]]:
+    other = make_model(seed=3)
+    first = model[0].weight
+
+    def replace(number: int) -> None:
+        first.data = first.data * 1.1
+
+    @torch.no_grad()
+    def copy_(number: int) -> None:
+        first.copy_(other[0].weight)
+
+    return {
+        "data.mul_": lambda number: first.data.mul_(0.99),
+        "copy_": copy_,
+        "data": replace,
+        "NaN": lambda number: number == 3 and first.data.fill_(math.nan),
+        "clipping": lambda number: first.data.clamp_(-0.01, 0.01),
+    }
+
+
+@pytest.mark.parametrize("change", changes(make_model()))
+def test_a_changed_parameter_is_named(change: str) -> None:
+    model = make_model()
+    notes = run(model, guarded(model, skip_nonfinite=False), 16, changes(model)[change])
+    assert notes.overwritten == ("0.weight",)
+    assert notes.num_compared == 3 and notes.num_overwritten in (1, 3)
+
+
+def test_a_checkpoint_that_is_loaded_again_and_again() -> None:
+    model = make_model()
+    best = copy.deepcopy(model.state_dict())
+    notes = run(model, guarded(model), 200, lambda number: number % 3 == 2 and model.load_state_dict(best))
+    assert set(notes.overwritten) == {name for name, _ in model.named_parameters()}
+    assert 0 < notes.num_overwritten < notes.num_compared
+
+
+def test_weights_that_are_swapped_and_put_back() -> None:
+    model = make_model()
+    average = make_model(seed=3)
+
+    def validate(number: int) -> None:
+        own = copy.deepcopy(model.state_dict())
+        model.load_state_dict(average.state_dict())
+        model.load_state_dict(own)
+
+    assert run(model, guarded(model), 40, validate).overwritten == ()
+
+
+def test_schedule_free_averaging_goes_back_within_rounding() -> None:
+    model = make_model()
+    anchors = [torch.randn_like(p) for p in model.parameters()]
+
+    @torch.no_grad()
+    def there_and_back(number: int) -> None:
+        for p, z in zip(model.parameters(), anchors, strict=True):
+            p.lerp_(z, 1 - 1 / 0.9)
+            p.lerp_(z, 0.1)
+
+    assert run(model, guarded(model), 40, there_and_back).num_overwritten == 0
+
+
+def test_tied_reparametrised_and_normalised_weights() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
+    model[2] = nn.utils.parametrizations.spectral_norm(model[2])
+    model.add_module("3", nn.Linear(4, 4))
+    model.add_module("4", nn.Linear(4, 4))
+    model[4].weight = model[3].weight
+    assert run(model, guarded(model), 40, lambda number: model(torch.ones(2, 6))).overwritten == ()
+
+
+def test_what_is_loaded_before_the_first_step_is_a_start() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    model.load_state_dict(make_model(seed=9).state_dict())
+    assert run(model, optimizer, 12, nothing).overwritten == ()
+
+
+def test_another_guards_optimizer_may_hold_the_same_parameters() -> None:
+    model = make_model()
+    optimizer, other = guarded(model), guarded(model[0])
+    notes = run(model, optimizer, 24, lambda number: take_step(model, other, number))
+    assert notes.overwritten == () and notes.num_compared
+    stranger = torch.optim.SGD(model[2].parameters(), lr=0.1)  # which nobody guards
+    notes = run(model, optimizer, 40, lambda number: take_step(model, stranger, number))
+    assert set(notes.overwritten) == {"2.weight", "2.bias"}
+
+
+def test_steps_while_paused_and_of_several_optimizers() -> None:
+    model = make_model()
+    optimizers = fastguard.wrap([torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)], model)
+    for number in range(30):
+        loss_at(model, number).backward()
+        for optimizer in optimizers[:: 1 if number % 2 else -1]:  # in either order
+            optimizer.step()
+        with optimizers[0].guard.paused():
+            if number == 11:
+                optimizers[0].step()  # nobody is to wonder that this has moved something
+    notes = notes_of(optimizers[0])
+    assert notes.overwritten == () and notes.num_compared == 5
+    assert len(optimizers[0].guard.history.grad_cosines) > 15
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2), torch.optim.AdamW])
+def test_closures(make: Any) -> None:
+    model = make_model()
+    optimizer = guarded(model, make)
+    for number in range(24):
+        take_step(model, optimizer, number, closure=True)
+        if number == 7:
+            model[2].bias.data.add_(1.0)
+    assert notes_of(optimizer).overwritten == ("2.bias",)
+    assert [step for step, _ in optimizer.guard.history.grad_cosines] == list(range(1, 21))
+
+
+def test_a_step_that_raises_is_not_the_end_of_it() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+
+    def closure() -> torch.Tensor:
+        raise KeyError("x")
+
+    for number in range(30):
+        if number in (4, 8, 13):
+            with pytest.raises(KeyError):
+                optimizer.step(closure)
+        take_step(model, optimizer, number)
+    assert notes_of(optimizer).num_compared == 6 and not len(optimizer.guard.run.failures)
+
+
+def test_names_and_counts_survive_a_restart() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    run(model, optimizer, 10, lambda number: model[0].bias.data.add_(0.1))
+    state = optimizer.guard.state_dict()
+    optimizer.guard.detach()
+    resumed = guarded(model)
+    resumed.guard.load_state_dict(state)
+    notes = run(model, resumed, 10, lambda number: model[2].bias.data.add_(0.1))
+    assert notes.overwritten == ("0.bias", "2.bias")
+    assert (notes.num_overwritten, notes.num_compared) == (4, 4)
+
+
+# --- cosines ---
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_norm": 0.01}])
+def test_cosines_are_those_of_the_gradients(settings: Any) -> None:
+    model = make_model()
+    optimizer = guarded(model, **settings)
+    expected, before = [], None
+    for number in range(21):
+        optimizer.zero_grad()
+        loss_at(model, number).backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
+        if before is not None:
+            expected.append(float(torch.cosine_similarity(gradient, before, dim=0)))
+        before = gradient
+        optimizer.step()
+    optimizer.guard.flush()
+    found = optimizer.guard.history.grad_cosines
+    assert [step for step, _ in found] == list(range(1, 21))
+    assert [cosine for _, cosine in found] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_same_and_the_opposite_gradient() -> None:
+    p = nn.Parameter(torch.ones(100_000))
+    optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
+    direction = torch.randn(100_000)
+    for number in range(12):
+        p.grad = direction * (number + 1) * (-1) ** (number // 2)
+        optimizer.step()
+    optimizer.guard.flush()
+    assert [c for _, c in optimizer.guard.history.grad_cosines] == pytest.approx([1.0, -1.0] * 5 + [1.0])
+
+
+def test_steps_without_a_usable_gradient_have_no_cosine() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    for number in range(12):
+        optimizer.zero_grad()
+        loss_at(model, number).backward()
+        if number == 3:
+            poison(model)
+        elif number == 6:
+            for p in model.parameters():
+                p.grad.zero_()
+        elif number == 9:
+            model[0].weight.grad = None
+        optimizer.step()
+    optimizer.guard.flush()
+    steps = [step for step, _ in optimizer.guard.history.grad_cosines]
+    assert steps == [1, 2, 5, 8, 10, 11]  # at 10, of what there was at 9
+
+
+def test_a_scaler_changes_nothing() -> None:
+    cosines = []
+    for scale in (None, 1024.0):
+        model = make_model()
+        optimizer = guarded(model)
+        scaler = torch.amp.GradScaler("cpu", enabled=scale is not None, init_scale=scale or 1.0)
+        for number in range(15):
+            optimizer.zero_grad()
+            scaler.scale(loss_at(model, number)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.guard.flush()
+        cosines.append([cosine for _, cosine in optimizer.guard.history.grad_cosines])
+    assert cosines[0] == pytest.approx(cosines[1], abs=1e-5) and len(cosines[0]) == 14
+
+
+def test_the_memory_of_parameters_is_not_held() -> None:
+    model = nn.Linear(100, 100)
+    optimizer = guarded(model)
+    guard = optimizer.guard
+    for _ in range(4):
+        model(torch.ones(1, 100)).sum().backward()
+        optimizer.step()
+    storage = model.weight.untyped_storage()
+    held = storage._weak_ref()
+    del storage, model, optimizer
+    assert torch.UntypedStorage._expired(held)
+    torch.UntypedStorage._free_weak_ref(held)
+    assert guard.report()
+
+
+@pytest.mark.parametrize("kind", ["sparse", "bfloat16", "no parameters on the CPU"])
+def test_what_cannot_be_sketched_is_left_out(kind: str) -> None:
+    model = make_model("embedding" if kind == "sparse" else "mlp")
+    if kind == "bfloat16":
+        model = model.to(torch.bfloat16)
+    optimizer = guarded(model)
+    for number in range(24):
+        take_step(model, optimizer, number)
+    notes = notes_of(optimizer)
+    assert not len(optimizer.guard.run.failures) and notes.overwritten == ()
+    assert len(optimizer.guard.history.grad_cosines) == (0 if kind == "sparse" else 20)
