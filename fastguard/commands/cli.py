@@ -36,6 +36,9 @@ COMMANDS = {
     "diagnose": Command(
         "say what is wrong with a run, from its log; the exit code says how bad", _HERE + "diagnose:diagnose"
     ),
+    "preflight": Command(
+        "check a training before its first step; the exit code says how bad", _HERE + "preflight:main"
+    ),
     "rules": Command("list the rules with their thresholds and sources", _HERE + "diagnose:rules"),
     "bench": Command("measure against torch's own functions, side by side", _HERE + "bench:main"),
 }
@@ -63,7 +66,8 @@ def _parser() -> Parser:
         "fastguard",
         "Every gradient checked, clipped and explained at every step of a PyTorch training run.",
         f"commands:\n{listed}\n\n`fastguard <command> --help` tells more about each.\n\n"
-        "exit codes: 0 done, 1 done and something is not well, 64 it cannot be done as asked; `diagnose` has its own",
+        "exit codes: 0 done, 1 done and something is not well, 64 it cannot be done as asked; `diagnose` and\n"
+        "`preflight` have their own",
     )
     parser.usage = "%(prog)s [-h] [--version] <command> [options]"
     parser.add_argument("--version", action="version", version=f"fastguard {__version__}")
@@ -115,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's) and returns the exit code.
 
     0: done. 1: done, and what it found is not well. 64: it cannot be done as asked; one line on stderr says why. What
-    `diagnose` found has codes of its own.
+    `diagnose` and `preflight` found has codes of its own.
     """
     with _any_encoding():
         return _run(list(sys.argv[1:] if argv is None else argv))

@@ -15,6 +15,7 @@ from fastguard.tools.preflight import CHECKS
 from fastguard.tools.preflight.evidence import Evidence
 
 SHORT = {"num_steps": 4}
+MODELS = []  # which a loss function reaches in a way that its names do not tell
 
 
 class Counting(nn.Module):
@@ -140,6 +141,22 @@ def test_a_loss_that_holds_the_model_itself_is_put_back():
     def loss_fn(output, target):
         return nn.functional.cross_entropy(output, target) + 1e-3 * sum(p.square().sum() for p in model.parameters())
 
+    report = fastguard.preflight(model, optimizer, loss_fn, batch, **SHORT)
+    assert not report.numbers["is_copy"]
+    assert same(before, state(model, optimizer, batch))
+
+
+def test_a_loss_that_runs_the_model_out_of_sight_is_put_back():
+    model, optimizer, batch = make(Counting)
+    before = state(model, optimizer, batch)
+
+    def loss_fn(output, target):
+        def hidden():
+            return MODELS[0](batch[0].clone())
+
+        return nn.functional.cross_entropy(output, target) + 0.1 * hidden().square().mean()
+
+    MODELS[:] = [model]
     report = fastguard.preflight(model, optimizer, loss_fn, batch, **SHORT)
     assert not report.numbers["is_copy"]
     assert same(before, state(model, optimizer, batch))

@@ -71,6 +71,7 @@ class Bench:
         """Takes one training step and returns the loss before it."""
         seen: list[float] = []
 
+        @torch.enable_grad()
         def closure() -> Tensor:
             self.optimizer.zero_grad()
             _, loss = self.run(batch)
@@ -137,17 +138,20 @@ def _find_form(make: Callable[[str], Bench], loss_fn: Any, batch: Any) -> str:
     return "pair"
 
 
-def _reaches(bench: Bench, batch: Any) -> bool:
-    """Whether the loss depends on this model's parameters, and not on another's that the loss function holds."""
-    trainable = [p for p in bench.model.parameters() if p.requires_grad]
+def _is_apart(bench: Bench, model: nn.Module, batch: Any) -> bool:
+    """Whether the loss depends on the copy's parameters, and on none of the original's: a function may hold these."""
+    own = [p for p in bench.model.parameters() if p.requires_grad]
+    originals = [p for p in model.parameters() if p.requires_grad]
     with bench.put_back(), torch.enable_grad():
         try:
             _, loss = bench.run(batch)
         except Exception:  # as above
             return True
-        if not loss.requires_grad or not trainable or loss.numel() != 1:
+        if not loss.requires_grad or not own or loss.numel() != 1:
             return True
-        return any(g is not None for g in torch.autograd.grad(loss, trainable, allow_unused=True))
+        found = torch.autograd.grad(loss, [*own, *originals], allow_unused=True)
+    reached = [g is not None for g in found]
+    return any(reached[: len(own)]) and not any(reached[len(own) :])
 
 
 def _can_step(bench: Bench, batch: Any) -> bool:
@@ -159,8 +163,7 @@ def _can_step(bench: Bench, batch: Any) -> bool:
         except Exception:  # the training itself is broken, not the copy
             return True
         try:
-            if not _wants_closure(bench.optimizer):
-                bench.optimizer.step()
+            bench.step(batch)
         except Exception:
             return False
         return True
@@ -207,7 +210,10 @@ def _holds_modules(loss_fn: Any) -> bool:
         return _holds_modules(loss_fn.func) or any(map(_has_values, held))
     if not inspect.isfunction(loss_fn):
         return not inspect.isbuiltin(loss_fn)  # a bound method, or an object with `__call__`
-    known = inspect.getclosurevars(loss_fn)
+    try:
+        known = inspect.getclosurevars(loss_fn)
+    except ValueError:  # a name that has no value yet
+        return True
     return any(_has_values(value) for value in (*known.nonlocals.values(), *known.globals.values()))
 
 
@@ -220,6 +226,7 @@ def _has_values(value: Any) -> bool:
 def _copied(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any, batch: Any) -> Bench | None:
     """A bench of copies, or None: they cannot be made, or the loss function holds the model itself."""
     memo: dict[int, Any] = {}
+    versions = [t._version for t in _tensors(model)]
     try:
         own_model = copy.deepcopy(model, memo)
         own_optimizer = copy.deepcopy(optimizer, memo)
@@ -230,5 +237,16 @@ def _copied(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any, ba
     def make(form: str) -> Bench:
         return Bench(own_model, own_optimizer, own_loss, form, True)
 
-    bench = make(_find_form(make, loss_fn, batch))
-    return bench if _reaches(bench, batch) and _can_step(bench, batch) else None
+    try:
+        bench = make(_find_form(make, loss_fn, batch))
+        is_apart = _is_apart(bench, model, batch)
+    finally:  # a loss function that holds the model, unseen, has run it: the copy still is as it was
+        for original, kept, version in zip(_tensors(model), _tensors(own_model), versions):
+            # batch_norm writes to its running statistics without a new version
+            if original._version != version or not torch.equal(original, kept):
+                original.data.copy_(kept.data)
+    return bench if is_apart and _can_step(bench, batch) else None
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]

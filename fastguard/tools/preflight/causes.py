@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -69,7 +70,7 @@ EXPLANATIONS = {
         "The inputs are not scaled: large ones swamp the others, and the weights' initial scale does not suit them.",
         _FIT
         | {"loss-far-above-chance", "saturated-units-at-start", "dead-units-at-start", "gradient-explodes-at-start"}
-        | {"gradient-vanishes-at-start", "all-gradients-zero"},
+        | {"gradient-vanishes-at-start", "all-gradients-zero", "signal-dies-out"},
     ),
     "unnormalised-targets": Explanation(
         "The targets are not scaled: the first steps, large ones, only learn their mean and size.",
@@ -83,7 +84,7 @@ EXPLANATIONS = {
     ),
     "dead-units": Explanation(
         "Units that answer nothing to any input cut off the layers before them.",
-        _FIT | {"gradient-vanishes-at-start", "all-gradients-zero"},
+        _FIT | {"signal-dies-out", "gradient-vanishes-at-start", "all-gradients-zero"},
     ),
     "exploding-gradients": Explanation(
         "Values or gradients grow from layer to layer.",
@@ -109,6 +110,7 @@ EXPLANATIONS = {
     "unknown": Explanation("Something is wrong, and what is not known.", frozenset(("nothing-is-learnt",))),
 }
 _ORDER = tuple(EXPLANATIONS)  # what comes earlier explains what comes later, where both could
+_WEAK = frozenset(("optimizer-cannot-fit",))  # says that something is wrong with how it is trained, and hardly what
 
 
 def find(findings: Iterable[Finding]) -> list[Finding]:
@@ -119,9 +121,9 @@ def find(findings: Iterable[Finding]) -> list[Finding]:
     """
     left = {f.rule: f for f in findings if f.severity != "info"}
     causes = []
-    for name in _ORDER:
+    for takes_weak, name in itertools.product((False, True), _ORDER):
         reasons = [f for f in left.values() if CHECKS[f.rule].cause == name]
-        if not reasons:
+        if not reasons or (all(f.rule in _WEAK for f in reasons) and not takes_weak):
             continue
         against = 1.0
         for finding in reasons:

@@ -61,7 +61,9 @@ class Evidence:
     def __init__(self, bench: Bench, batches: list[Any], *, max_steps: int, seconds: float) -> None:
         self.bench = bench
         self.batches = batches
-        self.parameters = {strip_wrappers(name): p for name, p in bench.model.named_parameters()}
+        named = dict(bench.model.named_parameters())
+        stripped = {strip_wrappers(name): p for name, p in named.items()}
+        self.parameters = stripped if len(stripped) == len(named) else named  # a user's own module is called "module"
         self.groups = bench.optimizer.param_groups
         self._max_steps = max_steps
         self._seconds = seconds
@@ -146,6 +148,11 @@ class Evidence:
         """The activation that made what the loss was given, and its dimension; None: a layer, or not known."""
         return self.call.made_by if self.call is not None else self.first.output_made_by
 
+    @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """The model's modules by name."""
+        return {strip_wrappers(f"{name}.").rstrip("."): m for name, m in self.bench.model.named_modules()}
+
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
         """The model's parameters that require a gradient."""
@@ -165,6 +172,11 @@ class Evidence:
         return None if None in found or not found else max(found)  # type: ignore[type-var]
 
     @cached_property
+    def later(self) -> TrialPass:
+        """What the first batch shows after a few steps: a start that is symmetric or zero by design is over then."""
+        return trial_pass(self.bench, self.batches[0], self.parameters, num_steps=5)
+
+    @cached_property
     def fit(self) -> Fit | None:
         """What a few steps at several learning rates come to; None where no step can be taken."""
         first = self.first
@@ -174,9 +186,14 @@ class Evidence:
 
 
 def trial_pass(
-    bench: Bench, batch: Any, parameters: dict[str, nn.Parameter], *, find_origin: bool = False
+    bench: Bench,
+    batch: Any,
+    parameters: dict[str, nn.Parameter],
+    *,
+    num_steps: int = 0,
+    find_origin: bool = False,
 ) -> TrialPass:
-    """Runs one batch forward and back, watched, and puts all back."""
+    """Runs one batch forward and back, watched, after `num_steps` training steps, and puts all back."""
     found = TrialPass()
     targets = tensors_in(bench.parts(batch)[1]) if bench.form == "pair" else []
     watcher = Watcher(targets, find_origin=find_origin)
@@ -184,7 +201,9 @@ def trial_pass(
     own = set(map(id, parameters.values()))
     outsiders = [p for group in bench.optimizer.param_groups for p in group["params"] if id(p) not in own]
     with bench.put_back(), torch.enable_grad():
-        for p in outsiders:
+        for _ in range(num_steps):
+            bench.step(batch)
+        for p in (*outsiders, *parameters.values()):
             p.grad = None
         found.stage = "forward"
         try:
@@ -202,7 +221,7 @@ def trial_pass(
             found.error = error
         found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
         found.gradients = {name: _kept(p.grad) for name, p in parameters.items()}
-    if not find_origin and found.error is None and not _all_finite(found):
+    if not find_origin and not num_steps and found.error is None and not _all_finite(found):
         again = trial_pass(bench, batch, parameters, find_origin=True)
         found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
     return found

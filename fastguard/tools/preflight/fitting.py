@@ -15,7 +15,8 @@ import torch
 from .bench import Bench
 
 FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0)
-_FARTHER = (1e4, 1e6, 1e8, 1e10, 1e12)
+_HIGHER = (1e4, 1e6, 1e8, 1e10, 1e12)
+_LOWER = (1e-3, 1e-4, 1e-6)
 _RATES_OF_ADAM = (1e-3, 1e-2)
 
 
@@ -46,6 +47,11 @@ class Attempt:
     def gain(self) -> float:
         """By how much the loss fell; minus infinity where it is not finite."""
         return self.start - self.end if math.isfinite(self.end) else -math.inf
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the loss fell without rising far on the way."""
+        return self.gain > 0 and self.peak < 3.0 * abs(self.start) + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +93,21 @@ class Fitting:
             attempts[factor] = self._attempt(factor, num_steps)
         start = first.start if baseline is None else min(baseline, first.start)
         if not any(self._moved(one, start) for one in attempts.values()):
-            for factor in _FARTHER:  # a rate that is far too low
-                if time.perf_counter() > self._deadline or math.isnan(attempts[100.0].end):
+            for factor in _HIGHER:  # a rate that is far too low
+                if time.perf_counter() > self._deadline + 0.3 * self._seconds or math.isnan(attempts[100.0].end):
                     break
                 attempts[factor] = self._attempt(factor, min(num_steps, 20))
                 if self._moved(attempts[factor], start) or math.isnan(attempts[factor].end):
                     break
         with_adam: tuple[Attempt, ...] = ()
+        if not any(attempts[factor].is_calm for factor in (1.0, 0.1, 0.01)):
+            for factor in _LOWER:  # a rate that is far too high
+                attempts[factor] = self._attempt(factor, num_steps)
+                if attempts[factor].is_calm:
+                    break
+        for factor in sorted(attempts, key=lambda f: -attempts[f].gain)[:2]:  # slow ones get more time
+            if not any(has_learnt(one, start) for one in attempts.values()) and not math.isnan(attempts[factor].end):
+                attempts[factor] = self._attempt(factor, 3 * num_steps)
         if not any(has_learnt(one, start) for one in attempts.values()):
             with_adam = tuple(self._with_adam(lr, 3 * num_steps) for lr in _RATES_OF_ADAM)
         return Fit(attempts, with_adam)
@@ -123,7 +137,7 @@ class Fitting:
                 losses.append(bench.step(self._batches[step % len(self._batches)]))
                 if before:
                     ratios.append(_update_ratio(before, watched))
-                if not math.isfinite(losses[-1]) or time.perf_counter() > self._deadline + 0.5 * self._seconds:
+                if not math.isfinite(losses[-1]) or time.perf_counter() > self._deadline + 0.2 * self._seconds:
                     break
             end = self._mean_loss(bench) if math.isfinite(losses[-1]) else math.nan
             in_eval = self._eval_loss(bench) if factor == 1.0 and math.isfinite(end) else math.nan
@@ -139,9 +153,10 @@ class Fitting:
         return Attempt(factor, lr, start, end, peak, len(losses), median(ratios or [math.nan]), in_eval)
 
     def _mean_loss(self, bench: Bench) -> float:
-        with torch.no_grad(), torch.random.fork_rng():  # the same random numbers before and after
+        # With gradients, which a loss may take itself (penalties, adversaries); the same random numbers each time.
+        with torch.enable_grad(), torch.random.fork_rng():
             torch.manual_seed(0)
-            return sum(float(bench.run(batch)[1]) for batch in self._batches) / len(self._batches)
+            return sum(float(bench.run(batch)[1].detach()) for batch in self._batches) / len(self._batches)
 
     def _eval_loss(self, bench: Bench) -> float:
         with _evaluating(bench.model):

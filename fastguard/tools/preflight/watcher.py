@@ -103,6 +103,7 @@ class Seen:
     activities: list[Activity] = field(default_factory=list)
     layers: dict[str, Layer] = field(default_factory=dict)
     normalisations: dict[str, Layer] = field(default_factory=dict)
+    dropped: dict[str, float] = field(default_factory=dict)
     broadcast: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     origin: tuple[str, str] | None = None
     zero_roots: list[tuple[str, str]] = field(default_factory=list)
@@ -209,7 +210,10 @@ class Watcher(TorchFunctionMode):
     def _look_for_broadcast(self, name: str, args: Any) -> None:
         if name not in _SUBTRACTIONS or len(args) < 2 or not all(isinstance(a, Tensor) for a in args[:2]):
             return
-        if any(a.numel() and a.data_ptr() in self._targets for a in args[:2]):
+        a, b = sorted((tuple(t.shape) for t in args[:2]), key=len)
+        is_column = len(a) == 1 and len(b) == 2 and b == (a[0], 1) and a[0] > 1  # [N] and [N, 1]
+        is_target = any(t.numel() and t.data_ptr() in self._targets for t in args[:2])
+        if is_target or (is_column and not self._inside and all(t.is_floating_point() for t in args[:2])):
             self._note_broadcast(args[0], args[1])
 
     def _note_broadcast(self, one: Tensor, other: Tensor) -> None:
@@ -223,6 +227,12 @@ class Watcher(TorchFunctionMode):
 
     def _activation(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> None:
         if name == "dropout":
+            share, training = (
+                kwargs.get(key, args[place] if len(args) > place else default)
+                for key, place, default in (("p", 1, 0.5), ("training", 2, True))
+            )
+            if training:
+                self.seen.dropped.setdefault(self._where() or "a call of dropout", float(share))
             if args and self.made_by(args[0]) is not None:
                 self._remember(result, self.made_by(args[0]))  # type: ignore[arg-type]
             return

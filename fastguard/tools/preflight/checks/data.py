@@ -104,7 +104,8 @@ def targets_out_of_scale(
 ) -> Finding | None:
     """The root mean square of a regression's targets is above `largest_rms` or below `smallest_rms`.
 
-    Or their mean is more than `offset` standard deviations from 0, and above 3.
+    Or their mean is more than `offset` standard deviations from 0, and above 3. Only a remark where the trial steps
+    at the given learning rate come below the loss of the best constant answer: the rate is up to it.
     """
     call = evidence.call
     if call is not None and call.kind not in REGRESSION:
@@ -126,9 +127,16 @@ def targets_out_of_scale(
     return Finding(
         f"The targets have mean {mean:.3g} and standard deviation {std:.3g}; the model's first outputs are "
         f"{'smaller by far' if rms > 1 else 'larger by far'}.",
+        severity="info" if _gets_there(evidence) else "warning",
         evidence={"mean": mean, "std": std, "rms": rms, "threshold": largest_rms},
         confidence=0.88,
     )
+
+
+def _gets_there(evidence: Evidence) -> bool:
+    """Whether the trial steps at the given rate come below the best constant answer's loss."""
+    fit = evidence.fit
+    return fit is not None and evidence.baseline is not None and fit.given.end < evidence.baseline
 
 
 @check(
@@ -246,7 +254,7 @@ def batches_of_one_class(evidence: Evidence, *, least_samples: int = 8) -> Findi
     remedy="Weight the loss by class (weight=, pos_weight=), or sample rare classes more often.",
 )
 def rare_classes(evidence: Evidence, *, share: float = 0.9, least_samples: int = 32) -> Finding | None:
-    """One class has more than `share` of at least `least_samples` samples; of several, some is rarer by that as well.
+    """One class has more than `share` of at least `least_samples` samples.
 
     Not told where the loss has weights, and of labels of pixels or tokens (more than one a sample).
     """
@@ -316,13 +324,13 @@ def target_among_inputs(evidence: Evidence, *, correlation: float = 0.9999, leas
 
 
 @check(
-    "batch-of-one",
+    "tiny-batch",
     cause="batch-size",
     reads="samples and targets of a batch",
     source="AUTOTRAINER (Zhang et al. 2021), oscillating loss: SGD with momentum on batches of 1",
     remedy="Use batches of 16 to 256 samples, or accumulate gradients over several.",
 )
-def batch_of_one(evidence: Evidence, *, most_samples: int = 1) -> Finding | None:
+def tiny_batch(evidence: Evidence, *, most_samples: int = 2) -> Finding | None:
     """A batch holds `most_samples` at most, with as few targets: every step follows a single answer."""
     sizes = [t.shape[0] for t in evidence.inputs if t.dim()]
     if not sizes or max(sizes) > most_samples or not evidence.targets:

@@ -36,53 +36,65 @@ def _steps_to_halve(one: Attempt) -> float:
     remedy="Divide the learning rate by 10 or 100; fastguard.LearningRateFinder finds one. Warm it up.",
 )
 def trial_steps_overshoot(
-    evidence: Evidence, *, rises: float = 1.05, peak: float = 10.0, better: float = 0.8
+    evidence: Evidence, *, rises: float = 1.05, peak: float = 10.0, better: float = 0.8, update_ratio: float = 0.4
 ) -> Finding | None:
     """Trained on a few batches the loss ends above `rises` times its start, or rises to `peak` times, or is lost.
 
-    And with a tenth or a hundredth of the rate it ends below `better` times what the given rate comes to, without
-    rising.
+    And with a tenth or less of the rate it ends lower, by 1 - `better` of the start at least, without rising.
+    Or the first steps change weights by more than `update_ratio` of their size, the loss rises by half, and a lower
+    rate ends lower.
     """
     fit = evidence.fit
     if fit is None:
         return None
     given = fit.given
-    lower = [fit.attempts[f] for f in (0.1, 0.01) if math.isfinite(fit.attempts[f].end)]
-    calm = [one for one in lower if one.gain > 0 and one.peak < 3.0 * abs(one.start) + 1e-9]
+    calm = [one for factor, one in fit.attempts.items() if factor < 1.0 and one.is_calm]
     if not calm:
         return None
     best = max(calm, key=lambda one: one.gain)
     start = abs(given.start)
-    if math.isfinite(given.end):
+    what = f"goes from {given.start:.3g} to {given.end:.3g}, with a peak of {given.peak:.3g}"
+    is_rough = given.update_ratio > update_ratio and given.peak - given.start > 0.5 * start and given.end > best.end
+    if math.isfinite(given.end) and not is_rough:
         is_above = given.end > given.start + (rises - 1.0) * start
         is_peak = given.peak - given.start > peak * start and given.end > best.end
         if not (is_above or is_peak) or best.end - given.end > -(1.0 - better) * start:
             return None
-        what = f"goes from {given.start:.3g} to {given.end:.3g}, with a peak of {given.peak:.3g}"
-    else:
+    elif not math.isfinite(given.end):
         what = f"goes from {given.start:.3g} to NaN or Inf"
     return Finding(
         f"In {given.num_steps} steps on the same batches the loss {what}; at a learning rate of {best.lr:.3g} it comes "
         f"to {best.end:.3g}.",
-        severity="critical",
-        evidence=_evidence(fit),
-        confidence=0.9,
+        severity="warning" if is_rough else "critical",
+        evidence={**_evidence(fit), "update_ratio": given.update_ratio},
+        confidence=0.75 if is_rough else 0.9,
     )
+
+
+def _has_gradient(evidence: Evidence) -> bool:
+    return any(g is not None and g.numel() and float(g.abs().max()) > 1e-6 for g in evidence.first.gradients.values())
 
 
 @check(
     "trial-steps-too-short",
     cause="learning-rate-too-low",
+    severity="critical",
     reads="the loss of a few batches, trained for some steps at the given learning rate and at others",
     source=_OVERFIT + "; Smith 2017",
     remedy="Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one.",
 )
 def trial_steps_too_short(
-    evidence: Evidence, *, num_steps: float = 20_000.0, faster: float = 20.0, update_ratio: float = 2e-4
+    evidence: Evidence,
+    *,
+    num_steps: float = 2500.0,
+    faster: float = 50.0,
+    update_ratio: float = 5e-4,
+    smallest: float = 1e-7,
 ) -> Finding | None:
     """At the pace of the trial steps, halving the loss of the same few batches would take more than `num_steps`.
 
     Steps change weights by less than `update_ratio` of their size, and a higher rate is `faster` times as fast or more.
+    Or steps change weights by less than `smallest`, where there are gradients.
     """
     fit = evidence.fit
     if fit is None or not math.isfinite(fit.given.end) or not abs(fit.given.start) > 0:
@@ -91,6 +103,14 @@ def trial_steps_too_short(
     higher = [one for factor, one in fit.attempts.items() if factor > 1.0 and math.isfinite(one.end)]
     higher = [one for one in higher if one.gain > 0.02 * abs(one.start)]
     pace = _steps_to_halve(given)
+    if 0.0 <= given.update_ratio < smallest and _has_gradient(evidence):
+        return Finding(
+            f"A step changes weights by {given.update_ratio:.1g} of their size: less than float32 tells apart, or "
+            "hardly more.",
+            severity="critical",
+            evidence={**_evidence(fit), "update_ratio": given.update_ratio, "threshold": smallest},
+            confidence=0.95,
+        )
     if not higher or pace < num_steps or not given.update_ratio < update_ratio:
         return None
     best = min(higher, key=_steps_to_halve)
@@ -112,10 +132,13 @@ def trial_steps_too_short(
     source=_OVERFIT,
     remedy="Begin with torch.optim.Adam(lr=1e-3), which learns these batches; then change one setting at a time.",
 )
-def optimizer_cannot_fit(evidence: Evidence, *, share: float = 0.3) -> Finding | None:
-    """With the given optimizer nothing is learnt at any rate, and with Adam the loss falls by more than `share`."""
+def optimizer_cannot_fit(evidence: Evidence, *, share: float = 0.5, least_steps: int = 60) -> Finding | None:
+    """With the given optimizer nothing is learnt at any rate, and with Adam the loss falls by more than `share`.
+
+    Of at least `least_steps` steps with either.
+    """
     fit = evidence.fit
-    if fit is None or not fit.with_adam:
+    if fit is None or not fit.with_adam or fit.with_adam[0].num_steps < least_steps:
         return None
     best = max(fit.with_adam, key=lambda one: one.gain)
     if not has_learnt(best, _floor(evidence, fit), share):
@@ -136,13 +159,14 @@ def optimizer_cannot_fit(evidence: Evidence, *, share: float = 0.3) -> Finding |
     source=_OVERFIT,
     remedy="Look at single samples with their targets; then give the model more: units, layers, an activation between.",
 )
-def nothing_is_learnt(evidence: Evidence, *, share: float = 0.05) -> Finding | None:
+def nothing_is_learnt(evidence: Evidence, *, share: float = 0.05, least_steps: int = 60) -> Finding | None:
     """Neither the given optimizer, at rates from a hundredth to a hundred times, nor Adam learns a few batches.
 
-    The loss stays within `share` of that of the best constant answer (where that is not known: of the start).
+    The loss stays within `share` of that of the best constant answer (where that is not known: of the start), for at
+    least `least_steps` steps of Adam: a slow model, which takes fewer within the time, is not judged.
     """
     fit = evidence.fit
-    if fit is None or not fit.with_adam:
+    if fit is None or not fit.with_adam or fit.with_adam[-1].num_steps < least_steps:
         return None
     floor = _floor(evidence, fit)
     if not abs(floor) > 1e-6:

@@ -116,13 +116,14 @@ def statistics_do_not_follow(
 @check(
     "most-is-dropped",
     cause="dropout-too-high",
-    reads="shares of the dropout modules",
+    reads="shares of the dropout modules, and of calls of torch.nn.functional.dropout",
     source="Srivastava et al. 2014, section 7.3; UMLAUT warns above 0.5",
     remedy="0.1 to 0.5 is usual. Is the share meant to be kept, not dropped?",
 )
 def most_is_dropped(evidence: Evidence, *, share: float = 0.65) -> Finding | None:
-    """A dropout module leaves out more than `share`."""
-    found = {n: float(m.p) for n, m in _named(evidence, _DROPOUTS).items() if float(m.p) > share}
+    """A dropout module, or a call of dropout in training mode, leaves out more than `share`."""
+    given = {**evidence.first.seen.dropped, **{n: float(m.p) for n, m in _named(evidence, _DROPOUTS).items()}}
+    found = {name: p for name, p in given.items() if p > share}
     if not found:
         return None
     worst = max(found, key=lambda name: found[name])

@@ -18,6 +18,17 @@ def _counted(names: list[str], of: int) -> str:
     return f"{len(names)} of {of} parameter tensors" if len(names) != 1 else f"1 of {of} parameter tensors"
 
 
+def _in_a_list(evidence: Evidence, name: str) -> str:
+    """The list that a parameter's module is chosen from; empty if none."""
+    modules = evidence.modules
+    path = name.split(".")
+    for end in range(len(path) - 1, 0, -1):
+        holder = ".".join(path[: end - 1])
+        if isinstance(modules.get(holder), (nn.ModuleList, nn.ModuleDict)):
+            return holder
+    return ""
+
+
 @check(
     "gradient-does-not-arrive",
     cause="parameters-cut-off",
@@ -27,7 +38,11 @@ def _counted(names: list[str], of: int) -> str:
     remedy="Look for detach(), .data, no_grad(), argmax, item() on the way, and for modules that forward() leaves out.",
 )
 def gradient_does_not_arrive(evidence: Evidence) -> Finding | None:
-    """Trainable parameters get no gradient from any of the batches; critical if none gets any."""
+    """Trainable parameters get no gradient from any of the batches; critical if none gets any.
+
+    Only a remark on modules of a ModuleList (or a ModuleDict) of which others get one: what is chosen from is not all
+    used at once.
+    """
     if evidence.first.error is not None or evidence.first.num_losses != 1:
         return None
     trainable = evidence.trainable
@@ -41,6 +56,17 @@ def gradient_does_not_arrive(evidence: Evidence) -> Finding | None:
     if not missing:
         return None
     is_all = len(missing) == len(trainable)
+    reached = {_in_a_list(evidence, name) for name in trainable if name not in missing} - {""}
+    is_choice = all(_in_a_list(evidence, name) in reached for name in missing)
+    if is_choice:
+        return Finding(
+            f"No gradient arrives at {_counted(missing, len(trainable))}, of modules in a list others of which were "
+            "used: experts, or heads, that this data does not choose?",
+            severity="info",
+            layers=tuple(missing[:8]),
+            evidence={"num_missing": len(missing), "num_trainable": len(trainable)},
+            confidence=0.5,
+        )
     return Finding(
         f"No gradient arrives at {_counted(missing, len(trainable))}: the loss does not depend on "
         f"{'them' if len(missing) > 1 else 'it'}.",
@@ -203,7 +229,7 @@ def samples_mixed(evidence: Evidence, *, share: float = 1e-3) -> Finding | None:
         is_by_sample = False  # [time, samples], perhaps
     if not tensors[0].is_floating_point() and targets[0].dim() >= 2:
         is_by_sample = False
-    buffers = [t for t in (*evidence.bench.model.buffers(), *evidence.parameters.values()) if t.dim() >= 2]
+    buffers = [t for t in evidence.bench.model.buffers() if t.dim() >= 2]
     if not is_by_sample or any(t.shape[-1] == t.shape[-2] == size for t in buffers):
         return None
     with evidence.bench.put_back(), torch.no_grad():
@@ -211,8 +237,7 @@ def samples_mixed(evidence: Evidence, *, share: float = 1e-3) -> Finding | None:
         for module in evidence.bench.model.modules():  # those that keep no running statistics use the batch's always
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
                 return None
-        if (twice := _changes_of_itself(evidence, inputs)) > 1e-6:
-            del twice
+        if _changes_of_itself(evidence, inputs) > 1e-6:
             return None  # random also in evaluation mode
         change = _changes(evidence, inputs, 0)
     if change is None or not change > share:

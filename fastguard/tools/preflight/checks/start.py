@@ -10,7 +10,7 @@ from torch import Tensor
 from ...._text import listed
 from ....diagnosis import Finding
 from ...initialization import check_initialization
-from ..evidence import Evidence
+from ..evidence import Evidence, TrialPass
 from ..registry import check
 from ..watcher import BREAKERS, Activity
 
@@ -56,7 +56,7 @@ def weights_out_of_scale(evidence: Evidence, *, least_layers: int = 1) -> Findin
     }
     is_zero = [name for name, layer in bad.items() if layer.actual_std == 0 and _is_zero(evidence, name)]
     if len(is_zero) <= len(result.layers) // 2:
-        bad = {name: layer for name, layer in bad.items() if name not in is_zero or name == names[:1]}
+        bad = {name: layer for name, layer in bad.items() if name not in is_zero or name == names[0]}
     biases = [name for name, other in result.others.items() if other.status != "ok"]
     if len(bad) < least_layers and not biases:
         return None
@@ -92,7 +92,10 @@ def _is_zero(evidence: Evidence, name: str) -> bool:
     remedy="Initialise with random numbers: torch's own default will do.",
 )
 def identical_units(evidence: Evidence) -> Finding | None:
-    """All units of a hidden layer begin with the same weights, zeros among them: they stay the same for ever."""
+    """All units of a hidden layer begin with the same weights: they stay the same for ever.
+
+    Zeros in half of the hidden layers or fewer, not in the first, are taken for ends of residual branches.
+    """
     names = _weights(evidence)[:-1]
     found = []
     for name in names:
@@ -100,10 +103,11 @@ def identical_units(evidence: Evidence) -> Finding | None:
         flat = p.reshape(p.shape[0], -1)
         if p.shape[0] >= 2 and bool((flat == flat[:1]).all()):
             found.append(name)
-    if not found or (len(found) * 2 <= sum(_is_zero(evidence, name) for name in found) and len(found) < len(names)):
+    zero = [name for name in found if _is_zero(evidence, name)]
+    if zero and 2 * len(zero) <= len(names) and names[0] not in zero:  # ends of residual branches
+        found = [name for name in found if name not in zero]
+    if not found:
         return None
-    if all(_is_zero(evidence, name) for name in found) and len(found) <= len(names) // 2 and found[0] != names[0]:
-        return None  # branches that start off
     return Finding(
         f"The units of {listed(found)} all begin with the same weights, and so learn the same.",
         severity="critical",
@@ -129,7 +133,7 @@ def _share_of_dead(output: Tensor) -> float:
     source="AUTOTRAINER (Zhang et al. 2021), dying ReLU: a share of 0.7; Lu et al. 2019 on deep narrow nets",
     remedy="Use fewer or wider layers, LeakyReLU or normalisation, and look for biases far below zero.",
 )
-def dead_units_at_start(evidence: Evidence, *, share: float = 0.9, least_samples: int = 8) -> Finding | None:
+def dead_units_at_start(evidence: Evidence, *, share: float = 0.75, least_samples: int = 8) -> Finding | None:
     """More than `share` of a ReLU's units give 0 for each of at least `least_samples` samples, before any step."""
     worst: tuple[float, Activity] | None = None
     for one in evidence.hidden:
@@ -156,7 +160,7 @@ def dead_units_at_start(evidence: Evidence, *, share: float = 0.9, least_samples
     source="Glorot and Bengio 2010; DeepDiagnosis (Wardat et al. 2022) counts pre-activations outside ±5",
     remedy="Scale the inputs to about 1, and initialise by fan-in (xavier_normal_).",
 )
-def saturated_units_at_start(evidence: Evidence, *, share: float = 0.6) -> Finding | None:
+def saturated_units_at_start(evidence: Evidence, *, share: float = 0.85) -> Finding | None:
     """More than `share` of what a hidden sigmoid or tanh gives lies within a hundredth of its ends."""
     for one in evidence.hidden:
         if one.kind not in ("tanh", "sigmoid") or one.output.numel() < 32:
@@ -173,12 +177,53 @@ def saturated_units_at_start(evidence: Evidence, *, share: float = 0.6) -> Findi
     return None
 
 
-def _flow(evidence: Evidence) -> tuple[str, str, float, float] | None:
+def _spread(tensor: Tensor | None) -> float:
+    """Root mean square, over features, of the standard deviation over samples."""
+    if tensor is None or tensor.dim() < 2 or tensor.shape[0] < 4 or not tensor.is_floating_point():
+        return math.nan
+    flat = tensor.detach().reshape(tensor.shape[0], -1)[:, :4096].double()
+    return float(flat.std(0).square().mean().sqrt())
+
+
+@check(
+    "signal-dies-out",
+    cause="poor-initialisation",
+    reads="how what goes into each layer differs from sample to sample",
+    source="He et al. 2015, section 2.2: a product of many factors below 1",
+    remedy="Initialise by fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh; or normalise between layers.",
+)
+def signal_dies_out(
+    evidence: Evidence, *, share: float = 0.001, least_layers: int = 4, most_dead: float = 0.75
+) -> Finding | None:
+    """What goes into the last layer differs between samples by less than `share` of what goes into the first.
+
+    Of models with `least_layers` layers or more, without sigmoids between, whose outputs are alike by nature, and
+    without a ReLU that has more than `most_dead` of its units dead, which is told by itself.
+    """
+    layers = [layer for layer in evidence.layers if layer.input is not None]
+    if len(layers) < least_layers or any(one.kind == "sigmoid" for one in evidence.hidden):
+        return None
+    at_first, at_last = _spread(layers[0].input), _spread(layers[-1].input)
+    if not at_first > 0 or not at_last < share * at_first:
+        return None
+    dead = max((_share_of_dead(one.output) for one in evidence.hidden if one.kind in ("relu", "relu6")), default=0.0)
+    if dead > most_dead:
+        return None  # told by itself
+    return Finding(
+        f"Samples differ by {at_first:.2g} where they enter the model, and by {at_last:.2g} where they enter its last "
+        "layer: every sample's output is nearly the same.",
+        layers=(layers[-1].name,),
+        evidence={"at_first": at_first, "at_last": at_last, "threshold": share},
+        confidence=0.85,
+    )
+
+
+def _flow(evidence: Evidence, passes: list[TrialPass]) -> tuple[str, str, float, float] | None:
     """First and last layer's weight, and the root mean squares of their gradients; of what is not zero at both."""
     names = _weights(evidence)
     norms = {}
     for name in names:
-        gradients = [p.gradients.get(name) for p in evidence.passes]
+        gradients = [p.gradients.get(name) for p in passes]
         found = [float(g.double().square().mean().sqrt()) for g in gradients if g is not None and g.numel()]
         if found:
             norms[name] = max(found)
@@ -200,16 +245,16 @@ def gradient_vanishes_at_start(
 ) -> Finding | None:
     """The first layer's gradient is below `ratio` of the last one's and below `largest`, of `least_layers` or more.
 
-    Not told where a layer behind begins at zero, or units are dead: there it is no matter of depth.
+    At the start, and still after five steps: a last layer may begin at zero, or with units that are alike.
     """
-    flow = _flow(evidence)
-    if not evidence.ran or flow is None or len(_weights(evidence)) < least_layers:
+    flow = _flow(evidence, evidence.passes)
+    if not evidence.ran or flow is None or len(_weights(evidence)) < least_layers or not evidence.in_optimizer:
         return None
+    for looked_at in (evidence.passes, None):
+        flow = _flow(evidence, [evidence.later] if looked_at is None else looked_at)
+        if flow is None or not flow[3] or flow[2] >= ratio * flow[3] or flow[2] >= largest:
+            return None
     first, last, at_first, at_last = flow
-    if any(_is_zero(evidence, name) for name in _weights(evidence)) or not at_last:
-        return None
-    if at_first >= ratio * at_last or at_first >= largest:
-        return None
     return Finding(
         f"The gradient of {first} is {at_first / at_last:.2g} of that of {last}: hardly any arrives.",
         severity="warning",
@@ -234,7 +279,7 @@ def gradient_explodes_at_start(
 
     Or outputs grow from layer to layer, to `growth` times what went in, or beyond what a number can be.
     """
-    flow = _flow(evidence)
+    flow = _flow(evidence, evidence.passes)
     outs = [
         (layer.name, float(layer.output.detach().abs().max()))
         for layer in evidence.layers

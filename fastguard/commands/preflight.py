@@ -1,0 +1,143 @@
+"""`fastguard preflight module:function`: checks a training before its first step."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .._text import prose, shown
+from ..report import Report
+from ..stats import failures
+from .cli import CommandError, Parser, as_json, drop_output
+from .diagnose import EXIT_CODES, EXIT_UNREADABLE
+
+_PARTS = ("model", "optimizer", "loss_fn", "batch")
+_OPTIONS = ("num_batches", "num_steps", "seconds", "checks", "thresholds")
+
+
+def main(argv: list[str]) -> int:
+    """Prints the report. 0: healthy, 1: warnings, 2: critical, 3: there is none, one line says why."""
+    parser = Parser(
+        "fastguard preflight",
+        "Checks a training before its first step: output against loss, data, parameters, settings, trial steps.",
+        "The function takes no arguments and returns (model, optimizer, loss_fn, batch), or a dict with these keys; a "
+        "dict\nmay hold arguments of fastguard.preflight besides. The working folder is looked into first.\n\n"
+        "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no report (the function raised, or gave something else), 64 "
+        "an\nargument is wrong",
+    )
+    parser.add_argument("target", metavar="module:function", help="what makes the training, like train:make")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    parser.add_argument("--steps", type=int, help="trial steps at each learning rate, at most (default: 60)")
+    parser.add_argument("--seconds", type=float, help="about how long the trial steps may take together (default: 3)")
+    arguments = parser.parse_args(argv)
+    module, colon, function = arguments.target.partition(":")
+    if not colon or not module or not function or ":" in function:
+        parser.error(f"the target must be module:function, got {arguments.target!r}")
+    if arguments.steps is not None and arguments.steps < 1:
+        parser.error(f"`--steps` must be at least 1, got {arguments.steps}")
+    if arguments.seconds is not None and not arguments.seconds > 0:
+        parser.error(f"`--seconds` must be above 0, got {arguments.seconds:g}")
+    try:
+        make = _find(module, function)
+        given = {"num_steps": arguments.steps, "seconds": arguments.seconds}
+        report = _report(make, arguments.target, {key: value for key, value in given.items() if value is not None})
+        text = as_json(report.to_dict()) if arguments.json else str(report)
+    except _NoReportError as problem:
+        return _fail(problem)
+    except CommandError:
+        raise
+    except Exception as error:  # of Python itself it would have the exit code 1, which says that there are warnings
+        return _fail(f"this is a bug of fastguard, please report it: {failures.describe(error)}")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # whoever reads it has seen enough
+        drop_output()
+    except OSError as error:
+        drop_output()
+        return _fail(f"the report cannot be written: {error}")
+    return EXIT_CODES[report.status]
+
+
+class _NoReportError(Exception):
+    """Why there is none, in a line."""
+
+
+def _fail(problem: object) -> int:
+    print(f"fastguard preflight: error: {prose(problem)}", file=sys.stderr)
+    return EXIT_UNREADABLE
+
+
+@contextlib.contextmanager
+def _working_folder_first() -> Iterator[None]:
+    """As `python -m` has it."""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the module took it away
+            sys.path.remove(folder)
+
+
+def _find(module: str, function: str) -> Any:
+    """The function itself; what importing its module raises is told in a line."""
+    with _working_folder_first():
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+                raise CommandError(
+                    f"there is no module {module!r}. Call this in the folder where its file is, without the .py."
+                ) from None
+            raise _NoReportError(f"{shown(module)} cannot be imported: {failures.describe(error)}") from None
+        except (Exception, SystemExit) as error:
+            raise _NoReportError(f"{shown(module)} cannot be imported: {_told(error)}") from None
+        for name in function.split("."):
+            if not hasattr(found, name):
+                known = ", ".join(n for n, v in vars(found).items() if inspect.isfunction(v) and n[0] != "_")
+                raise CommandError(f"{module!r} has no {name!r}; its functions are: {known or 'none'}")
+            found = getattr(found, name)
+    if not callable(found):
+        raise CommandError(f"{module}:{function} must be a function, got {type(found).__name__}")
+    return found
+
+
+def _told(error: BaseException) -> str:
+    return failures.describe(error) if isinstance(error, Exception) else f"it ended Python ({error})"
+
+
+def _report(make: Any, target: str, options: dict[str, Any]) -> Report:
+    import fastguard
+
+    with _working_folder_first():
+        try:
+            given = make()
+        except (Exception, SystemExit) as error:
+            raise _NoReportError(f"{shown(target)} raised {_told(error)}") from None
+        if isinstance(given, Mapping):
+            missing = [part for part in _PARTS if part not in given]
+            odd = [str(key) for key in given if key not in (*_PARTS, *_OPTIONS)]
+            if missing or odd:
+                what = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(odd)}, which is no argument"
+                raise _NoReportError(
+                    f"{shown(target)} must return a dict with {', '.join(_PARTS)}, got one that {what}"
+                )
+            options = {**{key: given[key] for key in _OPTIONS if key in given}, **options}
+            parts = [given[part] for part in _PARTS]
+        elif isinstance(given, (tuple, list)) and len(given) == len(_PARTS):
+            parts = list(given)
+        else:
+            size = f" of {len(given)}" if isinstance(given, (tuple, list)) else ""
+            raise _NoReportError(
+                f"{shown(target)} must return ({', '.join(_PARTS)}) or a dict with these keys, got "
+                f"{type(given).__name__}{size}"
+            )
+        try:
+            return fastguard.preflight(*parts, **options)
+        except (TypeError, ValueError) as error:
+            raise _NoReportError(error) from None

@@ -1,0 +1,227 @@
+"""What preflight as a whole says: one cause where there is one fault, none where there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+from fastguard.diagnosis import Finding
+from fastguard.tools.preflight import CHECKS
+from fastguard.tools.preflight.causes import EXPLANATIONS, find
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def found(*names, severity="critical", confidence=0.9):
+    return [Finding(name, rule=name, severity=severity, confidence=confidence) for name in names]
+
+
+def test_every_check_speaks_for_a_cause_and_every_explained_one_is_a_check():
+    assert {check.cause for check in CHECKS.values()} == EXPLANATIONS.keys()
+    for name, one in EXPLANATIONS.items():
+        assert one.explains <= CHECKS.keys(), name
+
+
+def test_what_follows_from_a_cause_is_its_symptom():
+    causes = find(found("softmax-before-cross-entropy", "nothing-is-learnt", "trial-steps-too-short"))
+    assert [cause.rule for cause in causes] == ["wrong-output-layer"]
+    assert len(causes[0].symptoms) == 3
+
+
+def test_a_critical_finding_is_not_explained_by_a_warning():
+    causes = find([*found("inputs-out-of-scale", severity="warning"), *found("gradient-explodes-at-start")])
+    assert [cause.rule for cause in causes] == ["exploding-gradients", "unnormalised-inputs"]
+
+
+def test_what_hardly_says_what_is_wrong_names_no_cause_beside_one_that_does():
+    causes = find([*found("optimizer-cannot-fit", severity="warning"), *found("trial-steps-too-short")])
+    assert [cause.rule for cause in causes] == ["learning-rate-too-low"]
+    assert [c.rule for c in find(found("optimizer-cannot-fit"))] == ["wrong-optimizer-settings"]
+
+
+def test_remarks_make_no_cause():
+    assert not find(found("gradient-does-not-arrive", severity="info"))
+
+
+def set_up(name):
+    if not (ROOT / "benchmarks" / "faults" / "preflight.py").is_file():
+        pytest.skip("benchmarks/ is not beside the tests: they run from a copy without it")
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    if importlib.util.find_spec("sklearn") is None:
+        pytest.skip("the set-ups take data from scikit-learn")
+    from benchmarks.faults.preflight import FAULTS, TASKS
+
+    torch.manual_seed(0)
+    return ({**TASKS, **{fault.name: fault.make for fault in FAULTS}})[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "causes"),
+    [
+        ("digits-mlp", []),
+        ("gaussian-likelihood", []),
+        ("fine-tuning", []),
+        ("frozen-trunk", []),
+        ("policy-gradient", []),
+        ("time-major-rnn", []),
+        ("graph-nodes", []),
+        ("last-softmax@digits-mlp", ["wrong-output-layer"]),
+        ("adam-lr-1@digits-mlp", ["learning-rate-too-high"]),
+        ("lr-1e-12@blobs-tanh-5", ["learning-rate-too-low"]),
+        ("vanish-sigmoid-11@blobs", ["vanishing-gradients"]),
+        ("attention-over-samples@rows-as-tokens", ["samples-mixed"]),
+        ("embedding-scale-language-model@transformer-language-model", ["poor-initialisation"]),
+    ],
+)
+@pytest.mark.slow
+def test_set_ups_of_the_benchmark(name, causes):
+    report = fastguard.preflight(*set_up(name).arguments(), seconds=10.0)
+    assert [cause.rule for cause in report.causes] == causes, report
+
+
+def test_a_warm_up_that_begins_at_zero_is_no_low_rate():
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 100))
+    x = torch.randn(48, 6)
+    report = fastguard.preflight(
+        model, optimizer, nn.CrossEntropyLoss(), (x, x[:, :3].argmax(1)), num_steps=25, seconds=60.0
+    )
+    assert report.status == "healthy" and optimizer.param_groups[0]["lr"] == 0.0
+
+
+def test_a_zero_last_layer_is_no_poor_initialisation():
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+    nn.init.zeros_(model[-1].weight)
+    x = torch.randn(48, 6)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    report = fastguard.preflight(
+        model, optimizer, nn.CrossEntropyLoss(), (x, x[:, :3].argmax(1)), num_steps=25, seconds=60.0
+    )
+    assert report.status == "healthy"
+
+
+class TestForms:
+    """Which of the two forms a loss function has is found out."""
+
+    def made(self):
+        model = nn.Linear(6, 3)
+        return model, torch.optim.SGD(model.parameters(), 0.1), (torch.randn(32, 6), torch.randint(3, (32,)))
+
+    def loss(self, loss_fn, batch=None):
+        model, optimizer, given = self.made()
+        report = fastguard.preflight(model, optimizer, loss_fn, given if batch is None else batch, checks=[])
+        return report.numbers.get("loss")
+
+    def test_of_output_and_target(self):
+        for loss_fn in (nn.CrossEntropyLoss(), nn.functional.cross_entropy, lambda o, t: o.square().mean()):
+            assert self.loss(loss_fn) is not None
+
+    def test_of_model_and_batch(self):
+        def by_name(model, batch):
+            return model(batch[0]).square().mean()
+
+        def by_annotation(m: nn.Module, batch):
+            return m(batch[0]).square().mean()
+
+        def by_trial(m, b):
+            return m(b[0]).square().mean()
+
+        for loss_fn in (by_name, by_annotation, by_trial):
+            assert self.loss(loss_fn) is not None
+
+    def test_of_dicts_tuples_and_lists(self):
+        x, y = torch.randn(32, 6), torch.randint(3, (32,))
+        assert self.loss(nn.CrossEntropyLoss(), [(x, y), (x, y)]) is not None
+        assert self.loss(nn.CrossEntropyLoss(), [x, y]) is not None
+        assert self.loss(nn.CrossEntropyLoss(), ({"input": x}, y)) is not None
+        assert self.loss(nn.CrossEntropyLoss(), ((x,), y)) is not None
+        assert self.loss(lambda model, batch: model(batch["x"]).mean(), {"x": x}) is not None
+        assert self.loss(lambda model, batch: model(batch).mean(), x) is not None
+
+    def test_closures_and_guards(self):
+        model, _, batch = self.made()
+        for optimizer in (
+            torch.optim.LBFGS(model.parameters(), 0.5),
+            fastguard.wrap(torch.optim.SGD(model.parameters(), 0.1), model, max_norm=1.0),
+        ):
+            report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, num_steps=2)
+            assert report.numbers["num_failed"] == 0 and "num_trial_steps" in report.numbers
+
+
+class TestErrors:
+    def ask(self, **changes):
+        model = nn.Linear(6, 3)
+        given = {
+            "model": model,
+            "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+            "loss_fn": nn.CrossEntropyLoss(),
+            "batch": (torch.randn(8, 6), torch.randint(3, (8,))),
+            **changes,
+        }
+        return fastguard.preflight(**given)
+
+    @pytest.mark.parametrize(
+        ("changes", "kind", "message"),
+        [
+            ({"model": 3}, TypeError, "`model` must be a torch.nn.Module, got int"),
+            ({"model": nn.LazyLinear(3)}, ValueError, "`model` must have values in all parameters"),
+            ({"optimizer": 3}, TypeError, "`optimizer` must be"),
+            ({"loss_fn": 3}, TypeError, "`loss_fn` must be a function or a module, got int"),
+            ({"batch": 3}, TypeError, "`batch` must be a batch or give batches, got int"),
+            ({"batch": []}, ValueError, "must give at least one batch"),
+            ({"batch": iter([1])}, ValueError, "an iterator, which would be used up"),
+            ({"num_steps": 0}, ValueError, "`num_steps` must be an integer >= 1, got 0"),
+            ({"seconds": 0}, ValueError, "`seconds` must be above 0"),
+            ({"checks": ["odd"]}, ValueError, "`checks` must name checks, got 'odd'"),
+            ({"thresholds": {"odd": {}}}, ValueError, "`thresholds` must name checks, got 'odd'"),
+            ({"thresholds": {"rare-classes": {"odd": 1}}}, TypeError, "`odd` must be a threshold"),
+        ],
+    )
+    def test_say_what_is_wrong(self, changes, kind, message):
+        with pytest.raises(kind, match=message.replace("(", r"\(")):
+            self.ask(**changes)
+
+
+def test_a_loss_that_takes_gradients_itself_is_no_fault():
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    x = torch.randn(48, 6)
+
+    def adversarial(model, batch):
+        inputs = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(nn.functional.cross_entropy(model(inputs), batch[1]), inputs)
+        return nn.functional.cross_entropy(model(batch[0] + 0.05 * slope.sign()), batch[1])
+
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with torch.no_grad():  # wherever it is called
+        report = fastguard.preflight(model, optimizer, adversarial, (x, x[:, :3].argmax(1)), num_steps=25, seconds=60.0)
+    assert report.status == "healthy" and report.numbers["num_failed"] == 0
+
+
+class TestExperts:
+    """Modules of a list that are chosen from, some of which no batch has chosen, are a remark."""
+
+    class Chooser(nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            self.experts = kind([nn.Linear(6, 3) for _ in range(3)])
+
+        def forward(self, x):
+            return self.experts[0](x) + self.experts[1](x)
+
+    @pytest.mark.parametrize(("kind", "severity"), [(nn.ModuleList, "info"), (lambda m: nn.Sequential(*m), "warning")])
+    def test_an_unused_one(self, kind, severity):
+        model = self.Chooser(kind)
+        batch = torch.randn(16, 6), torch.randint(3, (16,))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        name = "gradient-does-not-arrive"
+        report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, checks=[name])
+        assert [(f.rule, f.severity) for f in report.findings] == [(name, severity)]
+        assert "experts.2.weight" in report.findings[0].layers

@@ -1,0 +1,333 @@
+"""Each check fires on a set-up with its fault, speaks for its cause, and is silent on the same set-up without."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fastguard
+from fastguard.diagnosis import RULES
+from fastguard.tools.preflight import CHECKS
+
+N, FEATURES, CLASSES = 48, 6, 3
+
+
+def net(*last, act=nn.ReLU, out=CLASSES):
+    return nn.Sequential(nn.Linear(FEATURES, 16), act(), nn.Linear(16, out), *last)
+
+
+def classes():
+    x = torch.randn(N, FEATURES)
+    return {"model": net(), "loss_fn": nn.CrossEntropyLoss(), "batch": (x, x[:, :CLASSES].argmax(1)), "make": adam}
+
+
+def yes_or_no():
+    x = torch.randn(N, FEATURES)
+    y = (x[:, :1] > 0).float()
+    return {"model": net(nn.Sigmoid(), out=1), "loss_fn": nn.BCELoss(), "batch": (x, y), "make": adam}
+
+
+def numbers():
+    x = torch.randn(N, FEATURES)
+    return {"model": net(out=1), "loss_fn": nn.MSELoss(), "batch": (x, x[:, :1] - x[:, 1:2]), "make": adam}
+
+
+def normed():
+    found = classes()
+    found["model"] = nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, CLASSES))
+    return found
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), 1e-2)
+
+
+def using(kind, **settings):
+    return {"make": lambda model: kind(model.parameters(), **settings)}
+
+
+def changed_weights(change):
+    def with_weights(s):
+        for p in s["model"].parameters():
+            if p.dim() == 2:
+                change(p)
+
+    return with_weights
+
+
+def of(name, index):
+    """A change of one part of the batch."""
+
+    def changing(function):
+        def change(s):
+            batch = list(s["batch"])
+            batch[index] = function(batch[index].clone())
+            return {"batch": tuple(batch)}
+
+        return change
+
+    return changing
+
+
+inputs, targets = of("inputs", 0), of("targets", 1)
+
+
+def nan_at(value):
+    value[3, 2] = math.nan
+    return value
+
+
+def leaked(s):
+    x, y = s["batch"]
+    return {"batch": (torch.cat([x[:, :-1], 2.0 * y[:, None].float() + 1], 1), y)}
+
+
+def sorted_batches(s):
+    x, y = s["batch"]
+    return {"batch": [(x[y == c], y[y == c]) for c in range(CLASSES)]}
+
+
+def one_in_sixteen(s):
+    x, _ = s["batch"]
+    return {"batch": (x, (torch.arange(N) % 16 == 0).long())}
+
+
+def frozen(s):
+    s["model"][0].requires_grad_(False)
+
+
+def stale(s):
+    old = net()
+    return {"make": lambda model: adam(old)}
+
+
+def detached(s):
+    first, *rest = s["model"]
+
+    class Cut(nn.Module):
+        def forward(self, x):
+            return x.detach()
+
+    return {"model": nn.Sequential(first, Cut(), *rest)}
+
+
+def centered(s):
+    first, *rest = s["model"]
+
+    class Centered(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0, keepdim=True)
+
+    return {"model": nn.Sequential(first, Centered(), *rest)}
+
+
+def dead(s):
+    nn.init.constant_(s["model"][0].bias, -100.0)
+
+
+class Exponential(nn.Module):
+    def forward(self, x):
+        return x.exp()
+
+
+def exploding(s):
+    layers = [layer for _ in range(6) for layer in (nn.Linear(FEATURES, FEATURES), Exponential())]
+    return {"model": nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES))}
+
+
+def dying_out(s):
+    model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(FEATURES, FEATURES), nn.Tanh())])
+    model.append(nn.Linear(FEATURES, CLASSES))
+    for layer in model[::2]:
+        nn.init.uniform_(layer.weight, -0.1, 0.1)
+    return {"model": model}
+
+
+def vanishing(s):
+    layers = [layer for _ in range(9) for layer in (nn.Linear(FEATURES, FEATURES), nn.Sigmoid())]
+    return {"model": nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES))}
+
+
+def root_of_zero(s):
+    return {"loss_fn": lambda output, target: (output - output.detach()).square().sum(1).sqrt().mean()}
+
+
+def log_of_zero(s):
+    return {"loss_fn": lambda output, target: -F.relu(-output.square()).log().mean()}
+
+
+def overflowing(s):
+    s["model"].half()
+    nn.init.constant_(s["model"][0].weight, 3e4)
+    return {"batch": (s["batch"][0].half() * 100, s["batch"][1])}
+
+
+def raises(s):
+    return {"loss_fn": lambda output, target: F.cross_entropy(output @ output, target)}
+
+
+def last(module):
+    return lambda s: {"model": nn.Sequential(*list(s["model"])[:-1], module)}
+
+
+def added(module):
+    return lambda s: {"model": nn.Sequential(*s["model"], module)}
+
+
+def loss(function):
+    return lambda s: {"loss_fn": function}
+
+
+def setting(kind, **settings):
+    return lambda s: using(kind, **settings)
+
+
+SGD, ADAM = torch.optim.SGD, torch.optim.Adam
+BAD = {
+    "softmax-before-cross-entropy": (classes, added(nn.Softmax(1))),
+    "activation-before-cross-entropy": (classes, added(nn.ReLU())),
+    "sigmoid-before-bce-with-logits": (yes_or_no, loss(nn.BCEWithLogitsLoss())),
+    "nll-without-log-softmax": (classes, loss(nn.NLLLoss())),
+    "probabilities-out-of-range": (yes_or_no, last(nn.Softsign())),
+    "one-unit-softmax": (yes_or_no, last(nn.Softmax(1))),
+    "softmax-over-batch": (classes, lambda s: {**added(nn.LogSoftmax(0))(s), "loss_fn": nn.NLLLoss()}),
+    "targets-out-of-reach": (numbers, added(nn.ReLU())),
+    "labels-out-of-range": (classes, last(nn.Linear(16, CLASSES - 1))),
+    "softmax-into-bce": (
+        classes,
+        lambda s: {**added(nn.Softmax(1))(s), **targets(lambda y: F.one_hot(y).float())(s), "loss_fn": nn.BCELoss()},
+    ),
+    "trial-pass-fails": (classes, raises),
+    "targets-of-another-kind": (classes, targets(lambda y: F.one_hot(y, CLASSES))),
+    "classes-as-quantities": (yes_or_no, loss(nn.MSELoss())),
+    "targets-outside-unit-interval": (
+        yes_or_no,
+        lambda s: {**targets(lambda y: 2 * y - 1)(s), **last(nn.Identity())(s), "loss_fn": nn.BCEWithLogitsLoss()},
+    ),
+    "broadcast-in-loss": (numbers, targets(lambda y: y.squeeze(1))),
+    "loss-with-minus-sign": (classes, loss(lambda o, t: -F.cross_entropy(o, t))),
+    "loss-prefers-wrong-answers": (numbers, loss(lambda o, t: -(o - t).abs().mean())),
+    "loss-not-a-number": (classes, loss(nn.CrossEntropyLoss(reduction="none"))),
+    "summed-loss": (
+        classes,
+        lambda s: {**using(SGD, lr=0.1), "loss_fn": nn.CrossEntropyLoss(reduction="sum")},
+    ),
+    "loss-far-above-chance": (classes, changed_weights(lambda p: p.data.mul_(30.0))),
+    "non-finite-inputs": (classes, inputs(nan_at)),
+    "inputs-out-of-scale": (classes, inputs(lambda x: 255 * x)),
+    "targets-out-of-scale": (numbers, targets(lambda y: 1000 + 50 * y)),
+    "constant-inputs": (classes, inputs(lambda x: x[:1].expand_as(x))),
+    "duplicated-samples": (classes, lambda s: {"batch": tuple(part[torch.arange(N) % 7] for part in s["batch"])}),
+    "constant-targets": (classes, targets(torch.ones_like)),
+    "batches-of-one-class": (classes, sorted_batches),
+    "rare-classes": (classes, one_in_sixteen),
+    "target-among-inputs": (classes, leaked),
+    "tiny-batch": (classes, lambda s: {"batch": tuple(part[:1] for part in s["batch"])}),
+    "gradient-does-not-arrive": (classes, detached),
+    "left-out-of-optimizer": (classes, lambda s: {"make": lambda model: adam(model[2])}),
+    "strangers-in-optimizer": (classes, stale),
+    "frozen-in-optimizer": (classes, frozen),
+    "all-gradients-zero": (yes_or_no, last(nn.Softmax(1))),
+    "samples-mixed": (classes, centered),
+    "weights-out-of-scale": (classes, changed_weights(lambda p: p.data.mul_(1e-3))),
+    "identical-units": (classes, changed_weights(nn.init.ones_)),
+    "dead-units-at-start": (classes, dead),
+    "saturated-units-at-start": (
+        classes,
+        lambda s: {"model": net(act=nn.Tanh), **inputs(lambda x: 100 * x)(s)},
+    ),
+    "signal-dies-out": (classes, dying_out),
+    "gradient-vanishes-at-start": (classes, vanishing),
+    "gradient-explodes-at-start": (classes, exploding),
+    "undefined-operation": (classes, log_of_zero),
+    "overflow-at-start": (classes, overflowing),
+    "unusual-optimizer-settings": (classes, setting(ADAM, lr=1e-2, eps=1.0)),
+    "heavy-weight-decay": (classes, setting(SGD, lr=0.1, weight_decay=1.0)),
+    "zero-learning-rate": (classes, setting(SGD, lr=0.0)),
+    "eval-mode-in-training": (normed, lambda s: s["model"].eval() and None),
+    "normalised-over-too-few": (normed, lambda s: {"batch": tuple(part[:2] for part in s["batch"])}),
+    "statistics-do-not-follow": (normed, lambda s: setattr(s["model"][1], "momentum", 0.999)),
+    "most-is-dropped": (classes, lambda s: {"model": nn.Sequential(nn.Dropout(0.9), *s["model"])}),
+    "half-precision-parameters": (
+        classes,
+        lambda s: {"model": s["model"].half(), **inputs(lambda x: x.half())(s)},
+    ),
+    "trial-steps-overshoot": (classes, setting(SGD, lr=1000.0)),
+    "trial-steps-too-short": (classes, setting(SGD, lr=1e-12)),
+    "optimizer-cannot-fit": (classes, lambda s: {"make": lambda model: Still(model.parameters(), lr=0.1)}),
+    "nothing-is-learnt": (classes, inputs(lambda x: x * 0 + torch.ones(()) * 0.5)),
+}  # fmt: skip
+
+
+class Still(torch.optim.SGD):
+    """Takes hardly a step, whatever the rate."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(p.grad.sign(), alpha=-1e-7)
+
+
+def asked(setup, name, **options):
+    options = {"num_steps": 25, "seconds": 60.0, "checks": [name], **options}
+    return fastguard.preflight(
+        setup["model"], setup["make"](setup["model"]), setup["loss_fn"], setup["batch"], **options
+    )
+
+
+def test_there_is_a_fault_for_every_check_and_names_are_its_own():
+    assert BAD.keys() == CHECKS.keys()
+    assert not CHECKS.keys() & RULES.keys()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+class TestCheck:
+    def test_fires_where_its_fault_is(self, name):
+        make, change = BAD[name]
+        setup = make()
+        setup |= change(setup) or {}
+        report = asked(setup, name)
+        assert [finding.rule for finding in report.findings] == [name], str(report)
+        finding = report.findings[0]
+        assert finding.link == f"docs/rules/{name}.md" and finding.recommendation
+        if finding.severity == "info":
+            assert not report.causes and report.status == "healthy"
+        else:
+            assert [cause.rule for cause in report.causes] == [CHECKS[name].cause]
+            assert report.status == finding.severity
+        assert json.dumps(report.to_dict(), allow_nan=False) and name in str(report)
+
+    def test_is_silent_where_it_is_not(self, name):
+        report = asked(BAD[name][0](), name)
+        assert not report.findings and report.status == "healthy" and report.numbers["num_failed"] == 0
+
+
+def test_roots_of_zero_are_seen_in_gradients_alone():
+    setup = classes() | root_of_zero(None)
+    report = asked(setup, "undefined-operation")
+    assert math.isfinite(report.numbers["loss"]) and report.causes[0].rule == "singular-operation"
+
+
+def test_a_broadcast_is_seen_in_a_loss_that_makes_its_own_targets():
+    setup = numbers()
+    setup["loss_fn"] = lambda model, batch: (model(batch[0]) - batch[1].flatten().float() * 1.0).square().mean()
+    assert asked(setup, "broadcast-in-loss").causes[0].rule == "wrong-loss"
+
+
+def test_large_targets_are_a_remark_where_the_rate_is_up_to_them():
+    setup = numbers()
+    x, y = setup["batch"]
+    setup |= {"model": nn.Linear(FEATURES, 1), "batch": (x, 100 + 50 * y), **using(torch.optim.SGD, lr=0.3)}
+    report = asked(setup, "targets-out-of-scale")
+    assert report.status == "healthy" and report.findings[0].severity == "info"
+
+
+def test_another_threshold_counts():
+    setup = classes()
+    setup |= one_in_sixteen(setup)
+    assert not asked(setup, "rare-classes", thresholds={"rare-classes": {"share": 0.95}}).findings
