@@ -14,7 +14,7 @@ pytest.importorskip("benchmarks.faults.external", reason="the suite is not besid
 
 from benchmarks.faults.external import harm, runs
 from benchmarks.faults.external.bases import Recipe, maker
-from benchmarks.faults.external.case import HALVES, Case, Truth, half_of
+from benchmarks.faults.external.case import HALVES, SETS, Case, Truth, half_of
 from benchmarks.faults.external.cases import CASES
 from benchmarks.faults.external.loop import Guarded, Watch, carry_out
 from fastguard.diagnosis import CAUSES, RULES, diagnose
@@ -48,9 +48,14 @@ def fault(recipe: Recipe, test) -> Case:
 
 
 def test_both_halves_have_every_set():
-    for group in {case.set for case in CASES.values()}:
+    for group in SETS:
         kinds = {case.kind: case.half for case in CASES.values() if case.set == group}
         assert set(kinds.values()) == set(HALVES), group
+
+
+def test_there_are_enough_of_them():
+    assert len(SOUND) >= 120 and len({case.kind for case in SOUND}) >= 25
+    assert len(FAULTY) >= 120
 
 
 def test_a_kind_is_in_one_half_and_stays_there():

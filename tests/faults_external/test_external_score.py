@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("sklearn", reason="its data come with scikit-learn: pip install -e '.[dev]'")
 pytest.importorskip("benchmarks.faults.external", reason="the suite is not beside these tests", exc_type=ImportError)
 
-from benchmarks.faults.external import score, table
+from benchmarks import readme as write_tables
+from benchmarks.faults.external import readme, score, table
 from benchmarks.faults.external.case import Case, Proof, Truth
 from benchmarks.faults.external.loop import Outcome
 from benchmarks.faults.external.runs import Run
 from benchmarks.faults.external.score import Heard
 
+ROOT = Path(__file__).resolve().parents[2]
+SAVED = ROOT / "benchmarks" / "results" / "faults-external.json"
 TRUTH = Truth(("lr", "loss"), ("learning-rate-too-high",), ("4",))
 FAULTY = Case("B/blob/lr/9", "B", "blob/lr", "", lambda seed: None, "", TRUTH, None, lambda case: Proof(True, {}))
 SOUND = Case("sound/wine/adam", "sound", "wine", "", lambda seed: None, "")
@@ -75,10 +79,69 @@ def test_tables_show_every_set():
         "misses": list(score.misses(verdicts)),
     }
     assert found["confusion"] == {"learning-rate-too-high": {"bad-batch": 1}}
-    part = {"num_cases": 3, "kinds": [], "unproven": {"C/x": {"mean": 0.5}}, "settings": {"default": found}}
-    results = {"halves": {"report": part}, "causes_not_known": ["wrong-loss"], "seconds": 1.0, "training_s": 1.0}
+    part = {
+        "num_cases": 3,
+        "kinds": ["B/blob/lr", "sound/wine"],
+        "unproven": {"C/x": {"mean": 0.5}},
+        "settings": {"default": found},
+    }
+    where = {"cpu": "a CPU", "torch": "2", "sklearn": "1", "python": "3", "fastguard": "0", "date": "today"}
+    where["check_every"] = 10
+    results = {
+        "conditions": where,
+        "halves": {"report": part},
+        "causes_not_known": ["wrong-loss"],
+        "seconds": 1.0,
+        "training_s": 1.0,
+    }
     text = table.text(results)
     assert "B/blob/lr/9: NOT FOUND, cause bad-batch, wrong layer; norm-spike" in text
     assert "C/x: mean 0.5" in text and "norm-spike: sound/wine/adam" in text and "wrong-loss" in text
     rows = table.markdown(results)
-    assert rows[2].startswith("| sound | 0 |") and rows[3].startswith("| B | 1 | 0 | 0 | 1 | 0 |") and len(rows) == 5
+    assert rows[2].startswith("| sound | 0 |") and rows[3].startswith("| B | 1 | 0 | 0 | 1 | 0 |")
+    assert rows[-1].startswith("The report half: 2 of 2 kinds; 1 of its 3 runs were not as meant, and are left out.")
+    assert table.markdown_causes(results)[2] == "| `learning-rate-too-high` | 1 | 0 | bad-batch 1 |"
+    places = "".join(f"<!-- {name}:begin --><!-- {name}:end -->".replace("--><", "-->\n<") for name in readme.TABLES)
+    found["summary"] = dict(found["summary"])
+    part["settings"]["all"] = found
+    assert write_tables.render(places, results, readme.TABLES).count("| B | 1 |") == 2
+
+
+def test_a_rival_is_given_what_its_words_may_stand_for(monkeypatch):
+    from benchmarks.faults.external import rivals
+
+    class Speaker(rivals.Watch):
+        def __init__(self, alarms):
+            self.alarms = lambda: alarms
+
+    plan = dataclasses.make_dataclass("Plan", ["seed"])(0)
+    monkeypatch.setattr(rivals, "carry_out", lambda plan, watch: None)
+    case = dataclasses.replace(FAULTY, make=lambda seed: plan)
+    said = [
+        rivals._ask(case, Speaker(alarms)) for alarms in ({"a": ("units", "lr")}, {"a": ("units",)}, {"a": None}, {})
+    ]
+    assert [one[0] for one in said] == [True, False, True, False]
+    sound = rivals._ask(dataclasses.replace(SOUND, make=lambda seed: plan), Speaker({"a": None, "b": ("lr",)}))
+    assert sound == (None, ["a", "b"], None)
+    found = rivals.summary([*said, sound])
+    assert (found["found"], found["false_alarms"], found["num_failed"]) == (0.5, 2.0, 0)
+
+
+def test_a_rival_that_raises_ends_the_run_and_is_told_of(monkeypatch):
+    from benchmarks.faults.external import rivals
+
+    class Broken(rivals.Watch):
+        alarms = staticmethod(dict)
+
+    def carry_out(plan, watch):
+        raise ValueError("no such layer")
+
+    monkeypatch.setattr(rivals, "carry_out", carry_out)
+    case = dataclasses.replace(FAULTY, make=lambda seed: None)
+    assert rivals._ask(case, Broken()) == (False, [], "ValueError: no such layer")
+
+
+@pytest.mark.skipif(not SAVED.exists(), reason="the suite's results are not beside it")
+def test_the_readme_has_what_the_results_say():
+    document = ROOT / "benchmarks" / "faults" / "external" / "README.md"
+    assert write_tables.main([str(SAVED), str(document), "--check"], tables=readme.TABLES) == 0

@@ -70,6 +70,7 @@ SPLITS: dict[str, Callable[[], data.Split]] = {
     "waves": data.waves,
     "adding": data.adding,
     "copy": data.copy_task,
+    "copy-short": functools.partial(data.copy_task, 4, 2, 4),
     "text": functools.partial(data.text, 20),
 }
 # inputs, classes (0: a number is wanted, 1: one output for two classes)
@@ -85,6 +86,7 @@ SHAPES = {
     "waves": (1, 0),
     "adding": (2, 0),
     "copy": (8, 8),
+    "copy-short": (8, 8),
     "text": (128, 128),
 }
 
@@ -209,7 +211,7 @@ def build(recipe: Recipe) -> nn.Module:
     activation = ACTIVATIONS[recipe.activation]
     if recipe.net in ("rnn", "gru", "lstm"):
         kind = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[recipe.net]
-        is_symbolic = recipe.data in ("copy", "text")
+        is_symbolic = recipe.data in ("copy", "copy-short", "text")
         return nets.Recurrent(kind, num_in, num_out, width, is_symbolic=is_symbolic, everywhere=is_symbolic)
     layers: list[nn.Module]
     if recipe.net == "cnn":

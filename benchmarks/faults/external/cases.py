@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .case import Case
-from .faulty import autotrainer, deepfd
-from .sound import generative, images, sequences, tabular
+from .faulty import autotrainer, deepcrime, deepfd, symptoms, traincheck
+from .sound import games, generative, images, others, sequences, tabular
 
-_HOMES = (tabular, images, generative, sequences, autotrainer, deepfd)
+_HOMES = (tabular, images, generative, sequences, games, others, autotrainer, deepfd, deepcrime, symptoms, traincheck)
 CASES: dict[str, Case] = {}
 for _home in _HOMES:
     for _case in _home.CASES:

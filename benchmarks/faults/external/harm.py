@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 
@@ -37,7 +38,9 @@ def welch(first: Sequence[float], second: Sequence[float]) -> float:
         return 0.0 if abs(fmean(first) - fmean(second)) > 1e-9 else 1.0
     from scipy.stats import ttest_ind
 
-    return float(ttest_ind(first, second, equal_var=False).pvalue)
+    with warnings.catch_warnings():  # of qualities that hardly differ among themselves
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return float(ttest_ind(first, second, equal_var=False).pvalue)
 
 
 def effect_size(first: Sequence[float], second: Sequence[float]) -> float:

@@ -123,7 +123,7 @@ def take_step(plan: Plan, optimizer: torch.optim.Optimizer, batch: Tensors) -> t
         return torch.as_tensor(optimizer.step(closure)).detach()
     loss = closure()
     optimizer.step()
-    return loss.detach()
+    return loss
 
 
 @dataclass

@@ -39,6 +39,7 @@ def ask(part: Part, check_every: int = 10) -> Heard:
     for number, (record, history) in enumerate(histories(part), 1):
         if number % check_every and number != len(part.records):
             continue
+        history.has_ended = number == len(part.records)
         findings = diagnose(history)
         for finding in findings:
             if finding.severity != "info":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ... import readme
 from ..table import number
 
 Results = dict[str, Any]
@@ -28,10 +29,32 @@ def rows(results: Results, half: str, settings: str) -> list[list[str]]:
 
 
 def markdown(results: Results, half: str = "report", settings: str = "default") -> list[str]:
-    """One half with one setting, as a table."""
+    """One half with one setting: a row a set, and under what conditions."""
     header = ["set", *(title for title, _ in _COLUMNS)]
-    align = ["---", *["---:"] * len(_COLUMNS)]
-    return ["| " + " | ".join(cells) + " |" for cells in (header, align, *rows(results, half, settings))]
+    return [*readme.markdown(header, rows(results, half, settings)), "", conditions(results, half)]
+
+
+def markdown_causes(results: Results, half: str = "report", settings: str = "default") -> list[str]:
+    """For each right cause, what was named first, and how often."""
+    table = results["halves"][half]["settings"][settings]["confusion"]
+    body = []
+    for cause, named in sorted(table.items()):
+        others = (
+            f"{name} {count}" for name, count in sorted(named.items(), key=lambda item: -item[1]) if name != cause
+        )
+        body.append([f"`{cause}`", str(sum(named.values())), str(named.get(cause, 0)), ", ".join(others)])
+    return readme.markdown(["cause", "runs", "named first", "other names"], body, 1)
+
+
+def conditions(results: Results, half: str) -> str:
+    """Under what conditions the results were taken."""
+    c, part = results["conditions"], results["halves"][half]
+    return (
+        f"The {half} half: {len(part['kinds'])} of {sum(len(p['kinds']) for p in results['halves'].values())} kinds; "
+        f"{len(part['unproven'])} of its {part['num_cases']} runs were not as meant, and are left out. "
+        f"Rules asked every {c['check_every']} steps. {c['cpu']}, one thread a run; torch {c['torch']}, scikit-learn "
+        f"{c['sklearn']}, Python {c['python']}, fastguard {c['fastguard']}, {c['date']}."
+    )
 
 
 def text(results: Results) -> str:

@@ -16,7 +16,8 @@ BASES = {
 }
 _TOO_HIGH = Truth(("lr", "explosion", "loss", "weights", "nonfinite", "units"), ("learning-rate-too-high",))
 _TOO_LOW = Truth(("lr", "loss", "weights"), ("learning-rate-too-low",))
-_WRONG_LOSS = Truth(("output", "setup", "loss"), ("wrong-loss",))
+_WRONG_LOSS = Truth(("output", "setup", "loss", "explosion"), ("wrong-loss",))
+_ENDLESS_LOSS = Truth((*_WRONG_LOSS.families, "nonfinite"), ("wrong-loss",))
 _TOO_SHORT = Truth(("loss", "setup"), ("stopped-too-early",))
 _OPTIMIZER_TOO_SLOW = Truth(("lr", "loss", "weights", "setup"), ("learning-rate-too-low", "wrong-optimizer-settings"))
 
@@ -37,7 +38,7 @@ def _lr(base: str, lr: float) -> Case:
 
 
 def _loss(base: str, loss: str, **changes: object) -> Case:
-    return _case(base, "loss", loss, _WRONG_LOSS, loss=loss, **changes)
+    return _case(base, "loss", loss, _ENDLESS_LOSS if loss == "minus-ce" else _WRONG_LOSS, loss=loss, **changes)
 
 
 def _epoch(base: str, divisor: int) -> Case:
