@@ -7,10 +7,18 @@ import random
 from collections.abc import Callable, Sequence
 
 from fastguard.history import TrainingHistory
-from fastguard.stats import StepStats
+from fastguard.stats import BatchSample, StepStats
 from fastguard.stats.samples import ActivationStats, ModuleActivity, WeightStats
 
-from records import make_bad_record, make_history, make_record, make_row, make_table, make_turning_history
+from records import (
+    make_bad_record,
+    make_batch,
+    make_history,
+    make_record,
+    make_row,
+    make_table,
+    make_turning_history,
+)
 
 LAYERS = tuple(f"layers.{i}.weight" for i in range(8))
 
@@ -145,6 +153,48 @@ def flat_losses(count, level=2.3, noise=0.01, seed=0):
     return [level + rng.gauss(0.0, noise) for _ in range(count)]
 
 
+def batches_run(
+    losses: Sequence[float], *made: Callable[[int], BatchSample], every: int = 10, **notes
+) -> TrainingHistory:
+    """A run that looks at forward passes every 10 steps: `made` give them, one after the other, from the step."""
+    return run(losses, change=lambda s: {} if s % every else {"batches": tuple(make(s) for make in made)}, **notes)
+
+
+def batch(**fields) -> Callable[[int], BatchSample]:
+    """A training batch that is another one at each step; `fields` are what else is not as usual."""
+    return lambda step: make_batch(**{"input_digest": step + 1, **fields})
+
+
+def passed(**fields) -> Callable[[int], BatchSample]:
+    """As `batch`, a pass without gradients in eval mode: validation."""
+    return batch(**{"training": False, "with_grad": False, **fields})
+
+
+def settings(kind="Adam", **values):
+    """What a guard tells of an optimizer of one group."""
+    return [{"kind": kind, "num_parameters": 64, **values}]
+
+
+def wild_losses(count, seed=0):
+    """As of batches of one: from almost 0 to 4, and never better."""
+    rng = random.Random(seed)
+    return [rng.uniform(0.1, 4.0) for _ in range(count)]
+
+
+def chance_losses(count, classes=4):
+    return flat_losses(count, level=math.log(classes), noise=0.005)
+
+
+def validated(count, every=20, level=1.0):
+    return dict.fromkeys(range(every - 1, count, every), level)
+
+
+def ended(history: TrainingHistory) -> TrainingHistory:
+    """The same run, as a log of it is read."""
+    history.has_ended = True
+    return history
+
+
 def bend(values, at, function):
     """`values` with those at the steps `at` replaced."""
     return [function(value) if step in at else value for step, value in enumerate(values)]
@@ -216,7 +266,40 @@ HEALTHY = {
     "a scheduler that works": run(
         falling_losses(100), lrs=[1e-3 * (1 - s / 100) for s in range(100)], has_scheduler=True, initial_lr=1e-3
     ),
-}
+    "a classifier that is looked at": batches_run(
+        falling_losses(200, start=1.386), batch(), passed(), val_losses=validated(200, level=1.5),
+        loss_ops=("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"),
+        last_modules=("Linear", "ReLU", "Linear"), module_kinds={"Linear": 3, "ReLU": 2, "Dropout": 1},
+        dropout={"drop": 0.1}, optimizer_settings=settings(lr=1e-3, betas=(0.9, 0.999), eps=1e-8),
+        initialization={"a": (0.1, 0.1)}, num_left_gradients=0, num_watched_backwards=20, num_foreign_parameters=0,
+    ),
+    "tokens": batches_run(
+        falling_losses(200), batch(input_is_integer=True, input_abs_max=5e4, input_mean=9e3, input_std=1e4)
+    ),
+    "gradients that are cleared": run(falling_losses(60), num_left_gradients=0, num_watched_backwards=20),
+    "accumulation in a loop that clears at every other step": run(
+        falling_losses(60), num_left_gradients=10, num_watched_backwards=20
+    ),
+    "a cosine schedule to zero": run(
+        falling_losses(400, pace=40.0), lrs=[5e-4 * (1 + math.cos(math.pi * s / 400)) for s in range(400)]
+    ),
+    "a hinge loss that has come to zero": run(
+        [max(0.0, 1.0 - s / 150) for s in range(200)], [1.0 if s < 150 else 0.0 for s in range(200)]
+    ),
+    "a loss that was zero from the start": run([0.0] * 60, [0.0] * 60),
+    "a game": batches_run(
+        wild_losses(300), batch(num_samples=2), objective="game", last_modules=("Tanh", "Linear"),
+        optimizer_settings=settings(lr=2e-4, betas=(0.5, 0.999), eps=1e-8),
+    ),
+    "a log-likelihood below zero": ended(run([1.0 - s / 50 for s in range(200)])),
+    "a regression that ends in a sigmoid and learns": batches_run(
+        falling_losses(200), batch(output_is_unit=True, output_min=0.0, output_max=1.0), last_modules=("Sigmoid",),
+        loss_ops=("MseLossBackward0", "SigmoidBackward0", "AddmmBackward0"),
+    ),
+    "a large SGD step of small gradients": run(
+        falling_losses(100), optimizer_settings=settings("SGD", lr=0.5, momentum=0.9), lrs=[0.5] * 100
+    ),
+}  # fmt: skip
 
 _overfit_losses, _overfit_val = _overfit()
 # A run for each rule, by the rule's name, on which it must fire.
@@ -271,7 +354,7 @@ BAD = {
         [*falling_losses(160, noise=0.01), *[0.9 + 0.4 * (-1) ** s for s in range(120)]]
     ),
     "loss-not-decreasing": run(flat_losses(150)),
-    "underfitting": run([*falling_losses(40, pace=8.0, floor=1.6), *flat_losses(160, level=1.6)]),
+    "underfitting": run([*falling_losses(40, pace=8.0, floor=1.9), *flat_losses(160, level=1.9)]),
     "loss-plateau": run([*falling_losses(200, noise=0.0), *[0.3 + 1e-6 * (s % 5) for s in range(80)]]),
     "overfitting": run(_overfit_losses, val_losses=_overfit_val),
     "overtraining": run(falling_losses(400), val_losses={s: abs(s - 99) / 100 + 0.5 for s in range(19, 400, 20)}),
@@ -284,4 +367,81 @@ BAD = {
     "scheduler-not-stepping": run(falling_losses(100), lrs=[1e-5] * 100, has_scheduler=True, initial_lr=1e-3),
     "periodic-loss-spikes": run(bend(falling_losses(300), range(27, 300, 44), lambda v: v + 2.0)),
     "label-noise": run(falling_losses(400), val_losses={s: 2.3 + s / 200 for s in range(19, 400, 20)}),
+    "gradients-not-cleared": run(falling_losses(50), num_left_gradients=19, num_watched_backwards=20),
+    "no-gradient": run(flat_losses(50), [0.0] * 50),
+    "odd-optimizer-settings": run(
+        flat_losses(120), optimizer_settings=settings(lr=1e-3, betas=(0.9, 0.999), eps=0.1)
+    ),
+    "learning-rate-gone": run(flat_losses(150), lrs=[1e-3 if s < 50 else 1e-6 for s in range(150)]),
+    "weights-overwritten": run(flat_losses(120), overwritten=["a", "b"], num_overwritten=5, num_compared=6),
+    "validation-in-training-mode": batches_run(
+        falling_losses(100), batch(), passed(training=True), val_losses=validated(100), dropout={"drop": 0.3}
+    ),
+    "tiny-batches": batches_run(wild_losses(200), batch(num_samples=2)),
+    "output-against-loss": run(
+        falling_losses(50), loss_ops=["NllLossBackward0", "LogSoftmaxBackward0", "SoftmaxBackward0", "AddmmBackward0"]
+    ),
+    "bounded-output": batches_run(
+        flat_losses(100), batch(output_abs_max=0.0, output_min=0.0, output_max=0.0), last_modules=["ReLU", "Linear"]
+    ),
+    "softmax-floor": batches_run(
+        falling_losses(200, start=math.log(4), floor=0.8, noise=0.005), batch(output_rows_sum_to_one=True)
+    ),
+    "same-output-for-all": batches_run(
+        flat_losses(100), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
+    ),
+    "loss-at-chance": batches_run(chance_losses(150), batch()),
+    "input-scale": batches_run(flat_losses(100), batch(input_abs_max=255.0, input_mean=120.0, input_std=70.0)),
+    "batch-not-finite": batches_run(falling_losses(100), lambda s: batch(input_num_nonfinite=int(s == 40))(s)),
+    "same-inputs": batches_run(falling_losses(100), batch(input_digest=7), steps_per_epoch=50),
+    "input-outliers": batches_run(
+        bend(falling_losses(100), [40], lambda v: 20.0), lambda s: batch(input_abs_max=9999.0 if s == 40 else 2.5)(s)
+    ),
+    "validation-inputs-differ": batches_run(
+        falling_losses(100), batch(), passed(input_mean=3.0), val_losses=validated(100, level=9.0)
+    ),
+    "steps-too-large": run(
+        flat_losses(100), lrs=[0.1] * 100, optimizer_settings=settings(lr=0.1), initialization={"a": (0.1, 0.1)}
+    ),
+    "steps-too-small": run(
+        flat_losses(60), lrs=[1e-6] * 60, optimizer_settings=settings(lr=1e-6), initialization={"a": (0.1, 0.1)}
+    ),
+    "learning-rate-unusual": run(flat_losses(100), lrs=[10.0] * 100, optimizer_settings=settings(lr=10.0)),
+    "loss-gone": run([2.3 if s < 7 else 1e-5 for s in range(100)]),
+    "one-target": run(falling_losses(60), num_targets=200, num_target_classes=1, target_top_share=1.0),
+    "uneven-targets": run(flat_losses(60), num_targets=200, num_target_classes=3, target_top_share=0.95),
+    "target-scale": run(
+        [1e4, *flat_losses(100, level=1e4, noise=10.0)], loss_kind="squared error", squared_losses=[1e4],
+        target_mean=99.0, target_std=14.0, target_range=[60.0, 140.0], target_binary_share=0.0,
+    ),
+    "targets-beyond-output": run(
+        [4.0, *flat_losses(60)], loss_kind="squared error", squared_losses=[4.0], last_modules=["Sigmoid", "Linear"],
+        target_mean=2.0, target_std=1.0, target_range=[0.0, 4.0], target_binary_share=0.0,
+    ),
+    "output-not-as-the-loss-asks": batches_run(
+        falling_losses(60), batch(output_rows_sum_to_one=True), loss_kind="cross-entropy"
+    ),
+    "loss-against-targets": run(
+        [0.25, *flat_losses(100, level=0.25)], loss_kind="squared error", squared_losses=[0.25],
+        target_mean=0.5, target_std=0.5, target_range=[0.0, 1.0], target_binary_share=1.0,
+    ),
+    "broadcast-targets": run(
+        flat_losses(60), loss_ops=["MeanBackward0", "PowBackward0", "SubBackward0", "ExpandBackward0", "AddmmBackward0"]
+    ),
+    "loss-still-falling": ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0))),
+    "sorted-targets": batches_run(
+        flat_losses(60), batch(), num_targets=200, num_target_classes=4, target_top_share=0.3,
+        target_batch_top_share=1.0,
+    ),
+    "layers-without-activation": run(
+        flat_losses(100), loss_ops=["NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0", "AddmmBackward0"]
+    ),
+    "learning-rate-still-rising": run(flat_losses(250), lrs=[1e-5 * (s + 1) for s in range(250)]),
+    "few-steps-an-epoch": ended(
+        batches_run(
+            falling_losses(60, pace=40.0, floor=0.0, noise=0.0), batch(num_samples=512),
+            val_losses=validated(60, every=2),
+        )
+    ),
+    "large-weight-decay": run(flat_losses(60), optimizer_settings=settings(lr=1e-3, weight_decay=0.5)),
 }  # fmt: skip

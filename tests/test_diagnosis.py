@@ -181,10 +181,34 @@ class TestNormSpike:
 
 
 class TestZeroGradients:
-    @pytest.mark.parametrize(("num_zero", "severity"), [(1, "info"), (2, "warning"), (4, "warning")])
+    @pytest.mark.parametrize(("num_zero", "severity"), [(1, "info"), (2, "warning"), (3, "warning"), (4, "info")])
     def test_severity_grows_with_the_share(self, num_zero, severity):
         finding = only(RULES["zero-gradients"](ending_in_zeros(num_zero)))
         assert (finding.severity, finding.layers) == (severity, tuple(f"t{i}" for i in range(num_zero)))
+
+    @pytest.mark.parametrize(("num_steps", "severity"), [(18, "info"), (19, "warning")])
+    def test_a_whole_gradient_of_zeros_now_and_then_is_of_a_loss_that_is_met(self, num_steps, severity):
+        history = make_history([*noisy_norms(20), *[0.0] * num_steps])
+        history.add(StepStats(20 + num_steps, make_table([make_row(0.0, 8, num_zeros=8)] * 2, ["a", "b"])))
+        assert only(RULES["zero-gradients"](history)).severity == severity
+
+    @pytest.mark.parametrize(
+        ("zero", "layers"),
+        [
+            (["0.bias"], None),  # what pulls one way and the other adds up to nothing
+            (["0.weight"], ("0.weight",)),
+            (["0.weight", "0.bias"], ("0.weight", "0.bias")),
+            (["bias"], ("bias",)),  # of no weight
+            (["0.bias", "1.weight"], ("1.weight",)),
+        ],
+    )
+    def test_a_bias_whose_weight_is_not_zero_is_left_out(self, zero, layers):
+        names = ["0.weight", "0.bias", "1.weight", "bias"]
+        history = make_history(noisy_norms(20))
+        rows = [make_row(0.0, 8, num_zeros=8) if name in zero else make_row(1.0, 8) for name in names]
+        history.add(StepStats(20, make_table(rows, names)))
+        finding = RULES["zero-gradients"](history)
+        assert (finding and finding.layers) == layers
 
     def test_empty_tensors_and_histories_without_records_are_silent(self):
         history = make_history([1.0])
@@ -258,7 +282,8 @@ class TestDiagnose:
             RULES["norm-spike"](TrainingHistory(), x=1.0)
 
     def test_the_same_after_save_and_load(self):
-        for name in set(BAD) - {"zero-gradients"}:  # which needs the last record
+        # The last record and the end of the run are not saved.
+        for name in set(BAD) - {"zero-gradients", "loss-still-falling", "few-steps-an-epoch"}:
             twin = TrainingHistory()
             twin.load_state_dict(BAD[name].state_dict())
             assert RULES[name](twin) == RULES[name](BAD[name])

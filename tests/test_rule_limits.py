@@ -7,16 +7,20 @@ import math
 import pytest
 
 from fastguard.diagnosis import RULES, diagnose
+from fastguard.diagnosis.signals import signals_of
 from fastguard.stats.samples import WeightStats
 
 from faulty_runs import (
     activity,
+    batch,
+    batches_run,
     bend,
     falling_losses,
     flat_losses,
     layered,
     noisy_norms,
     run,
+    settings,
     weights_run,
     with_activities,
 )
@@ -86,9 +90,22 @@ class TestNorms:
         norms = [n * 0.9**step for step, n in enumerate(noisy_norms(150))]
         assert ask("vanishing-norm", run(falling_losses(150, floor=0.01, pace=20), norms)) is None
 
-    @pytest.mark.parametrize(("coef", "severity"), [(0.5, "info"), (0.1, "warning")])
-    def test_clipping_is_a_warning_only_where_little_is_left(self, coef, severity):
-        history = run(falling_losses(100), change=lambda step: {"clip_coef": coef})
+    @pytest.mark.parametrize(
+        ("coef", "losses", "kind", "severity"),
+        [
+            (0.5, flat_losses(100), "SGD", "info"),
+            (0.1, flat_losses(100), "SGD", "warning"),
+            (0.1, flat_losses(100), None, "warning"),
+            (0.1, flat_losses(100), "Adam", "info"),  # which divides by the size of the gradient
+            (0.1, falling_losses(100), "SGD", "info"),  # it learns all the same
+            (1.1e-5, flat_losses(100), "Adam", "info"),
+            (0.9e-5, flat_losses(100), "Adam", "warning"),  # whose eps outweighs what is left
+            (0.9e-5, falling_losses(100), "Adam", "info"),
+        ],
+    )
+    def test_clipping_is_a_warning_only_where_little_is_left_and_missed(self, coef, losses, kind, severity):
+        notes = {} if kind is None else {"optimizer_settings": settings(kind)}
+        history = run(losses, change=lambda step: {"clip_coef": coef}, **notes)
         assert ask("clip-rate-high", history).severity == severity
 
     @pytest.mark.parametrize(("passes", "coef", "fires"), [(8, 0.2, True), (8, 0.3, False), (2, 0.1, False)])
@@ -114,6 +131,32 @@ class TestLayers:
 
         assert ask("vanishing-layers", layered(100, small, falling_losses(100, pace=20))).severity == "info"
         assert ask("vanishing-layers", layered(100, small, flat_losses(100))).severity == "warning"
+
+    def test_a_hinge_loss_that_is_met_has_no_gradients(self):
+        met = [max(0.0, 1.0 - step / 50) for step in range(120)]
+        for losses, fires in ((met, False), (flat_losses(120), True)):
+            history = layered(120, lambda step, place: 0.0 if step >= 50 else 1.0, losses)
+            assert (ask("zero-gradient-tensors", history) is not None) == fires
+            assert (ask("zero-gradients", history) is not None) == fires
+
+    @pytest.mark.parametrize(("period", "fires"), [(10, False), (1, True)])
+    def test_a_loss_that_many_batches_meet_leaves_all_gradients_zero_now_and_then(self, period, fires):
+        history = layered(200, lambda s, p: 0.0 if s > 40 and s % period == 0 else 1.0, flat_losses(200))
+        assert (ask("zero-gradient-tensors", history) is not None) == fires
+
+    @pytest.mark.parametrize(
+        ("dead", "layers"),
+        [
+            ({"0.bias"}, None),  # what pulls one way and the other adds up to nothing
+            ({"0.weight"}, ("0.weight",)),
+            ({"0.weight", "0.bias"}, ("0.weight", "0.bias")),
+        ],
+    )
+    def test_a_bias_whose_weight_has_a_gradient_is_not_dead(self, dead, layers):
+        names = ["0.weight", "0.bias", "1.weight", "1.bias"]
+        history = layered(120, lambda s, p: 0.0 if s > 30 and names[p] in dead else 1.0, names=names)
+        finding = ask("zero-gradient-tensors", history)
+        assert (finding and tuple(sorted(finding.layers, reverse=True))) == layers
 
     def test_the_layer_before_a_dead_input_is_to_blame(self):
         names = [f"{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]
@@ -211,11 +254,34 @@ class TestWeights:
         history = run(falling_losses(20), names=names, names_not_in_optimizer=names[:num])
         assert ask("parameters-not-in-optimizer", history).severity == severity
 
+    @pytest.mark.parametrize(("names", "severity"), [("ab", "critical"), ("abcde", "critical"), ("a", "info")])
+    def test_an_optimizer_that_has_none_of_the_model(self, names, severity):
+        history = run(flat_losses(20), names=list(names), names_not_in_optimizer=list(names))
+        finding = ask("parameters-not-in-optimizer", history)
+        assert finding.severity == severity
+
+    @pytest.mark.parametrize(
+        ("frozen", "losses", "severity"),
+        [
+            ("efghij", flat_losses(40), "warning"),  # the last layer is among them
+            ("efghij", flat_losses(39), "info"),
+            ("efghij", falling_losses(200, pace=20.0), "info"),
+            ("cdefgh", flat_losses(40), "info"),
+            ("abcdefghij", flat_losses(40), "info"),
+        ],
+    )
+    def test_a_frozen_last_layer_where_little_is_learnt(self, frozen, losses, severity):
+        history = run(losses, names=list("abcdefghij"), names_without_gradient=list(frozen))
+        assert ask("frozen-parameters", history).severity == severity
+
     @pytest.mark.parametrize(
         ("frozen", "severity"),
         [
             ("e", "warning"),
+            ("a", "warning"),
             ("ab", "warning"),
+            ("abc", "warning"),
+            ("ac", "warning"),
             ("abcd", "info"),
             ("abcde", "info"),
             ("fghij", "warning"),
@@ -243,6 +309,21 @@ class TestWeights:
         told = {f"{i}.weight": (0.1 * ratio, 0.1) for i, ratio in enumerate(ratios)}
         assert (ask("poor-initialisation", run(falling_losses(20), initialization=told)) is not None) == fires
 
+    @pytest.mark.parametrize(
+        ("stds", "losses", "fires"),
+        [
+            ((0.0, 0.0, 0.1), flat_losses(60), True),
+            ((0.0, 0.0, 0.1, 0.1), flat_losses(60), False),  # half of them: the ends of residual branches
+            ((0.0, 0.0, 0.0), flat_losses(60), True),
+            ((0.0, 0.0, 0.0), falling_losses(200, pace=10.0), False),  # a linear model may begin so
+        ],
+    )
+    def test_layers_of_equal_weights(self, stds, losses, fires):
+        told = {f"{i}.weight": (std, 0.1) for i, std in enumerate(stds)}
+        finding = ask("poor-initialisation", run(losses, initialization=told))
+        assert (finding is not None) == fires
+        assert finding is None or finding.evidence["num_layers"] == stds.count(0.0)
+
     def test_recurrent_weights_explode_earlier(self):
         for name, fires in (("rnn.weight_hh_l0", True), ("rnn.weight_ih_l0", False)):
             history = run(falling_losses(20), initialization={name: (0.16, 0.1), "head.weight": (0.04, 0.1)})
@@ -265,9 +346,29 @@ class TestLosses:
             ask("underfitting", run([*falling_losses(40, pace=8.0, floor=0.2), *flat_losses(160, level=0.2)])) is None
         )
 
+    @pytest.mark.parametrize(("level", "fires"), [(1.9, True), (1.7, False)])
+    def test_underfitting_has_learnt_less_than_a_seventh(self, level, fires):
+        history = run([*falling_losses(40, pace=8.0, floor=level), *flat_losses(160, level=level)])
+        assert (ask("underfitting", history) is not None) == fires
+
+    @pytest.mark.parametrize(
+        ("notes", "fires"),
+        [
+            ({"loss_kind": "cross-entropy"}, True),
+            ({"loss_kind": "binary cross-entropy"}, True),
+            ({"loss_kind": "negative log-likelihood"}, True),
+            ({"loss_ops": ["MseLossBackward0", "AddmmBackward0"]}, True),
+            ({"loss_ops": ["NegBackward0", "MeanBackward0", "AddmmBackward0"]}, False),  # a density
+            ({}, True),  # nobody knows
+        ],
+    )
+    def test_only_a_loss_that_ends_at_zero_can_stand_too_high(self, notes, fires):
+        history = run([*falling_losses(40, pace=8.0, floor=1.9), *flat_losses(160, level=1.9)], **notes)
+        assert (ask("underfitting", history) is not None) == fires
+
     def test_a_loss_that_still_falls_is_no_underfitting(self):
         losses = [3.2 - 0.001 * s + 0.05 * math.sin(7 * s) for s in range(300)]
-        assert ask("underfitting", run([5.0] * 10 + losses)) is None
+        assert ask("underfitting", run([3.4] * 10 + losses)) is None
 
     @pytest.mark.parametrize(
         ("val_fall", "every", "fires"),
@@ -275,12 +376,24 @@ class TestLosses:
     )
     def test_targets_learnt_by_heart_fall_slowly_and_validation_stands(self, val_fall, every, fires):
         standing = [loss - s * 0.12 / 260 for s, loss in enumerate(flat_losses(260, level=3.2, noise=0.05))]
-        losses = [*falling_losses(40, start=5.5, pace=8.0, floor=3.2), *standing]
+        losses = [*falling_losses(40, start=3.7, pace=8.0, floor=3.2), *standing]
         val = {s: 3.2 * (1 - (val_fall or 0.0) * (s - 100) / 200) for s in range(every - 1, 300, every)}
         finding = ask("underfitting", run(losses, val_losses=None if val_fall is None else val))
         assert (finding is not None) == fires
         if finding is not None:
             assert finding.evidence["threshold_flat"] == 0.06 and 0.02 < finding.evidence["fallen"] / 3.1 < 0.05
+
+    @pytest.mark.parametrize(
+        ("kind", "first", "start"),
+        [
+            ("cross-entropy", 0.82, math.log(4)),  # below 0.6 ln 4, as fine-tuning begins
+            ("cross-entropy", 0.84, 0.84),
+            ("squared error", 0.82, 0.82),
+        ],
+    )
+    def test_progress_of_a_run_that_began_well_below_chance_counts_from_there(self, kind, first, start):
+        history = batches_run([first] * 10 + [0.5] * 300, batch(output_width=4), loss_kind=kind)
+        assert signals_of(history).progress == pytest.approx((start - 0.5) / start, rel=1e-3)
 
     @pytest.mark.parametrize("noise", [0.0, 1e-4, 0.05])
     def test_a_slow_fall_is_no_standstill_however_smooth(self, noise):
@@ -321,6 +434,14 @@ class TestLosses:
     def test_overfitting(self, rise, fires):
         val = {s: 1.0 if s < 200 else rise for s in range(19, 400, 20)}
         assert (ask("overfitting", run(falling_losses(400), val_losses=val)) is not None) == fires
+
+    @pytest.mark.parametrize(
+        ("share", "severity"), [(0.7, "warning"), (0.69, "info"), (0.0, "info"), (None, "warning")]
+    )
+    def test_training_above_validation_without_much_dropout_is_a_remark(self, share, severity):
+        notes = {} if share is None else {"dropout": {"drop": share}}
+        history = run(flat_losses(200), val_losses=dict.fromkeys(range(19, 200, 20), 1.5), **notes)
+        assert ask("training-above-validation", history).severity == severity
 
     def test_a_training_loss_that_falls_quickly_lags_behind_validation(self):
         val = {s: 0.3 + 2.0 * math.exp(-s / 60) for s in range(19, 200, 20)}

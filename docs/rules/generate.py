@@ -2,8 +2,8 @@
 
 Of a page, "Symptom" and "Cause" are written by hand and kept; the rest is the rule's: family, severity, thresholds,
 docstring, remedy and source. A rule without a page gets one, with these two to fill in. The index in `README.md` takes
-the first sentence of each "Symptom". With `--check` nothing is written, and the exit code is 1 if
-something would be, or is left to fill in.
+the first sentence of each "Symptom". `causes.md` has a section for each cause between an introduction and "unknown",
+which are kept. With `--check` nothing is written, and the exit code is 1 if something would be, or is left to fill in.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))  # the rules beside these pages, whatever is installed
 
-from fastguard.diagnosis import RULES, Rule  # noqa: E402
+from fastguard.diagnosis import CAUSES, RULES, Cause, Rule  # noqa: E402
+from fastguard.tools.preflight import CHECKS, Check  # noqa: E402
 
 BY_HAND = ("Symptom", "Cause")
 FILL_IN = {
@@ -29,17 +30,17 @@ FILL_IN = {
 BEGIN, END = "<!-- rules:begin (written by generate.py) -->", "<!-- rules:end -->"
 
 
-def ours() -> list[Rule]:
-    """The rules that have a page: fastguard's own."""
-    return [rule for rule in RULES.values() if rule.page]
+def ours() -> list[Rule | Check]:
+    """What has a page: fastguard's own rules, and the checks of `preflight`."""
+    return [*(rule for rule in RULES.values() if rule.page), *CHECKS.values()]
 
 
-def title_of(rule: Rule) -> str:
+def title_of(rule: Rule | Check) -> str:
     """What the pages call the rule's family: `TITLE` of its file."""
     module = sys.modules[rule.check.__module__]
     if not hasattr(module, "TITLE"):
         raise SystemExit(f'{module.__file__} must have a line like `TITLE = "Gradients too large"`: the family\'s name')
-    return str(module.TITLE)
+    return f"Before the first step: {module.TITLE}" if isinstance(rule, Check) else str(module.TITLE)
 
 
 def filled(text: str) -> str:
@@ -53,7 +54,7 @@ def sections(text: str) -> dict[str, str]:
     return {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in parts}
 
 
-def evidence(rule: Rule) -> str:
+def evidence(rule: Rule | Check) -> str:
     """What the rule reads, when it fires, and its thresholds."""
     paragraphs = (inspect.getdoc(rule.check) or "").split("\n\n")
     blocks = [filled(f"Read from: {rule.reads}."), *map(filled, paragraphs)]
@@ -61,6 +62,11 @@ def evidence(rule: Rule) -> str:
         rows = [f"| `{name}` | {value:g} |" for name, value in rule.thresholds.items()]
         blocks.append("\n".join(["| threshold | default |", "|---|---|", *rows]))
         first = next(iter(rule.thresholds))
+        if isinstance(rule, Check):
+            blocks.append(f'Another one: `fastguard.preflight(..., thresholds={{"{rule.name}": {{"{first}": ...}}}})`.')
+    if isinstance(rule, Check):
+        blocks.append(f"Asked by [preflight](../guide/preflight.md); speaks for the cause `{rule.cause}`.")
+    elif rule.thresholds:
         blocks.append(
             f'Another one: `diagnose(history, thresholds={{"{rule.name}": {{"{first}": ...}}}})`, or\n'
             f"`fastguard diagnose RUN.jsonl --set {rule.name}.{first}=...`."
@@ -68,7 +74,7 @@ def evidence(rule: Rule) -> str:
     return "\n\n".join(blocks)
 
 
-def page(rule: Rule, text: str) -> str:
+def page(rule: Rule | Check, text: str) -> str:
     """The page of `rule`, with what was written by hand in `text`, which it had so far."""
     old = sections(text)
     new = {
@@ -83,12 +89,17 @@ def page(rule: Rule, text: str) -> str:
 
 
 def index(pages: dict[str, str]) -> str:
-    """Tables of all rules by family: those with the most critical rules first, else by the alphabet."""
-    families: dict[str, list[Rule]] = {}
+    """Tables of all rules by family, preflight's last: the one with most critical rules first, else by the alphabet."""
+    families: dict[str, list[Rule | Check]] = {}
     for rule in ours():
         families.setdefault(title_of(rule), []).append(rule)
     blocks = []
-    for title, rules in sorted(families.items(), key=lambda f: (-sum(r.severity == "critical" for r in f[1]), f[0])):
+
+    def place(family: tuple[str, list[Rule | Check]]) -> tuple[bool, int, str]:
+        is_early = isinstance(family[1][0], Check)
+        return is_early, -sum(rule.severity == "critical" for rule in family[1]), family[0]
+
+    for title, rules in sorted(families.items(), key=place):
         rows = [f"## {title}\n", "| rule | at most | symptom |", "|---|---|---|"]
         for rule in rules:
             symptom = " ".join(sections(pages[rule.name])["Symptom"].split())
@@ -98,6 +109,36 @@ def index(pages: dict[str, str]) -> str:
     return "\n\n".join(blocks)
 
 
+def lowered(sentence: str) -> str:
+    """`sentence` as a part of one."""
+    return sentence[:1].lower() + sentence[1:].rstrip(".")
+
+
+def linked(names: Iterable[str]) -> str:
+    """Links to the pages of the rules `names`."""
+    return ", ".join(f"[{name}]({name}.md)" for name in names) + "."
+
+
+def of_cause(cause: Cause) -> str:
+    """The section of a cause."""
+    parts = [cause.summary, f"What to do: {cause.remedy}", f"Speaks for it: {linked(cause.reasons)}"]
+    if cause.explains - cause.reasons.keys():
+        parts.append(f"Explains as well: {linked(sorted(cause.explains - cause.reasons.keys()))}")
+    needed = [lowered((inspect.getdoc(need) or "").partition("\n")[0]) for need in cause.needs]
+    if needed:
+        parts.append(f"Needs: {'; '.join(needed)}.")
+    if cause.contradicted is not None:
+        parts.append(f"Contradicted by: {lowered(inspect.getdoc(cause.contradicted) or '')}.")
+    return "\n\n".join([f"## {cause.name}", *map(filled, parts)])
+
+
+def causes(text: str) -> str:
+    """`causes.md`, with the introduction and the section "unknown" that it has in `text`."""
+    introduction = text.partition("\n## ")[0].rstrip()
+    unknown = f"## unknown\n\n{sections(text)['unknown']}\n"
+    return "\n\n".join([introduction, *map(of_cause, CAUSES.values()), unknown])
+
+
 def wanted() -> Iterator[tuple[Path, str]]:
     """Every file of this folder that is written here, as it shall be."""
     pages = {}
@@ -105,6 +146,7 @@ def wanted() -> Iterator[tuple[Path, str]]:
         path = HERE / f"{rule.name}.md"
         pages[rule.name] = page(rule, path.read_text(encoding="utf-8") if path.exists() else "")
         yield path, pages[rule.name]
+    yield HERE / "causes.md", causes((HERE / "causes.md").read_text(encoding="utf-8"))
     readme = HERE / "README.md"
     before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     yield readme, f"{before}{BEGIN}\n\n{index(pages)}\n\n{END}{rest.partition(END)[2]}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 # Each of these registers its rules or causes.
 from . import known_causes as _causes
 from . import rules as _rules
+from . import setup_causes as _setup_causes
 from .causes import CAUSES as CAUSES
+from .causes import UNKNOWN as UNKNOWN
 from .causes import Cause as Cause
 from .causes import cause as cause
 from .causes import find_causes as find_causes
@@ -22,6 +24,7 @@ from .watch import Watch as Watch
 __all__ = [
     "CAUSES",
     "RULES",
+    "UNKNOWN",
     "Cause",
     "Finding",
     "Rule",
@@ -34,4 +37,4 @@ __all__ = [
     "rule",
     "unexplained",
 ]
-del _causes, _rules
+del _causes, _rules, _setup_causes

@@ -1,23 +1,35 @@
 """From symptoms to root causes: which one thing explains several findings, and how surely.
 
-Each cause names the rules that speak for it, with weights, and those whose firing it explains. Its confidence is
-1 - prod(1 - weight * confidence of the finding): independent reasons add up, none is ever certain. The surest cause
-takes its symptoms; a cause whose every reason is among the symptoms of a surer one is not told.
+A cause is an argument. It has *needs*: facts about the model without which it cannot be (no half precision, no
+overflow of it); *reasons*: rules whose firing it predicts, each with a weight; things that *contradict* it; and further
+findings that it *explains*. The weights make a score, and the scores of all causes, and that of "unknown", which is
+zero, make shares of one (softmax): a confidence is what evidence leaves to a cause beside all others. The surest is
+told if it outweighs "unknown"; then the others, for what it does not explain. What nobody explains is "unknown".
+
+A cause takes no finding as its symptom that is more severe than every one of its reasons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..history import TrainingHistory
 from ..stats.failures import Failures
-from .finding import SEVERITIES, Finding
+from . import fitted
+from .finding import SEVERITIES, Finding, listed
 
 # From finding, history, and all findings by rule.
 Weight = float | Callable[[Finding, TrainingHistory, Mapping[str, Finding]], float]
+# Whether a fact allows a cause: True, False, or None where it is not known.
+Need = Callable[[TrainingHistory], bool | None]
+Contradiction = Callable[[TrainingHistory, Mapping[str, Finding]], bool]
 CAUSES: dict[str, Cause] = {}
-_LEAST = 0.3
+UNKNOWN = "unknown"
+_LEAST = 0.35
+_LIKELY = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,8 @@ class Cause:
         remedy: what to do.
         reasons: rules that speak for it, each with a weight from 0 to 1, or a function for one.
         explains: further rules that fire where it is at work, and say nothing for it by themselves.
+        needs: facts, each True, False or None (not known): one that is False rules the cause out.
+        contradicted: whether something was seen that cannot be where it is at work.
     """
 
     name: str
@@ -37,39 +51,92 @@ class Cause:
     remedy: str
     reasons: Mapping[str, Weight]
     explains: frozenset[str] = field(default_factory=frozenset)
+    needs: tuple[Need, ...] = ()
+    contradicted: Contradiction | None = None
 
-    def weigh(
-        self, found: Mapping[str, Finding], history: TrainingHistory
-    ) -> tuple[float, list[tuple[float, Finding]]]:
-        """Its confidence, and the findings that speak for it, the weightiest first."""
-        against = 1.0
-        reasons = []
+    def can_be(self, found: Mapping[str, Finding], history: TrainingHistory) -> bool:
+        """Whether no fact and no finding rules it out."""
+        if any(need(history) is False for need in self.needs):
+            return False
+        return self.contradicted is None or not self.contradicted(history, found)
+
+    def signs(self, found: Mapping[str, Finding], history: TrainingHistory) -> dict[str, float]:
+        """How strongly each of its reasons speaks for it, from 0 to 1; those that do not are left out.
+
+        A remark counts half.
+        """
+        strengths = {}
         for name, weight in self.reasons.items():
             finding = found.get(name)
             if finding is None:
                 continue
             value = weight(finding, history, found) if callable(weight) else weight
-            if finding.severity == "info":
-                value *= 0.5
-            if value > 0.0:
-                against *= 1.0 - value * finding.confidence
-                reasons.append((value * finding.confidence, finding))
-        return 1.0 - against, sorted(reasons, key=lambda reason: -reason[0])
+            strength = value * finding.confidence * (0.5 if finding.severity == "info" else 1.0)
+            if strength > 0.0:
+                strengths[name] = strength
+        return strengths
+
+    def score(self, signs: Mapping[str, float]) -> float:
+        """The logarithm of its odds against "unknown", if it were the only cause."""
+        weights = fitted.WEIGHTS.get(self.name, {})
+        total = sum(weights.get(name, fitted.USUAL_WEIGHT) * strength for name, strength in signs.items())
+        return total + fitted.OFFSETS.get(self.name, fitted.USUAL_OFFSET)
 
 
-def cause(name: str, summary: str, remedy: str, reasons: Mapping[str, Weight], explains: str = "") -> Cause:
+def cause(
+    name: str,
+    summary: str,
+    remedy: str,
+    reasons: Mapping[str, Weight],
+    explains: str = "",
+    *,
+    needs: Sequence[Need] = (),
+    contradicted: Contradiction | None = None,
+) -> Cause:
     """Registers a cause; `explains` are rule names with blanks between them."""
-    CAUSES[name] = Cause(name, summary, remedy, reasons, frozenset(explains.split()))
-    return CAUSES[name]
+    made = Cause(name, summary, remedy, reasons, frozenset(explains.split()), tuple(needs), contradicted)
+    CAUSES[name] = made
+    return made
+
+
+def evidence_for(
+    findings: Iterable[Finding], history: TrainingHistory, *, failures: Failures | None = None
+) -> dict[str, dict[str, float]]:
+    """For each cause that can be, and for which anything speaks, its signs. What the weights are fitted on."""
+    found = {finding.rule: finding for finding in findings}
+    failures = Failures() if failures is None else failures
+    evidence = {}
+    for one in CAUSES.values():
+        try:
+            signs = one.signs(found, history)
+            if signs and one.can_be(found, history):
+                evidence[one.name] = signs
+        except Exception as error:
+            failures.note(f"cause {one.name!r}", error, "It was not weighed.")
+    return evidence
+
+
+def shares(scores: Mapping[str, float]) -> dict[str, float]:
+    """The probability of each cause, and of "unknown", from their scores.
+
+    >>> {name: round(share, 2) for name, share in shares({"a": 2.0, "b": 0.0}).items()}
+    {'a': 0.79, 'b': 0.11, 'unknown': 0.11}
+    """
+    highest = max(0.0, *scores.values()) if scores else 0.0
+    powers = {name: math.exp(score - highest) for name, score in scores.items()}
+    powers[UNKNOWN] = math.exp(-highest)
+    total = sum(powers.values())
+    return {name: power / total for name, power in powers.items()}
 
 
 def find_causes(
     findings: Iterable[Finding], history: TrainingHistory, *, failures: Failures | None = None
 ) -> list[Finding]:
-    """The root causes of `findings`, the surest first, each with the findings it explains as its `symptoms`.
+    """The root causes of `findings`, the most severe and surest first, each with its findings as its `symptoms`.
 
-    A finding is a symptom of one cause at most. Findings of severity "info" alone make no cause. A cause that raises
-    is left out, and logged to the logger `fastguard`.
+    A finding is a symptom of one cause at most. Findings of severity "info" alone make no cause. Where something
+    critical is left that no cause explains, or no cause was found for a warning, the last one is "unknown". A cause
+    that raises is left out, and logged to the logger `fastguard`.
 
     Args:
         findings: what `diagnose` gave.
@@ -79,31 +146,56 @@ def find_causes(
     Cost: 50 us.
     """
     found = {finding.rule: finding for finding in findings}
-    weighed = []
-    failures = Failures() if failures is None else failures
-    for one in CAUSES.values():
-        try:
-            confidence, reasons = one.weigh(found, history)
-        except Exception as error:
-            failures.note(f"cause {one.name!r}", error, "It was not weighed.")
-            continue
-        if confidence >= _LEAST and any(finding.severity != "info" for _, finding in reasons):
-            weighed.append((min(confidence, 1.0), one, reasons))
-    weighed.sort(key=lambda entry: -entry[0])
-    causes: list[Finding] = []
-    explained: set[str] = set()
-    for confidence, one, reasons in weighed:
-        if all(finding.rule in explained for _, finding in reasons):
-            continue
-        mine = [
-            f for name, f in found.items() if name not in explained and (name in one.reasons or name in one.explains)
-        ]
-        explained |= {*one.reasons, *one.explains}
-        causes.append(_as_finding(one, confidence, [finding for _, finding in reasons], mine))
-    return causes
+    evidence = evidence_for(found.values(), history, failures=failures)
+    told: list[Finding] = []
+    rivals: dict[str, dict[str, float]] = {}  # of each cause that is told, the scores when it was chosen
+    while evidence:
+        scores = {name: CAUSES[name].score(signs) for name, signs in evidence.items()}
+        confidence = shares(scores)
+        best = max(evidence, key=lambda name: (confidence[name], name))
+        if confidence[best] < max(_LEAST, confidence[UNKNOWN]):
+            break
+        one, signs = CAUSES[best], evidence.pop(best)
+        mine = _symptoms(one, signs, found)
+        if any(finding.severity != "info" for finding in mine):
+            told.append(_as_finding(one, confidence[best], signs, found, mine))
+            rivals[best] = scores
+            found = {name: finding for name, finding in found.items() if finding not in mine}
+            evidence = {name: {s: v for s, v in signs.items() if s in found} for name, signs in evidence.items()}
+        evidence = {name: signs for name, signs in evidence.items() if _is_worth_a_cause(signs, found)}
+    told = [dataclasses.replace(one, confidence=_beside_others(one.rule, rivals)) for one in told]
+    told.sort(key=_rank, reverse=True)  # equals stay as surely as they were chosen
+    left = [finding for finding in found.values() if finding.severity != "info"]
+    if left and (not told or any(finding.severity == "critical" for finding in left)):
+        told.append(_unknown(left, told))
+    return told
 
 
-def _as_finding(one: Cause, confidence: float, reasons: list[Finding], symptoms: list[Finding]) -> Finding:
+def _beside_others(name: str, rivals: Mapping[str, Mapping[str, float]]) -> float:
+    """The share of a cause when those that are told of other findings no longer stand against it."""
+    return shares({other: score for other, score in rivals[name].items() if other == name or other not in rivals})[name]
+
+
+def _rank(one: Finding) -> int:
+    """The severity, where the cause is likelier than not by some way; a doubtful one comes after what is sure."""
+    return SEVERITIES.index(one.severity) if one.confidence >= _LIKELY else 0
+
+
+def _is_worth_a_cause(signs: Mapping[str, float], found: Mapping[str, Finding]) -> bool:
+    return any(name in found and found[name].severity != "info" for name in signs)
+
+
+def _symptoms(one: Cause, signs: Mapping[str, float], found: Mapping[str, Finding]) -> list[Finding]:
+    """What it explains of `found`: nothing that is more severe than the worst that speaks for it."""
+    worst = max(SEVERITIES.index(found[name].severity) for name in signs)
+    mine = [finding for name, finding in found.items() if name in one.reasons or name in one.explains]
+    return [finding for finding in mine if finding.rule in signs or SEVERITIES.index(finding.severity) <= worst]
+
+
+def _as_finding(
+    one: Cause, confidence: float, signs: Mapping[str, float], found: Mapping[str, Finding], symptoms: list[Finding]
+) -> Finding:
+    reasons = [found[name] for name in sorted(signs, key=lambda name: -signs[name])]
     order = {finding.rule: place for place, finding in enumerate(reasons)}
     symptoms = sorted(symptoms, key=lambda f: order.get(f.rule, len(order)))
     ends = [f.last_step for f in symptoms if f.last_step is not None]
@@ -111,7 +203,7 @@ def _as_finding(one: Cause, confidence: float, reasons: list[Finding], symptoms:
         one.summary,
         next((f.first_step for f in reasons if f.first_step is not None), None),
         max(ends, default=None),
-        severity=max((f.severity for f in symptoms or reasons), key=SEVERITIES.index),
+        severity=max((f.severity for f in symptoms), key=SEVERITIES.index),
         layers=next((f.layers for f in reasons if f.layers), ()),
         evidence={"speaks_for_it": [f.rule for f in reasons]},
         confidence=confidence,
@@ -119,6 +211,26 @@ def _as_finding(one: Cause, confidence: float, reasons: list[Finding], symptoms:
         rule=one.name,
         link=f"docs/rules/causes.md#{one.name}",
         symptoms=tuple(symptoms),
+    )
+
+
+def _unknown(left: list[Finding], told: list[Finding]) -> Finding:
+    left = sorted(left, key=lambda finding: finding.weight, reverse=True)
+    steps = [f.first_step for f in left if f.first_step is not None]
+    ends = [f.last_step for f in left if f.last_step is not None]
+    rest = " besides" if told else ""
+    return Finding(
+        f"Something is wrong{rest}, and the evidence does not single out a cause: {listed([f.rule for f in left])}.",
+        min(steps, default=None),
+        max(ends, default=None),
+        severity=left[0].severity,
+        layers=next((f.layers for f in left if f.layers), ()),
+        confidence=0.0,
+        recommendation="Read the findings one by one. Activations (activations=True) and weights (weights=10) under "
+        "guard, or fastguard.preflight before the run, may tell more.",
+        rule=UNKNOWN,
+        link=f"docs/rules/causes.md#{UNKNOWN}",
+        symptoms=tuple(left),
     )
 
 

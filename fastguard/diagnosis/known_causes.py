@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from ..history import TrainingHistory
+from . import needs
 from .causes import cause
 from .finding import Finding
 from .signals import signals_of
 
 Found = Mapping[str, Finding]
-_STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining"
+_STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining loss-at-chance bounded-output"
 _BROKEN = "non-finite-gradients non-finite-loss skip-run non-finite-activations"
 _TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion")
 _ALIVE_STEPS = 30
@@ -24,8 +26,18 @@ def _isolated(finding: Finding, history: TrainingHistory, found: Found) -> float
 
 
 def _going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Skipped steps change nothing, so what is bad at every step since is in the weights, unless those are known."""
-    return 0.6 if history.skip_run >= 3 and not history.num_scaled and not _weights_are_fine(history) else 0.0
+    """Skipped steps change nothing, so what is bad at every step since is in the weights, unless those are known.
+
+    A run that was never finite began with weights that are.
+    """
+    return (
+        0.6
+        if history.num_clean >= 3
+        and history.skip_run >= 3
+        and not history.num_scaled
+        and not _weights_are_fine(history)
+        else 0.0
+    )
 
 
 def _overflowed(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -37,6 +49,14 @@ def _overflowed(finding: Finding, history: TrainingHistory, found: Found) -> flo
         return 0.0
     goes_on = history.skip_run >= 3 and (_weights_are_fine(history) or "loss-scale-collapse" in found)
     return 0.9 if finding.evidence["num_infs"] and (finding.evidence["is_origin"] or goes_on) else 0.0
+
+
+def _never_finite(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Finite inputs and weights whose gradients were never finite: the way through the model makes them so large."""
+    losses = [entry.loss for entry in history.recent if entry.loss is not None]
+    is_of_loss = not losses or not all(map(math.isfinite, losses))
+    has_fine_start = "batch-not-finite" not in found and not history.weights.bad
+    return 0.7 if history.num_clean < 3 and has_fine_start and is_of_loss else 0.0
 
 
 def _weights_are_fine(history: TrainingHistory) -> bool:
@@ -86,6 +106,66 @@ def _steps(finding: Finding, history: TrainingHistory, found: Found) -> float:
     return 0.93 if shrinking is None or _decays(shrinking, history, found) < 0.9 else 0.5
 
 
+def _unless_clipped(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Steps that are too small, unless clipping makes them so."""
+    clipped = found.get("clip-rate-high")
+    return 0.25 if clipped is not None and clipped.evidence["median_coef"] < 0.05 else 0.85
+
+
+def _is_low(finding: Finding) -> bool:
+    return finding.evidence["largest"] < finding.evidence["threshold_low"]
+
+
+def _after_growth(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """NaN at the end of a loss or a norm that had run away: steps overshot until numbers ended."""
+    losses, norms = history.loss_trend, history.norm_trend
+    has_risen = losses.count >= 3 and losses.first > 0.0 and losses.mean > 3.0 * losses.first
+    has_grown = norms.count >= 3 and norms.mean - norms.first > 4.6  # a hundredfold
+    return 0.75 if has_risen or has_grown else 0.0
+
+
+def _if_nothing_carries_over(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """The training loss falls somewhat, the validation loss never: the samples are learnt, not what they share."""
+    known = [v.val_loss for v in history.validations if math.isfinite(v.val_loss)]
+    first, gained = history.loss_trend.first, signals_of(history).progress
+    if len(known) < 3 or not gained > 0.03 or min(known) < 0.97 * first:
+        return 0.0
+    return _if_steps_are_sound(finding, history, found)
+
+
+def _if_steps_are_sound(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Weights that move as they should and learn nothing: the targets do not follow from the inputs."""
+    odd = ("steps-too-large", "steps-too-small", "learning-rate-unusual", "vanishing-layers", "same-output-for-all",
+           "zero-gradient-tensors", "update-ratio-high", "update-ratio-low", "vanishing-norm")  # fmt: skip
+    return 0.2 if any(name in found and found[name].severity != "info" for name in odd) else 0.6
+
+
+def _unless_scaled(weight: float) -> Callable[[Finding, TrainingHistory, Found], float]:
+    """`weight`, unless inputs or targets are so large that any usual rate overshoots, or come one class at a time."""
+
+    def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
+        others = ("input-scale", "target-scale", "sorted-targets")
+        is_scaled = any(name in found and found[name].severity != "info" for name in others)
+        return (0.4 if is_scaled else 1.0) * weight
+
+    return weigh
+
+
+def _has_tiny_batches(history: TrainingHistory, found: Found) -> bool:
+    """Batches of a few samples, whose noise throws the loss about without a bad one."""
+    return "tiny-batches" in found
+
+
+def _is_rising_still(history: TrainingHistory, found: Found) -> bool:
+    """A learning rate that only ever rose: the schedule is wrong, whatever its size."""
+    return "learning-rate-still-rising" in found
+
+
+def _never_had_a_gradient(history: TrainingHistory, found: Found) -> bool:
+    """Not one gradient in the whole run: units die in training."""
+    return "no-gradient" in found
+
+
 def _without_clipping(finding: Finding, history: TrainingHistory, found: Found) -> float:
     return 0.6 if not history.num_clipped else 0.3
 
@@ -95,7 +175,12 @@ def _many_spikes(finding: Finding, history: TrainingHistory, found: Found) -> fl
 
 
 def _few_spikes(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    return _of_itself(0.4 if finding.evidence["num_spikes"] <= 3 else 0.2)(finding, history, found)
+    return _of_itself(_few(finding, 0.4))(finding, history, found)
+
+
+def _few(finding: Finding, weight: float) -> float:
+    """One bad batch is bad once, or a few times; what comes back again and again is of the run, not of a batch."""
+    return weight if finding.evidence["num_spikes"] <= 2 else 0.2 * weight
 
 
 cause(
@@ -111,6 +196,7 @@ cause(
     "Use bfloat16, or keep that layer in float32; look why its weights or inputs are so large.",
     {"non-finite-activations": _overflowed, "loss-scale-collapse": 0.8},
     _BROKEN,
+    needs=[needs.half_precision],
 )
 cause(
     "half-precision-underflow",
@@ -118,6 +204,7 @@ cause(
     "Use a GradScaler, or bfloat16.",
     {"half-precision-underflow": 0.9},
     "zero-gradients zero-gradient-tensors vanishing-norm " + _STANDSTILL,
+    needs=[needs.half_precision],
 )
 cause(
     "bad-batch",
@@ -127,10 +214,12 @@ cause(
         "non-finite-loss": _isolated,
         "non-finite-gradients": _isolated,
         "non-finite-activations": _from_input,
-        "loss-spike": _of_itself(0.6),
+        "loss-spike": lambda finding, history, found: _few(finding, 0.6) * _of_itself(1.0)(finding, history, found),
+        "batch-not-finite": 0.95,
         "norm-spike": _few_spikes,
     },
     "spiky-loss",
+    contradicted=_has_tiny_batches,
 )
 cause(
     "recurring-bad-batch",
@@ -146,8 +235,12 @@ cause(
     {
         "learning-rate-jump": 0.99,
         "update-ratio-high": _steps,
-        "no-warm-up": 0.6,
-        "loss-explosion": 0.6,
+        "steps-too-large": 0.85,
+        "learning-rate-unusual": lambda finding, history, found: 0.9 if finding.evidence["is_high"] else 0.0,
+        "non-finite-loss": _after_growth,
+        "non-finite-gradients": _after_growth,
+        "no-warm-up": _unless_scaled(0.6),
+        "loss-explosion": _unless_scaled(0.6),
         "loss-divergence": 0.5,
         "loss-oscillation": 0.5,
         "growing-norm": 0.4,
@@ -155,13 +248,19 @@ cause(
     },
     f"{_DEAD} {_STANDSTILL} {_BROKEN} norm-spike loss-spike spiky-loss periodic-loss-spikes clip-rate-high "
     "saturated-units overfitting training-above-validation layer-norm-imbalance learning-rate-out-of-bounds "
-    "attention-collapse vanishing-layers shrinking-weights",
+    "attention-collapse vanishing-layers shrinking-weights steps-too-large learning-rate-unusual",
+    contradicted=_is_rising_still,
 )
 cause(
     "learning-rate-too-low",
     "The learning rate is too low: the weights hardly move.",
     "Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one.",
-    {"update-ratio-low": 0.85, "learning-rate-out-of-bounds": 0.5},
+    {
+        "update-ratio-low": _unless_clipped,
+        "learning-rate-out-of-bounds": lambda finding, history, found: 0.5 if _is_low(finding) else 0.0,
+        "steps-too-small": _unless_clipped,
+        "learning-rate-unusual": lambda finding, history, found: 0.0 if finding.evidence["is_high"] else 0.9,
+    },
     _STANDSTILL,
 )
 cause(
@@ -170,6 +269,7 @@ cause(
     "Call scheduler.step() after each optimizer.step().",
     {"scheduler-not-stepping": 0.98},
     f"update-ratio-low {_STANDSTILL}",
+    needs=[needs.scheduler],
 )
 cause(
     "exploding-gradients",
@@ -181,15 +281,18 @@ cause(
         "norm-spike": _many_spikes,
         "layer-norm-imbalance": 0.5,
         "loss-explosion": 0.3,
+        "non-finite-gradients": _never_finite,
+        "skip-run": _never_finite,
     },
-    "loss-spike spiky-loss clip-rate-high loss-oscillation",
+    "loss-spike spiky-loss clip-rate-high loss-oscillation non-finite-loss non-finite-activations",
 )
 cause(
     "gradients-too-large-to-clip",
     "Nearly every step is clipped to a small part of itself: the clip threshold sets the step, not the gradient.",
     "Raise max_norm towards the usual norm; or look why gradients are that large: a sum instead of a mean in the loss, "
     "unscaled accumulation, an initialisation that is too large.",
-    {"clip-rate-high": 0.5},
+    {"clip-rate-high": 0.72},
+    needs=[needs.clipping, needs.steps_of_the_gradients_size],
 )
 cause(
     "unscaled-accumulation",
@@ -197,6 +300,7 @@ cause(
     "Divide each micro-batch's loss by the number of micro-batches before backward().",
     {"unscaled-accumulation": 0.95, "norm-jump": 0.3},
     "clip-rate-high overfitting",
+    needs=[needs.several_passes],
 )
 cause(
     "vanishing-gradients",
@@ -224,19 +328,22 @@ cause(
         "zero-gradients": _of_itself(0.5),
     },
     f"loss-divergence vanishing-norm vanishing-layers loss-spike norm-spike unchanged-weights {_STANDSTILL}",
+    needs=[needs.rectifiers],
+    contradicted=_never_had_a_gradient,
 )
 cause(
     "saturated-units",
     "Units stuck at the ends of their range let hardly any gradient through.",
     "Initialise the layer before them smaller, normalise, or lower the learning rate.",
-    {"saturated-units": 0.8},
+    {"saturated-units": lambda finding, history, found: 0.3 if "input-scale" in found else 0.8},
     f"vanishing-norm {_STANDSTILL}",
+    needs=[needs.bounded_units],
 )
 cause(
     "parameters-missing-from-optimizer",
     "Trainable parameters of the model are not in the optimizer.",
     "Make the optimizer after the model is complete, or add them with add_param_group.",
-    {"parameters-not-in-optimizer": 0.99},
+    {"parameters-not-in-optimizer": lambda finding, history, found: 0.0 if finding.severity == "critical" else 0.99},
     f"unchanged-weights overfitting {_STANDSTILL}",
 )
 cause(
@@ -257,9 +364,10 @@ cause(
     "weight-decay-too-high",
     "Weight decay takes more from the weights than learning gives them.",
     "Divide weight_decay by 10 or more, and leave biases and norms out of it.",
-    {"shrinking-weights": _decays},
+    {"shrinking-weights": _decays, "large-weight-decay": 0.9},
     f"update-ratio-high clip-rate-high loss-divergence vanishing-layers layer-norm-imbalance growing-norm {_DEAD} "
     f"{_STANDSTILL}",
+    needs=[needs.decay],
 )
 cause(
     "dropout-too-high",
@@ -267,6 +375,7 @@ cause(
     "Lower it to 0.1 to 0.5.",
     {"dropout-high": 0.95, "training-above-validation": 0.6},
     f"clip-rate-high loss-oscillation spiky-loss {_DEAD} {_STANDSTILL}",
+    needs=[needs.dropout],
 )
 cause(
     "overfitting",
@@ -274,12 +383,18 @@ cause(
     "Stop at the best validation loss; get more data, augment, or regularise.",
     {"overfitting": 0.9},
     "overtraining label-noise loss-plateau norm-spike",
+    needs=[needs.validation],
 )
 cause(
     "wrong-targets",
     "Everything moves as it should and nothing is learnt: inputs and targets do not seem to belong together.",
     "Look at single samples with their targets as the model gets them: shuffled, shifted, or wrongly joined? If they "
     "are right, the task needs more than this model has.",
-    {"label-noise": 0.4, "underfitting": 0.45, "loss-not-decreasing": 0.4},
-    "overtraining loss-plateau",
+    {
+        "label-noise": 0.6,
+        "loss-at-chance": _if_steps_are_sound,
+        "underfitting": _if_nothing_carries_over,
+        "loss-not-decreasing": _if_nothing_carries_over,
+    },
+    f"overfitting {_STANDSTILL}",
 )

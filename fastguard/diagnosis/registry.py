@@ -10,6 +10,7 @@ from typing import Any
 
 from ..history import TrainingHistory
 from ..stats.failures import Failures
+from . import needs
 from .finding import SEVERITIES, Finding, Severity
 
 RULES: dict[str, Rule] = {}
@@ -27,6 +28,8 @@ class Rule:
         source: where definition and thresholds come from.
         remedy: what to do, unless a finding says better.
         thresholds: its defaults, by name; a call takes others as keyword arguments.
+        needs_descent: whether it takes the loss for something that is to come down towards zero; it then says nothing
+            of games and rewards, nor where a loss was below zero.
     """
 
     name: str
@@ -36,9 +39,12 @@ class Rule:
     remedy: str
     thresholds: Mapping[str, float]
     check: Callable[..., Finding | None]
+    needs_descent: bool = False
 
     def __call__(self, history: TrainingHistory, **thresholds: float) -> Finding | None:
         self.check_thresholds(thresholds)
+        if self.needs_descent and needs.descent(history) is False:
+            return None
         finding = self.check(history, **thresholds)
         if finding is None:
             return None
@@ -67,13 +73,19 @@ class Rule:
 
 
 def rule(
-    name: str, *, severity: Severity = "warning", reads: str = "", source: str = "", remedy: str = ""
+    name: str,
+    *,
+    severity: Severity = "warning",
+    reads: str = "",
+    source: str = "",
+    remedy: str = "",
+    needs_descent: bool = False,
 ) -> Callable[[Callable[..., Finding | None]], Rule]:
     """Registers a function of a `TrainingHistory` as a rule; its keyword-only arguments are the thresholds.
 
     Args:
         name: must be new, unless the same function is defined again (as when a notebook cell is run twice).
-        severity, reads, source, remedy: as in `Rule`.
+        severity, reads, source, remedy, needs_descent: as in `Rule`.
 
     Raises:
         ValueError: if another function has that name, the severity is unknown, or a threshold has no default.
@@ -90,7 +102,8 @@ def rule(
         raise ValueError(f"`severity` must be one of {list(SEVERITIES)}, got {severity!r} - at rule {name!r}")
 
     def register(check: Callable[..., Finding | None]) -> Rule:
-        made = make_rule(check, name, severity=severity, reads=reads, source=source, remedy=remedy)
+        texts = {"reads": reads, "source": source, "remedy": remedy}
+        made = make_rule(check, name, severity=severity, **texts, needs_descent=needs_descent)
         known = RULES.get(name)
         if known is not None and _identity(known.check) != _identity(check):
             raise ValueError(f"`name` must be new, got {name!r}, which is a rule already. Choose another name.")
@@ -108,6 +121,7 @@ def make_rule(
     reads: str = "",
     source: str = "",
     remedy: str = "",
+    needs_descent: bool = False,
 ) -> Rule:
     """As `rule`, without registering: a rule to be asked by name only, `diagnose(history, rules=[...])`."""
     thresholds: dict[str, Any] = {}
@@ -117,7 +131,7 @@ def make_rule(
         if argument.default is argument.empty:
             raise ValueError(f"`{argument.name}` must have a default - at rule {name!r}")
         thresholds[argument.name] = argument.default
-    return Rule(name, severity, reads, source, remedy, thresholds, check)
+    return Rule(name, severity, reads, source, remedy, thresholds, check, needs_descent)
 
 
 def _identity(check: Callable[..., Finding | None]) -> tuple[str, str]:

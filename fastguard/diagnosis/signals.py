@@ -110,12 +110,25 @@ class Signals:
         return self.loss_levels[-1] if self.loss_levels else math.nan
 
     @cached_property
+    def chance(self) -> float:
+        """The loss of one who knows nothing of the inputs: ln C of a loss over C classes; 0.0 where not known."""
+        history = self.history
+        kinds = ("cross-entropy", "negative log-likelihood", "log of the output")
+        widths = [batch.output_width for _, batch in history.batches if batch.training]
+        if history.model.loss_kind not in kinds or not widths or widths[0] < 2:
+            return 0.0
+        return math.log(widths[0])
+
+    @cached_property
     def progress(self) -> float:
         """How far the loss has come down at best, as a share of where it began; NaN if not known.
 
-        The best is the least exponential average over the whole run.
+        The best is the least exponential average over the whole run. Of a run that began well below chance, as
+        fine-tuning does, it is the way from there.
         """
         first = self.initial_loss
+        if 0.0 < first < 0.6 * self.chance:
+            first = self.chance
         if not first or math.isnan(first) or not math.isfinite(self.history.loss_trend.best):
             return math.nan
         return (first - self.history.loss_trend.best) / abs(first)

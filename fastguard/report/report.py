@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .._text import listed, prose
-from ..diagnosis import RULES, Finding, Rule, diagnose, find_causes
+from ..diagnosis import RULES, UNKNOWN, Finding, Rule, diagnose, find_causes
 from ..history import TrainingHistory
 from ..stats import strict_json
 from ..stats.failures import Failure, Failures
@@ -145,7 +145,8 @@ def build_report(
     for finding in reversed(found):
         if finding.severity != "info":
             status = finding.severity
-    recommendations = list(dict.fromkeys(one.recommendation for one in (*causes, *found) if one.recommendation))
+    advising = (*(one for one in causes if one.rule != UNKNOWN), *found)
+    recommendations = list(dict.fromkeys(one.recommendation for one in advising if one.recommendation))
     return Report(
         status,
         tuple(found),

@@ -67,6 +67,7 @@ def _period(spikes: list[Spike], tolerance: int, least: int) -> int | None:
     source="our own; networks fit random labels, and only validation shows it (Zhang et al. 2017)",
     remedy="The model learns the training targets by heart and nothing that carries over: look whether labels are "
     "shuffled against inputs, wrong, or from another distribution than the validation set's.",
+    needs_descent=True,
 )
 def label_noise(
     history: TrainingHistory, *, learnt: float = 0.3, carried: float = 0.1, validations: int = 4

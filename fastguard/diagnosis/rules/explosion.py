@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 
 from ...history import Entry, TrainingHistory
 from ...stats.running import quantiles
 from ..finding import Finding, count
+from ..needs import steps_of_the_gradients_size
 from ..registry import rule
 from ..signals import exp, median, signals_of
 
 TITLE = "Gradients too large"
+
+
+def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> bool:
+    """Whether the loss has not kept what it had gained, or jumped near one of `steps`; True where there is none."""
+    trend = history.loss_trend
+    if trend.count < 20:
+        return True
+    gained = trend.first - trend.best
+    if not gained > 0.1 * abs(trend.first) or trend.mean > trend.best + 0.25 * gained:
+        return True
+    near = {step + away for step in steps for away in (-1, 0, 1, 2, 3)}
+    return any(spike.first_step in near for spike in trend.spikes)
 
 
 @rule(
@@ -22,23 +36,31 @@ TITLE = "Gradients too large"
     "max_norm towards the usual norm, or lower the learning rate.",
 )
 def clip_rate_high(
-    history: TrainingHistory, *, rate: float = 0.9, min_steps: int = 50, max_steps: int = 200, coef_low: float = 0.15
+    history: TrainingHistory,
+    *,
+    rate: float = 0.9,
+    min_steps: int = 50,
+    max_steps: int = 200,
+    coef_low: float = 0.15,
+    learnt: float = 0.5,
 ) -> Finding | None:
     """More than `rate` of the newest `max_steps` (at least `min_steps`) clean steps were clipped by more than 0.1 %.
 
-    Info, as noisy small batches live with it; a warning where the median step is scaled by less than `coef_low`.
+    Info, as noisy small batches live with it; a warning where the median step is scaled by less than `coef_low`, unless
+    a share `learnt` of the first loss has been gained, or the optimizer divides by the size of the gradient anyway.
     """
     newest = list(history.clean)[-max_steps:]
     num_clipped = sum(entry.clip_coef < 0.999 for entry in newest)
     if len(newest) < min_steps or num_clipped <= rate * len(newest):
         return None
+    is_felt = _is_felt(history) and not signals_of(history).progress > learnt
     middle, norm = (quantiles(values, (0.5,))[0] for values in zip(*((e.clip_coef, e.norm) for e in newest)))
     return Finding(
         f"{num_clipped} of the last {len(newest)} steps were clipped; the median norm is {norm:.3g} and the median "
         f"step was scaled by {middle:.3g}.",
         newest[0].step,
         newest[-1].step,
-        severity="warning" if middle < coef_low else "info",
+        severity="warning" if middle < coef_low and is_felt else "info",
         evidence={
             "clip_rate": num_clipped / len(newest),
             "threshold": rate,
@@ -47,6 +69,16 @@ def clip_rate_high(
         },
         confidence=0.9,
     )
+
+
+def _is_felt(history: TrainingHistory) -> bool:
+    """Whether clipping sets the size of the steps: nothing is known of the optimizer, or its steps are the gradient's.
+
+    Or clipping leaves next to nothing, which Adam's eps outweighs.
+    """
+    coefficients = [entry.clip_coef for entry in list(history.clean)[-64:]]
+    leaves_nothing = bool(coefficients) and median(coefficients) < 1e-5
+    return not history.model.optimizer_settings or bool(steps_of_the_gradients_size(history)) or leaves_nothing
 
 
 @rule(
@@ -63,7 +95,7 @@ def norm_spike(
     """A norm far above those before it: robust z of its logarithm above `z`, and `ratio` times their median.
 
     Each is compared with the `baseline` clean steps before it (at least `min_steps`): norms that fall as training
-    begins are no spikes.
+    begins are no spikes. Info where the loss keeps what it has gained and did not jump with them.
     """
     steps = [entry for entry in history.clean if entry.norm > 0.0]
     if len(steps) <= min_steps:
@@ -91,6 +123,7 @@ def norm_spike(
         f"{worst.norm:.3g} at step {worst.step}, {times:.0f} times the median before it.",
         spikes[0][3].step,
         spikes[-1][3].step,
+        severity="warning" if is_felt_by_the_loss(history, [spike[3].step for spike in spikes]) else "info",
         evidence={
             "norm": worst.norm,
             "median": median,
@@ -152,6 +185,7 @@ def already_clipped(history: TrainingHistory, *, run: int = 10, change: float = 
     source="our own, relative to the run; Megatron-LM calls 10 times the largest of the first 100 unexpectedly large",
     remedy="Lower the learning rate, add warm-up, and clip (max_norm at a few times the usual norm) before the loss "
     "follows the norm.",
+    needs_descent=True,
 )
 def growing_norm(
     history: TrainingHistory, *, ratio: float = 10.0, ratio_alone: float = 100.0, min_steps: int = 100
@@ -191,6 +225,7 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
     """Norms jumped to at least `ratio` times their average within one step and stayed there for `run` steps or more.
 
     Of the newest `back` steps. Silent where the loss falls by a fifth in the 60 steps from there: learning has set in.
+    Info where the loss keeps what it has gained.
     """
     newest = history.clean[-1].step if history.clean else 0
     for spike in reversed(history.norm_trend.spikes):
@@ -205,6 +240,7 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
                 "and stayed there.",
                 spike.first_step,
                 spike.last_step,
+                severity="warning" if is_felt_by_the_loss(history) else "info",
                 evidence={"before": usual, "after": median(after), "threshold_ratio": ratio},
                 confidence=0.85,
             )
@@ -231,7 +267,8 @@ def layer_norm_imbalance(
 ) -> Finding | None:
     """One tensor's gradient has grown `ratio` times more than the median tensor's has since the run began.
 
-    With at least `min_tensors` tensors that have `min_samples` samples each.
+    With at least `min_tensors` tensors that have `min_samples` samples each. Info where the loss keeps what it has
+    gained.
     """
     tracks = [(name, t) for name, t in history.tensors.items() if t.num_samples >= min_samples and t.norm > 0.0]
     if len(tracks) < min_tensors:
@@ -251,6 +288,7 @@ def layer_norm_imbalance(
         track.first_step,
         track.last_step,
         layers=(name,),
+        severity="warning" if is_felt_by_the_loss(history) else "info",
         evidence={"relative_growth": times, "norm": track.norm, "threshold": ratio},
         confidence=0.7,
     )

@@ -7,6 +7,7 @@ import math
 from ...history import TrainingHistory
 from ...stats.running import quantiles
 from ..finding import Finding
+from ..needs import floor_at_zero
 from ..registry import rule
 from ..signals import median, noise, signals_of
 
@@ -19,11 +20,14 @@ TITLE = "Loss"
     reads="losses of the clean steps in the window, against the run's first ten",
     source="KillLossSpike's factor of 2 over a mean and its run of spikes, taken relative to where the run began",
     remedy="Divide the learning rate by 10, or warm it up, and clip the gradients (max_norm=1.0).",
+    needs_descent=True,
 )
 def loss_explosion(
     history: TrainingHistory, *, ratio: float = 3.0, run: int = 3, peak: float = 30.0, peak_ratio: float = 1.5
 ) -> Finding | None:
     """At least `run` losses in a row above `ratio` times the first, or one above `peak` and the next `peak_ratio`."""
+    if any(settings.get("kind") == "LBFGS" for settings in history.model.optimizer_settings):
+        return None  # whose line search looks far out
     s = signals_of(history)
     first = s.initial_loss
     if not first > 0.0 or not s.losses or max(s.losses) <= ratio * first:
@@ -56,6 +60,7 @@ def loss_explosion(
     reads="the newest losses against where the run began and its best average",
     source="our own: what the run has gained, and how much of it is lost again",
     remedy="Go back to a checkpoint from before the loss turned, and lower the learning rate (by half to a tenth).",
+    needs_descent=True,
 )
 def loss_divergence(
     history: TrainingHistory, *, lost: float = 0.5, min_progress: float = 0.1, z: float = 6.0
@@ -96,6 +101,7 @@ def loss_divergence(
     source="SkipStep's z-score (mean + 6 sigma, OLMo), held against where the run began",
     remedy="Look at the batch of that step: its inputs, targets and scale. If spikes come back elsewhere, clip, and "
     "lower the learning rate or Adam's beta2.",
+    needs_descent=True,
 )
 def loss_spike(
     history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0, norm_ratio: float = 8.0, max_run: int = 4
@@ -138,6 +144,7 @@ def _norm_spikes(history: TrainingHistory, ratio: float) -> set[int]:
     reads="spikes of the loss over the whole run",
     source="SkipStep's z-score (mean + 6 sigma, OLMo), counted",
     remedy="Small or uneven batches make a loss spiky; larger ones, or accumulation, calm it. It need not be wrong.",
+    needs_descent=True,
 )
 def spiky_loss(history: TrainingHistory, *, num_spikes: int = 8, steps: int = 1000) -> Finding | None:
     """At least `num_spikes` spikes of 6 standard deviations within the newest `steps` steps."""
@@ -160,6 +167,7 @@ def spiky_loss(history: TrainingHistory, *, num_spikes: int = 8, steps: int = 10
     reads="the loss from step to step, lately and at its calmest",
     source="our own, relative to the run; the toolkit calls a spread of 10 over 10 steps unstable",
     remedy="Steps overshoot: lower the learning rate (by half to a tenth), or take larger batches.",
+    needs_descent=True,
 )
 def loss_oscillation(
     history: TrainingHistory, *, ratio: float = 4.0, share: float = 0.1, min_steps: int = 120
@@ -197,6 +205,7 @@ def loss_oscillation(
     source="SageMaker Debugger LossNotDecreasing (10 steps), over averages, so that noise does not decide",
     remedy="The model does not learn: look at the update ratio and the learning rate first, then at frozen, dead or "
     "vanishing layers, then at whether inputs and targets belong together.",
+    needs_descent=True,
 )
 def loss_not_decreasing(
     history: TrainingHistory, *, progress: float = 0.02, z: float = 1.0, min_steps: int = 100
@@ -230,11 +239,12 @@ def loss_not_decreasing(
     source="our own: a standstill early in a run, far from where losses end that are learnt",
     remedy="The loss stopped falling early and high: look for dead units, too much dropout or weight decay, a learning "
     "rate too high or too low, or targets that do not follow from the inputs. A larger model comes last.",
+    needs_descent=True,
 )
 def underfitting(
     history: TrainingHistory,
     *,
-    progress: float = 0.6,
+    progress: float = 0.15,
     min_steps: int = 120,
     flat: float = 0.03,
     flat_both: float = 0.06,
@@ -244,11 +254,12 @@ def underfitting(
 
     High: less than a share `progress` of the first losses has been gained. Surely: the line through the losses, plus
     two standard errors. Less than `flat_both` will do where at least `validations` validation losses of these steps
-    have fallen by less than `flat`. From `min_steps` steps on, within the window, up to a decay to a third.
+    have fallen by less than `flat`. From `min_steps` steps on, within the window, up to a decay to a third. Silent
+    where the loss is known to be none that ends at zero, as a density is.
     """
     s = signals_of(history)
     trend = history.loss_trend
-    if history.num_clean > history.window or trend.first <= 0.0:
+    if history.num_clean > history.window or trend.first <= 0.0 or floor_at_zero(history) is False:
         return None
     losses = [loss for e, loss in zip(s.loss_entries, s.losses) if e.lr is None or 3.0 * e.lr >= history.lrs.max]
     if not 0.0 <= s.progress < progress or s.is_lr_rising or len(losses) < min_steps:
@@ -294,6 +305,7 @@ def _fall(values: list[float]) -> tuple[float, float]:
     reads="the newest 50 losses",
     source="the toolkit's LOSS_PLATEAU (spread below 0.1 % of the mean over 50 steps)",
     remedy="If the loss is not good enough yet, raise the learning rate or change its schedule; if it is, stop.",
+    needs_descent=True,
 )
 def loss_plateau(
     history: TrainingHistory, *, spread: float = 0.001, steps: int = 50, min_steps: int = 100

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ...history import TrainingHistory
 from ..finding import Finding
+from ..needs import dropout
 from ..registry import rule
 from ..signals import median, signals_of
 
@@ -20,6 +21,7 @@ TITLE = "Loss"
     "validation so far",
     remedy="Stop at the best validation loss, or go back to it. More data, augmentation, dropout or weight decay help "
     "next time.",
+    needs_descent=True,
 )
 def overfitting(
     history: TrainingHistory, *, ratio: float = 1.2, share: float = 0.08, gap: float = 0.1, validations: int = 5
@@ -63,6 +65,7 @@ def overfitting(
     reads="validation losses",
     source="SageMaker Debugger Overtraining (patience of 10 validations)",
     remedy="Nothing has been gained on the validation set for a while: stop here, or lower the learning rate.",
+    needs_descent=True,
 )
 def overtraining(history: TrainingHistory, *, patience: int = 10) -> Finding | None:
     """No validation loss below the best for `patience` validations."""
@@ -88,14 +91,16 @@ def overtraining(history: TrainingHistory, *, patience: int = 10) -> Finding | N
     source="our own: what acts on training alone (dropout, augmentation, decay of the labels) makes the difference",
     remedy="Training is made much harder than validation: lower dropout or augmentation. If there is neither, look "
     "whether the two losses are summed and averaged alike.",
+    needs_descent=True,
 )
 def training_above_validation(
-    history: TrainingHistory, *, ratio: float = 1.12, validations: int = 3, high: float = 0.3
+    history: TrainingHistory, *, ratio: float = 1.12, validations: int = 3, high: float = 0.3, strong: float = 0.7
 ) -> Finding | None:
     """In `validations` in a row the training loss after a validation is `ratio` times the validation loss, and high.
 
     The training loss of the steps until the next validation counts, so that a loss that falls quickly is silent. High:
-    above a share `high` of the first losses.
+    above a share `high` of the first losses. Info where the model is known to drop less than a share `strong`
+    anywhere: a loss may be smoothed, or summed, in training alone.
     """
     s = signals_of(history)
     known = list(history.validations)[-validations - 1 :]
@@ -109,10 +114,13 @@ def training_above_validation(
         ratios.append(median(between) / now.val_loss)
     if min(ratios) <= ratio:
         return None
+    shares = history.model.dropout.values()
+    is_usual = max(shares) < strong if shares else dropout(history) is False
     return Finding(
         f"The training loss is {min(ratios):.3g} to {max(ratios):.3g} times the validation loss.",
         known[0].step,
         known[-1].step,
+        severity="info" if is_usual else "warning",
         evidence={"ratio": min(ratios), "threshold": ratio},
         confidence=0.8,
     )

@@ -72,12 +72,13 @@ def learning_rate_out_of_bounds(
     reads="the first learning rates, losses and norms of the run",
     source="our own; warm-up over the first 5 to 10 % of the steps is the common remedy (Goyal et al. 2017)",
     remedy="Warm the learning rate up over the first hundred steps or 5 % of the run, whichever is more.",
+    needs_descent=True,
 )
 def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, within: int = 60) -> Finding | None:
     """The run began at its full learning rate, and its loss rose above `rise` times its first three for `run` steps in
     a row.
 
-    `within` the first so many steps, and while those are still in the window.
+    `within` the first so many steps, and while those are still in the window. Info once the loss is below its first.
     """
     s = signals_of(history)
     losses, lrs = s.losses[:within], s.lrs
@@ -95,6 +96,7 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
                 f"{max(losses):.4g} in its first {within} steps.",
                 s.loss_entries[i - run + 1].step,
                 s.loss_entries[i].step,
+                severity="info" if s.loss_level < first else "warning",
                 evidence={"first": first, "largest": max(losses), "lr": lrs[0], "threshold_rise": rise},
                 confidence=0.8,
             )

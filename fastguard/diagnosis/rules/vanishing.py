@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ...history import TensorTrack, TrainingHistory
 from ...history.updates import is_bias
@@ -24,7 +25,10 @@ _HALF_STEP = 2.0**-24  # the smallest positive float16
     "a zero-initialised layer after it, or an expert or embedding that this batch did not use leave zeros.",
 )
 def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding | None:
-    """A tensor whose gradient was all zeros at the last step: info, a warning from `share` of all tensors on."""
+    """A tensor whose gradient was all zeros at the last step: info, a warning from `share` of all tensors on.
+
+    Info, too, where all are and none was within the twenty steps before: a batch whose loss was met.
+    """
     record = history.last
     if record is None or not record.is_finite:
         return None
@@ -32,16 +36,21 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding |
     if not tensors.total_row()[INDEX["num_zeros"]] or not len(tensors):
         return None
     columns = zip(tensors.column("num_zeros"), tensors.column("numel"))
+    if record.loss is not None and record.loss == 0.0:  # nothing is left to learn from this batch
+        return None
     at = [i for i, (zeros, numel) in enumerate(columns) if zeros == numel > 0]
+    zero = {tensors.names[i] for i in at}
+    at = [i for i in at if not _may_cancel(tensors.names[i], zero, tensors.names)]
     num_zero = len(at)
     if not num_zero:
         return None
+    has_just_moved = num_zero == len(tensors) and any(e.norm > 0.0 for e in list(history.clean)[-20:])
     layers = tuple(tensors.names[i] for i in at[:8])
     return Finding(
         f"{num_zero} of {len(tensors)} tensors had a gradient of zeros only at step {record.step}.",
         record.step,
         record.step,
-        severity="warning" if num_zero >= share * len(tensors) else "info",
+        severity="warning" if num_zero >= share * len(tensors) and not has_just_moved else "info",
         layers=layers,
         evidence={"num_zero_tensors": num_zero, "num_tensors": len(tensors), "threshold": share},
         confidence=0.7,
@@ -56,8 +65,13 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding |
     "large), a detach() or no_grad() may cut them off, or their output is multiplied by zero.",
 )
 def zero_gradient_tensors(history: TrainingHistory, *, samples: int = 3, min_steps: int = 20) -> Finding | None:
-    """Tensors whose gradient was all zeros in `samples` samples in a row, over `min_steps` steps at least."""
+    """Tensors whose gradient was all zeros in `samples` samples in a row, over `min_steps` steps at least.
+
+    Silent where the loss has come down to nothing: a hinge loss that is met has no gradient.
+    """
     tensors = history.tensors
+    if signals_of(history).loss_level <= 1e-3 * history.loss_trend.first:
+        return None
     dead = []
     for name, track in tensors.items():
         since = track.zero_since
@@ -67,6 +81,14 @@ def zero_gradient_tensors(history: TrainingHistory, *, samples: int = 3, min_ste
             dead.append((name, since))
     if not dead:
         return None
+    zero = {name for name, _ in dead}
+    dead = [(name, since) for name, since in dead if not _may_cancel(name, zero, tensors)]
+    if not dead:
+        return None
+    if len(dead) == len(tensors):
+        since = min(since for _, since in dead)
+        if any(entry.norm > 0.0 for entry in history.clean if entry.step >= since):
+            return None  # a loss that many batches meet, not tensors that never learn
     names = [name for name, _ in dead]
     return Finding(
         f"The gradient of {count(len(dead), 'tensor')} of {len(tensors)} has been nothing but zeros since step "
@@ -77,6 +99,13 @@ def zero_gradient_tensors(history: TrainingHistory, *, samples: int = 3, min_ste
         evidence={"num_zero_tensors": len(dead), "num_tensors": len(tensors), "threshold_samples": samples},
         confidence=0.9,
     )
+
+
+def _may_cancel(name: str, zero: set[str], names: Iterable[str]) -> bool:
+    """Whether `name` is a bias whose weight is not all zeros: what pulls one way and the other adds up to nothing."""
+    module = name.rpartition(".")[0]
+    mine = [other for other in names if other.rpartition(".")[0] == module and other != name]
+    return is_bias(name) and any(other not in zero for other in mine)
 
 
 def _to_blame(names: list[str], zero: list[str]) -> tuple[str, ...]:
@@ -102,6 +131,7 @@ def _to_blame(names: list[str], zero: list[str]) -> tuple[str, ...]:
     source="SageMaker Debugger VanishingGradient (mean |g| < 1e-7), taken relative to the run",
     remedy="The gradients died while the loss is still high: look for dead or saturated units, and for a step (a "
     "learning rate too high) after which they fell.",
+    needs_descent=True,
 )
 def vanishing_norm(
     history: TrainingHistory, *, ratio: float = 1e-3, min_steps: int = 50, progress: float = 0.5

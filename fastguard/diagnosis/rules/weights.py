@@ -159,7 +159,10 @@ def _severity_of_share(num: int, total: int, share: float) -> Severity:
     "another optimizer trains them, guard both together: wrap([a, b], model).",
 )
 def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75) -> Finding | None:
-    """Trainable parameters that the optimizer does not have; info if they are more than a `share` of the model's."""
+    """Trainable parameters that the optimizer does not have; info if they are more than a `share` of the model's.
+
+    Critical if it has none of them.
+    """
     names = history.model.not_in_optimizer
     if not names or not history.num_steps:
         return None
@@ -169,7 +172,7 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
         f"{'is' if len(names) == 1 else 'are'} not in the optimizer: {listed(names)}.",
         history.recent[0].step,
         history.recent[-1].step,
-        severity=_severity_of_share(len(names), total, share),
+        severity="critical" if len(names) == total > 1 else _severity_of_share(len(names), total, share),
         layers=tuple(names[:8]),
         evidence={"num_missing": len(names), "num_parameters": total, "threshold_share": share},
         confidence=0.95,
@@ -186,7 +189,8 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
 def frozen_parameters(history: TrainingHistory, *, share: float = 0.5) -> Finding | None:
     """Parameters that cannot learn; a warning unless they are more than a `share` of the model, or its first layers.
 
-    First layers are a run of at least four parameters from the beginning of the model on.
+    First layers are a run of at least four parameters from the beginning of the model on. A warning, too, where the
+    last layer is frozen while earlier ones are not, and less than half of the first loss was gained in 40 steps.
     """
     notes = history.model
     names = [*notes.without_gradient, *notes.zero_lr]
@@ -197,12 +201,14 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5) -> Findin
     while leading < total and notes.names[leading] in frozen:
         leading += 1
     on_purpose = leading == len(frozen) and leading >= 4
+    is_stuck = history.losses.count >= 40 and not signals_of(history).progress >= 0.5
+    ends_frozen = total > 0 and notes.names[-1] in frozen and len(frozen) < total and is_stuck
     return Finding(
         f"{count(len(names), 'parameter')} of {total} cannot learn (frozen, or with a learning rate of 0): "
         f"{listed(names)}.",
         history.recent[0].step,
         history.recent[-1].step,
-        severity="info" if on_purpose else _severity_of_share(len(names), total, share),
+        severity="info" if on_purpose else "warning" if ends_frozen else _severity_of_share(len(names), total, share),
         layers=tuple(names[:8]),
         evidence={"num_frozen": len(names), "num_parameters": total, "threshold_share": share},
         confidence=0.8,
@@ -257,10 +263,21 @@ def poor_initialisation(
 
     A single layer counts as too small below `tiny`: residual branches begin small on purpose. Above `large_all` a
     `share` of the layers is needed. Recurrent weights (weight_hh) count as too large above `recurrent`, where their
-    spectral radius is about 1.5. A spread of exactly zero is left to those who initialise with zeros.
+    spectral radius is about 1.5. A spread of exactly zero counts where more than a `share` of the layers has it, and
+    less than eight tenths of the first loss have been gained.
     """
     if not history.num_steps:
         return None
+    flat = [name for name, (actual, _) in history.model.initialization.items() if actual == 0.0]
+    if len(flat) > share * len(history.model.initialization) and not signals_of(history).progress >= 0.8:
+        return Finding(
+            f"{count(len(flat), 'layer')} began with all weights equal: its units stay alike. {listed(flat)}.",
+            history.recent[0].step,
+            history.recent[-1].step,
+            layers=tuple(flat[:8]),
+            evidence={"num_layers": len(flat), "ratio": 0.0, "threshold": share},
+            confidence=0.95,
+        )
     ratios = {n: actual / expected for n, (actual, expected) in history.model.initialization.items() if actual > 0.0}
     all_large = sum(r > large_all for r in ratios.values()) >= share * max(len(ratios), 1)
     limits = {n: recurrent if "weight_hh" in n else large_all if all_large else large for n in ratios}

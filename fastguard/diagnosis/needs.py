@@ -1,0 +1,174 @@
+"""Facts that causes need: True, False, or None where nobody told.
+
+Of modules, what is not there was perhaps called as a function (`F.relu`), so that most of these are False only where
+the model's own modules show that something else stands in its place.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..history import TrainingHistory
+
+_RELUS = frozenset(
+    [
+        "ReLU",
+        "ReLU6",
+        "LeakyReLU",
+        "PReLU",
+        "RReLU",
+        "ELU",
+        "SELU",
+        "CELU",
+        "GELU",
+        "SiLU",
+        "Mish",
+        "Softplus",
+        "GLU",
+        "Hardswish",
+        "Hardtanh",
+        "Threshold",
+    ]
+)
+_BOUNDED = frozenset(
+    [
+        "Tanh",
+        "Sigmoid",
+        "Hardsigmoid",
+        "Hardtanh",
+        "Softsign",
+        "LogSigmoid",
+        "Softmax",
+        "LSTM",
+        "GRU",
+        "RNN",
+        "LSTMCell",
+        "GRUCell",
+    ]
+)
+_NORMS = frozenset(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LazyBatchNorm1d", "LazyBatchNorm2d"))
+_DROPOUTS = frozenset(("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"))
+_SCALE_FREE = frozenset(
+    [
+        "Adam",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "Adamax",
+        "Adagrad",
+        "RMSprop",
+        "Rprop",
+        "Adadelta",
+        "Adafactor",
+        "Lion",
+        "Muon",
+        "SignSGD",
+        "SOAP",
+        "LAMB",
+    ]
+)
+_SCALED = frozenset(("SGD", "ASGD"))
+_ZERO_FLOORED = ("NllLoss", "Mse", "L1Loss", "SmoothL1", "Huber", "BinaryCrossEntropy", "Ctc")
+_FEW = 3  # parameters, which a loss may have of its own
+_HALF = ("float16", "bfloat16", "float8")
+
+
+def _any_of(history: TrainingHistory, kinds: frozenset[str]) -> bool | None:
+    known = history.model.module_kinds
+    return None if not known else any(kind in kinds for kind in known)
+
+
+def half_precision(history: TrainingHistory) -> bool | None:
+    """A float16 or bfloat16 parameter, autocast, or a loss scale."""
+    notes = history.model
+    if history.num_scaled or notes.has_scaler or notes.autocast.startswith(_HALF):
+        return True
+    if not notes.dtypes:
+        return None
+    return any(dtype.startswith(_HALF) for dtype in notes.dtypes)
+
+
+def rectifiers(history: TrainingHistory) -> bool | None:
+    """Units that can die: ReLUs and their kin; False where there are activations of other kinds only."""
+    found = _any_of(history, _RELUS)
+    return None if found is False and not _any_of(history, _BOUNDED) else found
+
+
+def bounded_units(history: TrainingHistory) -> bool | None:
+    """Units with ends to be stuck at: tanh, sigmoid, gates; False where there are activations of other kinds only."""
+    found = _any_of(history, _BOUNDED)
+    return None if found is False and not _any_of(history, _RELUS) else found
+
+
+def dropout(history: TrainingHistory) -> bool | None:
+    """A dropout module that drops something."""
+    if history.model.dropout:
+        return any(share > 0.0 for share in history.model.dropout.values())
+    return _any_of(history, _DROPOUTS) or (None if not history.model.names else False)
+
+
+def batch_statistics(history: TrainingHistory) -> bool | None:
+    """A BatchNorm."""
+    return _any_of(history, _NORMS)
+
+
+def clipping(history: TrainingHistory) -> bool | None:
+    """The guard clips."""
+    return True if history.num_clipped else history.model.clip_limit is not None
+
+
+def scheduler(history: TrainingHistory) -> bool | None:
+    """A scheduler was made."""
+    return history.model.has_scheduler
+
+
+def several_passes(history: TrainingHistory) -> bool | None:
+    """Several backward passes a step."""
+    passes = history.model.backward_per_step
+    return None if passes is None else passes > 1
+
+
+def steps_of_the_gradients_size(history: TrainingHistory) -> bool | None:
+    """An optimizer whose step is as large as the gradient (SGD), so that clipping sets the size of the step."""
+    kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
+    if kinds & _SCALED:
+        return True
+    return False if kinds and kinds <= _SCALE_FREE else None
+
+
+def descent(history: TrainingHistory) -> bool | None:
+    """The loss is to come down towards zero: told so, or neither told otherwise nor ever below zero."""
+    if history.model.objective in ("game", "reward"):
+        return False
+    if history.model.objective == "minimise":
+        return True
+    if (history.model.num_foreign_parameters or 0) >= _FEW:  # those of another network are in the loss, as in a game
+        return False
+    return None if not history.losses.count or history.losses.min >= 0.0 else False
+
+
+def decay(history: TrainingHistory) -> bool | None:
+    """Weight decay."""
+    settings = history.model.optimizer_settings
+    if any(_positive(group.get("weight_decay")) for group in settings) or history.model.decay_per_step:
+        return True
+    return False if settings and all("weight_decay" in group for group in settings) else None
+
+
+def validation(history: TrainingHistory) -> bool | None:
+    """Validation losses."""
+    return bool(history.validations)
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value > 0.0
+
+
+def floor_at_zero(history: TrainingHistory) -> bool | None:
+    """A loss that is zero where all is learnt: a cross-entropy, a squared or absolute error; False for others."""
+    notes = history.model
+    if "cross-entropy" in notes.loss_kind or notes.loss_kind in ("negative log-likelihood", "log of the output"):
+        return True
+    if not notes.loss_ops:
+        return None
+    return any(op.startswith(_ZERO_FLOORED) for op in notes.loss_ops[:4])

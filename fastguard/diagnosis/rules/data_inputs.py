@@ -1,0 +1,194 @@
+"""Rules on what the model is given: scale, constants, repetition, outliers, and how validation differs."""
+
+from __future__ import annotations
+
+import math
+
+from ...history import TrainingHistory
+from ...stats import BatchSample
+from ..finding import Finding, count
+from ..registry import rule
+from ..signals import median, signals_of
+
+TITLE = "Data"
+
+
+def _batches(history: TrainingHistory, *, training: bool) -> list[tuple[int, BatchSample]]:
+    return [(step, x) for step, x in history.batches if (x.training and x.with_grad) == training]
+
+
+def _is_hurt(history: TrainingHistory, progress: float, min_steps: int) -> bool:
+    s = signals_of(history)
+    return history.losses.count >= min_steps and not s.progress >= progress
+
+
+@rule(
+    "input-scale",
+    reads="mean and spread of the first input of the model, in the sampled batches",
+    source="LeCun et al. 1998, section 4.3 (inputs with mean 0 and equal variance); UMLAUT asks for [-1, 1]",
+    remedy="Bring each feature to mean 0 and standard deviation 1 (or images to [0, 1]), with the numbers of the "
+    "training set, and do the same to validation and test data.",
+)
+def input_scale(
+    history: TrainingHistory, *, spread: float = 10.0, small: float = 1e-3, progress: float = 0.3, min_steps: int = 60
+) -> Finding | None:
+    """Inputs whose size (root of mean square) is above `spread`, or below `small`.
+
+    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained. Integers, as
+    of tokens, say nothing.
+    """
+    sizes = [
+        math.hypot(x.input_mean, x.input_std)
+        for _, x in _batches(history, training=True)
+        if not x.input_is_integer and not x.input_num_nonfinite
+    ]
+    if not sizes:
+        return None
+    size = median(sizes)
+    if not (size < small or size > spread) or size == 0.0:
+        return None
+    has_jumped = history.losses.count > 0 and history.losses.max > 3.0 * history.loss_trend.first > 0.0
+    is_hurt = _is_hurt(history, progress, min_steps) or history.first_bad_loss_step >= 0 or has_jumped
+    return Finding(
+        f"The inputs have a size of about {size:.3g}, where layers are initialised for one of about 1.",
+        history.recent[0].step if history.recent else None,
+        history.recent[-1].step if history.recent else None,
+        severity="warning" if is_hurt else "info",
+        evidence={"rms": size, "threshold_spread": spread, "threshold_small": small},
+        confidence=0.85 if size > 5 * spread or size < small else 0.7,
+    )
+
+
+@rule(
+    "batch-not-finite",
+    severity="critical",
+    reads="NaN and Inf in the first input of the model, in the sampled batches",
+    source="our own: what goes in comes out",
+    remedy="Look at the samples of these batches, and at what prepares them: a division by a standard deviation of 0, "
+    "a logarithm of 0, a missing value.",
+)
+def batch_not_finite(history: TrainingHistory) -> Finding | None:
+    """NaN or Inf in a sampled batch."""
+    bad = [(step, x.input_num_nonfinite) for step, x in history.batches if x.input_num_nonfinite]
+    if not bad:
+        return None
+    return Finding(
+        f"{count(len(bad), 'sampled batch')} held NaN or Inf in the inputs.".replace("batchs", "batches"),
+        bad[0][0],
+        bad[-1][0],
+        severity="critical",
+        evidence={"num_batches": len(bad), "num_nonfinite": bad[0][1]},
+        confidence=0.99,
+    )
+
+
+@rule(
+    "same-inputs",
+    reads="digests of the sampled batches, and whether all samples of a batch are alike",
+    source="our own: a batch that comes again and again teaches one thing",
+    remedy="The loader gives the same batch each time, or the same sample in each place: look at its sampler, at the "
+    "iterator that is made anew in the loop, and at how samples are stacked.",
+)
+def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float = 0.999) -> Finding | None:
+    """All of at least `samples` sampled batches are equal, though an epoch has several; or all samples in them are.
+
+    All samples in a batch: at least a share `constant` of the features is the same in all of them. Where the steps of
+    an epoch are not known, a warning only if validation is far behind; else info: the whole of a small set may be one
+    batch.
+    """
+    known = _batches(history, training=True)
+    if len(known) < samples:
+        return None
+    alike = [x for _, x in known if x.input_constant_share >= constant and x.num_samples > 1]
+    if len(alike) == len(known):
+        return _repeated(known, f"All samples of each of {len(known)} batches looked at are alike.", "warning", 0.9)
+    if len({x.input_digest for _, x in known}) > 1:
+        return None
+    epoch = history.model.steps_per_epoch
+    validation = history.validations[-1] if history.validations else None
+    is_behind = validation is not None and validation.val_loss > 3.0 * max(validation.train_loss, 1e-12)
+    is_wrong = (epoch is not None and epoch > 1) or (epoch is None and is_behind)
+    text = f"The batch was the same at each of {len(known)} steps that were looked at."
+    return _repeated(known, text, "warning" if is_wrong else "info", 0.9 if is_wrong else 0.5)
+
+
+def _repeated(known: list[tuple[int, BatchSample]], text: str, severity: str, confidence: float) -> Finding:
+    return Finding(
+        text,
+        known[0][0],
+        known[-1][0],
+        severity="warning" if severity == "warning" else "info",
+        evidence={"num_batches": len(known)},
+        confidence=confidence,
+    )
+
+
+@rule(
+    "input-outliers",
+    reads="the largest input of each sampled batch",
+    source="our own: one value that stands alone is a slip of the pen more often than a discovery",
+    remedy="Look at the sample with this value: a missing value coded as a large number, another unit, an error of "
+    "parsing. Clip or repair it.",
+)
+def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: int = 4) -> Finding | None:
+    """A batch's largest input is `ratio` times the median batch's, or `ratio` standard deviations of its own.
+
+    From `samples` batches of numbers that are not all integers on. Info, unless the loss has had spikes, or was NaN or
+    Inf.
+    """
+    known = [(s, x) for s, x in _batches(history, training=True) if not x.input_is_integer and x.input_std > 0.0]
+    if len(known) < samples:
+        return None
+    usual = median([x.input_abs_max for _, x in known])
+    step, worst = max(known, key=lambda pair: pair[1].input_abs_max)
+    times = worst.input_abs_max / max(usual, 1e-300)
+    own = median([(x.input_abs_max - abs(x.input_mean)) / x.input_std for _, x in known])
+    if times <= ratio and own <= ratio:
+        return None
+    return Finding(
+        f"An input of {worst.input_abs_max:.4g} in the batch of step {step}: {max(times, own):.3g} times "
+        + ("the largest of the usual batch." if times > ratio else "the spread of the inputs."),
+        step,
+        step,
+        severity="warning" if history.loss_trend.spikes or history.first_bad_loss_step >= 0 else "info",
+        evidence={"largest": worst.input_abs_max, "usual": usual, "threshold": ratio},
+        confidence=0.8,
+    )
+
+
+@rule(
+    "validation-inputs-differ",
+    reads="mean and spread of the inputs in training and in validation, and both losses",
+    source="our own: what is prepared in two ways is two kinds of data",
+    remedy="Prepare validation data exactly as training data: the same scaling, with the training set's numbers, the "
+    "same order of channels, the same tokens.",
+)
+def validation_inputs_differ(
+    history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5, samples: int = 2, worse: float = 1.5
+) -> Finding | None:
+    """Means differ by `shift` standard deviations, or spreads by a factor `ratio`; a warning if validation is worse.
+
+    Worse: the newest validation loss is `worse` times the training loss of its time. From `samples` passes of each on.
+    """
+    train = [x for _, x in _batches(history, training=True) if not x.input_is_integer]
+    other = [x for _, x in _batches(history, training=False) if not x.input_is_integer]
+    if len(train) < samples or len(other) < samples:
+        return None
+    mean, std = (median([getattr(x, f"input_{name}") for x in train]) for name in ("mean", "std"))
+    mean_then, std_then = (median([getattr(x, f"input_{name}") for x in other]) for name in ("mean", "std"))
+    if not std > 0.0 or not std_then > 0.0:
+        return None
+    moved, times = abs(mean_then - mean) / std, max(std_then / std, std / std_then)
+    if moved <= shift and times <= ratio:
+        return None
+    last = history.validations[-1] if history.validations else None
+    is_worse = last is not None and last.val_loss > worse * last.train_loss
+    return Finding(
+        f"Inputs have mean {mean:.3g} and standard deviation {std:.3g} in training, {mean_then:.3g} and {std_then:.3g} "
+        "in validation.",
+        history.recent[0].step if history.recent else None,
+        history.recent[-1].step if history.recent else None,
+        severity="warning" if is_worse else "info",
+        evidence={"shift": moved, "ratio": times, "threshold_shift": shift, "threshold_ratio": ratio},
+        confidence=0.85,
+    )

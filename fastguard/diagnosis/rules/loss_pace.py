@@ -1,0 +1,75 @@
+"""Rules on how fast the loss falls: too fast to be learning, and still falling when the run ends."""
+
+from __future__ import annotations
+
+from ...history import TrainingHistory
+from ..finding import Finding
+from ..registry import rule
+from ..signals import median, signals_of
+
+TITLE = "Loss"
+
+
+@rule(
+    "loss-gone",
+    reads="how soon the loss was down to nearly nothing",
+    source="our own: what is learnt at once was there to be read",
+    remedy="A loss of nearly nothing after a few steps is too good: are the targets constant, among the inputs, or "
+    "computed from the output itself? Is the loss what it is meant to be?",
+    needs_descent=True,
+)
+def loss_gone(
+    history: TrainingHistory, *, ratio: float = 1e-3, steps: int = 40, min_first: float = 1e-6
+) -> Finding | None:
+    """Ten or more losses of the first `steps` steps are below `ratio` of the first.
+
+    The first: the median of ten. Silent where it is not above `min_first`.
+    """
+    first = history.loss_trend.first
+    kinds = {settings.get("kind") for settings in history.model.optimizer_settings}
+    if history.loss_trend.count < 20 or not first > min_first or "LBFGS" in kinds:  # whose steps are many in one
+        return None
+    buckets = [b for b in history.overview.buckets if b.loss.num and b.last_step < steps]
+    small = [b for b in buckets if b.loss.max < ratio * first]
+    num_small = sum(b.loss.num for b in small)
+    if num_small < 10 or not small:
+        return None
+    return Finding(
+        f"The loss fell from {first:.4g} to {small[0].loss.mean:.2g} by step {small[0].first_step}.",
+        small[0].first_step,
+        small[-1].last_step,
+        evidence={"first": first, "level": small[0].loss.mean, "threshold_ratio": ratio, "threshold_steps": steps},
+        confidence=0.75,
+    )
+
+
+@rule(
+    "loss-still-falling",
+    reads="the newest losses of a run that has ended, early and late in the window",
+    source="our own; early stopping asks for a patience, and this is its reverse",
+    remedy="If the run has ended here, it ended early: train for more steps, or raise the learning rate.",
+    needs_descent=True,
+)
+def loss_still_falling(
+    history: TrainingHistory, *, fall: float = 0.2, share: float = 0.2, high: float = 0.2, min_steps: int = 10
+) -> Finding | None:
+    """Over the newest `share` of a run of at most a window the loss fell by more than `fall` of itself.
+
+    Asked at the end of a run only, as of a log; from `min_steps` losses on, while the level is above `high` of where
+    the loss began.
+    """
+    s = signals_of(history)
+    if not history.has_ended or len(s.losses) < min_steps or history.num_clean > history.window:
+        return None
+    part = max(3, int(share * len(s.losses)))
+    late, before = median(s.losses[-part:]), median(s.losses[-2 * part : -part])
+    if not 0.0 < late < (1.0 - fall) * before or not late > high * median(s.losses[:part]):
+        return None
+    return Finding(
+        f"The loss is still falling: from {before:.4g} to {late:.4g} over the last {part} steps.",
+        s.loss_entries[-2 * part].step,
+        s.loss_entries[-1].step,
+        severity="info",
+        evidence={"level": late, "before": before, "threshold_fall": fall},
+        confidence=0.8,
+    )

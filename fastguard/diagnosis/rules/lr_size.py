@@ -1,0 +1,147 @@
+"""Rules on the size of steps where no weights are sampled: what learning rate, optimizer and gradients make of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...history import TrainingHistory
+from ..finding import Finding
+from ..registry import rule
+from ..signals import median, signals_of
+
+TITLE = "Learning rate"
+
+# Optimizers whose first steps move an element by about the learning rate, whatever the gradient.
+_NORMALISING = frozenset(["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Lion", "SignSGD"])
+_LEAST_STD = 1e-3
+
+
+def estimated_update_ratio(history: TrainingHistory) -> float | None:
+    """By which share of itself the median weight matrix is changed a step, as far as can be told; None if it cannot.
+
+    Weights are taken as large as they began. Of optimizers that divide by the size of the gradient an element moves by
+    the learning rate; of SGD by that times the gradient, over one minus the momentum.
+    """
+    s, notes = signals_of(history), history.model
+    kinds = {str(settings.get("kind", "")) for settings in notes.optimizer_settings}
+    if len(kinds) != 1 or not s.lrs:
+        return None
+    lr = max(s.lrs[-64:])
+    spreads = {name: std for name, (std, usual) in notes.initialization.items() if std > max(_LEAST_STD, 0.2 * usual)}
+    if kinds <= _NORMALISING:
+        ratios = [lr / std for std in spreads.values()]
+    elif kinds == {"SGD"}:
+        coefficient = median([entry.clip_coef for entry in s.clean[-64:]]) if s.clean else 1.0
+        gain = lr * coefficient / max(1.0 - _momentum(notes.optimizer_settings), 1e-3)
+        tracks = {name: history.tensors[name] for name in spreads if name in history.tensors}
+        known = {name: track.log_rms for name, track in tracks.items() if not math.isnan(track.log_rms)}
+        ratios = [gain * math.exp(min(log_rms, 300.0)) / spreads[name] for name, log_rms in known.items()]
+    else:
+        return None
+    return median(ratios) if ratios else None
+
+
+def _momentum(settings: tuple[dict[str, Any], ...]) -> float:
+    values = [group.get("momentum") for group in settings]
+    return max((float(v) for v in values if isinstance(v, (int, float))), default=0.0)
+
+
+@rule(
+    "steps-too-large",
+    reads="learning rate, optimizer, clipping, gradients, and the spread of the weights before the first step",
+    source="our own estimate of the update ratio; the usual 1e-3 is Karpathy's, torchmortem's bound 0.1",
+    remedy="Divide the learning rate by 10 to 100; fastguard.LearningRateFinder finds one.",
+    needs_descent=True,
+)
+def steps_too_large(
+    history: TrainingHistory, *, ratio: float = 0.3, progress: float = 0.1, min_steps: int = 80
+) -> Finding | None:
+    """A step changes the median weight by an estimated share `ratio` or more, and little has been learnt.
+
+    Little: from `min_steps` losses on, less than a share `progress` of the first has been gained.
+    """
+    value, s = estimated_update_ratio(history), signals_of(history)
+    if value is None or value < ratio or len(s.losses) < min_steps or s.progress >= progress:
+        return None
+    return Finding(
+        f"At a learning rate of {max(s.lrs[-64:]):.3g} a step changes the median weight by an estimated {value:.2g} of "
+        "its first size.",
+        history.clean[0].step,
+        history.clean[-1].step,
+        evidence={"update_ratio": value, "threshold": ratio},
+        confidence=0.9 if value > 3 * ratio else 0.75,
+    )
+
+
+@rule(
+    "steps-too-small",
+    reads="learning rate, optimizer, clipping, gradients, the spread of the first weights, and the loss",
+    source="our own estimate of the update ratio, asked with a loss that stands still",
+    remedy="Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one. Look for a scheduler, "
+    "a clip limit or a loss scale that holds the steps down.",
+    needs_descent=True,
+)
+def steps_too_small(
+    history: TrainingHistory, *, ratio: float = 5e-4, progress: float = 0.1, still: float = 0.02, min_steps: int = 40
+) -> Finding | None:
+    """A step changes the median weight by an estimated share of less than `ratio`, and little has been learnt.
+
+    Little: from `min_steps` losses at half of the largest learning rate on, less than a share `progress` of the first;
+    or weights that moved by less than `still` of themselves in all.
+    """
+    value, s = estimated_update_ratio(history), signals_of(history)
+    if value is None or value >= ratio or s.num_full_lr < min_steps or s.is_lr_rising:
+        return None
+    moved = value * history.num_clean
+    is_slow = s.progress < progress or (moved < still and s.progress < 0.5)
+    if history.loss_trend.count < min_steps or not is_slow:
+        return None
+    return Finding(
+        f"A step changes the median weight by an estimated {value:.2g} of its first size, {moved:.2g} over the "
+        f"{history.num_clean} steps of the run if all went one way.",
+        history.clean[0].step,
+        history.clean[-1].step,
+        evidence={"update_ratio": value, "threshold": ratio, "progress": s.progress},
+        confidence=0.9 if moved < 0.1 else 0.6,
+    )
+
+
+_USUAL = {  # from the least to the largest learning rate that people use
+    "SGD": (1e-5, 3.0),
+    "Adadelta": (0.03, 30.0),
+    "Adagrad": (1e-4, 1.0),
+    "Lion": (1e-7, 3e-3),
+    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"), (1e-6, 0.05)),
+}
+
+
+@rule(
+    "learning-rate-unusual",
+    reads="learning rates of the whole run, and the optimizer's kind",
+    source="the defaults of torch.optim, and two orders of magnitude around them",
+    remedy="Adam is used with 1e-5 to 1e-2, SGD with 1e-3 to 1, Adadelta with about 1, Adagrad with 1e-2.",
+    needs_descent=True,
+)
+def learning_rate_unusual(history: TrainingHistory, *, progress: float = 0.1, min_steps: int = 80) -> Finding | None:
+    """The largest learning rate is outside of what this optimizer is used with.
+
+    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained.
+    """
+    kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    if kind not in _USUAL or history.lrs.count < min_steps or signals_of(history).is_lr_rising:
+        return None
+    low, high = _USUAL[kind]
+    largest = history.lrs.max
+    if low <= largest <= high:
+        return None
+    is_slow = history.losses.count >= min_steps and not signals_of(history).progress >= progress
+    return Finding(
+        f"{kind} runs with a learning rate of {largest:.3g}; it is used with {low:g} to {high:g}.",
+        history.clean[0].step if history.clean else None,
+        history.clean[-1].step if history.clean else None,
+        severity="warning" if is_slow else "info",
+        evidence={"lr": largest, "is_high": largest > high, "threshold_low": low, "threshold_high": high},
+        confidence=0.9,
+    )

@@ -1,0 +1,197 @@
+"""Rules on how loss, output and targets go with each other, as the gradient of the model's output shows them."""
+
+from __future__ import annotations
+
+from ...history import TrainingHistory
+from ..finding import Finding
+from ..registry import rule
+from ..signals import signals_of
+from .output import last_layer, loss_and_activation
+
+TITLE = "Output"
+
+_WITH_LOGITS = "binary cross-entropy with logits"
+_UNIT = ("Softmax", "Sigmoid", "Hardsigmoid")
+_SYMMETRIC = ("Tanh", "Softsign", "Hardtanh")
+_POSITIVE = ("ReLU", "Softplus", "ReLU6", "Relu")
+
+
+def loss_kind(history: TrainingHistory) -> str:
+    """What loss it is, as the gradient of the output shows; empty if not known.
+
+    A squared error has to be proved: one of the first three losses is what it would have been.
+    """
+    kind = history.model.loss_kind
+    if kind != "squared error":
+        return kind
+    firsts = history.loss_trend.firsts
+    proved = any(abs(loss - then) <= 2e-3 * abs(then) for then, loss in zip(history.model.squared_losses[:3], firsts))
+    return kind if proved else ""
+
+
+def last_activation(history: TrainingHistory) -> str:
+    """The activation that the model ends in, module or function; empty if none is seen."""
+    notes = history.model
+    names = [*notes.last_modules[:1], *notes.last_operations[:1]]
+    known = (*_UNIT, *_SYMMETRIC, *_POSITIVE)
+    return next((name for name in names if name in known), "")
+
+
+def span(history: TrainingHistory) -> tuple[int | None, int | None]:
+    """First and last step of the window."""
+    return (history.recent[0].step, history.recent[-1].step) if history.recent else (None, None)
+
+
+def stands(history: TrainingHistory, progress: float, min_steps: int) -> bool:
+    """Whether less than a share `progress` of the first loss has been gained in `min_steps` losses or more."""
+    return history.losses.count >= min_steps and not signals_of(history).progress >= progress
+
+
+@rule(
+    "targets-beyond-output",
+    reads="the targets of a squared error, the activation that the model ends in, and the loss",
+    source="our own: a sigmoid cannot say 2",
+    remedy="Leave the last activation out, or bring the targets into its range.",
+)
+def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> Finding | None:
+    """Targets beyond the range of the last activation by more than a `margin` of their own range."""
+    last, reach = last_activation(history), history.model.target_range
+    if not last or len(reach) != 2 or loss_kind(history) != "squared error":
+        return None
+    low = -1.0 if last in _SYMMETRIC else 0.0
+    high = float("inf") if last in _POSITIVE else 1.0
+    room = margin * max(reach[1] - reach[0], 1e-12)
+    if reach[0] >= low - room and reach[1] <= high + room:
+        return None
+    return Finding(
+        f"The model ends in {last}, which gives {low:g} to {high:g}; the targets go from {reach[0]:.3g} to "
+        f"{reach[1]:.3g}.",
+        *span(history),
+        layers=last_layer(history),
+        evidence={"last_layer": last, "low": reach[0], "high": reach[1]},
+        confidence=0.95,
+    )
+
+
+@rule(
+    "output-not-as-the-loss-asks",
+    reads="samples of the output, and what loss its gradient belongs to",
+    source="torch's documentation of cross_entropy, nll_loss and binary_cross_entropy_with_logits",
+    remedy="cross_entropy and losses with logits take the plain output of the last linear layer; nll_loss takes "
+    "logarithms of probabilities (log_softmax).",
+)
+def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -> Finding | None:
+    """Probabilities where the loss makes its own, or no logarithms of probabilities where it needs them.
+
+    In all of at least `samples` training batches.
+    """
+    known = [x for _, x in history.batches if x.training and x.with_grad]
+    kind = history.model.loss_kind
+    if len(known) < samples:
+        return None
+    if kind == "cross-entropy" and all(x.output_rows_sum_to_one for x in known):
+        what = "The loss makes its own softmax, and is given one: the output's rows sum to 1."
+    elif kind == _WITH_LOGITS and all(x.output_is_unit for x in known):
+        what = "The loss makes its own sigmoid, and is given one: all outputs lie in [0, 1]."
+    elif kind == "negative log-likelihood" and any(x.output_max > 1e-6 for x in known):
+        what = "The loss takes logarithms of probabilities, and is given numbers above 0."
+    else:
+        return None
+    return Finding(
+        what,
+        *span(history),
+        layers=last_layer(history),
+        evidence={"loss": kind, "num_batches": len(known)},
+        confidence=0.95,
+    )
+
+
+@rule(
+    "loss-against-targets",
+    reads="what loss the gradient of the output belongs to, and its targets",
+    source="our own: a squared error takes classes for numbers; a likelihood below zero has targets that are none",
+    remedy="Use cross_entropy for classes (with the class's index), binary_cross_entropy_with_logits for yes or no, "
+    "and a squared or absolute error for numbers.",
+)
+def loss_against_targets(
+    history: TrainingHistory, *, binary: float = 0.99, progress: float = 0.3, min_steps: int = 80, huge: float = 1e3
+) -> Finding | None:
+    """A squared error whose targets are 0 or 1 to a share `binary`, or a cross-entropy that was below zero.
+
+    Or a relative error that began above `huge`.
+
+    The first is info; a warning if after `min_steps` losses less than a share `progress` of the first was gained.
+    """
+    notes, kind = history.model, loss_kind(history) or loss_and_activation(history.model.loss_ops)[0]
+    least = history.losses.min if history.losses.count else 0.0
+    if "cross-entropy" in kind and least < -1e-3:
+        return Finding(
+            f"The loss is a {kind}, and was {least:.4g}: below zero, which targets within [0, 1] do not allow.",
+            *span(history),
+            evidence={"loss": kind, "least": least},
+            confidence=0.95,
+        )
+    if (
+        "AbsBackward0" in notes.loss_ops[:5]
+        and "DivBackward0" in notes.loss_ops[:5]
+        and history.loss_trend.first > huge
+    ):
+        return Finding(
+            f"The loss is relative to the targets, and began at {history.loss_trend.first:.3g}: some are zero.",
+            *span(history),
+            evidence={"first": history.loss_trend.first, "threshold": huge},
+            confidence=0.9,
+        )
+    if kind != "squared error" or (notes.target_binary_share or 0.0) < binary or notes.target_std == 0.0:
+        return None
+    return Finding(
+        "The loss is a squared error, and all its targets are 0 or 1: they look like classes.",
+        *span(history),
+        severity="warning" if stands(history, progress, min_steps) else "info",
+        evidence={"loss": kind, "binary_share": notes.target_binary_share, "threshold": binary},
+        confidence=0.8,
+    )
+
+
+@rule(
+    "broadcast-targets",
+    reads="the operations between the loss and the output",
+    source="torch's warning of sizes that differ in mse_loss, which broadcasts [N] against [N, 1] to [N, N]",
+    remedy="Give output and targets the same shape: squeeze the output's last dimension, or unsqueeze the targets'.",
+)
+def broadcast_targets(history: TrainingHistory) -> Finding | None:
+    """An error between output and targets is taken of more pairs than the output has elements.
+
+    Or, where the graph is not known: the gradient is that of a squared error against one number, and the loss is larger
+    than that error by the spread of the targets.
+    """
+    ops = history.model.loss_ops
+    pulled = _pulled_to_one(history)
+    if pulled is not None:
+        return pulled
+    errors = ("MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "SubBackward0")
+    at = next((i for i, op in enumerate(ops) if op in errors), None)
+    if at is None or at + 1 >= len(ops) or ops[at + 1] != "ExpandBackward0":
+        return None
+    return Finding(
+        "The output is broadcast against the targets: each sample is compared with the targets of all.",
+        *span(history),
+        evidence={"operation": ops[at]},
+        confidence=0.95,
+    )
+
+
+def _pulled_to_one(history: TrainingHistory) -> Finding | None:
+    notes, firsts = history.model, history.loss_trend.firsts
+    if notes.loss_kind != "squared error" or not notes.squared_losses or not firsts or notes.target_std is None:
+        return None
+    then = notes.squared_losses[0]
+    if notes.target_std > 1e-4 * then**0.5 or firsts[0] <= 1.05 * then:
+        return None
+    return Finding(
+        f"The gradient pulls all outputs to one number, {notes.target_mean:.4g}, and the loss is larger than the "
+        "distance from it: each sample is compared with the targets of all.",
+        *span(history),
+        evidence={"loss": firsts[0], "squared_distance": then},
+        confidence=0.85,
+    )

@@ -1,0 +1,320 @@
+"""Rules on how model, optimizer and loop were put together: what is wrong from the first step on."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+from ...history import TrainingHistory
+from ..finding import Finding, count, listed
+from ..needs import batch_statistics, dropout
+from ..registry import rule
+from ..signals import median, signals_of
+
+TITLE = "Set-up"
+
+
+def _steps(history: TrainingHistory) -> tuple[int | None, int | None]:
+    return (history.recent[0].step, history.recent[-1].step) if history.recent else (None, None)
+
+
+@rule(
+    "gradients-not-cleared",
+    reads="whether the gradients of a step were still there when the next backward pass began, in the first 20 steps",
+    source="our own: what zero_grad() is for; the forgotten call is a classic of question boards",
+    remedy="Call optimizer.zero_grad() before each backward(), or after each step: now every step takes the sum of all "
+    "gradients since the run began.",
+)
+def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watched: int = 4) -> Finding | None:
+    """In more than a `share` of at least `watched` backward passes that followed a step, its gradients were there."""
+    left, total = history.model.num_left_gradients, history.model.num_watched_backwards
+    if not left or not total or total < watched or left <= share * total:
+        return None
+    return Finding(
+        f"In {left} of the first {total} steps the gradients of the step before were still there when backward() "
+        "began, and were added to.",
+        *_steps(history),
+        evidence={"num_left": left, "num_watched": total, "threshold": share},
+        confidence=0.97,
+    )
+
+
+@rule(
+    "no-gradient",
+    severity="critical",
+    reads="the norms of all steps, and how many elements the last gradients had",
+    source="our own: a parameter that gets no gradient does not learn, whatever the loss does",
+    remedy="Does backward() reach these parameters? Is zero_grad() called between backward() and step()? Was the "
+    "optimizer made before the model was moved, replaced or wrapped? Does something else step for it?",
+)
+def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Finding | None:
+    """From the first step on, at least `steps`, not one gradient that is not zero; silent where the loss is zero."""
+    if history.num_clean < steps or history.num_clean != history.num_steps or history.norm_max != 0.0:
+        return None
+    if history.losses.count and history.losses.max == 0.0:
+        return None
+    return Finding(
+        f"All gradients were zero, or missing, at each of {history.num_clean} steps.",
+        *_steps(history),
+        severity="critical",
+        evidence={"num_steps": history.num_clean, "threshold_steps": steps},
+        confidence=0.97,
+    )
+
+
+def _odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[str]:
+    kind, odd = str(settings.get("kind", "")), []
+    value = settings.get("eps")
+    if isinstance(value, (int, float)) and value >= eps and kind != "Adafactor":
+        odd.append(f"eps={value:g}")
+    betas = settings.get("betas")
+    if isinstance(betas, (list, tuple)) and len(betas) >= 2 and all(isinstance(b, (int, float)) for b in betas):
+        first, second = float(betas[0]), float(betas[1])
+        if first > momentum or second < 0.5 or second >= 0.99999:
+            odd.append(f"betas=({first:g}, {second:g})")
+    value = settings.get("momentum")
+    if isinstance(value, (int, float)) and not 0.0 <= value <= momentum:
+        odd.append(f"momentum={value:g}")
+    return odd
+
+
+@rule(
+    "odd-optimizer-settings",
+    reads="eps, betas and momentum of each parameter group",
+    source="the defaults of torch.optim and of the papers, and two orders of magnitude around them",
+    remedy="Go back to the optimizer's defaults (Adam: eps=1e-8, betas=(0.9, 0.999); SGD: momentum=0.9), and change "
+    "one at a time.",
+)
+def odd_optimizer_settings(
+    history: TrainingHistory, *, eps: float = 1e-3, momentum: float = 0.98, progress: float = 0.5, min_steps: int = 50
+) -> Finding | None:
+    """eps from `eps` on, a momentum or beta1 above `momentum`, a beta2 below 0.5 or of nearly 1.
+
+    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained.
+    """
+    odd = [text for settings in history.model.optimizer_settings for text in _odd_settings(settings, eps, momentum)]
+    if not odd or not history.num_clean:
+        return None
+    gained = signals_of(history).progress
+    is_slow = history.losses.count >= min_steps and gained < progress
+    kinds = {str(settings.get("kind")) for settings in history.model.optimizer_settings}
+    return Finding(
+        f"{listed(sorted(kinds))} runs with unusual settings: {listed(list(dict.fromkeys(odd)))}.",
+        *_steps(history),
+        severity="warning" if is_slow else "info",
+        evidence={"settings": list(dict.fromkeys(odd)), "threshold_eps": eps, "threshold_momentum": momentum},
+        confidence=0.85 if is_slow else 0.6,
+    )
+
+
+@rule(
+    "learning-rate-gone",
+    reads="learning rates of the window against the largest ever, and the loss",
+    source="our own: after a decay to a hundredth hardly anything more is learnt",
+    remedy="The schedule has ended, or is stepped too often (each batch where it counts epochs): look at its length "
+    "and at where scheduler.step() is called.",
+    needs_descent=True,
+)
+def learning_rate_gone(
+    history: TrainingHistory, *, ratio: float = 0.01, share: float = 0.4, min_steps: int = 40, progress: float = 0.5
+) -> Finding | None:
+    """Of all clean steps a `share`, the newest, had a learning rate below `ratio` of the largest.
+
+    From `min_steps` such steps on, while less than a share `progress` of the first loss has been gained.
+    """
+    entries = [e for e in history.clean if e.lr is not None]
+    peak = history.lrs.max
+    if len(entries) < min_steps or not 0.0 < peak < math.inf or not signals_of(history).progress < progress:
+        return None
+    gone = 0
+    for entry in reversed(entries):
+        if entry.lr is None or entry.lr >= ratio * peak:
+            break
+        gone += 1
+    if gone < min_steps or gone < share * min(history.num_clean, history.window) or gone == history.num_clean:
+        return None
+    first = entries[-gone]
+    return Finding(
+        f"Since step {first.step} the learning rate is below {ratio:.0%} of its peak, {peak:.3g}; it is "
+        f"{entries[-1].lr:.3g} now, and {signals_of(history).progress:.0%} of the first loss has been gained.",
+        first.step,
+        entries[-1].step,
+        evidence={"lr": entries[-1].lr, "peak": peak, "num_steps": gone, "threshold_ratio": ratio},
+        confidence=0.85,
+    )
+
+
+@rule(
+    "weights-overwritten",
+    reads="samples of the weights after a step and before the next",
+    source="our own: between two steps of its optimizer a weight stands still",
+    remedy="Something other than the optimizer writes to these weights: a load_state_dict in the loop, an average that "
+    "is swapped in and not back, initialisation called again. Clamping on purpose (a WGAN's) looks the same.",
+)
+def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_steps: int = 40) -> Finding | None:
+    """Weights changed between two steps.
+
+    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained.
+    """
+    names = history.model.overwritten
+    if not names or not history.num_clean:
+        return None
+    is_stuck = history.losses.count >= min_steps and signals_of(history).progress < progress
+    return Finding(
+        f"{count(len(names), 'parameter')} changed while no optimizer under guard stepped: {listed(names)}.",
+        *_steps(history),
+        severity="warning" if is_stuck else "info",
+        layers=tuple(names[:8]),
+        evidence={"num_overwritten": len(names), "threshold": progress},
+        confidence=0.85,
+    )
+
+
+@rule(
+    "validation-in-training-mode",
+    reads="passes without gradients: whether the model was in training mode, and has dropout or batch statistics",
+    source="torch's documentation of Module.eval: dropout and batch statistics act differently",
+    remedy="Call model.eval() before validation, and model.train() after it: dropout is active, and BatchNorm takes, "
+    "and learns, the statistics of the validation batches.",
+)
+def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -> Finding | None:
+    """At least `samples` passes without gradients in training mode, none in eval mode, and validation losses."""
+    passes = [sample for _, sample in history.batches if not sample.with_grad]
+    if len(passes) < samples or not all(sample.training for sample in passes) or len(history.validations) < samples:
+        return None
+    if not (dropout(history) or batch_statistics(history)):
+        return None
+    return Finding(
+        f"The model was in training mode at each of {len(passes)} passes without gradients that "
+        "was looked at, with dropout or batch statistics in it: its validation losses are not those of the model.",
+        *_steps(history),
+        evidence={"num_passes": len(passes), "threshold": samples},
+        confidence=0.9,
+    )
+
+
+@rule(
+    "tiny-batches",
+    reads="samples a batch, and the noise of the loss",
+    source="our own; gradient noise goes with one over the square root of the batch (McCandlish et al. 2018)",
+    remedy="Take larger batches, or accumulate gradients over several; or lower the learning rate by the same factor.",
+    needs_descent=True,
+)
+def tiny_batches(
+    history: TrainingHistory, *, num_samples: int = 4, noise: float = 0.5, min_steps: int = 100
+) -> Finding | None:
+    """Training batches of at most `num_samples` samples, and a loss whose noise is above `noise` of its level.
+
+    From `min_steps` losses on. Info, unless the newest level stands above three tenths of where the loss began.
+    """
+    sizes = [sample.num_samples for _, sample in history.batches if sample.training and sample.with_grad]
+    s = signals_of(history)
+    if len(sizes) < 3 or max(sizes) > num_samples or len(s.losses) < min_steps:
+        return None
+    level = median(s.losses[-64:])
+    if not s.loss_noise > noise * abs(level):
+        return None
+    return Finding(
+        f"Batches have {max(sizes)} sample{'s' if max(sizes) > 1 else ''}, and the loss changes by {s.loss_noise:.3g} "
+        f"from step to step, at a level of {level:.3g}.",
+        *_steps(history),
+        severity="warning" if len(s.losses) >= 2 * min_steps and level > 0.4 * history.loss_trend.first else "info",
+        evidence={"num_samples": max(sizes), "noise": s.loss_noise, "level": level, "threshold": num_samples},
+        confidence=0.75,
+    )
+
+
+@rule(
+    "layers-without-activation",
+    reads="the operations between the loss and the first layers, and the loss",
+    source="our own: a product of matrices is a matrix",
+    remedy="Put an activation (ReLU, GELU, tanh) between these layers: without one they are no more than a single "
+    "linear layer.",
+    needs_descent=True,
+)
+def layers_without_activation(
+    history: TrainingHistory, *, progress: float = 0.4, min_steps: int = 80
+) -> Finding | None:
+    """Two linear layers follow each other directly in the graph of the loss.
+
+    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained.
+    """
+    ops = [op for op in history.model.loss_ops if not op.startswith(("View", "Unsafe", "Transpose", "TBackward"))]
+    if not any(a == b == "AddmmBackward0" for a, b in pairwise(ops)) or not history.num_clean:
+        return None
+    is_slow = history.losses.count >= min_steps and not signals_of(history).progress >= progress
+    return Finding(
+        "Linear layers follow each other with nothing between them.",
+        *_steps(history),
+        severity="warning" if is_slow else "info",
+        evidence={"operations": list(ops), "threshold": progress},
+        confidence=0.85,
+    )
+
+
+@rule(
+    "learning-rate-still-rising",
+    reads="learning rates of the whole run",
+    source="our own: a warm-up takes a tenth of a run, not all of it",
+    remedy="The learning rate only ever rises: look at the length of the warm-up, and at what multiplies the rate.",
+)
+def learning_rate_still_rising(
+    history: TrainingHistory, *, ratio: float = 1.0, share: float = 0.9, min_steps: int = 200
+) -> Finding | None:
+    """Over at least `min_steps` steps the rate never fell, and rose after a `share` of them.
+
+    It is above `ratio` times the middle's, while the newest losses stand above half of the first, or above twice their
+    best.
+    """
+    entries = [e for e in history.clean if e.lr is not None]
+    if len(entries) < min_steps or len(entries) != history.num_clean:
+        return None
+    rates = [e.lr or 0.0 for e in entries]
+    last, late, middle = rates[-1], rates[int(share * len(rates))], rates[len(rates) // 2]
+    if any(b < a for a, b in pairwise(rates)) or not last > late or not last > ratio * middle or not rates[0] > 0.0:
+        return None
+    trend = history.loss_trend
+    if trend.count >= min_steps and trend.mean <= 0.5 * trend.first and trend.mean <= 2.0 * trend.best:
+        return None
+    return Finding(
+        f"The learning rate has risen from {rates[0]:.3g} to {last:.3g} over {len(rates)} steps, and still rises.",
+        entries[0].step,
+        entries[-1].step,
+        evidence={"first": rates[0], "lr": last, "threshold_ratio": ratio},
+        confidence=0.85,
+    )
+
+
+@rule(
+    "few-steps-an-epoch",
+    reads="samples a batch, and how many steps there are from one validation to the next",
+    source="Keskar et al. 2017 and Masters and Luschi 2018: small batches, many steps",
+    remedy="The batch holds most of the training set, so that an epoch is a step or two: take smaller batches, or more "
+    "epochs.",
+    needs_descent=True,
+)
+def few_steps_an_epoch(
+    history: TrainingHistory, *, steps: float = 2.5, num_samples: int = 64, fall: float = 0.02, validations: int = 5
+) -> Finding | None:
+    """At most `steps` steps from one validation to the next, of `num_samples` or more, when a run ends still falling.
+
+    From `validations` validations on. Still falling: by a share `fall` over the newest fifth.
+    """
+    sizes = [x.num_samples for _, x in history.batches if x.training and x.with_grad]
+    losses, known = signals_of(history).losses, history.validations
+    if not history.has_ended or len(known) < validations or not sizes or median(sizes) < num_samples:
+        return None
+    part = max(3, len(losses) // 5)
+    if history.num_clean > steps * len(known) or len(losses) < 2 * part:
+        return None
+    late, before = median(losses[-part:]), median(losses[-2 * part : -part])
+    if not late < (1.0 - fall) * before or not late > 0.1 * history.loss_trend.first:
+        return None
+    return Finding(
+        f"There are {history.num_clean / len(known):.2g} steps of {max(sizes)} samples to an epoch, and the loss was "
+        "still falling when the run ended.",
+        *_steps(history),
+        evidence={"steps": history.num_clean / len(known), "num_samples": max(sizes), "threshold_steps": steps},
+        confidence=0.75,
+    )

@@ -1,0 +1,48 @@
+"""A rule on the weight decay as it was set."""
+
+from __future__ import annotations
+
+from ...history import TrainingHistory
+from ..finding import Finding
+from ..registry import rule
+from ..signals import signals_of
+
+TITLE = "Weights and updates"
+
+
+@rule(
+    "large-weight-decay",
+    reads="weight decay of each parameter group, and the loss",
+    source="the usual 1e-4 to 1e-2 of SGD and Adam, 1e-2 to 0.3 of AdamW, and a decade beyond",
+    remedy="Divide weight_decay by 100 or more, and leave biases and norms out of it.",
+    needs_descent=True,
+)
+def large_weight_decay(
+    history: TrainingHistory,
+    *,
+    coupled: float = 0.05,
+    decoupled: float = 1.0,
+    progress: float = 0.4,
+    min_steps: int = 40,
+) -> Finding | None:
+    """A decay of `coupled` or more that goes through the gradient, or of `decoupled` or more in AdamW.
+
+    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained.
+    """
+    largest = 0.0
+    for settings in history.model.optimizer_settings:
+        value = settings.get("weight_decay")
+        limit = decoupled if settings.get("kind") in ("AdamW", "Lion") else coupled
+        if isinstance(value, (int, float)) and value >= limit:
+            largest = max(largest, float(value))
+    if not largest or not history.num_clean:
+        return None
+    is_slow = history.losses.count >= min_steps and not signals_of(history).progress >= progress
+    return Finding(
+        f"The weight decay is {largest:g}.",
+        history.recent[0].step,
+        history.recent[-1].step,
+        severity="warning" if is_slow else "info",
+        evidence={"weight_decay": largest, "threshold": coupled},
+        confidence=0.85,
+    )

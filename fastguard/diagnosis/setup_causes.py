@@ -1,0 +1,314 @@
+"""Root causes that lie in how model, loss, optimizer and data were put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from ..history import TrainingHistory
+from . import needs
+from .causes import cause
+from .finding import Finding
+from .rules.output_targets import last_activation
+from .signals import signals_of
+
+Found = Mapping[str, Finding]
+_STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining loss-at-chance"
+_STANDING = ("loss-not-decreasing", "underfitting", "loss-at-chance", "same-output-for-all")
+_JUMPS = ("norm-spike", "loss-spike", "loss-explosion", "non-finite-loss", "non-finite-gradients", "spiky-loss")
+_UNSTEADY = ("loss-explosion", "loss-divergence", "loss-oscillation", "norm-spike", "growing-norm")
+
+
+def if_nothing_is_learnt(weight: float, otherwise: float = 0.0) -> Callable[[Finding, TrainingHistory, Found], float]:
+    """`weight` where the loss stands still, `otherwise` where it does not."""
+
+    def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
+        return weight if any(name in found for name in _STANDING) else otherwise
+
+    return weigh
+
+
+def _wrong_range(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """An activation at the end is to blame where its output stands at an end, or where nothing else is odd."""
+    if finding.evidence["is_at_its_end"]:
+        return 0.9
+    is_alone = not any(name in found for name in ("learning-rate-jump", "update-ratio-high", "update-ratio-low"))
+    return 0.45 if is_alone else 0.2
+
+
+def _from_scale(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Inputs far off are to blame for steps that jump and for standstill; not where all goes well."""
+    is_far = finding.confidence > 0.8
+    if any(name in found for name in (*_STANDING, *_UNSTEADY)):
+        return 0.9 if is_far else 0.7
+    return 0.6 if finding.severity != "info" else 0.2
+
+
+def _first_loss_is_huge(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Squared errors of thousands in the beginning, and an output of ordinary size: targets are far from it."""
+    first = history.loss_trend.first
+    samples = [x for _, x in history.batches if x.training][:3]
+    if not first > 100.0 or not samples or any(x.output_abs_max > 0.3 * first**0.5 for x in samples):
+        return 0.0
+    kinds = history.model.loss_ops[:2]
+    return 0.8 if any("Mse" in op or "L1" in op or "Huber" in op for op in kinds) else 0.5 if not kinds else 0.0
+
+
+def _ends_in_one_softmax(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """A softmax over one unit is 1, whatever comes in; over a batch of such no gradient passes."""
+    samples = [x for _, x in history.batches if x.training and x.with_grad]
+    is_flat = bool(samples) and all(x.output_spread == 0.0 for x in samples if x.num_samples > 1)
+    return 0.9 if is_flat and _reaches_the_output(history, found) else 0.0
+
+
+def _leaves_nothing(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """What clipping leaves is too little for steps of the gradient's size; or too little beside Adam's eps."""
+    left = finding.evidence["median_coef"]
+    if needs.steps_of_the_gradients_size(history) is not False:
+        return 0.9 if left < 0.01 else 0.0
+    elements = history.last.tensors.total_row()[0] if history.last is not None else 0.0
+    rms = left * finding.evidence["median_norm"] / max(elements, 1.0) ** 0.5
+    return 0.95 if rms < 10.0 * _eps(history) else 0.0
+
+
+def _eps(history: TrainingHistory) -> float:
+    values = [group.get("eps") for group in history.model.optimizer_settings]
+    return max((float(value) for value in values if isinstance(value, (int, float))), default=1e-8)
+
+
+def _without_repetition(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """A batch that comes again and again is soon learnt by heart."""
+    return 0.2 if "same-inputs" in found else 0.7
+
+
+def _collapsed(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    return 0.0 if finding.evidence["began_so"] else 0.55
+
+
+def _from_the_start(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    return 0.55 if finding.evidence["began_so"] and history.model.last_modules[:1] != ("Linear",) else 0.2
+
+
+def _never_learnt(history: TrainingHistory, found: Found) -> bool:
+    """Less than a twentieth of the first loss was ever gained."""
+    return signals_of(history).progress < 0.05
+
+
+def _reaches_the_output(history: TrainingHistory, found: Found) -> bool:
+    """The loss pulls at the output, and gradients are there, all zeros: the last activation ends them."""
+    has_elements = history.last is not None and bool(history.last.tensors.total_row()[0])
+    return history.model.loss_kind not in ("", "zero") and has_elements and bool(last_activation(history))
+
+
+def _has_not_learnt(history: TrainingHistory, found: Found) -> bool:
+    """A loss that a constant does not meet."""
+    return signals_of(history).progress < 0.5
+
+
+def _finite_loss(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Gradients that are NaN while the loss is a number, and the norm had not grown: a derivative ends there."""
+    bad = [e for e in history.recent if e.skipped or not math.isfinite(e.norm)]
+    known = [e.loss for e in bad if e.loss is not None]
+    if not known or "non-finite-loss" in found or not all(math.isfinite(loss) for loss in known):
+        return 0.0
+    has_grown = history.norm_trend.count >= 3 and history.norm_trend.mean - history.norm_trend.first > 4.6
+    return 0.4 if has_grown else 0.88
+
+
+def _is_of_data_or_precision(history: TrainingHistory, found: Found) -> bool:
+    """A batch that is not finite itself, or half precision, which overflows."""
+    return "batch-not-finite" in found or needs.half_precision(history) is True
+
+
+def _is_alone(name: str, found: Found) -> bool:
+    return all(finding.severity == "info" for other, finding in found.items() if other != name)
+
+
+cause(
+    "missing-zero-grad",
+    "Gradients are never cleared: each step takes the sum of all since the run began.",
+    "Call optimizer.zero_grad() before each backward().",
+    {"gradients-not-cleared": 0.98},
+    f"growing-norm clip-rate-high loss-oscillation loss-explosion loss-divergence overfitting norm-jump {_STANDSTILL}",
+)
+cause(
+    "no-gradient-arrives",
+    "Not one gradient reaches the optimizer.",
+    "Look for zero_grad() between backward() and step(), an optimizer made of a model's former parameters, detach() "
+    "or no_grad() on the way, and for another that steps in its place.",
+    {
+        "no-gradient": 0.97,
+        "parameters-not-in-optimizer": lambda finding, history, found: 0.97 if finding.severity == "critical" else 0.0,
+    },
+    f"zero-gradients zero-gradient-tensors vanishing-norm missing-gradients unchanged-weights {_STANDSTILL}",
+    contradicted=_reaches_the_output,
+)
+cause(
+    "wrong-output-layer",
+    "The last layer's activation, shape or axis does not go with the loss or with the targets.",
+    "Give cross_entropy and losses with logits the plain output of the last linear layer; end in nothing for targets "
+    "that can be any number.",
+    {
+        "output-against-loss": 0.97,
+        "output-not-as-the-loss-asks": 0.97,
+        "targets-beyond-output": 0.96,
+        "softmax-floor": 0.9,
+        "bounded-output": _wrong_range,
+        "same-output-for-all": _from_the_start,
+        "no-gradient": _ends_in_one_softmax,
+    },
+    f"zero-gradients zero-gradient-tensors no-gradient vanishing-norm vanishing-layers training-above-validation "
+    f"{_STANDSTILL}",
+)
+cause(
+    "unnormalised-inputs",
+    "The inputs are far from the scale that the layers were initialised for.",
+    "Bring each feature to mean 0 and standard deviation 1, with the training set's numbers.",
+    {"input-scale": _from_scale},
+    f"norm-spike growing-norm loss-explosion loss-divergence loss-oscillation clip-rate-high no-warm-up spiky-loss "
+    f"loss-spike update-ratio-high saturated-units dead-relu-units zero-gradient-tensors {_STANDSTILL}",
+)
+cause(
+    "unnormalised-targets",
+    "The targets are far larger than what the model puts out.",
+    "Bring the targets to mean 0 and standard deviation 1, and undo it in prediction.",
+    {
+        "target-scale": _from_scale,
+        **dict.fromkeys(("underfitting", "loss-explosion", "no-warm-up"), _first_loss_is_huge),
+    },
+    f"norm-spike growing-norm loss-divergence loss-oscillation update-ratio-high steps-too-large clip-rate-high "
+    f"layer-norm-imbalance {_STANDSTILL}",
+)
+cause(
+    "wrong-loss",
+    "The loss is not one for these targets, or not reduced as it should be.",
+    "Use cross_entropy for classes, binary_cross_entropy_with_logits for yes or no, a squared or absolute error for "
+    "numbers; give output and targets the same shape.",
+    {
+        "broadcast-targets": 0.97,
+        "loss-against-targets": lambda finding, history, found: (
+            0.95 if finding.confidence >= 0.9 else if_nothing_is_learnt(0.85, 0.7)(finding, history, found)
+        ),
+    },
+    f"loss-divergence vanishing-norm zero-gradients zero-gradient-tensors same-output-for-all no-warm-up {_STANDSTILL}",
+)
+cause(
+    "imbalanced-targets",
+    "One class is nearly all of the data, and the model learns to name it.",
+    "Weight the loss by class, draw batches evenly, and measure with balanced accuracy.",
+    {"uneven-targets": if_nothing_is_learnt(0.85, 0.6)},
+    f"same-output-for-all {_STANDSTILL}",
+)
+cause(
+    "wrong-optimizer-settings",
+    "The optimizer's eps, betas or momentum are not what they usually are, and little is learnt.",
+    "Go back to its defaults (Adam: eps=1e-8, betas=(0.9, 0.999); SGD: momentum=0.9).",
+    {"odd-optimizer-settings": if_nothing_is_learnt(0.9, 0.75)},
+    f"update-ratio-low update-ratio-high loss-oscillation loss-divergence loss-explosion growing-norm {_STANDSTILL}",
+)
+cause(
+    "clipped-away",
+    "Clipping leaves so little of the gradients that the weights hardly move.",
+    "Raise max_norm towards the usual norm.",
+    {"clip-rate-high": _leaves_nothing},
+    f"update-ratio-low {_STANDSTILL}",
+    needs=[needs.clipping],
+)
+cause(
+    "wrong-schedule",
+    "The learning rate was taken away too early: the schedule is too short, or stepped too often.",
+    "Look at the schedule's length and unit, and at where scheduler.step() is called.",
+    {"learning-rate-gone": 0.92, "learning-rate-still-rising": 0.93},
+    f"update-ratio-low {_STANDSTILL}",
+)
+cause(
+    "weights-overwritten",
+    "Something other than the optimizer writes to the weights.",
+    "Look for load_state_dict, averages that are swapped in, clamping, or initialisation within the loop.",
+    {"weights-overwritten": if_nothing_is_learnt(0.9, 0.5)},
+    f"loss-oscillation loss-divergence unchanged-weights {_STANDSTILL}",
+)
+cause(
+    "train-mode-in-validation",
+    "Validation runs in training mode: dropout and batch statistics make its losses another model's.",
+    "Call model.eval() before validation and model.train() after it.",
+    {"validation-in-training-mode": 0.95},
+    "overfitting overtraining label-noise",
+)
+cause(
+    "batch-size",
+    "Batches are so small that noise outweighs the gradient.",
+    "Take larger batches, accumulate gradients, or lower the learning rate.",
+    {"tiny-batches": 0.9, "few-steps-an-epoch": 0.85},
+    f"loss-oscillation norm-spike loss-spike spiky-loss clip-rate-high {_STANDSTILL}",
+)
+cause(
+    "trivial-targets",
+    "The loss is nearly nothing after a few steps: the targets are constant, or can be read off the inputs.",
+    "Look at single samples with their targets; remove what gives the answer away.",
+    {"one-target": 0.96, "loss-gone": _without_repetition},
+    "vanishing-norm loss-plateau zero-gradients overtraining",
+)
+cause(
+    "repeated-data",
+    "The model sees the same batch, or the same sample, again and again.",
+    "Look at the sampler, at an iterator that is made anew in each step, and at how samples are stacked.",
+    {"same-inputs": 0.9},
+    f"overfitting overtraining label-noise {_STANDSTILL}",
+)
+cause(
+    "outliers",
+    "Single inputs are far larger than all others.",
+    "Look at these samples: missing values coded as numbers, other units. Clip or repair them.",
+    {"input-outliers": lambda finding, history, found: 0.8 if any(n in found for n in _JUMPS) else 0.35},
+    "norm-spike loss-spike spiky-loss loss-explosion non-finite-gradients non-finite-loss clip-rate-high",
+)
+cause(
+    "preprocessing-differs",
+    "Validation data are prepared in another way than training data.",
+    "Use one function for both, with the training set's numbers.",
+    {"validation-inputs-differ": 0.93},
+    "overfitting overtraining label-noise training-above-validation",
+    needs=[needs.validation],
+)
+cause(
+    "collapsed-representation",
+    "The model has come to give one answer to every input.",
+    "Look for a loss that can be met by a constant: no negatives, a stop-gradient left out, one term that outweighs.",
+    {"same-output-for-all": _collapsed},
+    f"zero-gradients vanishing-norm loss-gone {_STANDSTILL}",
+    contradicted=_has_not_learnt,
+)
+cause(
+    "model-cannot-fit",
+    "Everything works, and the model does not get further: it lacks what the task needs.",
+    "See whether it can learn one batch by heart; then make it wider or deeper, or give it what tells inputs apart.",
+    {
+        "layers-without-activation": 0.85,
+        "underfitting": lambda finding, history, found: 0.6 if _is_alone("underfitting", found) else 0.0,
+    },
+    "loss-plateau overtraining bounded-output",
+    contradicted=_never_learnt,
+)
+cause(
+    "stopped-too-early",
+    "The run ended while the loss was still falling.",
+    "Train for more steps; or raise the learning rate, or shorten the schedule to the steps there are.",
+    {"loss-still-falling": 0.6},
+)
+cause(
+    "unshuffled-data",
+    "Batches hold one class each: the model forgets one while it learns the next.",
+    "Shuffle the data before each epoch: DataLoader(shuffle=True), or a random permutation.",
+    {"sorted-targets": 0.96},
+    "loss-spike spiky-loss norm-spike periodic-loss-spikes loss-oscillation loss-explosion loss-divergence no-warm-up "
+    f"norm-jump growing-norm same-output-for-all zero-gradients learning-rate-jump {_STANDSTILL}",
+)
+cause(
+    "singular-operation",
+    "An operation in model or loss has no finite derivative where it was asked: a root or a logarithm of 0, 0 / 0.",
+    "Look at square roots, norms, logarithms, divisions and powers: add a small eps inside, or clamp before them.",
+    {"non-finite-gradients": _finite_loss, "skip-run": _finite_loss},
+    "non-finite-activations",
+    contradicted=_is_of_data_or_precision,
+)

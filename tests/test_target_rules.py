@@ -1,0 +1,243 @@
+"""Where the rules on targets stop: of which targets, losses and outputs they say nothing, or make a remark only."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastguard.diagnosis import RULES
+
+from faulty_runs import BAD, batch, batches_run, falling_losses, flat_losses, passed, run
+
+
+def severity(name, history):
+    finding = RULES[name](history)
+    return finding and finding.severity
+
+
+def squared(losses=None, *, first=1.0, **notes):
+    """A run whose loss is a squared error: its first value is what that would have been."""
+    losses = flat_losses(100, level=first) if losses is None else losses
+    usual = {"target_mean": 0.0, "target_std": 1.0, "target_range": [-2.0, 2.0], "target_binary_share": 0.0}
+    return run([first, *losses], loss_kind="squared error", squared_losses=[first], **{**usual, **notes})
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence"),
+    [
+        ("one-target", {"num_targets": 200}),
+        ("sorted-targets", {"batch_top_share": 1.0, "num_classes": 4}),
+        ("uneven-targets", {"top_share": 0.95, "num_targets": 200}),
+        ("target-scale", {"mean": 99.0, "std": 14.0}),
+        ("targets-beyond-output", {"last_layer": "Sigmoid", "low": 0.0, "high": 4.0}),
+        ("output-not-as-the-loss-asks", {"loss": "cross-entropy", "num_batches": 6}),
+        ("loss-against-targets", {"loss": "squared error", "binary_share": 1.0}),
+        ("broadcast-targets", {"operation": "SubBackward0"}),
+    ],
+)
+def test_what_is_said_of_the_bad_run(name, evidence):
+    finding = RULES[name](BAD[name])
+    assert finding.severity == "warning"
+    assert {key: finding.evidence[key] for key in evidence} == evidence
+
+
+@pytest.mark.parametrize(
+    ("history", "fires"),
+    [
+        (run(falling_losses(20), num_targets=64, num_target_classes=1), True),
+        (run(falling_losses(20), num_targets=63, num_target_classes=1), False),
+        (run(falling_losses(20), num_targets=900, num_target_classes=2), False),
+        (squared(target_mean=3.0, target_std=0.0, target_range=[3.0, 3.0]), True),
+        (squared(target_mean=3.0, target_std=0.01, target_range=[2.9, 3.1]), False),
+        (run(falling_losses(20)), False),
+    ],
+)
+def test_one_target(history, fires):
+    assert (RULES["one-target"](history) is not None) == fires
+
+
+@pytest.mark.parametrize(
+    ("notes", "num_samples", "fires"),
+    [
+        ({}, 8, True),
+        ({}, 4, True),
+        ({}, 3, False),  # three of one class are no wonder
+        ({"num_targets": 63}, 8, False),
+        ({"target_batch_top_share": 0.96}, 8, True),
+        ({"target_batch_top_share": 0.94}, 8, False),
+        ({"target_top_share": 0.89}, 8, True),
+        ({"target_top_share": 0.91}, 8, False),  # uneven-targets
+        ({"num_target_classes": 1}, 8, False),  # one-target
+        ({"target_batch_top_share": None}, 8, False),  # as of an old log
+    ],
+)
+def test_sorted(notes, num_samples, fires):
+    known = {"num_targets": 64, "num_target_classes": 3, "target_top_share": 0.4, "target_batch_top_share": 1.0}
+    history = batches_run(falling_losses(60), batch(num_samples=num_samples), **{**known, **notes})
+    assert (RULES["sorted-targets"](history) is not None) == fires
+
+
+@pytest.mark.parametrize(
+    ("losses", "notes", "expected"),
+    [
+        (flat_losses(60), {"target_top_share": 0.91}, "warning"),
+        (falling_losses(200, pace=20.0), {"target_top_share": 0.91}, "info"),
+        (flat_losses(50), {"target_top_share": 0.91}, "warning"),
+        (flat_losses(49), {"target_top_share": 0.91}, "info"),
+        ([2.3] * 10 + [1.65] * 90, {"target_top_share": 0.91}, "warning"),
+        ([2.3] * 10 + [1.55] * 90, {"target_top_share": 0.91}, "info"),
+        (falling_losses(200, pace=20.0), {"target_top_share": 0.94}, "info"),
+        (falling_losses(200, pace=20.0), {"target_top_share": 0.95}, "warning"),  # `very`: it is missed all the same
+        (flat_losses(60), {"target_top_share": 0.9}, None),
+        (flat_losses(60), {"target_top_share": 0.91, "num_targets": 127}, None),
+        (flat_losses(60), {"target_top_share": 1.0, "num_target_classes": 1}, None),  # one-target
+        (flat_losses(60), {}, None),
+    ],
+)
+def test_uneven(losses, notes, expected):
+    history = run(losses, **{"num_targets": 128, "num_target_classes": 3, **notes})
+    assert severity("uneven-targets", history) == expected
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        (flat_losses(79, level=0.25), "warning"),
+        (flat_losses(78, level=0.25), "info"),  # the first is one more
+        ([0.25] * 10 + [0.18] * 90, "warning"),
+        ([0.25] * 10 + [0.17] * 90, "info"),
+    ],
+)
+def test_a_squared_error_of_classes_that_is_learnt_is_a_remark(losses, expected):
+    classes = {"target_mean": 0.5, "target_std": 0.5, "target_range": [0.0, 1.0], "target_binary_share": 1.0}
+    assert severity("loss-against-targets", squared(losses, first=0.25, **classes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "losses", "expected"),
+    [
+        (0.0, 9.9, None, None),
+        (0.0, 10.1, None, "warning"),
+        (-20.0, 0.1, None, "warning"),
+        (0.0, 10.1, flat_losses(30), "info"),
+        (0.0, 10.1, falling_losses(200, start=1.0, floor=0.01, pace=10.0), "info"),
+    ],
+)
+def test_scale(mean, std, losses, expected):
+    assert severity("target-scale", squared(losses, target_mean=mean, target_std=std)) == expected
+
+
+@pytest.mark.parametrize(("level", "expected"), [(230.0, "warning"), (190.0, "info")])
+def test_scale_of_a_loss_that_is_twice_what_the_mean_alone_gives(level, expected):
+    """It has learnt nine tenths, and what is left is above twice the targets' variance of 100, or below it."""
+    losses = [*falling_losses(40, start=1e4, floor=level, pace=4.0, noise=0.0), *flat_losses(100, level=level)]
+    history = squared(losses, first=1e4, target_mean=99.0, target_std=10.0)
+    assert severity("target-scale", history) == expected
+
+
+def test_a_loss_that_was_never_a_squared_error_has_no_scale():
+    history = squared(target_mean=99.0)
+    assert severity("target-scale", history) == "warning"
+    history.note_model(squared_losses=[7.0])
+    assert severity("target-scale", history) is None
+    history.note_model(squared_losses=[1.0], loss_kind="absolute error")
+    assert severity("target-scale", history) is None
+
+
+@pytest.mark.parametrize(
+    ("notes", "low", "high", "fires"),
+    [
+        ({"last_modules": ["Sigmoid"]}, 0.0, 1.0, False),
+        ({"last_modules": ["Sigmoid"]}, 0.0, 1.03, True),
+        ({"last_modules": ["Sigmoid"]}, -1.0, 1.0, True),
+        ({"last_modules": ["Tanh"]}, -1.0, 1.0, False),
+        ({"last_modules": ["Tanh"]}, -1.0, 2.0, True),
+        ({"last_modules": ["ReLU"]}, 0.0, 1e6, False),
+        ({"last_modules": ["ReLU"]}, -1.0, 1.0, True),
+        ({"last_modules": ["Linear", "ReLU"]}, -9.0, 9.0, False),
+        ({"last_modules": ["Linear"], "last_operations": ["Relu", "Addmm"]}, -1.0, 1.0, True),  # a function, no module
+        ({}, -9.0, 9.0, False),
+    ],
+)
+def test_reach(notes, low, high, fires):
+    history = squared(target_range=[low, high], **notes)
+    assert (RULES["targets-beyond-output"](history) is not None) == fires
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "fires"),
+    [
+        ("cross-entropy", {"output_rows_sum_to_one": True}, True),
+        ("cross-entropy", {}, False),
+        ("binary cross-entropy with logits", {"output_is_unit": True}, True),
+        ("binary cross-entropy with logits", {}, False),
+        ("binary cross-entropy", {"output_is_unit": True}, False),
+        ("negative log-likelihood", {"output_max": 1.5}, True),
+        ("negative log-likelihood", {"output_max": -0.01}, False),
+        ("squared error", {"output_is_unit": True, "output_rows_sum_to_one": True}, False),
+        ("", {"output_is_unit": True, "output_rows_sum_to_one": True}, False),
+    ],
+)
+def test_output_as_the_loss_asks(kind, fields, fires):
+    history = batches_run(falling_losses(60), batch(**fields), loss_kind=kind)
+    assert (RULES["output-not-as-the-loss-asks"](history) is not None) == fires
+
+
+def test_outputs_of_validation_may_be_probabilities():
+    history = batches_run(falling_losses(60), batch(), passed(output_rows_sum_to_one=True), loss_kind="cross-entropy")
+    assert severity("output-not-as-the-loss-asks", history) is None
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [
+        (squared(target_binary_share=0.99), "warning"),
+        (squared(target_binary_share=0.98), None),
+        (squared(flat_losses(30), target_binary_share=1.0), "info"),
+        (squared(falling_losses(200, start=1.0, floor=0.01, pace=10.0), target_binary_share=1.0), "info"),
+        (squared(target_binary_share=1.0, target_std=0.0), None),  # one-target
+        (run([1.0, -0.1], loss_kind="cross-entropy"), "warning"),
+        (run([1.0, -0.1], loss_kind="binary cross-entropy"), "warning"),
+        (run([1.0, -1e-4], loss_kind="cross-entropy"), None),  # rounding
+        (run([1.0, -5.0], loss_kind="negative log-likelihood"), None),
+        (run([1.0, -5.0]), None),
+        (run([1010.0] * 20, loss_ops=["MeanBackward0", "DivBackward0", "AbsBackward0", "SubBackward0"]), "warning"),
+        (run([990.0] * 20, loss_ops=["MeanBackward0", "DivBackward0", "AbsBackward0", "SubBackward0"]), None),
+        (run([1010.0] * 20, loss_ops=["MeanBackward0", "AbsBackward0", "SubBackward0"]), None),  # not relative
+    ],
+)
+def test_loss_against_targets(history, expected):
+    assert severity("loss-against-targets", history) == expected
+
+
+@pytest.mark.parametrize(
+    ("ops", "fires"),
+    [
+        (("MseLossBackward0", "ExpandBackward0", "AddmmBackward0"), True),
+        (("MeanBackward0", "AbsBackward0", "SubBackward0", "ExpandBackward0"), True),
+        (("MseLossBackward0", "AddmmBackward0"), False),
+        (("MseLossBackward0", "ViewBackward0", "ExpandBackward0"), False),
+        (("AddBackward0", "ExpandBackward0"), False),
+        (("MseLossBackward0",), False),
+        ((), False),
+    ],
+)
+def test_broadcast(ops, fires):
+    assert (RULES["broadcast-targets"](run(falling_losses(20), loss_ops=ops)) is not None) == fires
+
+
+@pytest.mark.parametrize(
+    ("loss", "std", "ops", "fires"),
+    [
+        (1.1, 0.0, (), True),  # all are pulled to one number, and the loss knows of a spread
+        (1.04, 0.0, (), False),
+        (1.1, 0.1, (), False),
+        (1.1, 0.0, ("MseLossBackward0", "AddmmBackward0"), True),  # whatever else is known
+    ],
+)
+def test_broadcast_that_the_gradient_tells_of(loss, std, ops, fires):
+    notes = {"squared_losses": [1.0], "target_mean": 2.0, "target_std": std, "loss_ops": ops}
+    history = run(flat_losses(20, level=loss, noise=0.0), loss_kind="squared error", **notes)
+    finding = RULES["broadcast-targets"](history)
+    assert (finding is not None) == fires
+    if finding is not None:
+        assert finding.evidence == {"loss": loss, "squared_distance": 1.0}
