@@ -8,6 +8,7 @@ from fastguard.commands import cli
 from fastguard.commands.demo.lab import tasks
 from fastguard.commands.demo.lab.faults import FAULTS
 from fastguard.commands.demo.lab.plant import Planted
+from fastguard.commands.demo.lab.setup_faults import SETUP_FAULTS
 from fastguard.diagnosis import CAUSES, RULES
 from fastguard.sinks import read_jsonl
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("threads")  # a demo sets their number
 ALWAYS = "nan"
 OTHERS = ["lr-jump", "dead-relu", "lr", "warm-up", "lr-small", "fp16", "rnn", "tanh", "init-small", "frozen", "labels"]
 OTHERS += ["missing", "weight-decay", "dropout", "overfit", "bad-epoch", "bad-batch"]
+OTHERS += [fault.name for fault in SETUP_FAULTS]
 SHOWN = [ALWAYS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 

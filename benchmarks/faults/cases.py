@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastguard.commands.demo.lab.faults import FAULTS, Fault
+from fastguard.commands.demo.lab.fault import Fault
+from fastguard.commands.demo.lab.faults import FAULTS
 from fastguard.commands.demo.lab.plant import Planted
 from fastguard.commands.demo.lab.tasks import TASKS as TEXT_TASKS
 from fastguard.commands.demo.lab.training import Setup
@@ -70,6 +71,21 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "labels": ("digits-mlp", "digits-cnn"),
     "bad-epoch": ("digits-mlp", "digits-cnn"),
     "bad-batch": ("digits-mlp", "digits-autoencoder", "char-lstm"),
+    "no-zero-grad": ("digits-mlp", "char-mlp"),
+    "stale": ("digits-cnn", "char-mlp"),
+    "val-train-mode": ("char-mlp-dropout",),
+    "overwritten": ("digits-mlp", "numbers-mlp"),
+    "schedule-short": ("digits-mlp", "char-mlp"),
+    "eps": ("digits-mlp", "char-mlp"),
+    "clipped-away": ("digits-mlp-sgd", "numbers-mlp"),
+    "softmax-twice": ("digits-mlp", "char-mlp"),
+    "wrong-loss": ("regression-mlp",),
+    "inputs-large": ("digits-mlp", "numbers-mlp"),
+    "targets-large": ("regression-mlp",),
+    "preprocessing": ("digits-mlp", "numbers-mlp"),
+    "outliers": ("digits-mlp", "numbers-relu-mlp"),
+    "same-batch": ("digits-mlp", "char-mlp"),
+    "one-class": ("digits-cnn", "numbers-mlp"),
 }
 FAULTY: tuple[Case, ...] = tuple(
     Case(f"{name}@{task}", TASKS[task], FAULTS[name], task) for name, tasks in _PLACES.items() for task in tasks

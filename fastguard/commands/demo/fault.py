@@ -13,7 +13,8 @@ import fastguard
 from ...diagnosis import Finding, unexplained
 from ...report import Report
 from ..cli import EXIT_FAILED, CommandError
-from .lab.faults import FAULTS, Fault
+from .lab.fault import Fault
+from .lab.faults import FAULTS
 from .lab.tasks import TASKS
 from .lab.training import WATCHING, Outcome, Training
 from .progress import Progress

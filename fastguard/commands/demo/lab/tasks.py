@@ -16,6 +16,7 @@ from .training import Batch, Setup, warm_up_cosine
 
 NUM_BYTES = 400_000
 _NUM_HELD_OUT = 40_000
+_MEAN_BYTE, _STD_BYTE = 76.0, 37.0
 
 
 class CharMLP(nn.Module):
@@ -62,6 +63,16 @@ class CharRecurrent(nn.Module):
         return self.head(self.recurrent(self.tokens(text))[0])
 
 
+class NumberMLP(nn.Sequential):
+    """What follows eight numbers [B, 8]: `num_outputs` of them, as [B, num_outputs]."""
+
+    def __init__(
+        self, num_outputs: int = VOCABULARY, width: int = 128, activation: Callable[[], nn.Module] = nn.Tanh
+    ) -> None:
+        hidden = [nn.Linear(8, width), activation(), nn.Linear(width, width), activation()]
+        super().__init__(*hidden, nn.Linear(width, num_outputs))
+
+
 @functools.cache
 def _text() -> torch.Tensor:
     return torch.frombuffer(bytearray(library_text(NUM_BYTES)), dtype=torch.uint8)
@@ -87,6 +98,16 @@ def next_byte_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     logits = model(batch[0])
     targets = batch[1] if logits.ndim == 3 else batch[1][:, -1]
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def as_numbers(text: torch.Tensor) -> torch.Tensor:
+    """Bytes as numbers of mean 0 and standard deviation 1, nearly."""
+    return (text - _MEAN_BYTE) / _STD_BYTE
+
+
+def next_number_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean squared error of the next byte as a number."""
+    return (model(batch[0]).squeeze(-1) - batch[1]).square().mean()
 
 
 def _text_task(build: Callable[..., nn.Module], seed: int, size: int, length: int, **options: Any) -> Setup:
@@ -117,6 +138,14 @@ def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
 def char_mlp(seed: int) -> Setup:
     """An MLP on eight bytes."""
     return _text_task(CharMLP, seed, 128, 8, lr=1e-2, make_optimizer=adamw, num_steps=300, max_norm=5.0)
+
+
+def char_mlp_dropout(seed: int) -> Setup:
+    """The same with dropout 0.5."""
+    setup = char_mlp(seed)
+    torch.manual_seed(seed)
+    setup.model = setup.build(dropout=0.5)
+    return setup
 
 
 def char_transformer(seed: int) -> Setup:
@@ -169,8 +198,30 @@ def small_char_mlp(seed: int) -> Setup:
     return setup
 
 
+def numbers_mlp(seed: int, activation: Callable[[], nn.Module] = nn.Tanh) -> Setup:
+    """A tanh MLP on eight bytes as numbers, with SGD: which byte comes next."""
+    build = functools.partial(NumberMLP, activation=activation)
+    setup = _text_task(build, seed, 128, 8, lr=0.1, make_optimizer=sgd, num_steps=300)
+    setup.change_batches(lambda number, batch: (as_numbers(batch[0]), batch[1]))
+    setup.held_out = as_numbers(setup.held_out[0]), setup.held_out[1]
+    return setup
+
+
+def regression_mlp(seed: int) -> Setup:
+    """The same MLP with one output: the next byte as a number."""
+    setup = numbers_mlp(seed)
+    torch.manual_seed(seed)
+    setup.model = NumberMLP(1)
+    setup.build = functools.partial(NumberMLP, 1)
+    setup.loss_of, setup.make_optimizer, setup.lr, setup.max_norm = next_number_loss, adamw, 1e-3, None
+    setup.change_batches(lambda number, batch: (batch[0], as_numbers(batch[1][:, -1])))
+    setup.held_out = setup.held_out[0], as_numbers(setup.held_out[1][:, -1])
+    return setup
+
+
 TASKS: dict[str, Callable[[int], Setup]] = {
     "char-mlp": char_mlp,
+    "char-mlp-dropout": char_mlp_dropout,
     "char-transformer": char_transformer,
     "char-lstm": char_lstm,
     "char-rnn": char_rnn,
@@ -178,4 +229,7 @@ TASKS: dict[str, Callable[[int], Setup]] = {
     "hot-char-mlp": hot_char_mlp,
     "char-mlp-accumulating": char_mlp_accumulating,
     "small-char-mlp": small_char_mlp,
+    "numbers-mlp": numbers_mlp,
+    "numbers-relu-mlp": functools.partial(numbers_mlp, activation=nn.ReLU),
+    "regression-mlp": regression_mlp,
 }

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -43,6 +43,8 @@ class Setup:
         num_steps, val_every: length of the run, and steps from one validation to the next.
         num_micro: batches whose gradients are accumulated for one step.
         divides_loss: whether the loss of a micro-batch is divided by their number.
+        clears_gradients: when the training loop calls `zero_grad`.
+        calls_eval: whether it puts the model in evaluation mode before validation.
         autocast: dtype of the forward pass; None for float32.
         scales_loss: whether a GradScaler is used.
         events: what happens before the forward pass of a step.
@@ -65,6 +67,8 @@ class Setup:
     val_every: int = 20
     num_micro: int = 1
     divides_loss: bool = True
+    clears_gradients: Literal["after the step", "before the step", "never"] = "after the step"
+    calls_eval: bool = True
     autocast: torch.dtype | None = None
     scales_loss: bool = False
     events: list[tuple[int, Callable[[Training], None]]] = field(default_factory=list)
@@ -179,12 +183,15 @@ class Training:
             if setup.divides_loss:
                 loss = loss / setup.num_micro
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        if setup.clears_gradients == "before the step":
+            self.optimizer.zero_grad()
         if self.scaler is None:
             self.optimizer.step()
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        self.optimizer.zero_grad()
+        if setup.clears_gradients == "after the step":
+            self.optimizer.zero_grad()
         if self.scheduler is not None and setup.steps_schedule:
             self.scheduler.step()
         val_loss = self.validate() if (self.step + 1) % setup.val_every == 0 else None
@@ -200,7 +207,7 @@ class Training:
     @torch.no_grad()
     def validate(self) -> float:
         """Mean loss of the held-out batch."""
-        self.model.eval()
+        self.model.train(not self.setup.calls_eval)
         return float(self.loss(self.setup.held_out))
 
 
