@@ -10,7 +10,7 @@ PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist works
 INTERPRETED = tests/kernels tests/guard/device tests/activations
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow-test bench faults fuzz soak kill optimizers gpu-test gpu-bench lint docs packages sanitize clean
+.PHONY: help demo test slow-test bench faults faults-external fuzz soak kill optimizers gpu-test gpu-bench lint docs packages sanitize clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -33,6 +33,9 @@ bench: .venv/dev.stamp ## measure against torch's own functions, in turn with th
 
 faults: .venv/dev.stamp ## train small models with planted faults, and ask the rules; the tables show how often they are right
 	.venv/bin/python -m benchmarks.faults
+
+faults-external: .venv/dev.stamp ## train runs after others' definitions, which nobody tuned on, and ask the rules (25 minutes)
+	.venv/bin/python -m benchmarks.faults.external
 
 fuzz: .venv/dev.stamp ## try the kernels, histories and logs at random (NUMBER=100000 each), and save the figures
 	.venv/bin/python -m benchmarks.reliability.kernels --number $(NUMBER)
