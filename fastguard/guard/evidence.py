@@ -46,6 +46,19 @@ def is_pair(step: int) -> tuple[bool, bool]:
     return step in (start, start + 1), step == start + 1
 
 
+def is_compared(step: int) -> bool:
+    """Whether the gradient of `step` is compared with that of the step before: at the first twenty, then one in fifty.
+
+    A record with a cosine takes the long way into the log.
+
+    >>> [step for step in range(18, 120) if is_compared(step)]
+    [18, 19, 20, 59, 108]
+    """
+    if step <= _NUM_FIRST:
+        return step > 0
+    return is_pair(step)[1] and step >= _LATE and (step >= _FROM or step // _EARLY % 5 == 0)
+
+
 def is_sketched(step: int) -> bool:
     """Whether parameters are sketched as `step` has left them: at five of the first twenty, then at each other pair."""
     if step < _NUM_FIRST:
@@ -132,7 +145,9 @@ class EvidenceSampling:
         return not self._left.is_over
 
     def _look(self, step: int) -> None:
-        cosine = self._gradients.cosine(step, self._params, is_wanted=is_pair(step)[1])
+        cosine = None
+        if is_compared(step) or is_compared(step + 1):
+            cosine = self._gradients.cosine(step, self._params, is_wanted=is_compared(step))
         ring = self._run.ring
         if cosine is not None and (ring.step != step or ring.is_finite):
             ring.attach(step, grad_cosine=cosine)

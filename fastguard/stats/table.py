@@ -209,7 +209,7 @@ class StepStats:
         activations, weights: what was sampled at this step beside the gradients; empty where nothing was.
         batches: forward passes of the whole model that were looked at since the last record; empty where none was.
         grad_cosine: cosine between this step's gradient and that of the step before, on a strided sample of at most
-            4096 elements; at the first twenty steps, then one in ten, from the thousandth on one in fifty. None where
+            4096 elements; at the first twenty steps, then one in fifty. None where
             it was not taken.
     """
 
