@@ -308,7 +308,9 @@ def _can_be_read(x: torch.Tensor) -> bool:
     """Whether the values of `x` are here, in memory with strides."""
     if not x.is_cpu or x.layout is not torch.strided or x.is_nested or is_traceable_wrapper_subclass(x):
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(x) and not isinstance(x, torch._subclasses.FakeTensor)
+    if torch._C._functorch.is_functorch_wrapped_tensor(x) or isinstance(x, torch._subclasses.FakeTensor):
+        return False
+    return not kernels.lacks_memory(x)
 
 
 def _table(x: torch.Tensor) -> torch.Tensor:

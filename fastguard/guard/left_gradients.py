@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import unserializable_hook
 
+from .. import kernels
+
 _NUM_WATCHED = 20  # steps
 _MAX_STEPS = 64  # after which it is given up where there are no backward passes
 _MAX_READ = 65536
@@ -162,7 +164,7 @@ class LeftGradients:
 
 def _is_zero(gradient: torch.Tensor) -> bool:
     """Whether there are only zeros in it: some zero it before the step is over. Of a device it is not asked."""
-    if not gradient.is_cpu or gradient.layout is not torch.strided:
+    if not gradient.is_cpu or gradient.layout is not torch.strided or kernels.lacks_memory(gradient):
         return False
     with torch.no_grad():
         if gradient.numel() > _MAX_READ and gradient.is_contiguous():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import kernels
 from ..activations.outputs import leaves
 from ..stats.failures import Failures
 
@@ -54,7 +55,8 @@ class LossGradient:
     def look(self, output: torch.Tensor, gradient: torch.Tensor) -> None:
         """Takes an output and the gradient of the loss with respect to it."""
         with self._failures.kept("loss gradient", "The rules do not know what loss it is."), torch.no_grad():
-            if gradient.shape != output.shape or gradient.layout is not torch.strided or not gradient.numel():
+            is_dense = gradient.shape == output.shape and gradient.layout is torch.strided and gradient.numel()
+            if not is_dense or kernels.lacks_memory(gradient) or kernels.lacks_memory(output):
                 return
             kind, targets = kind_of_loss(output, gradient)
             self._kinds[kind] += 1

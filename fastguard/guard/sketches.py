@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from .. import kernels
+
 _Chosen: TypeAlias = list[tuple[weakref.ref[torch.Tensor], int]]  # parameters, and their places among all
 
 _NUM_GRADIENTS = 4
@@ -22,10 +24,12 @@ _guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def is_plain(x: torch.Tensor) -> bool:
-    """Whether `x` is real numbers in CPU memory without gaps."""
+    """Whether `x` is real numbers in CPU memory without gaps, all of which is there."""
     if not x.is_cpu or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested or not x.numel():
         return False
-    return x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+    if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
+        return False
+    return not kernels.lacks_memory(x)
 
 
 def _some(x: torch.Tensor, number: int) -> torch.Tensor:

@@ -28,6 +28,7 @@ from .registry import resolve_backend as resolve_backend
 from .registry import takes_triton as takes_triton
 from .tensors import as_list as as_list
 from .tensors import as_tensor as as_tensor
+from .tensors import lacks_memory as lacks_memory
 
 
 def _naming(run: Callable[[], Any], names: Sequence[str] | None) -> Any:

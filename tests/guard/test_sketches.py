@@ -302,3 +302,22 @@ def test_what_cannot_be_sketched_is_left_out(kind: str) -> None:
     notes = notes_of(optimizer)
     assert not len(optimizer.guard.run.failures) and notes.overwritten == ()
     assert len(optimizer.guard.history.grad_cosines) == (0 if kind == "sparse" else 20)
+
+
+def test_memory_that_was_freed_is_not_read() -> None:
+    """As sharded training frees it: what is looked at beside the gradients must not end the process."""
+    model = nn.Linear(64, 64)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model)
+    flat = torch.randn(64 * 64 + 64)
+    model.weight.grad, model.bias.grad = flat[: 64 * 64].view(64, 64), flat[64 * 64 :]
+    for _ in range(5):
+        optimizer.step()
+    flat.untyped_storage().resize_(0)
+    for _ in range(3):
+        with pytest.raises(fastguard.UnsupportedTensorError, match="freed or cut short"):
+            optimizer.step()
+    model.weight.grad = model.bias.grad = None
+    model.weight.data.untyped_storage().resize_(0)
+    optimizer.step()
+    optimizer.step()
+    assert not notes_of(optimizer).overwritten
