@@ -41,6 +41,7 @@ def test_everything_together_brings_in_nothing_beyond_torch():
     assert brought_in(EVERYTHING, before="import torch") == []
 
 
+@pytest.mark.slow
 def test_a_guarded_step_brings_in_nothing_beyond_torch():
     step = (
         "p = torch.nn.Parameter(torch.ones(3))\n{wrap}\np.sum().backward()\no.step()\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from fastguard.diagnosis import RULES
@@ -241,3 +243,13 @@ def test_broadcast_that_the_gradient_tells_of(loss, std, ops, fires):
     assert (finding is not None) == fires
     if finding is not None:
         assert finding.evidence == {"loss": loss, "squared_distance": 1.0}
+
+
+@pytest.mark.parametrize(("entropy", "num_targets", "fires"), [(1.5, 600, True), (1.5, 500, False), (1.8, 600, False)])
+def test_a_loss_at_the_entropy_of_the_targets(entropy, num_targets, fires):
+    """What is learnt is how frequent each class is, though guessing among all would be worse."""
+    history = run(flat_losses(200, level=1.5, noise=0.02))
+    pair = BAD["loss-at-chance"].batches[0]
+    history.batches.add(0, [dataclasses.replace(pair.batch, output_width=10)])
+    history.note_model(loss_kind="cross-entropy", target_entropy=entropy, num_targets=num_targets)
+    assert (RULES["loss-at-chance"](history) is not None) == fires

@@ -70,6 +70,7 @@ class LossGradient:
                 self.facts["target_top_share"] = self._classes.most_common(1)[0][1] / total
                 self.facts["num_target_classes"] = len(self._classes)
                 self.facts["num_targets"] = total
+                self.facts["target_entropy"] = _entropy(self._classes)
             elif targets is not None:
                 self._take_numbers(targets, gradient)
 
@@ -86,6 +87,13 @@ class LossGradient:
         self.facts["squared_losses"] = tuple(self._losses)
         ends = (x.abs() < 1e-3) | ((x - 1.0).abs() < 1e-3)
         self.facts["target_binary_share"] = float(ends.double().mean())
+
+
+def _entropy(classes: Counter[int]) -> float:
+    """Of the classes, in nats, with Miller and Madow's correction for their number."""
+    total = classes.total()
+    plain = -sum(number / total * math.log(number / total) for number in classes.values())
+    return plain + (len(classes) - 1) / (2 * total)
 
 
 class _Look:

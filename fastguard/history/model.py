@@ -58,6 +58,7 @@ class ModelNotes:
         squared_losses: what a mean squared error would have been in the first passes that were looked at.
         target_top_share, num_target_classes, num_targets: of a loss over classes, the share of the most frequent
             class, how many there are, and in how many targets.
+        target_entropy: of these classes, in nats: the loss of one who knows how frequent they are, and nothing else.
         target_batch_top_share: the share of the most frequent class within a batch, on average.
         target_range, target_mean, target_std, target_binary_share: of a squared error's targets; the last is the share
             that is 0 or 1.
@@ -95,6 +96,7 @@ class ModelNotes:
     squared_losses: tuple[float, ...] = ()
     target_top_share: float | None = None
     target_batch_top_share: float | None = None
+    target_entropy: float | None = None
     num_target_classes: int | None = None
     num_targets: int | None = None
     target_range: tuple[float, ...] = ()
@@ -218,7 +220,15 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("num_left_gradients", "num_watched_backwards", "num_overwritten"), values.count),
     **dict.fromkeys(("num_compared", "num_foreign_parameters", "num_target_classes", "num_targets"), values.count),
     **dict.fromkeys(
-        ("target_top_share", "target_batch_top_share", "target_mean", "target_std", "target_binary_share"), _number
+        (
+            "target_top_share",
+            "target_batch_top_share",
+            "target_entropy",
+            "target_mean",
+            "target_std",
+            "target_binary_share",
+        ),
+        _number,
     ),
     **dict.fromkeys(("target_range", "squared_losses"), lambda value: tuple(values.each(_number, value))),
     "backward_per_step": values.count,

@@ -40,7 +40,7 @@ def trained(name: str) -> runs.Run:
     return runs.train(CASES[name], SEED)
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", [FOUND[0], *(pytest.param(name, marks=pytest.mark.slow) for name in FOUND[1:])])
 def test_a_fault_is_found_with_its_cause(name):
     run = trained(name)
     assert run.is_proven, "the planted fault did the training no harm"

@@ -316,7 +316,8 @@ if sys.argv[2] == "raises":
 """
 
 
-@pytest.mark.parametrize("ending", [pytest.param("ends", marks=pytest.mark.slow), "raises"])
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["ends", "raises"])
 def test_the_last_record_is_written_when_the_interpreter_exits(ending: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     # torch 2.6 leaves a folder to be removed at the end, which Python then says.

@@ -83,6 +83,7 @@ def test_the_fold_of_the_rows_has_the_same_bits_in_python() -> None:
     assert fold_rows(TensorStats(table)) == total
 
 
+@pytest.mark.slow
 def test_both_ways_to_read_a_tensor_agree() -> None:
     """The exchange API and the Python calls that stand in for it where torch has none."""
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):

@@ -50,6 +50,7 @@ def test_sizes(dtype: torch.dtype) -> None:
         check_row(torch.randn(size, dtype=torch.float64).to(dtype), f"{size} elements")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nasty_values(dtype: torch.dtype) -> None:
     for name, value in NASTY.items():
@@ -345,12 +346,14 @@ def test_figures_stay_on_the_device_whatever_the_backend(backend: str, device: t
     np.testing.assert_allclose(table.cpu().numpy(), expected_table(x, 1), rtol=tolerances.SUM_ABS)
 
 
+@pytest.mark.slow
 def test_a_trial_passes_where_the_kernels_are_right(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
     assert trial.problem_on(device, "activation_row") is None
     assert registry.choose(device, "auto", "activation_row") is BACKENDS["triton"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "result", "message"),
     [

@@ -130,6 +130,7 @@ def test_norm_of_124_million_float32_values(backend: str, threads: Any) -> None:
     assert tensor_stats([tensor], backend=backend)[0].norm == pytest.approx(exact, rel=tolerances.NORM, abs=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1.0000001, 0.99999994])
 def test_systematic_rounding_stays_within_the_contract(backend: str, value: float) -> None:
     tensor = torch.full((1 << 20,), value)

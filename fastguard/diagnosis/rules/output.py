@@ -213,8 +213,17 @@ def same_output_for_all(history: TrainingHistory, *, spread: float = 1e-4, sampl
     "gets them. Are they shuffled against each other, or do the inputs not arrive?",
     needs_descent=True,
 )
-def loss_at_chance(history: TrainingHistory, *, tolerance: float = 0.03, min_steps: int = 100) -> Finding | None:
+def loss_at_chance(
+    history: TrainingHistory,
+    *,
+    tolerance: float = 0.03,
+    frequent: float = 0.05,
+    num_targets: int = 512,
+    min_steps: int = 100,
+) -> Finding | None:
     """After `min_steps` losses their median is within a share `tolerance` of ln C, and they have not moved since.
+
+    Or within a share `frequent` of the entropy of the targets, where `num_targets` or more of them are known.
 
     Not moved: the best average is no lower than twice that share below. Or, of a squared error, the median is at least
     nine tenths of the targets' variance, and the best average eight.
@@ -228,16 +237,25 @@ def loss_at_chance(history: TrainingHistory, *, tolerance: float = 0.03, min_ste
     kind, _ = loss_and_activation(history.model.loss_ops)
     if kind not in ("", _CLASSES, "negative log-likelihood"):
         return None
-    chance = math.log(samples[-1].output_width)
-    level = median(s.losses[-64:])
-    if abs(level - chance) > tolerance * chance or history.loss_trend.best < (1.0 - 2 * tolerance) * chance:
-        return None
-    return Finding(
-        f"The loss stands at {level:.4g}; guessing among {samples[-1].output_width} classes gives {chance:.4g}.",
-        *_begins(history),
-        evidence={"level": level, "chance": chance, "num_classes": samples[-1].output_width, "threshold": tolerance},
-        confidence=0.85,
-    )
+    width, level = samples[-1].output_width, median(s.losses[-64:])
+    for chance, near, what in (
+        (math.log(width), tolerance, f"guessing among {width} classes gives"),
+        (_known_entropy(history, num_targets), frequent, "knowing how frequent each class is gives about"),
+    ):
+        if abs(level - chance) <= near * chance and history.loss_trend.best >= (1.0 - 2 * near) * chance:
+            return Finding(
+                f"The loss stands at {level:.4g}; {what} {chance:.4g}.",
+                *_begins(history),
+                evidence={"level": level, "chance": chance, "num_classes": width, "threshold": near},
+                confidence=0.85,
+            )
+    return None
+
+
+def _known_entropy(history: TrainingHistory, num_targets: int) -> float:
+    """Of the targets, where enough of them are known; else no loss stands there."""
+    entropy = history.model.target_entropy
+    return -math.inf if entropy is None or (history.model.num_targets or 0) < num_targets else entropy
 
 
 def _at_the_spread(history: TrainingHistory, level: float) -> Finding | None:

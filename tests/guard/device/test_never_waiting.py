@@ -39,7 +39,7 @@ def _train_watched(model: nn.Module, optimizer: Any, num_steps: int = 6, bad: in
 
 @every_fused
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
-@pytest.mark.parametrize("max_norm", [None, 0.05])
+@pytest.mark.parametrize("max_norm", [pytest.param(None, marks=pytest.mark.slow), 0.05])
 def test_fused_optimizers(make: Any, clip_through: str, max_norm: float | None, engine: str) -> None:
     model = make_model()
     optimizer = fastguard.wrap(make(model.parameters()), model, max_norm=max_norm, clip_through=clip_through)

@@ -35,7 +35,7 @@ def _guarded(model: nn.Module, make: Any, **settings: Any) -> tuple[Any, list[An
 
 
 @every_one
-@pytest.mark.parametrize("max_norm", [None, 0.05])
+@pytest.mark.parametrize("max_norm", [pytest.param(None, marks=pytest.mark.slow), 0.05])
 def test_it_is_as_on_one(make: Any, max_norm: float | None) -> None:
     plain = make_model()
     model = copy.deepcopy(plain)
