@@ -164,7 +164,7 @@ def _can_step(bench: Bench, batch: Any) -> bool:
             return True
         try:
             bench.step(batch)
-        except Exception:
+        except Exception:  # the copy alone fails: the originals are put back instead
             return False
         return True
 
