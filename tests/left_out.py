@@ -27,6 +27,8 @@ class LeftOut:
         for item in items:
             if _is_about_the_kernels(item):
                 item.add_marker("triton")
+                if item.get_closest_marker("long_interpreted") and _env.triton_interpreter():
+                    item.add_marker("slow")
             reason = _why_not_here(item)
             (dropped if reason else kept).append(item)
             if reason:

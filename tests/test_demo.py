@@ -36,7 +36,7 @@ def run_demo(folder, *arguments: str) -> int:
     return cli.main(["demo", "--quick", "--steps", str(STEPS), "--device", "cpu", "--out", str(folder), *arguments])
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("reference", marks=pytest.mark.slow)])
 def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
     monkeypatch.setenv("FASTGUARD_BACKEND", backend)
     assert run_demo(tmp_path) == 0

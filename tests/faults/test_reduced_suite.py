@@ -61,6 +61,7 @@ def test_a_healthy_run_is_left_alone(name):
     assert alarms.ask(run, check_every=5).alarms == ()
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_each_time():
     name = "dead-relu@digits-mlp"  # no NaN among its losses, which would differ from itself
     again = runs.train(CASES[name], SEED)

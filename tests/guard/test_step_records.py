@@ -366,6 +366,7 @@ def test_the_report_counts_the_step_just_taken() -> None:
     assert sink.losses[-1] == 1.0
 
 
+@pytest.mark.long_interpreted
 def test_trap_2_10_another_clipper_that_ran_first_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     model = make_model()
     optimizer = fastguard.wrap(_sgd(model, lr=0.01), model, max_norm=1.0)

@@ -167,6 +167,7 @@ def test_a_skipped_step_scales_nothing(workspace: Workspace) -> None:
     assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(tensors, kept))
 
 
+@pytest.mark.long_interpreted
 def test_every_alignment(workspace: Workspace) -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         base = torch.randn(40_000).to(dtype)

@@ -24,6 +24,7 @@ def assert_same_bits(a: torch.Tensor, b: torch.Tensor) -> None:
     assert torch.equal(a.contiguous().view(bits)[~nan], b.contiguous().view(bits)[~nan])
 
 
+@pytest.mark.long_interpreted
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("dtype", DTYPES + COMPLEX, ids=str)
 def test_as_torch_multiplies(backend: str, dtype: torch.dtype, factor: float) -> None:

@@ -18,6 +18,7 @@ from cases import COMPLEX, DTYPES, LAYOUTS, NASTY, SIZES, image, nasty
 from truth import assert_row, expected
 
 
+@pytest.mark.long_interpreted
 @pytest.mark.parametrize("dtype", DTYPES + COMPLEX, ids=str)
 def test_sizes(backend: str, dtype: torch.dtype) -> None:
     tensors = [torch.randn(n, dtype=dtype if dtype.is_complex else torch.float64).to(dtype) for n in SIZES]
@@ -34,6 +35,7 @@ def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor, layout)
 
 
+@pytest.mark.long_interpreted
 @pytest.mark.parametrize("value", NASTY)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nasty_values_among_normal_ones(backend: str, dtype: torch.dtype, value: str) -> None:
@@ -53,6 +55,7 @@ def test_nasty_values_alone(backend: str, dtype: torch.dtype) -> None:
         assert_row(row, tensor, what)
 
 
+@pytest.mark.long_interpreted
 def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
     patterns = torch.arange(1 << 16).to(torch.int32).to(torch.int16)
     for dtype in (torch.float16, torch.bfloat16):
@@ -92,6 +95,7 @@ def test_tiny_values_beside_a_large_one_in_the_same_block(backend: str) -> None:
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
 
 
+@pytest.mark.long_interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 9.0, 11.0, 100.0, 1000.0])
 def test_std_where_the_mean_dominates(backend: str, ratio: float, dtype: torch.dtype) -> None:

@@ -36,6 +36,8 @@ MODULES = (
 )
 # Interpreting takes a while: these also run the kernels themselves, the others the torch operations only.
 WITH_KERNELS = (test_proxies, test_several_optimizers, test_step_records)
+# What takes longest, and is held for a few of its cases by test_skips.py and test_fused_hazards.py.
+SELDOM = (test_compiled_steps, test_lr_schedulers, test_optimizers)
 LATER = "a run of skips raises in a later step: test_skips.py"
 ZEROS = "a fused optimizer that skips its first step makes its state, all zeros: test_fused_hazards.py"
 DELIVERY = "records are delivered later: test_delivery.py"
@@ -70,7 +72,7 @@ def _class_of(module: ModuleType) -> type:
     marks = getattr(module, "pytestmark", [])
     engines = ["reference", "triton"] if module in WITH_KERNELS else ["reference"]
     needed = [pytest.mark.parametrize("engine", engines, indirect=True), pytest.mark.usefixtures("engine", "no_lag")]
-    if module is test_compiled_steps:
+    if module in SELDOM:
         needed.append(pytest.mark.slow)
     marks = [*needed, *(marks if isinstance(marks, list) else [marks])]
     return type(module.__name__, (), {**tests, "pytestmark": marks})
