@@ -52,6 +52,7 @@ GUARD = (
         "batches",
         "left_gradients",
         "sketches",
+        "buffers",
         "checkup",
         "ring",
         "run",

@@ -160,7 +160,7 @@ class BatchWatch:
         raise AttributeError("a model under guard has hooks that cannot be scripted: call `guard.detach()` before")
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _NOTHING
+        return NOTHING
 
 
 class FirstPass:
@@ -240,7 +240,7 @@ class _Start:
             first.begin(module)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _NOTHING
+        return NOTHING
 
 
 class _Seen:
@@ -257,11 +257,11 @@ class _Seen:
             first.see(module)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _NOTHING
+        return NOTHING
 
 
 # What a hook is in a copy of the model, or in a file: something that does nothing, and is there without this package.
-_NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
+NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
 def sample_of(args: Any, kwargs: dict[str, Any], output: Any, training: bool, with_grad: bool) -> BatchSample | None:

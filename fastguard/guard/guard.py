@@ -68,6 +68,7 @@ class Guard:
         backend = kernels.resolve_backend(backend)
         self.run = Run(optimizers, proxies, namer, clip=clip, skip_nonfinite=skip_nonfinite, backend=backend)
         self._take_over(self.run.clip)
+        self.run.watch_buffers(model)
         self.ledger = Ledger(self.run.ring, self.run.failures, sinks, max_consecutive_skips)
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)
         self._objective = objective
@@ -231,6 +232,8 @@ class Guard:
         for hooks in self._hooks:
             hooks.remove()
         self._hooks = []
+        if self.run.buffers is not None:
+            self.run.buffers.close()
         for member in self.run.members:
             if member.is_alive:
                 member.optimizer.__dict__.pop(GUARD, None)

@@ -155,6 +155,8 @@ class Hooks:
                 self._ledger.deliver_without_table()
                 return self._go_the_long_way(optimizer, args, kwargs)
             ring.newest, ring.num_open, run.step = slot, slot + 1, step + 1
+            if step >= run.buffers_at and not outcome & _NOT_FINITE:
+                run.follow_buffers(step, False)
             given = self._follow(optimizer, outcome, args, kwargs) if outcome else None
             ring.words[HEADER_WORDS * slot + OVERHEAD_S] = _perf_counter() - started
             return given
@@ -179,6 +181,7 @@ class Hooks:
         if outcome & _ODD_LR:
             ring.note("lr", learning_rate(optimizer))
         if outcome & _NOT_FINITE:
+            run.follow_buffers(run.step - 1, ring.is_skipped)
             self._ledger.enter(is_bad=True, from_scaler=False)
             try:
                 self._ledger.raise_due()

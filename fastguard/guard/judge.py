@@ -217,6 +217,7 @@ class Judge:
         else:
             ring.mark_skipped(skipped)
         run.step = step + 1
+        run.follow_buffers(step, skipped)
         ledger.enter(is_bad=is_news and not finite, from_scaler=scaling.from_scaler)
         ledger.raise_due()
         decision = Decision(Verdict(coefficient, skipped), scaling.scale)
@@ -246,6 +247,7 @@ class Judge:
         names = run.names_of(member)
         _log.warning("step %d: late gradients are not finite (first %r); skipped", ring.step, names[late[0]])
         ring.mark_skipped(True)
+        run.follow_buffers(ring.step, True)
         self._ledger.enter(is_bad=False, from_scaler=False)
         self._ledger.raise_due()
         return True
@@ -300,6 +302,7 @@ class Judge:
             flight.note("lr", _rate(optimizers[0]))
             if loss is not None and is_loss(loss):
                 flight.note("loss", loss)
+            run.follow_buffers(flight.step, decision.slot.skip_flag if decision.may_skip else False)
         except BaseException:
             onboard.flights.give_back(flight)
             raise

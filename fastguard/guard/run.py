@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import torch
 
 from ..names import Namer
 from ..stats.failures import Failures
+from .buffers import Buffers
 from .policies import ClipPolicy
 from .ring import Ring
 from .wrappers import refuse_shards
@@ -68,6 +70,8 @@ class Run:
         wakes_at: from which step on there is something to see beside the gradients, ahead of it.
         has_more_to_do: whether there is, after the step; a call saved in each one counts.
         is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
+        buffers: of the model; None where it has none.
+        buffers_at: from which step on they are to be followed, but for one that is skipped; Inf where there are none.
     """
 
     def __init__(
@@ -93,9 +97,22 @@ class Run:
         self.wakes_at = 0
         self.has_more_to_do = True
         self.is_short = False
+        self.buffers: Buffers | None = None
+        self.buffers_at = math.inf
         self._namer = namer
         self.known_names: tuple[str, ...] = ()
         self.fingerprint: int | None = None
+
+    def watch_buffers(self, model: torch.nn.Module | None) -> None:
+        """Has those of `model` followed, if it has any."""
+        buffers = None if model is None else Buffers(model, self.failures)
+        if buffers is not None and not buffers.is_empty:
+            self.buffers, self.buffers_at = buffers, 0
+
+    def follow_buffers(self, step: int, skipped: bool | torch.Tensor) -> None:
+        """A step was judged, whose forward passes are over."""
+        if self.buffers is not None and (skipped is not False or step >= self.buffers_at):
+            self.buffers_at = self.buffers.follow(step, skipped)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """All of them, which must exist."""

@@ -1,0 +1,318 @@
+"""A skipped step leaves buffers finite: what its forward pass made NaN or Inf in them is put back."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import fastguard
+from fastguard.guard import buffers, engines
+from fastguard.guard.engines import TorchEngine
+
+NAN_AT = (0, 3, 4, 8)
+
+
+class Averages(nn.Module):
+    """Buffers of many kinds: made anew in each pass, written in place, never written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(8), persistent=False)
+        self.register_buffer("image", torch.zeros(2, 3, 2, 2).to(memory_format=torch.channels_last))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("none", torch.zeros(0))
+        self.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+        self.register_buffer("wave", torch.ones(3, dtype=torch.complex64))
+        self.register_buffer("missing", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().float().mean(0)
+            self.image.mul_(0.9).add_(x.detach().float().mean())
+            self.wave *= torch.complex(x.detach().float().mean().cos(), x.detach().float().mean())
+            self.count += 1
+        return x - self.mean.to(x.dtype)
+
+
+def make(*more: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), *more, nn.ReLU(), nn.Linear(8, 4))
+    return model if dtype == torch.float32 else model.to(dtype)
+
+
+def batch(step: int, model: nn.Module, *, bad: float | None = None) -> torch.Tensor:
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(step)).to(next(model.parameters()).dtype)
+    if bad is not None:
+        x[2, 3] = bad
+    return x
+
+
+def step_of(model: nn.Module, optimizer: Any, step: int, *, bad: float | None = None, wrapped: Any = None) -> None:
+    optimizer.zero_grad()
+    (model if wrapped is None else wrapped)(batch(step, model, bad=bad)).square().mean().backward()
+    optimizer.step()
+
+
+def is_finite(model: nn.Module) -> bool:
+    model.eval()
+    with torch.no_grad():
+        found = bool(model(batch(99, model)).isfinite().all())
+    model.train()
+    return found
+
+
+def everything(model: nn.Module) -> list[torch.Tensor]:
+    return [t.clone() for t in (*model.parameters(), *model.buffers())]
+
+
+def assert_same(model: nn.Module, other: list[torch.Tensor]) -> None:
+    for a, b in zip(everything(model), other, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.fixture(params=["host", "device"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where it is decided what is skipped: here, or where nobody waits for it."""
+    if request.param == "device":
+        monkeypatch.setattr(engines, "engine_for", lambda device, backend: TorchEngine)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("kind", ["short", "long", "closure", "fused"])
+def test_it_is_as_if_the_batch_had_never_been(way: str, kind: str) -> None:
+    bad = math.inf if kind == "long" else math.nan
+    model = make(Averages())
+    plain = copy.deepcopy(model)
+    settings: dict[str, Any] = {"fused": True} if kind == "fused" else {"foreach": False}
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.01, **settings)
+    guarded = fastguard.wrap(torch.optim.Adam(model.parameters(), lr=0.01, **settings), model)
+    if kind == "long":
+        guarded.guard.run.is_short = guarded.guard._hooks[0]._may_be_short = False
+    for step in range(10):
+        is_bad = step in NAN_AT
+
+        def closure(step: int = step, is_bad: bool = is_bad) -> torch.Tensor:
+            guarded.zero_grad()
+            loss = model(batch(step, model, bad=bad if is_bad else None)).square().mean()
+            loss.backward()
+            return loss
+
+        if kind == "closure":
+            guarded.step(closure)
+        else:
+            step_of(model, guarded, step, bad=bad if is_bad else None)
+        if not is_bad:
+            step_of(plain, optimizer, step)
+        assert is_finite(model)
+        assert_same(model, everything(plain))
+    guarded.guard.flush()
+    assert [e.step for e in guarded.guard.history.recent if e.skipped] == list(NAN_AT)
+
+
+def test_without_the_guard_it_is_not_so() -> None:
+    model = make()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(batch(0, model, bad=math.nan))
+    optimizer.zero_grad()
+    step_of(model, optimizer, 1)
+    assert not is_finite(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_every_dtype_and_amp_mode(dtype: torch.dtype, autocast: bool, scaled: bool) -> None:
+    model = make(dtype=dtype)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=8.0)
+    for step in range(6):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(batch(step, model, bad=math.nan if step in (0, 3) else None)).float().square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert is_finite(model)
+    assert model[1].num_batches_tracked == 4
+
+
+def test_a_skip_with_finite_buffers_leaves_them_as_torch_does(way: str) -> None:
+    model = make()
+    plain = copy.deepcopy(model)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = model(batch(step, model)).square().mean()
+        plain(batch(step, plain))
+        (loss * (math.inf if step == 3 else 0.0)).backward()  # an overflow, as under a loss scale that is too high
+        optimizer.step()
+    for a, b in zip(model[1].buffers(), plain[1].buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("wrapper", ["compiled", "scripted"])
+def test_wrapped_models(wrapper: str) -> None:
+    model = make()
+    wrapped: Any = torch.compile(model, backend="eager") if wrapper == "compiled" else torch.jit.script(model)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), wrapped)
+    for step in range(5):
+        step_of(model, optimizer, step, bad=math.nan if step in (0, 3) else None, wrapped=wrapped)
+        assert is_finite(model)
+
+
+@pytest.fixture
+def one_process(tmp_path: Any) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_distributed_data_parallel() -> None:
+    model = make()
+    parallel = nn.parallel.DistributedDataParallel(model)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), parallel)
+    for step in range(5):
+        step_of(model, optimizer, step, bad=math.nan if step in (0, 3) else None, wrapped=parallel)
+        assert is_finite(model)
+
+
+def test_accumulated_passes_go_together() -> None:
+    model = make()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+    step_of(model, optimizer, 0)
+    before = everything(model)
+    optimizer.zero_grad()
+    for micro in range(3):
+        model(batch(10 + micro, model, bad=math.nan if micro == 1 else None)).square().mean().backward()
+    optimizer.step()
+    assert_same(model, before)
+
+
+def test_what_was_loaded_is_what_is_put_back() -> None:
+    model = make()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), torch.compile(model, backend="eager"))
+    for step in range(5):
+        step_of(model, optimizer, step)
+    state = {name: torch.full_like(value, 7) for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    step_of(model, optimizer, 5, bad=math.nan)
+    assert set(model[1].running_mean.tolist()) == {7.0} and model[1].num_batches_tracked == 7
+
+
+def test_a_model_poisoned_between_steps_is_put_back_at_the_next_skip() -> None:
+    model = make()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+    for step in range(3):
+        step_of(model, optimizer, step)
+    model(batch(3, model, bad=math.nan))  # a loss that the loop itself has found to be NaN
+    step_of(model, optimizer, 4)
+    assert not is_finite(model)  # a step that is taken changes no buffers
+    step_of(model, optimizer, 5, bad=math.nan)
+    assert is_finite(model)
+
+
+def test_buffers_that_come_or_change_later() -> None:
+    model = make(Averages())
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+    step_of(model, optimizer, 0)
+    averages: Any = model[2]
+    averages.image = torch.zeros(4, 3, 2, 2)  # another size
+    averages.register_buffer("late", torch.zeros(2))
+    step_of(model, optimizer, 1)
+    del averages.late
+    step_of(model, optimizer, 2)
+    step_of(model, optimizer, 3, bad=math.nan)
+    assert is_finite(model) and averages.image.shape == (4, 3, 2, 2) and bool(averages.image.isfinite().all())
+    model.double()
+    step_of(model, optimizer, 4)
+    step_of(model, optimizer, 5, bad=math.nan)
+    assert is_finite(model) and averages.image.dtype == torch.float64
+    assert not optimizer.guard.run.failures.counts()
+
+
+def test_nothing_is_copied_that_nobody_writes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(6, 4))
+    model.register_buffer("table", torch.zeros(600, 600))
+    model.register_buffer("mask", torch.full((4, 4), -math.inf))
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+    run = optimizer.guard.run
+    assert run.buffers is not None
+    for step in range(4):
+        step_of(model, optimizer, step)
+    assert run.buffers_at > run.step + 16 and run.buffers._packs == []
+    kept = sum(pack.kept.nbytes for pack in run.buffers._calm)
+    assert kept == model.mask.nbytes
+    monkeypatch.setattr(buffers, "_LOOK_EVERY", 1)
+    model.mask[0, 0] = 0.0
+    run.buffers_at = 0
+    step_of(model, optimizer, 4)
+    assert [pack.kept.nbytes for pack in run.buffers._packs] == [model.mask.nbytes]
+    model.mask[0, 0] = math.nan
+    step_of(model, optimizer, 5, bad=math.nan)
+    assert model.mask[0, 0] == 0.0 and model.mask[1, 1] == -math.inf
+
+
+def test_a_model_without_buffers_asks_for_nothing() -> None:
+    model = nn.Linear(2, 1)
+    run = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model).guard.run
+    assert run.buffers is None and run.buffers_at == math.inf
+
+
+def test_too_many_skips_raise_and_leave_finite_buffers() -> None:
+    model = make()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, max_consecutive_skips=2)
+    step_of(model, optimizer, 0)
+    before = everything(model)
+    step_of(model, optimizer, 1, bad=math.nan)
+    with pytest.raises(fastguard.NonFiniteGradientsError):
+        step_of(model, optimizer, 2, bad=math.nan)
+    assert_same(model, before)
+
+
+def test_several_optimizers() -> None:
+    model = make()
+    pair = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[3].parameters(), lr=0.1)]
+    fastguard.wrap(pair, model)
+    for step in range(4):
+        model.zero_grad()
+        model(batch(step, model, bad=math.nan if step in (0, 2) else None)).square().mean().backward()
+        for optimizer in pair:
+            optimizer.step()
+        assert is_finite(model)
+
+
+def test_what_raises_is_counted_and_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+
+    def broken(self: Any, skipped: Any) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(buffers.Buffers, "_follow", broken)
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        step_of(model, optimizer, 0)
+    assert "buffers" in caplog.text and optimizer.guard.last.step == 0
+
+
+def test_no_trace_is_left_in_models_and_copies() -> None:
+    model = make()
+    hooks = dict(model._load_state_dict_post_hooks)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other.load_state_dict(model.state_dict())
+    optimizer.guard.detach()
+    assert model._load_state_dict_post_hooks == hooks
