@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     from .stats.magnitudes import MagnitudeHistogram as MagnitudeHistogram
     from .stats.samples import ActivationStats as ActivationStats
     from .stats.samples import ChannelStats as ChannelStats
+    from .tools.checkpoints import Checkpoints as Checkpoints
     from .tools.clipping import clip_grad_norm_ as clip_grad_norm_
     from .tools.clipping import clip_gradients as clip_gradients
     from .tools.clipping import get_total_norm as get_total_norm
     from .tools.debugger import TrainingDebugger as TrainingDebugger
+    from .tools.early_stopping import EarlyStopping as EarlyStopping
     from .tools.initialization import check_initialization as check_initialization
     from .tools.lr_finder import LearningRateFinder as LearningRateFinder
     from .tools.preflight import preflight as preflight
@@ -52,6 +54,7 @@ _HOME = {
     "ActivationMonitor": "activations",
     "detect_dead_neurons": "activations",
     "GlobalNorm": "guard.policies",
+    "Checkpoints": "tools.checkpoints",
     "clip_grad_norm_": "tools.clipping",
     "clip_gradients": "tools.clipping",
     "get_total_norm": "tools.clipping",
@@ -64,6 +67,7 @@ _HOME = {
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
     "TrainingHistory": "history",
+    "EarlyStopping": "tools.early_stopping",
     "check_initialization": "tools.initialization",
     "activation_stats": "kernels",
     "backends": "kernels",

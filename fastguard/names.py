@@ -34,8 +34,13 @@ class Namer:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._ask_model()
 
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model; None if there was none, or it is gone."""
+        return None if self._model is None else self._model()
+
     def _ask_model(self) -> None:
-        model = None if self._model is None else self._model()
+        model = self.model
         if model is None:
             return
         named = list(model.named_parameters())

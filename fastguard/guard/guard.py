@@ -126,6 +126,16 @@ class Guard:
         self.run.skip_nonfinite = skip
 
     @property
+    def model(self) -> torch.nn.Module | None:
+        """The model that `wrap` was given; None if there was none, or it no longer exists."""
+        return self._namer.model
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers under this guard, without what stands around them."""
+        return self.run.optimizers()
+
+    @property
     def backend(self) -> str:
         """What was asked for: "auto" or a name from `fastguard.backends()`."""
         return self.run.backend

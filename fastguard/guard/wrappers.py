@@ -84,3 +84,14 @@ def refuse_sharding_model(model: torch.nn.Module | None) -> None:
     for module in () if model is None else model.modules():
         if any(c.__name__ == "FullyShardedDataParallel" for c in type(module).__mro__):
             raise TypeError(f"`model` must not be sharded, got a FullyShardedDataParallel module. {_REMEDY}")
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside `torch.compile`, DataParallel and DistributedDataParallel."""
+    while True:
+        if type(model).__name__ == "OptimizedModule":
+            model = model._orig_mod  # type: ignore[assignment]
+        elif isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model

@@ -1,4 +1,4 @@
-"""The benchmarks of reliability in short: trainings that are ended, sinks that cannot write, a soak."""
+"""The benchmarks of reliability in short: what is ended, sinks that cannot write, a soak."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def test_sinks_that_cannot_write() -> None:
     figures, shown = _figures("disks")
     assert figures["num_wrong"] == 0 and figures["number"] + figures["num_not_run"] == 11, shown
     assert figures["number"] >= 9, shown
+
+
+def test_checkpoints_whose_saving_is_killed() -> None:
+    figures, shown = _figures("checkpoints", "--number", "25")
+    assert figures["number"] == 50 and figures["num_wrong"] == 0, shown
+    assert figures["each_write"]["num_points"] > 100, shown
 
 
 def test_a_short_soak() -> None:

@@ -10,7 +10,9 @@ import pytest
 MODULES = {
     "guard.policies.global_norm": 1,
     "guard.policies.policy": 1,
+    "tools.checkpoints": 7,
     "tools.clipping": 1,
+    "tools.early_stopping": 8,
     "tools.initialization.check": 1,
     "tools.lr_finder.finder": 1,
     "tools.lr_finder.result": 1,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 from ... import kernels
 from ...guard import Guard
 from ...guard.guard import GUARD
+from ..randomness import load_random_state, random_state
 
 
 class _Kept:
@@ -89,20 +88,14 @@ def _own_generators(loader: Any) -> list[torch.Generator]:
 @contextlib.contextmanager
 def randomness_restored(loader: Any) -> Iterator[None]:
     """Puts the random generators of torch, Python and NumPy back, and those of a loader."""
-    numpy: Any = sys.modules.get("numpy")  # only if somebody uses it
     own = [(g, g.get_state()) for g in _own_generators(loader)]
-    of_python = random.getstate()
-    of_numpy = None if numpy is None else numpy.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    state = random_state()
     try:
-        with torch.random.fork_rng(devices=devices):
-            yield
+        yield
     finally:
-        random.setstate(of_python)
-        if numpy is not None:
-            numpy.random.set_state(of_numpy)
-        for generator, state in own:
-            generator.set_state(state)
+        load_random_state(state)
+        for generator, before in own:
+            generator.set_state(before)
 
 
 @contextlib.contextmanager

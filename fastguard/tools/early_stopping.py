@@ -1,0 +1,200 @@
+"""When to stop: a validation figure that no longer gets better, or is no longer a number."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..guard import Guard
+from ..guard.ledger import scalar
+from ..history import TrainingHistory
+from ..stats import values
+
+_MODES = ("min", "max")
+
+
+class EarlyStopping:
+    """Says when to stop: after `patience` checks in a row that were no better than the best so far.
+
+    Better is value < best - min_delta ("min") or value > best + min_delta ("max"). NaN and Inf are never the best.
+
+    Args:
+        patience: so many checks (not steps) without a better value stop the run, >= 1.
+        min_delta: by how much a value must be better to count, >= 0, in its own units.
+        mode: "min" for losses, "max" for accuracies.
+        restore_best: keep a copy of the model's parameters and buffers at the best value, and put it back, in place,
+            when the run is stopped.
+        check_finite: stop at once at a value that is NaN or Inf; else it counts as one that is no better.
+
+    Attributes:
+        best, best_check: the best value, and at which check it was; NaN and 0 before there is one.
+        num_checks, num_bad: how many values were given; how many since the best, or since a rollback.
+        last: the newest value.
+
+    Cost: a comparison; a tensor on an accelerator is waited for. `restore_best` copies the model at each better value.
+
+    >>> import fastguard, torch
+    >>> model, stop = torch.nn.Linear(2, 1), fastguard.EarlyStopping(patience=2, min_delta=0.01)
+    >>> [stop(model, value) for value in (1.0, 0.5, 0.495, 0.6)]
+    [False, False, False, True]
+    >>> stop.best, stop.reason
+    (0.5, '2 checks without a value below 0.5 by more than 0.01, that of check 2')
+    """
+
+    def __init__(
+        self,
+        patience: int,
+        min_delta: float = 0.0,
+        mode: str = "min",
+        restore_best: bool = False,
+        check_finite: bool = True,
+    ) -> None:
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise ValueError(f"`patience` must be an integer >= 1, got {patience!r}")
+        if mode not in _MODES:
+            raise ValueError(f"`mode` must be 'min' or 'max', got {mode!r}")
+        self.patience = patience
+        self.min_delta = scalar("min_delta", min_delta)
+        if not 0.0 <= self.min_delta < math.inf:
+            raise ValueError(f"`min_delta` must be a finite number >= 0, got {min_delta!r}")
+        self.mode, self.restore_best, self.check_finite = mode, restore_best, check_finite
+        self.best = self.last = math.nan
+        self.best_check = self.num_checks = self.num_bad = self._num_rollbacks = 0
+        self._kept: dict[str, torch.Tensor] = {}
+
+    @classmethod
+    def from_history(cls, history: TrainingHistory, patience: int, **settings: Any) -> EarlyStopping:
+        """What would have been said of a run, or a log of one, by its validation losses: see `reason` and `best`.
+
+        Args:
+            history: of it the newest 256 finite validation losses are asked, and those of its window.
+            patience, settings: as for the class, but for `restore_best`.
+
+        >>> import fastguard
+        >>> history = fastguard.TrainingHistory()
+        >>> for step, loss in enumerate([3.0, 2.0, 2.5, 2.6]):
+        ...     history.record(step, loss, grad_norm=1.0, lr=0.1, val_loss=loss)
+        >>> fastguard.EarlyStopping.from_history(history, patience=2).reason
+        '2 checks without a value below 2, that of check 2'
+        """
+        stop = cls(patience, **settings)
+        if stop.restore_best:
+            raise ValueError("`restore_best` must be left out: a history has no parameters")
+        history.settle()
+        known = {entry.step: entry.val_loss for entry in history.recent if entry.val_loss is not None}
+        known |= {validation.step: validation.val_loss for validation in history.validations}
+        for step in sorted(known):
+            stop._judge(known[step])
+            if stop.reason:
+                break
+        return stop
+
+    @property
+    def reason(self) -> str:
+        """Why to stop, in words; "" while training should go on."""
+        if self.check_finite and self.num_checks and not math.isfinite(self.last):
+            return f"the value of check {self.num_checks} is {self.last}"
+        if self.num_bad < self.patience:
+            return ""
+        side = "below" if self.mode == "min" else "above"
+        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        than = f"{side} {self.best:g}{by}, that of check {self.best_check}" if self.best_check else "that is finite"
+        return f"{self.num_bad} checks without a value {than}"
+
+    def __call__(self, guard_or_model: Any, value: Any) -> bool:
+        """Takes the value of one more check; returns whether to stop, True ever after.
+
+        After a rollback of the guard's the checks without a better value are counted anew: those before it were of a
+        model that is gone.
+
+        Args:
+            guard_or_model: `optimizer.guard`, a guarded optimizer, or the model.
+            value: a number, or a tensor of one element; of several processes, the same on each.
+
+        Raises:
+            ValueError: `value` is no number; `restore_best` with a guard that has no model.
+        """
+        if self.reason:
+            return True
+        guard, model = _guard_and_model(guard_or_model)
+        if self.restore_best and model is None:
+            raise ValueError("`guard_or_model` must have a model for restore_best. Give it to fastguard.wrap, or here.")
+        num_rollbacks = int(getattr(guard, "num_rollbacks", 0))
+        if num_rollbacks != self._num_rollbacks:
+            self._num_rollbacks, self.num_bad = num_rollbacks, 0
+        is_better = self._judge(scalar("value", value))
+        if self.restore_best and model is not None:
+            if is_better:
+                self._keep(model)
+            elif self.reason and self._kept:
+                self._restore(model)
+        return bool(self.reason)
+
+    def _judge(self, value: float) -> bool:
+        """Whether `value` is the best so far."""
+        self.num_checks += 1
+        self.last = value
+        gain = self.best - value if self.mode == "min" else value - self.best
+        is_better = math.isfinite(value) and (math.isnan(self.best) or gain > self.min_delta)
+        if is_better:
+            self.best, self.best_check, self.num_bad = value, self.num_checks, 0
+        else:
+            self.num_bad += 1
+        return is_better
+
+    def _keep(self, model: torch.nn.Module) -> None:
+        for name, tensor in _tensors(model).items():
+            kept = self._kept.get(name)
+            if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
+                kept.copy_(tensor.detach())
+            else:
+                self._kept[name] = tensor.detach().clone()
+
+    def _restore(self, model: torch.nn.Module) -> None:
+        tensors = _tensors(model)
+        if tensors.keys() != self._kept.keys():
+            raise ValueError(
+                "`guard_or_model` must have the tensors that it had at the best value: other ones are there now"
+            )
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(self._kept[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, with the tensors of the best model if they are kept. Plain data."""
+        numbers = {"best": self.best, "last": self.last, "best_check": self.best_check, "num_checks": self.num_checks}
+        return {**numbers, "num_bad": self.num_bad, "num_rollbacks": self._num_rollbacks, "kept": dict(self._kept)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state`, which came from `state_dict`. `patience` and the like are this run's.
+
+        A run that had stopped for its patience goes on where that is larger now.
+
+        Raises:
+            ValueError: `state` lacks an entry or has a wrong one, which is named. Nothing is changed then.
+        """
+        best, last = (values.entry(state, name, values.number) for name in ("best", "last"))
+        counts = [values.entry(state, name, values.count) for name in _COUNTS]
+        kept = {name: tensor.clone() for name, tensor in values.entry(state, "kept", values.mapping).items()}
+        self.best, self.last, self._kept = best, last, kept
+        self.best_check, self.num_checks, self.num_bad, self._num_rollbacks = counts
+
+    def __repr__(self) -> str:
+        state = self.reason or f"{self.num_bad} of {self.patience} checks without a better value"
+        return f"EarlyStopping({state})"
+
+
+_COUNTS = ("best_check", "num_checks", "num_bad", "num_rollbacks")
+
+
+def _guard_and_model(given: Any) -> tuple[Guard | None, torch.nn.Module | None]:
+    if isinstance(given, torch.nn.Module):
+        return None, given
+    guard = given if isinstance(given, Guard) else Guard.of(given)
+    return guard, guard.model
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -1,0 +1,370 @@
+"""Checkpoints: whole or not there, the right ones kept, nothing spoilt, and a run that goes on bit for bit."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import math
+import os
+import random
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+from fastguard import Checkpoints
+from fastguard.tools import checkpoints as module
+
+
+def make(**settings: Any) -> tuple[nn.Module, Any]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, fastguard.wrap(optimizer, model, max_norm=1.0, **settings)
+
+
+def take_step(model: nn.Module, optimizer: Any) -> None:
+    x = torch.randn(8, 4) * random.uniform(0.5, 1.5) + float(np.random.rand())
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b or (a != a and b != b)
+
+
+def names(checkpoints: Checkpoints) -> list[str]:
+    return sorted(path.name for path in checkpoints.folder.iterdir())
+
+
+def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    class Parts:
+        """A run with all that belongs to one."""
+
+        def __init__(self) -> None:
+            self.model, self.optimizer = make()
+            self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+            self.average = torch.optim.swa_utils.AveragedModel(self.model, use_buffers=True)
+            self.stop = fastguard.EarlyStopping(3, restore_best=True)
+            self.order = torch.Generator().manual_seed(5)
+            parts = ("scheduler", "scaler", "average", "stop", "order")
+            self.checkpoints = Checkpoints(tmp_path, state={name: getattr(self, name) for name in parts})
+
+        def go_on(self, start: int, end: int) -> None:
+            for step in range(start, end):
+                x = torch.randn(8, 4, generator=self.order) * random.uniform(0.5, 1.5) + float(np.random.rand())
+                self.scaler.scale(self.model(x).square().mean()).backward()
+                if step == 5:
+                    self.model[0].weight.grad[0, 0] = math.inf
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                self.optimizer.zero_grad()
+                self.scheduler.step()
+                self.average.update_parameters(self.model)
+                self.stop(self.optimizer.guard, 1.0 / (step + 1))
+
+        def all(self) -> dict[str, Any]:
+            found = {name: getattr(self, name).state_dict() for name in ("model", "average", "stop", "scheduler")}
+            guard = self.optimizer.guard.state_dict()
+            guard.pop("evidence"), guard["history"].pop("recent"), guard["history"].pop("clean")  # times of steps
+            found |= {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+            return {**found, "step": guard["step"], "skipped": guard["history"]["counters"]}
+
+    random.seed(1), np.random.seed(1)
+    first = Parts()
+    first.go_on(0, 7)
+    path = first.checkpoints.save(first.optimizer.guard, 7, metric=0.5, epoch=2)
+    first.go_on(7, 12)
+    expected, numbers = first.all(), (random.random(), np.random.rand(), torch.rand(1))
+
+    random.seed(9), np.random.seed(9), torch.manual_seed(9)
+    again = Parts()
+    take_step(again.model, again.optimizer)  # whatever it did before
+    assert again.checkpoints.load(again.optimizer.guard) == 7 and again.checkpoints.extra == {"epoch": 2}
+    again.go_on(7, 12)
+    assert same(again.all(), expected)
+    assert same((random.random(), np.random.rand(), torch.rand(1)), numbers)
+    assert path == again.checkpoints.latest() == again.checkpoints.best()
+
+
+def test_trap_26_float32_state_of_bfloat16_parameters_stays(tmp_path: Path) -> None:
+    class Precise(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                state = self.state[p]
+                master = state.setdefault("master", p.float().clone())
+                master.sub_(p.grad.float(), alpha=1e-3)
+                state["num"] = state.get("num", 0) + 1
+                p.copy_(master)
+
+    model = nn.Linear(3, 3).bfloat16()
+    optimizer = fastguard.wrap(Precise(model.parameters()), model)
+    model(torch.randn(2, 3).bfloat16()).sum().backward()
+    optimizer.step()
+    masters = [optimizer.state[p]["master"].clone() for p in model.parameters()]
+    Checkpoints(tmp_path).save(optimizer.guard, 1)
+    optimizer.step()
+    Checkpoints(tmp_path).load(optimizer.guard)
+    for p, master in zip(model.parameters(), masters):
+        assert optimizer.state[p]["master"].dtype is torch.float32 and torch.equal(optimizer.state[p]["master"], master)
+        assert optimizer.state[p]["num"] == 1
+    state = optimizer.state_dict()  # torch alone rounds it
+    optimizer.load_state_dict(state)
+    assert all(optimizer.state[p]["master"].dtype is torch.bfloat16 for p in model.parameters())
+
+
+def test_trap_24_which_are_kept(tmp_path: Path) -> None:
+    _, optimizer = make()
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
+    assert checkpoints.latest() is None and checkpoints.best() is None and checkpoints.load(optimizer.guard) == 0
+    for step, metric in ((8, 0.5), (9, 0.25), (10, math.nan), (11, 0.75), (12, None), (13, math.inf), (14, -math.inf)):
+        checkpoints.save(optimizer.guard, step, metric)
+    assert names(checkpoints) == [
+        "step-00000009_metric-0.25.pt",
+        "step-00000013_metric-inf.pt",
+        "step-00000014_metric--inf.pt",
+    ]
+    assert checkpoints.latest().name.startswith("step-00000014") and checkpoints.best().name.startswith("step-00000009")
+    checkpoints.save(optimizer.guard, 14, metric=torch.tensor(0.125))  # once more, with a metric: it takes its place
+    assert names(checkpoints) == ["step-00000013_metric-inf.pt", "step-00000014_metric-0.125.pt"]
+    assert checkpoints.best() == checkpoints.latest()  # one file, counted once
+
+
+def test_trap_24_steps_are_numbers_and_not_text(tmp_path: Path) -> None:
+    _, optimizer = make()
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=0)
+    for step in (9, 10, 99_999_999, 100_000_000):
+        checkpoints.save(optimizer.guard, step)
+        assert [c.step for c in checkpoints.all()] == [step]
+    for name in ("step-9.txt", "step-x.pt", "step-5_metric-good.pt", "notes"):
+        (tmp_path / name).touch()
+    (tmp_path / "step-00000007.pt").mkdir()
+    assert checkpoints.latest().name == "step-100000000.pt"
+
+
+def test_trap_24_of_higher_metrics_the_highest(tmp_path: Path) -> None:
+    _, optimizer = make()
+    checkpoints = Checkpoints(tmp_path, 1, 2, mode="max")
+    for step, metric in enumerate((0.1, 0.9, math.inf, 0.9, 1e-7, math.nan)):
+        checkpoints.save(optimizer.guard, step, metric)
+    assert [c.step for c in checkpoints.all()] == [1, 3, 5] and checkpoints.best().name == "step-00000001_metric-0.9.pt"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no mode bits")
+def test_trap_24_mode_bits_are_those_of_any_new_file(tmp_path: Path) -> None:
+    _, optimizer = make()
+    before = os.umask(0o027)
+    try:
+        path = Checkpoints(tmp_path / "a" / "b").save(optimizer.guard, 1)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_trap_24_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        """A file that takes some kilobytes."""
+
+        def __init__(self, path: Any, mode: str) -> None:
+            self.file, self.room = open(path, mode), 4096  # noqa: SIM115
+
+        def write(self, data: Any) -> int:
+            self.room -= len(data)
+            if self.room < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self.file.write(data)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.file.close()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+    _, optimizer = make()
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    first = checkpoints.save(optimizer.guard, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "open", Full, raising=False)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoints.save(optimizer.guard, 2)
+    assert names(checkpoints) == [first.name] and checkpoints.load(optimizer.guard) == 1
+    (tmp_path / f".step-00000001.pt{module._UNFINISHED}").write_bytes(b"by a process that was killed")
+    checkpoints.save(optimizer.guard, 2)
+    assert names(checkpoints) == ["step-00000002.pt"]
+
+
+def test_trap_16_what_is_not_finite_takes_no_place_of_what_is(tmp_path: Path) -> None:
+    model, optimizer = make()
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    good = checkpoints.save(optimizer.guard, 1, metric=1.0)
+    spoil = {
+        "a parameter": lambda: model[0].weight.data[0].fill_(math.inf),
+        "a buffer": lambda: model[1].running_mean.fill_(math.nan),
+        "a moment": lambda: optimizer.state[model[4].bias]["exp_avg"].fill_(math.nan),
+    }
+    take_step(model, optimizer)
+    checkpoints.save(optimizer.guard, 2, metric=0.9)
+    for number, (what, do) in enumerate(spoil.items()):
+        checkpoints.load(optimizer.guard)
+        do()
+        with pytest.warns(RuntimeWarning, match=r"step 3 holds NaN or Inf in 1 tensors \((0.weight|1.running|4.bias)"):
+            path = checkpoints.save(optimizer.guard, 3, metric=0.1)
+        assert path.name == "not-finite_step-00000003_metric-0.1.pt", what
+        assert names(checkpoints) == [path.name, "step-00000002_metric-0.9.pt"] and not good.exists()
+        bad = torch.load(path, weights_only=True)["model"]["0.weight"]
+        assert bad.isinf().any(), "the first of them is the one that is kept"
+        assert number == 0 or bad.isinf().sum() == 4
+    assert checkpoints.load(optimizer.guard) == 2 and model[0].weight.isfinite().all()
+
+
+def test_a_mask_of_inf_is_no_harm(tmp_path: Path) -> None:
+    model, optimizer = make()
+    model.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
+    model.register_buffer("number", torch.tensor(5))
+    assert Checkpoints(tmp_path).save(optimizer.guard, 1).name == "step-00000001.pt"
+
+
+def test_trap_25_all_that_is_written_loads_as_weights(tmp_path: Path) -> None:
+    model, optimizer = make(activations={"every": 1, "overhead_budget": None}, weights=1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    for _ in range(3):
+        take_step(model, optimizer)
+    checkpoints = Checkpoints(tmp_path, state={"scheduler": scheduler})
+    np.random.seed(4)
+    plain = {"epoch": 3, "loss": [0.1, None], "names": ("a", "b"), "order": torch.arange(3), "big": 2**100, "on": True}
+    path = checkpoints.save(optimizer.guard, 3, **plain)
+    found = torch.load(path, weights_only=True)
+    assert same(found["extra"], plain) and found["guard"]["step"] == 3
+    assert list(found) == ["version", "step", "metric", "model", "optimizers", "guard", "state", "random", "extra"]
+
+
+@pytest.mark.parametrize("value", [collections.deque([1]), np.float64(1.0), np.ones(2), Path("."), lambda: 1, open])
+def test_trap_25_what_would_not_load_is_refused(tmp_path: Path, value: Any) -> None:
+    _, optimizer = make()
+    checkpoints = Checkpoints(tmp_path)
+    good = checkpoints.save(optimizer.guard, 1)
+    with pytest.raises(ValueError, match="a checkpoint must hold plain data"):
+        checkpoints.save(optimizer.guard, 2, value=value)
+    assert names(checkpoints) == [good.name]
+
+
+def test_a_wrapped_model_is_saved_without_its_wrapper(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    parallel = nn.DataParallel(model)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), parallel)
+    path = Checkpoints(tmp_path).save(optimizer, 1)  # the optimizer stands for its guard
+    assert list(torch.load(path, weights_only=True)["model"]) == ["weight", "bias"]
+    assert Checkpoints(tmp_path).load(optimizer) == 1
+
+
+def test_a_step_of_a_future_that_was_left_is_in_the_way(tmp_path: Path) -> None:
+    _, optimizer = make()
+    checkpoints = Checkpoints(tmp_path)
+    for step in (100, 200):
+        checkpoints.save(optimizer.guard, step)
+    assert checkpoints.load(optimizer.guard, tmp_path / "step-00000100.pt") == 100
+    with pytest.raises(
+        ValueError, match=r"`step` must not be below a step that is in the folder, got 150 beside .*200"
+    ):
+        checkpoints.save(optimizer.guard, 150)
+    assert [c.step for c in checkpoints.all()] == [100, 200]
+
+
+def test_what_the_guard_cannot_give(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="`guard` must know the model"):
+        Checkpoints(tmp_path).save(optimizer.guard, 1)
+    checkpoints = Checkpoints(tmp_path, state={"model": model})
+    checkpoints.save(optimizer.guard, 1)
+    kept = model.weight.detach().clone()
+    model.weight.data.zero_()
+    assert checkpoints.load(optimizer.guard) == 1 and torch.equal(model.weight, kept)
+    with pytest.raises(fastguard.NotGuardedError):
+        checkpoints.save(torch.optim.SGD(model.parameters(), lr=0.1), 2)
+
+
+def test_what_is_missing_or_forgotten_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+    Checkpoints(tmp_path, state={"scheduler": scheduler}).save(optimizer.guard, 1)
+    with pytest.warns(UserWarning, match=r"step-00000001.pt also holds scheduler, which `state` does not name"):
+        Checkpoints(tmp_path).load(optimizer.guard)
+    model[0].weight.data.zero_()
+    with pytest.raises(ValueError, match="must hold what is to be loaded, and lacks average"):
+        Checkpoints(tmp_path, state={"scheduler": scheduler, "average": model}).load(optimizer.guard)
+    assert not model[0].weight.any()
+    path = tmp_path / "step-00000001.pt"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"step-00000001.pt cannot be read: .*Move it away"):
+        Checkpoints(tmp_path).load(optimizer.guard)
+    torch.save({"model": {}}, path)
+    with pytest.raises(ValueError, match="must be a file that Checkpoints"):
+        Checkpoints(tmp_path).load(optimizer.guard)
+    with pytest.raises(FileNotFoundError):
+        Checkpoints(tmp_path).load(optimizer.guard, tmp_path / "nothing.pt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"keep_last": 0}, "`keep_last` must be an integer >= 1, got 0"),
+        ({"keep_best": -1}, "`keep_best` must be an integer >= 0, got -1"),
+        ({"mode": "low"}, "`mode` must be 'min' or 'max', got 'low'"),
+    ],
+)
+def test_wrong_settings(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Checkpoints(tmp_path, **arguments)
+
+
+def test_wrong_state_steps_and_metrics(tmp_path: Path) -> None:
+    _, optimizer = make()
+    with pytest.raises(
+        TypeError, match="`state` must hold objects with state_dict and load_state_dict, got int - at 'a"
+    ):
+        Checkpoints(tmp_path, state={"a": 1})
+    for step in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="`step` must be an integer >= 0"):
+            Checkpoints(tmp_path).save(optimizer.guard, step)
+    with pytest.raises(ValueError, match="`metric` must be a"):
+        Checkpoints(tmp_path).save(optimizer.guard, 1, metric="low")
+
+
+def test_shards_and_several_processes_are_sent_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, optimizer = make()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        model = nn.Linear(4, 4)
+        plain = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+        with pytest.raises(TypeError, match=r"got a DTensor - at 'weight'.*torch\.distributed\.checkpoint"):
+            Checkpoints(tmp_path).save(plain.guard, 1)
+        assert Checkpoints(tmp_path).save(optimizer.guard, 1).exists()
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        with pytest.raises(RuntimeError, match=r"a single process, got one of several.*torch\.distributed\.checkpoint"):
+            Checkpoints(tmp_path).save(optimizer.guard, 1)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,181 @@
+"""EarlyStopping: patience, what is never the best, putting the best back, rollbacks and resumes."""
+
+from __future__ import annotations
+
+import io
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+from fastguard import EarlyStopping
+from fastguard.guard import Guard
+
+MODEL = nn.Linear(1, 1)
+
+
+def stops_at(stop: EarlyStopping, values: list[float]) -> int | None:
+    """The number of the check that stopped the run."""
+    return next((i for i, value in enumerate(values, 1) if stop(MODEL, value)), None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "check"),
+    [
+        ({"patience": 1}, [3.0, 2.0, 2.0], 3),  # equal is no better
+        ({"patience": 2}, [3.0, 2.0, 2.5, 1.9, 2.0], None),
+        ({"patience": 2}, [3.0, 2.0, 2.5, 2.0], 4),
+        ({"patience": 2, "min_delta": 0.5}, [3.0, 2.6, 2.5], 3),
+        ({"patience": 2, "min_delta": 0.5}, [3.0, 2.6, 2.4, 2.3], None),
+        ({"patience": 1, "mode": "max"}, [0.1, 0.2, 0.2], 3),
+        ({"patience": 2, "mode": "max", "min_delta": 0.1}, [0.1, 0.15, 0.19], 3),
+        ({"patience": 2}, [-1.0, -2.0, -1.5, -1.9], 4),
+    ],
+)
+def test_patience_counts_checks_without_a_better_value(settings, values, check):
+    assert stops_at(EarlyStopping(**settings), values) == check
+
+
+BAD = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("bad", BAD)
+def test_trap_27_what_is_not_finite_is_never_the_best(mode, bad):
+    stop = EarlyStopping(2, mode=mode, check_finite=False)
+    assert [stop(MODEL, v) for v in (bad, 1.0, bad)] == [False, False, False]  # as the very first value too
+    assert (stop.best, stop.best_check) == (1.0, 2)
+    assert (
+        stop(MODEL, bad) and stop.reason.startswith("2 checks without a value") and stop.reason.endswith("of check 2")
+    )
+    never = EarlyStopping(2, mode=mode, check_finite=False)
+    assert stops_at(never, [bad, bad]) == 2 and never.reason == "2 checks without a value that is finite"
+
+
+@pytest.mark.parametrize("values", [[bad] for bad in BAD] + [[1.0, 0.5, bad] for bad in BAD], ids=str)
+def test_trap_27_by_default_it_stops_at_once(values):
+    stop = EarlyStopping(9)
+    assert stops_at(stop, values) == len(values) and stop.reason == f"the value of check {len(values)} is {values[-1]}"
+
+
+def test_once_stopped_it_stays_so():
+    stop = EarlyStopping(1)
+    assert [stop(MODEL, v) for v in (1.0, 2.0, 0.1)] == [False, True, True] and stop.num_checks == 2
+    assert repr(stop) == f"EarlyStopping({stop.reason})"
+
+
+def make_guarded() -> tuple[nn.Module, Any]:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
+    return model, fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def fill(model: nn.Module, value: float) -> None:
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(value)
+
+
+@pytest.mark.parametrize("values", [[3.0, 1.0, 2.0, 2.0], [3.0, 1.0, math.nan]], ids=["patience", "nan"])
+@pytest.mark.parametrize("what", ["guard", "optimizer", "model"])
+def test_the_best_model_is_put_back_in_place(values, what):
+    model, optimizer = make_guarded()
+    given = {"guard": optimizer.guard, "optimizer": optimizer, "model": model}[what]
+    stop = EarlyStopping(2, restore_best=True)
+    places = [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
+    for i, value in enumerate(values):
+        fill(model, i)
+        assert stop(given, value) is (i == len(values) - 1)
+    for tensor in (*model.parameters(), *model.buffers()):
+        assert (tensor == 1).all()  # those of the second check, non-persistent buffers too
+    assert places == [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
+
+
+def test_a_model_that_never_was_good_is_left_alone():
+    model, _ = make_guarded()
+    fill(model, 7)
+    assert EarlyStopping(1, restore_best=True)(model, math.nan) and (model[0].weight == 7).all()
+
+
+def test_trap_27_after_a_rollback_patience_begins_anew(monkeypatch):
+    _, optimizer = make_guarded()
+    rollbacks = SimpleNamespace(count=0)
+    monkeypatch.setattr(Guard, "num_rollbacks", property(lambda self: rollbacks.count), raising=False)
+    stop = EarlyStopping(2)
+    assert [stop(optimizer.guard, v) for v in (1.0, 5.0)] == [False, False]
+    rollbacks.count = 1  # the model of the second check is gone
+    assert [stop(optimizer.guard, v) for v in (1.1, 1.2)] == [False, True]
+    assert stop.best == 1.0
+
+
+def test_trap_26_patience_and_best_model_are_resumed():
+    model, _ = make_guarded()
+    whole, first = EarlyStopping(3, restore_best=True), EarlyStopping(3, restore_best=True)
+    values = [3.0, 1.0, 2.0, 2.0, 2.0]
+    for i, value in enumerate(values[:3]):
+        fill(model, i)
+        assert whole(model, value) is first(model, value) is False
+    buffer = io.BytesIO()
+    torch.save(first.state_dict(), buffer)
+    buffer.seek(0)
+    again = EarlyStopping(3, restore_best=True)
+    again.load_state_dict(torch.load(buffer, weights_only=True))
+    assert [again(model, v) for v in values[3:]] == [False, True] and (model[0].weight == 1).all()
+    assert [whole(model, v) for v in values[3:]] == [False, True] and whole.reason == again.reason
+    longer = EarlyStopping(5)
+    longer.load_state_dict(whole.state_dict())
+    assert not longer.reason and stops_at(longer, [2.0, 2.0]) == 2
+
+
+def test_what_does_not_suit_is_refused():
+    stop = EarlyStopping(1)
+    stop(MODEL, 1.0)
+    for state, message in (
+        ({}, "'best'"),
+        ({**stop.state_dict(), "num_bad": -1}, "num_bad"),
+        ({**stop.state_dict(), "kept": 1}, "kept"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stop.load_state_dict(state)
+    assert stop.best == 1.0
+    for settings, message in (
+        ({"patience": 0}, "`patience` must be an integer >= 1"),
+        ({"patience": 1, "mode": "low"}, "`mode` must be"),
+        ({"patience": 1, "min_delta": -1.0}, "`min_delta` must be"),
+        ({"patience": 1, "min_delta": math.nan}, "`min_delta` must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EarlyStopping(**settings)
+    with pytest.raises(ValueError, match="`value` must be"):
+        stop(MODEL, "low")
+    bare = fastguard.wrap(torch.optim.SGD(MODEL.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="must have a model for restore_best"):
+        EarlyStopping(1, restore_best=True)(bare.guard, 1.0)
+    with pytest.raises(fastguard.NotGuardedError):
+        EarlyStopping(1)(torch.optim.SGD(MODEL.parameters(), lr=0.1), 1.0)
+
+
+def test_of_a_history_and_of_a_log(tmp_path):
+    history = fastguard.TrainingHistory()
+    log = fastguard.JsonlSink(tmp_path / "run.jsonl")
+    model, optimizer = make_guarded()
+    fastguard.Guard.of(optimizer).detach()
+    fastguard.wrap(optimizer, model, sinks=[log])
+    values = {3: 2.0, 6: 1.0, 9: 1.5, 12: math.nan, 15: 0.5}
+    for step in range(18):
+        history.record(step, 1.0, grad_norm=1.0, lr=0.1, val_loss=values.get(step))
+        model(torch.ones(2, 2)).sum().backward()
+        optimizer.step()
+        optimizer.guard.observe(loss=1.0, val_loss=values.get(step))
+    optimizer.guard.close()
+    for seen in (history, fastguard.TrainingHistory.from_jsonl(tmp_path / "run.jsonl")):
+        assert EarlyStopping.from_history(seen, 2).reason == "the value of check 4 is nan"
+        stop = EarlyStopping.from_history(seen, 2, check_finite=False)
+        assert (stop.best, stop.best_check, stop.num_checks) == (1.0, 2, 4) and stop.reason
+        assert EarlyStopping.from_history(seen, 3, check_finite=False).reason == ""
+    with pytest.raises(ValueError, match="`restore_best` must be left out"):
+        EarlyStopping.from_history(history, 2, restore_best=True)
