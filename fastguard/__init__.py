@@ -46,8 +46,12 @@ if TYPE_CHECKING:
     from .tools.debugger import TrainingDebugger as TrainingDebugger
     from .tools.early_stopping import EarlyStopping as EarlyStopping
     from .tools.initialization import check_initialization as check_initialization
+    from .tools.initialization import stable_weight_init as stable_weight_init
     from .tools.lr_finder import LearningRateFinder as LearningRateFinder
+    from .tools.overfit import overfit_one_batch as overfit_one_batch
+    from .tools.param_groups import param_groups as param_groups
     from .tools.preflight import preflight as preflight
+    from .tools.schedules import warmup_cosine as warmup_cosine
     from .weights import check_gradients as check_gradients
 
 _HOME = {
@@ -69,6 +73,7 @@ _HOME = {
     "TrainingHistory": "history",
     "EarlyStopping": "tools.early_stopping",
     "check_initialization": "tools.initialization",
+    "stable_weight_init": "tools.initialization",
     "activation_stats": "kernels",
     "backends": "kernels",
     "channel_stats": "kernels",
@@ -77,7 +82,10 @@ _HOME = {
     "tensor_stats": "kernels",
     "LearningRateFinder": "tools.lr_finder",
     "MagnitudeHistogram": "stats.magnitudes",
+    "overfit_one_batch": "tools.overfit",
+    "param_groups": "tools.param_groups",
     "preflight": "tools.preflight",
+    "warmup_cosine": "tools.schedules",
     "Report": "report",
     "ActivationStats": "stats.samples",
     "ChannelStats": "stats.samples",

@@ -2,3 +2,4 @@
 
 from .check import check_initialization as check_initialization
 from .report import InitializationReport as InitializationReport
+from .stable import stable_weight_init as stable_weight_init

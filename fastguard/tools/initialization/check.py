@@ -14,7 +14,7 @@ from ..._text import prose
 from ...kernels.tensors import as_tensor
 from ...stats import TensorRow
 from .expected import Missing, Weight, bare, missing_values, modules_with_names, tied, weights_of
-from .followers import LINEAR, by_graph, by_registration
+from .followers import LINEAR, find_followers
 from .report import LARGE, NOT_FINITE, OK, SMALL, TOO_LARGE, TOO_SMALL, AttributeDict, InitializationReport
 from .variance import output_variances
 
@@ -37,9 +37,9 @@ def check_initialization(
     - nothing, a softmax, SELU: 1 / sqrt(fan_in).
 
     fan_in is that of one group of a grouped convolution; of a transposed one, that of one output position (over the
-    strides). Embeddings may be anything from 1/sqrt(dim) to 1; one tied to an output layer is judged as that layer's.
-    Biases and norms go to `others`: too large above a root mean square of 10, norms too small below 0.1 (all zero is
-    taken for a branch that starts off). Parametrized weights (weight norm) are judged as they are used.
+    strides). Embeddings may be anything from 0.02, or 1/sqrt(dim), to 1; one tied to an output layer is judged as that
+    layer's. Biases and norms go to `others`: too large above a root mean square of 10, norms too small below 0.1 (all
+    zero is taken for a branch that starts off). Parametrized weights (weight norm) are judged as they are used.
 
     Args:
         model_or_weights: a module; a dict by name (a state dict), or a list, of weights laid out [out, in, *kernel]:
@@ -114,8 +114,7 @@ def _kind_of_vector(name: str) -> str:
 
 
 def _check_model(model: nn.Module, batch: Any, backend: str) -> InitializationReport:
-    traced, problem = by_graph(model)
-    followers = {**by_registration(model), **traced}
+    followers, problem = find_followers(model)
     how = f"order of registration; the model can't be traced ({problem})" if problem else "traced graph"
     weights: dict[str, Weight] = {}
     others: dict[str, tuple[str, Tensor]] = {}

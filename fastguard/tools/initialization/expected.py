@@ -107,9 +107,9 @@ def _attention(m: nn.MultiheadAttention, follower: Follower) -> dict[str, Weight
 
 
 def _embedding(m: Any, follower: Follower) -> dict[str, Weight]:
-    """Looked up, not summed: anything from 1/sqrt(dim), as where it is tied, to torch's own 1 is customary."""
-    small = 1 / math.sqrt(m.embedding_dim) if m.embedding_dim else 0.0
-    w = Weight(m.weight, "embedding", 1, 1.0, "looked up: 1/sqrt(dim) to 1", TOO_SMALL * small, TOO_LARGE, m)
+    """Looked up, not summed: GPT's 0.02, 1/sqrt(dim), as where it is tied, and torch's own 1 are customary."""
+    small = min(1 / math.sqrt(m.embedding_dim), 0.1) if m.embedding_dim else 0.0
+    w = Weight(m.weight, "embedding", 1, 1.0, "looked up: 0.02, or 1/sqrt(dim) to 1", TOO_SMALL * small, TOO_LARGE, m)
     return {"weight": w}
 
 

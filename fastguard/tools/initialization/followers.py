@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ...guard.wrappers import unwrapped
+
 
 class Follower(NamedTuple):
     """The activation that follows a layer.
@@ -118,21 +120,11 @@ def _skeleton(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     return new
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
-    while True:
-        if type(model).__name__ == "OptimizedModule":
-            model = model._orig_mod  # type: ignore[assignment]
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        else:
-            return model
-
-
 def by_graph(model: nn.Module) -> tuple[dict[nn.Module, Follower], str]:
     """The activation that each module's output reaches first, from the traced graph; and why there is none, or ""."""
     import torch.fx
 
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     if any(type(m).__name__ == "OptimizedModule" or isinstance(m, torch.jit.ScriptModule) for m in inner.modules()):
         return {}, "it holds compiled modules"
     tracer = torch.fx.Tracer()
@@ -174,3 +166,9 @@ def _activations_after(node: Any, modules: dict[str, nn.Module]) -> Iterator[Fol
 def _of_leaky_call(node: Any) -> Follower:
     slope = node.kwargs.get("negative_slope", node.args[1] if len(node.args) > 1 else 0.01)
     return _leaky(slope if isinstance(slope, (int, float)) else 0.01)
+
+
+def find_followers(model: nn.Module) -> tuple[dict[nn.Module, Follower], str]:
+    """What follows each module: from the traced graph, else the order of registration; why no graph, or ""."""
+    traced, problem = by_graph(model)
+    return {**by_registration(model), **traced}, problem

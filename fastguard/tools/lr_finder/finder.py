@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -88,6 +88,7 @@ class LearningRateFinder:
         suggested, reason = suggest(lrs, _smoothed(losses, self.smoothing), self.min_lr)
         return RangeTest(suggested, lrs, losses, stopped, reason)
 
+    @overload
     def find(
         self,
         model: torch.nn.Module,
@@ -96,7 +97,31 @@ class LearningRateFinder:
         loss_fn: Callable[..., Any] | None = None,
         *,
         compute_loss: Callable[[Any], Any] | None = None,
-    ) -> RangeTest:
+        per_group: Literal[False] = False,
+    ) -> RangeTest: ...
+
+    @overload
+    def find(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any,
+        loader: Iterable[Any],
+        loss_fn: Callable[..., Any] | None = None,
+        *,
+        compute_loss: Callable[[Any], Any] | None = None,
+        per_group: Literal[True],
+    ) -> dict[str, RangeTest]: ...
+
+    def find(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any,
+        loader: Iterable[Any],
+        loss_fn: Callable[..., Any] | None = None,
+        *,
+        compute_loss: Callable[[Any], Any] | None = None,
+        per_group: bool = False,
+    ) -> RangeTest | dict[str, RangeTest]:
         """Runs the test on a model, and puts everything back as it was, also after an error.
 
         Each step is `zero_grad`, loss, `backward`, clipping as the guard would (if the optimizer has one that clips),
@@ -113,12 +138,18 @@ class LearningRateFinder:
             loader: batches, again from the start when they run out; not an iterator, which could not be put back.
             loss_fn: the loss of `loss_fn(model(inputs), targets)`, for batches that are pairs.
             compute_loss: instead of that, batch -> loss, for anything else (autocast, dicts, moving to a device).
+            per_group: a test for each parameter group by itself, from the same start, while the rates of all others
+                are 0. Together groups bear less than each alone: begin below what is suggested.
+
+        Returns:
+            A `RangeTest`; with `per_group` one for each group, by its "name", else "group0", "group1", …
 
         Raises:
             ValueError: neither or both of `loss_fn` and `compute_loss`; an iterator or an empty `loader`; the first
-                group's learning rate is 0.
+                group's learning rate is 0; with `per_group`, two groups of one name.
 
-        Cost: `num_steps` training steps, and a copy of parameters, buffers and optimizer state meanwhile.
+        Cost: `num_steps` training steps, with `per_group` for each group, and a copy of parameters, buffers and
+        optimizer state meanwhile.
         """
         if (loss_fn is None) == (compute_loss is None):
             raise ValueError("exactly one of `loss_fn` and `compute_loss` must be given")
@@ -129,8 +160,24 @@ class LearningRateFinder:
             )
         inner = innermost(optimizer)
         evaluate = compute_loss or (lambda batch: _loss_of_pair(model, batch, loss_fn))
+        if not per_group:
+            return self._test(model, inner, loader, evaluate, _setter(inner))
+        groups = inner.param_groups
+        names = [str(group.get("name", f"group{i}")) for i, group in enumerate(groups)]
+        if len(set(names)) != len(names):
+            raise ValueError(f"`optimizer` must have groups of different names for per_group, got {names}")
+        return {n: self._test(model, inner, loader, evaluate, _setter_of(g, groups)) for n, g in zip(names, groups)}
+
+    def _test(
+        self,
+        model: torch.nn.Module,
+        inner: torch.optim.Optimizer,
+        loader: Iterable[Any],
+        evaluate: Callable[[Any], Any],
+        set_lr: Callable[[float], None],
+    ) -> RangeTest:
+        """One test, after which all is as before."""
         with everything_restored(model, inner, loader), without_guard(inner) as clip:
-            set_lr = _setter(inner)
             batches = _again_and_again(loader)
 
             def train(lr: float) -> float:
@@ -190,12 +237,26 @@ def _setter(optimizer: torch.optim.Optimizer) -> Callable[[float], None]:
 
     def set_lr(lr: float) -> None:
         for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(lr * ratio)
-            else:
-                group["lr"] = lr * ratio
+            _set_rate(group, lr * ratio)
 
     return set_lr
+
+
+def _setter_of(one: dict[str, Any], groups: list[dict[str, Any]]) -> Callable[[float], None]:
+    """Sets a learning rate in `one` group, and 0 in all others."""
+
+    def set_lr(lr: float) -> None:
+        for group in groups:
+            _set_rate(group, lr if group is one else 0.0)
+
+    return set_lr
+
+
+def _set_rate(group: dict[str, Any], lr: float) -> None:
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
 
 
 def _again_and_again(loader: Iterable[Any]) -> Generator[Any, None, None]:

@@ -85,29 +85,29 @@ class Fitting:
     def run(self, baseline: float | None) -> Fit:
         """The attempts. `baseline`: the loss of the best constant answer; below it something was learnt."""
         started = time.perf_counter()
-        first = self._attempt(1.0, min(4, self._max_steps))
+        first = self.attempt(1.0, min(4, self._max_steps))
         a_step = (time.perf_counter() - started) / (4 + 2 * len(self._batches))
         num_steps = max(6, min(self._max_steps, int(self._seconds / (8.0 * max(a_step, 1e-6)))))
         attempts: dict[float, Attempt] = {}
         for factor in FACTORS:
-            attempts[factor] = self._attempt(factor, num_steps)
+            attempts[factor] = self.attempt(factor, num_steps)
         start = first.start if baseline is None else min(baseline, first.start)
         if not any(self._moved(one, start) for one in attempts.values()):
             for factor in _HIGHER:  # a rate that is far too low
                 if time.perf_counter() > self._deadline + 0.3 * self._seconds or math.isnan(attempts[100.0].end):
                     break
-                attempts[factor] = self._attempt(factor, min(num_steps, 20))
+                attempts[factor] = self.attempt(factor, min(num_steps, 20))
                 if self._moved(attempts[factor], start) or math.isnan(attempts[factor].end):
                     break
         with_adam: tuple[Attempt, ...] = ()
         if not any(attempts[factor].is_calm for factor in (1.0, 0.1, 0.01)):
             for factor in _LOWER:  # a rate that is far too high
-                attempts[factor] = self._attempt(factor, num_steps)
+                attempts[factor] = self.attempt(factor, num_steps)
                 if attempts[factor].is_calm:
                     break
         for factor in sorted(attempts, key=lambda f: -attempts[f].gain)[:2]:  # slow ones get more time
             if not any(has_learnt(one, start) for one in attempts.values()) and not math.isnan(attempts[factor].end):
-                attempts[factor] = self._attempt(factor, 3 * num_steps)
+                attempts[factor] = self.attempt(factor, 3 * num_steps)
         if not any(has_learnt(one, start) for one in attempts.values()):
             with_adam = tuple(self._with_adam(lr, 3 * num_steps) for lr in _RATES_OF_ADAM)
         return Fit(attempts, with_adam)
@@ -116,7 +116,8 @@ class Fitting:
     def _moved(one: Attempt, start: float) -> bool:
         return one.gain > 0.05 * abs(start)
 
-    def _attempt(self, factor: float, num_steps: int) -> Attempt:
+    def attempt(self, factor: float, num_steps: int) -> Attempt:
+        """So many steps at `factor` times the given learning rate; all is put back."""
         with self._bench.put_back():
             lr = _scale_rates(self._bench.optimizer, factor)
             return self._go(self._bench, factor, lr, num_steps)

@@ -1,0 +1,163 @@
+"""Can it learn at all? One batch, trained on until it is known by heart, on copies."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .lr_finder.restoring import randomness_restored
+from .preflight.batches import mapped
+from .preflight.bench import set_up
+from .preflight.evidence import Evidence
+from .preflight.fitting import Attempt, Fitting, has_learnt
+
+
+@dataclass(frozen=True)
+class OverfitResult:
+    """Whether one batch could be learnt by heart, and what it came to at other learning rates. `print` it.
+
+    Attributes:
+        learnt: whether the loss fell below `share` of where it began at the given learning rate.
+        start, end: the loss before and after; NaN where it was lost on the way.
+        floor: the loss of the best constant answer, which knows nothing of the inputs; None where that is not known.
+        num_steps: steps taken.
+        lr: of the first group.
+        others: learning rate -> loss at the end, of the rates that were tried because the given one did not do.
+        with_adam: the same of a plain torch.optim.Adam, where no rate did.
+        advice: what to do; "" where it was learnt.
+    """
+
+    learnt: bool
+    start: float
+    end: float
+    floor: float | None
+    num_steps: int
+    lr: float
+    others: dict[float, float] = field(default_factory=dict)
+    with_adam: dict[float, float] = field(default_factory=dict)
+    advice: str = ""
+
+    def __bool__(self) -> bool:
+        return self.learnt
+
+    def __str__(self) -> str:
+        lines = [("LEARNT" if self.learnt else "NOT LEARNT") + f" in {self.num_steps} steps on one batch", ""]
+        lines.append(f"{'loss':<22}{self.start:.4g} -> {self.end:.4g} at lr {self.lr:.3g}")
+        if self.floor is not None:
+            lines.append(f"{'the same answer to all':<22}{self.floor:.4g}")
+        for title, tried in (("other rates", self.others), ("Adam", self.with_adam)):
+            for lr, loss in tried.items():
+                lines.append(f"{title:<22}{loss:.4g} at lr {lr:.3g}")
+                title = ""
+        return "\n".join([*lines, *([f"\n{self.advice}"] if self.advice else [])])
+
+
+def overfit_one_batch(
+    model: torch.nn.Module,
+    optimizer: Any,
+    batch: Any,
+    loss_fn: Callable[..., Any],
+    *,
+    steps: int = 200,
+    share: float = 0.1,
+    seconds: float = 20.0,
+) -> OverfitResult:
+    """Trains copies on one batch again and again, and says whether its loss all but goes away.
+
+    A training that cannot learn one batch by heart has something wrong with it that more data will not mend. Where the
+    given learning rate does not do, others are tried, and a plain Adam, as `fastguard.preflight` does.
+
+    Args:
+        model, optimizer, loss_fn: as for `fastguard.preflight`; nothing of them is changed, and no guard sees a step.
+        batch: one batch, (inputs, targets) or whatever `loss_fn(model, batch)` takes; few samples are learnt faster.
+        steps: training steps at the given learning rate, at most.
+        share: the batch is learnt when its loss is below this share of the loss at the start, in (0, 1).
+        seconds: about how long it may take; what is slower takes fewer steps.
+
+    Raises:
+        ValueError: `steps`, `share` or `seconds` out of range; the loss cannot be trained on: not finite, without a
+            gradient, or none of its parameters is in the optimizer.
+        TypeError: `model`, `optimizer` or `loss_fn` is something else.
+        Exception: what the model or the loss raises.
+
+    Cost: `steps` training steps, eight times that where nothing is learnt; memory for three copies of parameters and
+    optimizer state. Synchronises.
+
+    Source: Karpathy 2019, "A recipe for training neural networks": overfit one batch.
+
+    >>> import torch, fastguard
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    >>> batch = torch.randn(4, 4), torch.randn(4, 1)
+    >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    >>> fastguard.overfit_one_batch(model, optimizer, batch, torch.nn.functional.mse_loss).learnt
+    True
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"`steps` must be an integer >= 1, got {steps!r}")
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"`share` must be in (0, 1), got {share!r}")
+    if not seconds > 0.0:
+        raise ValueError(f"`seconds` must be above 0, got {seconds!r}")
+    batches = [mapped(lambda t: t.detach().clone().requires_grad_(t.requires_grad), batch)]
+    fit = None
+    with randomness_restored(None), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what trial steps cause, of shapes and schedulers
+        with set_up(model, optimizer, loss_fn, batches) as bench:
+            evidence = Evidence(bench, batches, max_steps=steps, seconds=seconds)
+            _check_trainable(evidence)
+            floor = evidence.baseline
+            given = Fitting(bench, batches, steps, seconds).attempt(1.0, steps)
+            if not _is_below(given, share):
+                fit = Fitting(bench, batches, steps, seconds).run(floor)
+    said = given.start, given.end, floor, given.num_steps, given.lr
+    if fit is None:
+        return OverfitResult(True, *said)
+    tried = sorted((one for factor, one in fit.attempts.items() if factor != 1.0), key=lambda one: one.lr)
+    others, with_adam = ({one.lr: one.end for one in some} for some in (tried, fit.with_adam))
+    return OverfitResult(False, *said, others, with_adam, _advice(given, tried, fit.with_adam, floor, share))
+
+
+def _is_below(one: Attempt, share: float) -> bool:
+    """Whether the loss all but went away; one below zero, whose end nobody knows, has to have fallen by as much."""
+    return has_learnt(one, one.start, 1.0 - share)
+
+
+def _check_trainable(evidence: Evidence) -> None:
+    first = evidence.first
+    if first.error is not None:
+        raise first.error
+    problem = ""
+    if first.num_losses != 1:
+        problem = f"has {first.num_losses} elements"
+    elif not math.isfinite(first.loss):
+        problem = f"is {first.loss}"
+    elif not first.requires_grad:
+        problem = "has no gradient"
+    elif not evidence.in_optimizer:
+        problem = "has no parameter in `optimizer`"
+    if problem:
+        raise ValueError(
+            f"the loss of `batch` must be one finite number to train on, and {problem}. Ask preflight why."
+        )
+
+
+def _advice(
+    given: Attempt, others: list[Attempt], with_adam: tuple[Attempt, ...], floor: float | None, share: float
+) -> str:
+    best = max(others, key=lambda one: one.gain, default=given)
+    start = given.start if floor is None else min(floor, given.start)
+    is_better = best.gain > max(given.gain, 0.0) and has_learnt(best, start)
+    if is_better and (_is_below(best, share) or not has_learnt(given, start)):
+        return f"A learning rate of {best.lr:.3g} does better: begin there. LearningRateFinder finds one."
+    best_adam = max(with_adam, key=lambda one: one.gain, default=given)
+    if with_adam and has_learnt(best_adam, start):
+        return f"Adam with a learning rate of {best_adam.lr:.3g} learns it: look at the optimizer's settings."
+    if has_learnt(given, start):
+        return f"It learns, slowly: more than {given.num_steps} steps are needed, or a larger model, or less dropout."
+    return "Nothing learns it: look at targets, loss and model. fastguard.preflight checks these."

@@ -1,0 +1,156 @@
+"""Parameter groups: no decay where there should be none, and a learning rate of its own for each depth and kind."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._text import listed
+from ..names import strip_wrappers
+from ..stats import values
+
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+_KINDS = ("embeddings", "attention", "biases", "norms")
+
+
+def param_groups(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float = 0.01,
+    *,
+    layer_decay: float | None = None,
+    lr_for: Mapping[str, float] | None = None,
+    layers: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Groups for any torch.optim.Optimizer: `torch.optim.AdamW(fastguard.param_groups(model, 3e-4))`.
+
+    Each has absolute `lr` and `weight_decay`, and a `name`; nothing that an optimizer or a scheduler would have to know
+    of. Frozen parameters are left out, shared ones are in once. Biases, parameters of norms and all others of less than
+    two dimensions get a weight decay of 0.
+
+    Args:
+        model: with all parameters in place; also one that is compiled or in DDP.
+        lr: the learning rate, > 0.
+        weight_decay: that of the weights, >= 0.
+        layer_decay: in (0, 1]; the last layer keeps `lr`, and each one before it has this share of the next one's:
+            lr · layer_decay^(layers above). 0.65 to 0.9 is usual in fine-tuning.
+        lr_for: factors of a parameter's rate by pattern, the first that fits: `{"embeddings": 0.1, "head.*": 10.0}`. A
+            kind ("embeddings", "attention", "biases", "norms"; by the types and class names of modules), or a pattern
+            of names, where * stands for anything. 0 leaves the parameters where they are.
+        layers: where names begin, from input to output, one a layer, like `["embed", "blocks.0", "blocks.1", "head"]`.
+            None: by names in the order of registration; what has a number in its name is a layer up to that number
+            ("blocks.1"), and what stands between such layers is one.
+
+    Raises:
+        ValueError: a rate, decay or factor out of range; a pattern that fits no parameter; with `layers`, a parameter
+            in none of them; nothing to train.
+
+    Cost: none at a step but the optimizer's own for several groups.
+
+    Source: Clark et al. 2020 (ELECTRA) and Bao et al. 2021 (BEiT) for rates by depth, Howard and Ruder 2018 (ULMFiT)
+    for discriminative fine-tuning. Deviation: rates are absolute, so that torch's schedulers need no factor to heed.
+
+    >>> import torch, fastguard
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    >>> groups = fastguard.param_groups(model, 1e-3, 0.1, layer_decay=0.5, lr_for={"embeddings": 0.1})
+    >>> for group in groups:
+    ...     print(group["name"], len(group["params"]), f"{group['lr']:g}", group["weight_decay"])
+    0, embeddings 1 2.5e-05 0.1
+    1 1 0.0005 0.1
+    1, no decay 1 0.0005 0.0
+    2, no decay 2 0.001 0.0
+    """
+    lr = values.positive("lr", lr, "It is that of the last layer.")
+    if not 0.0 <= weight_decay < math.inf:
+        raise ValueError(f"`weight_decay` must be a finite number >= 0, got {weight_decay!r}")
+    if layer_decay is not None and not 0.0 < layer_decay <= 1.0:
+        raise ValueError(f"`layer_decay` must be None or in (0, 1], got {layer_decay!r}")
+    factors = dict(lr_for or {})
+    for pattern, factor in factors.items():
+        if not 0.0 <= factor < math.inf:
+            raise ValueError(f"`lr_for` must have finite factors >= 0, got {factor!r} - at {pattern!r}")
+    named = [(name, p, kinds) for name, p, kinds in _parameters(model) if p.requires_grad]
+    if not named:
+        raise ValueError(f"`model` must have parameters to train, got a {type(model).__name__} without any")
+    names = [name for name, _, _ in named]
+    places = _by_prefix(names, layers) if layers is not None else _by_number(names)
+    known = list(layers) if layers is not None else list(dict.fromkeys(places))
+    unused = set(factors)
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for (name, p, kinds), place in zip(named, places, strict=True):
+        rate = lr if layer_decay is None else lr * layer_decay ** (len(known) - 1 - known.index(place))
+        fitting = [pattern for pattern in factors if _fits(pattern, name, kinds)]
+        unused.difference_update(fitting)
+        pattern = fitting[0] if fitting else ""
+        rate *= factors.get(pattern, 1.0)
+        is_decayed = p.dim() >= 2 and "norms" not in kinds and "biases" not in kinds
+        title = [*([place] if layer_decay is not None else []), *([pattern] if pattern else [])] or ["all"]
+        label = ", ".join([*title, *([] if is_decayed else ["no decay"])])
+        new = {"params": [], "lr": rate, "weight_decay": float(weight_decay) if is_decayed else 0.0, "name": label}
+        groups.setdefault((label, rate), new)["params"].append(p)
+    if unused:
+        raise ValueError(
+            f"`lr_for` must fit parameters that are trained, got {listed(sorted(unused))}, which fit none. Kinds are "
+            f"{', '.join(_KINDS)}; the parameters are: {listed(names, 8)}."
+        )
+    return list(groups.values())
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, set[str]]]:
+    """Name, parameter and kinds, each parameter once, in the order of registration."""
+    seen: set[int] = set()
+    attention: list[str] = []
+    for prefix, module in model.named_modules():
+        title = type(module).__name__
+        if isinstance(module, nn.MultiheadAttention) or _ATTENTION.search(title):
+            attention.append(prefix)
+        of_module = {"embeddings"} if isinstance(module, _EMBEDDINGS) else set()
+        if "norm" in title.lower() and not any(True for _ in module.children()):
+            of_module = {"norms"}
+        if any(not above or prefix == above or prefix.startswith(above + ".") for above in attention):
+            of_module = of_module | {"attention"}
+        for name, p in module.named_parameters(recurse=False):
+            if id(p) not in seen:
+                seen.add(id(p))
+                is_bias = p.dim() < 2 and "bias" in name and "norms" not in of_module
+                yield (
+                    strip_wrappers(f"{prefix}.{name}" if prefix else name),
+                    p,
+                    of_module | ({"biases"} if is_bias else set()),
+                )
+
+
+def _fits(pattern: str, name: str, kinds: set[str]) -> bool:
+    return pattern in kinds if pattern in _KINDS else fnmatchcase(name, pattern)
+
+
+def _by_number(names: Sequence[str]) -> list[str]:
+    """The layer of each name: up to its first number; of names without one, what stands side by side is one layer."""
+    found: list[str] = []
+    is_open = False  # whether the last layer is one of names without a number
+    for name in names:
+        match = re.match(r"(?:[^.]+\.)*?\d+(?=\.)", name)
+        if match is None and is_open:
+            found.append(found[-1])
+            continue
+        is_open = match is None
+        module = name.rpartition(".")[0]
+        found.append(match[0] if match is not None else name if module in found else module or name)
+    return found
+
+
+def _by_prefix(names: Sequence[str], layers: Sequence[str]) -> list[str]:
+    found = []
+    for name in names:
+        fitting = [layer for layer in layers if name == layer or name.startswith(layer.rstrip(".") + ".")]
+        if not fitting:
+            raise ValueError(f"`layers` must cover all parameters, and lacks {name!r}")
+        found.append(max(fitting, key=len))
+    return found

@@ -1,0 +1,307 @@
+"""How a run begins: weights, parameter groups, schedules, a rate for each group, one batch learnt by heart."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fastguard
+from fastguard.tools.overfit import OverfitResult
+
+
+class Transformer(nn.Module):
+    """Small, with an embedding that may be tied to its head."""
+
+    def __init__(self, num_layers: int = 2, dim: int = 16, *, is_tied: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, dim, padding_idx=0)
+        self.positions = nn.Parameter(torch.zeros(8, dim))
+        layer = nn.TransformerEncoderLayer(dim, 2, 32, batch_first=True)
+        self.blocks = nn.ModuleList(copy.deepcopy(layer) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, 50, bias=False)
+        if is_tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x) + self.positions
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+MODELS = {
+    "mlp": lambda: nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)),
+    "conv": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.LeakyReLU(), nn.Conv2d(16, 32, 3, groups=4), nn.Sigmoid()),
+        *(nn.ConvTranspose2d(32, 8, 2, stride=2), nn.Flatten(), nn.LazyLinear(4)),
+    ),
+    "transformer": Transformer,
+    "tied": lambda: Transformer(is_tied=True),
+    "lstm": lambda: nn.Sequential(nn.LSTM(8, 32, num_layers=2, proj_size=8), nn.GRU(8, 32), nn.RNN(32, 32)),
+    "bfloat16": lambda: nn.Sequential(nn.GRU(8, 32), nn.Linear(32, 4)).bfloat16(),
+    "small embedding": lambda: nn.Embedding(200, 4),
+    "large embedding": lambda: nn.Embedding(50, 1024),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stable_weights_are_found_healthy(name):
+    model = MODELS[name]()
+    if name == "conv":
+        model(torch.randn(2, 3, 9, 9))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0.0, 30.0)
+    assert not fastguard.check_initialization(model).all_ok
+    report = fastguard.stable_weight_init(model)
+    assert report.all_ok, report
+    for weight in report.layers.values():
+        std = 0.02 if weight.kind == "embedding" and weight.fan_in == 1 else weight.expected_std
+        assert weight.actual_std == pytest.approx(std, rel=0.25) or weight.kind == "recurrent", report
+    for module in model.modules():
+        is_norm = isinstance(module, (nn.LayerNorm, nn.BatchNorm2d))
+        for key, p in module._parameters.items():
+            if p is not None and p.dim() == 1:
+                assert (p == (1.0 if is_norm and key == "weight" else 0.0)).all()
+
+
+def test_what_stable_weights_leave_alone():
+    model = Transformer()
+    model.head.requires_grad_(False)
+    kept = model.head.weight.clone(), model.positions.clone()
+    fastguard.stable_weight_init(model, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(model.head.weight, kept[0]) and torch.equal(model.positions, kept[1])
+    assert not model.embed.weight[0].any() and model.embed.weight[1].any()  # the padding
+    first = model.embed.weight.clone()
+    fastguard.stable_weight_init(model, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(model.embed.weight, first)
+    tied = Transformer(dim=64, is_tied=True)
+    fastguard.stable_weight_init(tied)
+    assert tied.head.weight is tied.embed.weight and tied.head.weight[1:].std().item() == pytest.approx(1 / 8, rel=0.1)
+    assert not tied.embed.weight[0].any()
+    rnn = nn.GRU(8, 16)
+    fastguard.stable_weight_init(rnn)
+    for gate in rnn.weight_hh_l0.split(16):
+        assert torch.allclose(gate @ gate.T, torch.eye(16), atol=1e-5)
+
+
+def test_what_cannot_have_stable_weights():
+    lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
+    kept = lazy[0].weight.clone()
+    with pytest.raises(ValueError, match=r"`model` must have values in all parameters, got none - at '1\.weight'"):
+        fastguard.stable_weight_init(lazy)
+    assert torch.equal(lazy[0].weight, kept)
+    with pytest.raises(ValueError, match="`model` must have weights that are not frozen"):
+        fastguard.stable_weight_init(nn.Linear(2, 2).requires_grad_(False))
+
+
+def by_name(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    known = {id(p): name for name, p in model.named_parameters()}
+    pairs = [(known.pop(id(p)), g) for g in groups for p in g["params"]]  # each of them once
+    return {name: (g["lr"], g["weight_decay"]) for name, g in pairs}
+
+
+def test_groups_have_no_decay_on_biases_and_norms():
+    model = Transformer(is_tied=True)
+    model.blocks[0].requires_grad_(False)
+    groups = fastguard.param_groups(model, 1e-3, 0.1)
+    assert [set(group) for group in groups] == [{"params", "lr", "weight_decay", "name"}] * 2
+    assert [group["name"] for group in groups] == ["all", "all, no decay"]
+    found = by_name(model, groups)
+    assert not any(name.startswith("blocks.0") for name in found)
+    assert found.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
+    for name, (lr, decay) in found.items():
+        assert lr == 1e-3 and decay == (0.0 if "norm" in name or "bias" in name else 0.1), name
+    assert [group["weight_decay"] for group in fastguard.param_groups(nn.LayerNorm((2, 3)), 1.0, 0.1)] == [0.0]
+
+
+def test_rates_by_depth():
+    model = Transformer(num_layers=3)
+    found = by_name(model, fastguard.param_groups(model, 1.0, layer_decay=0.5))
+    assert found["head.weight"][0] == found["norm.weight"][0] == 1.0
+    rates = {name.split(".")[1]: lr for name, (lr, _) in found.items() if name.startswith("blocks")}
+    assert rates == {"0": 0.125, "1": 0.25, "2": 0.5}
+    assert found["embed.weight"][0] == found["positions"][0] == 0.0625
+    layers = ["embed", "positions", "blocks", "norm", "head"]
+    given = by_name(model, fastguard.param_groups(model, 1.0, layer_decay=0.5, layers=layers))
+    assert (
+        given["head.weight"][0] == 1.0
+        and given["blocks.0.linear1.weight"][0] == given["blocks.2.norm1.bias"][0] == 0.25
+    )
+    with pytest.raises(ValueError, match=r"`layers` must cover all parameters, and lacks 'embed\.weight'"):
+        fastguard.param_groups(model, 1.0, layer_decay=0.5, layers=layers[1:])
+    deep = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.ReLU(), nn.Linear(2, 2))
+    found = by_name(deep, fastguard.param_groups(deep, 1.0, layer_decay=0.5))
+    assert found["0.0.weight"][0] == found["0.1.weight"][0] == 0.5 and found["2.weight"][0] == 1.0
+
+
+def test_rates_by_kind_and_name():
+    model = Transformer()
+    rates = {"embeddings": 0.1, "attention": 0.5, "head.*": 10.0, "*.linear1.*": 0.0, "*": 2.0}
+    found = by_name(model, fastguard.param_groups(model, 1.0, lr_for=rates))
+    assert found["embed.weight"][0] == 0.1 and found["head.weight"][0] == 10.0 and found["norm.weight"][0] == 2.0
+    assert found["blocks.1.self_attn.in_proj_weight"][0] == found["blocks.1.self_attn.out_proj.bias"][0] == 0.5
+    assert found["blocks.0.linear1.weight"][0] == 0.0 and found["blocks.0.norm1.bias"][0] == 2.0
+    both = by_name(model, fastguard.param_groups(model, 1.0, layer_decay=0.5, lr_for={"norms": 0.1, "biases": 0.2}))
+    assert both["blocks.0.norm1.weight"] == (pytest.approx(0.025), 0.0)
+    assert both["blocks.0.norm1.bias"][0] == pytest.approx(0.025)
+    assert both["blocks.0.linear1.bias"] == (pytest.approx(0.05), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 0.0}, "`lr` must be > 0, got 0.0"),
+        ({"weight_decay": -1.0}, "`weight_decay` must be a finite number >= 0"),
+        ({"layer_decay": 1.5}, r"`layer_decay` must be None or in \(0, 1\], got 1.5"),
+        ({"lr_for": {"*": math.inf}}, r"`lr_for` must have finite factors >= 0, got inf - at '\*'"),
+        ({"lr_for": {"embeding": 0.1, "*": 1.0}}, "must fit parameters that are trained, got embeding, which fit none"),
+    ],
+)
+def test_wrong_groups(settings, message):
+    with pytest.raises(ValueError, match=message):
+        fastguard.param_groups(Transformer(), **{"lr": 1.0, **settings})
+
+
+def test_nothing_to_train():
+    with pytest.raises(ValueError, match="`model` must have parameters to train"):
+        fastguard.param_groups(nn.Linear(1, 1).requires_grad_(False), 1.0)
+
+
+OPTIMIZERS = ["Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_groups_and_a_schedule_suit_every_optimizer_of_torch(name):
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 1))
+    optimizer = getattr(torch.optim, name)(fastguard.param_groups(model, 1e-2, 0.01, layer_decay=0.5))
+    fastguard.wrap(optimizer, model, max_norm=1.0)
+    scheduler = fastguard.warmup_cosine(optimizer, 2, 6)
+    before = [group["lr"] / optimizer.param_groups[-1]["lr"] for group in optimizer.param_groups]
+    for _ in range(5):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        now = [float(group["lr"]) / float(optimizer.param_groups[-1]["lr"]) for group in optimizer.param_groups]
+        assert now == pytest.approx([float(ratio) for ratio in before])
+
+
+@pytest.mark.parametrize(("warmup", "total", "num"), [(0, 10, 0), (4, 20, 4), (0.1, 50, 5), (3.0, 9, 3), (1, 2, 1)])
+def test_the_schedule_is_its_formula(warmup, total, num):
+    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (1.0, 0.5)])
+    scheduler = fastguard.warmup_cosine(optimizer, warmup, total, start=0.2, min_lr=0.05)
+    for step in range(total + 1):
+        for group, lr in zip(optimizer.param_groups, (1.0, 0.5), strict=True):
+            if step < num:
+                expected = lr * (0.2 + 0.8 * step / num)
+            else:
+                expected = 0.05 + (lr - 0.05) * (1 + math.cos(math.pi * (step - num) / (total - num))) / 2
+            assert group["lr"] == pytest.approx(expected), step
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((5, 5), "`warmup` must be a number of steps below `total` = 5"),
+        ((-1, 5), "`warmup` must be"),
+        ((1.5, 5), "`warmup` must be"),
+        ((True, 5), "`warmup` must be"),
+        ((1, 0), "`total` must be an integer >= 1"),
+        ((1, 5, {"start": 0.0}), r"`start` must be in \(0, 1\]"),
+        ((1, 5, {"min_lr": 0.2}), "`min_lr` must be from 0 to the lowest group's learning rate, 0.1, got 0.2"),
+    ],
+)
+def test_wrong_schedules(arguments, message):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(ValueError, match=message):
+        fastguard.warmup_cosine(optimizer, *arguments[:2], **(arguments[2] if len(arguments) > 2 else {}))
+
+
+def test_a_rate_for_each_group():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    groups = [{"params": model[0].parameters(), "name": "body"}, {"params": model[2].parameters(), "lr": 0.0}]
+    optimizer = fastguard.wrap(torch.optim.SGD(groups, lr=torch.tensor(0.5)), model, max_norm=10.0)
+    x = torch.randn(32, 4)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16)
+    kept, moved = [p.detach().clone() for p in model.parameters()], []
+
+    def compute_loss(batch: list[torch.Tensor]) -> torch.Tensor:
+        moved.append([torch.equal(p, k) for p, k in zip(model.parameters(), kept)])
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    finder = fastguard.LearningRateFinder(min_lr=1e-3, max_lr=0.5, num_steps=12)
+    found = finder.find(model, optimizer, loader, compute_loss=compute_loss, per_group=True)
+    assert list(found) == ["body", "group1"] and all(len(result.lrs) == 12 for result in found.values())
+    assert moved[11] == [False, False, True, True] and moved[23] == [True, True, False, False]
+    assert found["body"].losses[0] == found["group1"].losses[0]  # both begin at the same place
+    assert all(map(torch.equal, model.parameters(), kept)) and optimizer.guard.last is None
+    assert [float(group["lr"]) for group in optimizer.param_groups] == [0.5, 0.0]
+    optimizer.param_groups[1]["name"] = "body"
+    with pytest.raises(ValueError, match="groups of different names for per_group"):
+        finder.find(model, optimizer, loader, F.mse_loss, per_group=True)
+
+
+def make_task(width: int = 32) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+    return model, (torch.randn(8, 4), torch.randint(3, (8,)))
+
+
+def test_one_batch_is_learnt_and_nothing_is_changed():
+    model, batch = make_task()
+    optimizer = fastguard.wrap(torch.optim.Adam(model.parameters(), lr=1e-2), model)
+    kept, numbers = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    result = fastguard.overfit_one_batch(model, optimizer, batch, nn.CrossEntropyLoss(), steps=100)
+    assert result and result.learnt and result.end < 0.1 * result.start and not result.advice and not result.others
+    assert str(result).startswith("LEARNT in 100 steps on one batch\n") and "the same answer to all" in str(result)
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in kept.items()) and not optimizer.state
+    assert torch.equal(numbers, torch.get_rng_state()) and optimizer.guard.last is None
+
+
+def test_a_rate_that_is_too_low_is_told_from_a_model_that_cannot_learn():
+    model, batch = make_task()
+    low = torch.optim.Adam(model.parameters(), lr=1e-5)
+    result = fastguard.overfit_one_batch(model, low, batch, F.cross_entropy, steps=60)
+    assert not result and result.advice.startswith("A learning rate of 0.001 does better") and 1e-3 in result.others
+    assert str(result).splitlines()[0] == "NOT LEARNT in 60 steps on one batch" and result.advice in str(result)
+    dead = nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(2.0, 3.0))  # no gradient comes through
+    optimizer = torch.optim.Adam(dead.parameters(), lr=1e-3)
+    result = fastguard.overfit_one_batch(dead, optimizer, batch, F.cross_entropy, steps=20)
+    assert not result.learnt and result.with_adam and result.advice.startswith("Nothing learns it")
+
+
+def test_what_cannot_be_learnt_is_an_error():
+    model, (x, y) = make_task()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="must be one finite number to train on, and is nan"):
+        fastguard.overfit_one_batch(model, optimizer, (x * math.nan, y), F.cross_entropy)
+    with pytest.raises(ValueError, match="and has 8 elements"):
+        fastguard.overfit_one_batch(model, optimizer, (x, y), nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(IndexError):
+        fastguard.overfit_one_batch(model, optimizer, (x, y + 5), F.cross_entropy)
+    for name, value in (("steps", 0), ("share", 1.0), ("seconds", 0.0)):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            fastguard.overfit_one_batch(model, optimizer, (x, y), F.cross_entropy, **{name: value})
+
+
+def test_the_result_tells_what_it_knows():
+    result = OverfitResult(False, 1.0, math.nan, None, 3, 0.1, {1e-3: 0.5, 1e-2: 0.4}, {1e-3: 0.01}, "Do this.")
+    assert str(result).splitlines()[2:] == [
+        "loss                  1 -> nan at lr 0.1",
+        "other rates           0.5 at lr 0.001",
+        "                      0.4 at lr 0.01",
+        "Adam                  0.01 at lr 0.001",
+        "",
+        "Do this.",
+    ]
