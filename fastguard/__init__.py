@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .tools.param_groups import param_groups as param_groups
     from .tools.preflight import preflight as preflight
     from .tools.schedules import warmup_cosine as warmup_cosine
+    from .tools.settings import settings as settings
     from .weights import check_gradients as check_gradients
 
 _HOME = {
@@ -86,6 +87,7 @@ _HOME = {
     "param_groups": "tools.param_groups",
     "preflight": "tools.preflight",
     "warmup_cosine": "tools.schedules",
+    "settings": "tools.settings",
     "Report": "report",
     "ActivationStats": "stats.samples",
     "ChannelStats": "stats.samples",

@@ -20,6 +20,7 @@ MODULES = {
     "tools.overfit": 6,
     "tools.param_groups": 4,
     "tools.schedules": 6,
+    "tools.settings": 4,
     "weights.settings": 1,
     "weights.sampler": 1,
     "weights.table": 1,
