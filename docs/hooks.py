@@ -25,6 +25,7 @@ OUTSIDE = {
     ".github/CONTRIBUTING.md": "contributing.md",
     "LICENSE": "license.txt",
     **{path: path for path in ("benchmarks/README.md", "benchmarks/optimizers/README.md") if (ROOT / path).exists()},
+    **{f"examples/{file.name}": f"examples/{file.name.replace('.py', '.txt')}" for file in ROOT.glob("examples/*.*")},
     **{path: path for path in (f"benchmarks/results/{file.name}" for file in ROOT.glob("benchmarks/results/*.png"))},
 }
 REPOSITORY = {site: path for path, site in OUTSIDE.items()}

@@ -33,7 +33,7 @@ def param_groups(
 
     Each has absolute `lr` and `weight_decay`, and a `name`; nothing that an optimizer or a scheduler would have to know
     of. Frozen parameters are left out, shared ones are in once. Biases, parameters of norms and all others of less than
-    two dimensions get a weight decay of 0.
+    two dimensions get a weight decay of 0, in groups of their own unless all have it.
 
     Args:
         model: with all parameters in place; also one that is compiled or in DDP.
@@ -90,7 +90,7 @@ def param_groups(
         unused.difference_update(fitting)
         pattern = fitting[0] if fitting else ""
         rate *= factors.get(pattern, 1.0)
-        is_decayed = p.dim() >= 2 and "norms" not in kinds and "biases" not in kinds
+        is_decayed = not weight_decay or (p.dim() >= 2 and "norms" not in kinds and "biases" not in kinds)
         title = [*([place] if layer_decay is not None else []), *([pattern] if pattern else [])] or ["all"]
         label = ", ".join([*title, *([] if is_decayed else ["no decay"])])
         new = {"params": [], "lr": rate, "weight_decay": float(weight_decay) if is_decayed else 0.0, "name": label}

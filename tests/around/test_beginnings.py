@@ -120,6 +120,7 @@ def test_groups_have_no_decay_on_biases_and_norms():
     assert found.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
     for name, (lr, decay) in found.items():
         assert lr == 1e-3 and decay == (0.0 if "norm" in name or "bias" in name else 0.1), name
+    assert [group["name"] for group in fastguard.param_groups(model, 1e-3, 0.0)] == ["all"]
     assert [group["weight_decay"] for group in fastguard.param_groups(nn.LayerNorm((2, 3)), 1.0, 0.1)] == [0.0]
 
 

@@ -1,0 +1,38 @@
+"""Warm-up and cosine, of torch's own schedulers. A step that is skipped does not move the schedule on."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+import fastguard
+
+TOTAL = 20
+
+
+def main() -> list[float]:
+    """Trains, and returns the learning rate of each step."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, max_norm=1.0)
+    scheduler = fastguard.warmup_cosine(optimizer, warmup=0.2, total=TOTAL)  # a fifth of the steps
+    lrs = []
+    for step in range(TOTAL):
+        x = torch.randn(16, 8)
+        if step == 2:
+            x[0, 0] = math.nan  # a bad batch
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        loss.backward()
+        lrs.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        optimizer.zero_grad()
+        if not optimizer.guard.last.skipped:  # on a GPU after guard.flush(), which waits
+            scheduler.step()
+    print(" ".join(f"{lr:.4f}" for lr in lrs))
+    return lrs
+
+
+if __name__ == "__main__":
+    main()
