@@ -99,10 +99,13 @@ _HOME = {
     "check_gradients": "weights",
     "wrap": "guard",
 }
-__all__ = ["__version__", *_HOME]
+_ROOMS = ("sinks", "visualization")  # public as modules
+__all__ = ["__version__", *_HOME, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'fastguard' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

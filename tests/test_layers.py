@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "history": VOCABULARY,
     "diagnosis": {*VOCABULARY, "history"},
     "report": {*VOCABULARY, "history", "diagnosis"},
+    "visualization": {*VOCABULARY, "history"},
     "sinks": VOCABULARY,
     "guard": {*ABOVE_KERNELS, *RECORDS, "activations", "names", "weights"},
     "tools": {*ABOVE_KERNELS, *RECORDS, "activations", "guard", "names", "weights"},
@@ -41,7 +42,7 @@ MAY_IMPORT = {
 # GradientStats.from_gradients computes, so it needs a kernel behind it; the import is made when it is called.
 ALLOWED = {("fastguard.stats.table", "fastguard.kernels")}
 DOOR = "__init__"  # may import from everywhere
-WITHOUT_TORCH = {*VOCABULARY, *RECORDS}  # logs are read, and rules run, on machines without torch
+WITHOUT_TORCH = {*VOCABULARY, *RECORDS, "visualization"}  # logs are read, and rules run, on machines without torch
 ARRAYS = {"torch", "numpy"}
 # Inside the guard, from what knows least to what knows most: a module imports from earlier ones only.
 GUARD = (

@@ -17,6 +17,7 @@ from ..history import TrainingHistory
 from ..names import Namer
 from ..report import Report, build_report
 from ..stats import StepStats, values
+from ..stats.magnitudes import MagnitudeHistogram
 from .checkup import Checkup
 from .endings import hold, let_go
 from .evidence import EvidenceSampling, checked
@@ -214,6 +215,17 @@ class Guard:
         """
         self.judge.arrive_all()
         return self.sampling.replay(forward)
+
+    def magnitudes(self) -> MagnitudeHistogram:
+        """How large the gradients are that the parameters have now: counts of floor(log2 |g|), as they lie in memory.
+
+        A GradScaler's scale is in them until it has unscaled them.
+
+        Cost: one pass over the gradients; on a GPU, waits for the device.
+        """
+        groups = [group for member in self.run.members if member.is_alive for group in member.optimizer.param_groups]
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        return kernels.magnitude_histogram(gradients, backend=self.run.backend)
 
     def report(self) -> Report:
         """What the run looks like so far, the step just taken included: status, findings, recommendations, numbers.

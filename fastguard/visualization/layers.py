@@ -1,0 +1,254 @@
+"""Figures that tell layers apart: flow, heat maps, magnitudes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..stats.magnitudes import FORMATS, MagnitudeHistogram
+from . import style
+from .curves import Grid, worst
+from .runs import DrawnRun, runs_of
+
+MAX_ROWS = 512
+_MEASURES = {
+    "norm": ("norm", "gradient norm", True),
+    "update": ("update", "|update| / |weights|", True),
+    "zeros": ("zeros", "share of zeros in the gradient", False),
+    "saturation": ("saturated", "share of saturated activations", False),
+    "max": ("max", "largest |gradient|", True),
+}
+_ACTIVATIONS = {
+    "zeros": ("near zero", "share of (near) zero activations"),
+    "saturation": ("saturated", "share of saturated activations"),
+    "dead": ("dead", "share of dead units"),
+}
+_SHADED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def _one(source: Any, what: str) -> DrawnRun:
+    runs = runs_of(source)
+    if len(runs) > 1:
+        raise ValueError(f"{what} shows one run, got {len(runs)}: make a figure of each")
+    return runs[0]
+
+
+def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
+    """Root mean square and largest |gradient| of each tensor at one sampled step, from the first layer to the last.
+
+    Where the bars fall away towards the left, gradients vanish on their way to the first layers. The figure that is
+    known under this name shows means of |gradient|, which are not recorded; the root mean square is never smaller.
+
+    Args:
+        source: a guard, a `TrainingHistory`, the path of a log.
+        index: which of the steps with a table; -1 the newest.
+
+    Returns:
+        A `plotly.graph_objects.Figure`. Tensors that hold NaN or Inf are marked along the top.
+
+    Raises:
+        ImportError: plotly is missing.
+        ValueError: several runs; no table of tensors; no such step.
+    """
+    run = _one(source, "a gradient flow")
+    grid = run.grids["rms"]
+    if not -len(grid) <= index < len(grid):
+        raise ValueError(f"there are {len(grid)} steps with a table of tensors, so none has the index {index}")
+    rms, largest = grid.column(index), run.grids["max"]
+    highest = largest.column(index) if len(largest) == len(grid) else {}
+    names = run.in_order(rms)
+    first, last = grid.steps[index]
+    when = f"step {last}" if first == last else f"steps {first} to {last}, the largest of each"
+    made = style.figure(f"Gradient flow, {when}", "|gradient|", log=True, x="tensor, from the input to the output")
+    bar = style.graph_objects().Bar
+    x = [style.text(name) for name in names]
+    if highest:
+        made.add_trace(bar(x=x, y=_drawable(highest, names), name="largest", marker={"color": style.COLOURS[5]}))
+    made.add_trace(bar(x=x, y=_drawable(rms, names), name="root mean square", marker={"color": style.COLOURS[0]}))
+    bad = [style.text(name) for name in names if math.isinf(rms[name])]
+    if bad:
+        made.update_layout(
+            yaxis={"domain": [0.0, 0.91]},
+            yaxis2={"domain": [0.93, 1.0], "range": [-1, 1], "visible": False, "fixedrange": True, "anchor": "x"},
+        )
+        made.add_trace(
+            style.graph_objects().Scatter(
+                x=bad,
+                y=[0] * len(bad),
+                yaxis="y2",
+                mode="markers",
+                name=f"NaN or Inf ({len(bad)})",
+                marker={"symbol": "x", "color": style.RED, "size": 9},
+            )
+        )
+    made.update_layout(barmode="overlay", hovermode="x")
+    made.update_xaxes(type="category")
+    return made
+
+
+def _drawable(values: Mapping[str, float], names: Sequence[str]) -> list[float | None]:
+    """What a logarithmic axis can show."""
+    return [values[name] if 0.0 < values[name] < math.inf else None for name in names]
+
+
+def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -> Any:
+    """A heat map of layers by sampled steps, the first layer at the top.
+
+    Of more than `max_rows` tensors, neighbours in the model stand in one row: the largest value of the group is shown,
+    never its mean, and the group is named by its first and last.
+
+    Args:
+        source: a guard, a `TrainingHistory`, the path of a log. A history keeps no tables: of its gradients there are
+            two columns, what the first samples were like and what they are like lately.
+        value: "norm" or "max" of gradients, "update" over weights, share of "zeros" in gradients, "saturation" of
+            activations.
+        max_rows: rows at most.
+
+    Returns:
+        A `plotly.graph_objects.Figure`. What is not finite is red.
+
+    Raises:
+        ImportError: plotly is missing.
+        ValueError: several runs; another `value`; nothing of it was sampled.
+    """
+    if value not in _MEASURES:
+        raise ValueError(f"`value` must be one of {', '.join(_MEASURES)}; got {value!r}")
+    key, title, is_log = _MEASURES[value]
+    run = _one(source, "a heat map")
+    return _heat_map(run, run.grids[key], title, is_log, max_rows)
+
+
+def plot_activations(source: Any, value: str = "dead") -> Any:
+    """A heat map of modules by sampled steps: the share of dead units, of (near) zero or of saturated activations.
+
+    Args:
+        source: a guard, a `TrainingHistory`, the path of a log.
+        value: "dead", "zeros" or "saturation".
+
+    Returns:
+        A `plotly.graph_objects.Figure`.
+
+    Raises:
+        ImportError: plotly is missing.
+        ValueError: several runs; another `value`; no activations were sampled: `wrap(..., activations=True)` does.
+    """
+    if value not in _ACTIVATIONS:
+        raise ValueError(f"`value` must be one of {', '.join(_ACTIVATIONS)}; got {value!r}")
+    key, title = _ACTIVATIONS[value]
+    run = _one(source, "a heat map")
+    return _heat_map(run, run.grids[key], title, False, MAX_ROWS)
+
+
+def _heat_map(run: DrawnRun, grid: Grid, title: str, is_log: bool, max_rows: int) -> Any:
+    if not grid.rows:
+        raise ValueError(f"nothing to draw: of the {title} nothing was sampled in {run.name!r}")
+    names = run.in_order(grid.rows)
+    size = -(-len(names) // max(1, max_rows))
+    groups = [names[i : i + size] for i in range(0, len(names), size)]
+    labels = [style.text(g[0] if len(g) == 1 else f"{g[0]} ... {g[-1]}") for g in groups]
+    values, bad, told = [], [], []
+    for group in groups:
+        rows = [grid.values(name) for name in group]
+        columns = list(zip(*rows))
+        top = [worst(column) for column in columns]
+        values.append([_shade(one, is_log) for one in top])
+        bad.append([1.0 if math.isinf(one) else None for one in top])
+        told.append([_told(group, column, one) for column, one in zip(columns, top)])
+    x = [last for _, last in grid.steps]
+    made = style.figure(title[0].upper() + title[1:], "")
+    heat = style.graph_objects().Heatmap
+    bar: dict[str, Any] = {"title": {"text": "log10" if is_log else ""}}
+    limits = {} if is_log else {"zmin": 0.0, "zmax": 1.0}
+    hover = {"text": told, "hovertemplate": "step %{x}<br>%{text}<extra></extra>", "hoverongaps": False}
+    made.add_trace(heat(x=x, y=labels, z=values, colorscale="Cividis", colorbar=bar, name=title, **limits, **hover))
+    if any(one is not None for row in bad for one in row):
+        red = [[0.0, style.RED], [1.0, style.RED]]
+        made.add_trace(heat(x=x, y=labels, z=bad, colorscale=red, showscale=False, name="NaN or Inf", **hover))
+    made.update_layout(hovermode="closest", margin={"l": 200})
+    made.update_xaxes(type="category" if len(x) < 3 else "linear")
+    made.update_yaxes(autorange="reversed", type="category", nticks=40)
+    return made
+
+
+def _shade(value: float, is_log: bool) -> float | None:
+    if not math.isfinite(value):
+        return None
+    if not is_log:
+        return value
+    return math.log10(value) if value > 0.0 else None
+
+
+def _told(names: Sequence[str], values: Sequence[float], top: float) -> str:
+    """The cell in words: which tensor of a group it is."""
+    if math.isnan(top):
+        return ""
+    name = next(name for name, value in zip(names, values) if value == top)
+    return f"{style.text(name)}: " + ("NaN or Inf" if math.isinf(top) else f"{top:.4g}")
+
+
+def plot_magnitudes(source: Any) -> Any:
+    """How large the elements are: a histogram of floor(log2 |x|), with what float16, bfloat16 and float8 can hold.
+
+    Args:
+        source: a `MagnitudeHistogram`, or a dict of such by names; a guard, whose gradients of now are counted. Of
+            tensors, `fastguard.magnitude_histogram` makes one.
+
+    Returns:
+        A `plotly.graph_objects.Figure`. Zeros, NaNs and Infs have no magnitude: the title counts them.
+
+    Raises:
+        ImportError: plotly is missing.
+        ValueError: anything else; a guard none of whose parameters has a gradient.
+
+    Cost: of a guard, one pass over its gradients, and a sync.
+    """
+    histograms = _histograms(source)
+    others = {
+        what: sum(getattr(one, f"num_{what}") for one in histograms.values()) for what in ("zeros", "nans", "infs")
+    }
+    beside = ", ".join(f"{count} {what}" for what, count in others.items() if count)
+    made = style.figure("Magnitudes" + (f" (not shown: {beside})" if beside else ""), "share of elements", x="log2 |x|")
+    for (name, one), colour in zip(histograms.items(), style.COLOURS):
+        total = one.num_nonzero or 1
+        made.add_trace(
+            style.graph_objects().Bar(
+                x=[exponent + 0.5 for exponent in one.counts],
+                y=[count / total for count in one.counts.values()],
+                width=1.0,
+                name=style.text(name),
+                marker={"color": colour},
+                opacity=1.0 if len(histograms) == 1 else 0.6,
+            )
+        )
+    for place, name in enumerate(_SHADED):
+        known = FORMATS[name]
+        height = {"y0": -0.04 * (place + 1) - 0.12, "y1": -0.04 * place - 0.12, "yref": "paper"}
+        steps = ((known.smallest, known.normal, 0.25), (known.normal, known.largest + 1, 0.6))
+        for begin, end, opacity in steps:
+            made.add_shape(
+                type="rect", x0=begin, x1=end, fillcolor=style.COLOURS[2], opacity=opacity, line={"width": 0}, **height
+            )
+        note = {"showarrow": False, "xref": "paper", "xanchor": "right", "yanchor": "middle", "yref": "paper"}
+        made.add_annotation(x=-0.005, y=-0.04 * place - 0.14, text=name, font={"size": 10}, **note)
+    exponents = [e for one in histograms.values() for e in one.counts] or [0]
+    made.update_layout(barmode="overlay", hovermode="closest", margin={"b": 160, "l": 110}, legend={"y": 1.05})
+    made.update_xaxes(range=[min(-26, *exponents) - 1, max(20, *exponents) + 6], title={"standoff": 70})
+    return made
+
+
+def _histograms(source: Any) -> dict[str, MagnitudeHistogram]:
+    if isinstance(source, MagnitudeHistogram):
+        return {"elements": source}
+    if isinstance(source, Mapping) and all(isinstance(one, MagnitudeHistogram) for one in source.values()) and source:
+        return dict(source)
+    guard = getattr(source, "guard", source)
+    if hasattr(guard, "history") and hasattr(guard, "flush"):
+        found = guard.magnitudes()
+        if not found.total_elements:
+            raise ValueError("no parameter has a gradient now: draw magnitudes between backward and zero_grad")
+        return {"gradients": found}
+    raise ValueError(
+        "magnitudes are of a MagnitudeHistogram, several in a dict, or a guard; a history and a log hold none. Of "
+        "tensors, `fastguard.magnitude_histogram(tensors)` makes one."
+    )

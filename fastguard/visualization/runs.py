@@ -1,0 +1,277 @@
+"""From what a figure is given - a guard, a history, a log - to a run of which there is something to draw."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..history import TrainingHistory
+from ..history.loading import fill
+from ..stats import StepStats
+from ..stats.columns import picker
+from ..stats.log import LogReader
+from .curves import Curve, Grid, Rail, Stretch
+
+MAX_POINTS = 2000
+MAX_COLUMNS = 400
+MAX_RUNS = 8
+_of_a_tensor = picker("numel", "sum_sq", "abs_max", "num_zeros", "num_nans", "num_infs")
+
+
+class DrawnRun(TrainingHistory):
+    """A history that also keeps what is drawn of it.
+
+    Attributes:
+        name: what the run is called.
+        curves: "loss", "val_loss", "norm", "clipped norm", "lr", "clip/coef", "update" and "loss_scale" by step.
+        rails: steps that were "NaN", "Inf" or "skipped", had a norm of "zero", or a loss that is "bad".
+        grids: "norm", "rms", "max" and "zeros" of each tensor's gradient; "update" of each weight; "near zero",
+            "saturated" and "dead" of each module.
+        is_whole: whether every step was seen; else only what a history keeps of older ones: least, largest, mean.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._told: TrainingHistory | None = None
+        self.name = name
+        self.is_whole = True
+        keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "clip/coef", "update", "loss_scale")
+        self.curves = {key: Curve(MAX_POINTS) for key in keys}
+        self.rails = {key: Rail(MAX_POINTS) for key in ("NaN", "Inf", "skipped", "zero", "bad")}
+        kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead")
+        self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
+
+    @property
+    def history(self) -> TrainingHistory:
+        """What rules are asked about: this one, or the one that it was drawn from."""
+        return self if self._told is None else self._told
+
+    @classmethod
+    def of(cls, history: TrainingHistory, name: str) -> DrawnRun:
+        """What `history` has: the newest steps one by one, older ones by their least, mean and largest."""
+        history.settle()
+        run = cls(name)
+        run._told = history
+        _draw_history(run, history)
+        return run
+
+    def defer(self, record: StepStats, overhead_s: float | None = None) -> None:
+        """Takes a record, and what is drawn of it."""
+        super().defer(record, overhead_s)
+        known = record.loss, record.val_loss, record.lr, record.loss_scale
+        self.draw(record.step, record.norm, record.clip_coef, record.skipped, *known)
+        self._draw_tensors(record)
+        self._draw_samples(record)
+
+    def defer_entry(self, entry: Any) -> None:
+        """Takes a step by its numbers."""
+        super().defer_entry(entry)
+        self.draw(*entry[:8])
+
+    def draw(
+        self,
+        step: int,
+        norm: float,
+        clip_coef: float,
+        skipped: bool,
+        loss: float | None,
+        val_loss: float | None,
+        lr: float | None,
+        loss_scale: float | None,
+    ) -> None:
+        """Takes what is drawn of a step. Cost: 3 us."""
+        rails = self.rails
+        if skipped:
+            rails["skipped"].add(step)
+        if math.isnan(norm):
+            rails["NaN"].add(step)
+        elif math.isinf(norm):
+            rails["Inf"].add(step)
+        elif norm == 0.0:
+            rails["zero"].add(step)
+        else:
+            self.curves["norm"].add(step, norm)
+            if not skipped:
+                self.curves["clipped norm"].add(step, norm * clip_coef)
+                self.curves["clip/coef"].add(step, clip_coef)
+        if loss is not None and not math.isfinite(loss):
+            rails["bad"].add(step)
+        for key, value in (("loss", loss), ("val_loss", val_loss), ("lr", lr), ("loss_scale", loss_scale)):
+            if value is not None and math.isfinite(value):
+                self.curves[key].add(step, value)
+
+    def _draw_tensors(self, record: StepStats) -> None:
+        table = record.tensors
+        if not len(table) or not any(row.numel for row in table):
+            return  # names only, without figures
+        rows = [_of_a_tensor(row) for row in table]
+        bad = [bool(nans or infs) for _, _, _, _, nans, infs in rows]
+        norms = [math.inf if b else math.sqrt(row[1]) for row, b in zip(rows, bad)]
+        self.grids["norm"].add(record.step, table.names, norms)
+        rms = [norm / math.sqrt(row[0]) if row[0] else math.nan for norm, row in zip(norms, rows)]
+        self.grids["rms"].add(record.step, table.names, rms)
+        self.grids["max"].add(record.step, table.names, [math.inf if b else row[2] for row, b in zip(rows, bad)])
+        zeros = [row[3] / row[0] if row[0] else math.nan for row in rows]
+        self.grids["zeros"].add(record.step, table.names, zeros)
+
+    def _draw_samples(self, record: StepStats) -> None:
+        if record.activations:
+            modules = record.activations
+            names = [module.name for module in modules]
+            self.grids["near zero"].add(record.step, names, [m.stats.near_zero_ratio for m in modules])
+            self.grids["saturated"].add(record.step, names, [m.stats.saturation_ratio for m in modules])
+            told_apart = [m for m in modules if m.num_units]
+            self.grids["dead"].add(record.step, [m.name for m in told_apart], [m.dead_unit_ratio for m in told_apart])
+        measured = [w for w in record.weights if w.update_ratio is not None]
+        if measured:
+            ratios = [w.update_ratio or 0.0 for w in measured]
+            self.grids["update"].add(record.step, [w.name for w in measured], ratios)
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """`names` in the order of the model, the others after them."""
+        place = {name: i for i, name in enumerate(self.history.model.names)}
+        return sorted(names, key=lambda name: place.get(name, len(place)))
+
+
+def runs_of(source: Any) -> list[DrawnRun]:
+    """The runs that a figure is to show, 1 to 8.
+
+    Args:
+        source: a guard, an optimizer under guard, a `TrainingHistory`, the path of a log; a list of such; a dict of
+            such by the names that they shall have. A guard with a `JsonlSink` or a `MemorySink` is drawn from what
+            these hold: every step, and the tables of tensors.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: there is no step, or more than eight runs.
+        OSError: a log cannot be read.
+    """
+    if isinstance(source, Mapping):
+        named = [(str(name), one) for name, one in source.items()]
+    elif isinstance(source, (list, tuple)):
+        named = [("", one) for one in source]
+    else:
+        named = [("", source)]
+    if not 1 <= len(named) <= MAX_RUNS:
+        raise ValueError(f"a figure shows 1 to {MAX_RUNS} runs, got {len(named)}")
+    runs = [_run_of(one, name) for name, one in named]
+    for place, run in enumerate(runs):
+        run.name = run.name or f"run {place + 1}"
+        if not run.history.num_steps:
+            raise ValueError(f"there is nothing to draw: {run.name!r} holds no step yet")
+    return runs
+
+
+def _run_of(source: Any, name: str) -> DrawnRun:
+    if isinstance(source, DrawnRun):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return _from_log(source, name)
+    guard = getattr(source, "guard", source)  # of an optimizer
+    if hasattr(guard, "history") and hasattr(guard, "flush"):
+        return _from_guard(guard, name)
+    if isinstance(source, TrainingHistory):
+        return DrawnRun.of(source, name)
+    raise TypeError(
+        "a figure is of a guard, an optimizer under guard, a TrainingHistory or the path of a log, or of several in a "
+        f"list or a dict; got {type(source).__name__}"
+    )
+
+
+def _from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
+    run = DrawnRun(name or os.path.basename(os.fspath(path)))
+    fill(run, LogReader(path), path)
+    run.settle()
+    run.has_ended = True
+    return run
+
+
+def _from_guard(guard: Any, name: str) -> DrawnRun:
+    guard.flush()
+    records = next((sink.records for sink in _sinks_of(guard) if hasattr(sink, "records")), None)
+    if records and len(records) == guard.history.num_steps:
+        return _from_records(records, guard.history, name)
+    path = next((sink.path for sink in _sinks_of(guard) if hasattr(sink, "tensors_every")), None)
+    if path is not None and os.path.isfile(path):
+        return _from_log(path, name)
+    return DrawnRun.of(guard.history, name)
+
+
+def _sinks_of(guard: Any) -> Sequence[Any]:
+    return [getattr(sink, "sink", sink) for sink in guard.ledger.sinks]
+
+
+def _from_records(records: Iterable[StepStats], history: TrainingHistory, name: str) -> DrawnRun:
+    run = DrawnRun(name)
+    run.model = history.model
+    for record in list(records):
+        run.defer(record)
+    run.settle()
+    return run
+
+
+def _draw_history(run: DrawnRun, history: TrainingHistory) -> None:
+    curves = run.curves
+    newest = list(history.recent)
+    begin = newest[0].step if newest else 0
+    run.is_whole = len(newest) == history.num_steps
+    if not run.is_whole:
+        for bucket in history.overview.buckets:
+            if bucket.last_step < begin:
+                for key, series in (("loss", bucket.loss), ("norm", bucket.norm), ("lr", bucket.lr)):
+                    if series.num:
+                        steps = bucket.first_step, bucket.last_step
+                        curves[key].add_stretch(Stretch(*steps, series.min, series.mean, series.max))
+        seen = {event.step: event for event in (*history.first_events, *history.last_events) if event.step < begin}
+        for step, event in sorted(seen.items()):
+            run.rails["NaN" if event.num_nans else "Inf"].add(step)
+            if event.skipped:
+                run.rails["skipped"].add(step)
+        for validation in history.validations:
+            if validation.step < begin:
+                curves["val_loss"].add(validation.step, validation.val_loss)
+    for entry in newest:
+        run.draw(*entry[:8])
+    _take_samples(run, history)
+    _take_tracks(run, history)
+
+
+def _take_tracks(run: DrawnRun, history: TrainingHistory) -> None:
+    """Two columns: what each tensor's gradient was like in its first samples, and lately."""
+    tracks = [(name, track) for name, track in history.tensors.items() if not math.isnan(track.log_rms)]
+    for is_late in (False, True):
+        logs = [track.log_rms if is_late else track.first_log_rms for _, track in tracks]
+        if tracks:
+            step = max(track.last_step if is_late else track.first_step for _, track in tracks)
+            names, rms = [name for name, _ in tracks], [math.exp(log) for log in logs]
+            run.grids["rms"].add(step, names, rms)
+            norms = [value * math.sqrt(track.numel) for value, (_, track) in zip(rms, tracks)]
+            run.grids["norm"].add(step, names, norms)
+
+
+def _take_samples(run: DrawnRun, history: TrainingHistory) -> None:
+    """The windows of sampled activations and weights, by step."""
+    kinds: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (
+            history.activations,
+            {
+                "near zero": lambda m: m.stats.near_zero_ratio,
+                "saturated": lambda m: m.stats.saturation_ratio,
+                "dead": lambda m: m.dead_unit_ratio if m.num_units else None,
+            },
+        ),
+        (history.weights, {"update": lambda w: w.update_ratio}),
+    )
+    for sampled, measures in kinds:
+        by_step: dict[int, list[Any]] = {}
+        for _, window in sampled.items():
+            for point in {p.step: p for p in (window.first, *window.recent)}.values():
+                by_step.setdefault(point.step, []).append(point.value)
+        for kind, measure in measures.items():
+            for step in sorted(by_step):
+                found = [(one.name, measure(one)) for one in by_step[step]]
+                known = [(name, value) for name, value in found if value is not None]
+                if known:
+                    run.grids[kind].add(step, [n for n, _ in known], [v for _, v in known])
