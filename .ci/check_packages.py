@@ -42,7 +42,7 @@ def wheel_problems(source: Path, path: Path) -> list[str]:
         archive.extractall(folder)
         code = {name for name in names if name.startswith("fastguard/")}
         info = {name for name in names if re.match(r"fastguard-[^/]*\.dist-info/", name)}
-        kinds = (".py", ".pyi", "py.typed", "fitted.json")
+        kinds = (".py", ".pyi", "py.typed", "fitted.json", ".html", ".css", ".js")
         wanted = {name for name in files(source, "fastguard") if name.endswith(kinds)}
         extensions = {name for name in code if re.fullmatch(r"fastguard/_C\.[\w.-]+\.so", name)}
         found = [f"{path.name} lacks {name}" for name in sorted(wanted - code)]

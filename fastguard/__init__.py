@@ -99,7 +99,7 @@ _HOME = {
     "check_gradients": "weights",
     "wrap": "guard",
 }
-_ROOMS = ("sinks", "visualization")  # public as modules
+_ROOMS = ("page", "sinks", "visualization")  # public as modules
 __all__ = ["__version__", *_HOME, *_ROOMS]
 
 

@@ -28,7 +28,13 @@ from records import make_bad_record, make_record
 
 SNAPSHOT = Path(__file__).with_name("interface.txt")
 # Beside the names in `fastguard` itself.
-MODULES = ("fastguard.sinks", "fastguard.visualization", "fastguard.diagnosis", "fastguard.guard.policies")
+MODULES = (
+    "fastguard.sinks",
+    "fastguard.visualization",
+    "fastguard.page",
+    "fastguard.diagnosis",
+    "fastguard.guard.policies",
+)
 
 
 def _plain(default: object) -> str:

@@ -33,16 +33,34 @@ MAY_IMPORT = {
     "diagnosis": {*VOCABULARY, "history"},
     "report": {*VOCABULARY, "history", "diagnosis"},
     "visualization": {*VOCABULARY, "history"},
+    "page": {*VOCABULARY, "history", "diagnosis", "report", "visualization"},
     "sinks": VOCABULARY,
     "guard": {*ABOVE_KERNELS, *RECORDS, "activations", "names", "weights"},
     "tools": {*ABOVE_KERNELS, *RECORDS, "activations", "guard", "names", "weights"},
-    "commands": {*ABOVE_KERNELS, *RECORDS, "_C", "activations", "guard", "names", "tools", "weights", "__init__"},
+    "commands": {
+        *ABOVE_KERNELS,
+        *RECORDS,
+        "_C",
+        "activations",
+        "guard",
+        "names",
+        "page",
+        "tools",
+        "visualization",
+        "weights",
+        "__init__",
+    },
     "__main__": {"commands"},
 }
 # GradientStats.from_gradients computes, so it needs a kernel behind it; the import is made when it is called.
 ALLOWED = {("fastguard.stats.table", "fastguard.kernels")}
 DOOR = "__init__"  # may import from everywhere
-WITHOUT_TORCH = {*VOCABULARY, *RECORDS, "visualization"}  # logs are read, and rules run, on machines without torch
+WITHOUT_TORCH = {
+    *VOCABULARY,
+    *RECORDS,
+    "visualization",
+    "page",
+}  # logs are read, and rules run, on machines without torch
 ARRAYS = {"torch", "numpy"}
 # Inside the guard, from what knows least to what knows most: a module imports from earlier ones only.
 GUARD = (

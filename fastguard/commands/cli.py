@@ -36,6 +36,7 @@ COMMANDS = {
     "diagnose": Command(
         "say what is wrong with a run, from its log; the exit code says how bad", _HERE + "diagnose:diagnose"
     ),
+    "report": Command("make a page of a run, or of several, from their logs", _HERE + "report:main"),
     "preflight": Command(
         "check a training before its first step; the exit code says how bad", _HERE + "preflight:main"
     ),

@@ -13,6 +13,7 @@ from ..stats import StepStats
 from ..stats.columns import picker
 from ..stats.log import LogReader
 from .curves import Curve, Grid, Rail, Stretch
+from .ribbon import Ribbon
 
 MAX_POINTS = 2000
 MAX_COLUMNS = 400
@@ -29,6 +30,7 @@ class DrawnRun(TrainingHistory):
         rails: steps that were "NaN", "Inf" or "skipped", had a norm of "zero", or a loss that is "bad".
         grids: "norm", "rms", "max" and "zeros" of each tensor's gradient; "update" of each weight; "near zero",
             "saturated" and "dead" of each module.
+        ribbon: what became of each step; of a history, those of its window.
         is_whole: whether every step was seen; else only what a history keeps of older ones: least, largest, mean.
     """
 
@@ -42,6 +44,7 @@ class DrawnRun(TrainingHistory):
         self.rails = {key: Rail(MAX_POINTS) for key in ("NaN", "Inf", "skipped", "zero", "bad")}
         kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead")
         self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
+        self.ribbon = Ribbon()
 
     @property
     def history(self) -> TrainingHistory:
@@ -83,6 +86,9 @@ class DrawnRun(TrainingHistory):
     ) -> None:
         """Takes what is drawn of a step. Cost: 3 us."""
         rails = self.rails
+        is_finite = math.isfinite(norm)
+        state = "not finite" if not is_finite else "skipped" if skipped else "clipped" if clip_coef != 1.0 else "good"
+        self.ribbon.add(step, state)
         if skipped:
             rails["skipped"].add(step)
         if math.isnan(norm):
@@ -168,7 +174,7 @@ def _run_of(source: Any, name: str) -> DrawnRun:
     if isinstance(source, DrawnRun):
         return source
     if isinstance(source, (str, os.PathLike)):
-        return _from_log(source, name)
+        return from_log(source, name)
     guard = getattr(source, "guard", source)  # of an optimizer
     if hasattr(guard, "history") and hasattr(guard, "flush"):
         return _from_guard(guard, name)
@@ -180,7 +186,8 @@ def _run_of(source: Any, name: str) -> DrawnRun:
     )
 
 
-def _from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
+def from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
+    """The run of a log; one pass over it, in bounded memory."""
     run = DrawnRun(name or os.path.basename(os.fspath(path)))
     fill(run, LogReader(path), path)
     run.settle()
@@ -195,7 +202,7 @@ def _from_guard(guard: Any, name: str) -> DrawnRun:
         return _from_records(records, guard.history, name)
     path = next((sink.path for sink in _sinks_of(guard) if hasattr(sink, "tensors_every")), None)
     if path is not None and os.path.isfile(path):
-        return _from_log(path, name)
+        return from_log(path, name)
     return DrawnRun.of(guard.history, name)
 
 

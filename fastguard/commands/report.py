@@ -1,0 +1,84 @@
+"""`fastguard report`: a page of a run, from the log that a JsonlSink wrote. Needs no torch."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import webbrowser
+from pathlib import Path
+
+from .._text import prose, shown
+from ..report import build_report
+from ..stats import failures
+from ..visualization.runs import DrawnRun, from_log
+from .cli import EXIT_FAILED, Parser, as_json
+from .diagnose import EXIT_UNREADABLE
+
+_LEVELS = {"warning": ("warning", "critical"), "critical": ("critical",)}
+
+
+def main(argv: list[str]) -> int:
+    """Writes the page and prints its path. 0: written, 1: written and worse than `--fail-on`, 3: not written."""
+    parser = Parser(
+        "fastguard report",
+        "Makes one HTML file of a run, or of two to eight to compare, from the logs that a JsonlSink wrote. It opens "
+        "offline, and loads nothing from the network.",
+        "exit codes: 0 the page is written, 1 it is, and a run is as bad as --fail-on says or worse, 3 it is not (a "
+        "log cannot be read, the page cannot be written), 64 an argument is wrong",
+    )
+    parser.add_argument("logs", nargs="+", metavar="RUN.jsonl", help="a log, or NAME=PATH; the first is compared with")
+    parser.add_argument("-o", "--output", help="the page; - for stdout (default: beside the first log, as .html)")
+    parser.add_argument("-f", "--force", action="store_true", help="write over a page that is there")
+    parser.add_argument("--title", default="", help="of the page")
+    parser.add_argument("--open", action="store_true", help="open it in a browser")
+    parser.add_argument("--json", action="store_true", help="print the reports as one JSON object, and write no page")
+    parser.add_argument("--fail-on", choices=list(_LEVELS), help="exit with 1 if a run is that bad")
+    arguments = parser.parse_args(argv)
+    if len(arguments.logs) > 8:
+        parser.error(f"`RUN.jsonl` must be 1 to 8 logs, got {len(arguments.logs)}")
+    try:
+        runs = [_run_of(given) for given in arguments.logs]
+        reports = [build_report(run.history) for run in runs]
+        if arguments.json:
+            print(as_json({run.name: report.to_dict() for run, report in zip(runs, reports)}))
+        else:
+            from ..page.build import render, save_page
+
+            command = shlex.join(["fastguard", "report", *argv])
+            page = render(runs, reports, arguments.title or ", ".join(run.name for run in runs), shown(command, 300))
+            if arguments.output == "-":
+                print(page)
+            else:
+                path = Path(arguments.output or _path_of(arguments.logs[0]).with_suffix(".html"))
+                if any(path.resolve() == _path_of(log).resolve() for log in arguments.logs):
+                    raise ValueError(f"{path} is the log itself: choose another --output")
+                save_page(page, path, force=arguments.force)
+                print(path)
+                if arguments.open:
+                    webbrowser.open(path.resolve().as_uri())
+    except (OSError, ValueError, ImportError) as error:
+        return _fail(error)
+    except Exception as error:
+        return _fail(f"this is a bug of fastguard, please report it: {failures.describe(error)}")
+    bad = _LEVELS.get(arguments.fail_on, ())
+    return EXIT_FAILED if any(report.status in bad for report in reports) else 0
+
+
+def _path_of(given: str) -> Path:
+    """Of `NAME=PATH` the path, unless there is a file of that whole name."""
+    name, equals, path = given.partition("=")
+    return Path(path) if equals and name and not Path(given).exists() else Path(given)
+
+
+def _run_of(given: str) -> DrawnRun:
+    path = _path_of(given)
+    name = path.name if path == Path(given) else given.partition("=")[0]
+    run = from_log(path, shown(name))
+    if not run.history.num_steps:
+        raise ValueError(f"{shown(path)} holds no step, so there is nothing to draw")
+    return run
+
+
+def _fail(problem: object) -> int:
+    print(f"fastguard report: error: {prose(str(problem))}", file=sys.stderr)
+    return EXIT_UNREADABLE

@@ -1,0 +1,63 @@
+"""What became of every step, so that the worst of any stretch can be told."""
+
+from __future__ import annotations
+
+import itertools
+
+# From the best to the worst: of steps that share a pixel, the worst is shown.
+STATES = ("none", "good", "clipped", "resumed", "skipped", "not finite")
+_RANK = {state: rank for rank, state in enumerate(STATES)}
+_MAX_BYTES = 1 << 22
+
+
+class Ribbon:
+    """The state of each step: "good", "clipped", "resumed" (the first after a restart), "skipped" or "not finite"
+    (taken all the same, or skipped for it).
+
+    Attributes:
+        first_step: that of the first byte of `states`.
+        width: steps to a byte: 1 up to four million steps, then 2, 4, ...; the worst of them counts.
+        states: ranks in `STATES`, one a byte.
+        counts: steps in each state.
+
+    >>> ribbon = Ribbon()
+    >>> for step in range(100):
+    ...     ribbon.add(step, "skipped" if step == 42 else "good")
+    >>> ribbon.worst(10)[4], ribbon.worst(10)[5], ribbon.counts["good"]
+    ('skipped', 'good', 99)
+    """
+
+    def __init__(self) -> None:
+        self.first_step = self.last_step = 0
+        self.width = 1
+        self.states = bytearray()
+        self.counts = dict.fromkeys(STATES[1:], 0)
+
+    def add(self, step: int, state: str) -> None:
+        """Takes a step; one whose number is not above the last one's is a resumed run's. Cost: 0.3 us."""
+        self.counts[state] += 1
+        rank = _RANK[state]
+        if not self.states:
+            self.first_step = step
+        elif step <= self.last_step:
+            rank = max(rank, _RANK["resumed"])
+            self.counts["resumed"] += 1
+        self.last_step = step
+        if step < self.first_step:  # earlier than all before: it has no place
+            return
+        place = (step - self.first_step) // self.width
+        while place >= _MAX_BYTES:
+            states = self.states + b"\0" * (len(self.states) % 2)
+            self.states = bytearray(map(max, states[::2], states[1::2]))
+            self.width *= 2
+            place = (step - self.first_step) // self.width
+        if place >= len(self.states):
+            self.states.extend(b"\0" * (place - len(self.states) + 1))
+        if rank > self.states[place]:
+            self.states[place] = rank
+
+    def worst(self, num: int) -> list[str]:
+        """The worst state in each of `num` equal stretches; "none" where there were no steps."""
+        states, size = self.states, len(self.states)
+        cuts = [i * size // num for i in range(num + 1)]
+        return [STATES[max(states[a : max(b, a + 1)], default=0)] for a, b in itertools.pairwise(cuts)]

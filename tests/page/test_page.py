@@ -1,0 +1,256 @@
+"""The page of a run: what stands in it, that nothing of it is obeyed, and that it asks nothing of the network."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import math
+import os
+import re
+import shutil
+
+import pytest
+import torch
+
+import fastguard
+from fastguard.commands import cli
+from fastguard.visualization.ribbon import Ribbon
+
+pytest.importorskip("plotly", reason="the page is an extra: pip install fastguard[report]")
+jinja2 = pytest.importorskip("jinja2", reason="the page is an extra: pip install fastguard[report]")
+
+from fastguard.page import build_page, save_page  # noqa: E402
+
+HOSTILE = [
+    "</script><script>document.title='PWNED'</script>",
+    "a\u202eb",
+    "<!--<script>",
+    "\x1b]0;x\x07",
+    '"><img src=x onerror=alert(1)>',
+]
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """Sixty steps, one of them skipped, with names that somebody might obey."""
+    path = tmp_path_factory.mktemp("page") / "run.jsonl"
+    torch.manual_seed(0)
+    parameters = [(name, torch.nn.Parameter(torch.randn(4))) for name in ["plain.weight", *HOSTILE]]
+    with_log = [fastguard.JsonlSink(path, tensors_every=5)]
+    optimizer = fastguard.wrap(torch.optim.SGD([{"params": parameters}], lr=0.1), max_norm=1.0, sinks=with_log)
+    for step in range(60):
+        for _, parameter in parameters:
+            parameter.grad = torch.randn(4) * (math.nan if step == 31 and parameter is parameters[1][1] else 1.0)
+        optimizer.step()
+        optimizer.guard.observe(loss=1.0 / (step + 1))
+    optimizer.guard.close()
+    return path
+
+
+class Reader(html.parser.HTMLParser):
+    """What a browser would make of it: elements, with what they hold."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._open = tag
+
+    def handle_data(self, data):
+        self.texts.setdefault(self._open, []).append(data)
+
+
+@pytest.fixture(scope="module")
+def page(log):
+    return build_page(log, command="fastguard report run.jsonl")
+
+
+def test_verdict_findings_and_tables_stand_in_the_text(page):
+    words = page[: page.index('<script type="application/json"')]
+    assert "WARNING after 60 steps" in words
+    assert "non-finite-gradients" in words and "What to do:" in words
+    assert "1 not finite" in words
+    assert '<th scope="row">plain.weight</th>' in words
+    assert "Step 31:" in words
+
+
+def test_names_are_text_wherever_they_stand(page):
+    reader = Reader(page)
+    scripts = [attributes for tag, attributes in reader.elements if tag == "script"]
+    assert len(scripts) == 3 and not any("src" in attributes for attributes in scripts)
+    assert not any(tag == "img" for tag, _ in reader.elements)
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    names = [row[0] for row in json.loads(data[1])["tensors"]["rows"]]
+    assert names[0] == "plain.weight" and len(names) == len(HOSTILE) + 1
+    ours = page[page.index('<script type="application/json"') - 20_000 :]
+    assert "\u202e" not in page and "\x1b" not in ours
+
+
+def test_it_asks_nothing_of_the_network(page):
+    reader = Reader(page)
+    policy = next(a["content"] for tag, a in reader.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "http" not in policy and "unsafe-eval" not in policy
+    places = [a[key] for _, a in reader.elements for key in ("src", "href", "action", "data") if key in a]
+    assert places == []
+
+
+def test_every_chart_has_a_text_alternative(page):
+    reader = Reader(page)
+    plots = [a for _, a in reader.elements if a.get("class") == "plot"]
+    assert len(plots) >= 4
+    assert all(a["role"] == "img" and len(a["aria-label"]) > 20 for a in plots)
+    labelled = {a.get("for") for tag, a in reader.elements if tag == "label"}
+    assert labelled and all(a.get("type") == "button" for tag, a in reader.elements if tag == "button")
+
+
+def test_the_same_log_gives_the_same_page(log, page):
+    assert build_page(log, command="fastguard report run.jsonl") == page
+
+
+def test_several_runs_are_compared(log, tmp_path):
+    lines = log.read_text().splitlines()
+    other = tmp_path / "other.jsonl"
+    changed = [json.loads(line) for line in lines]
+    for line in changed:
+        if line.get("step", 0) >= 20:
+            line["loss"] = 2.0
+    other.write_text("\n".join(json.dumps(line) for line in changed))
+    words = build_page({"first": log, "second": other})
+    assert "second: parts from first at step 20" in words
+    assert '<th scope="row">loss_last</th>' in words
+
+
+def test_a_history_and_a_guard(log):
+    history = fastguard.TrainingHistory.from_jsonl(log)
+    assert "WARNING after 60 steps" in build_page(history)
+    empty = fastguard.TrainingHistory()
+    with pytest.raises(ValueError, match="holds no step"):
+        build_page(empty)
+
+
+class TestRibbon:
+    def test_no_step_is_lost_among_many(self):
+        ribbon = Ribbon()
+        for step in range(5_000_000):
+            ribbon.add(step, "not finite" if step == 3_456_789 else "good")
+        assert ribbon.width == 2
+        worst = ribbon.worst(1000)
+        place = [i for i, state in enumerate(worst) if state == "not finite"]
+        assert place == [3_456_789 // 2 * 1000 // len(ribbon.states)]
+        assert ribbon.counts == {"good": 4_999_999, "clipped": 0, "resumed": 0, "skipped": 0, "not finite": 1}
+
+    test_no_step_is_lost_among_many = pytest.mark.slow(test_no_step_is_lost_among_many)
+
+    def test_a_resumed_run(self):
+        ribbon = Ribbon()
+        for step in [0, 1, 2, 3, 2, 3, 4]:
+            ribbon.add(step, "good")
+        assert ribbon.worst(5) == ["good", "good", "resumed", "good", "good"]
+        assert ribbon.counts["resumed"] == 1
+
+    def test_gaps_and_steps_before_the_first(self):
+        ribbon = Ribbon()
+        for step in [10, 14, 3]:
+            ribbon.add(step, "clipped")
+        assert ribbon.worst(5) == ["clipped", "none", "none", "none", "clipped"]
+
+
+class TestCommand:
+    def run(self, *arguments):
+        return cli.main(["report", *map(str, arguments)])
+
+    def test_beside_the_log(self, log, capsys, tmp_path):
+        copy = tmp_path / "run.jsonl"
+        shutil.copy(log, copy)
+        assert self.run(copy) == 0
+        assert capsys.readouterr().out.strip() == str(tmp_path / "run.html")
+        assert self.run(copy) == 3
+        assert "exists already; --force" in capsys.readouterr().err
+        assert self.run(copy, "-f") == 0
+        assert (tmp_path / "run.html").stat().st_mode & 0o777 == 0o666 & ~_umask()
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
+
+    def test_to_stdout_and_as_json(self, log, capsys):
+        assert self.run(log, "-o", "-", "--title", "a <title>") == 0
+        assert "<title>a &lt;title&gt; - fastguard</title>" in capsys.readouterr().out
+        assert self.run(f"mine={log}", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["mine"]["status"] == "warning"
+
+    def test_it_fails_as_it_is_asked_to(self, log, capsys):
+        assert self.run(log, "--json", "--fail-on", "warning") == 1
+        assert self.run(log, "--json", "--fail-on", "critical") == 0
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [("", "no step"), ("what\n", "JSON"), ('{"model": {}}\n', "no step"), (None, "No such file")],
+    )
+    def test_what_is_no_log(self, tmp_path, capsys, content, said):
+        path = tmp_path / "x.jsonl"
+        if content is not None:
+            path.write_text(content)
+        assert self.run(path) == 3
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+
+    def test_the_log_itself_is_not_written_over(self, log, capsys):
+        before = log.read_bytes()
+        assert self.run(log, "-f", "-o", log) == 3
+        assert log.read_bytes() == before
+
+
+def _umask() -> int:
+    now = os.umask(0)
+    os.umask(now)
+    return now
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def fails(*arguments):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="no space"):
+        save_page("text", tmp_path / "a.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("kind", ["light", "dark", "without scripts", "narrow"])
+def test_in_a_browser(page, tmp_path, kind):
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = tmp_path / "page.html"
+    path.write_text(page, encoding="utf-8")
+    settings = {"dark": {"color_scheme": "dark"}, "without scripts": {"java_script_enabled": False}}.get(kind, {})
+    said: list[str] = []
+    requests: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        )
+        width = 320 if kind == "narrow" else 1200
+        tab = browser.new_context(offline=True, viewport={"width": width, "height": 800}, **settings).new_page()
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(path.as_uri())
+        if kind != "without scripts":
+            tab.locator("html[data-drawn=yes]").wait_for(state="attached", timeout=30_000)
+            assert tab.locator(".plot svg.main-svg").count() >= 4
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            tab.locator("button[data-first]").first.click()
+            assert "steps" in tab.locator("#range").inner_text()
+            tab.locator("#find").fill("plain")
+            assert tab.locator("#tensors tbody tr").count() == 1
+        assert "WARNING" in tab.locator(".status").first.inner_text()
+        assert "PWNED" not in tab.title()
+        browser.close()
+    assert said == []
+    assert requests == [path.as_uri()]
