@@ -43,6 +43,9 @@ assert last.activations and last.weights
 optimizer.guard.replay(lambda: model(batch))
 print(optimizer.guard.report(), optimizer.guard.activations.table())
 optimizer.guard.close()
+kept = fastguard.Checkpoints(path + ".checkpoints")
+kept.save(optimizer, 6, metric=1.0)
+assert kept.load(optimizer) == 6
 history = fastguard.TrainingHistory.from_jsonl(path)
 assert history.num_steps == 6 and len(read_jsonl(path)) == 6
 debugger = fastguard.TrainingDebugger()

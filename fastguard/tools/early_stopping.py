@@ -121,7 +121,7 @@ class EarlyStopping:
         guard, model = _guard_and_model(guard_or_model)
         if self.restore_best and model is None:
             raise ValueError("`guard_or_model` must have a model for restore_best. Give it to fastguard.wrap, or here.")
-        num_rollbacks = int(getattr(guard, "num_rollbacks", 0))
+        num_rollbacks = 0 if guard is None else _num_rollbacks(guard)
         if num_rollbacks != self._num_rollbacks:
             self._num_rollbacks, self.num_bad = num_rollbacks, 0
         is_better = self._judge(scalar("value", value))
@@ -194,6 +194,11 @@ def _guard_and_model(given: Any) -> tuple[Guard | None, torch.nn.Module | None]:
         return None, given
     guard = given if isinstance(given, Guard) else Guard.of(given)
     return guard, guard.model
+
+
+def _num_rollbacks(guard: Guard) -> int:
+    done = getattr(guard.history.model, "recoveries", ())
+    return sum(event["kind"] == "rollback" for event in done)
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .lr_finder.restoring import randomness_restored
-from .preflight.batches import mapped
+from .preflight.batches import take
 from .preflight.bench import set_up
 from .preflight.evidence import Evidence
 from .preflight.fitting import Attempt, Fitting, has_learnt
@@ -74,7 +74,8 @@ def overfit_one_batch(
 
     Args:
         model, optimizer, loss_fn: as for `fastguard.preflight`; nothing of them is changed, and no guard sees a step.
-        batch: one batch, (inputs, targets) or whatever `loss_fn(model, batch)` takes; few samples are learnt faster.
+        batch: one batch, (inputs, targets) or whatever `loss_fn(model, batch)` takes, or a DataLoader, whose first is
+            taken; few samples are learnt faster.
         steps: training steps at the given learning rate, at most.
         share: the batch is learnt when its loss is below this share of the loss at the start, in (0, 1).
         seconds: about how long it may take; what is slower takes fewer steps.
@@ -104,10 +105,10 @@ def overfit_one_batch(
         raise ValueError(f"`share` must be in (0, 1), got {share!r}")
     if not seconds > 0.0:
         raise ValueError(f"`seconds` must be above 0, got {seconds!r}")
-    batches = [mapped(lambda t: t.detach().clone().requires_grad_(t.requires_grad), batch)]
     fit = None
-    with randomness_restored(None), warnings.catch_warnings():
+    with randomness_restored(batch), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what trial steps cause, of shapes and schedulers
+        batches = take(batch, 1)
         with set_up(model, optimizer, loss_fn, batches) as bench:
             evidence = Evidence(bench, batches, max_steps=steps, seconds=seconds)
             _check_trainable(evidence)

@@ -15,7 +15,7 @@ _ACCELERATORS = ("cuda", "xpu")
 def random_state() -> dict[str, Any]:
     """States of all global generators, as numbers and tensors on the CPU, which `torch.load(weights_only=True)` reads.
 
-    NumPy's is there where somebody has imported it; those of torch for all devices.
+    NumPy's is there where somebody has imported it, those of devices where they are in use.
     """
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy: Any = sys.modules.get("numpy")
@@ -23,7 +23,7 @@ def random_state() -> dict[str, Any]:
         state["numpy"] = _plain(numpy.random.get_state(legacy=False))
     for kind in _ACCELERATORS:
         device = getattr(torch, kind)
-        if device.is_available():
+        if device.is_available() and device.is_initialized():
             state[kind] = device.get_rng_state_all()
     return state
 

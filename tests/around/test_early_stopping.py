@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 
 import fastguard
 from fastguard import EarlyStopping
-from fastguard.guard import Guard
+from fastguard.history.model import ModelNotes
 
 MODEL = nn.Linear(1, 1)
 
@@ -103,11 +102,11 @@ def test_a_model_that_never_was_good_is_left_alone():
 
 def test_trap_27_after_a_rollback_patience_begins_anew(monkeypatch):
     _, optimizer = make_guarded()
-    rollbacks = SimpleNamespace(count=0)
-    monkeypatch.setattr(Guard, "num_rollbacks", property(lambda self: rollbacks.count), raising=False)
+    events: list[dict[str, str]] = []
+    monkeypatch.setattr(ModelNotes, "recoveries", events, raising=False)
     stop = EarlyStopping(2)
     assert [stop(optimizer.guard, v) for v in (1.0, 5.0)] == [False, False]
-    rollbacks.count = 1  # the model of the second check is gone
+    events += [{"kind": "recomputed"}, {"kind": "rollback"}]  # the model of the second check is gone
     assert [stop(optimizer.guard, v) for v in (1.1, 1.2)] == [False, True]
     assert stop.best == 1.0
 
