@@ -100,7 +100,8 @@ class Checkpoints:
         """All checkpoints in the folder, by step."""
         paths = self.folder.iterdir() if self.folder.is_dir() else ()
         named = [(match, path) for path in paths if (match := _NAME.fullmatch(path.name)) and path.is_file()]
-        return sorted(Checkpoint(int(m[1]), float(m[2] or math.nan), path) for m, path in named)
+        found = [Checkpoint(int(match[1]), float(match[2] or math.nan), path) for match, path in named]
+        return sorted(found, key=lambda one: (one.step, one.path.name))
 
     def latest(self) -> Path | None:
         """The file of the highest step; None where there is none."""

@@ -214,6 +214,30 @@ def test_trap_24_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: 
     assert names(checkpoints) == ["step-00000002.pt"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="opens no folders")
+def test_trap_23_and_24_file_and_folder_reach_the_disk_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    plain_fsync, plain_replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        done.append("folder" if is_folder else "file" if os.fstat(descriptor).st_size > 1000 else "empty file")
+        plain_fsync(descriptor)
+
+    def replace(source: Path, target: Path) -> None:
+        assert source.parent == target.parent == tmp_path / "new"  # no rename across file systems
+        done.append("rename")
+        plain_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    _, optimizer = make()
+    Checkpoints(tmp_path / "new").save(optimizer.guard, 1)
+    assert done == ["folder", "file", "rename", "folder"]  # that above the new folder first
+
+
 def test_trap_16_what_is_not_finite_takes_no_place_of_what_is(tmp_path: Path) -> None:
     model, optimizer = make()
     checkpoints = Checkpoints(tmp_path, keep_last=1)
