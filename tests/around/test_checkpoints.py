@@ -228,6 +228,7 @@ def test_trap_23_and_24_file_and_folder_reach_the_disk_in_order(
 
     def replace(source: Path, target: Path) -> None:
         assert source.parent == target.parent == tmp_path / "new"  # no rename across file systems
+        assert not target.exists() and source.stat().st_size > 1000
         done.append("rename")
         plain_replace(source, target)
 
