@@ -323,7 +323,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> 
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, p in zip(numbers, parameters):
         state = optimizer.state.get(p, {})
-        for key, value in saved["state"].get(number, {}).items():
+        for key, value in saved.get("state", {}).get(number, {}).items():
             now = state.get(key)
             if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and value.dtype != now.dtype:
                 state[key] = value.to(now.device)
