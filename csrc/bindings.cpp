@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "clip.h"
 #include "gradients.h"
 #include "isa.h"
 #include "line.h"
@@ -192,6 +193,14 @@ py::object py_clip_gradients(const py::list& parameters, int num_threads, double
   return py::make_tuple(norm, found.dtypes, leave ? py::object(py::none()) : py::object(py_tensors(found)));
 }
 
+size_t py_follow(py::handle norms, py::handle means, py::handle limits, double keep, double ratio) {
+  Array<double> held[3];
+  held[0].take(norms.ptr(), false);
+  held[1].take(means.ptr(), true);
+  held[2].take(limits.ptr(), true);
+  return follow(held[0], held[1], held[2], keep, ratio);
+}
+
 std::vector<std::string> isa_names() {
   std::vector<std::string> names;
   for (const Kernels* k : supported_kernels()) names.push_back(k->name);
@@ -226,6 +235,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("take_step") = py::reinterpret_steal<py::object>(PyCFunction_New(&step, nullptr));
   m.def("clip_gradients", &py_clip_gradients, py::arg("parameters"), py::arg("num_threads"), py::arg("max_norm"),
         py::arg("finite_only"));
+  m.def("follow", &py_follow, py::arg("norms"), py::arg("means"), py::arg("limits"), py::arg("keep"), py::arg("ratio"));
   m.def("json_line", &json_line, py::arg("headers"), py::arg("index"), py::arg("table"), py::arg("time"));
   m.def("fold_rows", &py_fold_rows, py::arg("table"));
   m.def("isa", [] { return std::string(kernels().name); });

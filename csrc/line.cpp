@@ -127,6 +127,8 @@ py::bytes json_line(const py::bytearray& headers, Py_ssize_t index, const py::by
   line.count("grad/num_infs", total.num_infs);
   line.count("grad/num_elements", total.numel);
   line.number("clip/coef", header[kClipCoef]);
+  if (flags & kHasTrigger) line.number("clip/trigger", header[kTrigger]);
+  if (header[kClipCoef] != 1.0) line.number("grad/clipped_norm", norm_of(total) * header[kClipCoef]);
   line.truth("clipped", header[kClipCoef] != 1.0);
   line.truth("skipped", flags & kSkipped);
   return line.end();

@@ -25,6 +25,9 @@ Row row_of(const Kernels& kernels, const View& view, const Accumulation& a);
 // x *= factor for every element of every tensor. The views must not overlap themselves.
 void scale(const std::vector<View>& views, double factor, int num_threads);
 
+// x *= factors[t] for tensor t; one whose factor is 1 is not touched.
+void scale_each(const std::vector<View>& views, const double* factors, int num_threads);
+
 // The sum of all 64-bit words, modulo 2^64: a pass that does nothing but read, for benchmarks. Dense views only.
 uint64_t read_stream(const std::vector<View>& views, int num_threads, bool prefetch);
 

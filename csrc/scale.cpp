@@ -21,18 +21,29 @@ static void scale_piece(const Kernels& kernels, const View& view, int64_t begin,
   });
 }
 
-void scale(const std::vector<View>& views, double factor, int num_threads) {
+template <class Factor>
+static void scale_all(const std::vector<View>& views, int num_threads, Factor factor_of_tensor) {
   const Kernels& selected = kernels();
   int64_t elements = 0;
   for (const View& view : views) elements += view.numel;
   if (elements < kParallelMin) {
     IEEEArithmetic ieee;
-    for (size_t t = views.size(); t-- > 0;) scale_piece(selected, views[t], 0, views[t].numel, factor);
+    for (size_t t = views.size(); t-- > 0;)
+      if (const double factor = factor_of_tensor(t); factor != 1.0) scale_piece(selected, views[t], 0, views[t].numel, factor);
     return;
   }
   for_each_piece(make_plan(views), views, num_threads, true, [&](const Plan::Entry&, const Piece& piece) {
-    scale_piece(selected, views[piece.tensor], piece.begin, piece.end, factor);
+    const double factor = factor_of_tensor(size_t(piece.tensor));
+    if (factor != 1.0) scale_piece(selected, views[size_t(piece.tensor)], piece.begin, piece.end, factor);
   });
+}
+
+void scale(const std::vector<View>& views, double factor, int num_threads) {
+  scale_all(views, num_threads, [&](size_t) { return factor; });
+}
+
+void scale_each(const std::vector<View>& views, const double* factors, int num_threads) {
+  scale_all(views, num_threads, [&](size_t t) { return factors[t]; });
 }
 
 }  // namespace fastguard

@@ -6,6 +6,7 @@
 
 #include <pybind11/stl.h>
 
+#include "clip.h"
 #include "gradients.h"
 #include "lock.h"
 #include "passes.h"
@@ -16,9 +17,11 @@ namespace fastguard {
 namespace {
 
 // What take_step returns, as bits.
-enum Outcome { kClean = 0, kOdd = 1, kOtherParameters = 2, kNotFinite = 4, kScaled = 8, kOddLr = 16 };
+enum Outcome {
+  kClean = 0, kOdd = 1, kOtherParameters = 2, kNotFinite = 4, kScaled = 8, kOddLr = 16, kDropped = 32, kOver = 64, kUnsuited = 128
+};
 // Places in the list `found`.
-enum Found { kTable, kPositions, kFingerprint, kGradients, kNumFound };
+enum Found { kTable, kPositions, kFingerprint, kGradients, kOverTheirs, kNumFound };
 
 // The lists of parameters of `groups`; false for anything but a list of plain dicts with plain lists in them.
 bool parameter_lists(PyObject* groups, Groups& lists) {
@@ -61,17 +64,19 @@ void put(PyObject* found, Found place, py::object value) {
 }
 
 struct Question {
-  PyObject *groups, *headers, *found;
+  PyObject *groups, *headers, *found, *limits;
   Py_ssize_t index;
-  double step, max_norm;
+  double step;
   int num_threads;
   bool skip_nonfinite, scales;
 };
 
 int take(const Question& q) {
+  const ClipLimits limits(q.limits);
   Groups lists;
   if (!parameter_lists(q.groups, lists)) return kOdd;
   const size_t count = count_parameters(lists);
+  if (!limits.suits(count)) return kUnsuited;
   py::object table = table_for(PyList_GET_ITEM(q.found, kTable), count);
   Gradients gradients;
   auto rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
@@ -82,18 +87,29 @@ int take(const Question& q) {
 
   const double norm = norm_of(gradients.total);
   const bool finite = std::isfinite(norm);
-  double coefficient = finite ? std::min(1.0, q.max_norm / (norm + 1e-6)) : 1.0;
-  if (coefficient != 1.0 && !gradients.values.empty()) return kOdd;  // duplicates are to be scaled where they stand
-  int outcome = finite ? kClean : kNotFinite;
-  if (coefficient != 1.0 && !q.scales) outcome |= kScaled;
-  if (coefficient != 1.0 && q.scales) {
+  const Ruling ruling = finite ? rule(limits, gradients, rows, norm) : Ruling();
+  const double coefficient = ruling.coefficient;
+  const bool is_each = !ruling.factors.empty();  // then nobody else can do it
+  if ((coefficient != 1.0 || is_each) && !gradients.values.empty()) return kOdd;  // duplicates: to be scaled where they stand
+  int outcome = !finite ? kNotFinite : ruling.dropped ? kDropped : kClean;
+  if (coefficient != 1.0 && !is_each && !q.scales) outcome |= kScaled;
+  if (is_each || (coefficient != 1.0 && q.scales)) {
     if (any_overlap(views)) return kOdd;  // is refused, in words, where there is time for it
-    without_lock(views, [&] { scale(views, coefficient, q.num_threads); });
+    without_lock(views, [&] {
+      if (is_each)
+        scale_each(views, ruling.factors.data(), q.num_threads);
+      else
+        scale(views, coefficient, q.num_threads);
+    });
     outcome |= kScaled;
-    py::list written(gradients.tensors.size());
-    for (size_t i = 0; i < gradients.tensors.size(); ++i) written[i] = gradients.tensors[i];
+    py::list written;
+    for (size_t i = 0; i < gradients.tensors.size(); ++i)
+      if (!is_each || ruling.factors[i] != 1.0) written.append(gradients.tensors[i]);
     put(q.found, kGradients, std::move(written));
   }
+  if (!ruling.over.empty()) outcome |= kOver;
+  if (!ruling.over.empty() || PyList_GET_ITEM(q.found, kOverTheirs) != Py_None)
+    put(q.found, kOverTheirs, ruling.over.empty() ? py::object(py::none()) : py::object(py::cast(ruling.over)));
 
   double lr = 0;
   bool knows_lr = false;
@@ -105,9 +121,12 @@ int take(const Question& q) {
   header[kClipCoef] = header[kFactor] = coefficient;
   header[kLossScale] = 1.0;
   header[kStep] = q.step;
+  const double trigger = limits.trigger < 0.0 ? limits.target : limits.trigger;
+  header[kTrigger] = std::isfinite(trigger) ? trigger : 0.0;
   header[kLr] = lr;
   header[kNumRows] = double(views.size());
-  header[kFlags] = (!finite && q.skip_nonfinite ? kSkipped : 0) + (knows_lr ? kHasLr : 0);
+  header[kFlags] = ((!finite && q.skip_nonfinite) || ruling.dropped ? kSkipped : 0) + (knows_lr ? kHasLr : 0) +
+                   (std::isfinite(trigger) ? kHasTrigger : 0);
 
   put(q.found, kTable, std::move(table));
   if (!gradients.complete || PyList_GET_ITEM(q.found, kPositions) != Py_None)
@@ -132,7 +151,7 @@ PyObject* take_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   q.found = args[3];
   q.step = double(PyLong_AsLongLong(args[4]));
   q.num_threads = int(PyLong_AsLong(args[5]));
-  q.max_norm = PyFloat_AsDouble(args[6]);
+  q.limits = args[6];
   const int skips = PyObject_IsTrue(args[7]);
   const int scales = PyObject_IsTrue(args[8]);
   if (PyErr_Occurred() || skips < 0 || scales < 0) return nullptr;
@@ -140,7 +159,7 @@ PyObject* take_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   q.scales = scales != 0;
   if (!PyByteArray_CheckExact(q.headers) || !PyList_CheckExact(q.found) || PyList_GET_SIZE(q.found) != kNumFound ||
       q.index < 0 || (q.index + 1) * kHeaderWords * Py_ssize_t(sizeof(double)) > PyByteArray_GET_SIZE(q.headers)) {
-    PyErr_SetString(PyExc_ValueError, "take_step needs a bytearray of headers that holds the index, and a list of four");
+    PyErr_SetString(PyExc_ValueError, "take_step needs a bytearray of headers that holds the index, and a list of five");
     return nullptr;
   }
   try {

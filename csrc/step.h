@@ -4,7 +4,7 @@
 
 namespace fastguard {
 
-// take_step(param_groups, headers, index, found, step, num_threads, max_norm, skip_nonfinite, scales) -> int: collects the
+// take_step(param_groups, headers, index, found, step, num_threads, limits, skip_nonfinite, scales) -> int: collects the
 // gradients, measures them, decides, clips, and writes the slot. A plain function of CPython's fast calls, since this
 // is called at every step of a training. Arguments, and what comes back, as fastguard/_C.pyi says.
 PyObject* take_step(PyObject* self, PyObject* const* args, Py_ssize_t count);

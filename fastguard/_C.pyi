@@ -1,4 +1,6 @@
+from array import array
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -42,7 +44,7 @@ def take_step(
     found: list[object],
     step: int,
     num_threads: int,
-    max_norm: float,
+    limits: float | tuple[Any, ...],
     skip_nonfinite: bool,
     scales: bool,
     /,
@@ -50,6 +52,7 @@ def take_step(
 def clip_gradients(
     parameters: list[torch.Tensor], num_threads: int, max_norm: float, finite_only: bool
 ) -> tuple[float, int, list[torch.Tensor] | None] | None: ...
+def follow(norms: array[float], means: array[float], limits: array[float], keep: float, ratio: float) -> int: ...
 def json_line(headers: bytearray, index: int, table: bytearray, time: float) -> bytes: ...
 def fold_rows(table: bytearray) -> tuple[float, ...]: ...
 def isa() -> str: ...

@@ -19,10 +19,20 @@ if TYPE_CHECKING:
     from .errors import FastguardError as FastguardError
     from .errors import NonFiniteGradientsError as NonFiniteGradientsError
     from .errors import NotGuardedError as NotGuardedError
+    from .errors import PolicySkipsError as PolicySkipsError
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
     from .guard import wrap as wrap
+    from .guard.policies import AGC as AGC
+    from .guard.policies import AdaGC as AdaGC
+    from .guard.policies import ClipPolicy as ClipPolicy
     from .guard.policies import GlobalNorm as GlobalNorm
+    from .guard.policies import Percentile as Percentile
+    from .guard.policies import PerGroup as PerGroup
+    from .guard.policies import SkipSpikes as SkipSpikes
+    from .guard.policies import Spikes as Spikes
+    from .guard.policies import Value as Value
+    from .guard.policies import ZClip as ZClip
     from .history import TrainingHistory as TrainingHistory
     from .kernels import activation_stats as activation_stats
     from .kernels import backends as backends
@@ -58,8 +68,17 @@ if TYPE_CHECKING:
 _HOME = {
     "ActivationMonitor": "activations",
     "detect_dead_neurons": "activations",
+    "AGC": "guard.policies",
+    "AdaGC": "guard.policies",
+    "ClipPolicy": "guard.policies",
     "GlobalNorm": "guard.policies",
     "Checkpoints": "tools.checkpoints",
+    "PerGroup": "guard.policies",
+    "Percentile": "guard.policies",
+    "SkipSpikes": "guard.policies",
+    "Spikes": "guard.policies",
+    "Value": "guard.policies",
+    "ZClip": "guard.policies",
     "clip_grad_norm_": "tools.clipping",
     "clip_gradients": "tools.clipping",
     "get_total_norm": "tools.clipping",
@@ -69,6 +88,7 @@ _HOME = {
     "FastguardError": "errors",
     "NonFiniteGradientsError": "errors",
     "NotGuardedError": "errors",
+    "PolicySkipsError": "errors",
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
     "TrainingHistory": "history",

@@ -41,6 +41,8 @@ class AlreadyGuardedError(FastguardError, RuntimeError):
 class NonFiniteGradientsError(FastguardError, RuntimeError):
     """Too many steps in a row were skipped because their gradients held NaN or Inf.
 
+    A `PolicySkipsError` is one too: some of them were skipped by the clip policy.
+
     Attributes:
         steps: numbers of the skipped steps, oldest first.
         tensors: names of the tensors that held NaN or Inf, in backward order within a step, first seen first.
@@ -55,4 +57,25 @@ class NonFiniteGradientsError(FastguardError, RuntimeError):
             f"{listed(self.tensors, 8) or 'none, only their norm overflowed'}. "
             "The parameters are as they were before the first of these steps. Lower the learning rate, look at the "
             "data of these steps, or raise `max_consecutive_skips` if so many skips are expected."
+        )
+
+
+class PolicySkipsError(NonFiniteGradientsError):
+    """Too many steps in a row were skipped, some of them by the clip policy, with gradients that were finite.
+
+    Attributes:
+        steps, tensors: as in `NonFiniteGradientsError`.
+        by_policy: numbers of the steps that the clip policy skipped.
+    """
+
+    def __init__(self, steps: Sequence[int], tensors: Sequence[str], by_policy: Sequence[int], policy: str) -> None:
+        self.steps, self.tensors, self.by_policy = list(steps), list(tensors), list(by_policy)
+        others = len(self.steps) - len(self.by_policy)
+        rest = f", {others} for gradients that are not finite ({listed(self.tensors, 8)})" if others else ""
+        RuntimeError.__init__(
+            self,
+            f"{len(self.steps)} steps in a row (steps {self.steps[0]} to {self.steps[-1]}) were skipped: "
+            f"{len(self.by_policy)} by the clip policy {policy}, whose trigger their finite norms were above{rest}. "
+            "The parameters are as they were before the first of these steps. Take a policy that scales instead "
+            "(Spikes), or raise `max_consecutive_skips` if so many skips are expected.",
         )

@@ -20,7 +20,7 @@ from fastguard.diagnosis import RULES, Finding
 from fastguard.history import TrainingHistory
 from fastguard.sinks import JsonlSink, read_jsonl
 from fastguard.sinks.sink import flatten_step
-from fastguard.stats import COLUMNS, StepStats, log
+from fastguard.stats import COLUMNS, ClippedGroup, StepStats, log
 from fastguard.stats.samples import WeightStats
 
 from faulty_runs import activity, falling_losses, noisy_norms
@@ -280,6 +280,7 @@ class TestReadAsFarAsItCanBe:
         tables = make_table([make_row(), make_row(num_nans=1)], ["a", "b"])
         sampled = {"activations": (activity(),), "weights": (WeightStats("a", 4, 2.0, 0.5, 1.0, 0.1, 0.1),)}
         sampled.update(batches=(make_batch(),), grad_cosine=0.5)
+        sampled.update(trigger=1.0, over=("a",), groups=(ClippedGroup("a", 2.0, 1.0, 1.0),))
         record = StepStats(0, tables, 0.5, True, 1.0, 2.0, 1e-3, 1024.0, **sampled)
         with JsonlSink(tmp_path / "run.jsonl") as sink:
             sink.write(record)

@@ -20,9 +20,19 @@ ALL_KEYS = [
     *("step", "loss", "val_loss", "lr", "loss_scale"),
     *("grad/norm", "grad/max", "grad/min", "grad/mean", "grad/std"),
     *("grad/num_zeros", "grad/num_nans", "grad/num_infs", "grad/num_elements"),
-    *("grad/cosine", "clip/coef", "clipped", "skipped", "nonfinite"),
+    *("grad/cosine", "clip/coef", "clip/trigger", "grad/clipped_norm", "clipped", "skipped", "nonfinite", "clip/over"),
 ]
-NOTES = {"loss": 1.5, "val_loss": 1.75, "lr": 1e-3, "loss_scale": 1024.0, "clip_coef": 0.5, "grad_cosine": -0.5}
+RARE = ("nonfinite", "grad/cosine", "clip/trigger", "grad/clipped_norm", "clip/over")
+NOTES = {
+    "loss": 1.5,
+    "val_loss": 1.75,
+    "lr": 1e-3,
+    "loss_scale": 1024.0,
+    "clip_coef": 0.5,
+    "grad_cosine": -0.5,
+    "trigger": 2.0,
+    "over": ("b",),
+}
 FULL_RECORD = make_bad_record(7, ["b"], **NOTES)
 
 
@@ -174,7 +184,7 @@ class TestMemorySink:
         assert sink.series("grad/norm") == [1.0, 2.0, 3.0]
         assert sink.series("loss") == [2.0, None, 1.0]
         assert sink.series("grad/norm/w") == [1.0, 2.0, 3.0]
-        assert set(sink.keys) == set(ALL_KEYS) - {"val_loss", "lr", "loss_scale", "nonfinite", "grad/cosine"}
+        assert set(sink.keys) == set(ALL_KEYS) - {"val_loss", "lr", "loss_scale", *RARE}
 
     @pytest.mark.parametrize("key", ["grad/nrom", "grad/norm/v"])
     def test_unknown_key_lists_the_known_ones(self, key):

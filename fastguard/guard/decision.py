@@ -15,10 +15,11 @@ from .undo import Straightened
 
 
 class Verdict(NamedTuple):
-    """A decision that the host knows."""
+    """A decision that the host knows: a factor for all gradients, or one for each that there is."""
 
     clip_coef: float
     skipped: bool
+    factors: list[float] | None = None
 
 
 class Decision:
@@ -31,6 +32,8 @@ class Decision:
         slot: where the decision is.
         factor: what to multiply by, where the host decided; else it is in the slot.
         max_norm: what the device clips to; Inf where it does not.
+        trigger: from which norm on; below 0: torch's formula.
+        factors: of each gradient, on the device, beside that of all.
         plans: of all gradients, one a lane, with their slots.
         gradients: themselves, where no other optimizer has any.
         fused: of each member, whether it takes skip flag and divisor on the device.
@@ -47,6 +50,8 @@ class Decision:
         self.may_skip = may_skip
         self.factor: float | None = None
         self.max_norm = math.inf
+        self.trigger = -1.0
+        self.factors: torch.Tensor | None = None
         self.plans: list[tuple[Lane, Any, Slot]] = []
         self.gradients: list[torch.Tensor] | None = None
         self.fused: list[bool] = []

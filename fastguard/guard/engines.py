@@ -37,6 +37,7 @@ class Question(NamedTuple):
     max_norm: float = math.inf
     skip_nonfinite: bool = True
     unscales_itself: bool = False
+    trigger: float = -1.0
 
 
 class Engine(Protocol):
@@ -158,8 +159,12 @@ class TorchEngine:
     def _decide(self, norm_sq: torch.Tensor, slot: Slot, question: Question) -> None:
         norm = norm_sq.sqrt()
         finite = norm.isfinite()
-        coefficient = (question.max_norm / (norm + 1e-6)).clamp(max=1.0).masked_fill(~finite, 1.0)
+        is_torchs = question.trigger < 0.0
+        over = finite & (norm > question.trigger)
+        coefficient = (question.max_norm / (norm + (1e-6 if is_torchs else 0.0))).clamp(max=1.0).masked_fill(~over, 1.0)
         skip = ~finite if question.skip_nonfinite else torch.zeros_like(finite)
+        if question.max_norm == 0.0:
+            skip = skip | over
         if question.found_inf is not None:
             skip = skip | (question.found_inf != 0)  # a NaN flag is a flag
         coefficient = coefficient.masked_fill(skip, 1.0)
@@ -184,7 +189,7 @@ class TritonEngine:
         self.plan = self._workspace.plan
 
     def measure(self, plan: Any, slot: Slot, question: Question, *, decide: bool = True) -> None:
-        step, scale, found_inf, max_norm, skip_nonfinite, unscales_itself = question
+        step, scale, found_inf, max_norm, skip_nonfinite, unscales_itself, trigger = question
         self._workspace.measure(
             plan,
             slot.address,
@@ -192,13 +197,14 @@ class TritonEngine:
             scale_address=0 if scale is None else scale.data_ptr(),
             found_inf_address=0 if found_inf is None else found_inf.data_ptr(),
             max_norm=max_norm,
+            trigger=trigger,
             skip_nonfinite=skip_nonfinite,
             unscales_itself=unscales_itself,
             decide=decide,
         )
 
     def decide(self, totals: torch.Tensor, slot: Slot, question: Question) -> None:
-        _, scale, found_inf, max_norm, skip_nonfinite, unscales_itself = question
+        _, scale, found_inf, max_norm, skip_nonfinite, unscales_itself, trigger = question
         self._workspace.decide(
             totals.data_ptr(),
             totals.numel(),
@@ -206,6 +212,7 @@ class TritonEngine:
             scale_address=0 if scale is None else scale.data_ptr(),
             found_inf_address=0 if found_inf is None else found_inf.data_ptr(),
             max_norm=max_norm,
+            trigger=trigger,
             skip_nonfinite=skip_nonfinite,
             unscales_itself=unscales_itself,
         )

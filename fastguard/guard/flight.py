@@ -27,6 +27,7 @@ class Flight:
         places: of each device's rows in the table.
         scaled: whether the gradients carried a loss scale.
         clip_coef: where the host decided on it.
+        asked: the limits of the clip policy, if it has any; trigger: that of all gradients, for the record.
         known: loss, validation loss, learning rate, where the host knows them; `noted` has the names of those that the
             device knows.
         overhead_s: seconds spent by the host.
@@ -49,6 +50,8 @@ class Flight:
         self.positions: list[int] | None = None
         self.places: list[Sequence[int]] = [()] * len(self.slots)
         self.clip_coef: float | None = None
+        self.asked: tuple[Any, ...] | None = None
+        self.trigger: float | None = None
         self.known: dict[str, float | None] = {}
         self.noted: set[str] = set()
         self.overhead_s = 0.0

@@ -68,7 +68,6 @@ class Guard:
         namer.check(optimizers)
         backend = kernels.resolve_backend(backend)
         self.run = Run(optimizers, proxies, namer, clip=clip, skip_nonfinite=skip_nonfinite, backend=backend)
-        self._take_over(self.run.clip)
         self.run.watch_buffers(model)
         self.ledger = Ledger(self.run.ring, self.run.failures, sinks, max_consecutive_skips)
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)
@@ -108,14 +107,7 @@ class Guard:
 
     @clip.setter
     def clip(self, clip: Any) -> None:
-        policy = None if clip is None else as_policy(clip)
-        self._take_over(policy)
-        self.run.clip = policy
-
-    def _take_over(self, policy: ClipPolicy | None) -> None:
-        """Has what a policy of a user's does wrong counted here."""
-        if isinstance(policy, GivenPolicy):
-            policy.failures = self.run.failures
+        self.run.clip_by(None if clip is None else as_policy(clip))
 
     @property
     def skip_nonfinite(self) -> bool:
@@ -312,6 +304,7 @@ class Guard:
             "checkup": self._checkup.state_dict(),
             "evidence": self.sampling.state_dict(),
             "clip": None if self.run.clip is None else self.run.clip.state_dict(),
+            "clip_loss": self.run.ring.loss if self.run.ring.loss is not None else self._policy_loss,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -331,6 +324,7 @@ class Guard:
             raise values.MisfitError(f"must be below 2**53, got {step}", ("step",))
         skipped_run = values.entry(state, "skipped_run", partial(values.each, values.whole))
         skipped_tensors = values.entry(state, "skipped_tensors", partial(values.each, values.text))
+        by_policy = values.each(values.whole, state.get("skipped_by_policy", []))
         history = values.entry(state, "history", self.history.restored)
         checkup = state.get("checkup")
         if checkup is not None:
@@ -340,8 +334,11 @@ class Guard:
             raise values.MisfitError(f"must be a dict or None, got {type(state['clip']).__name__}", ("clip",))
         if self.run.clip is not None and state["clip"] is not None:
             self._load_policy(self.run.clip, state["clip"])
+        loss = values.entry(state, "clip_loss", values.number) if state.get("clip_loss") is not None else None
         self.flush()
-        self.ledger.go_on(history, skipped_run, skipped_tensors)
+        if isinstance(self.run.clip, GivenPolicy):
+            self.run.clip.loss = loss
+        self.ledger.go_on(history, skipped_run, skipped_tensors, by_policy)
         self.run.step = step
         if evidence is None:
             self.sampling.forget()
@@ -349,6 +346,11 @@ class Guard:
             self.sampling.load_state_dict(evidence, self.history.model.overwritten)
         if checkup is not None:
             self._checkup.load_state_dict(checkup)
+
+    @property
+    def _policy_loss(self) -> float | None:
+        """The newest finite loss that the clip policy knows of."""
+        return self.run.clip.loss if isinstance(self.run.clip, GivenPolicy) else None
 
     def _load_policy(self, policy: ClipPolicy, state: Any) -> None:
         """Has a policy go on from its state, or from where it was, and raises a ValueError."""
@@ -369,6 +371,7 @@ class Guard:
             **self.sampling.facts(),
             "objective": self._objective,
             "clip_limit": limit if isinstance(limit, (int, float)) else None,
+            "clip_policy": "" if run.clip is None else _shown(self.clip),
             "has_scaler": run.has_scaler if run.step else None,
         }
 
@@ -388,3 +391,11 @@ class Guard:
         if optimizers:
             with self.run.failures.kept("model facts", "The rules may not know how optimizer and model are set now."):
                 self.history.note_model(**self._facts.now(optimizers), **self._seen())
+
+
+def _shown(policy: Any) -> str:
+    """A policy of a user's, as it shows itself."""
+    try:
+        return repr(policy)[:200]
+    except Exception:
+        return type(policy).__name__

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from .. import kernels
 from ..kernels import cpu
 from ..stats import TensorStats
-from ..stats.slot import HEADER_WORDS, OVERHEAD_S
+from ..stats.slot import HEADER_WORDS, NORM, OVERHEAD_S
 from .backup import Preparations
 from .detour import Ticket, is_nested, junction_of, may_nest
 from .judge import Judge, learning_rate
@@ -37,7 +37,7 @@ _get_num_threads = torch.get_num_threads
 
 
 # Bits of what `_C.take_step` returns.
-_ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR = (1 << bit for bit in range(5))
+_ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR, _DROPPED, _OVER, _UNSUITED = (1 << bit for bit in range(8))
 
 
 class _Attended(Ticket):
@@ -125,7 +125,8 @@ class Hooks:
             ):
                 return self._go_the_long_way(optimizer, args, kwargs)
             started = _perf_counter()
-            ring, clip, step = run.ring, run.clip, run.step
+            ring, step = run.ring, run.step
+            clip: Any = run.clip
             if step >= run.wakes_at:
                 self._sampling.begin_step(step)
             if ring.num_open >= ring.limit:
@@ -134,9 +135,13 @@ class Hooks:
                 self._ledger.write(as_lines=True)
             if not self._handles:
                 return None  # a sink has detached the guard
-            limit = math.inf if clip is None else clip.limit
-            if limit is None or (self._weights is not None and self._weights.is_due(step)):
+            limits: Any = math.inf if clip is None else clip.limit
+            if self._weights is not None and self._weights.is_due(step):
                 return self._go_the_long_way(optimizer, args, kwargs)
+            if limits is None:
+                loss, limits = ring.loss, clip.ask()
+                if limits is None:
+                    return self._go_the_long_way(optimizer, args, kwargs)
             slot = ring.num_open
             ring.made = None
             outcome = self._take_step(
@@ -146,17 +151,25 @@ class Hooks:
                 ring.found,
                 step,
                 _get_num_threads(),
-                limit,
+                limits,
                 run.skip_nonfinite,
                 self._scales,
             )
-            if outcome & _ODD:
-                self._met_odd = True
+            if outcome & (_ODD | _UNSUITED):
+                self._met_odd = outcome == _ODD
                 self._ledger.deliver_without_table()
                 return self._go_the_long_way(optimizer, args, kwargs)
             ring.newest, ring.num_open, run.step = slot, slot + 1, step + 1
             if step >= run.buffers_at and not outcome & _NOT_FINITE:
                 run.follow_buffers(step, False)
+            if limits.__class__ is not tuple:
+                pass
+            elif outcome & _NOT_FINITE:
+                clip.pass_over()
+            else:
+                clip.tell(ring.words[HEADER_WORDS * slot + NORM], loss)
+                if clip.norms is not None and self._ledger.sinks and (outcome & _OVER or clip.scope == "group"):
+                    ring.limit = min(ring.limit, ring.num_open)  # who was over is in no line
             given = self._follow(optimizer, outcome, args, kwargs) if outcome else None
             ring.words[HEADER_WORDS * slot + OVERHEAD_S] = _perf_counter() - started
             return given
@@ -169,7 +182,7 @@ class Hooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """What is left to do where a step that went the short way is not a clean one."""
         run, ring = self._run, self._run.ring
-        if outcome & _SCALED and not self._scales:
+        if outcome & _SCALED and not self._scales and not outcome & _OVER:
             self._undo = undo = self._judge.scale(optimizer, ring.header(ring.newest).clip_coef)
             if undo is not None:
                 undo.apply()
@@ -180,9 +193,10 @@ class Hooks:
             ring.names = run.names(ring.found[FINGERPRINT])
         if outcome & _ODD_LR:
             ring.note("lr", learning_rate(optimizer))
-        if outcome & _NOT_FINITE:
-            run.follow_buffers(run.step - 1, ring.is_skipped)
-            self._ledger.enter(is_bad=True, from_scaler=False)
+        if outcome & (_NOT_FINITE | _DROPPED):
+            if outcome & _NOT_FINITE:
+                run.follow_buffers(run.step - 1, ring.is_skipped)
+            self._ledger.enter(is_bad=bool(outcome & _NOT_FINITE), from_scaler=False)
             try:
                 self._ledger.raise_due()
             except BaseException:

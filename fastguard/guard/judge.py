@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +18,14 @@ from .. import kernels
 from .._device import Courier, is_capturing
 from ..stats.columns import norm_of, norm_parts
 from . import engines
+from .clipping import DeviceClipping, HostClipping, scale_each_on_device
 from .decision import Decision, Verdict
 from .engines import ElsewhereError, Engine
 from .flight import Flight
 from .ledger import Ledger, check_scalar, is_loss, scalar
 from .onboard import Onboard, gradients_of
 from .policies import ClipPolicy
+from .policies.ruling import Ruling
 from .run import Member, Run, held_weakly
 from .scaler import UNSCALED, Handed
 from .undo import HandedOver, Skip, Undo, takes_flags
@@ -37,7 +39,7 @@ class Judge:
     Cost of the long way: on the CPU one read of the gradients, and one more read and write if they are clipped. On a
     device two launches and one to scale where something may have to be scaled, and on the host what it takes to queue
     them: no sync and no allocation for fused optimizers. Others wait for one number before a step that may be skipped,
-    and all do for a clip policy without a `limit`.
+    and all do for a clip policy without limits.
 
     Args:
         engine_for, courier_for, device_of, is_capturing: for tests.
@@ -201,16 +203,27 @@ class Judge:
         names = run.names(fingerprint)
         norm = norm_of(*norm_parts(kernels.fold_rows(table) if total is None else total))
         finite = math.isfinite(norm)
-        coefficient = run.clip.coefficient(norm) if run.clip is not None and finite else 1.0
-        skipped = ((run.skip_nonfinite and not finite) or scaling.found_inf) and member.can_skip
-        coefficient = 1.0 if skipped else coefficient
         lr = learning_rate(optimizers[0])
         closure_loss = scalar("loss", loss) if is_loss(loss) else None
+        skipped = ((run.skip_nonfinite and not finite) or scaling.found_inf) and member.can_skip
+        clipping = HostClipping(run.clip, norm, table, positions)
+        if first:
+            clipping.tell(closure_loss if closure_loss is not None else ring.loss)
+        ruling = clipping.ruling
+        dropped = ruling.is_dropped and member.can_skip and not skipped
+        skipped = skipped or dropped
+        if skipped:
+            ruling = Ruling(over=ruling.over if dropped else ())
+        else:
+            ruling = clipping.shrink(groups, names, scaling.inverse, self._run.backend) or ruling
         again = not first and ring.is_held
         step = run.step if first else run.step - 1
         is_news = not again or (not finite and ring.is_finite)  # of several evaluations the first bad one is kept
         if is_news:
-            ring.arrive(step, norm, coefficient, skipped, scaling.scale, table, positions, names, again=again)
+            told: dict[str, Any] = {"again": again, "trigger": clipping.trigger, "over": ruling.over or None}
+            ring.arrive(step, norm, ruling.coefficient, skipped, scaling.scale, table, positions, names, **told)
+            if ledger.sinks and (ruling.over or clipping.has_groups):
+                ring.limit = min(ring.limit, ring.num_open)  # who was over is in no line
             run.step = step + 1  # at once: an interrupt must not have the next step take the same number
             ring.note("lr", lr)
             ring.note("loss", closure_loss)
@@ -220,7 +233,8 @@ class Judge:
         run.follow_buffers(step, skipped)
         ledger.enter(is_bad=is_news and not finite, from_scaler=scaling.from_scaler)
         ledger.raise_due()
-        decision = Decision(Verdict(coefficient, skipped), scaling.scale)
+        coefficient = 1.0 if clipping.has_shrunk else ruling.coefficient
+        decision = Decision(Verdict(coefficient, skipped, ruling.factors), scaling.scale)
         decision.positions = positions
         return decision
 
@@ -259,8 +273,33 @@ class Judge:
         scaling = handed.read() if handed.from_scaler else UNSCALED
         if (verdict.skipped and member.can_skip) or scaling.found_inf:
             return Skip()
-        factor = verdict.clip_coef if scaling.fused else verdict.clip_coef * scaling.inverse
+        inverse = 1.0 if scaling.fused else scaling.inverse
+        if verdict.factors is not None:
+            self._scale_each(member, optimizer, decision, verdict.factors, inverse)
+            return None
+        factor = verdict.clip_coef * inverse
         return None if factor == 1.0 else self.scale(optimizer, factor, from_scaler=handed.from_scaler)
+
+    def _scale_each(
+        self,
+        member: Member,
+        optimizer: torch.optim.Optimizer,
+        decision: Decision,
+        factors: Sequence[float],
+        inverse: float,
+    ) -> None:
+        """Multiplies each gradient of one optimizer by its factor; what is multiplied by 1 is not touched."""
+        known = dict(zip(range(len(factors)) if decision.positions is None else decision.positions, factors))
+        before = [o.optimizer.param_groups for o in self._run.members[: member.index]]
+        place = sum(len(group["params"]) for groups in before for group in groups)
+        alike: dict[float, list[torch.Tensor]] = {}
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            factor = known.get(place, 1.0) * inverse
+            place += 1
+            if p.grad is not None and factor != 1.0:
+                alike.setdefault(factor, []).append(p.grad)
+        for factor, gradients in alike.items():
+            kernels.run_scale(gradients, factor, self._run.backend)
 
     def scale(self, optimizer: torch.optim.Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
         """Multiplies the gradients of one optimizer, or says how it will do so in its own pass."""
@@ -295,9 +334,10 @@ class Judge:
             self._ledger.raise_due()
         flight, decision = onboard.board(optimizers, groups, handed, first)
         try:
-            decision.max_norm = _limit(run.clip)
+            clipping = DeviceClipping(run.clip, flight, decision)
             onboard.measure(flight, decision, handed, run.skip_nonfinite)
-            if run.clip is not None and run.clip.limit is None:
+            clipping.follow(groups, handed)
+            if clipping.must_be_asked and run.clip is not None:
                 self._ask_policy(run.clip, flight, decision)
             flight.note("lr", _rate(optimizers[0]))
             if loss is not None and is_loss(loss):
@@ -314,7 +354,7 @@ class Judge:
         if not self._told_policy:
             self._told_policy = True
             _log.warning(
-                "clip policy %r decides on the host: one sync a step. GlobalNorm decides on the device.", policy
+                "clip policy %r decides on the host: one sync a step. One with `limits` decides on the device.", policy
             )
         _, norm, _, factor = decision.slot.words[:4].tolist()
         coefficient = policy.coefficient(norm) if math.isfinite(norm) else 1.0
@@ -345,12 +385,9 @@ class Judge:
                 attributes["grad_scale"] = slot.divisor
             else:
                 self.onboard.scale(optimizer, decision)
+        if decision.factors is not None:
+            scale_each_on_device(member, optimizer, self._run.members, decision)
         return HandedOver(optimizer, attributes, repairs) if attributes else repairs
-
-
-def _limit(policy: ClipPolicy | None) -> float:
-    """What is clipped to by the formula of `GlobalNorm`; Inf where nothing is, or the policy has to be asked."""
-    return math.inf if policy is None or policy.limit is None else policy.limit
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from .._text import listed
 from ..diagnosis import RULES, diagnose
-from ..errors import NonFiniteGradientsError
+from ..errors import NonFiniteGradientsError, PolicySkipsError
 from ..history import NUM_DEFERRED, Entry, TrainingHistory
 from ..kernels import cpu
 from ..sinks import SafeSink
@@ -73,6 +74,7 @@ class Ledger:
         when_idle: called, once, when it has not any more.
         max_consecutive_skips: from so many skips in a row on, there is an error that is due.
         skipped_run: numbers of the skipped steps in a row, up to now.
+        skipped_by_policy: those of them that the clip policy skipped.
         skipped_tensors: what was not finite in them; an ordered set.
         due: the error to raise when too many steps in a row were skipped, which the caller does when it can.
         checkup: asked at intervals, when the steps before are in the history.
@@ -93,6 +95,7 @@ class Ledger:
         self._history = TrainingHistory()
         self.max_consecutive_skips = max_consecutive_skips
         self.skipped_run: list[int] = []
+        self.skipped_by_policy: list[int] = []
         self.skipped_tensors: dict[str, None] = {}
         self.due: NonFiniteGradientsError | None = None
         self.checkup: Checkup | None = None
@@ -259,6 +262,8 @@ class Ledger:
         ring.limit = min(ring.limit, ring.num_open)
         if is_bad:
             self._say_nonfinite(ring.latest(), from_scaler)
+        elif ring.is_skipped and ring.latest().is_skipped_by_policy:
+            self._say_skipped_by_policy(ring.latest())
         if self.skipped_run or ring.is_skipped:
             self._count_skip(ring.latest())
 
@@ -313,14 +318,22 @@ class Ledger:
         return {
             "step": step,
             "skipped_run": list(self.skipped_run),
+            "skipped_by_policy": list(self.skipped_by_policy),
             "skipped_tensors": list(self.skipped_tensors),
             "history": self.history_with_held().state_dict(),
         }
 
-    def go_on(self, history: TrainingHistory, skipped_run: list[int], skipped_tensors: list[str]) -> None:
+    def go_on(
+        self,
+        history: TrainingHistory,
+        skipped_run: list[int],
+        skipped_tensors: list[str],
+        skipped_by_policy: Sequence[int] = (),
+    ) -> None:
         """Goes on from what was saved. Cannot fail."""
         self.history.become(history)
         self.skipped_run = skipped_run
+        self.skipped_by_policy = [step for step in skipped_by_policy if step in skipped_run]
         self.skipped_tensors = dict.fromkeys(skipped_tensors)
         self.due = None
         for sink in self.sinks:
@@ -339,6 +352,7 @@ class Ledger:
         run, step = self.skipped_run, record.step
         if run and run[-1] < step - 1:  # a step was taken in between
             run.clear()
+            self.skipped_by_policy.clear()
             self.skipped_tensors.clear()
         if not record.skipped:
             if run and run[-1] == step:  # an earlier evaluation of this step was bad
@@ -346,9 +360,11 @@ class Ledger:
             return
         if not run or run[-1] != step:
             run.append(step)
+            if record.is_skipped_by_policy:
+                self.skipped_by_policy.append(step)
         self.skipped_tensors.update(dict.fromkeys(record.nonfinite))
         if len(run) >= self.max_consecutive_skips:
-            self.due = NonFiniteGradientsError(run, list(self.skipped_tensors))
+            self.due = self._too_many_skips()
 
     def _say_nonfinite(self, record: StepStats, from_scaler: bool) -> None:
         level = logging.INFO if from_scaler else logging.WARNING  # a scaler finds its scale by overflowing
@@ -357,6 +373,17 @@ class Ledger:
         where = f"first in {names[0]!r}, {count} in all" if names else "only their norm overflowed"
         what = "skipped" if record.skipped else "taken all the same"
         _log.log(level, "step %d: gradients are not finite (%s); the step was %s", record.step, where, what)
+
+    def _too_many_skips(self) -> NonFiniteGradientsError:
+        run, tensors = self.skipped_run, list(self.skipped_tensors)
+        if not self.skipped_by_policy:
+            return NonFiniteGradientsError(run, tensors)
+        return PolicySkipsError(run, tensors, self.skipped_by_policy, self._history.model.clip_policy)
+
+    def _say_skipped_by_policy(self, record: StepStats) -> None:
+        policy = self._history.model.clip_policy
+        where = f" in {listed(record.over, 4)}" if record.over else f" of {record.norm:.4g}, above {record.trigger:.4g}"
+        _log.warning("step %d: skipped by the clip policy %s, for a norm%s", record.step, policy, where)
 
     def _say_already_clipped(self) -> None:
         self._history.settle()

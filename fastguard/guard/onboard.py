@@ -12,12 +12,15 @@ import torch
 from .. import kernels
 from .._device import Courier
 from ..kernels.slots import Slot, read_slot
+from ..stats.slot import HEADER_WORDS, NORM
 from .decision import Decision
 from .engines import Engine, Question
 from .flight import Flight, Flights
 from .lanes import Lane, Lanes
 from .ledger import Ledger
-from .ring import TABLE
+from .policies import GivenPolicy
+from .policies.ruling import row_norms, rule
+from .ring import OVER, TABLE
 from .run import Member, Run, held_weakly
 from .scaler import Handed
 from .undo import Momentum, Straightened, takes_flags
@@ -117,6 +120,7 @@ class Onboard:
                 decision.max_norm,
                 skip_nonfinite,
                 handed.fused,
+                decision.trigger,
             )
             questions.append(question)
             lane.engine.measure(plan, slot, question, decide=is_one)
@@ -199,9 +203,12 @@ class Onboard:
             flight.overhead_s,
             scaled=flight.scaled,
             clip_coef=flight.clip_coef,
+            trigger=flight.trigger,
         )
         if len(flight.slots) > 1:
             ring.found[TABLE] = self._rows_in_order(flight)
+        if flight.asked is not None:
+            self._tell(flight, finite)
         flight.keep = ()
         self._arrived = flight.step
         ring.is_over = flight.is_over
@@ -233,6 +240,23 @@ class Onboard:
         ring.is_over = flight.is_over
         ring.add_overhead(flight.overhead_s)
         self._ledger.enter(is_bad=is_bad, from_scaler=flight.from_scaler)
+
+    def _tell(self, flight: Flight, finite: bool) -> None:
+        """Has the clip policy observe a step that has arrived, and keeps who was over."""
+        run, ring, asked = self._run, self._run.ring, flight.asked
+        clip = run.clip
+        if not isinstance(clip, GivenPolicy) or asked is None:
+            return
+        if not finite:
+            clip.pass_over()
+            return
+        norm, own = ring.words[HEADER_WORDS * ring.newest + NORM], None
+        if len(asked) > 2 and asked[2][3] is clip.norms:
+            own = rule(asked, norm, row_norms(ring.found[TABLE]), flight.positions)
+            ring.found[OVER] = own.over or None
+        clip.tell(norm, ring.loss, asked)
+        if self._ledger.sinks and ((own is not None and own.over) or clip.scope == "group"):
+            ring.limit = min(ring.limit, ring.num_open)
 
     def _rows_in_order(self, flight: Flight) -> bytearray:
         """The rows of all devices, in the order of the gradients."""

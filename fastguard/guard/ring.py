@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..stats.slot import (
     FLAGS,
     HAS_LOSS,
     HAS_LOSS_SCALE,
+    HAS_TRIGGER,
     HEADER_BYTES,
     HEADER_WORDS,
     LOSS,
@@ -26,12 +27,13 @@ from ..stats.slot import (
     OVERHEAD_S,
     SKIPPED,
     STEP,
+    TRIGGER,
     Header,
     read_header,
 )
 
 NUM_SLOTS = 32
-TABLE, POSITIONS, FINGERPRINT, WRITTEN = range(4)  # places in `Ring.found`
+TABLE, POSITIONS, FINGERPRINT, WRITTEN, OVER = range(5)  # places in `Ring.found`
 
 
 class Ring:
@@ -44,7 +46,8 @@ class Ring:
     Attributes:
         headers, words: `NUM_SLOTS` headers as bytes, and the same memory as float64.
         found: of the newest slot: its rows as float64 bytes; flat positions of the parameters that had a gradient, None
-            if all had; the fingerprint of all parameters; gradients that were scaled and autograd does not know of.
+            if all had; the fingerprint of all parameters; gradients that were scaled and autograd does not know of;
+            numbers of the groups or tensors above the clip policy's triggers, None if there are none.
             The next step's rows are written over these unless a record holds them: what still wants a table is
             delivered before, as `limit` says.
         names: of all parameters.
@@ -54,12 +57,15 @@ class Ring:
         is_over: whether nothing more comes to the newest slot: neither another evaluation nor a loss.
         made: the newest slot as a record, if it was made. Whoever fills a slot without `arrive` sets it to None before.
         samples: what was sampled beside the gradients, by step, until its record is made.
+        tell_of_parts: gives the fields of a record that are about groups and tensors of the clip policy, from what
+            `found` has at OVER; None without such a policy.
     """
 
     def __init__(self) -> None:
         self.headers = bytearray(NUM_SLOTS * HEADER_BYTES)
         self.words = memoryview(self.headers).cast("d")
-        self.found: list[Any] = [bytearray(), None, None, None]
+        self.found: list[Any] = [bytearray(), None, None, None, None]
+        self.tell_of_parts: Callable[[Any], dict[str, Any]] | None = None
         self.names: tuple[str, ...] = ()
         self.newest = -1
         self.num_open = 0
@@ -101,6 +107,8 @@ class Ring:
         names: tuple[str, ...],
         *,
         again: bool = False,
+        trigger: float | None = None,
+        over: Sequence[int] | None = None,
     ) -> None:
         """Takes a step into the next slot; with `again`, into the newest one, over what is there but for the notes."""
         newest = self.newest if again else self.num_open
@@ -114,12 +122,14 @@ class Ring:
         words[at + CLIP_COEF] = clip_coef
         words[at + NUM_ROWS] = len(rows)
         words[at + LOSS_SCALE] = 1.0 if loss_scale is None else loss_scale
+        words[at + TRIGGER] = 0.0 if trigger is None else trigger
         words[at + FLAGS] = (
-            (int(words[at + FLAGS]) & ~(SKIPPED | HAS_LOSS_SCALE))
+            (int(words[at + FLAGS]) & ~(SKIPPED | HAS_LOSS_SCALE | HAS_TRIGGER))
             | (SKIPPED if skipped else 0)
             | (0 if loss_scale is None else HAS_LOSS_SCALE)
+            | (0 if trigger is None else HAS_TRIGGER)
         )
-        self.found[TABLE], self.found[POSITIONS] = rows, positions
+        self.found[TABLE], self.found[POSITIONS], self.found[OVER] = rows, positions, over
         self.names = names
         self.made = None
         self.newest, self.num_open = newest, newest + 1
@@ -136,6 +146,7 @@ class Ring:
         *,
         scaled: bool,
         clip_coef: float | None,
+        trigger: float | None = None,
     ) -> tuple[bool, bool]:
         """Takes a step into the next slot as a device left it; returns whether its norm is finite, whether it skipped.
 
@@ -144,6 +155,7 @@ class Ring:
             known, noted: notes that the host has, and names of those that are in the slot.
             scaled: whether the loss scale in the slot is one.
             clip_coef: the coefficient, where the host decided on it.
+            trigger: of the clip policy, if it has one.
         """
         index, self.made = self.num_open, None
         at, words_here = HEADER_WORDS * index, self.words
@@ -158,10 +170,13 @@ class Ring:
                 words_here[at + word] = value
         if clip_coef is not None:
             words_here[at + CLIP_COEF] = clip_coef
+        if trigger is not None:
+            words_here[at + TRIGGER] = trigger
+            flags |= HAS_TRIGGER
         words_here[at + OVERHEAD_S] = overhead_s
         words_here[at + NUM_ROWS] = num_rows
         words_here[at + FLAGS] = flags
-        self.found[TABLE], self.found[POSITIONS], self.names = rows, positions, names
+        self.found[TABLE], self.found[POSITIONS], self.found[OVER], self.names = rows, positions, None, names
         self.newest, self.num_open = index, index + 1
         return math.isfinite(words_here[at + NORM]), skipped
 
@@ -191,6 +206,15 @@ class Ring:
         words[at + FLAGS] = int(words[at + FLAGS]) | HAS_LOSS
         self.made = None
         return True
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the newest slot, if it has one that is finite."""
+        at = HEADER_WORDS * self.newest
+        if self.newest < 0 or not int(self.words[at + FLAGS]) & HAS_LOSS:
+            return None
+        loss = self.words[at + LOSS]
+        return loss if math.isfinite(loss) else None
 
     def mark_skipped(self, skipped: bool) -> None:
         """Says of the newest slot whether the step was skipped in the end."""
@@ -228,6 +252,11 @@ class Ring:
             some = names if positions is None else lambda: [names[i] for i in positions]
             tensors = TensorStats(rows, some, kernels.fold_rows(rows))
             sampled = self.samples.get(step, {})
+            if self.tell_of_parts is not None:
+                sampled = {**sampled, **self.tell_of_parts(self.found[OVER])}
+            at = HEADER_WORDS * self.newest
+            if int(self.words[at + FLAGS]) & HAS_TRIGGER:
+                sampled = {**sampled, "trigger": self.words[at + TRIGGER]}
             self.made = StepStats(step, tensors, clip_coef, skipped, loss, val_loss, lr, loss_scale, **sampled)
         return self.made
 

@@ -13,7 +13,7 @@ import torch
 from ..names import Namer
 from ..stats.failures import Failures
 from .buffers import Buffers
-from .policies import ClipPolicy
+from .policies import ClipPolicy, GivenPolicy, Place
 from .ring import Ring
 from .wrappers import refuse_shards
 
@@ -23,12 +23,20 @@ def held_weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     return types.MethodType(method.__func__, weakref.proxy(method.__self__))  # type: ignore[attr-defined]
 
 
+# Their updates are orthogonalised, or signs. By name: they come from many packages.
+_IGNORES_SCALE = frozenset(
+    ("Muon", "DistMuon", "SingleDeviceMuon", "Lion", "Lion8bit", "Lion32bit", "SignSGD", "Signum", "Tiger", "Rprop")
+)
+
+
 class Member:
     """One optimizer under a guard. Refers to it weakly: the optimizer owns its hooks, which hold this.
 
     Attributes:
         index: its place among the members.
         can_skip: LBFGS evaluates its closure several times a step and has no step without gradients.
+        ignores_scale: the size of its gradients does not change its updates (Muon, Lion, signs), so that clipping them
+            along with others' would do nothing but fill the norm.
         is_paused: its steps are no part of the run.
     """
 
@@ -36,6 +44,7 @@ class Member:
         self._ref = weakref.ref(optimizer)
         self.index = index
         self.can_skip = not isinstance(optimizer, torch.optim.LBFGS)
+        self.ignores_scale = any(cls.__name__ in _IGNORES_SCALE for cls in type(optimizer).__mro__)
         self.is_paused = False
 
     @property
@@ -57,7 +66,7 @@ class Run:
     Attributes:
         members: the optimizers.
         proxies: wrappers that stand around them, held weakly: they own the optimizer, which owns the guard.
-        clip: the clip policy; None for no clipping.
+        clip: the clip policy; None for no clipping. Set by `clip_by`.
         skip_nonfinite: whether steps with NaN or Inf gradients are skipped.
         backend: "auto" or a name from `fastguard.backends()`.
         ring: the newest steps.
@@ -86,7 +95,7 @@ class Run:
     ) -> None:
         self.members = [Member(i, optimizer) for i, optimizer in enumerate(optimizers)]
         self.proxies = [weakref.ref(proxy) for proxy in proxies]
-        self.clip = clip
+        self.clip: ClipPolicy | None = None
         self.skip_nonfinite = skip_nonfinite
         self.backend = backend
         self.ring = Ring()
@@ -102,6 +111,7 @@ class Run:
         self._namer = namer
         self.known_names: tuple[str, ...] = ()
         self.fingerprint: int | None = None
+        self.clip_by(clip)
 
     def watch_buffers(self, model: torch.nn.Module | None) -> None:
         """Has those of `model` followed, if it has any."""
@@ -130,7 +140,30 @@ class Run:
                 count = sum(len(group["params"]) for one in optimizers for group in one.param_groups)
                 self.known_names = tuple(f"param{i}" for i in range(count))
             self.fingerprint = fingerprint
+            if isinstance(self.clip, GivenPolicy):
+                self.clip.place_again(self._places(self.known_names))
         return self.known_names
+
+    def clip_by(self, clip: ClipPolicy | None) -> None:
+        """Takes another clip policy.
+
+        Raises:
+            ValueError: of the policy, which has no use for these parameters.
+        """
+        apart = frozenset(m.index for m in self.members if m.ignores_scale) if len(self.members) > 1 else frozenset()
+        if apart and clip is not None and clip.scope == "model" and not isinstance(clip, GivenPolicy):
+            clip = GivenPolicy(clip)
+        if isinstance(clip, GivenPolicy):
+            clip.count_in(self.failures)
+            clip.place(self._places(self._namer.names(self.optimizers())), apart)
+        self.clip = clip
+        self.ring.tell_of_parts = clip.told if isinstance(clip, GivenPolicy) else None
+        self.ring.made = None
+
+    def _places(self, names: Sequence[str]) -> list[Place]:
+        groups = [(member.index, group) for member in self.members for group in member.optimizer.param_groups]
+        numbers = [(i, index) for i, (index, group) in enumerate(groups) for _ in group["params"]]
+        return [Place(name, *number) for name, number in zip(names, numbers)]
 
     def names_of(self, member: Member) -> tuple[str, ...]:
         """Names of the parameters of one optimizer, as they were at the step just judged."""

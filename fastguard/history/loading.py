@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from .._text import NAME_WIDTH, prose, shown
-from ..stats import StepStats, TensorStats, values
+from ..stats import ClippedGroup, StepStats, TensorStats, values
 from ..stats.batches import BatchSample
 from ..stats.columns import COLUMNS, TensorRow, completed
 from ..stats.log import KEYS, NUMBER_KEYS, LogReader
@@ -197,6 +197,9 @@ def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepSt
         weights=_samples(WeightStats, line, "weights", unknown),
         batches=_batches(line, unknown),
         grad_cosine=_cosine(line),
+        trigger=_number(line, "clip/trigger"),
+        over=tuple(_get(line, "clip/over", lambda given: values.each(values.text, given), ())),
+        groups=_groups(line),
     )
 
 
@@ -301,6 +304,19 @@ def _samples(kind: Any, line: Mapping[str, Any], key: str, unknown: Unknown) -> 
 
 def _cosine(line: Mapping[str, Any]) -> Any:
     return _number(line, "grad/cosine")
+
+
+def _groups(line: Mapping[str, Any]) -> tuple[ClippedGroup, ...]:
+    def read(plain: Any) -> list[float]:
+        if len(values.row(plain)) != 3:
+            raise MisfitError(f"must be norm, clipped norm and trigger, got {len(plain)} values")
+        return [float(number) for number in values.each(values.spread, plain)]
+
+    plain = _get(line, "clip/groups", values.mapping) or {}
+    try:
+        return tuple(ClippedGroup(name, *values.at(name, read, numbers)) for name, numbers in plain.items())
+    except MisfitError as error:
+        raise error.under("clip/groups") from None
 
 
 def _batches(line: Mapping[str, Any], unknown: Unknown) -> tuple[BatchSample, ...]:

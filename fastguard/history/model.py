@@ -39,6 +39,7 @@ class ModelNotes:
         autocast: the dtype of autocast in that pass; empty without one.
         has_scaler: whether a GradScaler unscales the gradients; None before the first step.
         clip_limit: the norm that clipping lets through; None without one that is fixed.
+        clip_policy: the clip policy, as it shows itself; empty without one.
         optimizer_settings: a dict for each param group, 64 at most: `kind` (the class), `num_parameters` (elements),
             and those of `lr`, `betas`, `eps`, `momentum`, `alpha`, `rho`, `dampening`, `weight_decay`, `nesterov`,
             `amsgrad` and `maximize` that the group has; `lr` as it was when one of the others was last set.
@@ -84,6 +85,7 @@ class ModelNotes:
     autocast: str = ""
     has_scaler: bool | None = None
     clip_limit: float | None = None
+    clip_policy: str = ""
     optimizer_settings: tuple[dict[str, Any], ...] = ()
     num_left_gradients: int | None = None
     num_watched_backwards: int | None = None
@@ -233,7 +235,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("target_range", "squared_losses"), lambda value: tuple(values.each(_number, value))),
     "backward_per_step": values.count,
     **dict.fromkeys(("has_scheduler", "has_scaler"), values.truth),
-    **dict.fromkeys(("autocast", "loss_kind"), values.text),
+    **dict.fromkeys(("autocast", "loss_kind", "clip_policy"), values.text),
     "optimizer_settings": _settings,
     "objective": _objective,
     "steps_per_epoch": _length,

@@ -82,6 +82,7 @@ def _initialise() -> None:
 # The whole step of a guard, where every tensor is plain; and a step as a line of a log.
 take_step = None if _problem is not None else _C.take_step
 json_line = None if _problem is not None else _C.json_line
+follow = None if _problem is not None else _C.follow  # see `AdaGC`
 if _problem is None:
     _initialise()
 

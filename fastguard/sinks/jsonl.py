@@ -29,6 +29,7 @@ class JsonlSink(Sink):
     with NaN or Inf, it has `tensors`: a list of numbers for each name, in the order of `fastguard.stats.COLUMNS`.
     A step at which activations or weights were sampled has `activations` or `weights`: for each name a dict with the
     fields of `ModuleActivity` (those of its `stats` among them) or `WeightStats`.
+    Where a clip policy clips groups each, `clip/groups` has norm, norm after clipping and trigger of each by name.
     NaN and Inf are the strings "NaN", "Infinity" and "-Infinity". The keys that a step has no value for are left out.
 
     A line is a single unbuffered write to the end of the file, so a crash loses at most the line being written. A line
@@ -86,6 +87,8 @@ class JsonlSink(Sink):
         is_due = self.tensors_every and record.step % self.tensors_every == 0
         if is_due or not record.is_finite:
             line["tensors"] = dict(zip(record.tensors.names, record.tensors, strict=True))
+        if record.groups:
+            line["clip/groups"] = {group.name: list(group[1:]) for group in record.groups}
         for key, items in (("activations", record.activations), ("weights", record.weights)):
             if items:
                 line[key] = {item.name: _without_name(item.to_dict()) for item in items}

@@ -106,17 +106,25 @@ def flatten(record: StepStats) -> dict[str, Any]:
     | `grad/mean`, `grad/std` | of the finite elements |
     | `grad/num_zeros`, `grad/num_nans`, `grad/num_infs`, `grad/num_elements` | counts |
     | `grad/cosine` | with the gradient of the step before; only where it was taken |
-    | `clip/coef`, `clipped` | what the gradients were multiplied by; whether that was less than 1 |
+    | `clip/coef` | what the gradients were multiplied by |
+    | `clip/trigger` | the norm above which the clip policy acts; only if there is one of all gradients together |
+    | `grad/clipped_norm` | norm of all gradients after clipping; only where they were clipped |
+    | `clipped` | whether they were |
     | `skipped` | the optimizer did nothing at this step |
     | `nonfinite` | names of the tensors holding NaN or Inf, in backward order; only if there are any |
+    | `clip/over` | names of the groups or tensors above the clip policy's triggers; only if there are any |
 
     At a step where they were sampled also, for each module, activation/<module>/mean, /std, /zero_ratio,
     /saturation_ratio and, if units were told apart, /dead_unit_ratio; and for each parameter weight/<name>/norm, /std
-    and, if measured, /gradient_ratio and /update_ratio.
+    and, if measured, /gradient_ratio and /update_ratio. Where groups are clipped each, clip/<group>/norm, /clipped_norm
+    and /trigger.
 
     Cost: 2 us; a step with NaN or Inf looks at every row as well; 1 us for each sampled module or tensor.
     """
     flat = flatten_step(record)
+    for group in record.groups:
+        key = f"clip/{group.name}/"
+        flat[key + "norm"], flat[key + "clipped_norm"], flat[key + "trigger"] = group[1:]
     for module in record.activations:
         key, stats = f"activation/{module.name}/", module.stats
         flat[key + "mean"], flat[key + "std"] = stats.mean, stats.std
@@ -158,11 +166,17 @@ def flatten_step(record: StepStats) -> dict[str, Any]:
     if record.grad_cosine is not None:
         flat["grad/cosine"] = record.grad_cosine
     flat["clip/coef"] = record.clip_coef
+    if record.trigger is not None:
+        flat["clip/trigger"] = record.trigger
+    if record.clipped:
+        flat["grad/clipped_norm"] = record.clipped_norm
     flat["clipped"] = record.clipped
     flat["skipped"] = record.skipped
     nonfinite = record.nonfinite
     if nonfinite:
         flat["nonfinite"] = nonfinite
+    if record.over:
+        flat["clip/over"] = list(record.over)
     return flat
 
 

@@ -16,11 +16,11 @@ from . import strict_json
 _GRADIENT_KEYS = ("norm", "max", "min", "mean", "std", "num_zeros", "num_nans", "num_infs", "num_elements")
 NUMBER_KEYS = frozenset(
     {
-        *("step", "time", "loss", "val_loss", "lr", "loss_scale", "clip/coef", "clipped", "skipped"),
-        *(f"grad/{key}" for key in (*_GRADIENT_KEYS, "cosine")),
+        *("step", "time", "loss", "val_loss", "lr", "loss_scale", "clip/coef", "clip/trigger", "clipped", "skipped"),
+        *(f"grad/{key}" for key in (*_GRADIENT_KEYS, "cosine", "clipped_norm")),
     }
 )
-KEYS = NUMBER_KEYS | {"nonfinite", "tensors", "activations", "weights", "batches", "model"}
+KEYS = NUMBER_KEYS | {"nonfinite", "clip/over", "clip/groups", "tensors", "activations", "weights", "batches", "model"}
 
 MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
 MAX_LISTED = 1000  # lines that could not be read, by number

@@ -7,6 +7,7 @@
           4  loss_scale  that the gradients carried; 1 without one
           5  two float32, for optimizers: the skip flag, exactly 0 or 1, and loss_scale / clip_coef
           6  step        its number
+          7  trigger     the norm above which the clip policy acts, where `flags` says so
           8  loss        as observed, where `flags` has it; so the two that follow
           9  val_loss
          10  lr          of the first parameter group
@@ -16,7 +17,7 @@
          15  flags       see below
 
 Words are float64; float32 on a device that has nothing wider, where the second of two narrow numbers takes the next
-word. Words 11, 14 and 15 are written on the host.
+word. Words 7, 11, 14 and 15 are written on the host.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from typing import NamedTuple
 
 HEADER_WORDS = 16
 HEADER_BYTES = 8 * HEADER_WORDS
-NORM_SQ, NORM, CLIP_COEF, FACTOR, LOSS_SCALE, NARROW, STEP = range(7)
+NORM_SQ, NORM, CLIP_COEF, FACTOR, LOSS_SCALE, NARROW, STEP, TRIGGER = range(8)
 LOSS, VAL_LOSS, LR, OVERHEAD_S, BROUGHT = range(8, 13)
 NUM_ROWS, FLAGS = 14, 15
 
-SKIPPED, HAS_LOSS, HAS_VAL_LOSS, HAS_LR, HAS_LOSS_SCALE = (1 << bit for bit in range(5))
+SKIPPED, HAS_LOSS, HAS_VAL_LOSS, HAS_LR, HAS_LOSS_SCALE, HAS_TRIGGER = (1 << bit for bit in range(6))
 NOTES = {"loss": (LOSS, HAS_LOSS), "val_loss": (VAL_LOSS, HAS_VAL_LOSS), "lr": (LR, HAS_LR)}
 
 _HEADER = struct.Struct(f"<{HEADER_WORDS}d")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._text import listed, shown
 from . import columns
@@ -194,6 +194,18 @@ class TensorStats:
         return TensorStats, (bytes(self._data), self.names, self._total)
 
 
+class ClippedGroup(NamedTuple):
+    """One group of parameters that a clip policy clips by itself: its norm before and after, and the policy's trigger.
+
+    The trigger is Inf where there is none.
+    """
+
+    name: str
+    norm: float
+    clipped_norm: float
+    trigger: float
+
+
 @dataclass(frozen=True, slots=True)
 class StepStats:
     """One optimizer step, as the guard saw it. All figures are of the unscaled gradients, before clipping.
@@ -201,7 +213,8 @@ class StepStats:
     Attributes:
         step: number of the step, from 0; a skipped step has a number too.
         tensors: one row for each parameter that had a gradient.
-        clip_coef: what the gradients were multiplied by; 1.0 when they were not clipped.
+        clip_coef: what the gradients were multiplied by; 1.0 when they were not clipped. Where groups, tensors or
+            elements are clipped each, how much smaller the norm of all became.
         skipped: the optimizer left parameters and state as they were.
         loss, val_loss: as given to `Guard.observe`, or returned by a closure; None if not known.
         lr: learning rate of the first parameter group.
@@ -211,6 +224,10 @@ class StepStats:
         grad_cosine: cosine between this step's gradient and that of the step before, on a strided sample of at most
             4096 elements; at the first twenty steps, then one in fifty. None where
             it was not taken.
+        trigger: the norm above which the clip policy acts, of all gradients together; of `Value` the element. None
+            where there is none.
+        over: names of the groups or tensors above their triggers, where these are clipped each.
+        groups: the groups, where these are clipped each.
     """
 
     step: int
@@ -225,6 +242,9 @@ class StepStats:
     weights: tuple[WeightStats, ...] = ()
     batches: tuple[BatchSample, ...] = ()
     grad_cosine: float | None = None
+    trigger: float | None = None
+    over: tuple[str, ...] = ()
+    groups: tuple[ClippedGroup, ...] = ()
 
     @property
     def gradients(self) -> GradientStats:
@@ -235,6 +255,17 @@ class StepStats:
     def norm(self) -> float:
         """Total 2-norm before clipping; NaN or Inf if any element is."""
         return self.tensors.total_norm()
+
+    @property
+    def clipped_norm(self) -> float:
+        """Total 2-norm after clipping."""
+        return self.norm * self.clip_coef
+
+    @property
+    def is_skipped_by_policy(self) -> bool:
+        """Whether the clip policy had the step skipped, whose gradients were finite."""
+        is_over = bool(self.over) or (self.trigger is not None and self.norm > self.trigger)
+        return self.skipped and is_over and self.is_finite
 
     @property
     def clipped(self) -> bool:

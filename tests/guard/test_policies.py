@@ -4,60 +4,145 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from guard_helpers import make_model, take_step
+from guard_helpers import assert_identical, make_model, snapshot, take_step, train
 
 import fastguard
 from fastguard.guard import policies
 from fastguard.guard.policies import ClipPolicy, GlobalNorm, as_policy
 
-# How to make it, and what it makes of a norm.
-POLICIES: dict[str, tuple[Callable[[], ClipPolicy], dict[float, float]]] = {
-    "GlobalNorm": (lambda: GlobalNorm(1.0), {0.5: 1.0, 4.0: 1.0 / (4.0 + 1e-6)}),
+# How to make it, so that it acts now and then within a few steps.
+POLICIES: dict[str, Callable[[], Any]] = {
+    "AGC": lambda: policies.AGC(0.1),
+    "AdaGC": lambda: policies.AdaGC(warmup=2),
+    "GlobalNorm": lambda: GlobalNorm(1.0),
+    "PerGroup": lambda: policies.PerGroup({"*.weight": policies.Spikes(max_norm=0.5), "*": 0.1}),
+    "Percentile": lambda: policies.Percentile(50, min_steps=2),
+    "SkipSpikes": lambda: policies.SkipSpikes(0.5, 8, min_steps=2, loss=False),
+    "Spikes": lambda: policies.Spikes(max_norm=0.8),
+    "Value": lambda: policies.Value(0.05),
+    "ZClip": lambda: policies.ZClip(0.5, warmup=2),
 }
-every_policy = pytest.mark.parametrize(("make", "expected"), POLICIES.values(), ids=POLICIES)
+every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+STEPS = 10
+BAD = 4  # the step whose gradients hold a NaN
+
+
+def _guarded(make: Callable[[], Any], **settings: Any) -> tuple[torch.nn.Module, Any]:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return model, fastguard.wrap(optimizer, model, clip=make(), check_every=0, **settings)
 
 
 def test_every_policy_is_tried() -> None:
     exported = {name for name in policies.__all__ if inspect.isclass(getattr(policies, name))}
-    assert exported - {"ClipPolicy", "GivenPolicy"} == set(POLICIES)
+    assert exported - {"ClipPolicy", "GivenPolicy", "Place"} == set(POLICIES)
+
+
+def test_the_formula_of_torch() -> None:
+    policy = GlobalNorm(1.0)
+    assert [policy.coefficient(norm) for norm in (0.5, 4.0)] == [1.0, 1.0 / (4.0 + 1e-6)]
+    assert policy.limits() == (1.0, 1.0)
 
 
 @every_policy
-def test_what_it_makes_of_norms(make: Any, expected: dict[float, float]) -> None:
-    policy = make()
-    for norm, coefficient in expected.items():
-        assert policy.coefficient(norm) == coefficient
-        if policy.limit is not None:
-            assert min(1.0, policy.limit / (norm + 1e-6)) == coefficient
-
-
-@every_policy
-def test_it_goes_on_from_its_state(make: Any, expected: dict[float, float]) -> None:
-    policy, other = make(), make()
-    for norm in expected:
-        policy.coefficient(norm)
-    other.load_state_dict(copy.deepcopy(policy.state_dict()))
-    assert other.state_dict() == policy.state_dict()
-    assert other.coefficient(7.0) == policy.coefficient(7.0)
-
-
-@every_policy
-def test_in_a_guard(make: Any, expected: dict[float, float], backend: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, clip=make(), backend=backend)
-    for step in range(4):
-        take_step(model, optimizer, step, bad=math.nan if step == 2 else None)
+def test_in_a_guard(make: Any, backend: str) -> None:
+    """It acts, a step that is not finite is skipped as ever, and the record says what it did."""
+    model, optimizer = _guarded(make, backend=backend)
+    clipped = skipped = 0
+    for step in range(STEPS):
+        take_step(model, optimizer, step, bad=math.nan if step == BAD else None)
         optimizer.guard.flush()
         last = optimizer.guard.last
-        assert last.clip_coef == (1.0 if last.skipped else pytest.approx(make().coefficient(last.norm), rel=1e-12))
-    assert optimizer.guard.history.num_skipped == 1
+        assert last.skipped == (step == BAD or last.is_skipped_by_policy)
+        assert last.clip_coef == 1.0 if last.skipped else 0.0 < last.clip_coef <= 1.0
+        if last.trigger is not None and last.norm > last.trigger and make().scope == "model":
+            assert last.clipped or last.skipped or last.norm <= last.trigger + 1e-5
+        clipped += last.clipped
+        skipped += last.is_skipped_by_policy
+        if last.clipped:
+            gradients = [p.grad for p in model.parameters()]
+            after = float(fastguard.tensor_stats(gradients).total_norm())
+            assert last.clipped_norm == pytest.approx(after, rel=1e-5)
+    assert (skipped if type(make()) is policies.SkipSpikes else clipped) > 0
+    assert not len(optimizer.guard.run.failures)
     assert repr(optimizer.guard.clip) == repr(make())
+
+
+@every_policy
+def test_the_short_way_is_the_long_way(make: Any) -> None:
+    """Same parameters, same records, to the bit."""
+    found = []
+    for is_short in (True, False):
+        memory = fastguard.MemorySink()
+        model, optimizer = _guarded(make, sinks=[memory])
+        for step in range(STEPS):
+            optimizer.guard.run.is_short = optimizer.guard.run.is_short and is_short
+            take_step(model, optimizer, step, bad=math.nan if step == BAD else None)
+        optimizer.guard.flush()
+        told = [(r.step, r.norm, r.clip_coef, r.skipped, r.trigger, r.over, r.groups) for r in memory.records]
+        found.append((snapshot(model, optimizer), told))
+    assert_identical(found[0][0], found[1][0])
+    assert repr(found[0][1]) == repr(found[1][1])
+
+
+@every_policy
+def test_a_resumed_run_goes_on_to_the_bit(make: Any) -> None:
+    """State as JSON holds it; nothing that was not finite is in there."""
+    model, optimizer = _guarded(make)
+    for step in range(STEPS):
+        take_step(model, optimizer, step, bad=math.inf if step == BAD else None)
+        optimizer.guard.observe(loss=1.0 + 0.1 * step)
+        if step == BAD + 1:
+            text = json.dumps(optimizer.guard.state_dict()["clip"], allow_nan=False)
+            states = copy.deepcopy((model.state_dict(), optimizer.state_dict(), optimizer.guard.state_dict()))
+            states[2]["clip"] = json.loads(text)
+    resumed, again = _guarded(make)
+    resumed.load_state_dict(states[0])
+    again.load_state_dict(states[1])
+    again.guard.load_state_dict(states[2])
+    for step in range(BAD + 2, STEPS):
+        take_step(resumed, again, step)
+        again.guard.observe(loss=1.0 + 0.1 * step)
+    assert_identical(snapshot(resumed, again), snapshot(model, optimizer))
+    assert again.guard.state_dict()["clip"] == optimizer.guard.state_dict()["clip"]
+
+
+@every_policy
+def test_a_state_that_is_none_is_refused(make: Any) -> None:
+    _, optimizer = _guarded(make)
+    before = optimizer.guard.state_dict()
+    if before["clip"] == {} or type(make()) is GlobalNorm:
+        return
+    with pytest.raises(ValueError, match="does not suit the clip policy"):
+        optimizer.guard.load_state_dict({**before, "clip": {"nothing": 1}})
+    assert optimizer.guard.state_dict()["clip"] == before["clip"]
+
+
+@every_policy
+def test_what_is_written(make: Any, tmp_path: Any) -> None:
+    """A log holds the norm before and after, and who was over; it reads back as it was."""
+    memory, path = fastguard.MemorySink(), tmp_path / "log.jsonl"
+    model, optimizer = _guarded(make, sinks=[memory, fastguard.JsonlSink(path)])
+    train(model, optimizer, range(STEPS))
+    optimizer.guard.close()
+    lines = fastguard.sinks.read_jsonl(path)
+    lines = [line for line in lines if "step" in line]
+    history = fastguard.TrainingHistory.from_jsonl(path)
+    assert [e.clipped_norm for e in history.recent] == [r.clipped_norm for r in memory.records]
+    assert history.model.clip_policy == repr(make())
+    for record, line in zip(memory.records, lines, strict=True):
+        assert line.get("clip/trigger") == record.trigger
+        assert line.get("grad/clipped_norm", line["grad/norm"]) == record.clipped_norm
+        assert tuple(line.get("clip/over", ())) == record.over
+        assert {g.name: list(g[1:]) for g in record.groups} == line.get("clip/groups", {})
+        assert history.recent[record.step].step == record.step
 
 
 def test_a_formula_of_ones_own_is_not_taken_for_the_parents() -> None:
@@ -66,13 +151,14 @@ def test_a_formula_of_ones_own_is_not_taken_for_the_parents() -> None:
             return 0.5
 
     assert GlobalNorm(2.0).limit == 2.0 and Half(2.0).limit is None
+    assert as_policy(Half(2.0)).ask() is None and as_policy(Half(2.0)).coefficient(9.0) == 0.5  # type: ignore[attr-defined]
 
 
 def test_a_policy_without_a_formula_says_so() -> None:
     class Empty(ClipPolicy):
         pass
 
-    with pytest.raises(NotImplementedError, match=r"`Empty` must have a method coefficient\(norm\)"):
+    with pytest.raises(NotImplementedError, match=r"`Empty` must have a method limits\(\) -> \(trigger, target\), or"):
         Empty().coefficient(1.0)
 
 

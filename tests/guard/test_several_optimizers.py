@@ -70,11 +70,35 @@ def test_training_is_bit_identical_with_one_record_a_step() -> None:
 
 
 def test_clipping_uses_the_norm_of_all_gradients(backend: str) -> None:
-    plain, optimizers, model, guarded = _pair(torch.float64, max_norm=0.05, backend=backend)
+    def both(model: nn.Module) -> list[torch.optim.Optimizer]:
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        rest = [p for p in model.parameters() if p.ndim < 2]
+        return [torch.optim.RMSprop(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.05)]
+
+    plain, model = make_model(dtype=torch.float64), make_model(dtype=torch.float64)
+    optimizers, guarded = both(plain), fastguard.wrap(both(model), model, max_norm=0.05, backend=backend)
     for step in range(5):
         _step(plain, optimizers, step, max_norm=0.05)
         _step(model, guarded, step)
         assert guarded[0].guard.last.clipped
+    assert_close(snapshot(model, *guarded), snapshot(plain, *optimizers), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon is of torch 2.9")
+def test_muon_is_neither_clipped_by_a_shared_norm_nor_part_of_it(backend: str) -> None:
+    plain, optimizers, model, guarded = _pair(torch.float64, max_norm=0.05, backend=backend)
+    for step in range(5):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss_at(plain, step).backward()
+        torch.nn.utils.clip_grad_norm_([p for p in plain.parameters() if p.ndim < 2], 0.05)
+        for optimizer in optimizers:
+            optimizer.step()
+        _step(model, guarded, step)
+        last = guarded[0].guard.last
+        after = float(fastguard.tensor_stats([p.grad for p in model.parameters()]).total_norm())
+        assert last.clipped and last.clipped_norm == pytest.approx(after) and last.over == ()
+        assert last.trigger == 0.05
     # Muon orthogonalises in bfloat16: equal to a rounding unless an element sits right between two of its values.
     assert_close(snapshot(model, *guarded), snapshot(plain, *optimizers), rtol=1e-10, atol=1e-12)
 

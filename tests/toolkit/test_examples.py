@@ -9,8 +9,12 @@ import pytest
 
 MODULES = {
     "guard.policies.global_norm": 1,
+    "guard.policies.per_group": 1,
+    "guard.policies.percentile": 1,
     "guard.policies.policy": 1,
     "tools.checkpoints": 7,
+    "guard.policies.spikes": 1,
+    "guard.policies.value": 1,
     "tools.clipping": 1,
     "tools.early_stopping": 8,
     "tools.initialization.check": 1,

@@ -1,8 +1,31 @@
-"""Clip policies: what the gradients are multiplied by, from their norm. One file each."""
+"""Clip policies: from which norm on the gradients are scaled, and to what. One file each."""
 
+from .adagc import AdaGC as AdaGC
+from .agc import AGC as AGC
+from .given import GivenPolicy as GivenPolicy
+from .given import as_policy as as_policy
 from .global_norm import GlobalNorm as GlobalNorm
+from .per_group import PerGroup as PerGroup
+from .percentile import Percentile as Percentile
 from .policy import ClipPolicy as ClipPolicy
-from .policy import GivenPolicy as GivenPolicy
-from .policy import as_policy as as_policy
+from .policy import Place as Place
+from .skip_spikes import SkipSpikes as SkipSpikes
+from .spikes import Spikes as Spikes
+from .value import Value as Value
+from .zclip import ZClip as ZClip
 
-__all__ = ["ClipPolicy", "GivenPolicy", "GlobalNorm", "as_policy"]
+__all__ = [
+    "ClipPolicy",
+    "GivenPolicy",
+    "Place",
+    "AGC",
+    "AdaGC",
+    "GlobalNorm",
+    "PerGroup",
+    "Percentile",
+    "SkipSpikes",
+    "Spikes",
+    "Value",
+    "ZClip",
+    "as_policy",
+]

@@ -38,6 +38,9 @@ class GlobalNorm(ClipPolicy):
 
     max_norm = property(operator.attrgetter("_max_norm"), _set_max_norm, doc="Largest norm let through.")
 
+    def limits(self) -> tuple[float, float]:
+        return self._max_norm, self._max_norm
+
     def coefficient(self, norm: float) -> float:
         return min(1.0, self.max_norm / (norm + 1e-6))
 

@@ -2,48 +2,98 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from ...stats import values
-from ...stats.failures import Failures
+NO_LIMITS = (float("inf"), float("inf"))
+
+
+class Place(NamedTuple):
+    """Where a parameter stands: its name, the number of its param group over all optimizers, its optimizer's index."""
+
+    name: str
+    group: int
+    optimizer: int
 
 
 class ClipPolicy:
-    """Says what to multiply the gradients by. A policy of your own derives from this and has a `coefficient`.
+    """Says from which norm on gradients are scaled, and to what. A policy of your own derives from this.
+
+    It has `limits`, which is asked before a step, and `observe`, which is told the norm afterwards. Both know the past
+    only, so the limits of a step travel to the device before it, and nothing waits. A step whose norm is above the
+    trigger has its gradients multiplied by target / norm; where the target is 0 it is skipped: parameters and state
+    stay as they are.
 
     Attributes:
-        limit: where `coefficient(norm)` is min(1, limit / (norm + 1e-6)), that limit: such a policy is asked nothing,
-            and decides on the device of the gradients without a sync. None for every other policy.
-        is_sound: stands in a class that can neither raise nor give what is no factor; not for its subclasses.
+        scope: what has a norm: "model", all gradients together; "group", those of which `group_of` says the same; or
+            "tensor", each gradient.
+        names: of the groups or tensors, in the order of the limits; empty until `begin`, and with scope "model".
+        limit: where `coefficient(norm)` is min(1, limit / (norm + 1e-6)), that limit; such a policy is asked nothing
+            else. None for every other policy.
+        is_sound: stands in a class that can neither raise nor give what is no limit; not for its subclasses.
 
-    >>> class Halve(ClipPolicy):
-    ...     def coefficient(self, norm):
-    ...         return 0.5 if norm > 1.0 else 1.0
+    A policy that has `coefficient(norm)` instead of `limits` is asked for a factor between measuring and scaling, which
+    on a GPU costs a sync a step.
+
+    >>> class TwiceTheLast(ClipPolicy):
+    ...     last = float("inf")
+    ...     def limits(self):
+    ...         return 2 * self.last, self.last
+    ...     def observe(self, norms, loss=None):
+    ...         self.last = norms
     >>> import torch, fastguard
-    >>> p = torch.nn.Parameter(torch.ones(1))
-    >>> optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1.0), clip=Halve())
-    >>> p.grad = torch.full((1,), 8.0)
-    >>> optimizer.step()
-    >>> p.item(), optimizer.guard.last.clip_coef
-    (-3.0, 0.5)
+    >>> p = torch.nn.Parameter(torch.zeros(1))
+    >>> optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1.0), clip=TwiceTheLast())
+    >>> for gradient in (1.0, 8.0):
+    ...     p.grad = torch.full((1,), gradient)
+    ...     optimizer.step()
+    >>> p.item(), optimizer.guard.last.trigger, optimizer.guard.last.clip_coef
+    (-2.0, 2.0, 0.125)
     """
 
+    scope: str = "model"
+    names: tuple[str, ...] = ()
     limit: float | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "coefficient" in cls.__dict__ and "limit" not in cls.__dict__:
+        if ("coefficient" in cls.__dict__ or "limits" in cls.__dict__) and "limit" not in cls.__dict__:
             cls.limit = None  # of the parent's formula
 
-    def coefficient(self, norm: float) -> float:
-        """The factor for a step whose total norm is `norm`, which is finite; 1.0 leaves the gradients alone.
+    def limits(self) -> tuple[Any, Any]:
+        """(trigger, target) for the step to come, from what is past: two floats >= 0; (inf, inf) does nothing.
 
-        Called once a step, and again for each further evaluation of a closure. On a GPU that costs a sync a step. Where
-        it raises, or gives anything but a finite number >= 0, the step is taken without clipping: that is logged once,
-        and counted in the report.
+        With scope "group" or "tensor" two sequences of floats, one entry for each of `names`; or two floats, which are
+        then of all gradients together. Where it raises or gives anything else, the step is taken without clipping:
+        that is logged once, and counted in the report.
         """
-        raise NotImplementedError(f"`{type(self).__name__}` must have a method coefficient(norm) -> float")
+        raise NotImplementedError(
+            f"`{type(self).__name__}` must have a method limits() -> (trigger, target), or coefficient(norm) -> float"
+        )
+
+    def observe(self, norms: Any, loss: float | None = None) -> None:
+        """Takes the norm of a step, unscaled and before clipping, after it; not of a step with NaN or Inf.
+
+        Args:
+            norms: a float; with scope "group" or "tensor" a sequence of floats, one entry for each of `names`, -1.0
+                where there was no gradient. It is written over at the next step: copy what is to be kept.
+            loss: the newest finite loss known; on the CPU that of the step before.
+
+        On a GPU it is called as records arrive, a step or two late.
+        """
+
+    def begin(self, names: Sequence[str]) -> None:
+        """Takes the names of groups or tensors, before the first step and when the parameters have become others."""
+        self.names = tuple(names)
+
+    def group_of(self, place: Place) -> str | None:
+        """The group of a parameter, with scope "group"; None if it is in none, and is not clipped."""
+        return f"group{place.group}"
+
+    def coefficient(self, norm: float) -> float:
+        """The factor for all gradients of a step whose total norm is `norm`, which is finite; 1.0 leaves them alone."""
+        trigger, target = self.limits()
+        return factor_of(norm, trigger, target)
 
     def state_dict(self) -> dict[str, Any]:
         """What has to be kept to go on after a restart, as plain data; nothing for a policy without a memory."""
@@ -53,67 +103,8 @@ class ClipPolicy:
         """Goes on from `state`, which came from `state_dict`."""
 
 
-class GivenPolicy(ClipPolicy):
-    """A policy of a user's around which the guard stays upright: what it says is checked, what it raises is counted.
-
-    It need not derive from `ClipPolicy`; what it lacks is as there.
-
-    Attributes:
-        given: the policy.
-        failures: where it is counted.
-    """
-
-    def __init__(self, given: Any) -> None:
-        self.given = given
-        self.failures = Failures()
-
-    @property
-    def limit(self) -> float | None:  # type: ignore[override]
-        """That of a `ClipPolicy`; Inf where it says none that could be one. Cost: 0.2 us."""
-        try:
-            limit = self.given.limit if isinstance(self.given, ClipPolicy) else None
-            return None if limit is None else values.positive("limit", limit, "")
-        except Exception as error:
-            self._note(error)
-            return math.inf
-
-    def coefficient(self, norm: float) -> float:
-        limit = self.limit
-        if limit is not None:
-            return min(1.0, limit / (norm + 1e-6))  # as where it is asked nothing
-        try:
-            given = self.given.coefficient(norm)
-            result = values.real(given)
-            if not 0.0 <= result < math.inf or not result * norm < math.inf:
-                raise ValueError(f"`coefficient` must give a finite number >= 0, gave {given!r} for a norm of {norm:g}")
-        except Exception as error:
-            self._note(error)
-            return 1.0
-        return result
-
-    def _note(self, error: Exception) -> None:
-        self.failures.note(f"clip policy {type(self.given).__name__}", error, "The step was taken without clipping.")
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.given.state_dict() if hasattr(self.given, "state_dict") else {}
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if hasattr(self.given, "load_state_dict"):
-            self.given.load_state_dict(state)
-
-    def __repr__(self) -> str:
-        return repr(self.given)
-
-
-def as_policy(clip: Any) -> ClipPolicy:
-    """`clip` as a `ClipPolicy` that cannot fail.
-
-    Raises:
-        TypeError: it has no method `coefficient`.
-    """
-    if isinstance(clip, GivenPolicy) or (isinstance(clip, ClipPolicy) and "is_sound" in type(clip).__dict__):
-        return clip
-    if isinstance(clip, type) or not callable(getattr(clip, "coefficient", None)):
-        raise TypeError(f"`clip` must be a clip policy such as GlobalNorm(1.0), got {clip!r}")
-    return GivenPolicy(clip)
+def factor_of(norm: float, trigger: float, target: float) -> float:
+    """What gradients of that norm are multiplied by; a trigger below 0 stands for torch's formula, at any norm."""
+    if not norm > trigger:
+        return 1.0
+    return min(1.0, target / (norm + (1e-6 if trigger < 0.0 else 0.0)))

@@ -74,6 +74,7 @@ class Workspace:
         scale_address: int = 0,
         found_inf_address: int = 0,
         max_norm: float = math.inf,
+        trigger: float = -1.0,
         skip_nonfinite: bool = True,
         unscales_itself: bool = False,
         decide: bool = True,
@@ -81,7 +82,9 @@ class Workspace:
         """Statistics of the tensors of `plan` times the unscaling, and a decision, into the slot at address `slot`.
 
         norm = sqrt(sum of squares); coefficient = min(1, max_norm / (norm + 1e-6)), 1 if the norm is not finite or the
-        step is skipped; skip = (skip_nonfinite and the norm is not finite) or found_inf.
+        step is skipped; skip = (skip_nonfinite and the norm is not finite) or found_inf. With a `trigger` >= 0 the
+        coefficient is min(1, max_norm / norm) where the norm is above it, and 1 where not; with a `max_norm` of 0 a
+        norm above it is a skip.
 
         Args:
             slot: `Slot.address` of one with room for the rows of `plan`.
@@ -89,7 +92,7 @@ class Workspace:
             unscale: what to multiply by; not looked at when there is a `scale_address`.
             scale_address: of the float32 that the elements are to be divided by (`GradScaler`); 0 for none.
             found_inf_address: of a float32 that is not 0 when the step must be skipped; 0 for none.
-            max_norm: > 0; Inf never clips.
+            max_norm: >= 0; Inf never clips.
             unscales_itself: the optimizer divides by the scale; `scale` must not.
             decide: False where the totals of several devices or ranks make one norm: add up `Slot.total`, call
                 `decide`. Until then the header has `norm_sq` and `step` only.
@@ -117,6 +120,7 @@ class Workspace:
                 found_inf_address,
                 _bits(unscale),
                 _bits(max_norm),
+                _bits(trigger),
                 skip_nonfinite | unscales_itself << 1 | decide << 2,
             )
 
@@ -130,6 +134,7 @@ class Workspace:
         scale_address: int = 0,
         found_inf_address: int = 0,
         max_norm: float = math.inf,
+        trigger: float = -1.0,
         skip_nonfinite: bool = True,
         unscales_itself: bool = False,
     ) -> None:
@@ -149,6 +154,7 @@ class Workspace:
                 found_inf_address,
                 _bits(unscale),
                 _bits(max_norm),
+                _bits(trigger),
                 skip_nonfinite | unscales_itself << 1,
             )
 

@@ -56,15 +56,19 @@ def _unscale(scale_address, unscale_bits):
 
 
 @triton.jit
-def _decide(norm, header, scale_address, found_inf_address, unscale, max_norm_bits, choices):
+def _decide(norm, header, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices):
     """Norm of unscaled elements, clip coefficient, skip flag and factor, into a header."""
     finite = is_finite(norm)
     max_norm = _double(max_norm_bits)
-    coefficient = tl.where(finite, tl.minimum(max_norm / (norm + 1e-6), 1.0), 1.0)
+    trigger = _double(trigger_bits)  # below 0: torch's formula, at any norm
+    over = finite & (norm > trigger)
+    beside = tl.where(trigger < 0.0, 1e-6, 0.0)
+    coefficient = tl.where(over, tl.minimum(max_norm / _or_1(norm + beside), 1.0), 1.0)
     found = tl.load(pointer(found_inf_address, tl.float32), mask=found_inf_address != 0, other=0.0)
     skip_nonfinite = (choices & SKIP_NONFINITE) != 0
     unscales_itself = (choices & UNSCALES_ITSELF) != 0
     skip = (skip_nonfinite & (finite == 0)) | (found != 0.0)  # a NaN flag is a flag
+    skip = skip | (over & (max_norm == 0.0))
     coefficient = tl.where(skip, 1.0, coefficient)
     factor = tl.where(unscales_itself | skip, coefficient, coefficient * unscale)
     scale = tl.load(pointer(scale_address, tl.float32), mask=scale_address != 0, other=1.0)
@@ -180,7 +184,7 @@ def _row(columns, num_chunks, begin, count, numel, unscale, out, CHUNK: tl.const
     tl.store(out + FINITE_NORM, norm * unscale)
 
 
-@triton.jit(do_not_specialize=list(range(11)))
+@triton.jit(do_not_specialize=list(range(12)))
 def finalise_kernel(
     partials: tl.int64,
     num_chunks: tl.int64,
@@ -192,6 +196,7 @@ def finalise_kernel(
     found_inf_address: tl.int64,
     unscale_bits: tl.int64,
     max_norm_bits: tl.int64,
+    trigger_bits: tl.int64,
     choices: tl.int64,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -215,7 +220,7 @@ def finalise_kernel(
         tl.store(header, norm_sq)
         tl.store(header + 6, step.to(tl.float64))
         if (choices & DECIDE) != 0:
-            _decide(norm, slot, scale_address, found_inf_address, unscale, max_norm_bits, choices)
+            _decide(norm, slot, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices)
     else:
         row = tl.program_id(0) - 1
         packed = tl.load(pointer(row_chunks, tl.int64) + row)
@@ -233,7 +238,7 @@ def finalise_kernel(
         )
 
 
-@triton.jit(do_not_specialize=list(range(8)))
+@triton.jit(do_not_specialize=list(range(9)))
 def decide_kernel(
     totals: tl.int64,
     num_totals: tl.int64,
@@ -242,6 +247,7 @@ def decide_kernel(
     found_inf_address: tl.int64,
     unscale_bits: tl.int64,
     max_norm_bits: tl.int64,
+    trigger_bits: tl.int64,
     choices: tl.int64,
 ):
     """The decision of `finalise_kernel` from totals of several devices or ranks, added first to last. One program."""
@@ -250,4 +256,4 @@ def decide_kernel(
         norm_sq += tl.load(pointer(totals, tl.float64) + i)
     unscale = _unscale(scale_address, unscale_bits)
     tl.store(pointer(slot, tl.float64), norm_sq)
-    _decide(tl.sqrt(norm_sq), slot, scale_address, found_inf_address, unscale, max_norm_bits, choices)
+    _decide(tl.sqrt(norm_sq), slot, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices)

@@ -1,0 +1,265 @@
+"""What a guard does for a policy, and with one: users' own, among them those that fail."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import assert_identical, make_model, poison, snapshot, take_step, train
+from torch import nn
+
+import fastguard
+from fastguard import ClipPolicy, PerGroup, SkipSpikes, Spikes
+
+
+class Says(ClipPolicy):
+    """Gives the limits that it is given, and keeps what it is told."""
+
+    def __init__(self, answer: Any, scope: str = "model") -> None:
+        self.answer, self.scope = answer, scope
+        self.seen: list[Any] = []
+
+    def limits(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def observe(self, norms: Any, loss: float | None = None) -> None:
+        self.seen.append((norms if isinstance(norms, float) else list(norms), loss))
+
+
+def _wrap(model: nn.Module, clip: Any, **settings: Any) -> Any:
+    return fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model, clip=clip, check_every=0, **settings)
+
+
+def test_it_is_told_what_was_before_clipping_and_is_finite() -> None:
+    model, policy = make_model(), Says((0.5, 0.25))
+    optimizer = _wrap(model, policy)
+    norms = []
+    for step, bad in enumerate([None, None, math.nan, None, math.inf, None, None]):
+        take_step(model, optimizer, step, bad=bad)
+        optimizer.guard.observe(loss=math.nan if step == 1 else 10.0 + step)
+        last = optimizer.guard.last
+        norms.append(last.norm)
+        assert last.skipped is (bad is not None) and last.trigger == 0.5
+        if bad is None:
+            assert last.clip_coef == 0.25 / last.norm and last.clipped_norm == pytest.approx(0.25)
+    assert [norm for norm, _ in policy.seen] == [norms[i] for i in (0, 1, 3, 5, 6)]
+    assert [loss for _, loss in policy.seen] == [None, 10.0, 12.0, 14.0, 15.0]
+
+
+def test_a_closure_is_judged_by_the_same_limits() -> None:
+    model, policy = make_model(), Says((0.5, 0.25))
+    optimizer = _wrap(model, policy)
+    for step in range(3):
+        loss = take_step(model, optimizer, step, closure=True)
+    assert [seen for _, seen in policy.seen][2] == float(loss) and optimizer.guard.last.clipped
+    lbfgs = fastguard.wrap(torch.optim.LBFGS(make_model().parameters(), max_iter=3), clip=Says((0.0, 0.0)))
+    assert lbfgs.guard.clip.seen == []
+
+
+def test_a_dropped_step_is_a_skip(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Parameters, state and groups stay to the bit; it is counted, and said to be the policy's doing."""
+    model, policy = make_model(), Says((math.inf, math.inf))
+    optimizer = _wrap(model, policy, backend=backend)
+    train(model, optimizer, range(3))
+    before, policy.answer = snapshot(model, optimizer), (0.1, 0.0)
+    train(model, optimizer, range(3, 5))
+    assert_identical(snapshot(model, optimizer), before)
+    assert all(p.grad is not None for p in model.parameters())
+    policy.answer = (math.inf, 0.0)
+    take_step(model, optimizer, 5)
+    guard = optimizer.guard
+    guard.flush()
+    assert [e.skipped for e in guard.history.recent] == [False] * 3 + [True, True, False]
+    assert guard.history.num_skipped == 2 and guard.history.num_nonfinite == 0 and len(policy.seen) == 6
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 2 and "step 3: skipped by the clip policy" in said[0] and "above 0.1" in said[0]
+    assert not any("not finite" in text for text in said)
+
+
+def test_too_many_in_a_row_say_whose_they_are() -> None:
+    model, policy = make_model(), Says((0.1, 0.0))
+    optimizer = _wrap(model, policy, max_consecutive_skips=4)
+    for step, bad in enumerate([None, math.nan, None]):
+        take_step(model, optimizer, step, bad=bad)
+    resumed = _wrap(model, policy, max_consecutive_skips=4)
+    resumed.guard.load_state_dict(optimizer.guard.state_dict())
+    with pytest.raises(
+        fastguard.PolicySkipsError, match=r"3 by the clip policy .*Says.*, 1 for gradients that are not"
+    ) as e:
+        take_step(model, resumed, 3)
+    assert (e.value.steps, e.value.by_policy, e.value.tensors) == ([0, 1, 2, 3], [0, 2, 3], ["0.weight"])
+    assert isinstance(e.value, fastguard.NonFiniteGradientsError)
+    other = _wrap(make_model(), Says((math.inf, 0.0)), max_consecutive_skips=1)
+    p = other.param_groups[0]["params"][0]
+    p.grad = torch.full_like(p, math.nan)
+    with pytest.raises(fastguard.NonFiniteGradientsError) as plain:
+        other.step()
+    assert type(plain.value) is fastguard.NonFiniteGradientsError
+
+
+WRONG = [
+    (1.0, math.nan), (math.nan, 1.0), (-1.0, 1.0), (1.0, -1.0), (1.0, math.inf), (1.0,), None, "ab",
+    (None, None), ([1.0], [1.0]), ValueError("no idea"), (10**400, 1.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scope", ["model", "tensor", "group"])
+@pytest.mark.parametrize("answer", WRONG, ids=repr)
+def test_what_is_no_limits_clips_nothing(answer: Any, scope: str, caplog: pytest.LogCaptureFixture) -> None:
+    if scope == "group" and answer == ([1.0], [1.0]):
+        answer = ([1.0], [math.nan])
+    if scope == "tensor":
+        answer = ([1.0] * 4, [1.0, 1.0, math.inf, 1.0]) if answer == ([1.0], [1.0]) else answer
+    model, plain = make_model(), make_model()
+    optimizer = _wrap(model, Says(answer, scope))
+    rival = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    train(model, optimizer, range(4))
+    train(plain, rival, range(4))
+    assert_identical(snapshot(model, optimizer), snapshot(plain, rival))
+    assert optimizer.guard.run.failures.known("clip policy Says").times == 4
+    assert sum("clip policy Says failed" in r.getMessage() for r in caplog.records) == 1
+
+
+class Tensors(Says):
+    """Scales tensor 1 to a tenth of what it is, by name."""
+
+    def begin(self, names: Any) -> None:
+        super().begin(names)
+        self.answer = (
+            [0.0 if n == "0.bias" else math.inf for n in names],
+            [1e-3 if n == "0.bias" else 0.0 for n in names],
+        )
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_only_tensors_above_their_limits_are_written(backend: str) -> None:
+    model, plain = make_model(), make_model()
+    optimizer = _wrap(model, Tensors((0, 0), "tensor"), backend=backend)
+    for step in range(3):
+        versions: list[int] = []
+        take_step(
+            model, optimizer, step, before_step=lambda v=versions: v.extend(p.grad._version for p in model.parameters())
+        )  # type: ignore[misc]
+        written = [p.grad._version - v for p, v in zip(model.parameters(), versions, strict=True)]
+        assert [bool(w) for w in written] == [False, True, False, False]
+        assert float(model[0].bias.grad.norm()) == pytest.approx(1e-3)  # type: ignore[index]
+        last = optimizer.guard.last
+        assert last.over == ("0.bias",) and last.trigger is None
+        assert last.clipped_norm == pytest.approx(
+            float(fastguard.tensor_stats([p.grad for p in model.parameters()]).total_norm())
+        )
+    seen = optimizer.guard.clip.seen
+    assert len(seen) == 3 and seen[-1][0] == list(last.tensors.norm)
+    assert plain is not model
+
+
+def test_parameters_without_a_gradient_and_new_ones() -> None:
+    """A tensor without a gradient has no norm; a group that is added later has one from its first step on."""
+    model = make_model()
+    params = list(model.parameters())
+    policy = Tensors((0, 0), "tensor")
+    optimizer = fastguard.wrap(torch.optim.SGD(params[:2], lr=0.1), model, clip=policy, check_every=0)
+    take_step(model, optimizer, 0)
+    take_step(model, optimizer, 1, before_step=lambda: setattr(params[0], "grad", None))
+    assert policy.seen[1][0][0] == -1.0 < policy.seen[1][0][1]
+    optimizer.add_param_group({"params": params[2:]})
+    take_step(model, optimizer, 2)
+    assert policy.names == ("0.weight", "0.bias", "2.weight", "2.bias") and len(policy.seen[-1][0]) == 4
+    assert optimizer.guard.last.over == ("0.bias",) and not len(optimizer.guard.run.failures)
+
+
+class TestPerGroup:
+    def test_each_pattern_by_its_own_norm(self) -> None:
+        model, plain = make_model(), make_model()
+        memory = fastguard.MemorySink()
+        optimizer = _wrap(model, PerGroup({"*.bias": 0.05, "0.*": Spikes(max_norm=0.2)}), sinks=[memory])
+        rival = torch.optim.AdamW(plain.parameters(), lr=0.1)
+        for step in range(4):
+            take_step(model, optimizer, step)
+
+            def clip() -> None:
+                nn.utils.clip_grad_norm_([plain[0].bias, plain[2].bias], 0.05)  # type: ignore[index]
+                nn.utils.clip_grad_norm_([plain[0].weight], 0.2)  # type: ignore[index]
+
+            take_step(plain, rival, step, before_step=clip)
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)  # without the 1e-6 of torch's formula
+        optimizer.guard.flush()
+        last = memory.records[-1]
+        weight, biases = last.groups
+        assert (weight.name, biases.name, last.over) == ("0.*", "*.bias", ("0.*", "*.bias"))
+        assert biases.norm == pytest.approx(math.hypot(last.tensors["0.bias"].norm, last.tensors["2.bias"].norm))
+        assert biases.clipped_norm == pytest.approx(0.05) and weight.clipped_norm == pytest.approx(0.2)
+        assert weight.trigger == 0.2
+
+    def test_by_param_group_and_by_optimizer(self) -> None:
+        model = make_model()
+        weights, biases = [[p for n, p in model.named_parameters() if n.endswith(e)] for e in ("weight", "bias")]
+        groups = [{"params": weights}, {"params": biases}]
+        one = fastguard.wrap(torch.optim.SGD(groups, lr=0.1), model, clip=PerGroup(0.01))
+        take_step(model, one, 0)
+        assert [(g.name, g.clipped_norm) for g in one.guard.last.groups] == [
+            ("group0", pytest.approx(0.01)), ("group1", pytest.approx(0.01))]  # fmt: skip
+        one.guard.detach()
+        both = [torch.optim.SGD(weights, lr=0.1), torch.optim.SGD(biases, lr=0.1)]
+        fastguard.wrap(both, model, clip=PerGroup(Spikes(max_norm=0.01), by="optimizer"))
+        model.zero_grad()
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        for optimizer in both:
+            optimizer.step()
+        assert [(g.name, g.clipped_norm) for g in both[0].guard.last.groups] == [
+            ("optimizer0", pytest.approx(0.01)), ("optimizer1", pytest.approx(0.01))]  # fmt: skip
+
+    def test_a_group_that_skips_has_all_skipped(self) -> None:
+        model = make_model()
+        optimizer = _wrap(model, PerGroup({"0.*": SkipSpikes(min_steps=2, window=4), "*": 1e9}))
+        for step in range(4):
+            take_step(model, optimizer, step)
+        before = snapshot(model, optimizer)
+        take_step(model, optimizer, 4, before_step=lambda: model[0].weight.grad.mul_(1e4))  # type: ignore[index]
+        assert_identical(snapshot(model, optimizer), before)
+        last = optimizer.guard.last
+        assert (
+            last.is_skipped_by_policy and last.over == ("0.*",) and last.groups[0].clipped_norm == last.groups[0].norm
+        )
+
+    def test_wrong_ones(self) -> None:
+        with pytest.raises(ValueError, match=r"patterns that match a parameter first, got \['embed\*'\]"):
+            _wrap(make_model(), PerGroup({"embed*": 0.1, "*": 1.0}))
+        for given in (fastguard.AdaGC(), fastguard.Value(1.0), PerGroup(1.0), "1.0"):
+            with pytest.raises(TypeError, match="must be"):
+                PerGroup({"*": given})
+        for wrong in ({"policies": {}}, {"policies": 1.0, "by": "name"}, {"policies": 0.0}):
+            with pytest.raises((ValueError, TypeError)):
+                PerGroup(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_policy_of_a_users_within_groups_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    optimizer = _wrap(model, PerGroup({"*": Says(ValueError("no idea"))}))
+    with caplog.at_level(logging.WARNING):
+        train(model, optimizer, range(3))
+    assert optimizer.guard.run.failures.known("clip policy Says").times == 3
+
+
+def test_late_gradients_are_no_part_of_it() -> None:
+    """Of the second optimizer under a guard, which gets a gradient after the first has stepped."""
+    model = make_model()
+    weights, biases = [[p for n, p in model.named_parameters() if n.endswith(e)] for e in ("weight", "bias")]
+    both = [torch.optim.SGD(weights, lr=0.1), torch.optim.SGD(biases, lr=0.1)]
+    fastguard.wrap(both, model, clip=PerGroup(0.01, by="optimizer"))
+    for p in weights:
+        p.grad = torch.ones_like(p)
+    both[0].step()
+    for p in biases:
+        p.grad = torch.ones_like(p)
+    before = [p.detach().clone() for p in biases]
+    both[1].step()
+    assert all(torch.allclose(b - p, torch.full_like(p, 0.1)) for b, p in zip(before, biases, strict=True))
+    poison(model, math.nan, 0)
