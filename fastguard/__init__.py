@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .errors import NonFiniteGradientsError as NonFiniteGradientsError
     from .errors import NotGuardedError as NotGuardedError
     from .errors import PolicySkipsError as PolicySkipsError
+    from .errors import RecoveryFailedError as RecoveryFailedError
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
     from .guard import wrap as wrap
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from .guard.policies import Spikes as Spikes
     from .guard.policies import Value as Value
     from .guard.policies import ZClip as ZClip
+    from .guard.recovery import Recomputation as Recomputation
+    from .guard.recovery import Recovery as Recovery
     from .history import TrainingHistory as TrainingHistory
     from .kernels import activation_stats as activation_stats
     from .kernels import backends as backends
@@ -89,8 +92,11 @@ _HOME = {
     "NonFiniteGradientsError": "errors",
     "NotGuardedError": "errors",
     "PolicySkipsError": "errors",
+    "RecoveryFailedError": "errors",
     "UnsupportedTensorError": "errors",
     "Guard": "guard",
+    "Recomputation": "guard.recovery",
+    "Recovery": "guard.recovery",
     "TrainingHistory": "history",
     "EarlyStopping": "tools.early_stopping",
     "check_initialization": "tools.initialization",

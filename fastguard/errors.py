@@ -38,6 +38,29 @@ class AlreadyGuardedError(FastguardError, RuntimeError):
     """An optimizer that `fastguard.wrap` has already guarded."""
 
 
+class RecoveryFailedError(FastguardError, RuntimeError):
+    """A run went wrong again and again, whatever was put back; it stands at the best snapshot now.
+
+    Attributes:
+        rollbacks: what was done, in words, oldest first.
+        reason: what went wrong in the end.
+        step: the step that parameters, buffers and optimizer state are put back to; None where nothing was kept.
+        findings: what the diagnosis says.
+    """
+
+    def __init__(self, rollbacks: Sequence[str], reason: str, step: int | None, findings: Sequence[str]) -> None:
+        self.rollbacks, self.reason, self.step, self.findings = list(rollbacks), reason, step, list(findings)
+        where = "Nothing could be put back." if step is None else f"The run was put back to step {step}, its best."
+        super().__init__(
+            prose(
+                f"the run did not recover: {reason}, after {len(self.rollbacks)} rollbacks. {where} "
+                f"{' '.join(f'{done}.' for done in self.rollbacks[-3:])} "
+                f"Diagnosis: {' '.join(self.findings[:3]) or 'nothing else is known to be wrong.'} "
+                "Change something before going on: the learning rate, the data of these steps, or the precision."
+            )
+        )
+
+
 class NonFiniteGradientsError(FastguardError, RuntimeError):
     """Too many steps in a row were skipped because their gradients held NaN or Inf.
 

@@ -444,4 +444,10 @@ BAD = {
         )
     ),
     "large-weight-decay": run(flat_losses(60), optimizer_settings=settings(lr=1e-3, weight_decay=0.5)),
+    "rolled-back": run(
+        falling_losses(60), recoveries=[{"kind": "rollback", "step": 50, "to": 20, "reason": "x", "num_batches": 31}]
+    ),
+    "hardware-fault": run(
+        falling_losses(60), recoveries=[{"kind": "recomputed", "step": 50, "reason": "", "num_tensors": 2}]
+    ),
 }  # fmt: skip

@@ -80,7 +80,7 @@ GUARD = (
         "ledger",
         "endings",
     ),
-    *("decision", "onboard", "clipping", "judge", "sampling", "hooks", "guard", "wrapping"),
+    *("decision", "onboard", "clipping", "judge", "sampling", "recovery", "hooks", "guard", "wrapping"),
 )
 
 

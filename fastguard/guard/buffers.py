@@ -30,7 +30,7 @@ def tensor_can_be_kept(tensor: Any) -> bool:
     return not tensor.is_quantized and not torch.nn.parameter.is_lazy(tensor)
 
 
-class Place:
+class BufferPlace:
     """Where a buffer stands: a module's dict and a key, under which there may be another tensor at every step.
 
     Attributes:
@@ -62,10 +62,10 @@ class Place:
         return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
-def places_of(model: torch.nn.Module) -> list[Place]:
+def places_of(model: torch.nn.Module) -> list[BufferPlace]:
     """All buffers of `model` that can be kept, those that are in no `state_dict` too."""
     modules = [module for module in model.modules() if len(module._buffers)]
-    return [Place(m, key) for m in modules for key, t in m._buffers.items() if tensor_can_be_kept(t)]
+    return [BufferPlace(m, key) for m in modules for key, t in m._buffers.items() if tensor_can_be_kept(t)]
 
 
 class _Pack:
@@ -76,7 +76,7 @@ class _Pack:
         may_be_bad: whether these can be NaN or Inf.
     """
 
-    def __init__(self, places: Sequence[Place], values: Sequence[torch.Tensor]) -> None:
+    def __init__(self, places: Sequence[BufferPlace], values: Sequence[torch.Tensor]) -> None:
         first = values[0]
         self.places = places
         self._shapes = [value.shape for value in values]
@@ -130,7 +130,7 @@ class Buffers:
     def __init__(self, model: torch.nn.Module, failures: Failures) -> None:
         self._model = weakref.ref(model)
         self._failures = failures
-        self._places: list[Place] = []
+        self._places: list[BufferPlace] = []
         self._packs: list[_Pack] = []  # of what is written to
         self._calm: list[_Pack] = []  # of what is not
         self._num_followed = 0
@@ -146,6 +146,12 @@ class Buffers:
         """Whether there are none, nor will there be."""
         model = self._model()
         return model is None or not any(len(module._buffers) for module in model.modules())
+
+    @property
+    def places(self) -> list[BufferPlace]:
+        """Where those are that are worth a copy now and then: what is written to, and what is small."""
+        found = [(place, place.tensor) for place in self._places]
+        return [place for place, t in found if t is not None and (place.is_written or t.nbytes <= _SMALL_BYTES)]
 
     def follow(self, step: int, skipped: bool | torch.Tensor) -> int:
         """A step was judged: keeps what its forward passes wrote, or puts back what was there before. Never raises.
@@ -202,7 +208,7 @@ class Buffers:
             for pack in (*self._packs, *self._calm)
             for place, piece in zip(pack.places, pack.pieces(pack.kept))
         }
-        kinds: dict[Any, list[tuple[Place, torch.Tensor]]] = {}
+        kinds: dict[Any, list[tuple[BufferPlace, torch.Tensor]]] = {}
         num_bytes = 0
         for place in self._places:
             now = place.tensor

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..diagnosis import Watch
+from ..diagnosis import Finding, Watch
 from ..history import TrainingHistory
 from ..stats.failures import Failures
 
@@ -39,6 +39,7 @@ class Checkup:
         self._is_budgeted = check_every is None
         self.interval = CHECK_EVERY if check_every is None else check_every
         self._not_before = 0.0
+        self._new: list[Finding] = []
 
     def check(self) -> None:
         """Asks the rules, unless that would be too soon after the last time."""
@@ -49,9 +50,14 @@ class Checkup:
                 prepare()
             if self._is_budgeted and started < self._not_before:
                 return
-            self._watch.check()
+            self._new += self._watch.check()
         ended = time.perf_counter()
         self._not_before = ended + (ended - started) / BUDGET
+
+    def take_new(self) -> list[Finding]:
+        """What was found since this was asked last, and was new."""
+        new, self._new = self._new, []
+        return new
 
     def state_dict(self) -> dict[str, Any]:
         """What was told, so that a resumed run does not tell it again."""

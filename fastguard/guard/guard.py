@@ -14,6 +14,7 @@ from .. import kernels
 from ..activations import ActivationMonitor, Replay
 from ..errors import NotGuardedError
 from ..history import TrainingHistory
+from ..history.recoveries import sentence
 from ..names import Namer
 from ..report import Report, build_report
 from ..stats import StepStats, values
@@ -27,6 +28,7 @@ from .judge import Judge
 from .ledger import Ledger
 from .loss_graph import facts_of_loss
 from .policies import ClipPolicy, GivenPolicy, as_policy
+from .recovery import Recomputation, Recovery, Rescue, check_state
 from .run import Run, held_weakly
 from .sampling import Sampling
 from .wrappers import inwards
@@ -63,6 +65,7 @@ class Guard:
         weights: Mapping[str, Any] | None = None,
         check_every: int | None = None,
         objective: str | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         self._namer = namer = Namer(model)
         namer.check(optimizers)
@@ -78,7 +81,11 @@ class Guard:
         self.sampling = Sampling(self.run, self.judge, self._facts, evidence, model, activations, weights)
         if activations is not None:
             self.ledger.fetch = held_weakly(self.sampling.attach_arrived)
-        self._hooks = [Hooks(self.run, member, self.judge, self.ledger, self.sampling) for member in self.run.members]
+        parts = self.run, self.ledger, self.judge, self.sampling
+        self._rescue = None if recovery is None else Rescue(recovery, *parts, model)
+        self._hooks = [
+            Hooks(self.run, member, self.judge, self.ledger, self.sampling, self._rescue) for member in self.run.members
+        ]
         with self.run.failures.kept("model facts", "The rules that want to know of the model were told nothing."):
             self.history.note_model(**self._facts.at_first())
         self._note_facts()
@@ -219,6 +226,35 @@ class Guard:
         gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
         return kernels.magnitude_histogram(gradients, backend=self.run.backend)
 
+    @property
+    def recoveries(self) -> list[str]:
+        """What recovery has done so far, in words."""
+        return [] if self._rescue is None else [sentence(event) for event in self._rescue.events]
+
+    def recompute(self, closure: Callable[[], Any]) -> Recomputation:
+        """Computes the gradients of the step just skipped once more, and says whether they have the same bits.
+
+        The same bits: it is the data or the model. Other bits: a transient fault of the machine, or an operation that
+        is not deterministic. What came of it is in the report. `closure` clears the gradients, and runs the forward and
+        backward passes of that step again. Afterwards gradients, buffers and random state are as they were before.
+
+        Raises:
+            RuntimeError: the guard has no recovery with `recompute=True`; the newest step was not skipped, so that its
+                parameters are others.
+
+        Cost: what `closure` costs, a copy and a read of the gradients; on a GPU, waits for the device.
+        """
+        self.judge.arrive_all()
+        ring = self.run.ring
+        if self._rescue is None or not self._rescue.recomputes:
+            raise RuntimeError("`recompute` must have been asked for: wrap(..., recovery=Recovery(recompute=True))")
+        if ring.newest < 0 or not ring.is_skipped:
+            raise RuntimeError(
+                "`recompute` must follow a step that was skipped: after any other, parameters have moved"
+            )
+        with self.sampling.paused():
+            return self._rescue.recompute(closure, ring.step)[0]
+
     def report(self) -> Report:
         """What the run looks like so far, the step just taken included: status, findings, recommendations, numbers.
 
@@ -248,6 +284,8 @@ class Guard:
         self._hooks = []
         if self.run.buffers is not None:
             self.run.buffers.close()
+        if self._rescue is not None:
+            self._rescue.close()
         for member in self.run.members:
             if member.is_alive:
                 member.optimizer.__dict__.pop(GUARD, None)
@@ -305,6 +343,7 @@ class Guard:
             "evidence": self.sampling.state_dict(),
             "clip": None if self.run.clip is None else self.run.clip.state_dict(),
             "clip_loss": self.run.ring.loss if self.run.ring.loss is not None else self._policy_loss,
+            "recovery": None if self._rescue is None else self._rescue.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -332,6 +371,9 @@ class Guard:
         evidence = None if state.get("evidence") is None else values.entry(state, "evidence", checked)
         if state["clip"] is not None and not isinstance(state["clip"], Mapping):
             raise values.MisfitError(f"must be a dict or None, got {type(state['clip']).__name__}", ("clip",))
+        recovery = state.get("recovery")
+        if recovery is not None:
+            values.entry(state, "recovery", check_state)
         if self.run.clip is not None and state["clip"] is not None:
             self._load_policy(self.run.clip, state["clip"])
         loss = values.entry(state, "clip_loss", values.number) if state.get("clip_loss") is not None else None
@@ -340,6 +382,8 @@ class Guard:
             self.run.clip.loss = loss
         self.ledger.go_on(history, skipped_run, skipped_tensors, by_policy)
         self.run.step = step
+        if self._rescue is not None:
+            self._rescue.go_on(recovery, step)
         if evidence is None:
             self.sampling.forget()
         else:

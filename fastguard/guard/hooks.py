@@ -25,6 +25,7 @@ from .backup import Preparations
 from .detour import Ticket, is_nested, junction_of, may_nest
 from .judge import Judge, learning_rate
 from .ledger import Ledger
+from .recovery import Rescue, Slowed
 from .ring import FINGERPRINT, WRITTEN
 from .run import Member, Run
 from .sampling import Sampling
@@ -41,7 +42,7 @@ _ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR, _DROPPED, _OVER, _UNSUIT
 
 
 class _Attended(Ticket):
-    """A step with a closure: what is done within it is undone as it ends, also where it raises."""
+    """A step with a closure, or a slower one: what is done within it is undone as it ends, also where it raises."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, hooks: Hooks) -> None:
         super().__init__(optimizer)
@@ -49,6 +50,7 @@ class _Attended(Ticket):
 
     def take(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
+            self._hooks._slow_down()
             return step(self.optimizer, *args, **kwargs)
         except Exception as error:
             if not self._hooks._is_of_skip(error):
@@ -67,13 +69,18 @@ class Hooks:
     Args:
         run, member, judge, ledger: of the guard, and the optimizer.
         sampling: what is sampled beside the gradients.
+        rescue: brings the run back; None where that was not asked for.
     """
 
-    def __init__(self, run: Run, member: Member, judge: Judge, ledger: Ledger, sampling: Sampling) -> None:
+    def __init__(
+        self, run: Run, member: Member, judge: Judge, ledger: Ledger, sampling: Sampling, rescue: Rescue | None = None
+    ) -> None:
         optimizer = member.optimizer
         self._run, self._member, self._judge, self._ledger, self._sampling = run, member, judge, ledger, sampling
         self._weights = sampling.weights_of(member)
         self._scaler = ScalerContract(optimizer, run.proxies)
+        self._rescue = rescue
+        self._slowed: Slowed | None = None
         self._undo: Undo | None = None
         self._evaluations = 0
         self._is_content = is_content_without_gradients(optimizer)
@@ -122,6 +129,7 @@ class Hooks:
                 or self._depth  # a step raised that had gone the long way
                 or "found_inf" in attributes
                 or "grad_scale" in attributes
+                or (self._rescue is not None and self._rescue.begin_step(run.step, False))
             ):
                 return self._go_the_long_way(optimizer, args, kwargs)
             started = _perf_counter()
@@ -244,6 +252,8 @@ class Hooks:
         if self._depth and is_nested(optimizer):
             self._depth += 1
             return None  # the outer step has been judged, or its closure will be
+        if self._slowed is not None:
+            self._speed_up()
         if self._undo is not None:
             self._give_back_late()  # of a step that raised before its post-hook ran
         self._depth = 0
@@ -264,6 +274,8 @@ class Hooks:
             self._weights.before(optimizer)
             started = _perf_counter()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if self._rescue is not None and self._judge.is_between_steps:
+            self._rescue.begin_step(self._run.step, callable(closure))
         if callable(closure):
             return self._attend(closure, optimizer, handed, args, kwargs)
         undo = self._judge_gradients(optimizer, handed)
@@ -273,6 +285,8 @@ class Hooks:
         elif undo is not None:
             self._undo = undo
             undo.apply()
+        if self._rescue is not None and self._rescue.lr_factor != 1.0 and given is None:
+            given = self._attended(optimizer, args, kwargs)
         self._judge.add_overhead(_perf_counter() - started)
         return given
 
@@ -293,10 +307,29 @@ class Hooks:
             args = (args[0], judged, *args[2:])
         else:
             kwargs = {**kwargs, "closure": judged}
+        return self._attended(optimizer, args, kwargs)
+
+    def _attended(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Has the step attended to."""
         junction = junction_of(optimizer)
         if junction is not None:
-            args = junction.admit(_Attended(optimizer, self), args)
+            return junction.admit(_Attended(optimizer, self), args), kwargs
+        self._slow_down()
         return args, kwargs
+
+    def _slow_down(self) -> None:
+        """Multiplies the learning rate for the step that begins, if that is due."""
+        factor = 1.0 if self._rescue is None else self._rescue.lr_factor
+        if factor != 1.0 and self._slowed is None:
+            self._slowed = Slowed(self._member.optimizer, factor)
+            self._slowed.apply()
+
+    def _speed_up(self) -> None:
+        if self._slowed is not None:
+            self._slowed.give_back()
+            self._slowed = None
 
     def _judging(
         self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer, handed: Handed
@@ -313,6 +346,8 @@ class Hooks:
                 self._undo = None
             undo = self._judge_gradients(optimizer, handed, loss)
             if isinstance(undo, Skip):
+                if self._rescue is not None and self._rescue.recomputes and not self._run.is_vetoed:
+                    self._rescue.recompute(closure, self._run.step - 1)
                 self._do_without(optimizer, undo.repairs)
             elif undo is not None:
                 self._undo = undo
@@ -336,7 +371,7 @@ class Hooks:
         if not self._handles:
             return None  # a sink has detached the guard
         self._evaluations += 1
-        if self._may_be_short and self._judge.waits:
+        if self._may_be_short and self._judge.waits and not self._run.is_vetoed:
             self._look_ahead()
         return undo
 
@@ -349,7 +384,8 @@ class Hooks:
         return True
 
     def _end_attended(self) -> None:
-        """A step with a closure is over, or has raised."""
+        """A step that was attended to is over, or has raised."""
+        self._speed_up()
         if self._undo is not None:
             self._undo.give_back()
             self._undo = None
@@ -375,6 +411,8 @@ class Hooks:
                 self._depth -= 1
                 if self._depth:
                     return
+                if self._slowed is not None:
+                    self._speed_up()
                 if self._undo is not None:
                     self._undo.give_back()
                     self._undo = None
@@ -389,6 +427,8 @@ class Hooks:
                 self._undo = None
             if self._run.has_more_to_do and not self._silent and not self._member.is_paused:
                 self._run.has_more_to_do = self._sampling.end_step()
+            if self._rescue is not None and self._judge.is_between_steps and not self._member.is_paused:
+                self._rescue.end_step()
             self._silent = False
         except BaseException:
             self._scaler.abandon(optimizer)

@@ -67,6 +67,7 @@ class Judge:
         self._decision: Decision | None = None
         self._was_on_cpu: bool | None = None  # the first parameter, when it was chosen who measures
         self.waits = True
+        self._is_forced = False
         self._told_policy = self._told_late = False
 
     @property
@@ -134,6 +135,9 @@ class Judge:
         params = groups[0]["params"] if groups else None
         if params and params[0].is_cpu is not self._was_on_cpu:
             self.choose()
+        if self._decision is None and self._run.is_vetoed is not self._is_forced:
+            self._is_forced = self._run.is_vetoed
+            self.choose(waits=self._is_forced)  # the host decides on a step that is left out
         try:
             decision, follows = self._decision_for(member, optimizer, handed, first, loss)
         except ElsewhereError:  # a gradient where no engine can reach: to the host, which reaches everywhere
@@ -205,9 +209,9 @@ class Judge:
         finite = math.isfinite(norm)
         lr = learning_rate(optimizers[0])
         closure_loss = scalar("loss", loss) if is_loss(loss) else None
-        skipped = ((run.skip_nonfinite and not finite) or scaling.found_inf) and member.can_skip
+        skipped = (run.is_vetoed or (run.skip_nonfinite and not finite) or scaling.found_inf) and member.can_skip
         clipping = HostClipping(run.clip, norm, table, positions)
-        if first:
+        if first and not run.is_vetoed:
             clipping.tell(closure_loss if closure_loss is not None else ring.loss)
         ruling = clipping.ruling
         dropped = ruling.is_dropped and member.can_skip and not skipped
@@ -342,7 +346,8 @@ class Judge:
             flight.note("lr", _rate(optimizers[0]))
             if loss is not None and is_loss(loss):
                 flight.note("loss", loss)
-            run.follow_buffers(flight.step, decision.slot.skip_flag if decision.may_skip else False)
+            if run.buffers is not None:
+                run.follow_buffers(flight.step, decision.slot.skip_flag if decision.may_skip else False)
         except BaseException:
             onboard.flights.give_back(flight)
             raise

@@ -79,6 +79,8 @@ class Ledger:
         due: the error to raise when too many steps in a row were skipped, which the caller does when it can.
         checkup: asked at intervals, when the steps before are in the history.
         fetch: attaches to the ring what was sampled and has arrived.
+        seen: told that a step has arrived in the ring; None: nobody wants to know.
+        instead: told of an error that is due, which is not raised then.
     """
 
     def __init__(self, ring: Ring, failures: Failures, sinks: Iterable[Any], max_consecutive_skips: int) -> None:
@@ -100,6 +102,8 @@ class Ledger:
         self.due: NonFiniteGradientsError | None = None
         self.checkup: Checkup | None = None
         self.fetch: Callable[[], None] | None = None
+        self.seen: Callable[[], None] | None = None
+        self.instead: Callable[[NonFiniteGradientsError], None] | None = None
         self._steps_to_checkup = 0
         self._told_already_clipped = False
         self._noted: dict[str, Any] = {}
@@ -270,7 +274,9 @@ class Ledger:
     def raise_due(self) -> None:
         """Raises `due`, once."""
         due, self.due = self.due, None
-        if due is not None:
+        if due is not None and self.instead is not None:
+            self.instead(due)
+        elif due is not None:
             self.deliver()
             raise due
 

@@ -214,6 +214,8 @@ class Onboard:
         ring.is_over = flight.is_over
         if ledger.fetch is not None:
             ledger.fetch()
+        if ledger.seen is not None:
+            ledger.seen()
         if skipped or not finite:
             ledger.enter(is_bad=not finite, from_scaler=flight.from_scaler)
         if flight.is_over and ring.num_open >= ring.limit:

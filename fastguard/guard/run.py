@@ -79,6 +79,7 @@ class Run:
         wakes_at: from which step on there is something to see beside the gradients, ahead of it.
         has_more_to_do: whether there is, after the step; a call saved in each one counts.
         is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
+        is_vetoed: the step under way is left out, whatever its gradients are.
         buffers: of the model; None where it has none.
         buffers_at: from which step on they are to be followed, but for one that is skipped; Inf where there are none.
     """
@@ -106,6 +107,7 @@ class Run:
         self.wakes_at = 0
         self.has_more_to_do = True
         self.is_short = False
+        self.is_vetoed = False
         self.buffers: Buffers | None = None
         self.buffers_at = math.inf
         self._namer = namer

@@ -15,6 +15,7 @@ from ..weights import sampler_settings
 from .flight import WHEN_BEHIND
 from .guard import GUARD, Guard
 from .policies import ClipPolicy, GlobalNorm, as_policy
+from .recovery import Recovery, as_recovery
 from .wrappers import innermost, inwards, refuse_sharding_model, refuse_shards
 
 _Wrapped = TypeVar("_Wrapped")
@@ -66,6 +67,7 @@ def wrap(
     weights: bool | int | Mapping[str, Any] | None = None,
     check_every: int | None = None,
     objective: str | None = None,
+    recovery: bool | Recovery | None = None,
 ) -> _Wrapped:
     """Guards `optimizer` in place and returns it: the same object, with its `Guard` as `optimizer.guard`.
 
@@ -102,6 +104,8 @@ def wrap(
         objective: what the rules may take the losses for: "minimise", a loss that is to fall; "game", one that somebody
             else's rising makes fall (a GAN's); "reward", one whose size says little (policy gradients, actor-critic).
             None: not told, so that they find out as far as the losses show.
+        recovery: bring the run back when it goes wrong: True, or a `fastguard.Recovery`, which says how and at what
+            cost. It raises RecoveryFailedError from `step` where that does not help.
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
@@ -136,7 +140,7 @@ def wrap(
         isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0
     ):
         raise ValueError(f"`check_every` must be None or an integer >= 0, got {check_every!r}")
-    sampling = sampler_settings(weights)
+    sampling, settings = sampler_settings(weights), as_recovery(recovery)
     inner = [innermost(o) for o in given]
     policy = _clip_policy(max_norm, clip)
     if len(set(map(id, inner))) != len(inner):
@@ -168,6 +172,7 @@ def wrap(
             weights=sampling,
             check_every=check_every,
             objective=objective,
+            recovery=settings,
         )
     except BaseException:
         if monitor is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..stats import strict_json, values
+from .recoveries import recoveries_of
 
 OBJECTIVES = ("minimise", "game", "reward")
 
@@ -63,6 +64,7 @@ class ModelNotes:
         target_batch_top_share: the share of the most frequent class within a batch, on average.
         target_range, target_mean, target_std, target_binary_share: of a squared error's targets; the last is the share
             that is 0 or 1.
+        recoveries: what was done to bring the run through, a dict each (`fastguard.history.recoveries`).
         objective: "minimise", "game" or "reward", as told to `wrap`; empty: not told.
         num_changes: how often a fact became another; not saved.
     """
@@ -105,6 +107,7 @@ class ModelNotes:
     target_mean: float | None = None
     target_std: float | None = None
     target_binary_share: float | None = None
+    recoveries: tuple[dict[str, Any], ...] = ()
     objective: str = ""
     num_changes: int = field(default=0, compare=False)
 
@@ -238,6 +241,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("autocast", "loss_kind", "clip_policy"), values.text),
     "optimizer_settings": _settings,
     "objective": _objective,
+    "recoveries": recoveries_of,
     "steps_per_epoch": _length,
 }
 _LONG_NAMES = {  # as callers may also spell them

@@ -1,0 +1,219 @@
+"""A snapshot holds all that a step changes, is touched by nothing, and comes back bit for bit, in place."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from foreign_optimizers import WITH_CLOSURE, WITHOUT_CLOSURE, everything
+from guard_helpers import assert_identical, make_model, take_step
+from torch import nn
+
+from fastguard.guard.buffers import places_of
+from fastguard.guard.recovery.snapshots import Snapshot, Snapshots
+
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "Adam": lambda params: torch.optim.Adam(params, lr=0.05, amsgrad=True),
+    "AdamW-capturable-lr": lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.05)),
+    "Adafactor": lambda params: torch.optim.Adafactor(params, lr=0.05),
+    "NAdam": lambda params: torch.optim.NAdam(params, lr=0.05),
+    "LBFGS": lambda params: torch.optim.LBFGS(params, lr=0.05, history_size=3, max_iter=4),
+}
+ALL = [(cls, False) for cls in WITHOUT_CLOSURE] + [(cls, True) for cls in WITH_CLOSURE]
+ALL += [(make, name == "LBFGS") for name, make in OPTIMIZERS.items()]
+
+
+def _take(snapshot: Snapshot, model: nn.Module, optimizer: Any, **more: Any) -> None:
+    snapshot.take([optimizer], places_of(model), more.pop("state", ()), with_random_state=False, **more)
+
+
+@pytest.mark.parametrize(("make", "closure"), ALL, ids=[*(c.__name__ for c, _ in ALL[: -len(OPTIMIZERS)]), *OPTIMIZERS])
+def test_twice_the_same_whatever_came_between(make: Any, closure: bool) -> None:
+    model = make_model()
+    optimizer = make(model.parameters())
+    for step in range(3):
+        take_step(model, optimizer, step, closure=closure)
+    snapshot = Snapshot()
+    _take(snapshot, model, optimizer)
+    before = everything(model, optimizer)
+    optimizer_then = copy.deepcopy(optimizer.state_dict())
+    for _ in range(2):
+        for step in range(3, 7):
+            take_step(model, optimizer, step, closure=closure)
+        addresses = [p.data_ptr() for p in model.parameters()]
+        snapshot.restore()
+        assert_identical(everything(model, optimizer), before)
+        assert_identical(optimizer.state_dict()["state"], optimizer_then["state"])
+        assert [p.data_ptr() for p in model.parameters()] == addresses
+
+
+def test_before_the_first_step_there_is_no_state() -> None:
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    snapshot = Snapshot()
+    _take(snapshot, model, optimizer)
+    take_step(model, optimizer, 0)
+    snapshot.restore()
+    assert not optimizer.state
+
+
+def test_groups_and_parameters_that_came_later_stay_without_state() -> None:
+    model = make_model()
+    first, last = model[0], model[2]
+    for p in last.parameters():
+        p.requires_grad_(False)
+    optimizer = torch.optim.Adam(first.parameters())
+    take_step(model, optimizer, 0)
+    snapshot = Snapshot()
+    _take(snapshot, model, optimizer)
+    then = first.weight.detach().clone()
+    for p in last.parameters():
+        p.requires_grad_(True)
+    optimizer.add_param_group({"params": list(last.parameters())})
+    take_step(model, optimizer, 1)
+    snapshot.restore()
+    assert torch.equal(first.weight, then) and len(optimizer.param_groups) == 2
+    assert set(optimizer.state) == set(first.parameters())
+    take_step(model, optimizer, 2)
+
+
+class Odd(torch.optim.Optimizer):
+    """Keeps plain numbers in its state, its groups and itself, and tensors of many kinds."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.count = 0
+        self.window: deque[Any] = deque(maxlen=3)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+            group["d"] = group.get("d", torch.ones(())) * 1.5
+            for p in group["params"]:
+                state = self.state[p]
+                state["calls"] = state.get("calls", 0) + 1
+                state["wide"] = state.get("wide", torch.zeros(p.shape, dtype=torch.float32)) + 1.0 / 3.0
+                state["list"] = [*state.get("list", []), p.abs().sum().reshape(1)]
+                state["none"] = torch.zeros(0)
+                state["pair"] = (state["calls"], state["wide"] * 2)
+                self.window.append(float(p.abs().sum()))
+                p.sub_(0.01 * p.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.float64])
+def test_odd_tensors_and_plain_numbers(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    params = [nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((), (0,), (2, 3, 4, 4))]
+    params.append(nn.Parameter(torch.randn(2, 3, 4, 4).to(dtype).to(memory_format=torch.channels_last)))
+    params.append(nn.Parameter(torch.randn(6, 4).to(dtype).t()))
+    optimizer = Odd(params)
+
+    def step() -> None:
+        for p in params:
+            p.grad = torch.full_like(p, 0.5)
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    snapshot = Snapshot()
+    snapshot.take([optimizer], (), (), with_random_state=False)
+    saved = copy.deepcopy((optimizer.state_dict(), optimizer.count, list(optimizer.window)))
+    values = [p.detach().clone() for p in params]
+    strides = [p.stride() for p in params]
+    for _ in range(2):
+        step()
+        step()
+        snapshot.restore()
+        assert_identical((optimizer.state_dict(), optimizer.count, list(optimizer.window)), saved)
+        assert all(torch.equal(p, value) for p, value in zip(params, values, strict=True))
+        assert [p.stride() for p in params] == strides
+    assert all(s["wide"].dtype == torch.float32 for s in optimizer.state.values())
+    assert optimizer.window.maxlen == 3
+
+
+def test_tied_weights_are_copied_once_and_memory_is_used_again() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshot = Snapshot()
+    _take(snapshot, model, optimizer)
+    assert snapshot.num_bytes == 4 * (16 + 4 + 4)
+    places = [values.data_ptr() for values in snapshot._copies]
+    _take(snapshot, model, optimizer)
+    assert [values.data_ptr() for values in snapshot._copies] == places
+
+
+def test_schedules_go_on() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    snapshot = Snapshot()
+    _take(snapshot, model, optimizer)
+    optimizer.param_groups[0].update(lr=0.05, momentum=0.8, weight_decay=0.1, initial_lr=0.1)
+    snapshot.restore()
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["momentum"], group["weight_decay"], group["initial_lr"]) == (0.05, 0.8, 0.1, 0.1)
+
+
+def test_what_else_is_given_goes_back_too() -> None:
+    model = make_model()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshot = Snapshot()
+    take_step(model, optimizer, 0)
+    average.update_parameters(model)
+    _take(snapshot, model, optimizer, state=(average,))
+    saved = copy.deepcopy(average.state_dict())
+    for _ in range(2):
+        take_step(model, optimizer, 1)
+        average.update_parameters(model)
+        snapshot.restore()
+        assert_identical(dict(average.state_dict()), dict(saved))
+
+
+def _fill(loss: float = 1.0) -> Any:
+    def fill(snapshot: Snapshot) -> None:
+        snapshot.loss = loss
+
+    return fill
+
+
+def test_only_what_was_outlived_in_health_counts() -> None:
+    snapshots = Snapshots(keep=3, quarantine=5)
+    snapshots.take(0, _fill(2.0), is_proved=True)
+    snapshots.take(10, _fill(1.0))
+    snapshots.prove(12, is_healthy=True)
+    assert snapshots.choose(older=False).step == 0
+    snapshots.take(20, _fill(1.5))
+    snapshots.prove(22, is_healthy=False)  # the rise had begun when it was taken
+    snapshots.prove(26, is_healthy=True)
+    assert [one.is_proved for one in snapshots] == [False, True]
+    snapshots.prove(27, is_healthy=True)
+    assert [one.is_proved for one in snapshots] == [True, True]
+    assert snapshots.best().loss == 1.5
+
+
+def test_the_last_that_counts_is_never_written_over() -> None:
+    snapshots = Snapshots(keep=2, quarantine=100)
+    snapshots.take(0, _fill(), is_proved=True)
+    for step in range(10, 60, 10):
+        snapshots.take(step, _fill(math.nan))
+    assert [one.step for one in snapshots] == [50, 0]
+    assert snapshots.choose(older=True).step == 0 and [one.step for one in snapshots] == [0]
+
+
+def test_an_older_one_gives_up_what_came_after_it() -> None:
+    snapshots = Snapshots(keep=3, quarantine=1)
+    for step in (0, 10, 20):
+        snapshots.take(step, _fill(), is_proved=True)
+    assert snapshots.choose(older=True).step == 10
+    assert [one.step for one in snapshots] == [10, 0]
+    snapshots.take(30, _fill(), is_proved=True)
+    snapshots.take(40, _fill())
+    assert [one.step for one in snapshots] == [40, 30, 10]
