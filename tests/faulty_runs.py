@@ -62,6 +62,12 @@ def clipped_run(num_steps, num_clipped, coef=0.5):
     return history
 
 
+def _clipped_below_eps():
+    history = clipped_run(60, 60, coef=1e-9)
+    history.note_model(optimizer_settings=settings(lr=1e-3, eps=1e-8), clip_policy="GlobalNorm(1e-09)")
+    return history
+
+
 def ending_in_zeros(num_zero, num_tensors=4):
     history = make_history(noisy_norms(20))
     rows = [make_row(0.0, 8, num_zeros=8)] * num_zero + [make_row(1.0, 8)] * (num_tensors - num_zero)
@@ -307,6 +313,7 @@ BAD = {
     "non-finite-gradients": with_bad_steps(100, {40: ["a", "b"]}),
     "skip-run": with_bad_steps(100, {step: ["a"] for step in range(50, 54)}),
     "clip-rate-high": clipped_run(100, 100),
+    "clipped-below-eps": _clipped_below_eps(),
     "norm-spike": spiked(noisy_norms(300), 200, 50.0),
     "zero-gradients": ending_in_zeros(1),
     "already-clipped": make_turning_history([*noisy_norms(50), *[0.99999 + 1e-6 * (s % 2) for s in range(10)]]),

@@ -114,7 +114,7 @@ def batch_statistics(history: TrainingHistory) -> bool | None:
 
 def clipping(history: TrainingHistory) -> bool | None:
     """The guard clips."""
-    return True if history.num_clipped else history.model.clip_limit is not None
+    return True if history.num_clipped else history.model.clip_limit is not None or bool(history.model.clip_policy)
 
 
 def scheduler(history: TrainingHistory) -> bool | None:

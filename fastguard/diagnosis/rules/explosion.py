@@ -16,6 +16,17 @@ from ..signals import exp, median, signals_of
 TITLE = "Gradients too large"
 
 
+_NORMALISERS = ("AdaGC(", "AGC(", "Value(", "Percentile(")  # policies, as they show themselves
+_CLIPS_TWICE = (
+    "Something seems to clip before the guard (a Trainer's max_grad_norm, Lightning's gradient_clip_val, a call of "
+    "clip_grad_norm_): its norm is what is recorded, and all that {} ever sees. Turn it off."
+)
+_OTHER_THAN_ZCLIP = (
+    "ZClip learns from norms that it has clipped, and goes on clipping for ever once they have risen. Take Spikes, "
+    "which learns from norms before clipping."
+)
+
+
 def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> bool:
     """Whether the loss has not kept what it had gained, or jumped near one of `steps`; True where there is none."""
     trend = history.loss_trend
@@ -48,11 +59,15 @@ def clip_rate_high(
 
     Info, as noisy small batches live with it; a warning where the median step is scaled by less than `coef_low`, unless
     a share `learnt` of the first loss has been gained, or the optimizer divides by the size of the gradient anyway.
+    Silent under a policy that clips nearly every step on purpose: AdaGC, AGC, Value, Percentile.
     """
     newest = list(history.clean)[-max_steps:]
     num_clipped = sum(entry.clip_coef < 0.999 for entry in newest)
     if len(newest) < min_steps or num_clipped <= rate * len(newest):
         return None
+    policy = history.model.clip_policy
+    if policy.startswith(_NORMALISERS):
+        return None  # that is what it is for
     is_felt = _is_felt(history) and not signals_of(history).progress > learnt
     middle, norm = (quantiles(values, (0.5,))[0] for values in zip(*((e.clip_coef, e.norm) for e in newest)))
     return Finding(
@@ -67,6 +82,7 @@ def clip_rate_high(
             "median_coef": middle,
             "median_norm": norm,
         },
+        recommendation=_OTHER_THAN_ZCLIP if policy.startswith("ZClip(") else "",
         confidence=0.9,
     )
 
@@ -138,6 +154,46 @@ def norm_spike(
 
 
 @rule(
+    "clipped-below-eps",
+    reads="clip coefficients and norms of the newest clean steps, the number of elements, and the optimizer's eps",
+    source="our own; Adam divides by sqrt(v) + eps (Kingma and Ba 2015, algorithm 1)",
+    remedy="Raise the clip limit towards the usual norm, or lower the optimizer's eps: Adam's steps do not depend on "
+    "the size of the gradient until eps outweighs it, and from there on they shrink.",
+)
+def clipped_below_eps(
+    history: TrainingHistory, *, share: float = 1.0, steps: int = 64, min_steps: int = 32
+) -> Finding | None:
+    """The median root mean square of clipped gradients is below `share` of the eps of an Adam, and was not before.
+
+    Over the newest `steps` clean steps, at least `min_steps`. That of all elements together: single tensors may lie
+    lower.
+    """
+    newest = list(history.clean)[-steps:]
+    if len(newest) < min_steps:
+        return None
+    kinds = [s for s in history.model.optimizer_settings if "Adam" in str(s.get("kind", ""))]
+    known = [s["eps"] for s in kinds if isinstance(s.get("eps"), (int, float)) and s["eps"] > 0.0]
+    counts = [s.get("num_parameters") for s in history.model.optimizer_settings]
+    elements = sum(count for count in counts if isinstance(count, (int, float)))
+    if not known or not elements:
+        return None
+    eps, root = max(known), math.sqrt(elements)
+    before, after = (median([size / root for size in sizes]) for sizes in
+                     ([e.norm for e in newest], [e.clipped_norm for e in newest]))  # fmt: skip
+    if not after < share * eps or not before > share * eps:
+        return None
+    by = history.model.clip_policy or "Clipping"
+    return Finding(
+        f"{by} leaves elements of {after:.2g} (root mean square), less than the optimizer's eps of {eps:g}; "
+        f"before it they were {before:.2g}.",
+        newest[0].step,
+        newest[-1].step,
+        evidence={"rms": after, "rms_before": before, "eps": eps, "median_coef": median([e.clip_coef for e in newest])},
+        confidence=0.9,
+    )
+
+
+@rule(
     "already-clipped",
     severity="info",
     reads="norms of the newest clean steps; sum and largest element of their gradients, where those were looked at",
@@ -170,11 +226,13 @@ def already_clipped(history: TrainingHistory, *, run: int = 10, change: float = 
     if not has_changed:
         return None
     return Finding(
-        f"The gradient norm was {threshold:g} at each of the last {history.equal_run} steps, before the guard clipped.",
+        f"The gradient norm was {threshold:g} at each of the last {history.equal_run} steps, before the guard's own "
+        f"{history.model.clip_policy or 'clipping'} saw it.",
         first,
         last,
         severity="info",
         evidence={"norm": norm, "num_steps": history.equal_run, "threshold": run},
+        recommendation=_CLIPS_TWICE.format(history.model.clip_policy) if history.model.clip_policy else "",
         confidence=0.8,
     )
 

@@ -89,6 +89,12 @@ def non_finite_gradients(
     )
 
 
+_SCALES_INSTEAD = (
+    "The norm has risen for good, or the policy's limit is too low: take one that scales spikes and lets a new level "
+    "pass (Spikes), and look at the data and the learning rate around these steps."
+)
+
+
 @rule(
     "skip-run",
     severity="critical",
@@ -105,12 +111,17 @@ def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) ->
         return None
     is_running = history.skip_run >= least
     end = history.longest_skip_run_end
+    steps = [entry for entry in history.recent if end - longest < entry.step <= end]
+    num_finite = sum(entry.skipped and math.isfinite(entry.norm) for entry in steps)  # the clip policy's doing
+    by = f", {num_finite} of them by {history.model.clip_policy or 'the clip policy'} with finite gradients"
+    by = by if num_finite else ""
     return Finding(
-        f"{longest} steps in a row were skipped" + (", and the run goes on." if is_running else "; it has ended."),
+        f"{longest} steps in a row were skipped{by}" + (", and the run goes on." if is_running else "; it has ended."),
         end - longest + 1,
         end,
         severity="critical" if is_running else "warning",
         evidence={"longest_run": longest, "current_run": history.skip_run, "threshold": least},
+        recommendation=_SCALES_INSTEAD if 2 * num_finite > longest else "",
     )
 
 
