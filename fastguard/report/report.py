@@ -225,6 +225,9 @@ def _numbers(history: TrainingHistory) -> dict[str, float]:
         "clip_rate": history.clip_rate,
         "num_nonfinite": history.num_nonfinite,
     }
+    by_policy = history.num_skipped - (history.num_nonfinite - history.num_nonfinite_applied)
+    if history.model.clip_policy and by_policy > 0:
+        numbers["num_skipped_by_policy"] = by_policy
     if history.recent:
         numbers["first_step_in_window"] = history.recent[0].step
         numbers["last_step"] = history.recent[-1].step
@@ -293,6 +296,8 @@ def _number_lines(numbers: Mapping[str, float]) -> list[str]:
     skipped = f"{_percent(numbers['skip_rate'])} ({n['num_skipped']} of {n['num_steps']} steps)"
     if numbers["longest_skip_run"] > 1:
         skipped += f", at most {n['longest_skip_run']} in a row"
+    if "num_skipped_by_policy" in n:
+        skipped += f"; {n['num_skipped_by_policy']} by the clip policy"
     rows.append(("skipped", skipped))
     rows.append(("NaN or Inf", "never" if not numbers["num_nonfinite"] else f"in {_steps(numbers['num_nonfinite'])}"))
     if "loss_last" in n:

@@ -79,6 +79,7 @@ def test_a_dropped_step_is_a_skip(backend: str, caplog: pytest.LogCaptureFixture
     said = [r.getMessage() for r in caplog.records]
     assert len(said) == 2 and "step 3: skipped by the clip policy" in said[0] and "above 0.1" in said[0]
     assert not any("not finite" in text for text in said)
+    assert "; 2 by the clip policy" in str(guard.report()) and guard.report().numbers["num_skipped_by_policy"] == 2
 
 
 def test_too_many_in_a_row_say_whose_they_are() -> None:
