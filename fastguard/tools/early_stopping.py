@@ -197,8 +197,7 @@ def _guard_and_model(given: Any) -> tuple[Guard | None, torch.nn.Module | None]:
 
 
 def _num_rollbacks(guard: Guard) -> int:
-    done = getattr(guard.history.model, "recoveries", ())
-    return sum(event["kind"] == "rollback" for event in done)
+    return sum(event["kind"] == "rollback" for event in guard.history.model.recoveries)
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import ConstantLR, LinearLR, LRScheduler, Sequenti
 from .._text import shown
 from ..diagnosis import RULES, Finding, diagnose, make_rule
 from ..diagnosis.presets import PRESETS
+from ..guard.recovery import Recovery
 from ..guard.wrappers import innermost
 from ..history import TrainingHistory
 from .early_stopping import EarlyStopping
@@ -71,8 +72,7 @@ class TrainingSettings:
         """Keyword arguments for `fastguard.wrap`: `wrap(optimizer, model, **settings.wrapping())`."""
         arguments: dict[str, Any] = {"max_norm": self.max_grad_norm}
         if self.auto_recovery:
-            recovery = importlib.import_module("fastguard.guard.recovery")
-            arguments["recovery"] = recovery.Recovery(attempts=self.max_recovery_attempts)
+            arguments["recovery"] = Recovery(attempts=self.max_recovery_attempts)
         return arguments
 
     def accumulates(self, index: int) -> bool:

@@ -101,6 +101,26 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert path == again.checkpoints.latest() == again.checkpoints.best()
 
 
+def test_trap_26_what_recovery_has_done_is_resumed(tmp_path: Path) -> None:
+    def start() -> tuple[nn.Module, Any]:
+        return make(recovery=fastguard.Recovery(every=5, patience=2, quarantine=2, rules=()))
+
+    model, optimizer = start()
+    for step in range(60):
+        if step == 50:
+            model[4].bias.data.fill_(1e4)
+        loss = model(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.guard.observe(loss=loss)
+    done = optimizer.guard.recoveries
+    assert len(done) == 1 and done[0].startswith("rolled back from 5")
+    Checkpoints(tmp_path).save(optimizer.guard, 60)
+    _model, again = start()
+    assert Checkpoints(tmp_path).load(again.guard) == 60 and again.guard.recoveries == done
+
+
 def test_trap_26_float32_state_of_bfloat16_parameters_stays(tmp_path: Path) -> None:
     class Precise(torch.optim.Optimizer):
         def __init__(self, params: Any) -> None:

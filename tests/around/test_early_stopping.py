@@ -12,7 +12,6 @@ from torch import nn
 
 import fastguard
 from fastguard import EarlyStopping
-from fastguard.history.model import ModelNotes
 
 MODEL = nn.Linear(1, 1)
 
@@ -100,15 +99,20 @@ def test_a_model_that_never_was_good_is_left_alone():
     assert EarlyStopping(1, restore_best=True)(model, math.nan) and (model[0].weight == 7).all()
 
 
-def test_trap_27_after_a_rollback_patience_begins_anew(monkeypatch):
+def test_trap_27_after_a_rollback_patience_begins_anew():
     _, optimizer = make_guarded()
-    events: list[dict[str, str]] = []
-    monkeypatch.setattr(ModelNotes, "recoveries", events, raising=False)
+
+    def note(*kinds: str) -> None:
+        events = [{"kind": kind, "reason": "", "step": 2, "to": 1, "num_batches": 1} for kind in kinds]
+        optimizer.guard.history.note_model(recoveries=events)
+
     stop = EarlyStopping(2)
     assert [stop(optimizer.guard, v) for v in (1.0, 5.0)] == [False, False]
-    events += [{"kind": "recomputed"}, {"kind": "rollback"}]  # the model of the second check is gone
+    note("recomputed")
+    assert stop.num_bad == 1 and not stop(optimizer.guard, 0.9) and not stop(optimizer.guard, 5.0)
+    note("recomputed", "rollback")  # the model of the check before is gone
     assert [stop(optimizer.guard, v) for v in (1.1, 1.2)] == [False, True]
-    assert stop.best == 1.0
+    assert stop.best == 0.9
 
 
 def test_trap_26_patience_and_best_model_are_resumed():

@@ -67,9 +67,14 @@ def test_dropout_and_augmentation():
     assert 0.2 <= dropout <= 0.5 and 0.2 <= noise <= 0.5
 
 
+def test_recovery():
+    without, brought_through = run("recovery")
+    assert without > 10.0 and brought_through < 0.5
+
+
 def test_the_list_is_complete():
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     scripts = {path.name for path in EXAMPLES.glob("*.py")}
-    assert len(scripts) >= 9 and all(f"]({name})" in text for name in scripts)
+    assert len(scripts) >= 10 and all(f"]({name})" in text for name in scripts)
     tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {path.stem for path in EXAMPLES.glob("*.py")} <= tests

@@ -131,6 +131,13 @@ def test_arguments_of_wrap():
         assert (None if guard.clip is None else guard.clip.max_norm) == expected
 
 
+def test_recovery_is_an_argument_of_wrap():
+    settings = fastguard.settings({"auto_recovery": True, "max_recovery_attempts": 5})
+    assert settings.wrapping()["recovery"] == fastguard.Recovery(attempts=5)
+    model, optimizer = make()
+    assert fastguard.wrap(optimizer, model, **settings.wrapping()).guard.recoveries == []
+
+
 def rates(kind: str, warmup: float, total: int) -> list[float]:
     _, optimizer = make(1.0)
     scheduler = fastguard.settings({"lr_scheduler": kind, "warmup_steps": warmup}).scheduler(optimizer, total)
