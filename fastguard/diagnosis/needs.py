@@ -147,6 +147,15 @@ def descent(history: TrainingHistory) -> bool | None:
     return None if not history.losses.count or history.losses.min >= 0.0 else False
 
 
+def game(history: TrainingHistory) -> bool | None:
+    """One side of a game: told so, or the loss hangs on another network's parameters."""
+    if history.model.objective:
+        return history.model.objective == "game"
+    if history.model.num_foreign_parameters is None:
+        return None
+    return history.model.num_foreign_parameters >= _FEW
+
+
 def decay(history: TrainingHistory) -> bool | None:
     """Weight decay."""
     settings = history.model.optimizer_settings
@@ -164,10 +173,20 @@ def _positive(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and value > 0.0
 
 
+def is_squared_error(history: TrainingHistory) -> bool:
+    """Whether the loss is a mean squared error: one of the first three is what that would be, but for rounding."""
+    notes = history.model
+    rounding = 1e-2 if half_precision(history) else 2e-3
+    pairs = zip(notes.squared_losses[:3], history.loss_trend.firsts)
+    return notes.loss_kind == "squared error" and any(abs(loss - then) <= rounding * abs(then) for then, loss in pairs)
+
+
 def floor_at_zero(history: TrainingHistory) -> bool | None:
     """A loss that is zero where all is learnt: a cross-entropy, a squared or absolute error; False for others."""
     notes = history.model
     if "cross-entropy" in notes.loss_kind or notes.loss_kind in ("negative log-likelihood", "log of the output"):
+        return True
+    if is_squared_error(history):
         return True
     if not notes.loss_ops:
         return None

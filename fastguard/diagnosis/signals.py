@@ -113,7 +113,12 @@ class Signals:
     def chance(self) -> float:
         """The loss of one who knows nothing of the inputs: ln C of a loss over C classes; 0.0 where not known."""
         history = self.history
-        kinds = ("cross-entropy", "negative log-likelihood", "log of the output")
+        kinds = (
+            "cross-entropy",
+            "cross-entropy with smoothed labels",
+            "negative log-likelihood",
+            "log of the output",
+        )
         widths = [batch.output_width for _, batch in history.batches if batch.training]
         if history.model.loss_kind not in kinds or not widths or widths[0] < 2:
             return 0.0

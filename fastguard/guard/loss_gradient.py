@@ -15,7 +15,9 @@ from ..stats.failures import Failures
 
 MAX_ROWS = 4096
 NUM_LOOKED_AT = 8
-_TOLERANCE = 2e-3
+_TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 1e-2}  # what rounding does to rows and their sums
+_USUAL_TOLERANCE = 2e-3
+_LEAST_SMOOTHING = 5e-3
 _ALL_BUT = 0.01  # elements that rounding may spoil
 
 
@@ -110,8 +112,9 @@ class _Look:
             owner.look(output, gradient)
 
 
+SMOOTHED = "cross-entropy with smoothed labels"
 CLASSIFYING = ("cross-entropy", "binary cross-entropy with logits", "binary cross-entropy", "log of the output",
-               "negative log-likelihood")  # fmt: skip
+               "negative log-likelihood", SMOOTHED)  # fmt: skip
 
 
 def kind_of_loss(output: torch.Tensor, gradient: torch.Tensor) -> tuple[str, torch.Tensor | None]:
@@ -122,10 +125,11 @@ def kind_of_loss(output: torch.Tensor, gradient: torch.Tensor) -> tuple[str, tor
         gradient: the same shape; of any scale.
 
     Returns:
-        "cross-entropy" (its own softmax included), "negative log-likelihood" (of the output as it is), "log of the
-        output", "binary cross-entropy with logits", "binary cross-entropy", "squared error", "absolute error"; "zero"
-        where all of it is zero, "" where it is none of them. A squared error is taken for one with the mean over all
-        elements, and what fits nothing else counts as one until the losses tell; the others need no scale.
+        "cross-entropy" (its own softmax included), "cross-entropy with smoothed labels", "negative log-likelihood" (of
+        the output as it is), "log of the output", "binary cross-entropy with logits", "binary cross-entropy", "squared
+        error", "absolute error"; "zero" where all of it is zero, "" where it is none of them. A squared error is taken
+        for one with the mean over all elements, and what fits nothing else counts as one until the losses tell; the
+        others need no scale.
 
     >>> y = torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]], requires_grad=True)
     >>> torch.nn.functional.cross_entropy(y, torch.tensor([0, 1])).backward()
@@ -133,6 +137,7 @@ def kind_of_loss(output: torch.Tensor, gradient: torch.Tensor) -> tuple[str, tor
     >>> kind, classes.tolist()
     ('cross-entropy', [0, 1])
     """
+    tolerance = max(_TOLERANCE.get(x.dtype, _USUAL_TOLERANCE) for x in (output, gradient))
     y, g = output.detach().double(), gradient.detach().double()
     if not bool(g.any()):
         return "zero", None
@@ -140,15 +145,15 @@ def kind_of_loss(output: torch.Tensor, gradient: torch.Tensor) -> tuple[str, tor
         return "", None
     if y.dim() > 1 and y.shape[-1] > 1:
         for rows, of in _as_rows(y, g):
-            found = _of_classes(rows, of)
+            found = _of_classes(rows, of, tolerance)
             if found is not None:
                 return found
     flat, grads = y.flatten()[: 16 * MAX_ROWS], g.flatten()[: 16 * MAX_ROWS]
-    found = _of_pairs(flat, grads)
+    found = _of_pairs(flat, grads, tolerance)
     if found is not None:
         return found
     size = grads.abs()
-    if bool((size[size > 0] - size.max()).abs().max() <= _TOLERANCE * size.max()):
+    if bool((size[size > 0] - size.max()).abs().max() <= tolerance * size.max()):
         return "absolute error", None
     return "squared error", flat - grads * (output.numel() / 2.0)
 
@@ -163,7 +168,7 @@ def _as_rows(y: torch.Tensor, g: torch.Tensor) -> list[tuple[torch.Tensor, torch
     return pairs
 
 
-def _of_classes(y: torch.Tensor, g: torch.Tensor) -> tuple[str, torch.Tensor] | None:
+def _of_classes(y: torch.Tensor, g: torch.Tensor, tolerance: float) -> tuple[str, torch.Tensor] | None:
     used = g.abs().amax(1) > 0  # padding has no gradient
     y, g = y[used], g[used]
     if not len(y):
@@ -174,38 +179,70 @@ def _of_classes(y: torch.Tensor, g: torch.Tensor) -> tuple[str, torch.Tensor] | 
     if bool(((g.abs() > 1e-12 * largest).sum(1) == 1).all()) and bool((num_negative == 1).all()):
         at = classes[:, None]
         scales = -(g.gather(1, at) * y.gather(1, at)).flatten()
-        if _is_constant(scales) and bool((scales > 0).all()) and len(scales) > 1:
+        if _is_constant(scales, tolerance) and bool((scales > 0).all()) and len(scales) > 1:
             return "log of the output", classes
-        if _is_constant(g.gather(1, at).flatten()):
+        if _is_constant(g.gather(1, at).flatten(), tolerance):
             return "negative log-likelihood", classes
         return None
-    is_balanced = g.sum(1).abs() <= _TOLERANCE * largest.flatten()
-    if float((~is_balanced).double().mean()) > _ALL_BUT or float((num_negative != 1).double().mean()) > _ALL_BUT:
+    is_balanced = g.sum(1).abs() <= tolerance * largest.flatten()
+    if float((~is_balanced).double().mean()) > _ALL_BUT:
         return None
     p = torch.softmax(y, 1)
-    one = torch.nn.functional.one_hot(classes, y.shape[1]).double()
-    away = p - one
+    # A target that is more than sure already is pushed back: then the labels are what a usual scale leaves of p.
+    for chosen in (classes, (p - g * len(g)).argmax(1), (p - g).argmax(1)):
+        if _is_smoothed(g, p, chosen, tolerance):
+            return SMOOTHED, chosen
+    if float((num_negative != 1).double().mean()) > _ALL_BUT:
+        return None
+    away = p - torch.nn.functional.one_hot(classes, y.shape[1]).double()
     scale = (g * away).sum(1, keepdim=True) / away.square().sum(1, keepdim=True)
-    fits = (g - scale * away).abs().amax(1) <= 10 * _TOLERANCE * largest.flatten()
-    return ("cross-entropy", classes) if float((~fits).double().mean()) <= _ALL_BUT else None
+    return ("cross-entropy", classes) if _fit(g, scale * away, 10 * tolerance) else None
 
 
-def _of_pairs(y: torch.Tensor, g: torch.Tensor) -> tuple[str, torch.Tensor] | None:
+def _is_smoothed(g: torch.Tensor, p: torch.Tensor, classes: torch.Tensor, tolerance: float) -> bool:
+    """Whether labels of (1 - C e) one + e explain the gradient, and those of e = 0 do not: with p - one = away, it then
+    is a multiple of away + e (C one - 1)."""
+    num_classes = g.shape[1]
+    one = torch.nn.functional.one_hot(classes, num_classes).double()
+    away, spread = p - one, num_classes * one - 1.0
+    plain = float((g * away).sum() / away.square().sum()) * away
+    left = float((g - plain).norm() / g.norm())
+    if left < 0.25 * tolerance:
+        return False
+    a, b, c = float(away.square().sum()), float((away * spread).sum()), float(spread.square().sum())
+    x, y = float((g * away).sum()), float((g * spread).sum())
+    determinant = a * c - b * b
+    if determinant <= 1e-9 * a * c:
+        return False
+    scale, share = (c * x - b * y) / determinant, (a * y - b * x) / determinant
+    if scale <= 0.0 or not _LEAST_SMOOTHING < share / scale * num_classes < 0.5:
+        return False
+    smoothed = scale * away + share * spread
+    return float((g - smoothed).norm() / g.norm()) < 0.5 * left and _fit(g, smoothed, 10 * tolerance)
+
+
+def _fit(g: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    """Whether all but one in a hundred rows of `g` are as expected, to within a share of their largest."""
+    fits = (g - expected).abs().amax(1) <= tolerance * g.abs().amax(1)
+    return float((~fits).double().mean()) <= _ALL_BUT
+
+
+def _of_pairs(y: torch.Tensor, g: torch.Tensor, tolerance: float) -> tuple[str, torch.Tensor] | None:
     if len(y) < 4:
         return None
     is_one = g < 0
     p = torch.sigmoid(y)
-    if _is_constant(torch.where(is_one, -g / (1 - p).clamp_min(1e-12), g / p.clamp_min(1e-12))):
+    if _is_constant(torch.where(is_one, -g / (1 - p).clamp_min(1e-12), g / p.clamp_min(1e-12)), tolerance):
         return "binary cross-entropy with logits", is_one.long()
-    if bool(((y >= 0) & (y <= 1)).all()) and _is_constant(torch.where(is_one, -g * y, g * (1 - y))):
+    if bool(((y >= 0) & (y <= 1)).all()) and _is_constant(torch.where(is_one, -g * y, g * (1 - y)), tolerance):
         return "binary cross-entropy", is_one.long()
     return None
 
 
-def _is_constant(x: torch.Tensor) -> bool:
+def _is_constant(x: torch.Tensor, tolerance: float) -> bool:
     """Whether all but one in a hundred of `x` are their median, to within rounding."""
     middle = float(x.median())
     if middle == 0.0 or not math.isfinite(middle):
         return False
-    off = (x / middle - 1.0).abs() > 10 * _TOLERANCE
+    off = (x / middle - 1.0).abs() > 10 * tolerance
     return float(off.double().mean()) <= _ALL_BUT

@@ -69,14 +69,30 @@ class TestClasses:
         assert kind == CROSS_ENTROPY
         assert found is not None and torch.equal(found, CLASSES)
 
-    def test_bfloat16_is_too_coarse_to_tell_and_proves_nothing(self) -> None:
+    def test_with_autocasts_bfloat16_it_is_known(self) -> None:
         looker, y = LossGradient(Failures()), numbers(16, 5).bfloat16().requires_grad_()
         output = y * 1.0
         looker.watch(output)
-        loss = F.cross_entropy(output.float(), CLASSES)
-        loss.backward()
-        assert looker.facts["loss_kind"] in (CROSS_ENTROPY, "squared error")
-        assert all(abs(float(loss.detach()) - then) > 2e-3 * then for then in looker.facts.get("squared_losses", ()))
+        F.cross_entropy(output.float(), CLASSES).backward()
+        assert looker.facts["loss_kind"] == CROSS_ENTROPY
+        assert looker.facts["num_target_classes"] == len(set(CLASSES.tolist()))
+
+    @pytest.mark.parametrize("smoothing", [0.05, 0.1, 0.3])
+    @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_smoothed_labels(self, smoothing: float, scale: float, dtype: torch.dtype) -> None:
+        kind, found = told(
+            lambda y: F.cross_entropy(y.float(), CLASSES, label_smoothing=smoothing), (scale * numbers(16, 5)).to(dtype)
+        )
+        assert kind == "cross-entropy with smoothed labels"
+        assert found is not None and torch.equal(found, CLASSES)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_labels_that_are_not_smoothed(self, dtype: torch.dtype) -> None:
+        for scale in (0.0, 1e-3, 0.1, 1.0, 5.0):
+            y = (scale * numbers(16, 5)).to(dtype)
+            assert told(lambda y: F.cross_entropy(y.float(), CLASSES), y)[0] == CROSS_ENTROPY
+            assert told(lambda y: F.cross_entropy(y.float(), CLASSES, weight=WEIGHT), y)[0] == CROSS_ENTROPY
 
     def test_two_classes(self) -> None:
         targets = classes(16, num=2)

@@ -119,14 +119,15 @@ _USUAL = {  # from the least to the largest learning rate that people use
 @rule(
     "learning-rate-unusual",
     reads="learning rates of the whole run, and the optimizer's kind",
-    source="the defaults of torch.optim, and two orders of magnitude around them",
+    source="our own: the defaults of torch.optim, and what is used in practice around them, with room to spare",
     remedy="Adam is used with 1e-5 to 1e-2, SGD with 1e-3 to 1, Adadelta with about 1, Adagrad with 1e-2.",
     needs_descent=True,
 )
 def learning_rate_unusual(history: TrainingHistory, *, progress: float = 0.1, min_steps: int = 80) -> Finding | None:
-    """The largest learning rate is outside of what this optimizer is used with.
+    """The largest learning rate so far lies outside of what optimizers of this kind are used with.
 
-    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained.
+    From `min_steps` steps on, once it rises no longer. Info; a warning if after as many losses less than a share
+    `progress` of the first has been gained. Silent of several kinds of optimizers, and of kinds that are not known.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""

@@ -7,6 +7,7 @@ import math
 from ...history import TrainingHistory
 from ...stats import BatchSample
 from ..finding import Finding
+from ..needs import is_squared_error
 from ..registry import rule
 from ..signals import median, signals_of
 
@@ -260,10 +261,7 @@ def _known_entropy(history: TrainingHistory, num_targets: int) -> float:
 
 def _at_the_spread(history: TrainingHistory, level: float) -> Finding | None:
     notes = history.model
-    is_squared = notes.loss_kind == "squared error" and any(
-        abs(loss - then) <= 2e-3 * abs(then) for then, loss in zip(notes.squared_losses[:3], history.loss_trend.firsts)
-    )
-    if not is_squared or not notes.target_std or notes.target_mean is None:
+    if not is_squared_error(history) or not notes.target_std or notes.target_mean is None:
         return None
     variance = notes.target_std**2
     is_centred = abs(notes.target_mean) < 3.0 * notes.target_std

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...history import TrainingHistory
 from ..finding import Finding
+from ..needs import is_squared_error
 from ..registry import rule
 from ..signals import signals_of
 from .output import last_layer, loss_and_activation
@@ -22,11 +23,7 @@ def loss_kind(history: TrainingHistory) -> str:
     A squared error has to be proved: one of the first three losses is what it would have been.
     """
     kind = history.model.loss_kind
-    if kind != "squared error":
-        return kind
-    firsts = history.loss_trend.firsts
-    proved = any(abs(loss - then) <= 2e-3 * abs(then) for then, loss in zip(history.model.squared_losses[:3], firsts))
-    return kind if proved else ""
+    return kind if kind != "squared error" or is_squared_error(history) else ""
 
 
 def last_activation(history: TrainingHistory) -> str:
