@@ -18,8 +18,11 @@ namespace {
 
 // What take_step returns, as bits.
 enum Outcome {
-  kClean = 0, kOdd = 1, kOtherParameters = 2, kNotFinite = 4, kScaled = 8, kOddLr = 16, kDropped = 32, kOver = 64, kUnsuited = 128
+  kClean = 0, kOdd = 1, kOtherParameters = 2, kNotFinite = 4, kScaled = 8, kOddLr = 16, kDropped = 32, kOver = 64, kUnsuited = 128,
+  kLone = 256
 };
+// One element of so many holds nearly all of the squares: fastguard/history/core.py has the same.
+constexpr double kLoneShare = 0.99, kLoneAmong = 256;
 // Places in the list `found`.
 enum Found { kTable, kPositions, kFingerprint, kGradients, kOverTheirs, kNumFound };
 
@@ -92,6 +95,10 @@ int take(const Question& q) {
   const bool is_each = !ruling.factors.empty();  // then nobody else can do it
   if ((coefficient != 1.0 || is_each) && !gradients.values.empty()) return kOdd;  // duplicates: to be scaled where they stand
   int outcome = !finite ? kNotFinite : ruling.dropped ? kDropped : kClean;
+  const Row& total = gradients.total;
+  if (finite && total.abs_max * total.abs_max >= kLoneShare * total.sum_sq && total.numel >= kLoneAmong &&
+      total.abs_max > 0)
+    outcome |= kLone;
   if (coefficient != 1.0 && !is_each && !q.scales) outcome |= kScaled;
   if (is_each || (coefficient != 1.0 && q.scales)) {
     if (any_overlap(views)) return kOdd;  // is refused, in words, where there is time for it

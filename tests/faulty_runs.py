@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from fastguard.history import TrainingHistory
 from fastguard.stats import BatchSample, StepStats
+from fastguard.stats.columns import COLUMNS
 from fastguard.stats.samples import ActivationStats, ModuleActivity, WeightStats
 
 from records import (
@@ -234,6 +235,50 @@ def _spoilt_weights():
     return run(falling_losses(100), change=lambda s: {} if s % 20 else {"weights": (bad if s >= 60 else good,)})
 
 
+def lone_row(norm: float, largest: float, numel: int = 1000) -> list[float]:
+    """A row whose squares are those of `numel` elements of that norm, and one more of `largest`."""
+    row = make_row(norm, numel)
+    row[COLUMNS.index("sum_sq")] += largest * largest
+    row[COLUMNS.index("abs_max")] = largest
+    row[COLUMNS.index("finite_norm")] = math.hypot(norm, largest)
+    return row
+
+
+def flipped(at=(100,), largest=1e9, num_steps=130, numel=1000, loss=lambda step, loss: loss, **fields):
+    """A run in which one element of the second of three tensors is `largest` at the steps `at`."""
+    history = TrainingHistory()
+    names = ["a.weight", "b.weight", "c.weight"]
+    for step, (norm, value) in enumerate(zip(noisy_norms(num_steps), falling_losses(num_steps))):
+        rows = [make_row(norm, numel) for _ in names]
+        if step in at:
+            rows[1] = lone_row(norm, largest, numel)
+        history.add(StepStats(step, make_table(rows, names), loss=loss(step, value), lr=1e-3, **fields))
+    return history
+
+
+EXPERTS = ("router.weight", *(f"experts.{i}.{j}.weight" for i in range(4) for j in (0, 2)), "head.weight")
+
+
+def routed(idle, num_steps=200, names=EXPERTS, absent=False) -> TrainingHistory:
+    """A run of a model with modules side by side, those whose name begins with one of `idle` without a gradient."""
+    history = TrainingHistory()
+    history.note_model(names=names)
+    for step, loss in enumerate(falling_losses(num_steps)):
+        given = {name: 0.0 if name.startswith(tuple(idle)) else 1.0 for name in names}
+        kept = [name for name in names if given[name] or not absent]
+        rows = [make_row(given[name], 16, num_zeros=0 if given[name] else 16) for name in kept]
+        history.add(StepStats(step, make_table(rows, kept), loss=loss, lr=1e-3))
+    return history
+
+
+_BCE = ("BinaryCrossEntropyWithLogitsBackward0", "AddmmBackward0")
+
+
+def game(losses, **notes):
+    """One side of a game with these losses."""
+    return run(losses, **{"objective": "game", "loss_ops": _BCE, **notes})
+
+
 def _imbalanced(step, place):
     return 1e-3 * 1.05**step if place == 3 else 1.0
 
@@ -449,6 +494,17 @@ BAD = {
             falling_losses(60, pace=40.0, floor=0.0, noise=0.0), batch(num_samples=512),
             val_losses=validated(60, every=2),
         )
+    ),
+    "idle-experts": routed(["experts.1.", "experts.2."]),
+    "one-side-wins": game([0.7 + 0.03 * s for s in range(200)] + flat_losses(120, level=6.5)),
+    "lone-element": flipped(),
+    "running-statistics-apart": run(
+        falling_losses(100), val_losses=validated(100, level=4.0), norm_statistics={"norm": (2.5, 0.1)},
+        module_kinds={"Linear": 2, "BatchNorm1d": 1},
+    ),
+    "divergence-ahead": run(
+        [*falling_losses(200, noise=0.02), *[0.3 + 0.003 * s for s in range(80)]],
+        [n * 1.02 ** max(0, s - 200) for s, n in enumerate(noisy_norms(280))],
     ),
     "large-weight-decay": run(flat_losses(60), optimizer_settings=settings(lr=1e-3, weight_decay=0.5)),
     "rolled-back": run(

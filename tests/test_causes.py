@@ -127,6 +127,10 @@ RIGHT = {
     "model-cannot-fit": BAD["underfitting"],
     "stopped-too-early": BAD["loss-still-falling"],
     "unshuffled-data": BAD["sorted-targets"],
+    "dead-experts": BAD["idle-experts"],
+    "normalisation-statistics": BAD["running-statistics-apart"],
+    "adversary-wins": BAD["one-side-wins"],
+    "hardware-fault": BAD["lone-element"],
     "singular-operation": with_a_derivative_of_infinity(),
 }  # fmt: skip
 

@@ -68,6 +68,7 @@ GUARD = (
     *(
         "loss_graph",
         "loss_gradient",
+        "norm_statistics",
         "batches",
         "left_gradients",
         "sketches",

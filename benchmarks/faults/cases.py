@@ -86,6 +86,9 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "outliers": ("digits-mlp", "numbers-relu-mlp"),
     "same-batch": ("digits-mlp", "char-mlp"),
     "one-class": ("digits-cnn", "numbers-mlp"),
+    "bit-flip": ("numbers-mlp", "digits-mlp-sgd"),
+    "experts": ("routed-mlp",),
+    "batch-norm": ("normed-mlp",),
 }
 FAULTY: tuple[Case, ...] = tuple(
     Case(f"{name}@{task}", TASKS[task], FAULTS[name], task) for name, tasks in _PLACES.items() for task in tasks

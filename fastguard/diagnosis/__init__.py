@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # Each of these registers its rules or causes.
 from . import known_causes as _causes
+from . import rare_causes as _rare_causes
 from . import rules as _rules
 from . import setup_causes as _setup_causes
 from .causes import CAUSES as CAUSES
@@ -37,4 +38,4 @@ __all__ = [
     "rule",
     "unexplained",
 ]
-del _causes, _rules, _setup_causes
+del _causes, _rare_causes, _rules, _setup_causes

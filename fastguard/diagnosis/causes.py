@@ -28,6 +28,7 @@ Need = Callable[[TrainingHistory], bool | None]
 Contradiction = Callable[[TrainingHistory, Mapping[str, Finding]], bool]
 CAUSES: dict[str, Cause] = {}
 UNKNOWN = "unknown"
+_HERALDS = {"divergence-ahead": ("loss-divergence", "loss-explosion", "growing-norm")}
 _LEAST = 0.35
 _LIKELY = 0.6
 
@@ -93,8 +94,13 @@ def cause(
     needs: Sequence[Need] = (),
     contradicted: Contradiction | None = None,
 ) -> Cause:
-    """Registers a cause; `explains` are rule names with blanks between them."""
-    made = Cause(name, summary, remedy, reasons, frozenset(explains.split()), tuple(needs), contradicted)
+    """Registers a cause; `explains` are rule names with blanks between them.
+
+    What explains a divergence, or is told by one, explains what is seen ahead of it.
+    """
+    explained = {*explains.split()}
+    explained.update(herald for herald, of in _HERALDS.items() if (explained | reasons.keys()) & {*of})
+    made = Cause(name, summary, remedy, reasons, frozenset(explained), tuple(needs), contradicted)
     CAUSES[name] = made
     return made
 

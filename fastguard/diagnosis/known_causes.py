@@ -152,18 +152,31 @@ def _unless_scaled(weight: float) -> Callable[[Finding, TrainingHistory, Found],
 
 
 def _has_tiny_batches(history: TrainingHistory, found: Found) -> bool:
-    """Batches of a few samples, whose noise throws the loss about without a bad one."""
-    return "tiny-batches" in found
+    """Batches of a few samples, whose noise throws the loss about without a bad one; or a single element far out."""
+    return "tiny-batches" in found or "lone-element" in found
 
 
-def _is_rising_still(history: TrainingHistory, found: Found) -> bool:
-    """A learning rate that only ever rose: the schedule is wrong, whatever its size."""
-    return "learning-rate-still-rising" in found
+def _is_of_schedule_or_machine(history: TrainingHistory, found: Found) -> bool:
+    """A learning rate that only ever rose: the schedule is wrong, whatever its size; or one element far out of range,
+    ahead of all steps that were too large."""
+    return "learning-rate-still-rising" in found or _comes_of_one_element(history, found)
+
+
+def _comes_of_one_element(history: TrainingHistory, found: Found) -> bool:
+    """One element far out of range, ahead of all steps that were too large."""
+    lone = found.get("lone-element")
+    steps = [found[name].first_step for name in _TOO_LARGE_STEPS if name in found]
+    return lone is not None and all(step is None or step >= (lone.first_step or 0) for step in steps)
 
 
 def _never_had_a_gradient(history: TrainingHistory, found: Found) -> bool:
     """Not one gradient in the whole run: units die in training."""
     return "no-gradient" in found
+
+
+def _are_idle_experts(history: TrainingHistory, found: Found) -> bool:
+    """Modules side by side, some of which are not chosen."""
+    return "idle-experts" in found
 
 
 def _without_clipping(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -242,6 +255,7 @@ cause(
         "no-warm-up": _unless_scaled(0.6),
         "loss-explosion": _unless_scaled(0.6),
         "loss-divergence": 0.5,
+        "divergence-ahead": lambda finding, history, found: 0.6 if finding.evidence["is_at_new_rate"] else 0.35,
         "loss-oscillation": 0.5,
         "growing-norm": 0.4,
         "norm-jump": 0.2,
@@ -249,7 +263,7 @@ cause(
     f"{_DEAD} {_STANDSTILL} {_BROKEN} norm-spike loss-spike spiky-loss periodic-loss-spikes clip-rate-high "
     "saturated-units overfitting training-above-validation layer-norm-imbalance learning-rate-out-of-bounds "
     "attention-collapse vanishing-layers shrinking-weights steps-too-large learning-rate-unusual",
-    contradicted=_is_rising_still,
+    contradicted=_is_of_schedule_or_machine,
 )
 cause(
     "learning-rate-too-low",
@@ -285,6 +299,7 @@ cause(
         "skip-run": _never_finite,
     },
     "loss-spike spiky-loss clip-rate-high loss-oscillation non-finite-loss non-finite-activations",
+    contradicted=_comes_of_one_element,
 )
 cause(
     "gradients-too-large-to-clip",
@@ -359,6 +374,7 @@ cause(
     "Look for detach(), no_grad() and modules that forward() does not use.",
     {"missing-gradients": 0.9, "unchanged-weights": 0.6},
     f"zero-gradients {_STANDSTILL}",
+    contradicted=_are_idle_experts,
 )
 cause(
     "weight-decay-too-high",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..stats.failures import Failures
-from .batches import NOTHING
+from .norm_statistics import NOTHING
 
 _NORMS = torch.nn.modules.batchnorm._NormBase  # whose statistics are written past autograd's counter
 _SMALL_BYTES = 1 << 20  # up to this a buffer is kept even while nothing writes to it

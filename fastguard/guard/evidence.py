@@ -170,7 +170,11 @@ class EvidenceSampling:
 
     def facts(self) -> dict[str, Any]:
         """What was found, as facts about the model."""
-        first = {} if self._batches is None else {**self._batches.first.facts, **self._batches.loss.facts}
+        batches, first = self._batches, {}
+        if batches is not None:
+            first = {**batches.first.facts, **batches.loss.facts}
+            if batches.norms.found:
+                first["norm_statistics"] = dict(batches.norms.found)
         return {**first, **self._left.facts(), **self._parameters.facts()}
 
     def state_dict(self) -> dict[str, list[int]]:

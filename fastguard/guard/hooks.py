@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from .. import kernels
+from ..history import NUM_LONE
 from ..kernels import cpu
 from ..stats import TensorStats
 from ..stats.slot import HEADER_WORDS, NORM, OVERHEAD_S
@@ -38,7 +39,9 @@ _get_num_threads = torch.get_num_threads
 
 
 # Bits of what `_C.take_step` returns.
-_ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR, _DROPPED, _OVER, _UNSUITED = (1 << bit for bit in range(8))
+_ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR, _DROPPED, _OVER, _UNSUITED, _LONE = (
+    1 << bit for bit in range(9)
+)
 
 
 class _Attended(Ticket):
@@ -101,6 +104,7 @@ class Hooks:
         )
         self._scales = not judge.divides(optimizer)
         self._met_odd = False
+        self._num_lone = 0
         self._odd: int | None = None  # fingerprint of parameters whose gradients the short way cannot read
         self._handles = [
             optimizer.register_step_pre_hook(_left_to_python(self._before)),
@@ -212,6 +216,9 @@ class Hooks:
                 raise
             if ring.is_skipped:
                 return self._leave_out(optimizer, args, kwargs, None)
+        if outcome & _LONE and self._num_lone < NUM_LONE:
+            self._num_lone += 1
+            self._ledger.enter(is_bad=False, from_scaler=False)  # its table is to be looked at before the next step
         return None
 
     def _leave_out(

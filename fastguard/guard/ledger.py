@@ -18,7 +18,7 @@ from ..sinks import SafeSink
 from ..stats import StepStats, values
 from ..stats.failures import Failures
 from ..stats.slot import HEADER_WORDS, STEP
-from .checkup import Checkup
+from .checkup import GLANCE_EVERY, Checkup
 from .ring import NUM_SLOTS, TABLE, Ring
 
 _log = logging.getLogger("fastguard")
@@ -104,7 +104,7 @@ class Ledger:
         self.fetch: Callable[[], None] | None = None
         self.seen: Callable[[], None] | None = None
         self.instead: Callable[[NonFiniteGradientsError], None] | None = None
-        self._steps_to_checkup = 0
+        self._steps_to_checkup = self._steps_to_glance = 0
         self._told_already_clipped = False
         self._noted: dict[str, Any] = {}
         self._num_noted = 0  # changes of what is known of the model that the sinks were told
@@ -113,6 +113,7 @@ class Ledger:
         """Has `checkup` asked from now on; first when its interval's last step begins."""
         self.checkup = checkup
         self._steps_to_checkup = max(1, checkup.interval - 1) if checkup.interval else 0
+        self._steps_to_glance = GLANCE_EVERY if checkup.interval else 0
         self._set_limit()
 
     @property
@@ -232,6 +233,10 @@ class Ledger:
             if self._steps_to_checkup <= 0 and self.checkup is not None:
                 self._steps_to_checkup = self.checkup.interval
                 self.checkup.check()
+            self._steps_to_glance -= num_delivered
+            if self._steps_to_glance <= 0 and self.checkup is not None:
+                self._steps_to_glance = GLANCE_EVERY
+                self.checkup.glance()
         self._set_limit()
 
     def _set_limit(self) -> None:

@@ -8,8 +8,10 @@ from .batches import SampledBatches as SampledBatches
 from .core import NUM_DEFERRED as NUM_DEFERRED
 from .core import NUM_FIRST_EVENTS as NUM_FIRST_EVENTS
 from .core import NUM_LAST_EVENTS as NUM_LAST_EVENTS
+from .core import NUM_LONE as NUM_LONE
 from .core import TrainingHistory as TrainingHistory
 from .entries import Entry as Entry
+from .entries import LoneElement as LoneElement
 from .entries import NonFiniteEvent as NonFiniteEvent
 from .model import ModelNotes as ModelNotes
 from .overview import Bucket as Bucket
@@ -25,6 +27,7 @@ __all__ = [
     "Bucket",
     "Entry",
     "GradientCosine",
+    "LoneElement",
     "ModelNotes",
     "NonFiniteEvent",
     "Overview",

@@ -19,7 +19,7 @@ from ..stats.samples import ModuleActivity, WeightStats
 from . import state
 from .batches import NUM_COSINES, GradientCosine, SampledBatches
 from .checks import diagnose_losses
-from .entries import Entry, NonFiniteEvent, Total, Validation
+from .entries import Entry, LoneElement, NonFiniteEvent, Total, Validation
 from .loading import fill
 from .model import ModelNotes
 from .overview import Overview
@@ -37,9 +37,13 @@ NUM_VALIDATIONS = 256
 EQUAL_NORMS_TOLERANCE = 1e-3
 
 NUM_TOTALS = 64
+NUM_LONE = 16
+LONE_SHARE = 0.99  # of the squares, in one element of at least so many; csrc/step.cpp has the same
+LONE_AMONG = 256
 
 _isfinite = math.isfinite
 _for_totals = picker("numel", "sum", "abs_max")
+_for_lone = picker("numel", "sum_sq", "abs_max")
 
 
 class TrainingHistory(Series):
@@ -74,6 +78,8 @@ class TrainingHistory(Series):
         batches: forward passes of the whole model that were looked at: pairs of step and `BatchSample`, at most 256.
         grad_cosines: pairs of a step and the cosine between its gradient and the one before, where that was taken: the
             newest 256.
+        lone_elements: the newest 16 clean steps at which one element of at least 256 held 99 % of the gradient's
+            square, where the step's table was looked at: on the CPU all such steps, until there were 16.
         updates: the median update ratio of the sampled steps: the first, the largest, the newest 64 (`UpdateRatios`).
         validations: the newest 256 validation losses, each with the training loss at that time.
         model: what the guard told of the model (`ModelNotes`).
@@ -116,6 +122,7 @@ class TrainingHistory(Series):
         self.updates = UpdateRatios()
         self.batches = SampledBatches()
         self.grad_cosines: deque[GradientCosine] = deque(maxlen=NUM_COSINES)
+        self.lone_elements: deque[LoneElement] = deque(maxlen=NUM_LONE)
         self.validations: deque[Validation] = deque(maxlen=NUM_VALIDATIONS)
         self.model = ModelNotes()
 
@@ -138,7 +145,8 @@ class TrainingHistory(Series):
         In training this code is cold, and costs several times what it costs in a loop over itself; thirty-two steps at
         once cost hardly more than one.
         """
-        norm, nans, infs = norm_parts(record.tensors.total_row())
+        row = record.tensors.total_row()
+        norm, nans, infs = norm_parts(row)
         self.last = record
         if nans or infs or not norm < math.inf:
             self.settle()
@@ -149,10 +157,13 @@ class TrainingHistory(Series):
             if self._noted != record.step:  # else an interrupt came since
                 self._note_nonfinite(NonFiniteEvent(record.step, first, *counts, record.skipped, record.loss_scale))
         elif not record.skipped:
+            numel, sum_sq, largest = _for_lone(row)
+            if numel >= LONE_AMONG and largest * largest >= LONE_SHARE * sum_sq > 0.0:
+                self._note_lone(record, largest)
             looked_at = self.tensors.num_samples
             self.tensors.see(record.step, record.tensors)
             if self.tensors.num_samples > looked_at or not len(record.tensors):
-                numel, total, largest = _for_totals(record.tensors.total_row())
+                numel, total, largest = _for_totals(row)
                 if numel:
                     self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel)))
         if record.activations:
@@ -288,6 +299,14 @@ class TrainingHistory(Series):
         known = self.first_nonfinite
         if event.names and (event.names[0] in known or len(known) < MAX_TENSORS):
             known[event.names[0]] = known.get(event.names[0], 0) + 1
+
+    def _note_lone(self, record: StepStats, largest: float) -> None:
+        """One element outweighs all others; said before the tensor's track takes it for usual."""
+        if self.lone_elements and self.lone_elements[-1].step >= record.step:
+            return  # an interrupt came since
+        name = record.tensors.names[record.tensors.abs_max.index(largest)]
+        usual = self.tensors[name].norm if name in self.tensors else 0.0
+        self.lone_elements.append(LoneElement(record.step, name, largest, usual))
 
     def _push(self, entry: Entry) -> None:
         step, norm, clip_coef, skipped, loss, val_loss, lr, loss_scale, overhead_s = entry

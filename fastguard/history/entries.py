@@ -47,6 +47,18 @@ class NonFiniteEvent(NamedTuple):
     loss_scale: float | None
 
 
+class LoneElement(NamedTuple):
+    """A clean step at which one element held nearly all of the gradient: its tensor, |g|, and the tensor's usual norm.
+
+    `usual` is 0.0 where the tensor had not been looked at before.
+    """
+
+    step: int
+    name: str
+    value: float
+    usual: float
+
+
 class Total(NamedTuple):
     """All gradient elements of a clean step together: their sum, the largest |g|, and the largest that |sum| can be."""
 

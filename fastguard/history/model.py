@@ -54,9 +54,9 @@ class ModelNotes:
         num_foreign_parameters: parameters in that graph that are neither the model's nor under guard: those of another
             network, as in a game; None if not known.
         loss_kind: what loss the gradient of the model's output belongs to: "cross-entropy" (with a softmax of its own),
-            "negative log-likelihood", "log of the output", "binary cross-entropy with logits", "binary cross-entropy",
-            "squared error", "absolute error", "zero"; empty where it is none of them, or not known. A squared error
-            is one where a loss is among `squared_losses`.
+            "cross-entropy with smoothed labels", "negative log-likelihood", "log of the output", "binary cross-entropy
+            with logits", "binary cross-entropy", "squared error", "absolute error", "zero"; empty where it is none of
+            them, or not known. A squared error is one where a loss is among `squared_losses`.
         squared_losses: what a mean squared error would have been in the first passes that were looked at.
         target_top_share, num_target_classes, num_targets: of a loss over classes, the share of the most frequent
             class, how many there are, and in how many targets.
@@ -65,6 +65,9 @@ class ModelNotes:
         target_range, target_mean, target_std, target_binary_share: of a squared error's targets; the last is the share
             that is 0 or 1.
         recoveries: what was done to bring the run through, a dict each (`fastguard.history.recoveries`).
+        norm_statistics: of BatchNorm modules, eight at most, how the running statistics stood to those of the newest
+            training batch that was looked at: how many of its standard deviations their means lie apart, root mean
+            square over the channels, and the running variance over the batch's, geometric mean.
         objective: "minimise", "game" or "reward", as told to `wrap`; empty: not told.
         num_changes: how often a fact became another; not saved.
     """
@@ -108,6 +111,7 @@ class ModelNotes:
     target_std: float | None = None
     target_binary_share: float | None = None
     recoveries: tuple[dict[str, Any], ...] = ()
+    norm_statistics: dict[str, tuple[float, float]] = field(default_factory=dict)
     objective: str = ""
     num_changes: int = field(default=0, compare=False)
 
@@ -218,7 +222,7 @@ _FACTS = tuple(fact.name for fact in fields(ModelNotes) if fact.compare)
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("names", "not_in_optimizer", "without_gradient", "zero_lr"), _texts),
     **dict.fromkeys(("last_modules", "last_operations", "loss_ops", "dtypes", "overwritten"), _texts),
-    "initialization": _usable,
+    **dict.fromkeys(("initialization", "norm_statistics"), _usable),
     "dropout": _shares,
     "module_kinds": _counts,
     **dict.fromkeys(("decay_per_step", "initial_lr", "clip_limit"), _number),

@@ -10,7 +10,7 @@ from ..stats import values
 from ..stats.part import COUNT, NUMBER, PART, SPREAD, WHOLE, Kind, plain, rows
 from ..stats.running import quantiles
 from .batches import GradientCosine
-from .entries import Entry, NonFiniteEvent, Validation
+from .entries import Entry, LoneElement, NonFiniteEvent, Validation
 from .model import ModelNotes
 
 
@@ -124,4 +124,8 @@ FIELDS: dict[str, Kind] = {
     **dict.fromkeys(_PARTS, PART),
 }
 # As above; states that were saved before there was such a thing lack it, and it stays empty then.
-LATER_FIELDS: dict[str, Kind] = {"batches": PART, "grad_cosines": rows(values.tuple_of(GradientCosine))}
+LATER_FIELDS: dict[str, Kind] = {
+    "batches": PART,
+    "grad_cosines": rows(values.tuple_of(GradientCosine)),
+    "lone_elements": rows(values.tuple_of(LoneElement)),
+}

@@ -181,6 +181,27 @@ def fp16_overflow(*, scaled: bool) -> Plant:
     return plant
 
 
+def flipped_bit(setup: Setup, dice: random.Random) -> Planted:
+    """The top bit of the exponent of one element in the last layer's gradient flips, and nothing is clipped."""
+    setup.max_norm = None
+    step = a_third_in(setup, dice)
+    name = weighted_layers(setup.model)[-1]
+
+    def event(training: Training) -> None:
+        weight = training.model.get_parameter(f"{name}.weight")
+
+        def flip(parameter: torch.Tensor) -> None:
+            handle.remove()
+            assert parameter.grad is not None
+            largest = parameter.grad.abs().argmax()
+            parameter.grad.view(-1).view(torch.int32)[largest] ^= 1 << 30
+
+        handle = weight.register_post_accumulate_grad_hook(flip)
+
+    setup.at(step, event)
+    return Planted(step, (name,))
+
+
 # --- units and initialisation ---
 
 
@@ -232,6 +253,24 @@ def _scale(model: nn.Module, name: str, factor: float) -> None:
     with torch.no_grad():
         for parameter in model.get_submodule(name).parameters():
             parameter.mul_(factor)
+
+
+def stubborn_router(setup: Setup, dice: random.Random) -> Planted:
+    """A router that begins sure of its first expert, and never chooses another."""
+    with torch.no_grad():
+        setup.model.get_parameter("router.bias")[0] = 50.0
+    others = [name for name, _ in setup.model.get_submodule("experts").named_children()][1:]
+    return Planted(0, tuple(f"experts.{name}" for name in others))
+
+
+def still_statistics(setup: Setup, dice: random.Random) -> Planted:
+    """A BatchNorm with a momentum of 1e-6: its running statistics stay where they began."""
+    names = []
+    for name, module in setup.model.named_modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.momentum = 1e-6
+            names.append(name)
+    return Planted(0, tuple(names))
 
 
 def deep_sigmoid(depth: int = 30) -> Plant:

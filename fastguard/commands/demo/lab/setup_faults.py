@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .fault import Fault, Kind, Proof, learns_less, spikes, worse
-from .plant import Plant, Planted, a_third_in
+from .fault import Fault, Kind, Proof, learns_less, never_learns, spikes, worse
+from .plant import Plant, Planted, a_third_in, flipped_bit, still_statistics, stubborn_router
 from .training import Batch, Setup, Training, warm_up_cosine
 
 
@@ -156,5 +156,11 @@ SETUP_FAULTS = (
     _fault("same-batch", "the iterator made anew in each step: always the first batch", same_batch,
            "data", "repeated-data"),
     _fault("one-class", "all labels the same", _ONE_CLASS, "data loss", "trivial-targets", "numbers-mlp"),
+    _fault("bit-flip", "one bit of one element of one gradient flips, not clipped", flipped_bit,
+           "nonfinite", "hardware-fault", "numbers-mlp", kind="spike"),
+    _fault("experts", "a router that chooses one of four experts only", stubborn_router,
+           "units", "dead-experts", "routed-mlp", proof=never_learns),
+    _fault("batch-norm", "BatchNorm with a momentum of 1e-6", still_statistics,
+           "setup", "normalisation-statistics", "normed-mlp"),
 )
 # fmt: on

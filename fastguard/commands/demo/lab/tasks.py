@@ -73,6 +73,40 @@ class NumberMLP(nn.Sequential):
         super().__init__(*hidden, nn.Linear(width, num_outputs))
 
 
+class NormedMLP(nn.Sequential):
+    """The same with a BatchNorm behind each hidden layer."""
+
+    def __init__(self, num_outputs: int = VOCABULARY, width: int = 96) -> None:
+        sizes = ((8, width), (width, width))
+        hidden = [layer for low, high in sizes for layer in (nn.Linear(low, high), nn.BatchNorm1d(high), nn.ReLU())]
+        super().__init__(*hidden, nn.Linear(width, num_outputs))
+
+
+class RoutedMLP(nn.Module):
+    """The same with one of four small experts for each sample, which a router chooses.
+
+    The output is that of the expert times the router's probability of it, through which the router learns.
+    """
+
+    def __init__(self, num_outputs: int = VOCABULARY, width: int = 24, num_experts: int = 4) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, num_experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, num_outputs)) for _ in range(num_experts)
+        )
+        self.num_outputs = num_outputs
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        chances = self.router(numbers).softmax(-1)
+        chance, chosen = chances.max(-1)
+        out = numbers.new_zeros(len(numbers), self.num_outputs)
+        for place, expert in enumerate(self.experts):
+            mine = (chosen == place).nonzero().squeeze(-1)
+            if len(mine):
+                out = out.index_add(0, mine, expert(numbers[mine]))
+        return out * chance.unsqueeze(-1)
+
+
 @functools.cache
 def _text() -> torch.Tensor:
     return torch.frombuffer(bytearray(library_text(NUM_BYTES)), dtype=torch.uint8)
@@ -207,6 +241,33 @@ def numbers_mlp(seed: int, activation: Callable[[], nn.Module] = nn.Tanh) -> Set
     return setup
 
 
+def _of_numbers(build: Callable[..., nn.Module], seed: int, **fields: Any) -> Setup:
+    """The same with another model."""
+    setup = numbers_mlp(seed)
+    torch.manual_seed(seed)
+    setup.model, setup.build = build(), build
+    for name, value in fields.items():
+        setattr(setup, name, value)
+    return setup
+
+
+def normed_mlp(seed: int) -> Setup:
+    """With BatchNorm, which is left to normalise the inputs."""
+    setup = _of_numbers(NormedMLP, seed)
+    setup.change_batches(lambda number, batch: (_off_centre(batch[0]), batch[1]))
+    setup.held_out = _off_centre(setup.held_out[0]), setup.held_out[1]
+    return setup
+
+
+def _off_centre(numbers: torch.Tensor) -> torch.Tensor:
+    return 2.0 * numbers + 4.0
+
+
+def routed_mlp(seed: int) -> Setup:
+    """With a router and four experts."""
+    return _of_numbers(RoutedMLP, seed, lr=3e-3, make_optimizer=adamw)
+
+
 def regression_mlp(seed: int) -> Setup:
     """The same MLP with one output: the next byte as a number."""
     setup = numbers_mlp(seed)
@@ -232,4 +293,6 @@ TASKS: dict[str, Callable[[int], Setup]] = {
     "numbers-mlp": numbers_mlp,
     "numbers-relu-mlp": functools.partial(numbers_mlp, activation=nn.ReLU),
     "regression-mlp": regression_mlp,
+    "normed-mlp": normed_mlp,
+    "routed-mlp": routed_mlp,
 }

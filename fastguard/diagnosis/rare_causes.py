@@ -1,0 +1,56 @@
+"""Root causes that most runs cannot have: of games, experts, batch statistics, and of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..history import TrainingHistory
+from . import needs
+from .causes import cause
+from .finding import Finding
+
+Found = Mapping[str, Finding]
+_STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining loss-at-chance"
+
+
+def _is_of_data_or_precision(history: TrainingHistory, found: Found) -> bool:
+    """A batch that is not finite itself, inputs far out, or half precision, which overflows."""
+    return "batch-not-finite" in found or "input-outliers" in found or needs.half_precision(history) is True
+
+
+cause(
+    "dead-experts",
+    "Some experts are never chosen, and learn nothing.",
+    "Balance the load of the router: an auxiliary loss, noise on its logits, or a capacity for each expert.",
+    {"idle-experts": 0.98},
+    f"missing-gradients zero-gradient-tensors unchanged-weights layer-norm-imbalance {_STANDSTILL}",
+)
+cause(
+    "normalisation-statistics",
+    "Evaluation normalises with statistics that are not those of the batches.",
+    "Give BatchNorm a momentum of about 0.1 and batches of 16 or more; keep it in training mode until the last step; "
+    "or use a normalisation without running statistics.",
+    {"running-statistics-apart": 0.97},
+    "overfitting overtraining label-noise validation-inputs-differ",
+    needs=[needs.batch_statistics],
+)
+cause(
+    "adversary-wins",
+    "One side of the game has won, and the other learns no more.",
+    "Weaken the side that wins, or take a loss that does not saturate (non-saturating, hinge, Wasserstein with a "
+    "gradient penalty).",
+    {"one-side-wins": 0.96},
+    "vanishing-norm zero-gradients growing-norm clip-rate-high",
+    needs=[needs.game],
+)
+cause(
+    "hardware-fault",
+    "A single element was far out of range, as a flipped bit in memory or arithmetic leaves it.",
+    "Go back to a checkpoint from before that step and take it again: if all is well then, test memory and device.",
+    {"lone-element": 0.97},
+    "norm-spike loss-spike spiky-loss norm-jump non-finite-gradients non-finite-loss skip-run non-finite-activations "
+    "non-finite-weights saturated-units loss-explosion loss-divergence clip-rate-high growing-norm "
+    "layer-norm-imbalance update-ratio-high dead-relu-units "
+    f"zero-gradients zero-gradient-tensors vanishing-norm {_STANDSTILL}",
+    contradicted=_is_of_data_or_precision,
+)

@@ -1,0 +1,151 @@
+"""What the guard sees of running statistics and of single elements, and how early it asks what looks ahead."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+from fastguard.diagnosis import diagnose
+from fastguard.guard.checkup import GLANCE_EVERY
+from fastguard.guard.norm_statistics import NormStatistics
+from fastguard.stats.failures import Failures
+
+
+def train(model, num_steps=60, change=None, shift=0.0, **options):
+    """Steps on random numbers; `change` is called with the step between backward and step."""
+    torch.manual_seed(0)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model, **options)
+    for step in range(num_steps):
+        loss = model(torch.randn(64, 8) + shift).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if change is not None:
+            change(step)
+        optimizer.step()
+        optimizer.guard.observe(loss=loss)
+    optimizer.guard.flush()
+    optimizer.guard.report()
+    return optimizer.guard
+
+
+def normed(momentum=0.1):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32, momentum=momentum), nn.ReLU(), nn.Linear(32, 4))
+
+
+class TestNormStatistics:
+    @pytest.mark.parametrize(("momentum", "low", "high"), [(0.1, 0.0, 0.5), (1e-6, 0.5, 9.0)])
+    def test_running_means_beside_those_of_a_batch(self, momentum, low, high):
+        guard = train(normed(momentum), shift=3.0)
+        [(name, (gap, ratio))] = guard.history.model.norm_statistics.items()
+        assert name == "1" and low <= gap < high and 0.1 < ratio < 10.0
+        fired = {finding.rule for finding in diagnose(guard.history)}
+        assert ("running-statistics-apart" in fired) == (momentum < 0.1)
+
+    def test_figures(self):
+        model, x = nn.BatchNorm1d(2), torch.tensor([[0.0, 4.0], [2.0, 8.0]] * 8)
+        watch = NormStatistics(model, Failures())
+        watch.arm()
+        model(x)
+        deviations = x.std(0)
+        expected = ((x.mean(0) / deviations).square().mean()).sqrt()
+        [(gap, ratio)] = watch.found.values()
+        assert gap == pytest.approx(float(expected), rel=1e-3)
+        assert ratio == pytest.approx(1.0 / float(deviations.square().log().mean().exp()), rel=1e-3)
+        assert not model._forward_pre_hooks  # for one pass
+
+    @pytest.mark.parametrize("x", [torch.zeros(15, 2), torch.zeros(64, 3)[:, :2].to_sparse()], ids=["few", "sparse"])
+    def test_what_cannot_be_told_is_left_out(self, x):
+        watch, failures = NormStatistics(nn.BatchNorm1d(2), failures := Failures()), failures
+        watch.compare("norm", nn.BatchNorm1d(2), x)
+        assert not watch.found
+
+    def test_images(self):
+        model = nn.BatchNorm2d(3)
+        watch = NormStatistics(model, Failures())
+        watch.arm()
+        model(torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0)))
+        [(gap, ratio)] = watch.found.values()
+        assert gap < 0.3 and 0.7 < ratio < 1.4
+
+    def test_without_autograd_it_waits(self):
+        model = nn.BatchNorm1d(2)
+        watch = NormStatistics(model, Failures())
+        watch.arm()
+        with torch.no_grad():
+            model(torch.randn(32, 2))
+        assert not watch.found and model._forward_pre_hooks
+        model(torch.randn(32, 2))
+        assert watch.found and not model._forward_pre_hooks
+
+    def test_copies_of_a_model_have_no_hook_that_looks(self):
+        model = nn.BatchNorm1d(2)
+        watch = NormStatistics(model, Failures())
+        watch.arm()
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            twin(torch.randn(32, 2))
+        assert not watch.found
+        watch.close()
+        assert not model._forward_pre_hooks
+
+
+class TestLoneElement:
+    def flipping(self, model, at):
+        def change(step):
+            if step in at:
+                gradient = model[2].weight.grad
+                gradient.view(-1)[5] = 1e12
+
+        return change
+
+    @pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}], ids=["", "clipped"])
+    def test_its_step_is_kept_with_its_tensor(self, options):
+        model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
+        guard = train(model, 60, self.flipping(model, {37}), skip_nonfinite=True, **options)
+        [one] = guard.history.lone_elements
+        assert (one.step, one.name) == (37, "2.weight") and one.value == pytest.approx(1e12)
+        assert 0.0 < one.usual < 10.0
+
+    def test_the_last_step_too(self):
+        model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
+        guard = train(model, 38, self.flipping(model, {37}))
+        assert [one.step for one in guard.history.lone_elements] == [37]
+
+    def test_sixteen_are_enough(self):
+        model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
+        guard = train(model, 60, self.flipping(model, set(range(60))), max_norm=1e-6)
+        steps = [one.step for one in guard.history.lone_elements]
+        assert len(steps) == 16 and steps[0] < 60 and not {f.rule for f in diagnose(guard.history)} & {"lone-element"}
+
+    def test_no_small_model_has_one(self):
+        model = nn.Linear(8, 4)
+        guard = train(nn.Sequential(model), 30, lambda step: model.weight.grad.view(-1)[0].fill_(1e9))
+        assert not guard.history.lone_elements
+
+
+def test_what_looks_ahead_is_asked_more_often_than_the_others(monkeypatch):
+    asked = []
+    model = nn.Linear(8, 4)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model)
+    checkup = optimizer.guard._checkup
+    monkeypatch.setattr(checkup, "glance", lambda: asked.append(optimizer.guard.history.num_steps))
+    for _ in range(200):
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+    gaps = [b - a for a, b in itertools.pairwise(asked)]
+    assert len(asked) >= 5 and all(GLANCE_EVERY <= gap <= 2 * GLANCE_EVERY for gap in gaps)
+
+
+def test_with_no_checkup_nobody_looks_ahead(monkeypatch):
+    model = nn.Linear(8, 4)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model, check_every=0)
+    monkeypatch.setattr(optimizer.guard._checkup, "glance", lambda: pytest.fail("asked"))
+    for _ in range(100):
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
