@@ -190,3 +190,26 @@ class TestSquaredError:
         losses = [2.3, *falling_losses(40, pace=8.0, floor=1.9)[1:], *flat_losses(160, level=1.9)]
         notes = {"loss_ops": self.OPS, "loss_kind": "squared error", "squared_losses": squared, "dtypes": dtypes}
         assert severity("underfitting", run(losses, **notes)) == expected
+
+
+class TestStoppedTooEarly:
+    @pytest.mark.parametrize(
+        ("pace", "num_steps", "expected"),
+        [
+            (40.0, 60, "warning"),  # from 0.5 of the first loss to 0.25 in the second half
+            (40.0, 240, None),
+            (15.0, 60, None),  # much of a little
+            (200.0, 60, None),  # hardly at all
+        ],
+    )
+    def test_by_how_much(self, pace, num_steps, expected):
+        history = run(falling_losses(num_steps, pace=pace, floor=0.0, noise=0.0))
+        assert severity("loss-still-falling", history) is None  # it may go on
+        history.has_ended = True
+        assert severity("loss-still-falling", history) == expected
+        assert (first_cause(history) == "stopped-too-early") == (expected == "warning")
+
+    def test_a_loss_that_comes_down_from_an_explosion_is_not_meant(self):
+        history = run([1.0] * 20 + [9.0 - 0.2 * s for s in range(40)])
+        history.has_ended = True
+        assert severity("loss-still-falling", history) != "warning"

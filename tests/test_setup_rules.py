@@ -53,7 +53,7 @@ def severity(name, history, **thresholds):
         ("steps-too-small", "warning", {"update_ratio": pytest.approx(1e-5)}),
         ("learning-rate-unusual", "warning", {"lr": 10.0, "is_high": True}),
         ("loss-gone", "warning", {"first": 2.3, "level": pytest.approx(1e-5)}),
-        ("loss-still-falling", "info", {"threshold_fall": 0.2}),
+        ("loss-still-falling", "warning", {"threshold_fall": 0.2}),
         ("layers-without-activation", "warning", {"threshold": 0.4}),
         ("learning-rate-still-rising", "warning", {"first": 1e-5, "lr": pytest.approx(2.5e-3)}),
         ("few-steps-an-epoch", "warning", {"steps": 2.0, "num_samples": 512}),

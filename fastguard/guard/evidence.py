@@ -67,13 +67,22 @@ def is_sketched(step: int) -> bool:
 
 
 def _next_after(step: int) -> int:
-    """The next step at which gradients are sketched."""
+    """The next step at which something is sketched, compared, or to be compared when it begins."""
     if step < _NUM_FIRST:
         return step + 1
     start, span = _start(step), _span(step)
-    if step <= start:
+    if step <= start and _has_some(step):
         return start + (step == start)
-    return _start((step // span + 1) * span)
+    step = (step // span + 1) * span
+    while not _has_some(step):
+        step += _span(step)
+    return _start(step)
+
+
+def _has_some(step: int) -> bool:
+    """Whether the pair in the span of `step` is looked at: of every ten steps six in ten are."""
+    start = _start(step)
+    return is_sketched(start) or is_compared(start + 1)
 
 
 def checked(state: Any) -> dict[str, list[int]]:
@@ -124,7 +133,7 @@ class EvidenceSampling:
         run = self._run
         self._due = step
         run.wakes_at, run.has_more_to_do = step + 1, True  # should the step raise, the next one wakes this again
-        if run.may_wait:
+        if run.may_wait and self._parameters.awaits:
             with run.failures.kept(_WHAT, _LEFT_OUT), torch.no_grad():
                 self._parameters.compare(step, run.known_names)
 

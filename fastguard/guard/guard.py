@@ -320,11 +320,14 @@ class Guard:
     def close(self) -> None:
         """Hands over what is held back and closes the sinks. Call it at the end of training.
 
+        A report that is asked for after it says, too, whether the loss was still falling at the end.
+
         Where it is not called, what is held back is handed over when the guard is dropped or the process ends: by
         `sys.exit`, an exception, or SIGTERM, for which `wrap` sets a handler if there are sinks and it has none.
         """
         self._note_facts()
         self.flush()
+        self.history.has_ended = True
         self.sampling.close()
         self.ledger.close()
         let_go(self.ledger)

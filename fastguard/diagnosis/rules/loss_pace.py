@@ -51,25 +51,37 @@ def loss_gone(
     needs_descent=True,
 )
 def loss_still_falling(
-    history: TrainingHistory, *, fall: float = 0.2, share: float = 0.2, high: float = 0.2, min_steps: int = 10
+    history: TrainingHistory,
+    *,
+    fall: float = 0.2,
+    share: float = 0.2,
+    high: float = 0.2,
+    much: float = 0.25,
+    min_steps: int = 10,
 ) -> Finding | None:
     """Over the newest `share` of a run of at most a window the loss fell by more than `fall` of itself.
 
     Asked at the end of a run only, as of a log; from `min_steps` losses on, while the level is above `high` of where
-    the loss began.
+    the loss began. Info; a warning, at any level, where the second half of the run brought the loss down by a share
+    `much` of where it began, and its newest part a quarter of `fall` of itself.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < min_steps or history.num_clean > history.window:
         return None
     part = max(3, int(share * len(s.losses)))
     late, before = median(s.losses[-part:]), median(s.losses[-2 * part : -part])
-    if not 0.0 < late < (1.0 - fall) * before or not late > high * median(s.losses[:part]):
+    first, tenth = median(s.losses[:part]), max(1, len(s.losses) // 10)
+    middle = median(s.losses[len(s.losses) // 2 - tenth // 2 :][:tenth])
+    gained = middle - median(s.losses[-tenth:])
+    is_early = late > 0.0 and gained > much * first > 0.0 and middle < first and late < (1.0 - fall / 4.0) * before
+    if not is_early and (not 0.0 < late < (1.0 - fall) * before or not late > high * first):
         return None
     return Finding(
-        f"The loss is still falling: from {before:.4g} to {late:.4g} over the last {part} steps.",
+        f"The loss was still falling when the run ended: from {before:.4g} to {late:.4g} over the last {part} steps"
+        + (f", and by {gained / first:.0%} of where it began in the second half of the run." if is_early else "."),
         s.loss_entries[-2 * part].step,
         s.loss_entries[-1].step,
-        severity="info",
-        evidence={"level": late, "before": before, "threshold_fall": fall},
-        confidence=0.8,
+        severity="warning" if is_early else "info",
+        evidence={"level": late, "before": before, "gained_in_second_half": gained / first, "threshold_fall": fall},
+        confidence=0.85 if is_early else 0.8,
     )

@@ -54,7 +54,10 @@ def idle_experts(
     tensors, frozen = history.tensors, {*history.model.without_gradient, *history.model.not_in_optimizer}
     if tensors.num_samples < samples or tensors.last_step < min_steps or not history.norm_max:
         return None
-    names = [name for name in history.model.names or tuple(tensors) if name not in frozen]
+    names = [name for name in history.model.names or tensors if not frozen or name not in frozen]
+    are_all_here = min(tensors.column("last_step")) == tensors.last_step and not {*names}.difference(tensors)
+    if are_all_here and max(tensors.column("zero_since")) < 0.0:
+        return None
     worst: tuple[float, list[str], list[str], list[str]] | None = None
     for modules in siblings(names):
         idle = [module for module, mine in modules.items() if all(_is_idle(history, n, samples) for n in mine)]

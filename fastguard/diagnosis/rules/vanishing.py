@@ -70,6 +70,8 @@ def zero_gradient_tensors(history: TrainingHistory, *, samples: int = 3, min_ste
     Silent where the loss has come down to nothing: a hinge loss that is met has no gradient.
     """
     tensors = history.tensors
+    if max(tensors.column("zero_since"), default=-1.0) < 0.0:
+        return None
     if signals_of(history).loss_level <= 1e-3 * history.loss_trend.first:
         return None
     dead = []
@@ -176,6 +178,9 @@ def vanishing_layers(
     tensors = history.tensors
     if tensors.num_samples < 4:
         return None
+    sizes = [size for size in tensors.column("log_rms") if size == size]
+    if not sizes or max(sizes) - min(sizes) < -math.log(ratio):
+        return None
     known = [name for name, t in tensors.items() if not is_bias(name) and not math.isnan(t.log_rms)]
     size = len(known) // 4
     if size < 2:
@@ -216,6 +221,8 @@ def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, sh
     """
     scale = next((e.loss_scale for e in reversed(history.recent) if e.loss_scale is not None), 1.0) or 1.0
     tensors = history.tensors
+    if min(tensors.column("min_nonzero"), default=math.inf) * scale > 4.0 * _HALF_STEP:
+        return None
     lost = [name for name, track in tensors.items() if _is_underflowing(track, scale, zeros)]
     if not lost or len(lost) < share * len(tensors) or tensors.num_samples < 3:
         return None

@@ -228,7 +228,8 @@ def missing_gradients(history: TrainingHistory, *, samples: int = 4, share: floa
     if not notes.names or tensors.num_samples < samples or not len(tensors):
         return None
     explained = {*notes.not_in_optimizer, *notes.without_gradient, *notes.zero_lr}
-    names = [name for name in notes.names if name not in tensors and name not in explained]
+    absent = {*notes.names}.difference(tensors, explained)
+    names = [name for name in notes.names if name in absent] if absent else []
     if not names or len(names) == len(notes.names):
         return None
     return Finding(
