@@ -17,6 +17,7 @@ from benchmarks.faults.external.bases import Recipe, maker
 from benchmarks.faults.external.case import HALVES, SETS, Case, Truth, half_of
 from benchmarks.faults.external.cases import CASES
 from benchmarks.faults.external.loop import Guarded, Watch, carry_out
+from benchmarks.faults.external.wild.case import APART, GROUP
 from fastguard.diagnosis import CAUSES, RULES, diagnose
 from fastguard.guard import Guard
 
@@ -67,9 +68,29 @@ def test_a_kind_is_in_one_half_and_stays_there():
 
 def test_names_say_set_and_kind():
     for name, case in CASES.items():
-        assert name == case.name and name.startswith(f"{case.set}/{case.kind}/"), name
+        assert name == case.name and f"{name}/".startswith(f"{case.set}/{case.kind}/"), name
         assert re.fullmatch(r"[A-Za-z0-9/.+-]+", name), name
-        assert (case.truth is None) == (case.harm is None) == (case.twin is None) == (case.set == "sound")
+        assert (case.truth is None) == (case.harm is None) == (case.twin is None)
+        assert case.set == GROUP or (case.truth is None) == (case.set == "sound")
+
+
+def test_the_wild_group_is_apart_from_both_halves():
+    wild = [case for case in CASES.values() if case.set == GROUP]
+    kinds = {case.kind: case.half for case in wild if case.truth is None}
+    assert len(kinds) >= 60 and set(kinds.values()) == {"tune", APART}
+    assert min([*kinds.values()].count(half) for half in ("tune", APART)) >= 30
+    for case in wild:  # a fault is where its task is
+        assert case.half == kinds.get(case.kind.partition("/")[0], case.half), case.name
+    assert len([case for case in wild if case.truth is not None]) >= 60
+    assert {case.seed for case in wild if case.truth is None} == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["arms-value/adam", "listwise/sgd", "half-scaled/clipped", "line-search/lbfgs"])
+def test_wild_ones_reach_their_quality(name):
+    name = f"{GROUP}/{name}"
+    plan = CASES[name].make(CASES[name].seed)
+    assert carry_out(plan, Watch()).quality >= plan.least
 
 
 def test_truths_use_the_names_of_rules_and_causes():

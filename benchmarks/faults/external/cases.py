@@ -5,10 +5,14 @@ from __future__ import annotations
 from .case import Case
 from .faulty import autotrainer, deepcrime, deepfd, symptoms, traincheck
 from .sound import games, generative, images, others, sequences, tabular
+from .wild import architectures, densities, pairs, regimes, settings
+from .wild import faulty as planted
+from .wild import games as duels
 
 _HOMES = (tabular, images, generative, sequences, games, others, autotrainer, deepfd, deepcrime, symptoms, traincheck)
+_WILD = (duels, densities, pairs, regimes, architectures, settings, planted)
 CASES: dict[str, Case] = {}
-for _home in _HOMES:
+for _home in (*_HOMES, *_WILD):
     for _case in _home.CASES:
         if _case.name in CASES:
             raise ValueError(f"`name` must be new, got {_case.name!r} twice - in {_home.__name__}")

@@ -24,6 +24,7 @@ from ..runs import Notebook, alone
 from .case import Case, Proof
 from .cases import CASES
 from .loop import Guarded, Outcome, carry_out
+from .wild.case import GROUP
 
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / "build" / "faults-external"
@@ -128,7 +129,9 @@ def _hash(*folders: Path) -> str:
 def _own_sources(case: Case) -> tuple[Path, ...]:
     here = Path(__file__).parent
     home = here.joinpath(*case.home.removeprefix(__package__ + ".").split(".")).with_suffix(".py")
-    return *(here / name for name in _COMMON), home
+    # A fault of the group "wild" is planted in a task of another of its files.
+    beside = home.parent.glob("*.py") if case.set == GROUP and case.truth is not None else (home,)
+    return *(here / name for name in _COMMON), *beside
 
 
 @functools.cache
@@ -182,7 +185,7 @@ def recorded(half: str, settings: str = "default") -> Iterator[tuple[Run, Traini
     `CASES[run.case].truth` is what a right answer says of it, None of a sound one. What is not in the cache is trained.
 
     Args:
-        half: "tune" or "report". Nothing may be fitted on the latter.
+        half: "tune", "report" or "apart". Nothing may be fitted on the latter two.
         settings: a key of `SETTINGS`.
     """
     for case in CASES.values():

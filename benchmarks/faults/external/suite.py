@@ -17,11 +17,14 @@ import torch
 from fastguard.commands.bench import machine
 
 from . import score, table
-from .case import HALVES, Case, Proof
+from .case import HALVES as OF_THE_SETS
+from .case import Case, Proof
 from .cases import CASES
 from .runs import ROOT, SETTINGS, load_or_prove, load_or_train
 from .score import Verdict
+from .wild.case import APART
 
+HALVES = (*OF_THE_SETS, APART)
 RESULTS = ROOT / "benchmarks" / "results" / "faults-external.json"
 Work = tuple[str, tuple[str, ...], int, bool]
 
