@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from .facts import ModelFacts
 from .hooks import Hooks
 from .judge import Judge
 from .ledger import Ledger
-from .loss_graph import facts_of_loss
+from .loss_graph import facts_of_loss, parameters_of_loss
 from .policies import ClipPolicy, GivenPolicy, as_policy
 from .recovery import Recomputation, Recovery, Rescue, check_state
 from .run import Run, held_weakly
@@ -34,6 +35,7 @@ from .sampling import Sampling
 from .wrappers import inwards
 
 _MAX_STEPS = 2**53  # from there on a float does not tell one step from the next
+_ALIVE: weakref.WeakSet[Guard] = weakref.WeakSet()
 GUARD = "_guard"  # where an optimizer has it: no public attribute, of which torch expects that copies have it too
 _HOW_TO_GUARD = (
     "Guard it with `optimizer = fastguard.wrap(optimizer, model)`; "
@@ -91,6 +93,8 @@ class Guard:
         self._note_facts()
         self._checkup = Checkup(self.history, self.run.failures, self._note_facts, check_every)
         self.ledger.watch(self._checkup)
+        self._num_opposed = 0
+        _ALIVE.add(self)
         hold(self, self.ledger, self.judge.flush)
 
     @staticmethod
@@ -428,9 +432,23 @@ class Guard:
         with self.run.failures.kept("model facts", "The rules do not know what loss it is."):
             known = {id(p) for p, _ in self._namer.known()}
             if known:
-                groups = [group for member in self.run.members for group in member.optimizer.param_groups]
-                known.update(id(p) for group in groups for p in group["params"])
+                known |= self._guarded()
             self.history.note_model(**facts_of_loss(loss, known or None))
+            foreign = parameters_of_loss(loss) - known if known else set()
+            for other in list(_ALIVE) if foreign else ():
+                other._be_opposed(foreign)
+            self._be_opposed(set())
+
+    def _guarded(self) -> set[int]:
+        """Ids of the parameters under this guard."""
+        groups = [group for member in self.run.members if member.is_alive for group in member.optimizer.param_groups]
+        return {id(p) for group in groups for p in group["params"]}
+
+    def _be_opposed(self, foreign: set[int]) -> None:
+        """Tells the rules how many parameters are in the loss of another guard's model, as in a game."""
+        self._num_opposed = max(self._num_opposed, len(foreign & self._guarded()) if foreign else 0)
+        if self._num_opposed > (self.history.model.num_foreign_parameters or 0):
+            self.history.note_model(num_foreign_parameters=self._num_opposed)
 
     def _note_facts(self) -> None:
         """Tells the rules what is so now of model and optimizers."""

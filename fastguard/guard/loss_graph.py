@@ -27,18 +27,26 @@ def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, An
     ops = _chain(loss.grad_fn)
     if parameters is None:
         return {"loss_ops": ops}
-    foreign, seen = 0, {loss.grad_fn}
+    return {"loss_ops": ops, "num_foreign_parameters": len(parameters_of_loss(loss).difference(parameters))}
+
+
+def parameters_of_loss(loss: Any) -> set[int]:
+    """Ids of the parameters in the graph of a loss. Cost: as of `facts_of_loss`."""
+    found: set[int] = set()
+    if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
+        return found
+    seen = {loss.grad_fn}
     waiting = deque[Any]([loss.grad_fn])
     while waiting and len(seen) < MAX_NODES:
         node = waiting.popleft()
         leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            foreign += isinstance(leaf, torch.nn.Parameter) and id(leaf) not in parameters
+        if isinstance(leaf, torch.nn.Parameter):
+            found.add(id(leaf))
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
-    return {"loss_ops": ops, "num_foreign_parameters": foreign}
+    return found
 
 
 def _chain(node: Any) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class ModelNotes:
         loss_ops: what autograd recorded from the first observed loss down, outermost first, sixteen at most: such as
             ("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"). Empty where the loss came without its graph.
         num_foreign_parameters: parameters in that graph that are neither the model's nor under guard: those of another
-            network, as in a game; None if not known.
+            network, as in a game; or the model's own in the loss that another guard observed; None if not known.
         loss_kind: what loss the gradient of the model's output belongs to: "cross-entropy" (with a softmax of its own),
             "cross-entropy with smoothed labels", "negative log-likelihood", "log of the output", "binary cross-entropy
             with logits", "binary cross-entropy", "squared error", "absolute error", "zero"; empty where it is none of

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import fastguard
 from fastguard.diagnosis import RULES
+from fastguard.diagnosis.needs import descent
 from fastguard.guard import guard as guard_module
 from fastguard.guard.loss_graph import MAX_NODES, NUM_OPS, facts_of_loss
 
@@ -235,3 +236,22 @@ class TestObserve:
         notes = self.notes(optimizer)
         assert notes.loss_ops == ("NllLossBackward0", "LogSoftmaxBackward0", LINEAR, "CompiledFunctionBackward")
         assert notes.num_foreign_parameters == 2
+
+    @pytest.mark.parametrize("is_maker_first", [True, False])
+    def test_who_is_in_the_loss_of_another_is_in_a_game_too(self, is_maker_first: bool) -> None:
+        maker, judge = nn.Linear(3, 6), make_model()
+        of_maker, of_judge = self.guarded(maker, maker), self.guarded(judge, judge)
+        other = nn.Linear(2, 2)
+        alone = self.guarded(other, other)
+        for is_maker in (is_maker_first, not is_maker_first):
+            made = maker(torch.ones(5, 3))
+            loss = judge(made if is_maker else made.detach()).mean()
+            loss.backward()
+            optimizer = of_maker if is_maker else of_judge
+            optimizer.step()
+            optimizer.guard.observe(loss=loss)
+        num_of_judge = len(list(judge.parameters()))
+        assert self.notes(of_maker).num_foreign_parameters == num_of_judge
+        assert self.notes(of_judge).num_foreign_parameters == num_of_judge
+        assert descent(of_judge.guard.history) is False
+        assert not self.notes(alone).num_foreign_parameters
