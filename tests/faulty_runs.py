@@ -456,7 +456,7 @@ BAD = {
         flat_losses(100), lrs=[0.1] * 100, optimizer_settings=settings(lr=0.1), initialization={"a": (0.1, 0.1)}
     ),
     "steps-too-small": run(
-        flat_losses(60), lrs=[1e-6] * 60, optimizer_settings=settings(lr=1e-6), initialization={"a": (0.1, 0.1)}
+        flat_losses(100), lrs=[1e-6] * 100, optimizer_settings=settings(lr=1e-6), initialization={"a": (0.1, 0.1)}
     ),
     "learning-rate-unusual": run(flat_losses(100), lrs=[10.0] * 100, optimizer_settings=settings(lr=10.0)),
     "loss-gone": run([2.3 if s < 7 else 1e-5 for s in range(100)]),
@@ -506,11 +506,11 @@ BAD = {
         [*falling_losses(200, noise=0.02), *[0.3 + 0.003 * s for s in range(80)]],
         [n * 1.02 ** max(0, s - 200) for s, n in enumerate(noisy_norms(280))],
     ),
-    "large-weight-decay": run(flat_losses(60), optimizer_settings=settings(lr=1e-3, weight_decay=0.5)),
     "rolled-back": run(
         falling_losses(60), recoveries=[{"kind": "rollback", "step": 50, "to": 20, "reason": "x", "num_batches": 31}]
     ),
     "hardware-fault": run(
         falling_losses(60), recoveries=[{"kind": "recomputed", "step": 50, "reason": "", "num_tensors": 2}]
     ),
+    "large-weight-decay": run(flat_losses(100), optimizer_settings=settings(lr=1e-3, weight_decay=0.5)),
 }  # fmt: skip

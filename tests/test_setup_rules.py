@@ -274,8 +274,11 @@ class TestSetUp:
     def test_weight_decay_of_a_run_that_learns_is_a_remark(self):
         given = settings(weight_decay=0.5)
         assert severity("large-weight-decay", run(falling_losses(200), optimizer_settings=given)) == "info"
-        assert severity("large-weight-decay", run(flat_losses(39), optimizer_settings=given)) == "info"
-        assert severity("large-weight-decay", run(flat_losses(40), optimizer_settings=given)) == "warning"
+        for num_steps, is_over, expected in ((99, False, "info"), (100, False, "warning"), (39, True, "info")):
+            history = run(flat_losses(num_steps), optimizer_settings=given)
+            history.has_ended = is_over
+            assert severity("large-weight-decay", history) == expected
+        assert severity("large-weight-decay", ended(run(flat_losses(40), optimizer_settings=given))) == "warning"
         for level, expected in ((1.45, "warning"), (1.3, "info")):
             history = run([2.3] * 10 + [level] * 90, optimizer_settings=given)
             assert severity("large-weight-decay", history) == expected

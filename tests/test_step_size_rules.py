@@ -78,7 +78,11 @@ class TestSizeOfSteps:
         ],
     )
     def test_too_small(self, history, fires):
-        assert (RULES["steps-too-small"](history) is not None) == fires
+        assert (RULES["steps-too-small"](ended(history)) is not None) == fires
+
+    def test_too_small_is_not_said_before_there_was_time_to_learn(self):
+        assert RULES["steps-too-small"](sized(lr=3e-5, num_steps=99)) is None
+        assert RULES["steps-too-small"](sized(lr=3e-5, num_steps=100)) is not None
 
     @pytest.mark.parametrize(
         ("kind", "lr", "is_high"),

@@ -69,6 +69,7 @@ _SCALE_FREE = frozenset(
 )
 _SCALED = frozenset(("SGD", "ASGD"))
 _ZERO_FLOORED = ("NllLoss", "Mse", "L1Loss", "SmoothL1", "Huber", "BinaryCrossEntropy", "Ctc")
+_MARGINS = ("Margin", "Hinge", "ClampMin", "ReluBackward")
 _FEW = 3  # parameters, which a loss may have of its own
 _HALF = ("float16", "bfloat16", "float8")
 
@@ -144,6 +145,8 @@ def descent(history: TrainingHistory) -> bool | None:
         return True
     if (history.model.num_foreign_parameters or 0) >= _FEW:  # those of another network are in the loss, as in a game
         return False
+    if takes_turns(history):
+        return False
     return None if not history.losses.count or history.losses.min >= 0.0 else False
 
 
@@ -154,6 +157,24 @@ def game(history: TrainingHistory) -> bool | None:
     if history.model.num_foreign_parameters is None:
         return None
     return history.model.num_foreign_parameters >= _FEW
+
+
+def takes_turns(history: TrainingHistory) -> bool:
+    """Whether the losses are of two kinds from the first step on, one after the other, as of two that play in turns.
+
+    Of the run's first ten the even ones and the odd ones lie apart by three times what either spans.
+    """
+    firsts = history.loss_trend.firsts
+    if len(firsts) < 10:
+        return False
+    low, high = sorted((firsts[0:10:2], firsts[1:10:2]))
+    spans = max(low) - min(low), max(high) - min(high)
+    return min(high) - max(low) > 3.0 * max(spans)
+
+
+def margin(history: TrainingHistory) -> bool:
+    """A loss that is zero where a margin is met, such as a hinge: what is learnt easily soon has no gradient."""
+    return any(part in op for op in history.model.loss_ops[:3] for part in _MARGINS)
 
 
 def decay(history: TrainingHistory) -> bool | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -12,6 +12,7 @@ from ..history import Entry, TrainingHistory
 from ..history.sampled import Window
 from ..stats.running import HUGE, quantiles, within
 from ..stats.samples import ModuleActivity
+from . import needs
 
 BLOCK = 20
 
@@ -151,6 +152,28 @@ def signals_of(history: TrainingHistory) -> Signals:
     return found[1]
 
 
+def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> bool:
+    """Whether the loss has not kept what it had gained, or jumped near one of `steps`; True where there is none.
+
+    A loss that is not to fall, as in a game, cannot tell: False.
+    """
+    trend = history.loss_trend
+    if needs.descent(history) is False:
+        return False
+    if trend.count < 20:
+        return True
+    gained, spread = trend.first - trend.best, signals_of(history).loss_noise
+    if trend.mean > trend.best + max(0.25 * gained, 0.0 if math.isnan(spread) else spread):
+        return True
+    near = {step + away for step in steps for away in (-1, 0, 1, 2, 3)}
+    return any(spike.first_step in near for spike in trend.spikes)
+
+
+def has_had_time(history: TrainingHistory, num_losses: int) -> bool:
+    """Whether so many losses were seen, or the run has ended: before that little learnt says little."""
+    return history.losses.count >= num_losses or history.has_ended
+
+
 def _levels(values: Sequence[float]) -> list[float]:
     start = len(values) % BLOCK
     return [sorted(values[i : i + BLOCK])[BLOCK // 2] for i in range(start, len(values), BLOCK)]
@@ -164,6 +187,22 @@ def median(values: Sequence[float]) -> float:
 def exp(value: float) -> float:
     """e to that, at most e^700: how many times larger, from a difference of logarithms, which may be beyond floats."""
     return math.exp(min(value, 700.0))
+
+
+def slow_noise(values: Sequence[float]) -> float:
+    """The largest `noise` of a series over 1, 2, 4 and 8 steps, less what it falls or rises by then.
+
+    Losses that follow one another are alike where a batch is used several times, and differ only some steps on.
+    """
+    if len(values) < 8:
+        return math.nan
+    spreads = []
+    for lag in (1, 2, 4, 8):
+        moves = [b - a for a, b in zip(values, values[lag:])]
+        if len(moves) >= 8:
+            usual = median(moves)
+            spreads.append(1.05 * median([abs(move - usual) for move in moves]))
+    return max(spreads, default=noise(values))
 
 
 def noise(values: Sequence[float]) -> float:

@@ -26,7 +26,8 @@ def periodic_loss_spikes(
     """At least `num_spikes` spikes above `ratio` times their average, a constant number of steps apart.
 
     To within `tolerance` steps, at least `min_period` apart; one in two may be missing. Where the steps of an epoch are
-    known, two spikes exactly an epoch apart are enough.
+    known, two spikes exactly an epoch apart are enough. Info where they are not known and no spike
+    rises above the run's first losses: copies that are renewed and restarts of a schedule keep a calendar too.
     """
     spikes = [s for s in history.loss_trend.spikes if s.value > ratio * s.mean and s.last_step - s.first_step < 5]
     epoch = history.model.steps_per_epoch
@@ -44,6 +45,7 @@ def periodic_loss_spikes(
         f"The loss spikes every {period} steps{where}: {len(spikes)} times so far, up to {worst.value:.4g}.",
         spikes[0].first_step,
         spikes[-1].last_step,
+        severity="warning" if epoch is not None or worst.value > history.loss_trend.first else "info",
         evidence={"period": period, "num_spikes": len(spikes), "largest": worst.value, "threshold": num_spikes},
         confidence=0.95 if len(spikes) > num_spikes else 0.85,
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 
 from ...history import Entry, TrainingHistory
 from ...stats.running import quantiles
 from ..finding import Finding, count
 from ..needs import steps_of_the_gradients_size
 from ..registry import rule
-from ..signals import exp, median, signals_of
+from ..signals import exp, is_felt_by_the_loss, median, signals_of
 
 TITLE = "Gradients too large"
 
@@ -26,18 +25,6 @@ _OTHER_THAN_ZCLIP = (
     "ZClip learns from norms that it has clipped, and goes on clipping for ever once they have risen. Take Spikes, "
     "which learns from norms before clipping."
 )
-
-
-def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> bool:
-    """Whether the loss has not kept what it had gained, or jumped near one of `steps`; True where there is none."""
-    trend = history.loss_trend
-    if trend.count < 20:
-        return True
-    gained = trend.first - trend.best
-    if not gained > 0.1 * abs(trend.first) or trend.mean > trend.best + 0.25 * gained:
-        return True
-    near = {step + away for step in steps for away in (-1, 0, 1, 2, 3)}
-    return any(spike.first_step in near for spike in trend.spikes)
 
 
 @rule(

@@ -9,7 +9,7 @@ from ...stats.running import quantiles
 from ..finding import Finding
 from ..needs import floor_at_zero
 from ..registry import rule
-from ..signals import median, noise, signals_of
+from ..signals import median, noise, signals_of, slow_noise
 
 TITLE = "Loss"
 
@@ -29,7 +29,7 @@ def loss_explosion(
     if any(settings.get("kind") == "LBFGS" for settings in history.model.optimizer_settings):
         return None  # whose line search looks far out
     s = signals_of(history)
-    first = s.initial_loss
+    first = max(s.initial_loss, *history.loss_trend.firsts[:1], 0.0)  # a loss may be gone within the first ten
     if not first > 0.0 or not s.losses or max(s.losses) <= ratio * first:
         return None
     entries, losses = s.loss_entries, s.losses
@@ -76,7 +76,7 @@ def loss_divergence(
     gained = trend.first - trend.best
     newest = s.losses[-20:]
     back = median(newest) - trend.best
-    calm = noise([e.loss for e in s.loss_entries if e.step <= trend.best_step and e.loss is not None][-64:])
+    calm = slow_noise([e.loss for e in s.loss_entries if e.step <= trend.best_step and e.loss is not None][-64:])
     spread = calm if not math.isnan(calm) else s.loss_noise
     if back <= lost * gained or back <= z * spread or sorted(newest)[3] - trend.best <= 0.5 * lost * gained:
         return None

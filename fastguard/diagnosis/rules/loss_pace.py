@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...history import TrainingHistory
 from ..finding import Finding
+from ..needs import margin
 from ..registry import rule
 from ..signals import median, signals_of
 
@@ -23,7 +24,8 @@ def loss_gone(
 ) -> Finding | None:
     """Ten or more losses of the first `steps` steps are below `ratio` of the first.
 
-    The first: the median of ten. Silent where it is not above `min_first`.
+    The first: the median of ten. Silent where it is not above `min_first`. Info where the loss has a margin, which
+    is met at once where the task is easy.
     """
     first = history.loss_trend.first
     kinds = {settings.get("kind") for settings in history.model.optimizer_settings}
@@ -38,6 +40,7 @@ def loss_gone(
         f"The loss fell from {first:.4g} to {small[0].loss.mean:.2g} by step {small[0].first_step}.",
         small[0].first_step,
         small[-1].last_step,
+        severity="info" if margin(history) else "warning",
         evidence={"first": first, "level": small[0].loss.mean, "threshold_ratio": ratio, "threshold_steps": steps},
         confidence=0.75,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from ...history import TrainingHistory
 from ..finding import Finding
 from ..registry import rule
-from ..signals import signals_of
+from ..signals import noise, signals_of
 
 TITLE = "Learning rate"
 
@@ -52,9 +53,12 @@ def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_step
     remedy="Is the learning rate what you meant? Adam wants 1e-5 to 1e-2, SGD 1e-3 to 1.",
 )
 def learning_rate_out_of_bounds(
-    history: TrainingHistory, *, low: float = 1e-8, high: float = 10.0, min_steps: int = 20
+    history: TrainingHistory, *, low: float = 1e-8, high: float = 10.0, min_steps: int = 20, progress: float = 0.1
 ) -> Finding | None:
-    """The learning rate is above `high`, or was never above `low` in at least `min_steps` clean steps."""
+    """The learning rate is above `high`, or was never above `low` in at least `min_steps` clean steps.
+
+    Info where a share `progress` of the first loss has been gained: it then suits the loss's scale.
+    """
     lrs = history.lrs
     if lrs.count < min_steps or (lrs.max <= high and lrs.max >= low):
         return None
@@ -62,6 +66,7 @@ def learning_rate_out_of_bounds(
         f"The largest learning rate so far is {lrs.max:.3g}; usual ones lie between {low:g} and {high:g}.",
         history.clean[0].step,
         history.clean[-1].step,
+        severity="info" if signals_of(history).progress >= progress else "warning",
         evidence={"largest": lrs.max, "threshold_low": low, "threshold_high": high},
         confidence=0.9,
     )
@@ -78,7 +83,8 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     """The run began at its full learning rate, and its loss rose above `rise` times its first three for `run` steps in
     a row.
 
-    `within` the first so many steps, and while those are still in the window. Info once the loss is below its first.
+    `within` the first so many steps, and while those are still in the window. Above by their noise, too. Info until all
+    of these steps are taken, and once the loss is below its first.
     """
     s = signals_of(history)
     losses, lrs = s.losses[:within], s.lrs
@@ -87,16 +93,18 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     if len(lrs) >= within and lrs[-1] < 0.5 * lrs[0]:
         return None
     first = sorted(losses[:3])[0]
+    usual, has_lasted = noise(losses), len(losses) >= within or history.has_ended
+    limit = max(rise * first, 0.0 if math.isnan(usual) else first + usual)
     in_a_row = 0
     for i, loss in enumerate(losses):
-        in_a_row = in_a_row + 1 if loss > rise * first else 0
+        in_a_row = in_a_row + 1 if loss > limit else 0
         if first > 0.0 and in_a_row >= run:
             return Finding(
                 f"The run began at its full learning rate of {lrs[0]:.3g}, and the loss rose from {first:.4g} to "
                 f"{max(losses):.4g} in its first {within} steps.",
                 s.loss_entries[i - run + 1].step,
                 s.loss_entries[i].step,
-                severity="info" if s.loss_level < first else "warning",
+                severity="info" if s.loss_level < first or not has_lasted else "warning",
                 evidence={"first": first, "largest": max(losses), "lr": lrs[0], "threshold_rise": rise},
                 confidence=0.8,
             )

@@ -8,7 +8,7 @@ from typing import Any
 from ...history import TrainingHistory
 from ..finding import Finding
 from ..registry import rule
-from ..signals import median, signals_of
+from ..signals import has_had_time, median, signals_of
 
 TITLE = "Learning rate"
 
@@ -83,19 +83,25 @@ def steps_too_large(
     needs_descent=True,
 )
 def steps_too_small(
-    history: TrainingHistory, *, ratio: float = 5e-4, progress: float = 0.1, still: float = 0.02, min_steps: int = 40
+    history: TrainingHistory,
+    *,
+    ratio: float = 5e-4,
+    progress: float = 0.1,
+    still: float = 0.02,
+    min_steps: int = 40,
+    patience: int = 100,
 ) -> Finding | None:
     """A step changes the median weight by an estimated share of less than `ratio`, and little has been learnt.
 
     Little: from `min_steps` losses at half of the largest learning rate on, less than a share `progress` of the first;
-    or weights that moved by less than `still` of themselves in all.
+    or weights that moved by less than `still` of themselves in all. Asked from `patience` losses on, and at the end.
     """
     value, s = estimated_update_ratio(history), signals_of(history)
     if value is None or value >= ratio or s.num_full_lr < min_steps or s.is_lr_rising:
         return None
     moved = value * history.num_clean
     is_slow = s.progress < progress or (moved < still and s.progress < 0.5)
-    if history.loss_trend.count < min_steps or not is_slow:
+    if history.loss_trend.count < min_steps or not is_slow or not has_had_time(history, patience):
         return None
     return Finding(
         f"A step changes the median weight by an estimated {value:.2g} of its first size, {moved:.2g} over the "

@@ -29,6 +29,7 @@ _PASSED = ("ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "Squ
 _CLASSES = "cross-entropy"
 _WITH_LOGITS = "binary cross-entropy with logits"
 _OF_PROBABILITIES = "binary cross-entropy"
+_OVER_CLASSES = (_CLASSES, "negative log-likelihood", "log of the output")
 _SQUARED = "squared error"
 
 
@@ -226,7 +227,8 @@ def loss_at_chance(
 
     Or within a share `frequent` of the entropy of the targets, where `num_targets` or more of them are known.
 
-    Not moved: the best average is no lower than twice that share below. Or, of a squared error, the median is at least
+    Not moved: the best average is no lower than twice that share below. Info where the loss is not known to be one over
+    classes, nor began there. Or, of a squared error, the median is at least
     nine tenths of the targets' variance, and the best average eight.
     """
     samples = _training(history)
@@ -235,8 +237,8 @@ def loss_at_chance(
         return None
     if samples[-1].output_width < 2:
         return _at_the_spread(history, median(s.losses[-64:]))
-    kind, _ = loss_and_activation(history.model.loss_ops)
-    if kind not in ("", _CLASSES, "negative log-likelihood"):
+    kind = history.model.loss_kind or loss_and_activation(history.model.loss_ops)[0]
+    if kind not in ("", *_OVER_CLASSES):
         return None
     width, level = samples[-1].output_width, median(s.losses[-64:])
     for chance, near, what in (
@@ -247,10 +249,17 @@ def loss_at_chance(
             return Finding(
                 f"The loss stands at {level:.4g}; {what} {chance:.4g}.",
                 *_begins(history),
+                severity="warning" if kind or _begins_at(history, chance, near) else "info",
                 evidence={"level": level, "chance": chance, "num_classes": width, "threshold": near},
                 confidence=0.85,
             )
     return None
+
+
+def _begins_at(history: TrainingHistory, chance: float, near: float) -> bool:
+    """Whether the first loss was that of guessing, as a cross-entropy's is before anything is learnt."""
+    firsts = history.loss_trend.firsts
+    return bool(firsts) and abs(firsts[0] - chance) <= 2.0 * near * chance
 
 
 def _known_entropy(history: TrainingHistory, num_targets: int) -> float:

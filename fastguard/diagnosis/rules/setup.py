@@ -206,7 +206,8 @@ def tiny_batches(
 ) -> Finding | None:
     """Training batches of at most `num_samples` samples, and a loss whose noise is above `noise` of its level.
 
-    From `min_steps` losses on. Info, unless the newest level stands above three tenths of where the loss began.
+    From `min_steps` losses on. Info, unless the newest level stands above four tenths of where the loss began, and no
+    longer falls beyond its noise.
     """
     sizes = [sample.num_samples for _, sample in history.batches if sample.training and sample.with_grad]
     s = signals_of(history)
@@ -215,11 +216,14 @@ def tiny_batches(
     level = median(s.losses[-64:])
     if not s.loss_noise > noise * abs(level):
         return None
+    before = median(s.losses[-min_steps - 64 : -min_steps])
+    of_medians = 0.22 * s.loss_noise  # the standard error of the difference of two of 64 losses
+    stands = len(s.losses) >= 2 * min_steps and level > before - 3.0 * of_medians
     return Finding(
         f"Batches have {max(sizes)} sample{'s' if max(sizes) > 1 else ''}, and the loss changes by {s.loss_noise:.3g} "
         f"from step to step, at a level of {level:.3g}.",
         *_steps(history),
-        severity="warning" if len(s.losses) >= 2 * min_steps and level > 0.4 * history.loss_trend.first else "info",
+        severity="warning" if stands and level > 0.4 * history.loss_trend.first else "info",
         evidence={"num_samples": max(sizes), "noise": s.loss_noise, "level": level, "threshold": num_samples},
         confidence=0.75,
     )

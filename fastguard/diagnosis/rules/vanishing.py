@@ -10,7 +10,7 @@ from ...history.updates import is_bias
 from ...stats.columns import INDEX
 from ..finding import Finding, count, listed
 from ..registry import rule
-from ..signals import exp, median, signals_of
+from ..signals import exp, has_had_time, is_felt_by_the_loss, median, signals_of
 
 TITLE = "Gradients too small"
 
@@ -24,10 +24,11 @@ _HALF_STEP = 2.0**-24  # the smallest positive float16
     remedy="Is the parameter used in the forward pass, and does its output reach the loss? Dead ReLUs, a detach(), "
     "a zero-initialised layer after it, or an expert or embedding that this batch did not use leave zeros.",
 )
-def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding | None:
+def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float = 0.5) -> Finding | None:
     """A tensor whose gradient was all zeros at the last step: info, a warning from `share` of all tensors on.
 
-    Info, too, where all are and none was within the twenty steps before: a batch whose loss was met.
+    Info, too, where a loss has gained a share `kept` and keeps it; and where all are and none was within the twenty
+    steps before: a batch whose loss was met.
     """
     record = history.last
     if record is None or not record.is_finite:
@@ -50,7 +51,9 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding |
         f"{num_zero} of {len(tensors)} tensors had a gradient of zeros only at step {record.step}.",
         record.step,
         record.step,
-        severity="warning" if num_zero >= share * len(tensors) and not has_just_moved else "info",
+        severity="warning"
+        if num_zero >= share * len(tensors) and not has_just_moved and not _learns(history, kept)
+        else "info",
         layers=layers,
         evidence={"num_zero_tensors": num_zero, "num_tensors": len(tensors), "threshold": share},
         confidence=0.7,
@@ -64,10 +67,13 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5) -> Finding |
     remedy="These parameters do not learn. Units before or after them may be dead (a bias or a step that was too "
     "large), a detach() or no_grad() may cut them off, or their output is multiplied by zero.",
 )
-def zero_gradient_tensors(history: TrainingHistory, *, samples: int = 3, min_steps: int = 20) -> Finding | None:
+def zero_gradient_tensors(
+    history: TrainingHistory, *, samples: int = 3, min_steps: int = 20, kept: float = 0.5
+) -> Finding | None:
     """Tensors whose gradient was all zeros in `samples` samples in a row, over `min_steps` steps at least.
 
-    Silent where the loss has come down to nothing: a hinge loss that is met has no gradient.
+    Info where others before them have one, as beside an expert that is not chosen, and the loss has gained a share
+    `kept` and keeps it. Silent where the loss has come down to nothing: a hinge loss that is met has no gradient.
     """
     tensors = history.tensors
     if max(tensors.column("zero_since"), default=-1.0) < 0.0:
@@ -97,10 +103,18 @@ def zero_gradient_tensors(history: TrainingHistory, *, samples: int = 3, min_ste
         f"{min(since for _, since in dead)}: {listed(names)}.",
         min(since for _, since in dead),
         tensors.last_step,
+        severity="info" if next(iter(tensors)) not in zero and _learns(history, kept) else "warning",
         layers=_to_blame(list(tensors), names),
         evidence={"num_zero_tensors": len(dead), "num_tensors": len(tensors), "threshold_samples": samples},
         confidence=0.9,
     )
+
+
+def _learns(history: TrainingHistory, kept: float, patience: int = 100) -> bool:
+    """Whether the loss shows that the run gets on in spite of it, or has had no time to show anything."""
+    if history.losses.count and not has_had_time(history, patience):
+        return not history.loss_trend.mean > history.loss_trend.first
+    return signals_of(history).progress >= kept and not is_felt_by_the_loss(history)
 
 
 def _may_cancel(name: str, zero: set[str], names: Iterable[str]) -> bool:

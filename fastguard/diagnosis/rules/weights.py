@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import takewhile
+
 from ...history import TrainingHistory, UpdateRatio
 from ...history.updates import is_bias
 from ..finding import Finding, Severity, count, listed
 from ..registry import rule
-from ..signals import median, signals_of
+from ..signals import is_felt_by_the_loss, median, signals_of
 
 TITLE = "Weights and updates"
+
+_FRESH = (6.0**-0.5, 0.5**0.5, 1.0)  # of He's spread: torch's own for linear layers, LeCun's and Xavier's, He's
 
 
 @rule(
@@ -26,12 +31,17 @@ def update_ratio_high(
     growth: float = 2.0,
     later: float = 0.048,
     min_steps: int = 15,
+    kept: float = 0.3,
+    patience: int = 80,
+    restless: float = 0.5,
 ) -> Finding | None:
     """The median weight's update is above `first` of it at the first sample, or above `later` from 20 steps later on.
 
     Or, in between, above `grown` and `growth` times the first, at the learning rate of the first: steps shrink against
     the weights as those grow, unless steps overshoot. Asked `min_steps` steps after the first sample; silent if the
-    learning rate has come down by then, or still rises.
+    learning rate has come down by then, or still rises. A warning where the loss rises, or where of `patience` losses
+    less than a share `kept` of the first has been gained and is kept, or they change from step to step by more than
+    a share `restless` of their level; else info.
     """
     updates = history.updates
     first_sample, early, peak = updates.first, updates.early, updates.peak
@@ -46,13 +56,28 @@ def update_ratio_high(
         sample, limit = peak, later
     else:
         return None
+    is_hurt = _is_hurt(history, kept, patience, restless)
     return Finding(
         f"Step {sample.step} changed the median weight by {sample.ratio:.2g} of its norm.",
         sample.step,
         history.weights.last_step,
+        severity="warning" if is_hurt else "info",
         evidence={"update_ratio": sample.ratio, "threshold": limit, "num_samples": updates.count},
         confidence=0.9 if sample.ratio > 2 * limit else 0.75,
     )
+
+
+def _is_hurt(history: TrainingHistory, kept: float, patience: int, restless: float) -> bool:
+    """Whether the loss says that steps are too large: it rises, or has not gained and kept much in `patience` steps."""
+    trend = history.loss_trend
+    if not trend.count or (trend.count >= 10 and trend.mean > 1.2 * trend.first > 0.0):
+        return True
+    if trend.count < patience and not history.has_ended:
+        return False
+    s = signals_of(history)
+    if s.loss_noise > restless * s.loss_level > 0.0:
+        return True
+    return not signals_of(history).progress >= kept or is_felt_by_the_loss(history)
 
 
 def _is_at_lr_of(first: UpdateRatio, sample: UpdateRatio) -> bool:
@@ -120,7 +145,10 @@ def update_ratio_low(
     "learning rate of 0, or cut off by detach() or no_grad()?",
 )
 def unchanged_weights(history: TrainingHistory, *, samples: int = 3, share: float = 0.5) -> Finding | None:
-    """Weights that were the same in `samples` samples, while others changed; info if they are more than a `share`."""
+    """Weights that were the same in `samples` samples, while others changed, though they have a gradient.
+
+    Info if they are more than a `share`, and where the gradient is zero or missing: other rules say what that means.
+    """
     same, num_known = [], 0
     for name, window in history.weights.current():
         if len(window.recent) < samples:
@@ -136,11 +164,14 @@ def unchanged_weights(history: TrainingHistory, *, samples: int = 3, share: floa
     if not same or len(same) == num_known:
         return None
     names = [name for name, _ in same]
+    tracks = [history.tensors[name] for name in names if name in history.tensors]
+    total = history.tensors.num_samples
+    has_gradient = any(track.norm > 0.0 and not track.num_zero and track.num_samples == total for track in tracks)
     return Finding(
         f"{count(len(same), 'parameter')} of {num_known} did not change at all: {listed(names)}.",
         min(step for _, step in same),
         history.weights.last_step,
-        severity="info" if len(same) > share * num_known else "warning",
+        severity="info" if len(same) > share * num_known or not has_gradient else "warning",
         layers=tuple(names[:8]),
         evidence={"num_unchanged": len(same), "num_parameters": num_known, "threshold_samples": samples},
         confidence=0.9,
@@ -186,10 +217,12 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
     remedy="If that is on purpose, all is well: leave them out of the optimizer to say so. Else set "
     "requires_grad_(True) before the optimizer is made.",
 )
-def frozen_parameters(history: TrainingHistory, *, share: float = 0.5) -> Finding | None:
+def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: float = 0.1) -> Finding | None:
     """Parameters that cannot learn; a warning unless they are more than a `share` of the model, or its first layers.
 
-    First layers are a run of at least four parameters from the beginning of the model on. A warning, too, where the
+    First layers are a run of at least four parameters from the beginning of the model on; fewer will do where
+    their weights look trained: their spread differs by more than a share `near` from those that layers begin with. A
+    warning, too, where the
     last layer is frozen while earlier ones are not, and less than half of the first loss was gained in 40 steps.
     """
     notes = history.model
@@ -200,7 +233,7 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5) -> Findin
     leading = 0
     while leading < total and notes.names[leading] in frozen:
         leading += 1
-    on_purpose = leading == len(frozen) and leading >= 4
+    on_purpose = leading == len(frozen) and (leading >= 4 or _were_trained(history, frozen, near))
     is_stuck = history.losses.count >= 40 and not signals_of(history).progress >= 0.5
     ends_frozen = total > 0 and notes.names[-1] in frozen and len(frozen) < total and is_stuck
     return Finding(
@@ -215,6 +248,13 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5) -> Findin
     )
 
 
+def _were_trained(history: TrainingHistory, names: Iterable[str], near: float) -> bool:
+    """Whether the weight matrices among `names` have another spread than any usual initialisation gives them."""
+    pairs = [history.model.initialization[name] for name in names if name in history.model.initialization]
+    ratios = [actual / expected for actual, expected in pairs]
+    return bool(ratios) and all(abs(r - usual) > near * usual for r in ratios for usual in _FRESH)
+
+
 @rule(
     "missing-gradients",
     reads="names of the model's parameters against those that ever had a gradient",
@@ -222,8 +262,15 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5) -> Findin
     remedy="These parameters are trainable and in the optimizer, but the loss does not depend on them: are they used "
     "in the forward pass, and is nothing between them and the loss detached?",
 )
-def missing_gradients(history: TrainingHistory, *, samples: int = 4, share: float = 0.5) -> Finding | None:
-    """Parameters without a gradient in `samples` samples; info if they are more than a `share` of the model's."""
+def missing_gradients(
+    history: TrainingHistory, *, samples: int = 4, share: float = 0.5, progress: float = 0.3, min_steps: int = 40
+) -> Finding | None:
+    """Parameters without a gradient in `samples` samples: info, as a head that a task does not use has none.
+
+    A warning where they are the first of the model, weights among them, as where something detaches the way to them;
+    or where after `min_steps` losses less than a share `progress` of the first has been gained. Info if they are more
+    than a `share` of the model's.
+    """
     notes, tensors = history.model, history.tensors
     if not notes.names or tensors.num_samples < samples or not len(tensors):
         return None
@@ -232,11 +279,14 @@ def missing_gradients(history: TrainingHistory, *, samples: int = 4, share: floa
     names = [name for name in notes.names if name in absent] if absent else []
     if not names or len(names) == len(notes.names):
         return None
+    first = set(takewhile(set(names).__contains__, notes.names))
+    is_lost = not first.isdisjoint(notes.initialization) or not history.losses.count
+    is_lost = is_lost or (history.losses.count >= min_steps and not signals_of(history).progress >= progress)
     return Finding(
         f"{count(len(names), 'parameter')} never had a gradient: {listed(names)}.",
         history.recent[0].step,
         tensors.last_step,
-        severity=_severity_of_share(len(names), len(notes.names), share),
+        severity=_severity_of_share(len(names), len(notes.names), share) if is_lost else "info",
         layers=tuple(names[:8]),
         evidence={"num_missing": len(names), "num_parameters": len(notes.names), "threshold_samples": samples},
         confidence=0.85,

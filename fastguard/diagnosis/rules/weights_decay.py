@@ -5,9 +5,11 @@ from __future__ import annotations
 from ...history import TrainingHistory
 from ..finding import Finding
 from ..registry import rule
-from ..signals import signals_of
+from ..signals import has_had_time, signals_of
 
 TITLE = "Weights and updates"
+
+_COUPLED = frozenset(["SGD", "ASGD", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop"])
 
 
 @rule(
@@ -23,21 +25,24 @@ def large_weight_decay(
     coupled: float = 0.05,
     decoupled: float = 1.0,
     progress: float = 0.4,
-    min_steps: int = 40,
+    min_steps: int = 100,
 ) -> Finding | None:
     """A decay of `coupled` or more that goes through the gradient, or of `decoupled` or more in AdamW.
 
-    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained.
+    Info; a warning if after `min_steps` losses, or forty at the end of a run, less than a share `progress` of the first
+    has been gained.
     """
     largest = 0.0
     for settings in history.model.optimizer_settings:
         value = settings.get("weight_decay")
-        limit = decoupled if settings.get("kind") in ("AdamW", "Lion") else coupled
+        limit = coupled if settings.get("kind") in _COUPLED else decoupled
         if isinstance(value, (int, float)) and value >= limit:
             largest = max(largest, float(value))
     if not largest or not history.num_clean:
         return None
-    is_slow = history.losses.count >= min_steps and not signals_of(history).progress >= progress
+    is_slow = (
+        history.losses.count >= 40 and has_had_time(history, min_steps) and not signals_of(history).progress >= progress
+    )
     return Finding(
         f"The weight decay is {largest:g}.",
         history.recent[0].step,
