@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..batches import NOTHING
+from ..norm_statistics import NOTHING
 from ..buffers import BufferPlace
 from .snapshots import States, random_states
 
