@@ -1,0 +1,217 @@
+"""What recovery and a policy of each tensor cost: snapshots, a rollback, and a step with 300 tensors."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import fastguard
+from fastguard.commands.bench.cases import STEP_CASES
+from fastguard.commands.bench.harness import (
+    QUICK,
+    Settings,
+    Spread,
+    call_ns,
+    compared,
+    garbage_collector_off,
+    take_turns,
+)
+from fastguard.commands.demo.model import TransformerBlock
+
+from . import criteria
+
+Loss = Callable[[], torch.Tensor]
+GPT2_BYTES = 10e9  # parameters, gradients, Adam's state, and two snapshots of all but the gradients
+EVERY = 50
+
+
+class GPT2(nn.Module):
+    """124M parameters: twelve blocks of width 768, the head is the token embedding again."""
+
+    def __init__(self, width: int = 768, depth: int = 12, vocabulary: int = 50257, context: int = 1024) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(TransformerBlock(width, width // 64) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(text) + self.positions.weight[: text.shape[1]]
+        return nn.functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
+
+
+def gpt2(num_tokens: int = 512) -> tuple[nn.Module, Loss]:
+    """The model, and its loss on one text of `num_tokens`."""
+    torch.manual_seed(0)
+    model, text = GPT2(), torch.randint(50257, (1, num_tokens + 1))
+    return model, lambda: nn.functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+
+
+def transformer() -> tuple[nn.Module, Loss]:
+    """The transformer of 4.8M parameters that `fastguard bench` times steps with."""
+    task = STEP_CASES["step-transformer"].build()
+    return task.model, task.loss
+
+
+class Run:
+    """A training under recovery, whose steps are timed."""
+
+    def __init__(self, build: Callable[[], tuple[nn.Module, Loss]], **recovery: Any) -> None:
+        self.model, self.loss = build()
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
+        fastguard.wrap(self.optimizer, self.model, max_norm=1.0, recovery=fastguard.Recovery(**recovery))
+        self.guard: fastguard.Guard = self.optimizer.guard
+
+    def step(self) -> tuple[int, int]:
+        """Nanoseconds of the optimizer's step, and of the whole."""
+        losses: list[torch.Tensor] = []
+
+        def backward() -> None:
+            self.optimizer.zero_grad()
+            losses.append(self.loss())
+            losses[0].backward()
+
+        rest = call_ns(backward)
+        own = call_ns(self.optimizer.step)
+        self.guard.observe(loss=losses[0])
+        return own, own + rest
+
+    @property
+    def num_rollbacks(self) -> int:
+        return sum(one["kind"] == "rollback" for one in self.guard.history.model.recoveries)
+
+
+def snapshot(build: Callable[[], tuple[nn.Module, Loss]], every: int, num_snapshots: int, keep: int) -> dict[str, Any]:
+    """What a snapshot adds to the optimizer's step, as a share of `EVERY` whole steps.
+
+    Taken every `every` steps here, to have more of them: the steps with one are those whose number leaves the same
+    remainder and take the longest; what they take more than their neighbours' median is the snapshot. The first
+    `keep` of them, which make their memory, are left out.
+    """
+    run = Run(build, every=every, keep=keep)
+    with garbage_collector_off():
+        steps = [run.step() for _ in range(every * (num_snapshots + keep + 1))]
+    counted = range(every * (keep + 1), len(steps))
+    own = {r: statistics.median(steps[i][0] for i in counted if i % every == r) for r in range(every)}
+    remainder = max(own, key=lambda r: own[r])
+    usual = statistics.median(steps[i][0] for i in counted if i % every != remainder)
+    whole = statistics.median(steps[i][1] for i in counted if i % every != remainder) / 1e3
+    extra = [max(0.0, steps[i][0] - usual) / 1e3 for i in counted if i % every == remainder]
+    share = Spread.of(criteria.snapshot_share(one, whole, EVERY) for one in extra)
+    return {
+        "figure": share.median,
+        "share": share.to_dict(),
+        "snapshot_us": Spread.of(extra).to_dict(),
+        "step_us": whole,
+        "num_parameters": sum(p.numel() for p in run.model.parameters()),
+    }
+
+
+def rollback(build: Callable[[], tuple[nn.Module, Loss]], num_rollbacks: int) -> dict[str, Any]:
+    """The step of the optimizer in which a rollback happens, in steps of the same optimizer without a guard.
+
+    One parameter is made NaN when a snapshot counts; the step that goes back is the one after which the history has one
+    rollback more.
+    """
+    plain_model, plain_loss = build()
+    plain = torch.optim.AdamW(plain_model.parameters(), lr=1e-6, fused=True)
+    plain_loss().backward()
+    alone = [call_ns(plain.step) / 1e3 for _ in range(12)][2:]
+    run = Run(build, every=4, quarantine=4, attempts=10**6, window=1)
+    taken, allocated = [], []
+    with garbage_collector_off():
+        for number in range(num_rollbacks + 1):
+            for _ in range(12):
+                run.step()
+            with torch.no_grad():
+                next(run.model.parameters()).view(-1)[0] = float("nan")
+            before = run.num_rollbacks
+            for _ in range(200):
+                found, own = (num_allocations(run.step), 0) if number == 0 else (0, run.step()[0])
+                run.guard.flush()
+                if run.num_rollbacks > before:
+                    break
+            else:
+                raise RuntimeError("a run with a NaN among its parameters was not rolled back within 200 steps")
+            (taken if number else allocated).append(own / 1e3 if number else found)
+    optimizer_us = statistics.median(alone)
+    steps = Spread.of(criteria.rollback_steps(one, optimizer_us) for one in taken)
+    return {"figure": steps.median, "steps": steps.to_dict(), "optimizer_us": optimizer_us, "allocated": allocated}
+
+
+def num_allocations(call: Callable[[], tuple[int, int]], least_bytes: int = 4096) -> int:
+    """Tensors of `least_bytes` and more that torch allocates in the optimizer's step of `call`, by torch's profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    step = [e for e in events if e.name().startswith("Optimizer.step")]
+    if not step:
+        raise RuntimeError("torch's profiler has not seen the step of the optimizer")
+    begin, end = step[-1].start_ns(), step[-1].start_ns() + step[-1].duration_ns()
+    return sum(e.name() == "[memory]" and e.nbytes() >= least_bytes and begin <= e.start_ns() <= end for e in events)
+
+
+def free_bytes() -> float:
+    """Memory that this machine has free; Inf where nobody says."""
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf
+
+
+class Idle(torch.optim.Optimizer):
+    """Does nothing, so that a step of it is what guarding takes."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:
+        """Nothing."""
+
+
+def per_tensor(settings: Settings, *, num_tensors: int = 300, size: int = 1000, num_sets: int = 3) -> dict[str, Any]:
+    """Guarding a step with `AdaGC` against guarding it with `GlobalNorm`, neither of which has anything to clip."""
+    policies = {"GlobalNorm": lambda: fastguard.GlobalNorm(1e6), "AdaGC": lambda: fastguard.AdaGC(max_norm=None)}
+    generator = torch.Generator().manual_seed(0)
+    calls: dict[str, list[Callable[[], Any]]] = {}
+    for name, make in policies.items():
+        calls[name] = []
+        for _ in range(num_sets):
+            parameters = [nn.Parameter(torch.zeros(size)) for _ in range(num_tensors)]
+            optimizer: Any = fastguard.wrap(Idle(parameters), clip=make())
+            for parameter in parameters:
+                parameter.grad = torch.randn(size, generator=generator)
+            for _ in range(150):  # the warm-up
+                optimizer.step()
+            if optimizer.guard.last.clipped:
+                raise RuntimeError(f"{name} clipped gradients that were the same at every step")
+            calls[name].append(optimizer.step)
+    rounds = take_turns(calls, settings)
+    found = compared(rounds["AdaGC"], rounds["GlobalNorm"])
+    return {"figure": found["ratio"]["median"], **found}
+
+
+def measure(*, quick: bool = False) -> dict[str, Any]:
+    """All of them, one after the other, with as many threads as torch takes by itself."""
+    level = logging.getLogger("fastguard").level
+    logging.getLogger("fastguard").setLevel(logging.CRITICAL)  # a rate of 1e-6 does not learn, and it says so
+    try:
+        found = {
+            "per-tensor": per_tensor(QUICK if quick else Settings()),
+            "snapshot": snapshot(transformer, every=4, num_snapshots=3 if quick else 25, keep=3),
+            "rollback": rollback(transformer, 2 if quick else 8),
+        }
+        found["allocations"] = {"figure": float(found["rollback"].pop("allocated")[0])}
+        if not quick and free_bytes() > GPT2_BYTES:
+            found["snapshot-gpt2"] = snapshot(gpt2, every=2, num_snapshots=4, keep=2)
+    finally:
+        logging.getLogger("fastguard").setLevel(level)
+    return found
