@@ -25,7 +25,7 @@ MODELS: dict[str, Callable[[int], Setup]] = {  # without batch norm, which stand
     "char-mlp": text.char_mlp,
     "digits-cnn": digits.digits_cnn,
 }
-HOT = {"char-transformer": 0.8, "char-mlp": 0.8, "digits-cnn": 0.2}  # learning rates of SGD with momentum 0.9
+HOT = {"char-transformer": 0.8, "char-mlp": 0.8, "digits-cnn": 0.4}  # learning rates of SGD with momentum 0.9
 NOTHING, CLIPPING, WARMED_UP, EVERYTHING = "nothing", "clipping", "clipping + warm-up", "everything"
 MEASURES: dict[str, tuple[Callable[[], Protection], bool]] = {  # and whether with a warm-up
     NOTHING: (Protection, False),

@@ -67,8 +67,7 @@ def ask(make: Callable[[], Rule], trace: Trace, seed: int = 0) -> dict[str, Any]
     }
 
 
-def is_calm(trace: Trace, most: float = 0.01) -> bool:
-    """Whether at most a hundredth of its own norms are above twice the median of those before: only there can a rule
-    leave healthy steps alone and hold every planted one below that."""
-    above = [trace.total(step) > criteria.MOST_UPDATE * trace.usual(step) for step in range(LATE, len(trace))]
-    return sum(above) <= most * len(above)
+def is_calm(trace: Trace) -> bool:
+    """Whether none of its own norms, from `LATE` on, is above twice the median of those before: only there can a rule
+    leave all healthy steps alone and hold all planted ones below that."""
+    return all(trace.total(step) <= criteria.MOST_UPDATE * trace.usual(step) for step in range(LATE, len(trace)))
