@@ -123,8 +123,13 @@ def rollback(build: Callable[[], tuple[nn.Module, Loss]], num_rollbacks: int) ->
     """
     plain_model, plain_loss = build()
     plain = torch.optim.AdamW(plain_model.parameters(), lr=1e-6, fused=True)
-    plain_loss().backward()
-    alone = [call_ns(plain.step) / 1e3 for _ in range(12)][2:]
+
+    def step_alone() -> float:
+        plain.zero_grad()
+        plain_loss().backward()
+        return call_ns(plain.step) / 1e3
+
+    alone = [step_alone() for _ in range(12)][2:]
     run = Run(build, every=4, quarantine=4, attempts=10**6, window=1)
     taken, allocated = [], []
     with garbage_collector_off():
