@@ -43,16 +43,16 @@ def planted(rule: Rule, trace: Trace, plant: Plant) -> dict[str, Any]:
     }
 
 
-def level(rule: Rule, trace: Trace, rng: random.Random) -> dict[str, Any] | None:
-    """How many steps `rule` damps once all norms have become `LEVEL` times as large for good, in a trace prolonged by
-    steps drawn from its end; None where it is too short."""
+def level(make: Callable[[], Rule], trace: Trace, rng: random.Random) -> dict[str, Any] | None:
+    """How many more steps a rule damps once all norms are `LEVEL` times as large for good, in a trace prolonged by
+    steps drawn from its end, than without that; None where it is too short."""
     if len(trace) < LATE + PAST // 2:
         return None
     start = rng.randrange(LATE, len(trace) - PAST // 4)
     long = trace.prolonged(AFTER_LEVEL, rng)
     steps = range(start, len(long))
-    before, after = replay(rule, long.scaled(steps, LEVEL))
-    return {"trace": trace.name, "start": start, "num_damped": criteria.num_damped(before, after, steps)}
+    changed, unchanged = (criteria.num_damped(*replay(make(), one), steps) for one in (long.scaled(steps, LEVEL), long))
+    return {"trace": trace.name, "start": start, "num_damped": max(0, changed - unchanged)}
 
 
 def ask(make: Callable[[], Rule], trace: Trace, seed: int = 0) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def ask(make: Callable[[], Rule], trace: Trace, seed: int = 0) -> dict[str, Any]
     return {
         "healthy": healthy(make(), trace),
         "planted": [planted(make(), trace, plant) for plant in chosen],
-        "level": level(make(), trace, rng),
+        "level": level(make, trace, rng),
     }
 
 

@@ -62,6 +62,8 @@ def test_a_rule_that_does_nothing_and_one_that_clips():
     assert all(run["largest"] == pytest.approx(1.5) for run in clipped["planted"])
     assert clipped["level"]["num_damped"] == len(trace) - clipped["level"]["start"] + norms.AFTER_LEVEL
     assert replay.ask(Rule, steady(120))["level"] is None
+    always = replay.ask(lambda: FixedNorm(0.5), trace)
+    assert always["level"]["num_damped"] == 0  # it damps as many without the change
 
 
 def test_calm_is_a_trace_whose_own_norms_keep_below_twice_their_median():
