@@ -21,13 +21,7 @@ def mean_and_std(values: Collection[float]) -> tuple[float, float]:
 
 
 class Rule:
-    """Decides over one step after the other. The base lets every step through.
-
-    Attributes:
-        per_tensor: whether `factors` differ from tensor to tensor.
-    """
-
-    per_tensor = False
+    """Decides over one step after the other. The base lets every step through."""
 
     def factors(self, norms: Sequence[float], loss: float | None = None) -> list[float]:
         """What to multiply each gradient by; all 0 is a skipped step.
@@ -107,8 +101,6 @@ class AdaGC(Rule):
     In the warm-up all gradients are clipped together to 1.0, and each tensor's average begins as the least norm left;
     then it is clipped to ratio x its average, which takes the clipped norm.
     """
-
-    per_tensor = True
 
     def __init__(self, ratio: float = 1.05, beta: float = 0.98, warm_up: int = 100, max_norm: float = 1.0) -> None:
         self.ratio, self.beta, self.warm_up, self.max_norm = ratio, beta, warm_up, max_norm

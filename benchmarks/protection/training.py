@@ -84,9 +84,8 @@ class Guarded(Protection):
     def close(self) -> None:
         self.guard.flush()
         self.num_skipped = self.guard.history.num_skipped
-        self.num_rollbacks = sum(
-            one["kind"] == "rollback" for one in getattr(self.guard.history.model, "recoveries", ())
-        )
+        if self.options.get("recovery"):
+            self.num_rollbacks = sum(one["kind"] == "rollback" for one in self.guard.history.model.recoveries)
         self.guard.close()
 
 

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("benchmarks.protection", reason="the experiment is not beside these tests", exc_type=ImportError)
 
 import fastguard
-from benchmarks.protection import guide, tasks, training
+from benchmarks.protection import guide, suite, tasks, training
 from benchmarks.protection.rivals import FixedNorm, SkipStep
 from fastguard.commands.demo.lab.training import Setup
 
@@ -167,3 +167,25 @@ def test_precisions_run_as_they_say():
     found = guide.run_precision("char-transformer", "float16 with scaler", 0, num_steps=2)
     assert found["error"] is None and math.isfinite(found["final"])
     assert fastguard.__name__ == "fastguard"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("Recovery" not in fastguard.__all__, reason="this fastguard has no recovery")
+def test_a_run_whose_weights_are_ruined_is_brought_through_by_recovery_alone(monkeypatch):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    trouble = "weights: NaN"
+    monkeypatch.setattr(suite, "TROUBLES", {trouble: tasks.TROUBLES[trouble]})
+    (found,) = suite.in_trouble("digits-cnn", 0, 0.5)
+    endings = {name: run["ending"] for name, run in found["runs"].items()}
+    assert endings.pop(training.OURS) == "brought through"
+    assert found["runs"][training.OURS]["num_rollbacks"] >= 1
+    assert set(endings.values()) == {"silent"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("Recovery" not in fastguard.__all__, reason="this fastguard has no recovery")
+def test_a_healthy_run_is_the_same_bits_with_recovery():
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    found = suite.with_recovery("digits-cnn", 0, 0.4)
+    assert found["num_rollbacks"] == 0
+    assert found["digest"] == found["digest_without"]
