@@ -198,3 +198,15 @@ def test_a_chunk_that_reads_itself_again_leaves_the_others_alone(workspace: Work
     assert_row(stats[1], odd)
     assert stats[1].num_nans == 1
     assert stats[1].sum == pytest.approx(stats[0].sum - float(calm[40_000]), abs=1e-3)
+
+
+@pytest.mark.parametrize(("share", "target"), [(0.5, 0.25), (0.5, 2.0), (1.0, 0.25), (2.0, 0.25), (0.5, 0.0)])
+def test_a_trigger_and_a_target(workspace: Workspace, share: float, target: float) -> None:
+    """Above the trigger the norm becomes the target, without the 1e-6 of torch's formula; a target of 0 is a skip."""
+    tensors = mixed()
+    norm = run(workspace, tensors)[0].norm
+    header, _, _ = run(workspace, tensors, trigger=share * norm, max_norm=target * norm)
+    is_over = norm > share * norm
+    assert header.skipped is (is_over and target == 0.0)
+    expected = min(1.0, target * norm / norm) if is_over and not header.skipped else 1.0
+    assert header.clip_coef == header.factor == expected

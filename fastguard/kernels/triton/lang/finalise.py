@@ -62,8 +62,8 @@ def _decide(norm, header, scale_address, found_inf_address, unscale, max_norm_bi
     max_norm = _double(max_norm_bits)
     trigger = _double(trigger_bits)  # below 0: torch's formula, at any norm
     over = finite & (norm > trigger)
-    beside = tl.where(trigger < 0.0, 1e-6, 0.0)
-    coefficient = tl.where(over, tl.minimum(max_norm / _or_1(norm + beside), 1.0), 1.0)
+    divisor = tl.where(trigger < 0.0, norm + 1e-6, norm)  # a constant by itself would be float32
+    coefficient = tl.where(over, tl.minimum(max_norm / _or_1(divisor), 1.0), 1.0)
     found = tl.load(pointer(found_inf_address, tl.float32), mask=found_inf_address != 0, other=0.0)
     skip_nonfinite = (choices & SKIP_NONFINITE) != 0
     unscales_itself = (choices & UNSCALES_ITSELF) != 0
