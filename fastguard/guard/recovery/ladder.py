@@ -10,8 +10,9 @@ from typing import Any
 from ...stats import values
 from .settings import Recovery
 
-_NUM_KEPT, _NUM_LEVEL, _NUM_NEEDED, _ASK_EVERY = 64, 32, 20, 8
-_LEAST_SHARE = 0.2  # of the median, by which a loss is above the limit at the least
+_NUM_KEPT, _NUM_LEVEL, _NUM_NEEDED, _ASK_EVERY = 128, 32, 20, 8
+_LEAST_SHARE = 0.3  # of the median, by which a loss is above the limit at the least
+_MOST_LEARNED = 3.0  # times the level, that data which were sat out may be above it to be known from then on
 _SIGMA = 1.4826  # times the median of the distances from the median, for normal noise
 _NUM_SAT_OUT = 4  # times `every`
 
@@ -34,6 +35,7 @@ class Ladder:
         self._losses: deque[float] = deque(maxlen=_NUM_KEPT)
         self._norms: deque[float] = deque(maxlen=_NUM_KEPT)
         self._num_new = 0
+        self._level = self._rise = 0.0
         self.limit = math.inf
         self.num_high = self.num_bad = 0
         self.cause = ""
@@ -53,6 +55,8 @@ class Ladder:
         self.num_bad = self.num_bad + 1 if is_bad else 0
         if loss is not None and not (is_bad and skipped):  # of a batch that has changed nothing
             is_high = not loss <= self.limit or not math.isfinite(loss)
+            if self.is_waiting and is_high and self._level > 0.0 and loss <= _MOST_LEARNED * self._level:
+                self._rise = max(self._rise, loss - self._level)  # the same model, harder data: nothing to go back for
             self.num_high = self.num_high + 1 if is_high else 0
             if not is_high and not skipped:
                 self._take(loss)
@@ -67,7 +71,8 @@ class Ladder:
             losses = [*self._losses]
             middle = median(losses[-_NUM_LEVEL:])
             sigma = _SIGMA * median([abs(x - middle) for x in losses])
-            self.limit = middle + max(self._settings.spread * sigma, _LEAST_SHARE * abs(middle))
+            self._level = middle
+            self.limit = middle + max(self._settings.spread * sigma, _LEAST_SHARE * abs(middle), 1.5 * self._rise)
 
     @property
     def is_healthy(self) -> bool:
@@ -130,13 +135,19 @@ class Ladder:
 
     def baseline(self) -> dict[str, Any]:
         """What is known of losses and norms, as plain data."""
-        return {"losses": [*self._losses], "norms": [*self._norms], "num_new": self._num_new, "limit": self.limit}
+        return {
+            "losses": [*self._losses],
+            "norms": [*self._norms],
+            "num_new": self._num_new,
+            "limit": self.limit,
+            "level": self._level,
+        }
 
     def load_baseline(self, state: dict[str, Any]) -> None:
         """Goes back to what `baseline` gave; all alarms are over."""
         self._losses = deque(state["losses"], _NUM_KEPT)
         self._norms = deque(state["norms"], _NUM_KEPT)
-        self._num_new, self.limit = state["num_new"], state["limit"]
+        self._num_new, self.limit, self._level = state["num_new"], state["limit"], state["level"]
         self.num_high, self.num_bad, self.cause = 0, 0, ""
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,6 +156,7 @@ class Ladder:
             "counts": [self.num_high, self.num_bad, self.num_sat_out, int(self.is_waiting), self._start],
             "attempts": list(self.attempts),
             "factor": self._factor,
+            "rise": self._rise,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -152,13 +164,17 @@ class Ladder:
         numbers = [values.entry(state, name, lambda plain: values.each(values.number, plain)) for name in _SERIES]
         counts = values.entry(state, "counts", lambda plain: values.each(values.count, plain))
         attempts = values.entry(state, "attempts", lambda plain: values.each(values.count, plain))
-        limit, factor = (values.entry(state, name, values.number) for name in ("limit", "factor"))
+        limit, level, factor, rise = (values.entry(state, name, values.number) for name in _NUMBERS)
         num_new = values.entry(state, "num_new", values.count)
         if len(counts) != 5:
             raise values.MisfitError(f"must have 5 numbers, got {len(counts)}", ("counts",))
-        self.load_baseline({"losses": numbers[0], "norms": numbers[1], "num_new": num_new, "limit": limit})
+        self.load_baseline(
+            {"losses": numbers[0], "norms": numbers[1], "num_new": num_new, "limit": limit, "level": level}
+        )
+        self._rise = rise
         self.num_high, self.num_bad, self.num_sat_out, is_waiting, self._start = counts
         self.is_waiting, self.attempts, self._factor = bool(is_waiting), attempts, factor
 
 
 _SERIES = ("losses", "norms")
+_NUMBERS = ("limit", "level", "factor", "rise")

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..norm_statistics import NOTHING
 from ..buffers import BufferPlace
+from ..norm_statistics import NOTHING
 from .snapshots import States, random_states
 
 
