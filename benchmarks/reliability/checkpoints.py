@@ -170,18 +170,23 @@ def at_each_write(run: Run, number: int) -> dict[str, Any]:
     if _code(_forked(lambda: counted.write_text(str(never - save(4, never).left)))):
         return {"number": 0, "num_wrong": 1, "failed": ["a saving that nobody ends does not go through"]}
     num_points = int(counted.read_text())
+    num_killed = 0
     for i in range(number):
         point = 1 + (i % num_points if number >= num_points else i * (num_points - 1) // max(number - 1, 1))
         step = run.checkpoints.all()[-1].step
         code = _code(_forked(lambda point=point, step=step: save(step + 1, point)))  # type: ignore[misc]
-        if code != -signal.SIGKILL:
+        num_killed += code == -signal.SIGKILL
+        if code not in (0, -signal.SIGKILL):  # 0: there is not always as much to remove, and so not the last point
             found.append(f"point {point}: the saving ended with {code}")
         found += [f"point {point}: {problem}" for problem in run.problems(step, step + 1)]
         run.save(step + 2)
         found += [f"after point {point}: {problem}" for problem in run.problems(step + 2)]
         if list(run.checkpoints.folder.glob(".*")):
             found.append(f"after point {point}: what was unfinished is still there")
-    return {"number": number, "num_points": num_points, "num_wrong": len(found), "failed": found[:8]}
+    if num_killed < 0.9 * number:
+        found.append(f"only {num_killed} of {number} savings were ended")
+    figures = {"number": number, "num_points": num_points, "num_killed": num_killed, "num_wrong": len(found)}
+    return {**figures, "failed": found[:8]}
 
 
 def at_random_moments(run: Run, number: int, seed: int) -> dict[str, Any]:
