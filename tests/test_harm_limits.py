@@ -204,3 +204,27 @@ def test_spikes_that_keep_a_calendar_below_where_the_run_began_are_a_remark():
 def test_a_remark_alone_makes_no_cause():
     history = weights_run(lambda step, name: 0.6)
     assert find_causes([RULES["update-ratio-high"](history)], history) == []
+
+
+@pytest.mark.parametrize(("output", "fires"), [(2.0, True), (5e10, False)])
+def test_targets_that_vanish_beside_the_outputs_are_not_known(output, fires):
+    notes = {"loss_kind": "squared error", "squared_losses": [4.0], "target_range": [0.0, 0.0], "target_std": 0.0}
+    history = batches_run([4.0, *flat_losses(60)], batch(output_abs_max=output), **notes)
+    assert (RULES["one-target"](history) is not None) == fires
+
+
+def test_a_squared_error_has_no_classes():
+    notes = {"num_targets": 200, "num_target_classes": 1, "target_top_share": 1.0}
+    assert severity("one-target", run(falling_losses(60), **notes)) == "warning"
+    for op in ("HuberLossBackward0", "MseLossBackward0"):
+        assert severity("one-target", run(falling_losses(60), loss_ops=[op, "AddmmBackward0"], **notes)) is None
+
+
+@pytest.mark.parametrize(("place", "expected"), [(0, True), (3, False)])
+def test_zeros_beside_the_way_are_no_sign_of_dead_units(place, expected):
+    names = ("a.weight", *(f"experts.{i}.weight" for i in range(7)))
+    history = layered(150, lambda s, p: 0.0 if s > 5 and p == place else 1.0, flat_losses(150), names=names)
+    finding = RULES["zero-gradient-tensors"](history)
+    assert finding.evidence["from_the_first"] == expected
+    causes = [cause.rule for cause in find_causes([finding], history)]
+    assert ("dead-units" in causes) == expected

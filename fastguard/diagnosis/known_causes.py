@@ -91,6 +91,13 @@ def _of_itself(weight: float) -> Callable[[Finding, TrainingHistory, Found], flo
     return weigh
 
 
+def _on_the_way(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Dead units stop what lies before them; what is beside the way, such as an expert, is rather not chosen."""
+    share = finding.evidence["num_zero_tensors"] / finding.evidence["num_tensors"]
+    is_on_it = finding.evidence["from_the_first"] or share >= 0.5 or signals_of(history).progress >= 0.1
+    return _of_itself(0.8 if is_on_it else 0.25)(finding, history, found)
+
+
 def _decays(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Where steps are far larger than what decays, and nothing shrinks, the learning rate makes the decay so large."""
     if finding.evidence["norm_left"] < finding.evidence["threshold_norm"]:
@@ -339,7 +346,7 @@ cause(
     {
         "dead-relu-units": _of_itself(0.85),
         "dead-smooth-units": _of_itself(0.85),
-        "zero-gradient-tensors": _of_itself(0.8),
+        "zero-gradient-tensors": _on_the_way,
         "zero-gradients": _of_itself(0.5),
     },
     f"loss-divergence vanishing-norm vanishing-layers loss-spike norm-spike unchanged-weights {_STANDSTILL}",

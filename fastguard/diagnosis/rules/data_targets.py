@@ -6,6 +6,7 @@ from ...history import TrainingHistory
 from ..finding import Finding
 from ..registry import rule
 from ..signals import signals_of
+from .output import loss_and_activation
 from .output_targets import loss_kind, span, stands
 
 TITLE = "Data"
@@ -17,12 +18,23 @@ TITLE = "Data"
     source="our own: what never changes teaches nothing",
     remedy="All targets are the same: look at how labels are read, encoded and joined to the inputs.",
 )
-def one_target(history: TrainingHistory, *, num_targets: int = 64) -> Finding | None:
-    """Of at least `num_targets` targets all are of one class, or of a squared error all are one number."""
+def one_target(history: TrainingHistory, *, num_targets: int = 64, coarse: float = 1e-5) -> Finding | None:
+    """Of at least `num_targets` targets all are of one class, or of a squared error all are one number.
+
+    The latter where they are not below a share `coarse` of the outputs, beside which they would be rounded away.
+    """
     notes, kind = history.model, loss_kind(history)
-    is_one_class = notes.num_target_classes == 1 and (notes.num_targets or 0) >= num_targets
+    has_classes = (
+        loss_and_activation(notes.loss_ops)[0] != "squared error"
+    )  # which may look like one, far from its targets
+    is_one_class = has_classes and notes.num_target_classes == 1 and (notes.num_targets or 0) >= num_targets
     size = max((abs(x) for x in notes.target_range), default=0.0)
+    outputs = [x.output_abs_max for _, x in history.batches if x.training and x.with_grad][:3]
+    is_known = (size or 0.1) > coarse * max(
+        outputs, default=0.0
+    )  # a target is the output less an error: digits get lost
     is_one_number = kind == "squared error" and notes.target_std is not None and notes.target_std <= 1e-6 * size
+    is_one_number = is_one_number and is_known
     if not is_one_class and not is_one_number:
         return None
     what = f"all {notes.num_targets} targets looked at are of one class" if is_one_class else "all targets are equal"

@@ -98,14 +98,20 @@ def zero_gradient_tensors(
         if any(entry.norm > 0.0 for entry in history.clean if entry.step >= since):
             return None  # a loss that many batches meet, not tensors that never learn
     names = [name for name, _ in dead]
+    from_the_first = next(iter(tensors)) in names
     return Finding(
         f"The gradient of {count(len(dead), 'tensor')} of {len(tensors)} has been nothing but zeros since step "
         f"{min(since for _, since in dead)}: {listed(names)}.",
         min(since for _, since in dead),
         tensors.last_step,
-        severity="info" if next(iter(tensors)) not in zero and _learns(history, kept) else "warning",
+        severity="info" if not from_the_first and _learns(history, kept) else "warning",
         layers=_to_blame(list(tensors), names),
-        evidence={"num_zero_tensors": len(dead), "num_tensors": len(tensors), "threshold_samples": samples},
+        evidence={
+            "num_zero_tensors": len(dead),
+            "num_tensors": len(tensors),
+            "from_the_first": from_the_first,
+            "threshold_samples": samples,
+        },
         confidence=0.9,
     )
 

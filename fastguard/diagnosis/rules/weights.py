@@ -13,6 +13,7 @@ from ..signals import is_felt_by_the_loss, median, signals_of
 
 TITLE = "Weights and updates"
 
+_FELT = 0.04  # of the first losses: noise below that is none of large steps
 _FRESH = (6.0**-0.5, 0.5**0.5, 1.0)  # of He's spread: torch's own for linear layers, LeCun's and Xavier's, He's
 
 
@@ -75,7 +76,7 @@ def _is_hurt(history: TrainingHistory, kept: float, patience: int, restless: flo
     if trend.count < patience and not history.has_ended:
         return False
     s = signals_of(history)
-    if s.loss_noise > restless * s.loss_level > 0.0:
+    if s.loss_noise > max(restless * s.loss_level, _FELT * trend.first):  # near zero any loss is restless
         return True
     return not signals_of(history).progress >= kept or is_felt_by_the_loss(history)
 
