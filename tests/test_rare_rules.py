@@ -28,7 +28,7 @@ class TestIdleExperts:
         ("idle", "expected"),
         [
             ([], None),
-            (["experts.1."], "warning"),
+            (["experts.1."], "info"),
             (["experts.0.", "experts.1."], "warning"),
             (["experts.0.", "experts.1.", "experts.3."], "critical"),
             ([f"experts.{i}." for i in range(4)], None),  # all of them: something else

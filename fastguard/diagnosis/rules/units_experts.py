@@ -43,7 +43,7 @@ def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
     "capacity; look at how the router begins. An expert that has never had a token learns nothing.",
 )
 def idle_experts(
-    history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.25, most: float = 0.7
+    history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.3, most: float = 0.7
 ) -> Finding | None:
     """Of modules side by side, some got no gradient in their last `samples` samples over at least `min_steps` steps.
 
