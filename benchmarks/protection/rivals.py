@@ -127,10 +127,10 @@ class AdaGC(Rule):
 
 class SkipStep(Rule):
     """OLMo's skipped step: out where loss or norm lies more than 6 standard deviations above the mean of the last 128,
-    once there are 64; what was skipped counts among them."""
+    once there are 64; what was skipped counts among them. What is left is clipped to `max_norm`."""
 
-    def __init__(self, sigma: float = 6.0, window: int = 128) -> None:
-        self.sigma = sigma
+    def __init__(self, sigma: float = 6.0, window: int = 128, max_norm: float = math.inf) -> None:
+        self.sigma, self.max_norm = sigma, max_norm
         self.norms: deque[float] = deque(maxlen=window)
         self.losses: deque[float] = deque(maxlen=window)
 
@@ -138,7 +138,7 @@ class SkipStep(Rule):
         is_out = self._is_out(self.norms, norm)
         if loss is not None:
             is_out |= self._is_out(self.losses, loss)
-        return 0.0 if is_out else 1.0
+        return 0.0 if is_out else min(1.0, self.max_norm / (norm + 1e-6))
 
     def _is_out(self, past: deque[float], value: float) -> bool:
         assert past.maxlen is not None

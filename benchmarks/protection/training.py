@@ -105,7 +105,7 @@ PROTECTIONS: dict[str, Callable[[], Protection]] = {
     NOTHING: Protection,
     "clip at 1": lambda: Ruled(FixedNorm(1.0)),
     "ZClip": lambda: Ruled(ZClip(max_norm=1.0)),
-    "SkipStep": lambda: Ruled(SkipStep()),
+    "SkipStep": lambda: Ruled(SkipStep(max_norm=1.0)),
     OURS: everything,
 }
 

@@ -94,6 +94,7 @@ def test_skip_step_looks_at_the_loss_too():
     for number, norm in enumerate(noisy(100)):
         assert rule.factors([norm], loss=2.0 + 0.01 * (number % 7)) == [1.0]
     assert rule.factors([1.0], loss=9.0) == [0.0]
+    assert rivals.SkipStep(max_norm=0.5).factors([1.0]) == pytest.approx([0.5], rel=1e-5)
 
 
 def test_window_clip_is_three_deviations_of_unclipped_norms():
