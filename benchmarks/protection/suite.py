@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import multiprocessing
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from fastguard.commands.bench import machine
+from fastguard.stats import strict_json
 
 from ..faults.runs import ROOT
 from . import costs, criteria, guide, replay, table
@@ -180,7 +182,7 @@ RUN: dict[str, Callable[[range, argparse.Namespace], dict[str, Any]]] = {
 
 
 def measures(parts: dict[str, Any]) -> dict[str, float]:
-    """The figure of each of `criteria.MEASURES` that was measured."""
+    """The figure of each of `criteria.MEASURES` that was measured; those of nothing are left out."""
     found: dict[str, float] = {}
     if "policies" in parts:
         ours = parts["policies"]["all"][RULE]
@@ -192,7 +194,7 @@ def measures(parts: dict[str, Any]) -> dict[str, float]:
         found |= {key: parts["healthy"][key] for key in ("rollbacks", "different")}
     costly = {key: value for key, value in parts.get("costs", {}).items() if isinstance(value, dict)}
     found |= {key: value["figure"] for key, value in costly.items() if "figure" in value}
-    return found
+    return {key: value for key, value in found.items() if not math.isnan(value)}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -224,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = options.json or (None if options.quick else RESULTS)
     results: dict[str, Any] = {"parts": {}}
     if path is not None and path.exists():
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = strict_json.decode(json.loads(path.read_text(encoding="utf-8")))
     described = machine.Machine().to_dict()
     conditions = {key: described[key] for key in ("cpu", "num_cores", "python", "fastguard", "date")}
     for part in options.only or PARTS:
@@ -239,6 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table.text(results))
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(strict_json.encode(results), indent=1, ensure_ascii=False, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
         print(f"results: {path}")
     return 0

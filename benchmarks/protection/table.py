@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+from fastguard.stats import strict_json
 
 from ..readme import markdown
 from ..speed.table import aligned
@@ -13,8 +16,12 @@ DASH = "—"
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """A figure as people write it: a share in percent, a count, or two digits that count; a dash for nothing."""
-    if value is None or value != value:
+    """A figure as people write it: a share in percent, a count, or three digits; a dash for nothing.
+
+    What is not finite may be a float or, out of a file, its name.
+    """
+    value = strict_json.decode_float(value)
+    if value is None or not math.isfinite(value):
         return DASH
     if unit == "%":
         return f"{100 * value:.3g} %"

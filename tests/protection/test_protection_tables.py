@@ -77,3 +77,23 @@ def test_the_saved_results_are_read():
     saved = json.loads(suite.RESULTS.read_text(encoding="utf-8"))
     assert saved["measures"] == suite.measures(saved["parts"])
     assert table.text(saved)
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), "NaN", float("inf"), "Infinity"])
+def test_what_is_not_finite_is_a_dash(value):
+    assert table.number(value, "%") == table.number(value) == "—"
+
+
+def test_a_part_that_is_run_again_leaves_the_others_as_they_were(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results()), encoding="utf-8")
+    again = {"num_runs": 4, "rollbacks": 1, "different": 0, "worst": float("inf")}
+    monkeypatch.setitem(suite.RUN, "healthy", lambda seeds, options: dict(again))
+    assert suite.main(["--only", "healthy", "--seeds", "2", "--json", str(path)]) == 0
+    saved = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert saved["measures"]["rollbacks"] == 1 and saved["measures"]["through"] == 0.95
+    assert saved["parts"]["healthy"]["worst"] == "Infinity" and saved["parts"]["healthy"]["conditions"]["seeds"] == 2
+    assert {k: v for k, v in saved["parts"].items() if k != "healthy"} == {
+        k: v for k, v in results()["parts"].items() if k != "healthy"
+    }
+    assert "missed" in capsys.readouterr().out
