@@ -259,11 +259,11 @@ def flipped(at=(100,), largest=1e9, num_steps=130, numel=1000, loss=lambda step,
 EXPERTS = ("router.weight", *(f"experts.{i}.{j}.weight" for i in range(4) for j in (0, 2)), "head.weight")
 
 
-def routed(idle, num_steps=200, names=EXPERTS, absent=False) -> TrainingHistory:
+def routed(idle, num_steps=200, names=EXPERTS, absent=False, losses=None) -> TrainingHistory:
     """A run of a model with modules side by side, those whose name begins with one of `idle` without a gradient."""
     history = TrainingHistory()
     history.note_model(names=names)
-    for step, loss in enumerate(falling_losses(num_steps)):
+    for step, loss in enumerate(losses or falling_losses(num_steps)):
         given = {name: 0.0 if name.startswith(tuple(idle)) else 1.0 for name in names}
         kept = [name for name in names if given[name] or not absent]
         rows = [make_row(given[name], 16, num_zeros=0 if given[name] else 16) for name in kept]
@@ -422,7 +422,7 @@ BAD = {
     "gradients-not-cleared": run(falling_losses(50), num_left_gradients=19, num_watched_backwards=20),
     "no-gradient": run(flat_losses(50), [0.0] * 50),
     "odd-optimizer-settings": run(
-        flat_losses(120), optimizer_settings=settings(lr=1e-3, betas=(0.9, 0.999), eps=0.1)
+        flat_losses(160), optimizer_settings=settings(lr=1e-3, betas=(0.9, 0.999), eps=0.1)
     ),
     "learning-rate-gone": run(flat_losses(150), lrs=[1e-3 if s < 50 else 1e-6 for s in range(150)]),
     "weights-overwritten": run(flat_losses(120), overwritten=["a", "b"], num_overwritten=5, num_compared=6),
@@ -495,7 +495,7 @@ BAD = {
             val_losses=validated(60, every=2),
         )
     ),
-    "idle-experts": routed(["experts.1.", "experts.2."]),
+    "idle-experts": routed(["experts.1.", "experts.2.", "experts.3."]),
     "one-side-wins": game([0.7 + 0.03 * s for s in range(200)] + flat_losses(120, level=6.5)),
     "lone-element": flipped(),
     "running-statistics-apart": run(
@@ -503,7 +503,7 @@ BAD = {
         module_kinds={"Linear": 2, "BatchNorm1d": 1},
     ),
     "divergence-ahead": run(
-        [*falling_losses(200, noise=0.02), *[0.3 + 0.003 * s for s in range(80)]],
+        [*falling_losses(200, noise=0.02), *[0.3 + 0.01 * s for s in range(80)]],
         [n * 1.02 ** max(0, s - 200) for s, n in enumerate(noisy_norms(280))],
     ),
     "rolled-back": run(

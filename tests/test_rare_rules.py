@@ -29,7 +29,7 @@ class TestIdleExperts:
         [
             ([], None),
             (["experts.1."], "info"),
-            (["experts.0.", "experts.1."], "warning"),
+            (["experts.0.", "experts.1."], "info"),
             (["experts.0.", "experts.1.", "experts.3."], "critical"),
             ([f"experts.{i}." for i in range(4)], None),  # all of them: something else
             (["experts.1.0"], None),  # one layer within an expert
@@ -42,6 +42,10 @@ class TestIdleExperts:
     def test_one_of_eight_is_a_remark(self):
         names = [f"experts.{i}.weight" for i in range(8)]
         assert severity("idle-experts", routed(["experts.3."], names=names)) == "info"
+
+    def test_half_of_them_matter_where_the_loss_has_not_kept_what_it_had_gained(self):
+        losses = [*falling_losses(100), *flat_losses(100, level=2.0)]
+        assert severity("idle-experts", routed(["experts.1.", "experts.2."], losses=losses)) == "warning"
 
     def test_not_before_there_was_time(self):
         assert severity("idle-experts", routed(["experts.1."], num_steps=39)) is None
@@ -59,7 +63,7 @@ class TestIdleExperts:
         assert severity("idle-experts", history) is None
 
     def test_the_cause_wins_over_parameters_that_are_cut_off(self):
-        history = routed(["experts.1.", "experts.2."], absent=True)
+        history = routed(["experts.1.", "experts.2.", "experts.3."], absent=True)
         assert {"missing-gradients", "idle-experts"} <= {one.rule for one in diagnose(history)}
         assert first_cause(history) == "dead-experts"
 

@@ -105,13 +105,13 @@ class TestSetUp:
         ],
     )
     def test_settings(self, given, odd):
-        finding = RULES["odd-optimizer-settings"](run(flat_losses(60), optimizer_settings=settings(**given)))
+        finding = RULES["odd-optimizer-settings"](run(flat_losses(160), optimizer_settings=settings(**given)))
         assert (finding and finding.evidence["settings"]) == (odd and [odd])
 
     def test_odd_settings_of_a_run_that_learns_are_a_remark(self):
         odd = settings(eps=0.1)
         assert severity("odd-optimizer-settings", run(falling_losses(200), optimizer_settings=odd)) == "info"
-        assert severity("odd-optimizer-settings", run(flat_losses(49), optimizer_settings=odd)) == "info"
+        assert severity("odd-optimizer-settings", run(flat_losses(149), optimizer_settings=odd)) == "info"
 
     @pytest.mark.parametrize(
         ("full", "gone", "lr", "fires"),

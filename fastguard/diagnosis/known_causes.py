@@ -164,9 +164,10 @@ def _has_tiny_batches(history: TrainingHistory, found: Found) -> bool:
 
 
 def _is_of_schedule_or_machine(history: TrainingHistory, found: Found) -> bool:
-    """A learning rate that only ever rose: the schedule is wrong, whatever its size; or one element far out of range,
-    ahead of all steps that were too large."""
-    return "learning-rate-still-rising" in found or _comes_of_one_element(history, found)
+    """A learning rate that only ever rose: the schedule is wrong, whatever its size; gradients that add up, which make
+    any rate too high; or one element far out of range, ahead of all steps that were too large."""
+    is_elsewhere = "learning-rate-still-rising" in found or "gradients-not-cleared" in found
+    return is_elsewhere or _comes_of_one_element(history, found)
 
 
 def _comes_of_one_element(history: TrainingHistory, found: Found) -> bool:

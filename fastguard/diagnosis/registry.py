@@ -30,6 +30,8 @@ class Rule:
         thresholds: its defaults, by name; a call takes others as keyword arguments.
         needs_descent: whether it takes the loss for something that is to come down towards zero; it then says nothing
             of games and rewards, nor where a loss was below zero.
+        needs_targets: whether it reads the targets of the data; in a game what the output is drawn to is no target of
+            the data, and it says nothing.
     """
 
     name: str
@@ -40,10 +42,13 @@ class Rule:
     thresholds: Mapping[str, float]
     check: Callable[..., Finding | None]
     needs_descent: bool = False
+    needs_targets: bool = False
 
     def __call__(self, history: TrainingHistory, **thresholds: float) -> Finding | None:
         self.check_thresholds(thresholds)
         if self.needs_descent and needs.descent(history) is False:
+            return None
+        if self.needs_targets and (needs.game(history) or needs.takes_turns(history)):
             return None
         finding = self.check(history, **thresholds)
         if finding is None:
@@ -80,12 +85,13 @@ def rule(
     source: str = "",
     remedy: str = "",
     needs_descent: bool = False,
+    needs_targets: bool = False,
 ) -> Callable[[Callable[..., Finding | None]], Rule]:
     """Registers a function of a `TrainingHistory` as a rule; its keyword-only arguments are the thresholds.
 
     Args:
         name: must be new, unless the same function is defined again (as when a notebook cell is run twice).
-        severity, reads, source, remedy, needs_descent: as in `Rule`.
+        severity, reads, source, remedy, needs_descent, needs_targets: as in `Rule`.
 
     Raises:
         ValueError: if another function has that name, the severity is unknown, or a threshold has no default.
@@ -103,7 +109,8 @@ def rule(
 
     def register(check: Callable[..., Finding | None]) -> Rule:
         texts = {"reads": reads, "source": source, "remedy": remedy}
-        made = make_rule(check, name, severity=severity, **texts, needs_descent=needs_descent)
+        about: dict[str, Any] = {**texts, "needs_descent": needs_descent, "needs_targets": needs_targets}
+        made = make_rule(check, name, severity=severity, **about)
         known = RULES.get(name)
         if known is not None and _identity(known.check) != _identity(check):
             raise ValueError(f"`name` must be new, got {name!r}, which is a rule already. Choose another name.")
@@ -122,6 +129,7 @@ def make_rule(
     source: str = "",
     remedy: str = "",
     needs_descent: bool = False,
+    needs_targets: bool = False,
 ) -> Rule:
     """As `rule`, without registering: a rule to be asked by name only, `diagnose(history, rules=[...])`."""
     thresholds: dict[str, Any] = {}
@@ -131,7 +139,7 @@ def make_rule(
         if argument.default is argument.empty:
             raise ValueError(f"`{argument.name}` must have a default - at rule {name!r}")
         thresholds[argument.name] = argument.default
-    return Rule(name, severity, reads, source, remedy, thresholds, check, needs_descent)
+    return Rule(name, severity, reads, source, remedy, thresholds, check, needs_descent, needs_targets)
 
 
 def _identity(check: Callable[..., Finding | None]) -> tuple[str, str]:

@@ -129,7 +129,9 @@ cause(
     "Gradients are never cleared: each step takes the sum of all since the run began.",
     "Call optimizer.zero_grad() before each backward().",
     {"gradients-not-cleared": 0.98},
-    f"growing-norm clip-rate-high loss-oscillation loss-explosion loss-divergence overfitting norm-jump {_STANDSTILL}",
+    "growing-norm clip-rate-high loss-oscillation loss-explosion loss-divergence divergence-ahead overfitting "
+    "norm-jump norm-spike loss-spike no-warm-up update-ratio-high steps-too-large non-finite-gradients "
+    f"non-finite-loss skip-run {_STANDSTILL}",
 )
 cause(
     "no-gradient-arrives",

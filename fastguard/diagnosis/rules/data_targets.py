@@ -17,6 +17,7 @@ TITLE = "Data"
     reads="classes or numbers that the first batches asked for",
     source="our own: what never changes teaches nothing",
     remedy="All targets are the same: look at how labels are read, encoded and joined to the inputs.",
+    needs_targets=True,
 )
 def one_target(history: TrainingHistory, *, num_targets: int = 64, coarse: float = 1e-5) -> Finding | None:
     """Of at least `num_targets` targets all are of one class, or of a squared error all are one number.
@@ -51,6 +52,7 @@ def one_target(history: TrainingHistory, *, num_targets: int = 64, coarse: float
     reads="the classes that each of the first batches asked for",
     source="Bottou 2012, section 3.1: examples in random order",
     remedy="Batches hold one class each: shuffle the data before each epoch (DataLoader(shuffle=True)).",
+    needs_targets=True,
 )
 def sorted_targets(history: TrainingHistory, *, share: float = 0.95, num_targets: int = 64) -> Finding | None:
     """Within a batch a `share` of the targets is of one class, on average; over the batches there are several.
@@ -80,6 +82,7 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.95, num_targets
     source="our own; a model that names the most frequent class alone is right that often",
     remedy="One class is nearly all of the data: weight the loss by class, draw batches evenly, and measure with "
     "balanced accuracy.",
+    needs_targets=True,
 )
 def uneven_targets(
     history: TrainingHistory,
@@ -116,6 +119,7 @@ def uneven_targets(
     remedy="Bring the targets to mean 0 and standard deviation 1 with the training set's numbers, and undo it in "
     "prediction.",
     needs_descent=True,
+    needs_targets=True,
 )
 def target_scale(
     history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3, min_steps: int = 80

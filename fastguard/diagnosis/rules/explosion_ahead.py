@@ -29,7 +29,7 @@ def divergence_ahead(
     *,
     ratio: float = 1.1,
     norm_ratio: float = 1.5,
-    share: float = 0.03,
+    share: float = 0.2,
     z: float = 5.0,
     rate_ratio: float = 1.05,
     ratio_at_new_rate: float = 1.05,

@@ -60,13 +60,14 @@ def loss_still_falling(
     share: float = 0.2,
     high: float = 0.2,
     much: float = 0.25,
+    few: int = 100,
     min_steps: int = 10,
 ) -> Finding | None:
     """Over the newest `share` of a run of at most a window the loss fell by more than `fall` of itself.
 
     Asked at the end of a run only, as of a log; from `min_steps` losses on, while the level is above `high` of where
-    the loss began. Info; a warning, at any level, where the second half of the run brought the loss down by a share
-    `much` of where it began, and its newest part a quarter of `fall` of itself.
+    the loss began. Info; a warning, at any level, where the second half of a run of fewer than `few` steps brought the
+    loss down by a share `much` of where it began, and its newest part a quarter of `fall` of itself.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < min_steps or history.num_clean > history.window:
@@ -84,7 +85,7 @@ def loss_still_falling(
         + (f", and by {gained / first:.0%} of where it began in the second half of the run." if is_early else "."),
         s.loss_entries[-2 * part].step,
         s.loss_entries[-1].step,
-        severity="warning" if is_early else "info",
+        severity="warning" if is_early and len(s.losses) < few else "info",
         evidence={"level": late, "before": before, "gained_in_second_half": gained / first, "threshold_fall": fall},
         confidence=0.85 if is_early else 0.8,
     )

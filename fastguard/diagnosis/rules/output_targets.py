@@ -49,6 +49,7 @@ def stands(history: TrainingHistory, progress: float, min_steps: int) -> bool:
     reads="the targets of a squared error, the activation that the model ends in, and the loss",
     source="our own: a sigmoid cannot say 2",
     remedy="Leave the last activation out, or bring the targets into its range.",
+    needs_targets=True,
 )
 def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> Finding | None:
     """Targets beyond the range of the last activation by more than a `margin` of their own range."""
@@ -76,6 +77,7 @@ def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> 
     source="torch's documentation of cross_entropy, nll_loss and binary_cross_entropy_with_logits",
     remedy="cross_entropy and losses with logits take the plain output of the last linear layer; nll_loss takes "
     "logarithms of probabilities (log_softmax).",
+    needs_targets=True,
 )
 def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -> Finding | None:
     """Probabilities where the loss makes its own, or no logarithms of probabilities where it needs them.
@@ -109,6 +111,7 @@ def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -
     source="our own: a squared error takes classes for numbers; a likelihood below zero has targets that are none",
     remedy="Use cross_entropy for classes (with the class's index), binary_cross_entropy_with_logits for yes or no, "
     "and a squared or absolute error for numbers.",
+    needs_targets=True,
 )
 def loss_against_targets(
     history: TrainingHistory, *, binary: float = 0.99, progress: float = 0.3, min_steps: int = 80, huge: float = 1e3
@@ -155,6 +158,7 @@ def loss_against_targets(
     reads="the operations between the loss and the output",
     source="torch's warning of sizes that differ in mse_loss, which broadcasts [N] against [N, 1] to [N, N]",
     remedy="Give output and targets the same shape: squeeze the output's last dimension, or unsqueeze the targets'.",
+    needs_targets=True,
 )
 def broadcast_targets(history: TrainingHistory) -> Finding | None:
     """An error between output and targets is taken of more pairs than the output has elements.

@@ -10,7 +10,7 @@ from ...history import TrainingHistory
 from ..finding import Finding, count, listed
 from ..needs import batch_statistics, dropout
 from ..registry import rule
-from ..signals import median, signals_of
+from ..signals import has_had_time, median, signals_of
 
 TITLE = "Set-up"
 
@@ -87,17 +87,18 @@ def _odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list
     "one at a time.",
 )
 def odd_optimizer_settings(
-    history: TrainingHistory, *, eps: float = 1e-3, momentum: float = 0.98, progress: float = 0.5, min_steps: int = 50
+    history: TrainingHistory, *, eps: float = 1e-3, momentum: float = 0.98, progress: float = 0.5, min_steps: int = 150
 ) -> Finding | None:
     """eps from `eps` on, a momentum or beta1 above `momentum`, a beta2 below 0.5 or of nearly 1.
 
-    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained.
+    Info; a warning if after `min_steps` losses, or at the end, less than a share `progress` of the first has been
+    gained.
     """
     odd = [text for settings in history.model.optimizer_settings for text in _odd_settings(settings, eps, momentum)]
     if not odd or not history.num_clean:
         return None
     gained = signals_of(history).progress
-    is_slow = history.losses.count >= min_steps and gained < progress
+    is_slow = has_had_time(history, min_steps) and gained < progress
     kinds = {str(settings.get("kind")) for settings in history.model.optimizer_settings}
     return Finding(
         f"{listed(sorted(kinds))} runs with unusual settings: {listed(list(dict.fromkeys(odd)))}.",

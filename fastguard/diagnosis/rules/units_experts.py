@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from ...history import TrainingHistory
 from ..finding import Finding, Severity, listed
 from ..registry import rule
+from ..signals import is_felt_by_the_loss
 
 TITLE = "Units"
 
@@ -43,13 +44,13 @@ def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
     "capacity; look at how the router begins. An expert that has never had a token learns nothing.",
 )
 def idle_experts(
-    history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.3, most: float = 0.7
+    history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.5, most: float = 0.7
 ) -> Finding | None:
     """Of modules side by side, some got no gradient in their last `samples` samples over at least `min_steps` steps.
 
-    No parameter of theirs did, while those of others did. Info; a warning from a `share` of them on; critical where it
-    is at least `most` of them. Side by side are those whose names say so, and those with an idle one between two that
-    are not: what stands behind a dead layer in a row is no expert.
+    No parameter of theirs did, while those of others did. Info; a warning from a `share` of them on where the loss has
+    not kept what it had gained; critical where it is at least `most` of them. Side by side are those whose names say
+    so, and those with an idle one between two that are not: what stands behind a dead layer in a row is no expert.
     """
     tensors, frozen = history.tensors, {*history.model.without_gradient, *history.model.not_in_optimizer}
     if tensors.num_samples < samples or tensors.last_step < min_steps or not history.norm_max:
@@ -69,7 +70,11 @@ def idle_experts(
     if worst is None:
         return None
     lost, idle, modules_of, blamed = worst
-    severity: Severity = "critical" if lost >= most else "warning" if lost >= share else "info"
+    severity: Severity = "info"
+    if lost >= most:
+        severity = "critical"
+    elif lost >= share and is_felt_by_the_loss(history):
+        severity = "warning"
     return Finding(
         f"{len(idle)} of {len(modules_of)} modules side by side get no gradient: {listed(idle)}.",
         history.recent[0].step if history.recent else None,
