@@ -109,6 +109,7 @@ class DeviceClipping:
     """The same where the numbers are on a device: limits go there, and nothing comes back before the record does.
 
     Attributes:
+        shrinks: units or elements are clipped.
         must_be_asked: the policy wants the norm as a number.
 
     Raises:
@@ -123,7 +124,8 @@ class DeviceClipping:
         self._flight, self._decision = flight, decision
         limit = None if clip is None else clip.limit
         asked = flight.asked = self._clip.ask() if self._clip is not None and limit is None else None
-        flight.trigger = trigger_of(clip, asked)
+        is_plain = clip is None or (limit is not None and clip.scope == "model")
+        flight.trigger = (None if limit == math.inf else limit) if is_plain else trigger_of(clip, asked)
         self.shrinks = clip is not None and clip.scope in _SHRINKS
         self.must_be_asked = clip is not None and limit is None and asked is None and not self.shrinks
         if (self.shrinks or (asked is not None and len(asked) > 2)) and len(decision.plans) > 1:

@@ -340,7 +340,8 @@ class Judge:
         try:
             clipping = DeviceClipping(run.clip, flight, decision)
             onboard.measure(flight, decision, handed, run.skip_nonfinite)
-            clipping.follow(groups, handed)
+            if flight.asked is not None or clipping.shrinks:
+                clipping.follow(groups, handed)
             if clipping.must_be_asked and run.clip is not None:
                 self._ask_policy(run.clip, flight, decision)
             flight.note("lr", _rate(optimizers[0]))
