@@ -9,6 +9,7 @@ from fastguard.commands.demo.lab import tasks
 from fastguard.commands.demo.lab.faults import FAULTS
 from fastguard.commands.demo.lab.plant import Planted
 from fastguard.commands.demo.lab.setup_faults import SETUP_FAULTS
+from fastguard.commands.demo.trouble import TROUBLES
 from fastguard.diagnosis import CAUSES, RULES
 from fastguard.sinks import read_jsonl
 
@@ -67,3 +68,21 @@ def test_every_fault_can_be_planted_and_is_expected_as_something_that_exists():
         assert fault.task in tasks.TASKS
         assert set(fault.causes) <= {*CAUSES, *RULES}, fault.name
         assert set(fault.families) <= families, fault.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TROUBLES)
+def test_recovery_brings_a_run_through(name, tmp_path, capsys):
+    code = cli.main(["demo", "--fault", name, "--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert code == 0, text
+    ends = [line for line in text.splitlines() if line.startswith(("undisturbed", "without rec", "with rec"))]
+    clean, alone, helped = (float(line.split()[-1]) for line in ends)
+    assert alone > 1.5 * clean and helped < 1.1 * clean
+    assert "rolled back from 40" in text
+    assert len(read_jsonl(tmp_path / f"{name}.jsonl")) == 900
+
+
+def test_troubles_are_listed(capsys):
+    assert cli.main(["demo", "--fault", "list"]) == 0
+    assert "ruined-weights" in capsys.readouterr().out

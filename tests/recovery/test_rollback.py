@@ -597,3 +597,21 @@ def test_compiled_steps(name: str) -> None:
     assert max(found[True][-8:]) < 2.0 * max(found[True][40:60])
     assert optimizer.param_groups[0]["lr"] in (0.01, 0.05)
     torch._dynamo.reset()
+
+
+def test_what_rules_find_in_losses_of_the_model_that_was_given_up_is_no_reason_again() -> None:
+    model = make(norm=False)
+    recovery = fastguard.Recovery(every=10, patience=3, quarantine=4, window=400)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = fastguard.wrap(optimizer, model, recovery=recovery, check_every=50)
+
+    def fault(step: int) -> None:
+        if step == 60:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(300.0)
+
+    train(model, optimizer, range(160), fault=fault)
+    told = optimizer.guard.recoveries
+    assert len(told) == 1 and told[0].startswith("rolled back from 6")
+    assert any(finding.rule == "loss-explosion" for finding in optimizer.guard.report().findings)

@@ -13,17 +13,21 @@ import fastguard
 from ...diagnosis import Finding, unexplained
 from ...report import Report
 from ..cli import EXIT_FAILED, CommandError
+from . import trouble
 from .lab.fault import Fault
 from .lab.faults import FAULTS
 from .lab.tasks import TASKS
 from .lab.training import WATCHING, Outcome, Training
 from .progress import Progress
+from .trouble import TROUBLES
 
 
 def listing() -> str:
     """Every fault that `--fault` takes, with what is done to the training."""
-    width = max(map(len, FAULTS)) + 2
-    return "\n".join(f"  {name:<{width}}{fault.title}" for name, fault in FAULTS.items())
+    known = {name: fault.title for name, fault in FAULTS.items()}
+    known |= {name: f"{one.title}: without recovery, and with it" for name, one in TROUBLES.items()}
+    width = max(map(len, known)) + 2
+    return "\n".join(f"  {name:<{width}}{title}" for name, title in known.items())
 
 
 def named_first(report: Report) -> Finding | None:
@@ -34,6 +38,8 @@ def named_first(report: Report) -> Finding | None:
 
 def run(name: str, seed: int, folder: Path) -> int:
     """Plants the fault, trains, prints the report; 0 if the right cause comes first in it, and the right layer."""
+    if name in TROUBLES:
+        return trouble.run(name, seed, folder)
     if name not in FAULTS:
         raise CommandError(f"--fault {name}: unknown. The faults are:\n{listing()}")
     fault = FAULTS[name]

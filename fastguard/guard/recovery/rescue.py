@@ -27,6 +27,7 @@ from .settings import Recovery
 from .snapshots import Snapshot, Snapshots
 
 _log = logging.getLogger("fastguard")
+_GRACE = 24  # steps after a rollback whose losses rules look at together with those before it
 _WHAT = "recovery"
 _UNSET: Any = object()
 
@@ -189,6 +190,9 @@ class Rescue:
         checkup = self._ledger.checkup
         found = [] if checkup is None else checkup.take_new()
         critical = [f for f in found if f.severity == "critical" and f.rule in self._settings.rules]
+        back = max((event["step"] for event in self.events if event["kind"] == "rollback"), default=None)
+        if back is not None:  # what is found in the losses of the model that was given up is known
+            critical = [f for f in critical if f.last_step is None or f.last_step > back + _GRACE]
         if critical and not self.ladder.is_waiting:
             self._cause = f"of {critical[0].rule}: {critical[0].summary.rstrip('.')}"
         count = self.ladder.num_bad
