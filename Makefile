@@ -45,8 +45,9 @@ fuzz: .venv/dev.stamp ## try the kernels, histories and logs at random (NUMBER=1
 soak: .venv/dev.stamp ## take a million steps: memory and time a step must stay flat
 	.venv/bin/python -m benchmarks.reliability.soak
 
-kill: .venv/dev.stamp ## end trainings at random moments, and read what they left
+kill: .venv/dev.stamp ## end trainings and savings at random moments, and read what they left
 	.venv/bin/python -m benchmarks.reliability.kill
+	.venv/bin/python -m benchmarks.reliability.checkpoints
 
 optimizers: .venv/dev.stamp ## guard the optimizers of other packages that are installed
 	.venv/bin/python -m benchmarks.optimizers

@@ -73,6 +73,12 @@ PARTS = (
         "500, every log readable, at most one record behind",
         "make kill",
     ),
+    Part(
+        "reliability-checkpoints",
+        "savings of a checkpoint ended by kill -9, at each write and at random moments",
+        "400, none that does not load",
+        "make kill",
+    ),
     Part("reliability-soak", "a million steps", "memory within 1 MB, time a step within 5 %", "make soak"),
     Part(
         "reliability-disks",
