@@ -304,7 +304,10 @@ class TrainingHistory(Series):
         """One element outweighs all others; said before the tensor's track takes it for usual."""
         if self.lone_elements and self.lone_elements[-1].step >= record.step:
             return  # an interrupt came since
-        name = record.tensors.names[record.tensors.abs_max.index(largest)]
+        of_each = record.tensors.abs_max
+        if largest not in of_each:
+            return  # a record of all gradients together
+        name = record.tensors.names[of_each.index(largest)]
         usual = self.tensors[name].norm if name in self.tensors else 0.0
         self.lone_elements.append(LoneElement(record.step, name, largest, usual))
 

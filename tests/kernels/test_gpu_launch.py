@@ -89,14 +89,14 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
 def test_a_kernel_is_compiled_once_and_then_called_directly(driver: FakeDriver, monkeypatch) -> None:
     launcher = launch.decide_launcher(CPU)
     assert launcher.is_direct is None
-    launcher(1, 16, 1, 2**40, 0, 0, 3, 7, 1)
+    launcher(1, 16, 1, 2**40, 0, 0, 3, 7, 6, 1)
     assert launcher.is_direct is True
     monkeypatch.setattr(launcher, "function", None)  # from here on, not even looked at
-    launcher(1, 1, 16, 32, 64, 1, 0, -5, 2**62)
+    launcher(1, 1, 16, 32, 64, 1, 0, -5, 8, 2**62)
     assert driver.num_loaded == 1
     assert [note[1:] for note in NotedLaunch.notes] == [
-        ((1, 1, 1), 1234, (16, 1, 2**40, 0, 0, 3, 7, 1)),
-        ((1, 1, 1), 1234, (1, 16, 32, 64, 1, 0, -5, 2**62)),
+        ((1, 1, 1), 1234, (16, 1, 2**40, 0, 0, 3, 7, 6, 1)),
+        ((1, 1, 1), 1234, (1, 16, 32, 64, 1, 0, -5, 8, 2**62)),
     ]
 
 
@@ -110,8 +110,8 @@ def test_constants_follow_the_arguments(driver: FakeDriver) -> None:
 def test_no_value_of_an_argument_makes_another_kernel(driver: FakeDriver) -> None:
     launcher = launch.finalise_launcher(CPU)
     for value in (0, 1, 16, 17, -1, 2**31, 2**63 - 1):
-        launcher._ordinary(1, *[value] * 11)
-    launcher(1, *[5] * 11)
+        launcher._ordinary(1, *[value] * 12)
+    launcher(1, *[5] * 12)
     assert driver.num_loaded == 1
     assert len(NotedLaunch.notes) == 8
 
