@@ -1,6 +1,6 @@
 """Writes the suite's tables into documents from saved results.
 
-    python -m benchmarks.faults.readme benchmarks/results/faults.json README.md benchmarks/README.md [--check]
+    python -m benchmarks.faults.readme benchmarks/results/faults.json benchmarks/README.md [--check]
 
 `<!-- faults:begin -->` … `<!-- faults:end -->` gets the measures beside the baselines', `faults-each` a row a fault,
 `faults-confusion` what was planted by what was named first.
