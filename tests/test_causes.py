@@ -353,6 +353,12 @@ class TestContradictions:
         known = noted(history, dtypes=dtypes) if dtypes else history
         assert ("singular-operation" in evidence_for(diagnose(history), known)) == can_be
 
+    @pytest.mark.parametrize(("is_smooth", "can_be"), [(None, True), (False, True), (True, False)])
+    def test_operations_whose_derivatives_are_finite(self, is_smooth, can_be):
+        history = RIGHT["singular-operation"]
+        known = noted(history, is_smooth=is_smooth)
+        assert ("singular-operation" in evidence_for(diagnose(history), known)) == can_be
+
     @pytest.mark.parametrize(("loss", "can_be"), [(0.5, True), (math.nan, False)])
     def test_a_loss_that_is_none_has_no_derivative_either(self, loss, can_be):
         history = with_a_derivative_of_infinity(loss)

@@ -116,8 +116,8 @@ def _finite_loss(finding: Finding, history: TrainingHistory, found: Found) -> fl
 
 
 def _is_of_data_or_precision(history: TrainingHistory, found: Found) -> bool:
-    """A batch that is not finite itself, or half precision, which overflows."""
-    return "batch-not-finite" in found or needs.half_precision(history) is True
+    """A batch that is not finite itself, half precision, which overflows, or no operation that could be to blame."""
+    return "batch-not-finite" in found or needs.half_precision(history) is True or history.model.is_smooth is True
 
 
 def _is_alone(name: str, found: Found) -> bool:

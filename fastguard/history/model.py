@@ -51,6 +51,8 @@ class ModelNotes:
         num_overwritten: at how many of the `num_compared` steps that were looked at some had changed.
         loss_ops: what autograd recorded from the first observed loss down, outermost first, sixteen at most: such as
             ("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"). Empty where the loss came without its graph.
+        is_smooth: whether every operation of that graph has a finite derivative everywhere, as matrix products, usual
+            activations and usual losses have; None: not known.
         num_foreign_parameters: parameters in that graph that are neither the model's nor under guard: those of another
             network, as in a game; or the model's own in the loss that another guard observed; None if not known.
         loss_kind: what loss the gradient of the model's output belongs to: "cross-entropy" (with a softmax of its own),
@@ -98,6 +100,7 @@ class ModelNotes:
     num_overwritten: int | None = None
     num_compared: int | None = None
     loss_ops: tuple[str, ...] = ()
+    is_smooth: bool | None = None
     num_foreign_parameters: int | None = None
     loss_kind: str = ""
     squared_losses: tuple[float, ...] = ()
@@ -241,7 +244,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     ),
     **dict.fromkeys(("target_range", "squared_losses"), lambda value: tuple(values.each(_number, value))),
     "backward_per_step": values.count,
-    **dict.fromkeys(("has_scheduler", "has_scaler"), values.truth),
+    **dict.fromkeys(("has_scheduler", "has_scaler", "is_smooth"), values.truth),
     **dict.fromkeys(("autocast", "loss_kind", "clip_policy"), values.text),
     "optimizer_settings": _settings,
     "objective": _objective,

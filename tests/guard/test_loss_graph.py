@@ -97,7 +97,11 @@ def test_what_has_no_graph_says_nothing(loss: Any) -> None:
 def test_a_parameter_itself() -> None:
     weight = nn.Parameter(torch.ones(()))
     assert facts_of_loss(weight, None) == {}
-    assert facts_of_loss(weight * 1, set()) == {"loss_ops": ("MulBackward0",), "num_foreign_parameters": 1}
+    assert facts_of_loss(weight * 1, set()) == {
+        "loss_ops": ("MulBackward0",),
+        "is_smooth": True,
+        "num_foreign_parameters": 1,
+    }
 
 
 class TestForeignParameters:
@@ -255,3 +259,21 @@ class TestObserve:
         assert self.notes(of_judge).num_foreign_parameters == num_of_judge
         assert descent(of_judge.guard.history) is False
         assert not self.notes(alone).num_foreign_parameters
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (lambda y: torch.nn.functional.cross_entropy(y, torch.zeros(3, dtype=torch.long)), True),
+        (lambda y: (y.tanh() / 3.0).square().mean(), True),
+        (lambda y: y.abs().pow(0.5).mean(), False),
+        (lambda y: (y.tanh() / 3.0).mean(), True),
+        (lambda y: (y / y.exp()).mean(), False),
+        (lambda y: y.abs().sqrt().mean(), False),
+        (lambda y: y.norm(), False),
+    ],
+)
+def test_whether_all_derivatives_are_finite(made, expected):
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 5))
+    loss = made(layer(torch.randn(3, 4)))
+    assert facts_of_loss(loss, {id(p) for p in layer.parameters()})["is_smooth"] is expected
