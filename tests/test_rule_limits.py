@@ -450,3 +450,14 @@ class TestLosses:
 
 def test_a_history_without_losses_is_no_reason_to_complain():
     assert diagnose(make_history(noisy_norms(400))) == []
+
+
+@pytest.mark.parametrize(("dead", "severity"), [(0.6, "warning"), (0.4, "info")])
+def test_large_updates_matter_where_units_have_died(dead, severity):
+    weights = (WeightStats("layer.weight", 64, 4.0, 0.5, 2.0, 1.0, 8.0),)
+
+    def sampled(step):
+        return {"weights": weights, "activations": (activity("act", dead=dead),)} if step % 20 == 0 else {}
+
+    history = run(falling_losses(120), change=sampled, lrs=[0.1] * 120)
+    assert RULES["update-ratio-high"](history).severity == severity

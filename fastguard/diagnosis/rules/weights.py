@@ -42,7 +42,7 @@ def update_ratio_high(
     the weights as those grow, unless steps overshoot. Asked `min_steps` steps after the first sample; silent if the
     learning rate has come down by then, or still rises. A warning where the loss rises, or where of `patience` losses
     less than a share `kept` of the first has been gained and is kept, or they change from step to step by more than
-    a share `restless` of their level; else info.
+    a share `restless` of their level, or where more than half of the units of a module are dead; else info.
     """
     updates = history.updates
     first_sample, early, peak = updates.first, updates.early, updates.peak
@@ -57,7 +57,7 @@ def update_ratio_high(
         sample, limit = peak, later
     else:
         return None
-    is_hurt = _is_hurt(history, kept, patience, restless)
+    is_hurt = _is_hurt(history, kept, patience, restless) or _units_have_died(history)
     return Finding(
         f"Step {sample.step} changed the median weight by {sample.ratio:.2g} of its norm.",
         sample.step,
@@ -66,6 +66,10 @@ def update_ratio_high(
         evidence={"update_ratio": sample.ratio, "threshold": limit, "num_samples": updates.count},
         confidence=0.9 if sample.ratio > 2 * limit else 0.75,
     )
+
+
+def _units_have_died(history: TrainingHistory) -> bool:
+    return any(window.last.value.dead_unit_ratio > 0.5 for _, window in history.activations.items())
 
 
 def _is_hurt(history: TrainingHistory, kept: float, patience: int, restless: float) -> bool:
