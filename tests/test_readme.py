@@ -159,7 +159,7 @@ def test_every_public_name_in_the_text_exists(page):
         assert name in fastguard.__all__ or name in ("sinks", "stats", "diagnosis", "_C"), name
 
 
-@pytest.mark.parametrize("name", ["bench", "faults-external", "protection", "reliability-short"])
+@pytest.mark.parametrize("name", ["bench", "faults-external", "protection-diverging", "reliability-short"])
 def test_the_tables_have_their_places(name):
     assert TEXT.count(f"<!-- {name}:begin -->") == TEXT.count(f"<!-- {name}:end -->") == 1
     assert TEXT.index(f"<!-- {name}:begin -->") < TEXT.index(f"<!-- {name}:end -->")
