@@ -161,7 +161,7 @@ def test_a_skip_with_finite_buffers_leaves_them_as_torch_does(way: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.parametrize("wrapper", ["compiled", "scripted"])
+@pytest.mark.parametrize("wrapper", [pytest.param("compiled", marks=pytest.mark.slow), "scripted"])
 def test_wrapped_models(wrapper: str) -> None:
     model = make()
     wrapped: Any = torch.compile(model, backend="eager") if wrapper == "compiled" else torch.jit.script(model)
