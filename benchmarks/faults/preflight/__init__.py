@@ -22,10 +22,10 @@ import torch
 import fastguard
 from fastguard.tools.preflight import CHECKS
 
-from .preflight_faults import FAULTS
-from .preflight_tasks import TASKS, Planned
+from .faults import FAULTS
+from .tasks import TASKS, Planned
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "preflight.json"
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "preflight.json"
 SEEDS = (0,)
 
 
@@ -101,8 +101,8 @@ def external() -> Iterator[Asked]:
 
     Without those with a loop of their own (games), with a fault that only comes in training, or of sets E and F.
     """
-    from .external.cases import CASES
-    from .external.loop import epochs
+    from ..external.cases import CASES
+    from ..external.loop import epochs
 
     for case in CASES.values():
         plan = case.make(case.seed)
@@ -183,7 +183,3 @@ def main() -> int:
         path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {path}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.faults.preflight`."""
+
+from . import main
+
+raise SystemExit(main())
