@@ -121,7 +121,7 @@ def test_help_lists_every_command():
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_has_help_of_its_own(name, capsys):
     if name == "bench":
-        pytest.importorskip("numpy")
+        pytest.importorskip("numpy", reason="needs numpy")
     with pytest.raises(SystemExit) as end:
         cli.main([name, "--help"])
     assert end.value.code == 0

@@ -76,7 +76,7 @@ class TestJsonlSink:
         assert list(line["tensors"]) == ["NaN", "ü\ud800\u2028\n"]
 
     def test_numbers_of_other_libraries(self, tmp_path):
-        numpy = pytest.importorskip("numpy")
+        numpy = pytest.importorskip("numpy", reason="needs numpy")
         path = tmp_path / "run.jsonl"
         with JsonlSink(path) as sink:
             sink.write(make_record(0, loss=numpy.float32(0.5), lr=numpy.float64("nan"), val_loss=numpy.float32("inf")))

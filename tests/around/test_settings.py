@@ -46,7 +46,7 @@ early_stopping: yes
 
 
 def test_a_yaml_file(tmp_path):
-    pytest.importorskip("yaml")
+    pytest.importorskip("yaml", reason="YAML files are an extra: pip install fastguard[settings]")
     path = tmp_path / "stable_training.yaml"
     path.write_text(YAML)
     found = fastguard.settings(path)
