@@ -22,7 +22,7 @@ class Checkup:
     Args:
         history: the run.
         failures: where it is counted.
-        prepare: a bound method, called each time to bring facts up to date; held weakly.
+        prepare: a bound method, called before the rules are asked to bring facts up to date; held weakly.
         check_every: the interval; 0 for never. None: 50 steps, or as many more as keep it within 1 % of the time.
 
     Attributes:
@@ -45,12 +45,12 @@ class Checkup:
     def check(self) -> None:
         """Asks the rules, unless that would be too soon after the last time."""
         started = time.perf_counter()
+        if self._is_budgeted and started < self._not_before:
+            return
         with self._failures.kept("checkup", "The rules were not asked at that step."):
             prepare = self._prepare()
             if prepare is not None:
                 prepare()
-            if self._is_budgeted and started < self._not_before:
-                return
             self._new += self._watch.check()
         ended = time.perf_counter()
         self._not_before = ended + (ended - started) / BUDGET
