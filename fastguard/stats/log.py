@@ -6,8 +6,12 @@ import functools
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+import threading
+import weakref
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, Protocol, cast, overload
 
 from .._text import shown
 from . import strict_json
@@ -24,6 +28,8 @@ KEYS = NUMBER_KEYS | {"nonfinite", "clip/over", "clip/groups", "tensors", "activ
 
 MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
 MAX_LISTED = 1000  # lines that could not be read, by number
+KEPT_BYTES = 8 << 20  # of a file, as records in memory: 50 MB
+_NESTED = 100  # lists and dicts
 _OTHER_FILES = {
     b"\x1f\x8b": "a gzip file, which is to be unpacked first",
     b"\x28\xb5\x2f\xfd": "a zstd file, which is to be unpacked first",
@@ -47,18 +53,16 @@ class _LogFacts:
             self.skipped_lines.append(line)
 
 
-class JsonlLog(_LogFacts, list[dict[str, Any]]):
-    """The records of a log file, oldest first: a list of dicts that also knows what it could not read.
+class LineSource(Protocol):
+    """What a `LogReader` reads: b"" says that there is no line, or none yet."""
 
-    Attributes:
-        skipped_lines: numbers, from 1, of the first thousand lines that a crash or a full disk cut off.
-        num_skipped: how many there are.
-        model: what was noted of the model (`fastguard.history.ModelNotes`), as it was at last; empty if nothing.
-    """
+    def readline(self, limit: int, /) -> bytes: ...
 
 
 class LogReader(_LogFacts):
     """The records of a log file, read one after the other in bounded memory: iterate over it, once.
+
+    One that was given its lines goes on where it was when it is iterated over again: a log that still grows.
 
     The records are as they stand in the file: NaN and Inf are strings. A line that is no JSON, or longer than 64 MiB,
     is counted and left out. orjson reads the lines where it is installed, Python's json where it is not or refuses
@@ -66,6 +70,7 @@ class LogReader(_LogFacts):
 
     Args:
         path: the file. It is opened by iterating.
+        lines: where the lines come from instead; `path` is then only what errors call it.
 
     Attributes:
         skipped_lines, num_skipped, model: as in `JsonlLog`, so far; `model` is another dict after each note.
@@ -77,42 +82,164 @@ class LogReader(_LogFacts):
     Cost: 2 us a line with orjson, 6 us without.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], lines: LineSource | None = None) -> None:
         super().__init__()
         self.path = path
         self.line = 0
+        self._lines = lines
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self._lines is not None:
+            yield from self._records(self._lines)
+        else:
+            with open(self.path, "rb") as file:
+                yield from self._records(file)
+
+    def _records(self, source: LineSource) -> Iterator[dict[str, Any]]:
         parse = _parser()
-        with open(self.path, "rb") as file:
-            read = functools.partial(file.readline, MAX_LINE_BYTES)
-            for number, line in enumerate(iter(read, b""), 1):
-                if line[-2:] == b"}\n" and line[:8] == b'{"step":':  # as nearly all are
-                    record = parse(line)
-                    if record is not None:
-                        self.line = number
-                        yield record
-                        continue
-                is_whole = len(line) < MAX_LINE_BYTES or line.endswith(b"\n")
-                if number == 1:
-                    line = line.removeprefix(_UTF8_MARK)
-                text = line.strip()
-                if not text:
-                    continue
-                if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
-                    raise ValueError(_refusal(text, self.path, number))
-                if not is_whole:
-                    while line and not line.endswith(b"\n"):
-                        line = read()
-                record = parse(text) if is_whole else None
-                if record is None:
-                    self._skip(number)
-                    continue
-                self.line = number
-                if "step" not in record and isinstance(record.get("model"), dict):
-                    self.model = {**self.model, **record["model"]}
-                else:
+        read = functools.partial(source.readline, MAX_LINE_BYTES)
+        for number, line in enumerate(iter(read, b""), self.line + 1):
+            self.line = number
+            if line[-2:] == b"}\n" and line[:8] == b'{"step":':  # as nearly all are
+                record = parse(line)
+                if record is not None:
                     yield record
+                    continue
+            is_whole = len(line) < MAX_LINE_BYTES or line.endswith(b"\n")
+            if number == 1:
+                line = line.removeprefix(_UTF8_MARK)
+            text = line.strip()
+            if not text:
+                continue
+            if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
+                raise ValueError(_refusal(text, self.path, number))
+            if not is_whole:
+                while line and not line.endswith(b"\n"):
+                    line = read()
+            record = parse(text) if is_whole else None
+            if record is None:
+                self._skip(number)
+                continue
+            if "step" not in record and isinstance(record.get("model"), dict):
+                self.model = {**self.model, **record["model"]}
+            else:
+                yield record
+
+
+class JsonlLog(_LogFacts, Sequence[dict[str, Any]]):
+    """The records of a log file, oldest first: a sequence of dicts that also knows what it could not read.
+
+    It has the lines that were there when it was made. Of a file of more than 8 MiB it keeps no records, but where they
+    are: each is read from the file again whenever it is asked for, and is a new dict.
+
+    Attributes:
+        skipped_lines: numbers, from 1, of the first thousand lines that a crash or a full disk cut off.
+        num_skipped: how many there are.
+        model: what was noted of the model (`fastguard.history.ModelNotes`), as it was at last; empty if nothing.
+
+    Raises:
+        OSError, ValueError: as `read_jsonl`; ValueError too when a record is asked for that is no longer in the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.path = path
+        self._kept: list[dict[str, Any]] | None = []
+        self._starts, self._sums = array("Q"), array("I")
+        self._lock = threading.Lock()
+        self._parse = _parser()
+        self._file = _seekable(path)
+        self._close = weakref.finalize(self, self._file.close)
+        try:
+            self._read()
+        finally:
+            if self._kept is not None:
+                self._close()
+
+    def _read(self) -> None:
+        lines = _PlacedLines(self._file)
+        reader = LogReader(self.path, lines)
+        for record in reader:
+            text = _text_of(lines.line)
+            try:
+                record = _decoded(record, text)
+            except RecursionError:
+                reader._skip(reader.line)
+                continue
+            self._starts.append(lines.start)
+            self._sums.append(zlib.crc32(text))
+            if self._kept is not None:
+                self._kept.append(record)
+                if lines.start > KEPT_BYTES:
+                    self._kept = None
+        self.skipped_lines, self.num_skipped, self.model = reader.skipped_lines, reader.num_skipped, reader.model
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if self._kept is not None:
+            return self._kept[index]
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        start, known = self._starts[index], self._sums[index]
+        with self._lock:
+            self._file.seek(start)
+            text = _text_of(self._file.readline())
+        record = self._parse(text) if zlib.crc32(text) == known else None
+        if record is None:
+            raise ValueError(f"the log was emptied or written anew after it was read - at {shown(self.path)}")
+        return _decoded(record, text)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, JsonlLog)):
+            return NotImplemented
+        return len(self) == len(other) and all(ours == theirs for ours, theirs in zip(self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"JsonlLog({str(self.path)!r}, {len(self)} records)"
+
+
+class _PlacedLines:
+    """Lines of a file, and where the one that was read last begins."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._end = self.start = 0
+        self.line = b""
+
+    def readline(self, limit: int, /) -> bytes:
+        self.start = self._end
+        self.line = self._file.readline(limit)
+        self._end += len(self.line)
+        return self.line
+
+
+def _seekable(path: str | os.PathLike[str]) -> BinaryIO:
+    """The file, or what a pipe gives, as one."""
+    file = open(path, "rb")  # noqa: SIM115 - the log closes it
+    if file.seekable():
+        return file
+    import shutil
+    import tempfile
+
+    copy = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+    with file:
+        shutil.copyfileobj(file, copy)
+    copy.seek(0)
+    return copy
+
+
+def _text_of(line: bytes) -> bytes:
+    return line.removeprefix(_UTF8_MARK).strip()
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> JsonlLog:
@@ -124,20 +251,20 @@ def read_jsonl(path: str | os.PathLike[str]) -> JsonlLog:
         OSError: if the file can't be read.
         ValueError: at a line that was never the beginning of a record: this is some other file.
 
-    Cost: one pass over the file; 10 us and 2 KB a line. `TrainingHistory.from_jsonl` keeps no lines.
+    Cost: one pass over the file, 10 us a line; of more than 8 MiB half of it now, and all of it again when the records
+    are iterated over. 2 KB a line, at most 50 MB; from then on 12 bytes a line.
     """
-    log, reader = JsonlLog(), LogReader(path)
-    for record in reader:
-        try:
-            log.append(_decoded(record))
-        except RecursionError:
-            reader._skip(reader.line)
-    log.skipped_lines, log.num_skipped, log.model = reader.skipped_lines, reader.num_skipped, reader.model
-    return log
+    return JsonlLog(path)
 
 
-def _decoded(record: dict[str, Any]) -> dict[str, Any]:
-    """`record` with NaN and Inf as floats, wherever a value stands; a tensor may be called "NaN"."""
+def _decoded(record: dict[str, Any], text: bytes) -> dict[str, Any]:
+    """`record` with NaN and Inf as floats, wherever a value stands; a tensor may be called "NaN".
+
+    Its `text` nearly always shows that there is none: neither by name nor, behind an escape, in another spelling.
+    """
+    is_plain = b'NaN"' not in text and b'Infinity"' not in text and b"\\" not in text
+    if is_plain and text.count(b"[") + text.count(b"{") <= _NESTED:  # else it may be too deep to be gone into
+        return record
     names = {key: record.pop(key) for key in ("nonfinite", "model") if key in record}
     return {**strict_json.decode(record), **names}
 
