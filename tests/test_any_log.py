@@ -476,4 +476,4 @@ def test_random_logs():
     figures, bad = logs.run(200, seed=7)
     assert not bad, bad[0].wrong + f" (python -m benchmarks.reliability.logs --seed 7 --keep {Path('wrong')})"
     codes = [code for counts in figures["exit_codes"].values() for code in counts]
-    assert {"0", "1", "2", "3"} == set(codes)
+    assert {"0", "1", "2", "3", "4"} == set(codes)

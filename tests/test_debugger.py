@@ -35,7 +35,7 @@ class TestReport:
         assert report == dict(zip(KEYS, ["healthy", [], [], True, {}]))
 
     def test_before_the_first_step(self):
-        assert TrainingDebugger().report() == dict(zip(KEYS, ["healthy", [], [], True, {}]))
+        assert TrainingDebugger().report() == dict(zip(KEYS, ["no-evidence", [], [], True, {}]))
 
     def test_nan_loss_is_critical(self):
         report = train(TrainingDebugger(), [*healthy_losses(10), math.nan]).report()

@@ -95,6 +95,26 @@ class TestExitCode:
         assert left_with == code and not said.out
         assert message in said.err and said.err.count("\n") == 1 and said.err.startswith("fastguard diagnose: error:")
 
+    @pytest.mark.parametrize(
+        ("lines", "code"),
+        [
+            ([{"step": 0}], 4),
+            ([{"step": s, "loss": 1.0 + s % 3} for s in range(40)], 4),  # a log without a gradient is not one of zeros
+            ([{"step": s, "loss": 1.0, "grad/norm": 0.0} for s in range(9)], 4),
+            ([{"step": s, "loss": 1.0, "grad/norm": 0.0} for s in range(10)], 2),
+            ([{"step": s, "loss": 1.0, "grad/norm": 1.0} for s in range(9)], 0),
+            ([{"step": s, "loss": math.nan} for s in range(9)], 2),
+        ],
+    )
+    def test_no_run_is_healthy_without_a_gradient(self, lines, code, tmp_path, capsys):
+        path = tmp_path / "run.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines).replace("NaN", '"NaN"'))
+        assert cli.main(["diagnose", str(path), "--json"]) == code
+        status = json.loads(capsys.readouterr().out)["status"]
+        assert status == {0: "healthy", 2: "critical", 4: "no-evidence"}[code]
+        assert cli.main(["report", str(path), "-o", "-", "--fail-on", "warning"]) == int(code > 0)
+        assert status.upper().replace("-", " ") in capsys.readouterr().out
+
     def test_every_code_stands_in_the_help(self, capsys):
         with pytest.raises(SystemExit):
             cli.main(["diagnose", "--help"])

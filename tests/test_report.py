@@ -44,9 +44,22 @@ class TestStatus:
 
     def test_no_steps(self):
         report = build_report(TrainingHistory())
-        assert report.status == "healthy"
+        assert report.status == "no-evidence" == TrainingHistory().diagnose()["status"]
         assert lines_of(report)[0] == "NOTHING TO REPORT: no step has been recorded yet"
         assert [finding.rule for finding in report.findings] == ["no-steps"]
+
+    def test_steps_without_a_gradient_are_no_evidence(self):
+        report = build_report(make_history([0.0] * 3))
+        assert report.status == "no-evidence" == report.to_dict()["status"]
+        assert lines_of(report)[0] == "NO EVIDENCE after 3 steps: 1 remark"
+        assert [finding.rule for finding in report.findings] == ["no-evidence"]
+        assert build_report(make_history([0.0, 0.0, 1.0])).status == "healthy"
+
+    def test_what_is_wrong_is_told_without_gradients_too(self):
+        history = TrainingHistory()
+        for step in range(5):
+            history.record(step, loss=float("nan"), grad_norm=0.0, lr=1e-3)
+        assert build_report(history).status == "critical"
 
     def test_a_remark_does_not_change_it(self):
         report = build_report(make_turning_history([1.0] * 20))

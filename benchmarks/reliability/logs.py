@@ -240,7 +240,7 @@ def diagnose(path: Path, options: list[str]) -> tuple[int | None, str]:
     if "--json" in options:
         status = json.loads(said, parse_constant=_refuse)["status"]
     else:
-        status = said.partition(" ")[0].lower()
+        status = said.partition(" after ")[0].lower().replace(" ", "-")
     return code, "" if EXIT_CODES.get(status) == code else f"code {code}, but the report says {said[:100]!r}"
 
 

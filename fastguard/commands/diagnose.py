@@ -18,7 +18,7 @@ from ..stats import failures
 from ..stats.log import LogReader
 from .cli import Parser, as_json, drop_output
 
-EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2}
+EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2, "no-evidence": 4}
 EXIT_UNREADABLE = 3
 MAX_WINDOW = 10**7  # 4 GB
 _WIDTH = 100
@@ -48,12 +48,15 @@ def _thresholds(settings: Sequence[str], rules: Iterable[Rule]) -> dict[str, dic
 
 
 def diagnose(argv: list[str]) -> int:
-    """Prints the report on a log. 0: healthy, 1: warnings, 2: critical, 3: there is no report, one line says why."""
+    """Prints the report on a log. 0: healthy, 1: warnings, 2: critical, 3: there is no report, one line says why.
+
+    4: nothing is known, as the log's steps hold no gradient.
+    """
     parser = Parser(
         "fastguard diagnose",
         "Says what is wrong with a run, from the log that a JsonlSink wrote; also from one that a crash cut off.",
-        "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no diagnosis (the log cannot be read or holds no step), 64 "
-        "an argument is wrong",
+        "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no diagnosis (the log cannot be read or holds no step), 4 no "
+        "evidence (its steps hold no gradient, and nothing else is wrong), 64 an argument is wrong",
     )
     parser.add_argument("log", help="the file")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")

@@ -14,7 +14,7 @@ from ..visualization.runs import DrawnRun, from_log
 from .cli import EXIT_FAILED, Parser, as_json
 from .diagnose import EXIT_UNREADABLE
 
-_LEVELS = {"warning": ("warning", "critical"), "critical": ("critical",)}
+_LEVELS = {"warning": ("warning", "critical", "no-evidence"), "critical": ("critical",)}
 
 
 def main(argv: list[str]) -> int:

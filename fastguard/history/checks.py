@@ -17,7 +17,7 @@ MIN_VALIDATIONS = 20
 def diagnose_losses(history: Series) -> dict[str, Any]:
     """`{"status", "issues", "recommendations"}`, as `TrainingHistory.diagnose` says; issues begin with their name."""
     losses = history.loss
-    status = "healthy"
+    status = "healthy" if history.num_steps else "no-evidence"
     issues: list[str] = []
     recommendations: list[str] = []
 

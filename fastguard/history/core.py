@@ -84,6 +84,7 @@ class TrainingHistory(Series):
         validations: the newest 256 validation losses, each with the training loss at that time.
         model: what the guard told of the model (`ModelNotes`).
         has_ended: whether this is the whole of a run, as a log is taken to be; not saved.
+        lacks_norms: whether this is a log of which no line has a gradient norm; not saved.
         revision: grows with every change; not saved.
 
     Cost: bounded memory: about 0.4 KB a step of the window, 0.1 MB for the overview, 0.5 KB a tensor, and 1 KB a
@@ -96,7 +97,7 @@ class TrainingHistory(Series):
         self.window = window
         self.last: StepStats | None = None
         self.revision = 0
-        self.has_ended = False
+        self.has_ended = self.lacks_norms = False
         self._reset()
 
     def _reset(self) -> None:
@@ -250,7 +251,9 @@ class TrainingHistory(Series):
         return [total for total in self._totals if total.step >= step]
 
     def diagnose(self) -> dict[str, Any]:
-        """The toolkit's three checks: a dict of "status" (healthy, warning, critical), "issues", "recommendations".
+        """The toolkit's three checks: a dict of "status", "issues", "recommendations".
+
+        The status is "healthy", "warning", "critical", or, before the first step, "no-evidence".
 
         `LOSS_EXPLOSION`: NaN or Inf among the last 5 losses. `LOSS_PLATEAU`: from 100 losses on, (max - min) / mean of
         the last 50 below 0.001. `OVERFITTING`: from 20 validation losses on, the training loss of the last quarter
@@ -412,6 +415,7 @@ class TrainingHistory(Series):
         state.copy(self, twin)
         twin.last = self.last
         twin._totals = self._totals.copy()
+        twin.lacks_norms = self.lacks_norms
         twin.revision += 1
         return twin
 

@@ -62,7 +62,7 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
     newest: Mapping[str, Any] | None = None
     nothing: dict[str, Any] = {}
     noted: Mapping[str, Any] = nothing
-    number, root = 0, "record"
+    number, root, lacks_norms = 0, "record", True
     try:
         for line in log:
             number += 1
@@ -72,6 +72,7 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
                 history.model = _notes_of(noted, unknown)
             root = "record"
             step = _usual_step(line, usual) or _step_of(line, unknown)
+            lacks_norms = lacks_norms and line.get("grad/norm") is None and "tensors" not in line
             if type(step) is Entry:
                 newest = line
                 if line.get("grad/cosine") is not None:
@@ -94,6 +95,7 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
         place = f"line {log.line}" if isinstance(log, LogReader) else f"record {number}"
         raise ValueError(prose(f"{error.under(root=root)} - at {shown(path)}, {place}")) from None
     history.settle()
+    history.lacks_norms = lacks_norms and history.num_steps > 0
     return list(unknown)
 
 

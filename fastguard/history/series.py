@@ -41,6 +41,7 @@ class Series(Counters):
     """What can be read off the windows and counters of a `TrainingHistory`."""
 
     window: int
+    norm_max: float
     recent: deque[Entry]
     clean: deque[Entry]
     validations: deque[Validation]
@@ -51,6 +52,11 @@ class Series(Counters):
     def equal_norm(self) -> float:
         """The norm that the `equal_run` newest clean steps share: the middle of their range."""
         return (self._equal_low + self._equal_high) / 2
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether any step had a gradient other than zero: without one nothing is known of a run."""
+        return self.norm_max > 0.0 or self.num_nonfinite > 0
 
     @property
     def clip_rate(self) -> float:

@@ -15,7 +15,7 @@ from ..stats import strict_json
 from ..stats.failures import Failure, Failures
 from .tables import Row, module_lines, module_rows, weight_lines, weight_rows
 
-Status = Literal["healthy", "warning", "critical"]
+Status = Literal["no-evidence", "healthy", "warning", "critical"]
 
 _WIDTH = 100
 _MAX_LAYERS = 3
@@ -29,7 +29,8 @@ class Report:
     loses its middle. `to_dict` has all of them in full.
 
     Attributes:
-        status: the worst severity among the findings; those of severity "info" do not change it.
+        status: the worst severity among the findings; those of severity "info" do not change it. Without any, "healthy"
+            if a gradient was ever seen, else "no-evidence": nothing is known of such a run.
         findings: what is wrong or worth knowing, the most severe first.
         recommendations: what to do, those of the causes first, then in the order of the findings, each once.
         numbers: counts, rates, quantiles; what is not known has no key.
@@ -88,7 +89,7 @@ class Report:
             count = sum(finding.severity == severity for finding in self.findings)
             if count:
                 said.append(f"{count} {noun}" + ("" if count == 1 else "s"))
-        return f"{self.status.upper()} after {_steps(numbers['num_steps'])}: " + (
+        return f"{self.status.upper().replace('-', ' ')} after {_steps(numbers['num_steps'])}: " + (
             ", ".join(said) or "nothing to complain about"
         )
 
@@ -139,9 +140,11 @@ def build_report(
             found.append(finding)
     if not history.num_steps:
         found.append(_no_steps())
+    elif not history.has_gradients and all(finding.rule != "no-gradient" for finding in found):
+        found.append(_no_evidence(history))
     numbers["num_records_lost"] = sum(lost.values())
     found.sort(key=lambda finding: finding.weight, reverse=True)
-    status: Status = "healthy"
+    status: Status = "healthy" if history.has_gradients else "no-evidence"
     for finding in reversed(found):
         if finding.severity != "info":
             status = finding.severity
@@ -211,6 +214,21 @@ def _no_steps() -> Finding:
         severity="info",
         recommendation="Call optimizer.step() on the optimizer that was wrapped, then guard.flush().",
         rule="no-steps",
+    )
+
+
+def _no_evidence(history: TrainingHistory) -> Finding:
+    what = "The log holds no gradient norm" if history.lacks_norms else "No gradient but zeros has been seen"
+    return Finding(
+        f"{what} in {_steps(history.num_steps)}: nothing says that this run is well.",
+        history.recent[0].step,
+        history.recent[-1].step,
+        severity="info",
+        evidence={"num_steps": history.num_steps},
+        recommendation="Log `grad/norm`, as a JsonlSink does."
+        if history.lacks_norms
+        else "Take a few more steps; the rule no-gradient then says what may be wrong.",
+        rule="no-evidence",
     )
 
 

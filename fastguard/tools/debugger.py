@@ -18,7 +18,7 @@ from ..stats.failures import Failures
 
 MIN_STEPS = 5
 MAX_NORM = 1000.0
-_ORDER = ("healthy", "warning", "critical")
+_ORDER = ("no-evidence", "healthy", "warning", "critical")
 
 
 class TrainingDebugger:
@@ -100,7 +100,7 @@ class TrainingDebugger:
         """How the run is doing, as a dict.
 
         Returns:
-            `status`: "healthy", "warning" or "critical".
+            `status`: "healthy", "warning" or "critical"; "no-evidence" before anything was given.
             `issues`: sentences; those of the toolkit's own checks begin with their names (`LOSS_EXPLOSION`, …), those
                 of the rules with the rule's or the cause's.
             `recommendations`: what to do, each once.
@@ -124,6 +124,8 @@ class TrainingDebugger:
             statuses.append("critical")
         elif messages or activation_issues:
             statuses.append("warning")
+        elif self.last_gradients is not None or self.monitor is not None:
+            statuses.append("healthy")
         recommendations = [*checked["recommendations"], *(finding.recommendation for finding in told)]
         return {
             "status": max(statuses, key=_ORDER.index),

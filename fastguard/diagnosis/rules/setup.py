@@ -52,6 +52,8 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Finding | None:
     """From the first step on, at least `steps`, not one gradient that is not zero; silent where the loss is zero."""
     if history.num_clean < steps or history.num_clean != history.num_steps or history.norm_max != 0.0:
         return None
+    if history.lacks_norms:
+        return None
     if history.losses.count and history.losses.max == 0.0:
         return None
     return Finding(
