@@ -4,35 +4,71 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-# What wrappers put into the names of the modules they wrap: DDP and DataParallel, compile, FSDP, checkpointing.
-_WRAPPER_PREFIXES = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# What wrappers put into the names of the modules they wrap: DDP and DataParallel, compile, Fabric, FSDP, checkpointing;
+# and PEFT, at the beginning.
+_WRAPPER_PREFIXES = re.compile(
+    r"(^|(?<=\.))(module|_orig_mod|_forward_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
+_PEFT_PREFIX = "base_model.model."
 
 
 def strip_wrappers(name: str) -> str:
-    """`name` without the parts that DDP, FSDP, torch.compile and activation checkpointing add.
+    """`name` without the parts that DDP, FSDP, Fabric, PEFT, torch.compile and activation checkpointing add.
 
-    >>> strip_wrappers("module._orig_mod.layers.0.weight")
-    'layers.0.weight'
+    >>> strip_wrappers("module._orig_mod.layers.0.weight"), strip_wrappers("base_model.model.layers.0.lora_A.weight")
+    ('layers.0.weight', 'layers.0.lora_A.weight')
     """
-    return _WRAPPER_PREFIXES.sub("", name)
+    return _WRAPPER_PREFIXES.sub("", name).removeprefix(_PEFT_PREFIX)
 
 
 class Namer:
-    """Finds names: from the model, else from the optimizer's named parameters, else `group0.param3`.
+    """Finds names: those given, else from the model, the optimizer's named parameters, or `group0.param3`.
 
     Holds the model and its parameters weakly. The model is asked again each time, because FSDP2 and tensor parallelism
     replace parameters; what it said last is kept for when it is gone, as a wrapper made only for `wrap` is.
+
+    Attributes:
+        given: names that were given.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._model = None if model is None else weakref.ref(model)
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self._given: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self.given: frozenset[str] = frozenset()
         self._ask_model()
+
+    def give(
+        self, names: Sequence[str] | Mapping[torch.Tensor, str], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        """Takes names that go before all others: one for each parameter of `optimizers`, or a dict of some of them.
+
+        Raises:
+            ValueError: too few or too many, one twice, or one of a tensor that is not a parameter of the optimizers.
+        """
+        params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        if isinstance(names, Mapping):
+            known = {id(p) for p in params}
+            pairs = list(names.items())
+            if any(id(p) not in known for p, _ in pairs):
+                raise ValueError("`names` must map parameters of `optimizer` to names, got a key that is none of them")
+        elif isinstance(names, str) or len(names) != len(params):
+            what = "a string" if isinstance(names, str) else str(len(names))
+            raise ValueError(
+                f"`names` must have one name for each of the optimizer's {len(params)} parameters, got {what}"
+            )
+        else:
+            pairs = list(zip(params, names, strict=True))
+        stripped = [strip_wrappers(str(name)) for _, name in pairs]
+        if len(set(stripped)) != len(stripped):
+            raise ValueError("`names` must all be different")
+        self._given = {id(p): (weakref.ref(p), name) for (p, _), name in zip(pairs, stripped, strict=True)}
+        self.given = frozenset(stripped)
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -54,9 +90,13 @@ class Namer:
         self._ask_model()
         return [(p, name) for ref, name in self._known.values() if (p := ref()) is not None]
 
-    def _from_model(self, parameter: torch.Tensor) -> str | None:
-        ref, name = self._known.get(id(parameter), (None, None))
-        return name if ref is not None and ref() is parameter else None
+    def _name_of(self, parameter: torch.Tensor) -> str | None:
+        """The name that was given to `parameter`, or that the model has for it."""
+        for named in (self._given, self._known):
+            ref, name = named.get(id(parameter), (None, None))
+            if ref is not None and ref() is parameter:
+                return name
+        return None
 
     def names(self, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[str, ...]:
         """One name a parameter, over all groups of all `optimizers`, in their order."""
@@ -68,15 +108,15 @@ class Namer:
                 given: Sequence[Any] = group.get("param_names") or ()
                 for i, p in enumerate(group["params"]):
                     own = strip_wrappers(str(given[i])) if i < len(given) else f"{prefix}group{g}.param{i}"
-                    names.append(self._from_model(p) or own)
+                    names.append(self._name_of(p) or own)
         return tuple(names)
 
     def check(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Raises if the model and the optimizers have no parameter in common."""
         params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-        if self._model is not None and params and not any(self._from_model(p) for p in params):
+        if self._model is not None and params and not any(self._name_of(p) for p in params):
             raise ValueError(
                 f"`model` must hold parameters of `optimizer`, got a model with {len(self._known)} of which none is "
                 f"among the optimizer's {len(params)}. Make the optimizer from this model's parameters(), after it was "
-                "moved or re-created; or leave `model` out."
+                "moved or re-created; leave `model` out; or say by `names` what they are called, if they are copies."
             )

@@ -24,6 +24,7 @@ class Checkup:
         failures: where it is counted.
         prepare: a bound method, called before the rules are asked to bring facts up to date; held weakly.
         check_every: the interval; 0 for never. None: 50 steps, or as many more as keep it within 1 % of the time.
+        tell: takes a finding that is new; None: it is logged.
 
     Attributes:
         interval: steps from one `check` to the next; 0 for never.
@@ -32,9 +33,14 @@ class Checkup:
     """
 
     def __init__(
-        self, history: TrainingHistory, failures: Failures, prepare: Callable[[], Any], check_every: int | None
+        self,
+        history: TrainingHistory,
+        failures: Failures,
+        prepare: Callable[[], Any],
+        check_every: int | None,
+        tell: Callable[[Finding], Any] | None = None,
     ) -> None:
-        self._watch = Watch(history, check_every or CHECK_EVERY, failures=failures)
+        self._watch = Watch(history, check_every or CHECK_EVERY, tell=tell, failures=failures)
         self._failures = failures
         self._prepare = weakref.WeakMethod(prepare)
         self._is_budgeted = check_every is None

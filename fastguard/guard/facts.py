@@ -90,7 +90,9 @@ class ModelFacts:
         facts["names_with_zero_lr"] = [known.get(i, "a parameter without a name") for i in _not_moving(optimizers)]
         if named:
             held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-            facts["names_not_in_optimizer"] = [n for p, n in named if p.requires_grad and id(p) not in held]
+            facts["names_not_in_optimizer"] = [
+                n for p, n in named if p.requires_grad and id(p) not in held and n not in self._namer.given
+            ]
             facts["names_without_gradient"] = [n for p, n in named if not p.requires_grad]
         return facts
 

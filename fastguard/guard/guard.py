@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,6 +15,7 @@ import torch
 
 from .. import kernels
 from ..activations import ActivationMonitor, Replay
+from ..diagnosis import Finding
 from ..errors import NotGuardedError
 from ..history import TrainingHistory
 from ..history.recoveries import sentence
@@ -20,6 +23,7 @@ from ..names import Namer
 from ..report import Report, build_report
 from ..stats import StepStats, values
 from ..stats.magnitudes import MagnitudeHistogram
+from .asked import Asked
 from .checkup import Checkup
 from .endings import hold, let_go
 from .evidence import EvidenceSampling, checked
@@ -48,7 +52,10 @@ class Guard:
 
     Attributes:
         run, ledger, judge, sampling: its parts.
+        asked: what `wrap` was asked for.
     """
+
+    asked = Asked()
 
     def __init__(
         self,
@@ -68,13 +75,19 @@ class Guard:
         check_every: int | None = None,
         objective: str | None = None,
         recovery: Recovery | None = None,
+        names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
+        is_quiet: bool = False,
     ) -> None:
         self._namer = namer = Namer(model)
+        if names is not None:
+            namer.give(names, optimizers)
         namer.check(optimizers)
         backend = kernels.resolve_backend(backend)
         self.run = Run(optimizers, proxies, namer, clip=clip, skip_nonfinite=skip_nonfinite, backend=backend)
         self.run.watch_buffers(model)
         self.ledger = Ledger(self.run.ring, self.run.failures, sinks, max_consecutive_skips)
+        if is_quiet:
+            self.ledger.level = logging.DEBUG
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)
         self._objective = objective
         self._is_loss_new = True
@@ -91,7 +104,8 @@ class Guard:
         with self.run.failures.kept("model facts", "The rules that want to know of the model were told nothing."):
             self.history.note_model(**self._facts.at_first())
         self._note_facts()
-        self._checkup = Checkup(self.history, self.run.failures, self._note_facts, check_every)
+        tell = _say_nothing if is_quiet else None
+        self._checkup = Checkup(self.history, self.run.failures, self._note_facts, check_every, tell)
         self.ledger.watch(self._checkup)
         self._num_opposed = 0
         _ALIVE.add(self)
@@ -191,6 +205,13 @@ class Guard:
         if val_loss is None and loss is not None and self.judge.waits and self.run.ring.note_loss(loss):
             return  # the ordinary case: one more number in the header
         self.judge.observe(loss, val_loss)
+
+    def change_sinks(self, sinks: Iterable[Any]) -> None:
+        """Has the records of the steps to come go to `sinks` instead; those that are not among them are closed."""
+        self.flush()
+        self.ledger.change_sinks(sinks)
+        self.history.has_ended = False
+        hold(self, self.ledger, self.judge.flush)
 
     def flush(self) -> None:
         """Hands the record of the step just taken to history and sinks. `observe` can no longer add to it.
@@ -399,6 +420,15 @@ class Guard:
             self._checkup.load_state_dict(checkup)
 
     @property
+    def stateful(self) -> StatefulGuard:
+        """This guard for `torch.distributed.checkpoint`: `dcp.save({"guard": guard.stateful})`; `dcp.load` likewise.
+
+        That takes a state apart into tensors and lists of known lengths, and looks for the same in the new process,
+        whose history is empty. Here the whole state is one text.
+        """
+        return StatefulGuard(self)
+
+    @property
     def _policy_loss(self) -> float | None:
         """The newest finite loss that the clip policy knows of."""
         return self.run.clip.loss if isinstance(self.run.clip, GivenPolicy) else None
@@ -456,6 +486,29 @@ class Guard:
         if optimizers:
             with self.run.failures.kept("model facts", "The rules may not know how optimizer and model are set now."):
                 self.history.note_model(**self._facts.now(optimizers), **self._seen())
+
+
+class StatefulGuard:
+    """A guard whose state is one entry; see `Guard.stateful`."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def state_dict(self) -> dict[str, str]:
+        """The guard's state as JSON."""
+        return {"state": json.dumps(self._guard.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from it.
+
+        Raises:
+            ValueError: it does not come from here; or as `Guard.load_state_dict`.
+        """
+        self._guard.load_state_dict(json.loads(values.entry(state, "state", values.text)))
+
+
+def _say_nothing(finding: Finding) -> None:
+    """Another process says the same; the report has it."""
 
 
 def _shown(policy: Any) -> str:

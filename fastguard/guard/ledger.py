@@ -81,19 +81,18 @@ class Ledger:
         fetch: attaches to the ring what was sampled and has arrived.
         seen: told that a step has arrived in the ring; None: nobody wants to know.
         instead: told of an error that is due, which is not raised then.
+        level: at which it is logged that a step is out of the ordinary; lower where another process says the same.
     """
 
     def __init__(self, ring: Ring, failures: Failures, sinks: Iterable[Any], max_consecutive_skips: int) -> None:
         self.ring = ring
         self.failures = failures
-        self.sinks = [SafeSink(sink) for sink in sinks]
+        self.level = logging.WARNING
         self._left: list[SafeSink] = []  # to the process that forked this one
-        self._due = self.sinks  # those that the newest record still has to go to; fewer after an interrupt
+        self._take_sinks([SafeSink(sink) for sink in sinks])
         self.is_writing = False
         self.when_idle: Callable[[], None] | None = None
         self._is_delivering = False  # stays True where an interrupt came
-        self._json_line: Any = cpu.json_line
-        self.writes_lines = cpu.json_line is not None and any(sink.takes_lines for sink in self.sinks)
         self._history = TrainingHistory()
         self.max_consecutive_skips = max_consecutive_skips
         self.skipped_run: list[int] = []
@@ -106,8 +105,25 @@ class Ledger:
         self.instead: Callable[[NonFiniteGradientsError], None] | None = None
         self._steps_to_checkup = self._steps_to_glance = 0
         self._told_already_clipped = False
+
+    def _take_sinks(self, sinks: list[SafeSink]) -> None:
+        self.sinks = sinks
+        self._due = sinks  # those that the newest record still has to go to; fewer after an interrupt
+        self._json_line: Any = cpu.json_line
+        self.writes_lines = cpu.json_line is not None and any(sink.takes_lines for sink in sinks)
         self._noted: dict[str, Any] = {}
         self._num_noted = 0  # changes of what is known of the model that the sinks were told
+
+    def change_sinks(self, sinks: Iterable[Any]) -> None:
+        """Has the steps to come go to `sinks`; those that are not among them are told all, and closed."""
+        new = [SafeSink(sink) for sink in sinks]
+        self.deliver()
+        kept = {id(sink.sink) for sink in new}
+        for sink in self.sinks:
+            if id(sink.sink) not in kept:
+                sink.close()
+        self._take_sinks(new)
+        self._set_limit()
 
     def watch(self, checkup: Checkup) -> None:
         """Has `checkup` asked from now on; first when its interval's last step begins."""
@@ -378,7 +394,7 @@ class Ledger:
             self.due = self._too_many_skips()
 
     def _say_nonfinite(self, record: StepStats, from_scaler: bool) -> None:
-        level = logging.INFO if from_scaler else logging.WARNING  # a scaler finds its scale by overflowing
+        level = min(self.level, logging.INFO) if from_scaler else self.level  # a scaler finds its scale by overflowing
         names = record.nonfinite
         count = f"{len(names)} tensor" + ("" if len(names) == 1 else "s")
         where = f"first in {names[0]!r}, {count} in all" if names else "only their norm overflowed"
@@ -394,7 +410,7 @@ class Ledger:
     def _say_skipped_by_policy(self, record: StepStats) -> None:
         policy = self._history.model.clip_policy
         where = f" in {listed(record.over, 4)}" if record.over else f" of {record.norm:.4g}, above {record.trigger:.4g}"
-        _log.warning("step %d: skipped by the clip policy %s, for a norm%s", record.step, policy, where)
+        _log.log(self.level, "step %d: skipped by the clip policy %s, for a norm%s", record.step, policy, where)
 
     def _say_already_clipped(self) -> None:
         self._history.settle()
@@ -402,4 +418,4 @@ class Ledger:
             return
         for finding in diagnose(self._history, rules=[RULES["already-clipped"]], failures=self.failures):
             self._told_already_clipped = True
-            _log.warning("%s %s", finding.summary, finding.recommendation)
+            _log.log(self.level, "%s %s", finding.summary, finding.recommendation)

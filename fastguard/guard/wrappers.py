@@ -72,11 +72,16 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def refuse_shards(groups: Iterable[Iterable[torch.Tensor]]) -> None:
-    """Raises TypeError if a parameter is a DTensor (FSDP2, tensor parallelism)."""
+    """Raises TypeError if a parameter is a DTensor (FSDP2, tensor parallelism), or a flat one of FSDP1 or a view of it,
+    which looks like a plain one."""
     for params in groups:
         for p in params:
             if type(p) is not torch.nn.Parameter and hasattr(p, "to_local"):
                 raise TypeError(f"`optimizer` must hold whole parameters, got a DTensor. {_REMEDY}")
+            if getattr(p, "_fsdp_flattened", False):
+                raise TypeError(
+                    f"`optimizer` must hold whole parameters, got one of a FullyShardedDataParallel module. {_REMEDY}"
+                )
 
 
 def refuse_sharding_model(model: torch.nn.Module | None) -> None:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from .. import kernels
+from .._text import listed
 from ..activations import ActivationMonitor, monitor_for
 from ..errors import AlreadyGuardedError
 from ..history.model import OBJECTIVES
 from ..weights import sampler_settings
+from .asked import Asked
 from .flight import WHEN_BEHIND
 from .guard import GUARD, Guard
-from .policies import ClipPolicy, GlobalNorm, as_policy
+from .policies import ClipPolicy, GivenPolicy, GlobalNorm, as_policy
 from .recovery import Recovery, as_recovery
-from .wrappers import innermost, inwards, refuse_sharding_model, refuse_shards
+from .wrappers import innermost, inwards, refuse_sharding_model, refuse_shards, unwrapped
 
 _Wrapped = TypeVar("_Wrapped")
+_log = logging.getLogger("fastguard")
 _CLIP_THROUGH = ("scale", "grad_scale")
+_ON_GUARDED = ("reuse", "raise", "replace")
+_RANKS = ("first", "all")
 
 
 class _ShownGuard:
@@ -38,7 +45,7 @@ def _clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy 
     return None if clip is None else as_policy(clip)
 
 
-def _check_settings(when_behind: str, clip_through: str, objective: str | None) -> None:
+def _check_settings(when_behind: str, clip_through: str, objective: str | None, on_guarded: str, ranks: str) -> None:
     if objective is not None and objective not in OBJECTIVES:
         raise ValueError(
             f"`objective` must be None or one of {list(OBJECTIVES)}, got {objective!r}. None: what the losses show."
@@ -46,9 +53,58 @@ def _check_settings(when_behind: str, clip_through: str, objective: str | None) 
     for name, value, known in (
         ("when_behind", when_behind, WHEN_BEHIND),
         ("clip_through", clip_through, _CLIP_THROUGH),
+        ("on_guarded", on_guarded, _ON_GUARDED),
+        ("ranks", ranks, _RANKS),
     ):
         if value not in known:
             raise ValueError(f"`{name}` must be one of {list(known)}, got {value!r}")
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of its group, or has none."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+def _has_guard(optimizer: Any) -> bool:
+    return any(GUARD in getattr(layer, "__dict__", {}) for layer in inwards(optimizer))
+
+
+def _met_again(
+    given: Sequence[Any],
+    inner: Sequence[torch.optim.Optimizer],
+    model: torch.nn.Module | None,
+    asked: Asked,
+    sinks: Sequence[Any],
+    on_guarded: str,
+) -> bool:
+    """Whether the optimizers have the guard that they shall have; one that they shall not have is taken away.
+
+    Raises:
+        AlreadyGuardedError: they have another, and it is not to be replaced.
+    """
+    guarded = [o for o in given if _has_guard(o)]
+    if not guarded:
+        return False
+    guards = {id(guard): guard for guard in map(Guard.of, guarded)}
+    guard = next(iter(guards.values()))
+    if on_guarded == "replace":
+        for guard in guards.values():
+            guard.detach()
+        return False
+    differences = asked.differences(guard.asked)
+    if len(guarded) < len(given) or len(guards) > 1 or set(map(id, inner)) != set(map(id, guard.optimizers)):
+        differences.insert(0, "optimizers")
+    if model is not None and guard.model is not None and unwrapped(model) is not unwrapped(guard.model):
+        differences.insert(0, "model")
+    if on_guarded == "raise" or differences:
+        how = f", with another {listed(differences)}" if on_guarded == "reuse" else ""
+        raise AlreadyGuardedError(
+            f"this {type(guarded[0]).__name__} is guarded already{how}. Use optimizer.guard, or "
+            "optimizer.guard.detach() first; on_guarded='replace' does so."
+        )
+    if sinks:
+        guard.change_sinks(sinks)
+    return True
 
 
 def wrap(
@@ -68,6 +124,9 @@ def wrap(
     check_every: int | None = None,
     objective: str | None = None,
     recovery: bool | Recovery | None = None,
+    names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
+    ranks: str = "first",
+    on_guarded: str = "reuse",
 ) -> _Wrapped:
     """Guards `optimizer` in place and returns it: the same object, with its `Guard` as `optimizer.guard`.
 
@@ -106,12 +165,20 @@ def wrap(
             None: not told, so that they find out as far as the losses show.
         recovery: bring the run back when it goes wrong: True, or a `fastguard.Recovery`, which says how and at what
             cost. It raises RecoveryFailedError from `step` where that does not help.
+        names: of the parameters, where the model's are not the optimizer's, as with float32 master copies: one for each
+            parameter, in the optimizer's order, or a dict from some of the optimizer's parameters to names. They go
+            before the model's.
+        ranks: which processes of a `torch.distributed` run write to the sinks and log warnings: "first", rank 0 alone,
+            or "all". Every one has its guard, its history and its report.
+        on_guarded: what to do where `optimizer` has a guard. "reuse": the same settings leave it its guard, whose steps
+            go on, with `sinks`, if given, in place of the old ones, as when a notebook's cell is run again; others
+            raise. "raise": raise in any case. "replace": detach that guard, and make a new one.
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
         TypeError: no torch.optim.Optimizer, or one that cannot be guarded: sharded, stepping within the backward pass,
             without Optimizer.__init__.
-        AlreadyGuardedError: the optimizer has a guard.
+        AlreadyGuardedError: the optimizer has a guard, which `on_guarded` does not allow for.
         BackendUnavailableError: the backend cannot run here.
         NonFiniteGradientsError: from `step`, after `max_consecutive_skips`; parameters are untouched.
 
@@ -135,7 +202,7 @@ def wrap(
         raise ValueError("`optimizer` must be an optimizer or a list of at least one, got an empty list")
     if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
         raise ValueError(f"`max_consecutive_skips` must be an integer >= 1, got {max_consecutive_skips!r}")
-    _check_settings(when_behind, clip_through, objective)
+    _check_settings(when_behind, clip_through, objective, on_guarded, ranks)
     if check_every is not None and (
         isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0
     ):
@@ -145,11 +212,28 @@ def wrap(
     policy = _clip_policy(max_norm, clip)
     if len(set(map(id, inner))) != len(inner):
         raise ValueError("`optimizer` must be a list of different optimizers, got one of them twice")
-    for o in given:
-        if any(GUARD in getattr(layer, "__dict__", {}) for layer in inwards(o)):
-            raise AlreadyGuardedError(
-                f"this {type(o).__name__} is guarded already. Use optimizer.guard, or optimizer.guard.detach() first."
-            )
+    sinks = list(sinks)
+    asked = Asked(
+        clip=policy.given if isinstance(policy, GivenPolicy) else policy,  # around which each call puts another
+        skip_nonfinite=skip_nonfinite,
+        max_consecutive_skips=max_consecutive_skips,
+        backend=backend,
+        when_behind=when_behind,
+        clip_through=clip_through,
+        activations=activations,
+        weights=weights,
+        check_every=check_every,
+        objective=objective,
+        recovery=settings,
+        names=names,
+        ranks=ranks,
+    )
+    is_quiet = ranks == "first" and not is_first_rank()
+    if is_quiet and sinks:
+        _log.info("rank %d writes to no sink: rank 0 does, and ranks='all' has each write to its own", dist.get_rank())
+        sinks = []
+    if _met_again(given, inner, model, asked, sinks, on_guarded):
+        return optimizer
     refuse_sharding_model(model)
     groups = [group["params"] for o in inner for group in o.param_groups]
     refuse_shards(groups)
@@ -173,11 +257,14 @@ def wrap(
             check_every=check_every,
             objective=objective,
             recovery=settings,
+            names=names,
+            is_quiet=is_quiet,
         )
     except BaseException:
         if monitor is not None:
             monitor.detach()
         raise
+    guard.asked = asked
     if "guard" not in torch.optim.Optimizer.__dict__:
         torch.optim.Optimizer.guard = _ShownGuard()  # type: ignore[attr-defined]
     for o in inner:

@@ -117,7 +117,8 @@ def test_a_proxy_made_afterwards_shows_the_guard_too(proxy: Any) -> None:
     take_step(model, outer, 0)
     assert outer.guard.last.step == 0
     with pytest.raises(fastguard.AlreadyGuardedError, match="guarded already"):
-        fastguard.wrap(outer, model)
+        fastguard.wrap(outer, model, on_guarded="raise")
+    assert fastguard.wrap(outer, model).guard is inner.guard
 
 
 @every_proxy

@@ -79,7 +79,7 @@ def test_an_optimizer_is_wrapped_once() -> None:
     optimizer = fastguard.wrap(_sgd(model), model)
     guard = optimizer.guard
     with pytest.raises(fastguard.AlreadyGuardedError, match=r"SGD is guarded already\. Use optimizer\.guard.*detach"):
-        fastguard.wrap(optimizer, model)
+        fastguard.wrap(optimizer, model, on_guarded="raise")
     assert optimizer.guard is guard
     take_step(model, optimizer, 0)
     guard.flush()

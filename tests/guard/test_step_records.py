@@ -187,7 +187,9 @@ class Wrapper(nn.Module):
         return getattr(self, self.attribute)(x)
 
 
-@pytest.mark.parametrize("attribute", ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+@pytest.mark.parametrize(
+    "attribute", ["module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"]
+)
 @pytest.mark.parametrize("from_model", [True, False])
 def test_what_wrappers_add_to_names_is_left_out(attribute: str, from_model: bool) -> None:
     inner = make_model()
@@ -400,3 +402,46 @@ def test_overhead_is_measured_at_every_step() -> None:
     optimizer.guard.flush()
     assert optimizer.guard.history.num_timed == 3
     assert all(0.0 < entry.overhead_s < 1.0 for entry in optimizer.guard.history.recent)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_names_of_master_copies_are_those_that_are_given(as_dict: bool) -> None:
+    model = make_model(dtype=torch.bfloat16)
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    with pytest.raises(ValueError, match="say by `names` what they are called, if they are copies"):
+        fastguard.wrap(optimizer, model)
+    names: Any = [f"module.{name}" for name, _ in model.named_parameters()]
+    fastguard.wrap(optimizer, model, names=dict(zip(masters, names)) if as_dict else names)
+    for step in range(3):
+        loss_at(model, step).backward()
+        for p, master in zip(model.parameters(), masters, strict=True):
+            master.grad, p.grad = p.grad.float(), None
+        optimizer.step()
+        with torch.no_grad():
+            for p, master in zip(model.parameters(), masters, strict=True):
+                p.copy_(master)
+    assert optimizer.guard.last.tensors.names == NAMES
+    assert optimizer.guard.history.model.not_in_optimizer == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a"], "must have one name for each of the optimizer's 4 parameters, got 1"),
+        ("abcd", "got a string"),
+        (["a", "b", "c", "module.a"], "must all be different"),
+        ({nn.Parameter(torch.ones(1)): "a"}, "got a key that is none of them"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(names: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"`names` .*{message}"):
+        fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1), names=names)
+
+
+def test_names_without_pefts_prefix() -> None:
+    model = nn.Module()
+    model.base_model = nn.Module()
+    model.base_model.model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    assert optimizer.guard.run.names(0) == NAMES

@@ -160,7 +160,7 @@ def test_what_wrap_refuses_is_no_failure_of_the_optimizer():
         """Guarded already."""
 
     def make(model: torch.nn.Module) -> Any:
-        return fastguard.wrap(Wrapped(model.parameters()))
+        return fastguard.wrap(Wrapped(model.parameters()), max_norm=7.0)
 
     taken = Way(make, width=6, num_steps=8)
     with pytest.raises(RefusedError, match="AlreadyGuardedError: this Wrapped is guarded already"):
