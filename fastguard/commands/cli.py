@@ -19,6 +19,7 @@ from .._text import shown
 from ..errors import FastguardError
 
 EXIT_FAILED = 1
+EXIT_UNREADABLE = 3  # of those that read a log
 EXIT_USAGE = 64  # EX_USAGE of sysexits.h; 2 is what `diagnose` says of a critical run
 
 
@@ -37,6 +38,7 @@ COMMANDS = {
         "say what is wrong with a run, from its log; the exit code says how bad", _HERE + "diagnose:diagnose"
     ),
     "report": Command("make a page of a run, or of several, from their logs", _HERE + "report:main"),
+    "watch": Command("show a run in the terminal while it writes its log", _HERE + "watch:main"),
     "preflight": Command(
         "check a training before its first step; the exit code says how bad", _HERE + "preflight:main"
     ),

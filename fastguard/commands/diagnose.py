@@ -16,10 +16,10 @@ from ..history.loading import fill
 from ..report import Report, build_report
 from ..stats import failures
 from ..stats.log import LogReader
+from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
 from .cli import Parser, as_json, drop_output
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2, "no-evidence": 4}
-EXIT_UNREADABLE = 3
 MAX_WINDOW = 10**7  # 4 GB
 _WIDTH = 100
 

@@ -15,6 +15,8 @@ from .cli import EXIT_FAILED, Parser, as_json
 # What extras of fastguard use, and what for.
 OPTIONAL = {
     "tqdm": "the demo's progress bar",
+    "plotly": "figures, and the page of a run",
+    "rich": "the live view of a run",
     "triton": "GPU kernels",
     "numpy": "a rival in the benchmarks",
     "orjson": "reads logs in half the time",

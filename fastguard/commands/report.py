@@ -11,8 +11,7 @@ from .._text import prose, shown
 from ..report import build_report
 from ..stats import failures
 from ..visualization.runs import DrawnRun, from_log
-from .cli import EXIT_FAILED, Parser, as_json
-from .diagnose import EXIT_UNREADABLE
+from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, as_json
 
 _LEVELS = {"warning": ("warning", "critical", "no-evidence"), "critical": ("critical",)}
 

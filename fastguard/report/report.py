@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .._text import listed, prose
+from .._text import listed, prose, shown
 from ..diagnosis import RULES, UNKNOWN, Finding, Rule, diagnose, find_causes
 from ..history import TrainingHistory
 from ..stats import strict_json
@@ -268,7 +268,16 @@ def _numbers(history: TrainingHistory) -> dict[str, float]:
     return numbers
 
 
-def _where(finding: Finding) -> str:
+def headline(finding: Finding) -> str:
+    """Severity, rule, steps and layers of a finding.
+
+    >>> headline(Finding("Too large.", 3, 5, layers=("a", "b"), rule="norm-spike"))
+    '[warning] norm-spike, steps 3 to 5, in a, b'
+    """
+    return f"[{finding.severity}] {shown(finding.rule)}{place_of(finding)}"
+
+
+def place_of(finding: Finding) -> str:
     """Steps and layers, each after a comma."""
     text = ""
     if finding.first_step is not None:
@@ -283,7 +292,7 @@ def _where(finding: Finding) -> str:
 def _cause_lines(one: Finding) -> list[str]:
     seen = ", ".join(symptom.rule for symptom in one.symptoms)
     return [
-        *_wrap(f"Likely cause: {one.rule} (confidence {one.confidence:.2f}){_where(one)}", ""),
+        *_wrap(f"Likely cause: {one.rule} (confidence {one.confidence:.2f}){place_of(one)}", ""),
         *_wrap(one.summary, "    "),
         *_wrap(f"seen as: {seen}", "    "),
         *_wrap(f"what to do: {one.recommendation}", "    "),
@@ -291,7 +300,7 @@ def _cause_lines(one: Finding) -> list[str]:
 
 
 def _finding_lines(finding: Finding, *, with_remedy: bool = True) -> list[str]:
-    lines = _wrap(f"[{finding.severity}] {finding.rule}{_where(finding)}", "")
+    lines = _wrap(headline(finding), "")
     lines += _wrap(finding.summary, "    ")
     if finding.evidence:
         lines += _wrap("evidence: " + ", ".join(f"{k} {_short(v)}" for k, v in finding.evidence.items()), "    ")

@@ -53,16 +53,8 @@ class _LogFacts:
             self.skipped_lines.append(line)
 
 
-class LineSource(Protocol):
-    """What a `LogReader` reads: b"" says that there is no line, or none yet."""
-
-    def readline(self, limit: int, /) -> bytes: ...
-
-
 class LogReader(_LogFacts):
     """The records of a log file, read one after the other in bounded memory: iterate over it, once.
-
-    One that was given its lines goes on where it was when it is iterated over again: a log that still grows.
 
     The records are as they stand in the file: NaN and Inf are strings. A line that is no JSON, or longer than 64 MiB,
     is counted and left out. orjson reads the lines where it is installed, Python's json where it is not or refuses
@@ -70,7 +62,6 @@ class LogReader(_LogFacts):
 
     Args:
         path: the file. It is opened by iterating.
-        lines: where the lines come from instead; `path` is then only what errors call it.
 
     Attributes:
         skipped_lines, num_skipped, model: as in `JsonlLog`, so far; `model` is another dict after each note.
@@ -82,48 +73,95 @@ class LogReader(_LogFacts):
     Cost: 2 us a line with orjson, 6 us without.
     """
 
-    def __init__(self, path: str | os.PathLike[str], lines: LineSource | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.path = path
+        self.line = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        parse = _parser()
+        with open(self.path, "rb") as file:
+            read = functools.partial(file.readline, MAX_LINE_BYTES)
+            for number, line in enumerate(iter(read, b""), 1):
+                if line[-2:] == b"}\n" and line[:8] == b'{"step":':  # as nearly all are
+                    record = parse(line)
+                    if record is not None:
+                        self.line = number
+                        yield record
+                        continue
+                is_whole = len(line) < MAX_LINE_BYTES or line.endswith(b"\n")
+                if number == 1:
+                    line = line.removeprefix(_UTF8_MARK)
+                text = line.strip()
+                if not text:
+                    continue
+                if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
+                    raise ValueError(_refusal(text, self.path, number))
+                if not is_whole:
+                    while line and not line.endswith(b"\n"):
+                        line = read()
+                record = parse(text) if is_whole else None
+                if record is None:
+                    self._skip(number)
+                    continue
+                self.line = number
+                if "step" not in record and isinstance(record.get("model"), dict):
+                    self.model = {**self.model, **record["model"]}
+                else:
+                    yield record
+
+
+class LineSource(Protocol):
+    """What a `LineReader` reads: b"" says that there is no line, or none yet."""
+
+    def readline(self, limit: int, /) -> bytes: ...
+
+
+class LineReader(_LogFacts):
+    """As a `LogReader`, of lines that are handed over one by one. Goes on where it was when it is iterated over again.
+
+    Args:
+        path: what errors call the log.
+        lines: where the lines come from.
+
+    Attributes:
+        skipped_lines, num_skipped, model, line: as in `LogReader`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], lines: LineSource) -> None:
         super().__init__()
         self.path = path
         self.line = 0
         self._lines = lines
+        self._parse = _parser()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._lines is not None:
-            yield from self._records(self._lines)
-        else:
-            with open(self.path, "rb") as file:
-                yield from self._records(file)
-
-    def _records(self, source: LineSource) -> Iterator[dict[str, Any]]:
-        parse = _parser()
-        read = functools.partial(source.readline, MAX_LINE_BYTES)
-        for number, line in enumerate(iter(read, b""), self.line + 1):
-            self.line = number
-            if line[-2:] == b"}\n" and line[:8] == b'{"step":':  # as nearly all are
-                record = parse(line)
-                if record is not None:
-                    yield record
-                    continue
-            is_whole = len(line) < MAX_LINE_BYTES or line.endswith(b"\n")
-            if number == 1:
-                line = line.removeprefix(_UTF8_MARK)
-            text = line.strip()
-            if not text:
-                continue
-            if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
-                raise ValueError(_refusal(text, self.path, number))
-            if not is_whole:
-                while line and not line.endswith(b"\n"):
-                    line = read()
-            record = parse(text) if is_whole else None
+        read = functools.partial(self._lines.readline, MAX_LINE_BYTES)
+        for line in iter(read, b""):
+            self.line += 1
+            record = self._parse(line) if line[-2:] == b"}\n" and line[:8] == b'{"step":' else None
             if record is None:
-                self._skip(number)
-                continue
-            if "step" not in record and isinstance(record.get("model"), dict):
-                self.model = {**self.model, **record["model"]}
-            else:
+                record = self._unusual(line, read)
+            if record is not None:
                 yield record
+
+    def _unusual(self, line: bytes, read: Callable[[], bytes]) -> dict[str, Any] | None:
+        """What stands in a line that is not as most are; None if it is a note, empty or cut off."""
+        is_whole = len(line) < MAX_LINE_BYTES or line.endswith(b"\n")
+        text = _text_of(line) if self.line == 1 else line.strip()
+        if not text:
+            return None
+        if text[:1] not in (b"{", b"\0"):
+            raise ValueError(_refusal(text, self.path, self.line))
+        while not is_whole and line and not line.endswith(b"\n"):
+            line = read()
+        record = self._parse(text) if is_whole else None
+        if record is None:
+            self._skip(self.line)
+        elif "step" not in record and isinstance(record.get("model"), dict):
+            self.model = {**self.model, **record["model"]}
+            return None
+        return record
 
 
 class JsonlLog(_LogFacts, Sequence[dict[str, Any]]):
@@ -158,7 +196,7 @@ class JsonlLog(_LogFacts, Sequence[dict[str, Any]]):
 
     def _read(self) -> None:
         lines = _PlacedLines(self._file)
-        reader = LogReader(self.path, lines)
+        reader = LineReader(self.path, lines)
         for record in reader:
             text = _text_of(lines.line)
             try:

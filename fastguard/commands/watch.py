@@ -1,0 +1,286 @@
+"""`fastguard watch`: a run in the terminal, from the log that it is writing. Needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .._text import prose, shown
+from ..stats import failures
+from ..stats.tail import newest_log
+from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, drop_output
+from .watching.run import FollowedRun
+
+TAIL_BYTES = 1 << 18  # what is shown first of a long log: some 700 steps
+ASSESS_EVERY_S = 2.0
+REDRAW_EVERY_S = 5.0  # while nothing is written
+_BUSY_SHARE = 0.8  # of the time between two frames, while the log is read from its beginning
+
+
+def main(argv: list[str]) -> int:
+    """Shows a run until Ctrl-C. 0: left, 1: stdout was closed, 3: there is nothing to be read, one line says why."""
+    parser = Parser(
+        "fastguard watch",
+        "Shows a run while it writes its log: how it is doing, its numbers, the layers to look at, and findings as "
+        "they come. The log need not be there yet, and may be moved away or begun anew. Where stdout is no terminal: "
+        "a line for each finding.",
+        "exit codes: 0 left by Ctrl-C, or read with --once; 1 nobody reads what is printed; 3 the log cannot be read; "
+        "64 an argument is wrong",
+    )
+    parser.add_argument("log", metavar="RUN.jsonl", help="the log; of a folder the newest in it")
+    parser.add_argument("--once", action="store_true", help="print a line for each finding so far, and end")
+    parser.add_argument("--interval", type=float, default=0.5, help="seconds from one look to the next (default: 0.5)")
+    arguments = parser.parse_args(argv)
+    if not 0.05 <= arguments.interval <= 3600:
+        parser.error(f"`--interval` must be from 0.05 to 3600, got {arguments.interval:g}")
+    try:
+        with _ended_by_sigterm():
+            path = _log_at(Path(arguments.log), arguments.interval, waits=not arguments.once)
+            if arguments.once:
+                return _print_once(path)
+            console = _terminal()
+            if console is None:
+                return _print_lines(path, arguments.interval)
+            return _show(path, arguments.interval, console)
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        return _fail(error)
+    except Exception as error:
+        return _fail(f"this is a bug of fastguard, please report it: {failures.describe(error)}")
+
+
+def _fail(problem: object) -> int:
+    _say(f"error: {problem}")
+    return EXIT_UNREADABLE
+
+
+def _say(message: str) -> None:
+    print(f"fastguard watch: {prose(message)}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM leaves as an exception does, so that the terminal is put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where no handler can be set
+        return
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _log_at(given: Path, interval: float, *, waits: bool) -> Path:
+    """The log that is meant; a folder is waited with until there is one in it."""
+    is_told = False
+    while given.is_dir():
+        newest = newest_log(given)
+        if newest is not None:
+            return newest
+        if not waits:
+            raise FileNotFoundError(f"there is no *.jsonl in {shown(given)}, nor in a folder in it")
+        if not is_told:
+            _say(f"there is no *.jsonl in {given} yet; waiting")
+            is_told = True
+        time.sleep(interval)
+    return given
+
+
+def _terminal() -> Any:
+    """A console of rich for stdout, if that is a terminal which can be drawn on; else None."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        _say("pip install fastguard[watch] for the live view; until then, a line for each finding")
+        return None
+    console = Console(highlight=False, markup=False, emoji=False)
+    return console if console.is_terminal and not console.is_dumb_terminal else None
+
+
+class _Printed:
+    """Prints the findings of a run that are new."""
+
+    def __init__(self, run: FollowedRun) -> None:
+        self._run = run
+        self._findings: Any = None
+        self._num = 0
+
+    def go_on(self) -> None:
+        if self._findings is not self._run.findings:  # the first, or another run began
+            self._findings, self._num = self._run.findings, 0
+        told = self._findings.told if self._findings else []
+        for one in told[self._num :]:
+            print(one.line, flush=True)
+        self._num = len(told)
+
+
+def _print_once(path: Path) -> int:
+    run = FollowedRun(path)
+    printed = _Printed(run)
+    while run.read(ASSESS_EVERY_S):
+        printed.go_on()
+    if run.tail.problem:
+        return _fail(f"{shown(path)} {run.tail.problem}")
+    run.history.has_ended = True
+    run.assess()
+    printed.go_on()
+    _say(_ending_of(run))
+    return 0
+
+
+def _ending_of(run: FollowedRun) -> str:
+    steps = f"{run.history.num_steps} step" + ("" if run.history.num_steps == 1 else "s")
+    report = run.findings and run.findings.report
+    status = report.status.upper() if report else "not judged"
+    odd = f"; {run.num_left_out} damaged lines left out" if run.num_left_out else ""
+    return f"{status} after {steps}{odd}"
+
+
+def _print_lines(path: Path, interval: float) -> int:
+    """A line a finding, until Ctrl-C, or until nobody reads them."""
+    run = FollowedRun(path)
+    printed = _Printed(run)
+    closed = _Closed(sys.stdout)
+    assessed_at, problem = 0.0, ""
+    _say(f"watching {path}")
+    try:
+        while True:
+            is_behind = run.read(interval)
+            if run.tail.problem != problem:
+                problem = run.tail.problem
+                _say(f"{path} {problem}; waiting" if problem else f"reading {path}")
+            if run.has_news and not is_behind and time.monotonic() - assessed_at >= ASSESS_EVERY_S:
+                run.assess()
+                assessed_at = time.monotonic()
+            printed.go_on()
+            if closed.wait(0.0 if is_behind else interval):
+                drop_output()
+                return EXIT_FAILED
+    except KeyboardInterrupt:
+        _say(_ending_of(run))
+        return 0
+
+
+class _Closed:
+    """Whether a pipe has lost its reader: a program that rarely writes would go on for ever."""
+
+    def __init__(self, stream: Any) -> None:
+        self._poll = None
+        if hasattr(select, "poll"):
+            with contextlib.suppress(OSError, ValueError):  # a stream without a file has no reader to lose
+                number = stream.fileno()
+                self._poll = select.poll()
+                self._poll.register(number, 0)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long, or until there is no reader; whether that is so."""
+        if self._poll is None:
+            time.sleep(seconds)
+            return False
+        return bool(self._poll.poll(1000 * seconds))
+
+
+class _Views:
+    """A long log: its end at once, and all of it when it has been read from its beginning."""
+
+    def __init__(self, path: Path) -> None:
+        first = FollowedRun(path, TAIL_BYTES)
+        first.read()
+        first.assess()
+        self._part = first if first.is_part else None
+        self._whole = FollowedRun(path) if first.is_part else first
+        self._assessed_at = time.monotonic()
+
+    @property
+    def run(self) -> FollowedRun:
+        """What there is to show."""
+        return self._whole if self._part is None else self._part
+
+    @property
+    def reading(self) -> float | None:
+        """How much of the log has been read from its beginning; None if all was."""
+        tail = self._whole.tail
+        return None if self._part is None else tail.offset / max(1, tail.size)
+
+    def read(self, seconds: float) -> bool:
+        """Takes what is new, for about so many seconds; whether there is more."""
+        is_behind = self._whole.read(seconds)
+        if self._part is not None:
+            if is_behind:
+                self._part.read()
+            else:
+                self._part.close()
+                self._part = None
+                self._assessed_at = 0.0
+        run = self.run
+        if not is_behind and run.has_news and time.monotonic() - self._assessed_at >= ASSESS_EVERY_S:
+            run.assess()
+            self._assessed_at = time.monotonic()
+        return is_behind
+
+
+def _show(path: Path, interval: float, console: Any) -> int:
+    """The live view, on the terminal's second screen; on the first one stays a summary."""
+    from rich.console import Group
+    from rich.live import Live
+
+    from .watching.screen import lines_of
+
+    ascii_only = not console.encoding.startswith("utf")
+    views: _Views | None = None
+
+    def draw(**options: Any) -> Any:
+        assert views is not None
+        lines = lines_of(views.run, now=time.time(), width=console.width, ascii_only=ascii_only, **options)
+        return Group(*lines)
+
+    quiet = logging.NullHandler()  # a rule that fails is in the report
+    logging.getLogger("fastguard").addHandler(quiet)
+    try:
+        try:
+            options: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+            with Live(console=console, screen=True, **options) as live:
+                views = _Views(path)
+                drawn: object = None
+                drawn_at = 0.0
+                while True:
+                    began = time.monotonic()
+                    run = views.run
+                    state = (
+                        run.num_records,
+                        run.num_assessed,
+                        run.tail.problem,
+                        console.size,
+                    )
+                    if state != drawn or began - drawn_at >= REDRAW_EVERY_S:
+                        live.update(draw(height=console.height, reading=views.reading), refresh=True)
+                        drawn, drawn_at = state, began
+                    views.read(_BUSY_SHARE * interval)
+                    time.sleep(max(0.0, interval - (time.monotonic() - began)))
+        except KeyboardInterrupt:
+            if views is not None:
+                console.print(draw(reading=views.reading), soft_wrap=True)
+            return 0
+    except OSError:  # the terminal is gone
+        drop_output()
+        return EXIT_FAILED
+    finally:
+        logging.getLogger("fastguard").removeHandler(quiet)

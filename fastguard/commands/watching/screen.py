@@ -1,0 +1,201 @@
+"""What is on the screen: a run in as many lines as there is room for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.text import Text
+
+from ..._text import prose, shown
+from ...history.overview import Bucket
+from .run import FollowedRun
+from .spark import ASCII, BLOCKS, sparkline
+
+_STYLES = {
+    "no-evidence": "bold",
+    "healthy": "bold green",
+    "warning": "bold yellow",
+    "critical": "bold red",
+    "info": "cyan",
+}
+_LABEL, _VALUE = 11, 11
+_LATELY = 100  # steps
+_QUIET_S = 10.0
+
+
+def lines_of(
+    run: FollowedRun,
+    *,
+    now: float,
+    width: int,
+    height: int | None = None,
+    reading: float | None = None,
+    ascii_only: bool = False,
+) -> list[Text]:
+    """The view, the most important first.
+
+    Args:
+        run: what is shown.
+        now: seconds since 1970.
+        width, height: of the terminal; None: as many lines as there are.
+        reading: share of the log that has been read from its beginning, while `run` is its end only.
+        ascii_only: whether the terminal's encoding has no block elements.
+    """
+    head = [_head(run, now, width), _status(run, reading), *_cause(run), *_notes(run, reading)]
+    numbers = _numbers(run, width, ASCII if ascii_only else BLOCKS) if run.history.recent else []
+    layers, findings = _layers(run, width), _findings(run)
+    room = 10**6 if height is None else height - len(head) - len(numbers)
+    parts = [head, numbers, layers if room >= len(layers) + min(len(findings), 4) else [], findings]
+    gap = [Text()] if height is None or height > 20 else []
+    lines: list[Text] = []
+    for part in filter(None, parts):
+        lines += [*gap, *part] if lines else part
+    for line in lines if height is not None else ():
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines[:height]
+
+
+def _head(run: FollowedRun, now: float, width: int) -> Text:
+    times = run.log.times
+    rate = ""
+    if times and now - times[-1] > _QUIET_S:
+        rate = f"nothing for {_ago(now - times[-1])}"
+    elif len(times) > 1 and times[-1] > times[0]:
+        rate = f"{(len(times) - 1) / (times[-1] - times[0]):.3g} lines/s"
+    name = shown(run.tail.path, max(10, width - len(rate) - 4))
+    line = Text().append(name, style="bold")
+    line.append(" " * max(2, width - len(name) - len(rate)))
+    return line.append(rate, style="dim")
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{5 * round(seconds / 5)} s"
+
+
+def _status(run: FollowedRun, reading: float | None) -> Text:
+    newest = run.log.newest_step
+    if newest < 0:
+        return Text("WAITING for a step", style="bold")
+    if reading is not None:
+        return Text(f"AT STEP {newest:,}, not judged yet", style="bold")
+    report = run.findings and run.findings.report
+    if report is None:
+        return Text(f"AT STEP {newest:,}", style="bold")
+    nouns = {"critical": "critical problem", "warning": "warning"}
+    counts = {noun: sum(one.severity == level for one in report.findings) for level, noun in nouns.items()}
+    said = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count)
+    line = Text().append(report.status.upper(), style=_STYLES.get(report.status, "bold"))
+    return line.append(f" at step {newest:,}: {said or 'nothing to complain about'}")
+
+
+def _cause(run: FollowedRun) -> list[Text]:
+    cause = run.findings and run.findings.cause
+    if cause is None:
+        return []
+    what, advice = cause
+    return [Text(f"likely cause: {what}", style="bold"), Text(f"    {advice}")]
+
+
+def _notes(run: FollowedRun, reading: float | None) -> list[Text]:
+    notes = []
+    if run.tail.problem:
+        notes.append(f"the log {shown(run.tail.problem)}")
+    if reading is not None:
+        notes.append(f"the newest {run.history.num_steps:,} steps; reading the log from its beginning: {reading:.0%}")
+    if run.log.went_back_to is not None:
+        notes.append(f"went back to step {run.log.went_back_to:,}: resumed, or rolled back")
+    if run.num_left_out:
+        notes.append(f"{run.num_left_out:,} damaged line{'' if run.num_left_out == 1 else 's'} left out")
+    return [Text(note, style="dim") for note in notes]
+
+
+def _numbers(run: FollowedRun, width: int, ramp: str) -> list[Text]:
+    history = run.history
+    recent = list(history.recent)
+    backs = [i for i in range(1, len(recent)) if recent[i].step <= recent[i - 1].step]
+    room = width - _LABEL - _VALUE - 2
+    losses, norms = [entry.loss for entry in recent], [entry.norm for entry in recent]
+    lines = [
+        _row("loss", _last(losses), sparkline(losses, room, ramp=ramp, backs=backs), "cyan"),
+        _row("grad norm", _last(norms), sparkline(norms, room, is_log=True, ramp=ramp, backs=backs), "magenta"),
+    ]
+    if history.num_steps > len(recent):
+        buckets = history.overview.buckets
+        begin = f"since {buckets[0].first_step:,}"
+        for place, (key, is_log) in enumerate((("loss", False), ("norm", True))):
+            values = _whole_run(run, buckets, key)
+            lines.insert(2 * place + 1, _row("", begin, sparkline(values, room, is_log=is_log, ramp=ramp), "dim"))
+    lately = recent[-_LATELY:]
+    num_clean = sum(entry.is_clean for entry in lately)
+    clipped = sum(entry.is_clean and entry.clip_coef != 1.0 for entry in lately)
+    lines += [
+        _row("lr", _last([entry.lr for entry in recent])),
+        _rate_row("clipped", history.num_clipped, history.num_clean, clipped, num_clean),
+        _rate_row("skipped", history.num_skipped, history.num_steps, sum(e.skipped for e in lately), len(lately)),
+    ]
+    val_loss = _last([validation.val_loss for validation in history.validations])
+    if val_loss != "-":
+        lines.insert(-3, _row("val loss", val_loss))
+    if history.num_nonfinite:
+        event = history.last_events[-1]
+        first = f", first in {shown(event.names[0], 60)}" if event.names else ""
+        lines.append(_row("NaN or Inf", f"{history.num_nonfinite:,}", f"last at step {event.step:,}{first}", "red"))
+    return lines
+
+
+def _row(label: str, value: str, more: str = "", style: str = "") -> Text:
+    line = Text(f"{label:<{_LABEL}}{value:>{_VALUE}}")
+    return line.append("  ").append(more, style=style) if more else line
+
+
+def _rate_row(label: str, count: int, total: int, lately: int, num_lately: int) -> Text:
+    share = f"{100 * count / total:.3g} %" if total else "-"
+    more = f"{count:,} of {total:,}"
+    if num_lately < total:
+        more += f"; {lately} of the last {num_lately}"
+    return _row(label, share, more, "dim")
+
+
+def _last(values: Sequence[float | None]) -> str:
+    return next((f"{value:.4g}" for value in reversed(values) if value is not None), "-")
+
+
+def _whole_run(run: FollowedRun, buckets: Iterable[Bucket], key: str) -> list[float | None]:
+    """The largest value in each part of the run; NaN where a step that is still known had one."""
+    bad = {event.step for event in (*run.history.first_events, *run.history.last_events)}
+    values: list[float | None] = []
+    for bucket in buckets:
+        of_it = getattr(bucket, key)
+        is_bad = key == "norm" and any(bucket.first_step <= step <= bucket.last_step for step in bad)
+        values.append(math.nan if is_bad else of_it.max if of_it.num else None)
+    return values
+
+
+def _layers(run: FollowedRun, width: int) -> list[Text]:
+    if not run.layers:
+        return []
+    room = max(8, width - 34)
+    widest = max(len("layer"), *(len(shown(layer.name, room)) for layer in run.layers))
+    lines = [Text(f"{'layer':<{widest}}{'grad norm':>11}{'zeros':>8}{'update/weight':>15}", style="dim")]
+    for name, norm, zero_share, ratio, is_named in run.layers:
+        cells = f"{norm:>11.3g}{zero_share:>8.0%}{'-' if ratio is None else f'{ratio:.2g}':>15}"
+        lines.append(Text(f"{shown(name, room):<{widest}}{cells}", style="red" if is_named else ""))
+    return lines
+
+
+def _findings(run: FollowedRun) -> list[Text]:
+    """The newest first; those that the rules no longer find are dim."""
+    if run.findings is None:
+        return []
+    report = run.findings.report
+    now = {finding.rule for finding in report.findings} if report else set()
+    lines: list[Text] = []
+    for told in reversed(run.findings.told):
+        is_so = told.finding.rule in now
+        lines.append(Text(told.headline, style=_STYLES[told.finding.severity] if is_so else "dim"))
+        lines.append(Text(f"    {prose(told.finding.summary)}", style="" if is_so else "dim"))
+    return lines

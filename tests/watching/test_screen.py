@@ -1,0 +1,150 @@
+"""What is on the screen: at any size, of any run, with any name in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rich", reason="the live view is an extra: pip install fastguard[watch]")
+
+from rich.console import Console, Group
+
+from fastguard.commands.watching.run import FollowedRun
+from fastguard.commands.watching.screen import lines_of
+from fastguard.commands.watching.spark import ASCII, sparkline
+from fastguard.sinks import JsonlSink
+from fastguard.stats.samples import WeightStats
+
+from records import make_bad_record, make_record
+
+NOW = 1.8e9
+HOSTILE = "a[/b]\x1b]0;owned\x07\x1b[2J\u202e\x9b\n[red]"
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Writes a log; a step is a norm."""
+
+    def write(norms, name="layer.weight", **more) -> Path:
+        path = tmp_path / "run.jsonl"
+        with JsonlSink(path, tensors_every=1) as sink:
+            for step, norm in enumerate(norms):
+                bad = [name] if math.isnan(norm) else []
+                weights = (WeightStats(name, 4, 2.0, 0.5, 1.0, 0.1, 0.003),)
+                record = make_bad_record(step, bad, [name, "b"], skipped=bool(bad), loss=2.0 - step / 99, **more)
+                sink.write(record if step % 10 else make_record(step, norm, loss=2.0, weights=weights))
+        return path
+
+    return write
+
+
+def followed(path: Path) -> FollowedRun:
+    run = FollowedRun(path)
+    run.read()
+    run.assess()
+    return run
+
+
+def drawn(run: FollowedRun, width: int = 100, height: int | None = 40, **options) -> list[str]:
+    """What a terminal without colours would show."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, height=height, color_system=None, markup=False, emoji=False)
+    console.print(Group(*lines_of(run, now=NOW, width=width, height=height, **options)), soft_wrap=height is None)
+    return stream.getvalue().rstrip("\n").split("\n")
+
+
+def test_all_there_is_to_see(log):
+    lines = drawn(followed(log([1.0] * 61 + [math.nan] + [1.0] * 5)))
+    text = "\n".join(lines)
+    assert "run.jsonl" in lines[0] and "nothing for" in lines[0]
+    assert lines[1].startswith("WARNING at step 66: 1 warning")
+    assert lines[2].startswith("likely cause: ")
+    rows = {line.split("  ")[0]: line for line in lines if line}
+    assert rows["loss"].split()[1] == "1.333" and "x" in rows["grad norm"]
+    assert rows["skipped"].split()[1:3] == ["1.49", "%"] and "1 of 67" in rows["skipped"]
+    assert "last at step 61, first in layer.weight" in rows["NaN or Inf"]
+    assert "layer.weight" in text and "0.0015" in text
+    assert "[warning] non-finite-gradients, step 61, in layer.weight" in text
+
+
+def test_stays_within_the_terminal(log, tmp_path):
+    for norms in ([], [1.0], [1.0] * 60 + [math.nan] * 30):
+        run = followed(log(norms))
+        for width in (1, 5, 20, 33, 80, 300):
+            for height in (1, 2, 7, 12, 24, 60):
+                lines = drawn(run, width, height)
+                assert len(lines) <= height and max(map(len, lines)) <= width
+                assert lines[0].strip()
+        (tmp_path / "run.jsonl").unlink()
+
+
+def test_twenty_columns_still_say_what_matters(log):
+    lines = drawn(followed(log([1.0] * 60 + [math.nan] * 30)), 20, 12)
+    assert lines[1].startswith("CRITICAL at step 89") and any(line.startswith("loss") for line in lines)
+
+
+@pytest.mark.parametrize("height", [40, None])
+def test_names_are_shown_not_obeyed(log, height):
+    text = "\n".join(drawn(followed(log([1.0] * 60 + [math.nan], name=HOSTILE)), 200, height))
+    assert text.replace("\n", "").isprintable() and "\u202e" not in text
+    assert r"a[/b]\x1b]0;owned" in text
+
+
+def test_a_log_by_hand_with_hostile_values(tmp_path):
+    path = tmp_path / f"run{HOSTILE.replace('/', '')}.jsonl"
+    line = {"step": 1, "loss": "Infinity", "grad/norm": "NaN", "nonfinite": [HOSTILE], "lr": -1e999, "time": "x"}
+    text = json.dumps({"time": 1.0, "model": {"names": [HOSTILE]}}) + "\n" + json.dumps(line).replace("-Inf", "-Inf")
+    path.write_text(f"{text}\n" + json.dumps({**line, "step": 2, "loss": None}) + "\n")
+    text = "\n".join(drawn(followed(path), 200))
+    assert text.replace("\n", "").isprintable() and "inf" in text
+
+
+def test_an_empty_log_waits(log):
+    assert drawn(followed(log([])))[1] == "WAITING for a step"
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    assert drawn(followed(tmp_path / "none.jsonl"))[2] == "the log is not there yet"
+
+
+def test_the_end_of_a_long_log_says_that_it_is_one(log):
+    run = FollowedRun(log([1.0] * 300), newest_bytes=30_000)
+    run.read()
+    run.assess()
+    lines = drawn(run, reading=0.43)
+    assert lines[1] == "AT STEP 299, not judged yet"
+    assert lines[2] == f"the newest {run.history.num_steps:,} steps; reading the log from its beginning: 43%"
+    assert not any("[warning]" in line for line in lines)
+
+
+def test_a_terminal_without_blocks_gets_other_marks(log):
+    assert all(line.isascii() for line in drawn(followed(log([1.0, 2.0] * 40)), ascii_only=True))
+
+
+class TestSparkline:
+    def test_no_spike_is_lost(self):
+        line = sparkline([1.0] * 5000 + [50.0] + [1.0] * 5000, 40)
+        assert line.count("█") == 1 and set(line) == {"▁", "█"}
+
+    def test_nor_is_what_is_not_finite(self):
+        values = [1.0] * 10_000
+        values[7777] = math.inf
+        assert sparkline(values, 10) == "▁▁▁▁▁▁▁x▁▁"
+
+    @pytest.mark.parametrize("is_log", [False, True])
+    def test_odd_values(self, is_log):
+        assert sparkline([], 10, is_log=is_log) == sparkline([1.0], 0, is_log=is_log) == ""
+        assert sparkline([None, None], 10, is_log=is_log) == "  "
+        assert sparkline([math.nan] * 3, 10, is_log=is_log) == "xxx"
+        assert len(sparkline([0.0, -1.0, 1e-320, 1e308, -1e308], 10, is_log=is_log)) == 5
+
+    def test_a_logarithmic_one(self):
+        assert sparkline([1.0, 10.0, 100.0], 3, is_log=True, ramp=ASCII) == "_=#"
+        assert sparkline([1.0, 10.0, 100.0], 3, ramp=ASCII) == "_.#"
+
+    def test_going_back(self):
+        assert sparkline([1.0, 1.0, 2.0, 1.0, 1.0, 2.0], 6, backs=[3]) == "▁▁█|▁█"

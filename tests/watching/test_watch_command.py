@@ -1,0 +1,315 @@
+"""`fastguard watch` as it is used: in a terminal, in a pipe, in a log of a CI."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fastguard.commands import cli
+from fastguard.commands.watching.run import FollowedRun
+from fastguard.sinks import JsonlSink
+
+from records import make_bad_record, make_record
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs signals, pipes and terminals of Unix")
+HOSTILE = "a[/b]\x1b]0;owned\x07\x1b[2J\u202e\x9b[red]"
+
+
+def write(path: Path, steps, bad=(), name: str = "b") -> None:
+    with JsonlSink(path) as sink:
+        for step in steps:
+            record = make_bad_record(step, [name], [name, "c"], loss=1.0) if step in bad else None
+            sink.write(record or make_record(step, 1.0 + math.sin(step) / 9, loss=2.0 - step / 500))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.jsonl"
+
+
+class TestOnce:
+    def run(self, *arguments):
+        return cli.main(["watch", "--once", *map(str, arguments)])
+
+    def test_a_line_a_finding(self, path, capsys):
+        write(path, range(600), bad=(7, 555))
+        assert self.run(path) == 0
+        out, err = capsys.readouterr()
+        assert len(out.splitlines()) >= 1 and all(
+            re.match(r"\[(info|warning|critical)\] ", x) for x in out.splitlines()
+        )
+        assert sum("non-finite-gradients, " in line and ", in b: NaN or Inf" in line for line in out.splitlines()) == 1
+        assert "What to do: " in out
+        assert err == "fastguard watch: WARNING after 600 steps\n"
+
+    def test_the_status_is_that_of_diagnose(self, path, capsys):
+        write(path, range(300))
+        self.run(path)
+        watched = capsys.readouterr().err.split()[2]
+        assert cli.main(["diagnose", str(path)]) == 0
+        assert capsys.readouterr().out.split()[0] == watched == "HEALTHY"
+
+    def test_hostile_names(self, path, capsys):
+        write(path, range(50), bad=(7,), name=HOSTILE)
+        assert self.run(path) == 0
+        for text in capsys.readouterr():
+            assert text.isascii() and text.replace("\n", "").isprintable()
+
+    def test_the_newest_of_a_folder(self, path, capsys):
+        write(path, range(30))
+        assert self.run(path.parent) == 0
+        assert "after 30 steps" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("name", "content", "said"),
+        [
+            ("none.jsonl", None, "is not there yet"),
+            ("", None, "there is no *.jsonl in"),
+            ("run.jsonl", "what\n", "must be a log with one JSON object a line, got b'what'"),
+            ("a\0b", None, "null"),
+            ("\x1b[2J", None, r"\x1b[2J is not there yet"),
+        ],
+    )
+    def test_what_cannot_be_read(self, tmp_path, capsys, name, content, said):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        assert self.run(tmp_path / name) == 3
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1) and err.startswith("fastguard watch: error: ") and said in err
+        assert err.replace("\n", "").isprintable()
+
+    def test_an_empty_log(self, path, capsys):
+        path.write_text("")
+        assert self.run(path) == 0
+        assert capsys.readouterr() == ("", "fastguard watch: not judged after 0 steps\n")
+
+    @pytest.mark.parametrize("interval", ["0", "-1", "nan", "1e9", "x"])
+    def test_an_interval_out_of_range(self, path, capsys, interval):
+        with pytest.raises(SystemExit) as leaving:
+            cli.main(["watch", str(path), "--interval", interval])
+        assert leaving.value.code == 64
+
+    def test_a_bug_is_no_traceback(self, path, capsys, monkeypatch):
+        def fail(self, seconds=0.0):
+            raise TypeError("\x1b[2J")
+
+        monkeypatch.setattr(FollowedRun, "read", fail)
+        assert self.run(path) == 3
+        assert "this is a bug of fastguard, please report it: TypeError: \\x1b[2J" in capsys.readouterr().err
+
+
+def _command(*arguments) -> list[str]:
+    return [sys.executable, "-m", "fastguard", "watch", *map(str, arguments), "--interval", "0.05"]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
+
+
+def until(holds, what: str, seconds: float = 30.0) -> None:
+    ends = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < ends, f"waited {seconds} s for {what}"
+        time.sleep(0.02)
+
+
+@posix
+class TestLines:
+    """Where stdout is no terminal."""
+
+    @pytest.fixture
+    def watching(self, path):
+        """Starts watching; what it prints goes to files."""
+        started = []
+
+        def start(stdout=None):
+            with open(f"{path}.out", "wb") as out, open(f"{path}.err", "wb") as err:
+                process = subprocess.Popen(_command(path), stdout=stdout or out, stderr=err, env=ENVIRONMENT)
+            started.append(process)
+            return process
+
+        yield start
+        for process in started:
+            process.kill()
+            process.wait()
+
+    def test_findings_as_they_come_until_ctrl_c(self, path, watching):
+        process = watching()
+        out, err = Path(f"{path}.out"), Path(f"{path}.err")
+        until(lambda: "is not there yet; waiting" in err.read_text(), "a log that is not there")
+        write(path, range(30), bad=(7,))
+        until(lambda: "non-finite-gradients" in out.read_text(), "the finding")
+        assert out.read_text().count("\n") == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert err.read_text().endswith("fastguard watch: WARNING after 30 steps\n")
+        assert "Traceback" not in err.read_text()
+
+    def test_nobody_reads_any_more(self, path, watching):
+        """Found out without a line to write."""
+        write(path, range(5))
+        process = watching(subprocess.PIPE)
+        until(lambda: "watching" in Path(f"{path}.err").read_text(), "its first words")
+        process.stdout.close()
+        assert process.wait(30) == 1
+        assert "Traceback" not in Path(f"{path}.err").read_text()
+
+
+@posix
+class TestTerminal:
+    """Where it is one; a real one, as far as the process can tell."""
+
+    @pytest.fixture
+    def terminal(self, path):
+        pytest.importorskip("rich", reason="the live view is an extra: pip install fastguard[watch]")
+        started = []
+
+        def start(columns=80, rows=24, **environment):
+            screen = Terminal(_command(path), columns, rows, environment)
+            started.append(screen)
+            return screen
+
+        yield start
+        for screen in started:
+            screen.end()
+
+    def test_from_a_log_that_is_not_there_to_a_summary(self, path, terminal):
+        screen = terminal()
+        screen.wait_for("is not there yet")
+        write(path, range(40), bad=(20,))
+        screen.wait_for("WARNING at step 39")
+        with open(path, "ab") as file:
+            file.write(b'{"step":40,"lo')
+        path.rename(f"{path}.1")
+        write(path, range(40, 60))
+        screen.wait_for("at step 59")
+        path.write_text("")
+        write(path, range(3))
+        screen.wait_for("at step 2:")
+        screen.resize(40, 12)
+        screen.wait_for("at step 2:", after=len(screen.plain))
+        screen.interrupt()
+        assert screen.process.wait(30) == 0
+        screen.read()
+        before, _, after = screen.plain.rpartition("\x1b[?1049l")
+        assert "\x1b[?1049h" in before and "\x1b[?25h" in screen.plain[len(before) - 20 :]
+        assert "at step 2:" in after and "loss" in after and "Traceback" not in screen.text
+
+    def test_names_are_shown_not_obeyed(self, path, terminal):
+        write(path, range(30), bad=(7,), name=HOSTILE)
+        screen = terminal(columns=200)
+        screen.wait_for(r"a[/b]\x1b]0;owned")
+        screen.interrupt()
+        assert screen.process.wait(30) == 0
+        screen.read()
+        assert "\x1b]" not in screen.text and "\x07" not in screen.text and "\x9b" not in screen.text
+
+    @pytest.mark.slow
+    def test_no_colour_where_none_is_wanted(self, path, terminal):
+        write(path, range(30), bad=(7,))
+        colours = re.compile(r"\x1b\[[0-9;]*3[0-7]")
+        for environment, has in (({}, True), ({"NO_COLOR": "1"}, False)):
+            screen = terminal(**environment)
+            screen.wait_for("WARNING at step 29")
+            assert bool(colours.search(screen.text)) is has
+
+    def test_a_dumb_terminal_gets_lines(self, path, terminal):
+        write(path, range(30), bad=(7,))
+        screen = terminal(TERM="dumb")
+        screen.wait_for("[warning] non-finite-gradients")
+        assert "\x1b" not in screen.text
+
+    def test_sigterm_puts_the_terminal_back(self, path, terminal):
+        write(path, range(30))
+        screen = terminal()
+        screen.wait_for("HEALTHY at step 29")
+        screen.process.terminate()
+        assert screen.process.wait(30) == 128 + signal.SIGTERM
+        screen.read()
+        assert "\x1b[?25h" in screen.text[-40:] and screen.text.rstrip().endswith("\x1b[?1049l")
+
+    @pytest.mark.slow
+    def test_a_long_log_is_shown_before_it_is_read(self, path, terminal):
+        write(path, [0])
+        line = path.read_text()
+        with path.open("a") as file:
+            file.writelines(line.replace('"step":0,', f'"step":{step},') for step in range(1, 30_000))
+        screen = terminal()
+        screen.wait_for("at step 29,999:")
+        assert "AT STEP 29,999, not judged yet" in screen.plain
+        assert "steps; reading the log from its beginning" in screen.plain
+        assert screen.plain.index("AT STEP") < screen.plain.index("at step 29,999:")
+
+    @pytest.mark.slow
+    def test_without_rich_there_are_lines(self, path):
+        write(path, range(30), bad=(7,))
+        code = "import sys; sys.modules['rich'] = None; from fastguard.commands.cli import main; sys.exit(main())"
+        screen = Terminal([sys.executable, "-c", code, "watch", str(path)], 80, 24, {})
+        try:
+            screen.wait_for("[warning] non-finite-gradients")
+            assert "pip install fastguard[watch] for the live view" in screen.text
+        finally:
+            screen.end()
+
+
+class Terminal:
+    """A process in a pseudo-terminal, and all that it wrote there."""
+
+    def __init__(self, command, columns, rows, environment) -> None:
+        import pty
+
+        self.text = ""
+        self._ours, theirs = pty.openpty()
+        self.resize(columns, rows)
+        known = {k: v for k, v in ENVIRONMENT.items() if k not in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")}
+        self.process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env={**known, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment},
+        )
+        os.close(theirs)
+        os.set_blocking(self._ours, False)
+
+    def resize(self, columns, rows) -> None:
+        import fcntl
+        import struct
+        import termios
+
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read(self) -> bool:
+        try:
+            while piece := os.read(self._ours, 1 << 16):
+                self.text += piece.decode("utf-8", "replace")
+        except OSError:  # nothing there now, or nobody
+            pass
+        return True
+
+    @property
+    def plain(self) -> str:
+        """Without colours."""
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.text)
+
+    def wait_for(self, text: str, after: int = 0) -> None:
+        try:
+            until(lambda: self.read() and text in self.plain[after:], repr(text))
+        except AssertionError as error:
+            raise AssertionError(f"{error}; there was {self.text[-3000:]!r}") from None
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
