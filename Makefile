@@ -81,10 +81,10 @@ clean: ## remove what the targets above have made
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-# .venv/demo.stamp has what the demo needs, .venv/dev.stamp everything. The install is editable, so a change
+# .venv/demo.stamp has what the demo and its page need, .venv/dev.stamp everything. The install is editable, so a change
 # in fastguard/ counts at once; a change in csrc/ builds the extension again.
 .venv/demo.stamp: $(SOURCES) | .venv/bin/python
-	$(PIP) install --quiet -c constraints.txt -e '.[demo]'
+	$(PIP) install --quiet -c constraints.txt -e '.[demo,report]'
 	@touch $@
 
 .venv/dev.stamp: $(SOURCES) | .venv/bin/python

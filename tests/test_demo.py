@@ -8,19 +8,22 @@ import math
 import os
 import subprocess
 import sys
+import webbrowser
 
 import pytest
 import torch
 
 import fastguard
 from fastguard.commands import cli
-from fastguard.commands.demo import cost, training
+from fastguard.commands.demo import cost, page, training
 from fastguard.commands.demo.model import CharTransformer
 from fastguard.commands.demo.plan import Pace
 from fastguard.commands.demo.progress import Progress
 from fastguard.commands.demo.text import Corpus, library_text
 from fastguard.commands.demo.threads import fewest_possible
 from fastguard.sinks import read_jsonl
+
+from records import make_record
 
 STEPS = 40
 
@@ -39,6 +42,7 @@ def run_demo(folder, *arguments: str) -> int:
 @pytest.mark.parametrize("backend", ["auto", pytest.param("reference", marks=pytest.mark.slow)])
 def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
     monkeypatch.setenv("FASTGUARD_BACKEND", backend)
+    monkeypatch.setitem(sys.modules, "plotly", None)  # its page has a test of its own
     assert run_demo(tmp_path) == 0
     text = capsys.readouterr().out
 
@@ -61,7 +65,58 @@ def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
     assert "[warning] non-finite-gradients, step 20, in blocks.1.mlp.2.bias" in text
     for row in ("unguarded", "with clip_grad_norm_", "with fastguard"):
         assert sum(line.startswith(f"{row} ") for line in text.splitlines()) == 1
-    assert f"the log is {tmp_path / 'run.jsonl'}" in text
+    log_is, page_is = text.splitlines()[-2:]
+    assert log_is.endswith(f"the log is {tmp_path / 'run.jsonl'}")
+    made = f"fastguard report {tmp_path / 'run.jsonl'} makes a page of it; it needs: pip install fastguard[report]"
+    assert page_is == made and os.listdir(tmp_path) == ["run.jsonl"]
+
+
+class TestPage:
+    """What stands last names the page of the run, or says how to get it."""
+
+    @pytest.fixture
+    def log(self, tmp_path):
+        with fastguard.JsonlSink(tmp_path / "run.jsonl") as sink:
+            for step in range(30):
+                sink.write(make_record(step, loss=1.0))
+        return tmp_path / "run.jsonl"
+
+    @pytest.fixture(autouse=True)
+    def extra(self):
+        pytest.importorskip("plotly", reason="the page is an extra: pip install fastguard[report]")
+        pytest.importorskip("jinja2", reason="the page is an extra: pip install fastguard[report]")
+
+    @pytest.fixture
+    def opened(self, monkeypatch):
+        """What a browser was asked to open; there is one unless its list is emptied by hand."""
+        asked: list[str] = []
+        monkeypatch.setattr(webbrowser, "open", lambda address: asked.append(address) is None)
+        return asked
+
+    def test_is_written_over_and_named(self, log, opened):
+        path = log.with_name("report.html")
+        path.write_text("old")
+        assert page.told(log, path, opens=False) == f"the page of it, to be opened in a browser: {path}"
+        assert "after 30 steps" in path.read_text() and opened == []
+
+    def test_is_opened(self, log, opened, monkeypatch):
+        path = log.with_name("report.html")
+        assert page.told(log, path, opens=True).endswith(f"browser: {path}") and opened == [path.as_uri()]
+        monkeypatch.setattr(webbrowser, "open", lambda address: False)
+        assert page.told(log, path, opens=True) == f"the page of it, which no browser here would open: {path}"
+
+    def test_that_cannot_be_written(self, log):
+        told = page.told(log, log / "report.html", opens=False)
+        assert told.startswith(f"fastguard report {log} makes a page of it; here it could not be written: ")
+
+    @pytest.mark.slow
+    def test_of_the_whole_demo(self, tiny, tmp_path, capsys, opened):
+        assert run_demo(tmp_path, "--open") == 0
+        path = tmp_path / "report.html"
+        assert capsys.readouterr().out.endswith(f"\nthe page of it, to be opened in a browser: {path}\n")
+        assert opened == [path.as_uri()]
+        assert sorted(os.listdir(tmp_path)) == ["report.html", "run.jsonl"]
+        assert "non-finite-gradients" in path.read_text()
 
 
 @pytest.mark.slow

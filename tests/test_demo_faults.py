@@ -32,6 +32,7 @@ def test_a_planted_fault_is_named_first(name, tmp_path, capsys):
     assert "$ print(optimizer.guard.report())" in text and ", which is right" in text
     log = read_jsonl(tmp_path / f"{name}.jsonl")
     assert [line["step"] for line in log] == list(range(len(log))) and len(log) >= 30
+    assert text.rstrip().endswith(f": {tmp_path / f'{name}.html'}") and (tmp_path / f"{name}.html").is_file()
 
 
 def test_a_fault_that_is_not_there_is_not_named(tmp_path, capsys, monkeypatch):
@@ -51,7 +52,8 @@ def test_the_list_has_every_fault(capsys):
 def test_an_unknown_fault_is_an_error_that_lists_them(tmp_path, capsys):
     assert cli.main(["demo", "--fault", "gremlin", "--out", str(tmp_path)]) == cli.EXIT_USAGE
     error = capsys.readouterr().err
-    assert "--fault gremlin: unknown. The faults are:" in error and "  lr " in error
+    assert "--fault gremlin: unknown. The faults are:" in error and " lr, " in error
+    assert len(error.splitlines()) == 2 and "\\n" not in error  # the first says that torch is loaded
 
 
 @pytest.mark.parametrize("option", [["--quick"], ["--steps", "30"], ["--minutes", "1"]])
@@ -81,3 +83,4 @@ def test_recovery_brings_a_run_through(name, tmp_path, capsys):
     assert alone > 1.5 * clean and helped < 1.1 * clean
     assert "rolled back from 40" in text
     assert len(read_jsonl(tmp_path / f"{name}.jsonl")) == 900
+    assert (tmp_path / f"{name}.html").is_file()

@@ -13,7 +13,7 @@ from ..cli import Parser
 DESCRIPTION = """\
 Trains a small character-level transformer on the source text of Python's standard library, guarded by fastguard.
 Half-way one element of a gradient is made Inf: the step is skipped, the tensor that went bad first is named, and
-training goes on. Ends with the guard's report, a sample of what the model writes, and what guarding cost.
+training goes on. Ends with the guard's report, a sample of what the model writes, what guarding cost, and a page of it.
 
 The same --seed and --steps give the same run on one machine, timings apart."""
 EPILOG = """\
@@ -43,7 +43,10 @@ def make_parser() -> Parser:
     parser.add_argument("--minutes", type=_minutes, help="time for the whole demo (default: 2.5; with --quick 0.3)")
     parser.add_argument("--steps", type=_at_least(20), help="train so many steps, whatever time they take")
     parser.add_argument("--seed", type=_at_least(0), default=0, help="of weights, batches and sample (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where run.jsonl is written (default: runs/demo)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where run.jsonl and report.html go (default: runs/demo)"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page of the run in a browser")
     parser.add_argument(
         "--fault",
         metavar="NAME",
@@ -88,7 +91,7 @@ def main(argv: list[str]) -> int:
     if arguments.fault is not None:
         from . import fault
 
-        return fault.run(arguments.fault, arguments.seed, folder)
+        return fault.run(arguments.fault, arguments.seed, folder, opens=arguments.open)
 
     from . import run
 
@@ -100,5 +103,6 @@ def main(argv: list[str]) -> int:
             seed=arguments.seed,
             folder=folder,
             device=arguments.device,
+            opens=arguments.open,
         )
     )

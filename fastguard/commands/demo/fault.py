@@ -10,10 +10,11 @@ import torch
 
 import fastguard
 
+from ..._text import shown
 from ...diagnosis import Finding, unexplained
 from ...report import Report
 from ..cli import EXIT_FAILED, CommandError
-from . import trouble
+from . import page, trouble
 from .lab.fault import Fault
 from .lab.faults import FAULTS
 from .lab.tasks import TASKS
@@ -36,12 +37,13 @@ def named_first(report: Report) -> Finding | None:
     return next((finding for finding in told if finding.severity != "info"), None)
 
 
-def run(name: str, seed: int, folder: Path) -> int:
+def run(name: str, seed: int, folder: Path, *, opens: bool = False) -> int:
     """Plants the fault, trains, prints the report; 0 if the right cause comes first in it, and the right layer."""
     if name in TROUBLES:
-        return trouble.run(name, seed, folder)
+        return trouble.run(name, seed, folder, opens=opens)
     if name not in FAULTS:
-        raise CommandError(f"--fault {name}: unknown. The faults are:\n{listing()}")
+        known = ", ".join([*FAULTS, *TROUBLES])
+        raise CommandError(f"--fault {name}: unknown. The faults are: {known}. `--fault list` tells what each does.")
     fault = FAULTS[name]
     torch.set_num_threads(1)
     setup = TASKS[fault.task](seed)
@@ -52,7 +54,7 @@ def run(name: str, seed: int, folder: Path) -> int:
     print(f"planted:  {since}{where}")
     print(f"training: {fault.task} on the text of Python's standard library, {setup.num_steps} steps, seed {seed}")
     log = folder / f"{name}.jsonl"
-    print(f"log:      {log}\n", flush=True)
+    print(f"log:      {shown(log)}\n", flush=True)
 
     started = time.perf_counter()
     with Progress(setup.num_steps) as progress:
@@ -63,7 +65,9 @@ def run(name: str, seed: int, folder: Path) -> int:
     print("\n$ print(optimizer.guard.report())\n")
     print(report)
     training.guard.close()
-    return _verdict(fault, report, planted.layers)
+    code = _verdict(fault, report, planted.layers)
+    print(f"\n{page.told(log, log.with_suffix('.html'), opens=opens)}")
+    return code
 
 
 def _show(progress: Progress, training: Training, step: int, loss: float) -> None:

@@ -11,8 +11,9 @@ import torch
 import fastguard
 
 from ... import kernels
+from ..._text import shown
 from ..cli import EXIT_FAILED, CommandError
-from . import cost, threads
+from . import cost, page, threads
 from .model import write
 from .plan import Pace
 from .progress import WIDTH, Progress
@@ -27,7 +28,7 @@ _MEASURING = 0.12
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What the command line said; `steps` is None if time decides."""
+    """What the command line said; `steps` is None if time decides, `opens` whether to show the page in a browser."""
 
     steps: int | None
     minutes: float
@@ -35,6 +36,7 @@ class DemoSettings:
     seed: int
     folder: Path
     device: str
+    opens: bool
 
 
 def _device(name: str) -> torch.device:
@@ -67,7 +69,7 @@ def run(settings: DemoSettings) -> int:
     plan = Pace(wanted, None if settings.steps else started + _TRAINING * seconds)
     log = settings.folder / "run.jsonl"
     print(f"data:   {len(text) / 1e6:.1f} MB of Python's standard library, as bytes; nothing is downloaded")
-    print(f"log:    {log} (one line a step)")
+    print(f"log:    {shown(log)} (one line a step)")
     print(f"device: {device}, threads: {torch.get_num_threads()}; {wanted} steps of {BATCH_SIZE} texts\n", flush=True)
 
     with Progress(plan.num_steps) as progress:
@@ -79,7 +81,7 @@ def run(settings: DemoSettings) -> int:
     print(guard.report())
     guard.close()
     if not trained.verdict.is_right:
-        print(f"\nTHE DEMO FAILED at step {trained.verdict.step}: see above. The log is {log}")
+        print(f"\nTHE DEMO FAILED at step {trained.verdict.step}: see above. The log is {shown(log)}")
         return EXIT_FAILED
 
     print("\na sample of what the model writes\n")
@@ -90,5 +92,6 @@ def run(settings: DemoSettings) -> int:
     print()
     measured = cost.measure(trained.model, corpus, _MEASURING * seconds, settings.folder / "cost.jsonl")
     print(cost.table(measured, trained.model), flush=True)
-    print(f"\ndone in {time.perf_counter() - started:.0f} s; the log is {log}")
+    its_page = page.told(log, settings.folder / "report.html", opens=settings.opens)
+    print(f"\ndone in {time.perf_counter() - started:.0f} s; the log is {shown(log)}\n{its_page}")
     return 0

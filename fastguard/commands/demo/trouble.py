@@ -12,8 +12,10 @@ import torch
 
 import fastguard
 
+from ..._text import shown
 from ...errors import RecoveryFailedError
 from ..cli import EXIT_FAILED
+from . import page
 from .lab.tasks import TASKS
 from .lab.training import Outcome, Setup, Training
 from .progress import Progress
@@ -70,14 +72,14 @@ TROUBLES = {
 }
 
 
-def run(name: str, seed: int, folder: Path) -> int:
+def run(name: str, seed: int, folder: Path, *, opens: bool = False) -> int:
     """Trains undisturbed, in trouble, and in trouble with recovery; 0 if the last comes out near the first."""
     trouble = TROUBLES[name]
     torch.set_num_threads(1)
     print(f"trouble:  {name}: {trouble.title}")
     print(f"training: {trouble.task}, {_NUM_STEPS} steps, seed {seed}, clipped to a norm of 1")
     log = folder / f"{name}.jsonl"
-    print(f"log:      {log}, of the run with recovery\n", flush=True)
+    print(f"log:      {shown(log)}, of the run with recovery\n", flush=True)
     started = time.perf_counter()
     clean, _ = _train(trouble, seed, is_disturbed=False)
     alone, _ = _train(trouble, seed)
@@ -91,6 +93,7 @@ def run(name: str, seed: int, folder: Path) -> int:
     for line in guard.recoveries:
         print(line)
     print(f"\ntrained three times, in {time.perf_counter() - started:.0f} s")
+    print(page.told(log, log.with_suffix(".html"), opens=opens))
     if clean is None or helped is None or helped > _NEAR * clean:
         print(f"THE DEMO FAILED: recovery did not bring the run to within {_NEAR - 1:.0%} of the undisturbed one")
         return EXIT_FAILED
