@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -14,11 +15,12 @@ import torch
 
 import fastguard
 from fastguard._text import listed, prose, shown
+from fastguard.commands import cli
 from fastguard.diagnosis import RULES, Finding
 from fastguard.errors import NonFiniteGradientsError, UnsupportedTensorError
 from fastguard.history import TrainingHistory
 from fastguard.report import build_report
-from fastguard.sinks import SafeSink
+from fastguard.sinks import JsonlSink, SafeSink
 from fastguard.stats.samples import WeightStats
 from fastguard.weights import check_gradients
 
@@ -193,3 +195,42 @@ class TestElsewhere:
         stream = io.TextIOWrapper(io.BytesIO(), encoding)
         history: TrainingHistory = run([1.0] * 9, names=["\ud800", "b"], without_gradient=["\ud800\u91cd"])
         print(build_report(history), file=stream, flush=True)
+
+
+class TestCommands:
+    """All that reads a log, given one with such names, under such a name."""
+
+    @pytest.fixture
+    def log(self, tmp_path):
+        name = WORST["all of them"].replace("/", "").replace("\0", "")[:60].encode("utf-8", "replace").decode()
+        folder = tmp_path / f"x{name}"
+        folder.mkdir()
+        path = folder / f"run{name}.jsonl"
+        with JsonlSink(path, tensors_every=1) as sink:
+            sink.note({"names": [name, "b"], "without_gradient": [name]})
+            for step in range(60):
+                weights = (WeightStats(name, 64, 4.0, 0.5, 2.0, 1.0, 0.0, 1),)
+                sampled = {"weights": weights, "activations": (activity(name, zero=1.0, dead=1.0, infs=1),)}
+                bad = [name] if step in (7, 50) else []
+                sink.write(make_bad_record(step, bad, [name, "b"], skipped=bool(bad), loss=1.0, **sampled))
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": 60, name: 1, "loss": 2.0}) + "\n{\n")
+        return path
+
+    @pytest.mark.parametrize(
+        "command",
+        [["diagnose"], ["report", "--json"], ["report", "-f"], ["report"], ["watch", "--once"], ["preflight"]],
+    )
+    @pytest.mark.parametrize("what", ["the log", "its folder", "no log", "an option"])
+    def test_print_nothing_that_a_terminal_obeys(self, log, command, what, capsys, monkeypatch):
+        if command[0] == "report":
+            pytest.importorskip("plotly", reason="the page is an extra: pip install fastguard[report]")
+        given = {"the log": log, "its folder": log.parent, "no log": log.with_name(log.name + "\x1b[2J")}
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setattr("fastguard.commands.watch.sys.stdout", sys.stdout)
+        with contextlib.suppress(SystemExit):
+            cli.main([*command, str(given.get(what, f"--{log.name}"))])
+        out, err = capsys.readouterr()
+        assert out or err
+        check_plain(out)
+        check_plain(err)

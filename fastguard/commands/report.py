@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
                 if any(path.resolve() == _path_of(log).resolve() for log in arguments.logs):
                     raise ValueError(f"{path} is the log itself: choose another --output")
                 save_page(page, path, force=arguments.force)
-                print(path)
+                print(shown(path) if sys.stdout.isatty() else path)
                 if arguments.open:
                     webbrowser.open(path.resolve().as_uri())
     except (OSError, ValueError, ImportError) as error:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import kernels
-from .._text import listed
+from .._text import listed, prose, shown
 from ..guard import Guard
 from ..guard.ledger import scalar
 from ..guard.wrappers import unwrapped
@@ -209,10 +209,10 @@ class Checkpoints:
         missing = sorted(self.state.keys() - saved.keys())
         if missing or len(optimizers) != len(contents["optimizers"]) or (model is None) != (contents["model"] is None):
             what = f"{listed(missing)}" if missing else f"{len(optimizers)} optimizers, or the model, under this guard"
-            raise ValueError(f"{path} must hold what is to be loaded, and lacks {what}")
+            raise ValueError(f"{shown(path)} must hold what is to be loaded, and lacks {what}")
         if saved.keys() - self.state.keys():
             forgotten = listed(sorted(saved.keys() - self.state.keys()))
-            warnings.warn(f"{path.name} also holds {forgotten}, which `state` does not name", stacklevel=2)
+            warnings.warn(f"{shown(path.name)} also holds {forgotten}, which `state` does not name", stacklevel=2)
         if model is not None:
             model.load_state_dict(contents["model"])
         for optimizer, state in zip(optimizers, contents["optimizers"], strict=True):
@@ -288,9 +288,11 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}. Move it away to go on from the one before.") from error
+        raise ValueError(
+            f"{shown(path)} cannot be read: {prose(error)}. Move it away to go on from the one before."
+        ) from error
     if not isinstance(contents, dict) or contents.get("version") != _VERSION:
-        raise ValueError(f"{path} must be a file that Checkpoints.save wrote, in version {_VERSION}")
+        raise ValueError(f"{shown(path)} must be a file that Checkpoints.save wrote, in version {_VERSION}")
     return contents
 
 

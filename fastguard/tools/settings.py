@@ -217,12 +217,12 @@ def _read(path: Path) -> Any:
         reader: Any = importlib.import_module(names[kind])
     except ImportError as error:
         remedy = "pip install pyyaml" if names[kind] == "yaml" else "Python 3.11 brings it; YAML and JSON need no more"
-        raise ImportError(f"{path} needs {names[kind]} to be read: {remedy}") from error
+        raise ImportError(f"{shown(path)} needs {names[kind]} to be read: {remedy}") from error
     broken = reader.YAMLError if names[kind] == "yaml" else ValueError
     try:
         found = reader.safe_load(text) if names[kind] == "yaml" else reader.loads(text)
     except broken as error:
-        raise ValueError(f"{path} must be {kind[1:].upper()}, and cannot be read: {error}") from error
+        raise ValueError(f"{shown(path)} must be {kind[1:].upper()}, and cannot be read: {error}") from error
     return {} if found is None else found
 
 
