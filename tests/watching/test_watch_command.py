@@ -313,3 +313,15 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         os.close(self._ours)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="asks Linux for the CPU time of a process")
+def test_the_benchmark_measures(tmp_path):
+    pytest.importorskip("rich", reason="the live view is an extra: pip install fastguard[watch]")
+    pytest.importorskip("benchmarks", reason="benchmarks/ is not beside the tests: they run from a copy")
+    from benchmarks.watching import measure
+
+    figures = measure(tmp_path, num_bytes=2_000_000, repeats=1, seconds=2.0)
+    assert 0 < figures["start_s"][1] < 30 and 0 <= figures["cpu_share"] < 1 and figures["peak_rss_mb"] < 100
+    assert figures["pictures_a_second"] > 0
