@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def test_all_there_is_to_see(log):
     assert "last at step 61, first in layer.weight" in rows["NaN or Inf"]
     assert "layer.weight" in text and "0.0015" in text
     assert "[warning] non-finite-gradients, step 61, in layer.weight" in text
+
+
+def test_the_guide_shows_what_is_drawn(log):
+    guide = Path(__file__).parents[2] / "docs" / "guide" / "watch.md"
+    if not guide.is_file():
+        pytest.skip("docs/ is not beside the tests: they run from a copy")
+    shown = guide.read_text(encoding="utf-8").partition("```text\n")[2].partition("```")[0]
+    lines = drawn(followed(log([1.0] * 61 + [math.nan] + [1.0] * 5, val_loss=1.0, lr=0.1)))
+    row = re.compile(r"^(?:likely cause|layer|[a-zA-Z]+(?: [a-zA-Z]+)*(?=  ))", re.M)
+    labels = row.findall(shown)
+    assert len(labels) == 9 and set(labels) <= set(row.findall("\n".join(lines)))
 
 
 def test_stays_within_the_terminal(log, tmp_path):
