@@ -136,7 +136,8 @@ class TestForMachines:
         history.add(make_bad_record(200, ["b"], loss=math.inf))
         report = build_report(history)
         plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-        assert list(plain) == ["status", "causes", "findings", "recommendations", "numbers", "modules", "weights"]
+        tables = ["modules", "weights", "sinks"]
+        assert list(plain) == ["status", "causes", "findings", "recommendations", "numbers", *tables]
         assert plain["numbers"]["norm_last"] == "NaN" and plain["numbers"]["loss_last"] == "Infinity"
         assert plain["findings"][0]["rule"] == "non-finite-gradients"
         assert plain["findings"][0]["layers"] == ["b"]

@@ -48,28 +48,32 @@ class Checkup:
         self._not_before = 0.0
         self._new: list[Finding] = []
 
-    def check(self) -> None:
-        """Asks the rules, unless that would be too soon after the last time."""
+    def check(self) -> list[Finding]:
+        """Asks the rules, unless that would be too soon after the last time; what is new."""
+        new: list[Finding] = []
         started = time.perf_counter()
         if self._is_budgeted and started < self._not_before:
-            return
+            return new
         with self._failures.kept("checkup", "The rules were not asked at that step."):
             prepare = self._prepare()
             if prepare is not None:
                 prepare()
-            self._new += self._watch.check()
+            new = self._watch.check()
+            self._new += new
         ended = time.perf_counter()
         self._not_before = ended + (ended - started) / BUDGET
+        return new
 
     def take_new(self) -> list[Finding]:
         """What was found since this was asked last, and was new."""
         new, self._new = self._new, []
         return new
 
-    def glance(self) -> None:
-        """Asks the rules that see trouble coming, more often than the others."""
+    def glance(self) -> list[Finding]:
+        """Asks the rules that see trouble coming, more often than the others; what is new."""
         with self._failures.kept("checkup", "Nobody looked ahead at that step."):
-            self._watch.glance(AHEAD)
+            return self._watch.glance(AHEAD)
+        return []
 
     def state_dict(self) -> dict[str, Any]:
         """What was told, so that a resumed run does not tell it again."""

@@ -89,6 +89,8 @@ class Guard:
         if is_quiet:
             self.ledger.level = logging.DEBUG
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)
+        if self.judge.waits:
+            self.ledger.lend(held_weakly(self.magnitudes))
         self._objective = objective
         self._is_loss_new = True
         self._facts = ModelFacts(model, optimizers, namer, backend)
@@ -298,7 +300,7 @@ class Guard:
         history = self.history
         with failures.kept("the step just taken", "The report is without it."):
             history = self.ledger.history_with_held()
-        return build_report(history, sinks_lost=lost, failures=failures)
+        return build_report(history, sinks_lost=lost, sinks=self.ledger.costs(), failures=failures)
 
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. Records stay readable; sinks stay open."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._text import listed
-from ..diagnosis import RULES, diagnose
+from ..diagnosis import RULES, Finding, diagnose
 from ..errors import NonFiniteGradientsError, PolicySkipsError
 from ..history import NUM_DEFERRED, Entry, TrainingHistory
 from ..kernels import cpu
@@ -248,12 +248,17 @@ class Ledger:
             self._steps_to_checkup -= num_delivered
             if self._steps_to_checkup <= 0 and self.checkup is not None:
                 self._steps_to_checkup = self.checkup.interval
-                self.checkup.check()
+                self._tell(self.checkup.check())
             self._steps_to_glance -= num_delivered
             if self._steps_to_glance <= 0 and self.checkup is not None:
                 self._steps_to_glance = GLANCE_EVERY
-                self.checkup.glance()
+                self._tell(self.checkup.glance())
         self._set_limit()
+
+    def _tell(self, found: Iterable[Finding]) -> None:
+        for finding in found:
+            for sink in self.sinks:
+                sink.tell(finding.to_dict())
 
     def _set_limit(self) -> None:
         """How many slots may be open: as many as can wait for history, checkup and samples."""
@@ -339,6 +344,25 @@ class Ledger:
     def lost(self) -> dict[str, int]:
         """Records that each failing sink could not take."""
         return {sink.name: sink.num_lost for sink in (*self._left, *self.sinks) if sink.num_lost}
+
+    def costs(self) -> list[dict[str, Any]]:
+        """What each sink that was given a step costs; see `SafeSink.cost`."""
+        return [cost for sink in (*self._left, *self.sinks) if (cost := sink.cost())["num_steps"]]
+
+    def lend(self, magnitudes: Callable[[], Any]) -> None:
+        """Lets sinks that want them ask for the magnitudes of the gradients there are when a record is handed over."""
+
+        def measure() -> Any:
+            with self.failures.kept("magnitudes for trackers", "Their histogram is missing."):
+                try:
+                    return magnitudes()
+                except ReferenceError:
+                    return None  # the guard is gone, and hands over its last record
+            return None
+
+        for sink in self.sinks:
+            if hasattr(sink.sink, "measure"):
+                sink.sink.measure = measure
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """What a run that is resumed at `step` needs of this."""

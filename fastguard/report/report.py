@@ -37,6 +37,8 @@ class Report:
         causes: root causes of the findings, the surest first, each with its findings as `symptoms`.
         modules: a row for each module whose activations were sampled, as of the newest sample.
         weights: a row for each parameter that was sampled.
+        sinks: what each sink costs the thread that trains: `name`, `num_steps`, `mean_us`, `total_s`, `num_lost`. Of a
+            log that is read there are none.
     """
 
     status: Status
@@ -46,6 +48,7 @@ class Report:
     causes: tuple[Finding, ...] = ()
     modules: tuple[dict[str, Any], ...] = ()
     weights: tuple[dict[str, Any], ...] = ()
+    sinks: tuple[dict[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain types that strict JSON can hold; NaN and Inf are strings.
@@ -61,6 +64,7 @@ class Report:
             "numbers": strict_json.encode(self.numbers),
             "modules": strict_json.encode(list(self.modules)),
             "weights": strict_json.encode(list(self.weights)),
+            "sinks": strict_json.encode(list(self.sinks)),
         }
 
     def __str__(self) -> str:
@@ -75,7 +79,7 @@ class Report:
             if finding.rule not in told:
                 lines += ["", *_finding_lines(finding)]
         if self.numbers["num_steps"] and "skip_rate" in self.numbers:
-            lines += ["", *_number_lines(self.numbers)]
+            lines += ["", *_number_lines(self.numbers, self.sinks)]
         for table in (module_lines(self.modules), weight_lines(self.weights)):
             lines += ["", *table] if table else []
         return "\n".join(lines)
@@ -98,6 +102,7 @@ def build_report(
     history: TrainingHistory,
     *,
     sinks_lost: Mapping[str, int] | None = None,
+    sinks: Iterable[dict[str, Any]] = (),
     rules: Iterable[Rule] | None = None,
     thresholds: Mapping[str, Mapping[str, float]] | None = None,
     findings: Iterable[Finding] = (),
@@ -108,6 +113,7 @@ def build_report(
     Args:
         history: the run.
         sinks_lost: how many records each sink lost, by its name.
+        sinks: what each costs.
         rules, thresholds: as in `fastguard.diagnosis.diagnose`.
         findings: more findings, from elsewhere, to be sorted in.
         failures: what has failed so far, and was told.
@@ -158,6 +164,7 @@ def build_report(
         tuple(causes),
         modules,
         weights,
+        tuple(sinks),
     )
 
 
@@ -309,7 +316,7 @@ def _finding_lines(finding: Finding, *, with_remedy: bool = True) -> list[str]:
     return lines
 
 
-def _number_lines(numbers: Mapping[str, float]) -> list[str]:
+def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any]]) -> list[str]:
     n = {key: _short(value) for key, value in numbers.items()}
     rows = [("steps", f"{n['num_steps']}, the last is step {n['last_step']}")]
     norm = f"last {n['norm_last']}"
@@ -337,6 +344,10 @@ def _number_lines(numbers: Mapping[str, float]) -> list[str]:
         median = f"median {_time(numbers['overhead_median_us'])}, " if "overhead_median_us" in n else ""
         cost = f"{median}mean {_time(numbers['overhead_mean_us'])} a step; {n['overhead_total_s']} s in all"
         rows.append(("cost of guarding", cost))
+    for place, sink in enumerate(sinks):
+        cost = f"mean {_time(sink['mean_us'])} a step, {_short(sink['total_s'])} s in all"
+        lost = f", {sink['num_lost']} of {_steps(sink['num_steps'])} lost" if sink["num_lost"] else ""
+        rows.append(("" if place else "cost of sinks", f"{cost}{lost}: {sink['name']}"))
     if numbers["num_records_lost"]:
         rows.append(("records lost", f"{n['num_records_lost']} by the sinks"))
     lines = []

@@ -7,16 +7,18 @@ import io
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from .._text import prose
 from ..stats import StepStats
+from ..stats.samples import ModuleActivity, WeightStats
 
 _log = logging.getLogger("fastguard")
 _perf_counter = time.perf_counter
 MAX_TRIES = 3  # for a record whose writing was broken off
 SLOW_S, SLOW_SHARE = 1.0, 0.1  # from where on a sink is told of as slow
+TIMED_EVERY = 16  # lines: the clock costs a part of what they do
 
 
 class Sink(abc.ABC):
@@ -37,6 +39,14 @@ class Sink(abc.ABC):
 
     def note(self, facts: dict[str, Any]) -> None:
         """Takes what became known of the model, or changed: fields of `fastguard.history.ModelNotes`, by name."""
+        return
+
+    def tell(self, finding: dict[str, Any]) -> None:
+        """Takes what a rule has found while the run goes on: a finding that is new, or more severe than before.
+
+        Args:
+            finding: `Finding.to_dict()`: `rule`, `severity`, `summary`, `last_step`, `recommendation` and so on.
+        """
         return
 
     def close(self) -> None:
@@ -126,20 +136,32 @@ def flatten(record: StepStats) -> dict[str, Any]:
         key = f"clip/{group.name}/"
         flat[key + "norm"], flat[key + "clipped_norm"], flat[key + "trigger"] = group[1:]
     for module in record.activations:
-        key, stats = f"activation/{module.name}/", module.stats
-        flat[key + "mean"], flat[key + "std"] = stats.mean, stats.std
-        flat[key + "zero_ratio"] = stats.zero_ratio
-        flat[key + "saturation_ratio"] = stats.saturation_ratio
-        if module.num_units:
-            flat[key + "dead_unit_ratio"] = module.dead_unit_ratio
+        flat.update(activation_values(module))
     for weight in record.weights:
-        key = f"weight/{weight.name}/"
-        flat[key + "norm"], flat[key + "std"] = weight.norm, weight.std
-        for name in ("gradient_ratio", "update_ratio"):
-            value = getattr(weight, name)
-            if value is not None:
-                flat[key + name] = value
+        flat.update(weight_values(weight))
     return flat
+
+
+def activation_values(module: ModuleActivity) -> Iterator[tuple[str, float]]:
+    """Keys and values of what was sampled of a module."""
+    key, stats = f"activation/{module.name}/", module.stats
+    yield key + "mean", stats.mean
+    yield key + "std", stats.std
+    yield key + "zero_ratio", stats.zero_ratio
+    yield key + "saturation_ratio", stats.saturation_ratio
+    if module.num_units:
+        yield key + "dead_unit_ratio", module.dead_unit_ratio
+
+
+def weight_values(weight: WeightStats) -> Iterator[tuple[str, float]]:
+    """Keys and values of what was sampled of a parameter."""
+    key = f"weight/{weight.name}/"
+    yield key + "norm", weight.norm
+    yield key + "std", weight.std
+    for name in ("gradient_ratio", "update_ratio"):
+        value = getattr(weight, name)
+        if value is not None:
+            yield key + name, value
 
 
 def flatten_step(record: StepStats) -> dict[str, Any]:
@@ -180,7 +202,8 @@ def flatten_step(record: StepStats) -> dict[str, Any]:
     return flat
 
 
-def _name_of(sink: Sink) -> str:
+def name_of(sink: Sink) -> str:
+    """What warnings and reports call `sink`."""
     shown = repr(sink)
     return type(sink).__name__ if shown.startswith("<") else shown  # an address tells nothing
 
@@ -205,7 +228,9 @@ class SafeSink(Sink):
         sink: the sink inside.
         name: what warnings and reports call it.
         takes_lines: whether the sink has a method `write_line(step, line) -> bool`, as `JsonlSink`, for clean steps.
-        num_lost: records that `sink.write` or `sink.write_line` raised for.
+        num_taken: records that the sink was given: written, left out or lost; without the lines.
+        num_lost: records that `sink.write` or `sink.write_line` raised for, and those that the sink says it has lost
+            since, by a `num_lost` of its own: on a thread, say.
         last_error: the newest exception, or None.
         newest: number of the last step that is done with: written, or lost; -1 before there was one.
         seconds: spent in `sink.write`.
@@ -213,16 +238,17 @@ class SafeSink(Sink):
 
     def __init__(self, sink: Sink | Callable[[StepStats], object], name: str | None = None) -> None:
         self.sink = as_sink(sink)
-        self.name = _name_of(self.sink) if name is None else name
+        self.name = name_of(self.sink) if name is None else name
         self.takes_lines = _takes_lines(self.sink)
         self._take_line: Callable[[int, bytes], bool] | None = getattr(self.sink, "write_line", None)
         if not self.takes_lines:
             self._take_line = None
-        self.num_lost = 0
+        self.num_taken = self._num_lost = self._num_told = 0
         self.last_error: BaseException | None = None
         self.newest = -1
         self._again = (-1, 0)  # a step that is tried again, and how often it was broken off
-        self.seconds = 0.0
+        self.seconds = self._line_seconds = 0.0
+        self._num_lines = self._num_lines_timed = 0
         self._since: float | None = None
         self._has_warned = self._is_known_slow = False
 
@@ -239,6 +265,8 @@ class SafeSink(Sink):
             raise
         now = _perf_counter()
         self.seconds += now - started
+        self.num_taken += 1
+        self._say_lost_later()
         if self._since is None:
             self._since = started
         elif self.seconds > SLOW_S and not self._is_known_slow and self.seconds > SLOW_SHARE * (now - self._since):
@@ -248,10 +276,15 @@ class SafeSink(Sink):
         """Hands a clean step on as a line of JSON; False if the sink wants its record instead."""
         if self._take_line is None:
             return False
+        started = 0.0 if step % TIMED_EVERY else _perf_counter()
         try:
             if not self._take_line(step, line):
                 return False
             self.newest = step
+            self._num_lines += 1
+            if started:
+                self._line_seconds += _perf_counter() - started
+                self._num_lines_timed += 1
         except Exception as error:
             self._lose(step, error)
         except BaseException as error:
@@ -261,13 +294,20 @@ class SafeSink(Sink):
 
     def note(self, facts: dict[str, Any]) -> None:
         """Tells the sink what changed of what is known of the model; one by duck typing need not have `note`."""
-        note = getattr(self.sink, "note", None)
-        if not callable(note):
+        self._hand_over("note", facts, "what is known of the model")
+
+    def tell(self, finding: dict[str, Any]) -> None:
+        """Tells the sink of a finding; one by duck typing need not have `tell`."""
+        self._hand_over("tell", finding, "a finding")
+
+    def _hand_over(self, method: str, item: dict[str, Any], what: str) -> None:
+        take = getattr(self.sink, method, None)
+        if not callable(take):
             return
         try:
-            note(facts)
+            take(item)
         except Exception as error:
-            self._complain("could not write what is known of the model", error)
+            self._complain(f"could not write {what}", error)
 
     def close(self) -> None:
         """Closes the sink; an exception is warned of, not raised."""
@@ -275,9 +315,39 @@ class SafeSink(Sink):
             self.sink.close()
         except Exception as error:
             self._complain("could not be closed", error)
+        self._say_lost_later()
+
+    @property
+    def num_lost(self) -> int:
+        return self._num_lost + self._num_lost_later
+
+    @property
+    def _num_lost_later(self) -> int:
+        later = getattr(self.sink, "num_lost", 0)
+        return later if isinstance(later, int) else 0
+
+    def cost(self) -> dict[str, Any]:
+        """What the sink costs the thread that trains, for reports.
+
+        Returns:
+            `name`; `num_steps`, that it was given; `mean_us`, microseconds a step; `total_s`, seconds in all;
+            `num_lost`. Of lines of JSON one in 16 is timed, and stands for the others.
+        """
+        num_steps = self.num_taken + self._num_lines
+        total_s = self.seconds
+        if self._num_lines_timed:
+            total_s += self._line_seconds * self._num_lines / self._num_lines_timed
+        mean_us = 1e6 * total_s / num_steps if num_steps else 0.0
+        numbers = {"num_steps": num_steps, "mean_us": mean_us, "total_s": total_s, "num_lost": self.num_lost}
+        return {"name": self.name, **numbers}
+
+    def _say_lost_later(self) -> None:
+        if self._num_lost_later > self._num_told:
+            self._num_told = self._num_lost_later
+            self._complain("could not write a record", getattr(self.sink, "last_error", None))
 
     def _lose(self, step: int, error: BaseException) -> None:
-        self.num_lost += 1
+        self._num_lost += 1
         self.newest = step
         self._complain("could not write a record", error)
 
@@ -293,7 +363,7 @@ class SafeSink(Sink):
         self._again = step, times
         if is_taken is False and times < MAX_TRIES:
             return
-        self.num_lost += not is_taken
+        self._num_lost += not is_taken
         self.newest = step
 
     def _say_slow(self, elapsed_s: float) -> None:
@@ -307,7 +377,7 @@ class SafeSink(Sink):
             elapsed_s,
         )
 
-    def _complain(self, what: str, error: BaseException) -> None:
+    def _complain(self, what: str, error: BaseException | None) -> None:
         self.last_error = error
         if self._has_warned:
             return

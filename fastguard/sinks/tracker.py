@@ -1,0 +1,272 @@
+"""What sinks of trackers share: which steps they take, under which names, and of which tensors."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from .._text import listed, prose
+from ..stats import StepStats, TensorStats
+from ..stats.magnitudes import MagnitudeHistogram
+from .sink import Sink, activation_values, flatten_step, weight_values
+
+MAX_LAYERS = 16
+MAX_BUCKETS = 512  # the most that W&B and Trackio take
+PER_DECADE = 4  # buckets of a histogram of norms
+_OWN = "fastguard/"  # section of what has none of its own in logs, and is likely a name of the user's
+
+
+class Buckets(NamedTuple):
+    """A histogram as trackers take it: `edges` has one number more than `counts`."""
+
+    counts: list[int]
+    edges: list[float]
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[int, int], per_unit: int = 1) -> Buckets | None:
+        """From counts by floor(x * per_unit). Where they span too much, those far below the largest join one bucket."""
+        if not counts:
+            return None
+        high = max(counts)
+        low = max(min(counts), high + 1 - MAX_BUCKETS)
+        made = [0] * (high + 1 - low)
+        for place, count in counts.items():
+            made[max(place, low) - low] += count
+        return cls(made, [place / per_unit for place in range(low, high + 2)])
+
+    def moments(self) -> tuple[int, float, float]:
+        """Number of values, and their sum and sum of squares, as if each lay in the middle of its bucket."""
+        middles = [(low + high) / 2 for low, high in zip(self.edges, self.edges[1:])]
+        return (
+            sum(self.counts),
+            sum(c * x for c, x in zip(self.counts, middles)),
+            sum(c * x * x for c, x in zip(self.counts, middles)),
+        )
+
+
+class Layers:
+    """Which tensors get a curve each.
+
+    Args:
+        wanted: a regular expression, for all whose name it is found in; or how many there may be in a run.
+
+    Of a number, half go to those with the largest norm when it is first asked. The others follow as they come: what
+    holds NaN or Inf, the first in backward order first, and what has become the largest. None is ever left out again,
+    so that there are no more curves than that.
+    """
+
+    def __init__(self, wanted: int | str | re.Pattern[str]) -> None:
+        if isinstance(wanted, bool) or not isinstance(wanted, (int, str, re.Pattern)):
+            raise TypeError(f"`layers` must be a number or a regular expression, got {wanted!r}")
+        if isinstance(wanted, int) and wanted < 0:
+            raise ValueError(f"`layers` must be at least 0, got {wanted}. 0 is for no curves of single tensors.")
+        try:
+            self._pattern = None if isinstance(wanted, int) else re.compile(wanted)
+        except re.error as error:
+            raise ValueError(f"`layers` must be a regular expression, got {wanted!r}: {error}") from None
+        self._most = wanted if isinstance(wanted, int) else 0
+        self.names: dict[str, None] = {}  # chosen so far; an ordered set
+
+    def choose(self, tensors: TensorStats, nonfinite: Iterable[str] = ()) -> list[int]:
+        """Indices of the tensors to show, in their order."""
+        names = tensors.names
+        if self._pattern is not None:
+            self.names = {name: None for name in names if self._pattern.search(name)}
+        elif len(self.names) < min(self._most, len(names)):
+            norms = tensors.column("finite_norm").tolist()
+            first = max(1, self._most // 2) if not self.names else 1
+            largest = sorted(range(len(norms)), key=norms.__getitem__, reverse=True)[:first]
+            for name in (*nonfinite, *(names[i] for i in largest)):
+                if len(self.names) < self._most:
+                    self.names[name] = None
+        return [i for i, name in enumerate(names) if name in self.names] if self.names else []
+
+    def has(self, name: str) -> bool:
+        """Whether the tensor is one that is shown."""
+        return name in self.names if self._pattern is None else self._pattern.search(name) is not None
+
+    def has_module(self, module: str) -> bool:
+        """Whether a tensor that is shown is of `module`; or the expression is found in its name."""
+        if self._pattern is None:
+            return any(name.startswith(f"{module}.") for name in self.names)
+        return self._pattern.search(module) is not None
+
+
+class TrackerSink(Sink):
+    """Hands records to an experiment tracker, as scalars, texts and histograms under the keys of logs.
+
+    | key | what it is |
+    |---|---|
+    | `grad/…`, `clip/…` | as in `fastguard.sinks.flatten` |
+    | `fastguard/loss`, `/val_loss`, `/lr`, `/loss_scale` | what has no section there |
+    | `fastguard/clipped`, `/skipped` | 0.0 or 1.0 |
+    | `fastguard/event` | text: what became of a step with NaN or Inf, or that was skipped |
+    | `fastguard/finding/<rule>` | text: what a rule has found while the run goes on, once each |
+    | `grad/log10_norm` | histogram of the norms of all tensors |
+    | `grad/log2_magnitude` | histogram of the magnitudes of all elements; on the CPU |
+    | `grad/num_zero_tensors`, `grad/num_nonfinite_tensors` | those that the histogram of norms lacks |
+    | `grad/norm/<tensor>`, `weight/<name>/…`, `activation/<module>/…` | of the tensors that `layers` chooses |
+
+    The lower half of the table comes every `tensors_every` steps, and but for magnitudes at each step that was bad.
+    Of a distributed run rank 0 writes: the guard gives the others' sinks no records, unless `wrap(…, ranks="all")`.
+
+    Args:
+        prefix: what all names begin with: "train/", say.
+        every: steps from one record to the next that is written. A step with NaN or Inf, or skipped, always is.
+        layers: which tensors get curves of their own: those whose name a regular expression is found in, or a number:
+            the most that there may be. These are the ones with the largest norms, and those that hold NaN or Inf.
+        tensors_every: steps from one look at single tensors to the next; 0 for never.
+
+    Derive from it and write `log`.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        every: int = 1,
+        layers: int | str | re.Pattern[str] = MAX_LAYERS,
+        tensors_every: int = 100,
+    ) -> None:
+        for name, value, least in (("every", every, 1), ("tensors_every", tensors_every, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}")
+        if not isinstance(prefix, str):
+            raise TypeError(f"`prefix` must be text, got {prefix!r}. 'train/' puts all into a section of that name.")
+        self.prefix = prefix
+        self.every = every
+        self.tensors_every = tensors_every
+        self.measure: Any = None  # gives the magnitudes of the gradients now, or None; set by the guard
+        self._layers = Layers(layers)
+        self._names: dict[str, str] = {}
+        self._newest: int | None = None
+        self._tensors_at: int | None = None
+
+    @abc.abstractmethod
+    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
+        """Hands on what there is of a step; names have the prefix."""
+
+    def write(self, record: StepStats) -> None:
+        """Hands the record on if it is due, or bad."""
+        step, is_bad = record.step, record.skipped or not record.is_finite
+        if step % self.every and not is_bad:
+            return
+        scalars = self._scalars(record)
+        texts: dict[str, str] = {}
+        histograms: dict[str, Buckets] = {}
+        at = self._tensors_at
+        is_due = self.tensors_every > 0 and (at is None or not 0 <= step - at < self.tensors_every)
+        if is_due or (is_bad and self.tensors_every):
+            self._add_tensors(record, scalars, histograms)
+        if is_due:
+            self._tensors_at = step
+            self._add_magnitudes(record, histograms)
+        if is_bad:
+            texts[self.name("event")] = _event(record)
+        self.log(step, scalars, texts, histograms)
+        self._newest = step
+
+    def write_line(self, step: int, line: bytes) -> bool:
+        """Whether a clean step need not be written."""
+        return step % self.every != 0
+
+    def tell(self, finding: dict[str, Any]) -> None:
+        """Writes a finding as text."""
+        last = finding["last_step"] or 0
+        step = last if self._newest is None else max(last, self._newest)
+        self.log(step, {}, {self.name(f"finding/{finding['rule']}"): _told(finding)}, {})
+
+    def write_magnitudes(self, step: int, magnitudes: MagnitudeHistogram, name: str = "grad/log2_magnitude") -> None:
+        """Writes how large elements are, as a histogram of floor(log2 |x|): of `guard.magnitudes()`, say."""
+        buckets = Buckets.from_counts(magnitudes.counts)
+        if buckets is not None:
+            self.log(step, {}, {}, {self.name(name): buckets})
+
+    def has_taken(self, step: int) -> bool | None:
+        """Whether the newest record is that of `step`; None if it may have gone out."""
+        return True if self._newest == step else None
+
+    def name(self, key: str) -> str:
+        """What a key of a log is called in the tracker."""
+        known = self._names.get(key)
+        if known is None:
+            is_own = "/" not in key or key.startswith("finding/")
+            known = self._names[key] = self.prefix + (_OWN + key if is_own else key)
+        return known
+
+    def _scalars(self, record: StepStats) -> dict[str, float]:
+        name = self.name
+        scalars = {
+            name(key): float(v) for key, v in flatten_step(record).items() if key != "step" and v.__class__ is not list
+        }
+        for group in record.groups:
+            for what, value in zip(("norm", "clipped_norm", "trigger"), group[1:]):
+                if what != "trigger" or value < math.inf:
+                    scalars[name(f"clip/{group.name}/{what}")] = value
+        for module in record.activations:
+            if self._layers.has_module(module.name):
+                scalars.update({name(key): value for key, value in activation_values(module)})
+        for weight in record.weights:
+            if self._layers.has(weight.name):
+                scalars.update({name(key): value for key, value in weight_values(weight)})
+        return scalars
+
+    def _add_tensors(self, record: StepStats, scalars: dict[str, float], histograms: dict[str, Buckets]) -> None:
+        tensors, name = record.tensors, self.name
+        chosen = self._layers.choose(tensors, record.nonfinite)
+        for i in chosen:
+            scalars[name(f"grad/norm/{tensors.names[i]}")] = tensors[i].norm
+        nonfinite = set(tensors.nonfinite) if not record.is_finite else set()
+        norms = [norm for i, norm in enumerate(tensors.column("finite_norm").tolist()) if i not in nonfinite]
+        counts: dict[int, int] = {}
+        for norm in norms:
+            if norm:
+                place = math.floor(PER_DECADE * math.log10(norm))
+                counts[place] = counts.get(place, 0) + 1
+        buckets = Buckets.from_counts(counts, PER_DECADE)
+        if buckets is not None:
+            histograms[name("grad/log10_norm")] = buckets
+        scalars[name("grad/num_zero_tensors")] = float(sum(norm == 0.0 for norm in norms))
+        scalars[name("grad/num_nonfinite_tensors")] = float(len(nonfinite))
+
+    def _add_magnitudes(self, record: StepStats, histograms: dict[str, Buckets]) -> None:
+        found = None if self.measure is None else self.measure()
+        if found is None:
+            return
+        shift = round(math.log2(record.loss_scale)) if record.loss_scale else 0  # still in the gradients
+        buckets = Buckets.from_counts({exponent - shift: count for exponent, count in found.counts.items()})
+        if buckets is not None:
+            histograms[self.name("grad/log2_magnitude")] = buckets
+
+
+def imported(module: str, sink: str, extra: str) -> Any:
+    """The module of a tracker.
+
+    Raises:
+        ImportError: it is missing; says how it is installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        remedy = f"pip install 'fastguard[{extra}]'"
+        raise ImportError(f"`{sink}` must have the package {module}, got: {error}. Install it: {remedy}") from error
+
+
+def _event(record: StepStats) -> str:
+    names = record.nonfinite
+    if names:
+        what = f"gradients are not finite, first in {listed(names)}"
+    elif not record.is_finite:
+        what = "the norm of all gradients overflowed"
+    else:
+        what = f"the norm of the gradients was {record.norm:.4g}"
+    return prose(f"step {record.step}: {what}; the step was {'skipped' if record.skipped else 'taken all the same'}")
+
+
+def _told(finding: Mapping[str, Any]) -> str:
+    where = "" if finding["last_step"] is None else f", step {finding['last_step']}"
+    return prose(f"[{finding['severity']}{where}] {finding['summary']} {finding['recommendation']}".strip())
