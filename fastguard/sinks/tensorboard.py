@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from typing import Any
 
 from .tracker import MAX_LAYERS, Buckets, TrackerSink, imported
@@ -45,6 +46,8 @@ class TensorBoardSink(TrackerSink):
         self._purge_step = purge_step
         self._is_open, self._folder = True, ""
         self._writer: Any = None
+        self._own: list[Any] = []  # the writer, if it is ours; torch's loses what it has not flushed when Python ends
+        weakref.finalize(self, _close, self._own)  # made before the guard's, and so called after it
         if isinstance(target, (str, os.PathLike)):
             self._folder = os.fspath(target)
             self._home = _home()
@@ -79,6 +82,7 @@ class TensorBoardSink(TrackerSink):
         if self._writer is None and self._is_open:
             module = imported(f"{self._home}.writer", "TensorBoardSink", "tensorboard")
             self._writer = module.SummaryWriter(self._folder, purge_step=self._purge_step, flush_secs=_FLUSH_EVERY_S)
+            self._own.append(self._writer)
         writer = getattr(self._writer, "file_writer", None)
         if writer is None:
             raise ValueError("`TensorBoardSink` must have an open writer, got a closed one. Make a new one.")
@@ -87,15 +91,18 @@ class TensorBoardSink(TrackerSink):
     def close(self) -> None:
         """Closes the writer of a folder, and flushes one that was given."""
         if self._folder:
-            self._is_open = False
-            writer, self._writer = self._writer, None
-            if writer is not None:
-                writer.close()
+            self._is_open, self._writer = False, None
+            _close(self._own)
         elif getattr(self._writer, "file_writer", None) is not None:
             self._writer.flush()
 
     def __repr__(self) -> str:
         return f"TensorBoardSink({self._folder!r})" if self._folder else f"TensorBoardSink(a writer of {self._home})"
+
+
+def _close(writers: list[Any]) -> None:
+    while writers:
+        writers.pop().close()
 
 
 _TORCH = "torch.utils.tensorboard"

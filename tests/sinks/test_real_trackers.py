@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import time
 import urllib.request
 import warnings
@@ -154,6 +156,32 @@ class TestTensorBoard:
         assert {"grad/norm/weight", "grad/norm/bias"} <= set(found.Tags()["scalars"])
         (cost,) = optimizer.guard.report().sinks
         assert cost["name"].startswith("TensorBoardSink(") and cost["num_lost"] == 0
+
+
+def test_what_waits_is_written_when_the_process_ends(tmp_path):
+    """Without `close`: by TensorBoard's thread, and by that of a database."""
+    for package in ("tensorboard", "mlflow", "sqlalchemy"):
+        needs(package)
+    code = """
+import sys, torch, mlflow, fastguard
+from fastguard.sinks import MlflowSink, TensorBoardSink
+uri = "sqlite:///runs.db"
+run = mlflow.MlflowClient(uri).create_run("0")
+model = torch.nn.Linear(3, 2)
+sinks = [TensorBoardSink("tb"), MlflowSink(run, tracking_uri=uri)]
+optimizer = fastguard.wrap(torch.optim.SGD(model.parameters()), model, sinks=sinks)
+for _ in range(3):
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+print(run.info.run_id)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [p.step for p in TestTensorBoard().read(tmp_path / "tb").Scalars("grad/norm")] == [0, 1, 2]
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'runs.db'}")
+    assert len(client.get_metric_history(done.stdout.split()[-1], "grad/norm")) == 3
 
 
 def records_of(data):
@@ -491,8 +519,6 @@ class TestPrometheus:
 
 @pytest.mark.parametrize("package", ["torch.utils.tensorboard", "wandb", "mlflow", "trackio", "prometheus_client"])
 def test_a_package_that_is_missing_is_named_with_its_extra(package, monkeypatch):
-    import sys
-
     kinds = {"torch.utils.tensorboard": TensorBoardSink, "wandb": WandbSink, "mlflow": MlflowSink}
     kind = {**kinds, "trackio": TrackioSink, "prometheus_client": PrometheusSink}[package]
     for name in (package, "tensorboardX"):
