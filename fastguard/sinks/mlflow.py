@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import time
+import zlib
 from typing import Any
 
 from .background import Worker
@@ -124,8 +124,8 @@ class _Sender:
         if known is None:
             known = accepted(name)
             while known in self._taken:  # another name became the same
-                digest = hashlib.sha256(f"{name}{known}".encode()).hexdigest()[:8]
-                known = f"{known[: _MAX_NAME - 9]}_{digest}"
+                digest = zlib.crc32(f"{name}{known}".encode(errors="backslashreplace"))
+                known = f"{known[: _MAX_NAME - 9]}_{digest:08x}"
             self._taken.add(known)
             self._names[name] = known
         return known

@@ -111,7 +111,8 @@ class TrackerSink(Sink):
     | `grad/num_zero_tensors`, `grad/num_nonfinite_tensors` | those that the histogram of norms lacks |
     | `grad/norm/<tensor>`, `weight/<name>/…`, `activation/<module>/…` | of the tensors that `layers` chooses |
 
-    The lower half of the table comes every `tensors_every` steps, and but for magnitudes at each step that was bad.
+    `grad/norm/<tensor>`, histograms and what they lack come every `tensors_every` steps, and, magnitudes apart, at each
+    bad step; `weight/…` and `activation/…` where they were sampled.
     Of a distributed run rank 0 writes: the guard gives the others' sinks no records, unless `wrap(…, ranks="all")`.
 
     Args:
@@ -155,19 +156,19 @@ class TrackerSink(Sink):
         step, is_bad = record.step, record.skipped or not record.is_finite
         if step % self.every and not is_bad:
             return
-        scalars = self._scalars(record)
+        of_tensors: dict[str, float] = {}
         texts: dict[str, str] = {}
         histograms: dict[str, Buckets] = {}
         at = self._tensors_at
         is_due = self.tensors_every > 0 and (at is None or not 0 <= step - at < self.tensors_every)
         if is_due or (is_bad and self.tensors_every):
-            self._add_tensors(record, scalars, histograms)
+            self._add_tensors(record, of_tensors, histograms)
         if is_due:
             self._tensors_at = step
             self._add_magnitudes(record, histograms)
         if is_bad:
             texts[self.name("event")] = _event(record)
-        self.log(step, scalars, texts, histograms)
+        self.log(step, {**self._scalars(record), **of_tensors}, texts, histograms)
         self._newest = step
 
     def write_line(self, step: int, line: bytes) -> bool:
