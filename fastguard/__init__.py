@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTensorError as UnsupportedTensorError
     from .guard import Guard as Guard
     from .guard import wrap as wrap
+    from .guard import wrap_backward as wrap_backward
     from .guard.policies import AGC as AGC
     from .guard.policies import AdaGC as AdaGC
     from .guard.policies import ClipPolicy as ClipPolicy
@@ -124,6 +125,7 @@ _HOME = {
     "TensorStats": "stats",
     "check_gradients": "weights",
     "wrap": "guard",
+    "wrap_backward": "guard",
 }
 _ROOMS = ("page", "sinks", "visualization")  # public as modules
 __all__ = ["__version__", *_HOME, *_ROOMS]

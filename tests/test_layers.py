@@ -81,7 +81,8 @@ GUARD = (
         "ledger",
         "endings",
     ),
-    *("decision", "onboard", "clipping", "judge", "sampling", "recovery", "hooks", "guard", "wrapping"),
+    *("decision", "onboard", "clipping", "judge", "sampling", "recovery", "hooks", "guard", "in_backward"),
+    *("wrapping", "wrapping_backward"),
 )
 
 

@@ -2,5 +2,6 @@
 
 from .guard import Guard as Guard
 from .wrapping import wrap as wrap
+from .wrapping_backward import wrap_backward as wrap_backward
 
-__all__ = ["Guard", "wrap"]
+__all__ = ["Guard", "wrap", "wrap_backward"]

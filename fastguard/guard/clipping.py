@@ -19,7 +19,7 @@ from .policies.ruling import Ruling, row_norms, rule
 from .run import Member
 from .scaler import Handed
 
-_SHRINKS = ("element", "unit")  # scopes of policies that see to the gradients themselves
+SHRINKS = ("element", "unit")  # scopes of policies that see to the gradients themselves
 
 
 class HostClipping:
@@ -47,7 +47,7 @@ class HostClipping:
             return
         if self._asked is not None:
             self.ruling = rule(self._asked, norm, row_norms(table), positions)
-        elif clip.scope not in _SHRINKS:
+        elif clip.scope not in SHRINKS:
             self.ruling = Ruling(clip.coefficient(norm))
 
     def tell(self, loss: float | None) -> None:
@@ -63,7 +63,7 @@ class HostClipping:
     ) -> Ruling | None:
         """Has a policy of elements or units see to the gradients of a step that is taken; None for any other."""
         clip, norm = self._clip, self._norm
-        if clip is None or clip.scope not in _SHRINKS or (clip.scope == "unit" and not math.isfinite(norm)):
+        if clip is None or clip.scope not in SHRINKS or (clip.scope == "unit" and not math.isfinite(norm)):
             return None
         params, places = present(groups, self._positions)
         gradients = [p.grad for p in params]
@@ -126,7 +126,7 @@ class DeviceClipping:
         asked = flight.asked = self._clip.ask() if self._clip is not None and limit is None else None
         is_plain = clip is None or (limit is not None and clip.scope == "model")
         flight.trigger = (None if limit == math.inf else limit) if is_plain else trigger_of(clip, asked)
-        self.shrinks = clip is not None and clip.scope in _SHRINKS
+        self.shrinks = clip is not None and clip.scope in SHRINKS
         self.must_be_asked = clip is not None and limit is None and asked is None and not self.shrinks
         if (self.shrinks or (asked is not None and len(asked) > 2)) and len(decision.plans) > 1:
             raise ElsewhereError("groups, tensors, units and elements are clipped on one device at a time")

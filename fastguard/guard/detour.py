@@ -17,11 +17,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 # The code of the function that torch wraps around every `step`, and that calls the hooks.
 HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
 _BETWEEN = ("fastguard.guard.", "torch._dynamo.")  # modules of the frames from that function to who asks here
 _PATIENCE_S = 0.01
+
+
+def may_communicate() -> bool:
+    """Whether a step may be waited for by other processes, which would wait for ever if it were not taken."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def may_nest(cls: type) -> bool:

@@ -100,9 +100,7 @@ class Guard:
             self.ledger.fetch = held_weakly(self.sampling.attach_arrived)
         parts = self.run, self.ledger, self.judge, self.sampling
         self._rescue = None if recovery is None else Rescue(recovery, *parts, model)
-        self._hooks = [
-            Hooks(self.run, member, self.judge, self.ledger, self.sampling, self._rescue) for member in self.run.members
-        ]
+        self._hooks = self._attach()
         with self.run.failures.kept("model facts", "The rules that want to know of the model were told nothing."):
             self.history.note_model(**self._facts.at_first())
         self._note_facts()
@@ -112,6 +110,11 @@ class Guard:
         self._num_opposed = 0
         _ALIVE.add(self)
         hold(self, self.ledger, self.judge.flush)
+
+    def _attach(self) -> list[Any]:
+        """Sets hooks on the optimizers; each has `remove`."""
+        parts = self.judge, self.ledger, self.sampling, self._rescue
+        return [Hooks(self.run, member, *parts) for member in self.run.members]
 
     @staticmethod
     def of(optimizer: Any) -> Guard:

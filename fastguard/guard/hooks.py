@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from .. import kernels
 from ..history import NUM_LONE
@@ -23,7 +22,7 @@ from ..kernels import cpu
 from ..stats import TensorStats
 from ..stats.slot import HEADER_WORDS, NORM, OVERHEAD_S
 from .backup import Preparations
-from .detour import Ticket, is_nested, junction_of, may_nest
+from .detour import Ticket, is_nested, junction_of, may_communicate, may_nest
 from .judge import Judge, learning_rate
 from .ledger import Ledger
 from .recovery import Rescue, Slowed
@@ -229,7 +228,7 @@ class Hooks:
         repairs: Undo | None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Has the step not be taken; where that can't be, has it do nothing that lasts."""
-        junction = junction_of(optimizer) if self._is_content or not _may_communicate() else None
+        junction = junction_of(optimizer) if self._is_content or not may_communicate() else None
         if junction is None:
             self._do_without(optimizer, repairs)
             return None
@@ -466,11 +465,6 @@ _IS_LEFT_TO_PYTHON = _leave_code_to_python()
 def _left_to_python(hook: Callable[..., Any]) -> Callable[..., Any]:
     """A hook that dynamo traced would be compiled into the step, and recompiled at every one."""
     return hook if _IS_LEFT_TO_PYTHON else torch.compiler.disable(hook)
-
-
-def _may_communicate() -> bool:
-    """Whether a step may be waited for by other processes, which would wait for ever if it were not taken."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _is_state_initialisation(optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> bool:

@@ -152,7 +152,9 @@ class Run:
         Raises:
             ValueError: of the policy, which has no use for these parameters.
         """
-        apart = frozenset(m.index for m in self.members if m.ignores_scale) if len(self.members) > 1 else frozenset()
+        apart = frozenset(m.index for m in self.members if m.ignores_scale)
+        if len(apart) == len(self.members):  # there is nobody else whose norm they would fill
+            apart = frozenset()
         if apart and clip is not None and clip.scope == "model" and not isinstance(clip, GivenPolicy):
             clip = GivenPolicy(clip)
         if isinstance(clip, GivenPolicy):

@@ -40,8 +40,11 @@ def _is_proxy(optimizer: Any) -> bool:
     )
 
 
-def innermost(optimizer: Any) -> torch.optim.Optimizer:
+def innermost(optimizer: Any, *, in_backward: bool = False) -> torch.optim.Optimizer:
     """The optimizer that takes the steps, inside the proxies that stand around it.
+
+    Args:
+        in_backward: it may step within the backward pass.
 
     Raises:
         TypeError: it is not a torch.optim.Optimizer, or one of DeepSpeed's; its step cannot be hooked; it steps within
@@ -62,11 +65,12 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
             "Optimizer.__init__. Call super().__init__ in it; or guard the optimizer that it holds, before it is made: "
             "then only what that one does is skipped."
         )
-    if any(group.get("gradient_release") for group in (getattr(inner, "defaults", {}), *inner.param_groups)):
+    groups = (getattr(inner, "defaults", {}), *inner.param_groups)
+    if not in_backward and any(group.get("gradient_release") for group in groups):
         raise TypeError(
             f"`optimizer` must be stepped after the backward pass, got {type(inner).__name__} with "
             "gradient_release=True, which steps within it, parameter by parameter: no gradients are there to be judged "
-            "together. Leave gradient_release out, or leave the optimizer unguarded."
+            "together. Leave gradient_release out, or call fastguard.wrap_backward(model, optimizer)."
         )
     return inner
 

@@ -24,9 +24,13 @@ from .wrappers import innermost, inwards, refuse_sharding_model, refuse_shards, 
 
 _Wrapped = TypeVar("_Wrapped")
 _log = logging.getLogger("fastguard")
-_CLIP_THROUGH = ("scale", "grad_scale")
-_ON_GUARDED = ("reuse", "raise", "replace")
-_RANKS = ("first", "all")
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "objective": (None, *OBJECTIVES),
+    "when_behind": WHEN_BEHIND,
+    "clip_through": ("scale", "grad_scale"),
+    "on_guarded": ("reuse", "raise", "replace"),
+    "ranks": ("first", "all"),
+}
 
 
 class _ShownGuard:
@@ -37,7 +41,8 @@ class _ShownGuard:
         return self if optimizer is None else Guard.of(optimizer)
 
 
-def _clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy | None:
+def clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy | None:
+    """The policy that is asked for by either."""
     if max_norm is not None and clip is not None:
         raise ValueError("`max_norm` and `clip` must not both be given: max_norm=x is short for clip=GlobalNorm(x)")
     if max_norm is not None:
@@ -45,31 +50,39 @@ def _clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy 
     return None if clip is None else as_policy(clip)
 
 
-def _check_settings(when_behind: str, clip_through: str, objective: str | None, on_guarded: str, ranks: str) -> None:
-    if objective is not None and objective not in OBJECTIVES:
-        raise ValueError(
-            f"`objective` must be None or one of {list(OBJECTIVES)}, got {objective!r}. None: what the losses show."
-        )
-    for name, value, known in (
-        ("when_behind", when_behind, WHEN_BEHIND),
-        ("clip_through", clip_through, _CLIP_THROUGH),
-        ("on_guarded", on_guarded, _ON_GUARDED),
-        ("ranks", ranks, _RANKS),
+def check_choices(**given: Any) -> None:
+    """Raises ValueError for a setting that none of those known is."""
+    for name, value in given.items():
+        if value not in _CHOICES[name]:
+            known = [choice for choice in _CHOICES[name] if choice is not None]
+            either = "None or " if None in _CHOICES[name] else ""
+            raise ValueError(f"`{name}` must be {either}one of {known}, got {value!r}")
+
+
+def check_counts(max_consecutive_skips: Any, check_every: Any) -> None:
+    """Raises ValueError for what is no count."""
+    if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
+        raise ValueError(f"`max_consecutive_skips` must be an integer >= 1, got {max_consecutive_skips!r}")
+    if check_every is not None and (
+        isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0
     ):
-        if value not in known:
-            raise ValueError(f"`{name}` must be one of {list(known)}, got {value!r}")
+        raise ValueError(f"`check_every` must be None or an integer >= 0, got {check_every!r}")
 
 
-def is_first_rank() -> bool:
-    """Whether this process is the first of its group, or has none."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+def sinks_of_rank(sinks: list[Any], ranks: str) -> tuple[list[Any], bool]:
+    """What of `sinks` this process writes to, and whether it leaves warnings to another."""
+    if ranks == "all" or not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
+        return sinks, False
+    if sinks:
+        _log.info("rank %d writes to no sink: rank 0 does, and ranks='all' has each write to its own", dist.get_rank())
+    return [], True
 
 
 def _has_guard(optimizer: Any) -> bool:
     return any(GUARD in getattr(layer, "__dict__", {}) for layer in inwards(optimizer))
 
 
-def _met_again(
+def met_again(
     given: Sequence[Any],
     inner: Sequence[torch.optim.Optimizer],
     model: torch.nn.Module | None,
@@ -105,6 +118,18 @@ def _met_again(
     if sinks:
         guard.change_sinks(sinks)
     return True
+
+
+def show(guard: Guard, asked: Asked, inner: Iterable[torch.optim.Optimizer], proxies: Iterable[Any] = ()) -> None:
+    """Has the optimizers, and what stands around them, show their guard."""
+    guard.asked = asked
+    if "guard" not in torch.optim.Optimizer.__dict__:
+        torch.optim.Optimizer.guard = _ShownGuard()  # type: ignore[attr-defined]
+    for o in inner:
+        o.__dict__[GUARD] = guard
+    for proxy in proxies:
+        if not hasattr(proxy, "guard"):  # most find it in what they wrap, and can be pickled then
+            proxy.guard = guard
 
 
 def wrap(
@@ -200,19 +225,15 @@ def wrap(
     given: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not given:
         raise ValueError("`optimizer` must be an optimizer or a list of at least one, got an empty list")
-    if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
-        raise ValueError(f"`max_consecutive_skips` must be an integer >= 1, got {max_consecutive_skips!r}")
-    _check_settings(when_behind, clip_through, objective, on_guarded, ranks)
-    if check_every is not None and (
-        isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0
-    ):
-        raise ValueError(f"`check_every` must be None or an integer >= 0, got {check_every!r}")
+    check_counts(max_consecutive_skips, check_every)
+    check_choices(
+        objective=objective, when_behind=when_behind, clip_through=clip_through, on_guarded=on_guarded, ranks=ranks
+    )
     sampling, settings = sampler_settings(weights), as_recovery(recovery)
     inner = [innermost(o) for o in given]
-    policy = _clip_policy(max_norm, clip)
+    policy = clip_policy(max_norm, clip)
     if len(set(map(id, inner))) != len(inner):
         raise ValueError("`optimizer` must be a list of different optimizers, got one of them twice")
-    sinks = list(sinks)
     asked = Asked(
         clip=policy.given if isinstance(policy, GivenPolicy) else policy,  # around which each call puts another
         skip_nonfinite=skip_nonfinite,
@@ -228,11 +249,8 @@ def wrap(
         names=names,
         ranks=ranks,
     )
-    is_quiet = ranks == "first" and not is_first_rank()
-    if is_quiet and sinks:
-        _log.info("rank %d writes to no sink: rank 0 does, and ranks='all' has each write to its own", dist.get_rank())
-        sinks = []
-    if _met_again(given, inner, model, asked, sinks, on_guarded):
+    sinks, is_quiet = sinks_of_rank(list(sinks), ranks)
+    if met_again(given, inner, model, asked, sinks, on_guarded):
         return optimizer
     refuse_sharding_model(model)
     groups = [group["params"] for o in inner for group in o.param_groups]
@@ -264,12 +282,5 @@ def wrap(
         if monitor is not None:
             monitor.detach()
         raise
-    guard.asked = asked
-    if "guard" not in torch.optim.Optimizer.__dict__:
-        torch.optim.Optimizer.guard = _ShownGuard()  # type: ignore[attr-defined]
-    for o in inner:
-        o.__dict__[GUARD] = guard
-    for proxy in proxies:
-        if not hasattr(proxy, "guard"):  # most find it in what they wrap, and can be pickled then
-            proxy.guard = guard
+    show(guard, asked, inner, proxies)
     return optimizer
