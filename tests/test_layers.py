@@ -81,7 +81,7 @@ GUARD = (
         "ledger",
         "endings",
     ),
-    *("decision", "onboard", "clipping", "judge", "sampling", "recovery", "hooks", "guard", "in_backward"),
+    *("decision", "onboard", "clipping", "judge", "observed", "sampling", "recovery", "hooks", "guard", "in_backward"),
     *("wrapping", "wrapping_backward"),
 )
 

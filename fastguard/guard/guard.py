@@ -32,6 +32,7 @@ from .hooks import Hooks
 from .judge import Judge
 from .ledger import Ledger
 from .loss_graph import facts_of_loss, parameters_of_loss
+from .observed import Observed
 from .policies import ClipPolicy, GivenPolicy, as_policy
 from .recovery import Recomputation, Recovery, Rescue, check_state
 from .run import Run, held_weakly
@@ -95,11 +96,13 @@ class Guard:
         self._is_loss_new = True
         self._facts = ModelFacts(model, optimizers, namer, backend)
         evidence = EvidenceSampling(self.run, model, optimizers)
-        self.sampling = Sampling(self.run, self.judge, self._facts, evidence, model, activations, weights)
+        self._observed = Observed(self.run, self.judge)
+        parts = self._facts, evidence, self._observed
+        self.sampling = Sampling(self.run, self.judge, *parts, model, activations, weights)
         if activations is not None:
             self.ledger.fetch = held_weakly(self.sampling.attach_arrived)
-        parts = self.run, self.ledger, self.judge, self.sampling
-        self._rescue = None if recovery is None else Rescue(recovery, *parts, model)
+        mine = self.run, self.ledger, self.judge, self.sampling
+        self._rescue = None if recovery is None else Rescue(recovery, *mine, model)
         self._hooks = self._attach()
         with self.run.failures.kept("model facts", "The rules that want to know of the model were told nothing."):
             self.history.note_model(**self._facts.at_first())
@@ -194,22 +197,25 @@ class Guard:
         self.ledger.max_consecutive_skips = number
 
     def observe(self, loss: Any = None, val_loss: Any = None) -> None:
-        """Adds a loss to the step just taken.
+        """Adds a loss to its step: that just taken, or the one to come, whichever the loss was computed for.
+
+        Several of one step, as of micro-batches whose gradients are accumulated, are averaged. A loss may come before
+        the first step, before `backward`, and between micro-batches: which step it is of, autograd knows. A number, or
+        a detached tensor, is of the step just taken; unless others came ahead of their steps, as with micro-batches
+        they do, or that step has one: then it is of the next if anything was computed since.
 
         Args:
-            loss, val_loss: a float, or a tensor of one element.
+            loss, val_loss: a float, or a tensor of one element. A `val_loss` is of the step just taken, or the first.
 
         Raises:
-            RuntimeError: no step was taken yet, or its record was handed over by `flush`.
+            RuntimeError: the record of that step was handed over by `flush`.
             ValueError: what is no number, or a tensor of more than one element; nothing is added then.
 
         Cost: no sync. A tensor on the device of the gradients is copied there: one launch.
         """
         if self._is_loss_new and loss is not None:
             self._look_at_loss(loss)
-        if val_loss is None and loss is not None and self.judge.waits and self.run.ring.note_loss(loss):
-            return  # the ordinary case: one more number in the header
-        self.judge.observe(loss, val_loss)
+        self._observed.observe(loss, val_loss)
 
     def change_sinks(self, sinks: Iterable[Any]) -> None:
         """Has the records of the steps to come go to `sinks` instead; those that are not among them are closed."""
@@ -413,6 +419,7 @@ class Guard:
         self.flush()
         if isinstance(self.run.clip, GivenPolicy):
             self.run.clip.loss = loss
+        self._observed.forget()
         self.ledger.go_on(history, skipped_run, skipped_tensors, by_policy)
         self.run.step = step
         if self._rescue is not None:

@@ -76,6 +76,16 @@ class Judge:
         return 0 if self.waits else self.onboard.lag
 
     @property
+    def has_step(self) -> bool:
+        """Whether a step was taken, by this process."""
+        return self._run.ring.newest >= 0 or not self.onboard.flights.is_idle
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the record of the step just taken may still be added to."""
+        return self.onboard.flights.current is not None or self._run.ring.is_held
+
+    @property
     def num_dropped(self) -> int:
         """Records that were given up."""
         return self.onboard.flights.num_dropped

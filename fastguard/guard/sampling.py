@@ -15,6 +15,7 @@ from ..weights import Sample, WeightSampler
 from .evidence import EvidenceSampling
 from .facts import ModelFacts
 from .judge import Judge
+from .observed import Observed
 from .run import Member, Run
 
 _WEIGHTS, _ACTIVATIONS = "weight sampler", "activation sampler"
@@ -78,6 +79,7 @@ class Sampling:
         judge: Judge,
         facts: ModelFacts,
         evidence: EvidenceSampling,
+        observed: Observed,
         model: torch.nn.Module | None,
         monitor: ActivationMonitor | None,
         weights: Mapping[str, Any] | None,
@@ -86,6 +88,7 @@ class Sampling:
         if monitor is not None:
             monitor.failures = run.failures
         self._run, self._judge, self._facts, self._evidence = run, judge, facts, evidence
+        self._observed = observed
         self._model = None if model is None else weakref.ref(model)
         self._weights = {
             member.index: WeightSampling(
@@ -121,7 +124,10 @@ class Sampling:
     def end_step(self) -> bool:
         """The step just judged is over. Whether to tell this of the next one, too."""
         is_counting = self._facts.step_taken()
-        is_counting = self._evidence.end_step(is_whole=self._judge.is_between_steps) or is_counting
+        is_whole = self._judge.is_between_steps
+        is_counting = self._evidence.end_step(is_whole=is_whole) or is_counting
+        if is_whole:
+            is_counting = self._observed.end_step() or is_counting
         if self.monitor is None:
             return is_counting
         with self._run.failures.kept(_ACTIVATIONS, _LEFT_OUT):

@@ -135,13 +135,13 @@ def test_observe_takes_what_still_has_a_graph_and_what_is_not_finite() -> None:
     assert optimizer.guard.history.val_loss == [math.inf]
 
 
-def test_observe_again_replaces() -> None:
+def test_what_is_observed_again_is_averaged_and_a_validation_loss_is_replaced() -> None:
     model = make_model()
     optimizer = fastguard.wrap(_sgd(model), model)
     take_step(model, optimizer, 0)
     optimizer.guard.observe(loss=1.0, val_loss=2.0)
-    optimizer.guard.observe(loss=3.0)
-    assert (optimizer.guard.last.loss, optimizer.guard.last.val_loss) == (3.0, 2.0)
+    optimizer.guard.observe(loss=3.0, val_loss=5.0)
+    assert (optimizer.guard.last.loss, optimizer.guard.last.val_loss) == (2.0, 5.0)
 
 
 # --- names ---

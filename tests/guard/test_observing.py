@@ -1,0 +1,195 @@
+"""Which step a loss is of: whether it is observed before its step or after it, once or for each micro-batch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import loss_at, make_model, take_step
+from torch import nn
+
+import fastguard
+
+NUM_STEPS = 12
+Tell = Callable[[Any, torch.Tensor], None]
+
+
+def as_tensor(guard: Any, loss: torch.Tensor) -> None:
+    guard.observe(loss=loss)
+
+
+def as_number(guard: Any, loss: torch.Tensor) -> None:
+    guard.observe(loss=float(loss.detach()))
+
+
+def after_the_step(guard: Any, loss: torch.Tensor, step: Callable[[], None], tell: Tell) -> None:
+    loss.backward()
+    step()
+    tell(guard, loss)
+
+
+def before_the_step(guard: Any, loss: torch.Tensor, step: Callable[[], None], tell: Tell) -> None:
+    loss.backward()
+    tell(guard, loss)
+    step()
+
+
+def before_backward(guard: Any, loss: torch.Tensor, step: Callable[[], None], tell: Tell) -> None:
+    tell(guard, loss)
+    loss.backward()
+    step()
+
+
+def run(order: Any, tell: Tell, num_parts: int, first: int, model: nn.Module) -> tuple[list[Any], list[float]]:
+    """What was recorded, and the means of the losses of the micro-batches of each step.
+
+    Args:
+        first: micro-batches of the first step; less than `num_parts` where a loop steps at every so many from 0 on.
+    """
+    memory = fastguard.MemorySink()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=[memory])
+    means, losses = [], []
+    for number in range(first + (NUM_STEPS - 1) * num_parts):
+        loss = loss_at(model, number)
+        losses.append(float(loss.detach()))
+        is_due = (number - first + 1) % num_parts == 0
+
+        def step(is_due: bool = is_due) -> None:
+            if is_due:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        order(optimizer.guard, loss, step, tell)
+        if is_due:
+            means.append(sum(losses) / len(losses))
+            losses = []
+    optimizer.guard.flush()
+    assert [r.step for r in memory.records] == list(range(NUM_STEPS))
+    return [r.loss for r in memory.records], means
+
+
+ORDERS = [after_the_step, before_the_step, before_backward]
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 5])
+@pytest.mark.parametrize("tell", [as_tensor, as_number])
+@pytest.mark.parametrize("order", ORDERS)
+def test_each_step_gets_the_mean_of_its_own(order: Any, tell: Any, num_parts: int) -> None:
+    recorded, means = run(order, tell, num_parts, num_parts, make_model())
+    assert recorded == pytest.approx(means, rel=1e-12)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_loop_that_steps_at_the_first_micro_batch(order: Any) -> None:
+    recorded, means = run(order, as_tensor, 4, 1, make_model())
+    assert recorded == pytest.approx(means, rel=1e-12)
+
+
+def test_late_in_a_run_too() -> None:
+    """When nothing else is looked at when a step ends."""
+    model = make_model()
+    memory = fastguard.MemorySink()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=[memory])
+    for step in range(130):
+        take_step(model, optimizer, step)
+    means = []
+    for step in range(130, 140):  # somebody begins to accumulate, and to observe
+        losses = []
+        for part in range(3):
+            loss = loss_at(model, 7 * step + part)
+            losses.append(float(loss.detach()))
+            loss.backward()
+            if part == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            optimizer.guard.observe(loss=loss)
+        means.append(sum(losses) / 3)
+    optimizer.guard.flush()
+    assert memory.series("loss")[131:] == pytest.approx(means[1:], rel=1e-12)
+
+
+def test_a_loop_that_observes_after_each_step_pays_nothing_at_the_others_end() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    told = []
+    for step in range(120):
+        loss = loss_at(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.guard.observe(loss=loss)
+        told.append(optimizer.guard.run.has_more_to_do)
+    assert told[:20] == [True] * 20 and not any(told[70:75])
+
+
+def test_games_observe_each_players_loss_by_its_own_guard() -> None:
+    """Forward passes of the other player come between a step and its loss."""
+    one, other = make_model(), make_model(seed=1)
+    optimizers = [fastguard.wrap(torch.optim.SGD(m.parameters(), lr=0.1), m) for m in (one, other)]
+    for step in range(30):
+        losses = []
+        for model, optimizer in zip((one, other), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = loss_at(model, step)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        for tell in (as_tensor, as_number):
+            for optimizer, loss in zip(optimizers, losses, strict=True):
+                if (tell is as_number) == bool(step % 2):
+                    tell(optimizer.guard, loss)
+                    assert optimizer.guard.last.loss == float(loss.detach())
+
+
+def test_what_a_closure_returned_gives_way_to_what_is_observed() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for step in range(3):
+        loss = take_step(model, optimizer, step, closure=True)
+        assert optimizer.guard.last.loss == float(loss.detach())
+        optimizer.guard.observe(loss=4.0)
+        optimizer.guard.observe(loss=8.0)
+        assert optimizer.guard.last.loss == 6.0
+
+
+def test_validation_before_the_first_step() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer.guard.observe(val_loss=torch.tensor(3.5))
+    assert optimizer.guard.last is None
+    take_step(model, optimizer, 0)
+    assert (optimizer.guard.last.val_loss, optimizer.guard.last.loss) == (3.5, None)
+    take_step(model, optimizer, 1)
+    assert optimizer.guard.last.val_loss is None
+
+
+def test_within_the_backward_pass_too() -> None:
+    model = make_model()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    guard = fastguard.wrap_backward(model, optimizers)
+    for step in range(6):
+        loss = loss_at(model, step)
+        guard.observe(loss=loss)
+        loss.backward()
+        assert (guard.last.step, guard.last.loss) == (step, float(loss.detach()))
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), "a", 1j])
+def test_what_is_no_number_is_refused_before_the_first_step_too(value: Any) -> None:
+    guard = fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1)).guard
+    for name in ("loss", "val_loss"):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            guard.observe(**{name: value})
+
+
+def test_a_loss_does_not_keep_its_graph() -> None:
+    model = make_model()
+    guard = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model).guard
+    loss = loss_at(model, 0)
+    ref = weakref.ref(loss)
+    guard.observe(loss=loss)
+    del loss
+    assert ref() is None
