@@ -287,6 +287,7 @@ class Hooks:
         undo = self._judge_gradients(optimizer, handed)
         given = None
         if isinstance(undo, Skip):
+            self._scaler.is_skipped = handed.from_scaler
             given = self._leave_out(optimizer, args, kwargs, undo.repairs)
         elif undo is not None:
             self._undo = undo

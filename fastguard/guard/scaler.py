@@ -69,10 +69,15 @@ _NOTHING = Handed()
 
 
 class ScalerContract:
-    """Takes part in the contract for one optimizer."""
+    """Takes part in the contract for one optimizer.
+
+    Attributes:
+        is_skipped: whether the step under way, which a scaler asked for, is left out.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, proxies: Sequence[weakref.ref[Any]] = ()) -> None:
         self._proxies = proxies
+        self.is_skipped = False
         self._had_flag = optimizer.__dict__.get(_FLAG)
         self._holds = False
         self._native = bool(getattr(optimizer, _FLAG, False))
@@ -99,6 +104,9 @@ class ScalerContract:
         if self._holds:
             self._holds = False
             optimizer.__dict__["grad_scale"] = optimizer.__dict__["found_inf"] = None
+        if self.is_skipped:
+            self.is_skipped = False
+            _tell_accelerate(optimizer)
 
     def withhold(self, optimizer: torch.optim.Optimizer) -> None:
         """What was handed over to an optimizer that unscales by itself is for a step that is not called."""
@@ -117,7 +125,7 @@ class ScalerContract:
     def receive(self, optimizer: torch.optim.Optimizer, kwargs: dict[str, object]) -> Handed | None:
         """What the scaler handed over for the step that is about to be taken; None if that is itself, and nobody but
         the optimizer knows how its gradients are scaled. Does not synchronise."""
-        self._holds = False  # a step that raised left it set
+        self._holds = self.is_skipped = False  # a step that raised left it set
         given = optimizer.__dict__
         grad_scale, found_inf = given.get("grad_scale"), given.get("found_inf")
         is_leaked = grad_scale is None and found_inf is None and bool(self._proxies)
@@ -145,3 +153,15 @@ class ScalerContract:
             if held.get("grad_scale") is not None or held.get("found_inf") is not None:
                 return held.get("grad_scale"), held.get("found_inf")
         return None, None
+
+
+def _tell_accelerate(optimizer: torch.optim.Optimizer) -> None:
+    """accelerate knows a skipped step by `step` not being called, which the scaler leaves to us, and has its schedulers
+    wait for one. It puts a function in the place of `step` to see that, in whose closure it stands itself."""
+    for cell in getattr(optimizer.__dict__.get("step"), "__closure__", None) or ():
+        try:
+            owner = cell.cell_contents
+        except ValueError:  # nothing is in it yet
+            continue
+        if "_accelerate_step_called" in getattr(owner, "__dict__", {}):
+            owner._accelerate_step_called = False
