@@ -48,15 +48,15 @@ def replayed(source: Source) -> list[dict[str, Any]]:
     ]
 
 
-def in_trouble(task: str, seed: int, length: float) -> list[dict[str, Any]]:
-    """The clean run's loss, and how the run went under each protection in each trouble. Where it would have come out
-    as good as the clean one by itself, nobody else is asked."""
+def in_trouble(task: str, seed: int, length: float, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The clean run's loss, and how the run went under each protection of `names` in each trouble. Where it would have
+    come out as good as the clean one by itself, nobody else is asked."""
     clean = train(prepared(task, seed, length), PROTECTIONS[NOTHING]())["final"]
     told = []
     for trouble in TROUBLES:
         found = {}
-        for name, make in PROTECTIONS.items():
-            run = train(troubled(task, trouble, seed, length), make())
+        for name in names:
+            run = train(troubled(task, trouble, seed, length), PROTECTIONS[name]())
             del run["losses"]
             found[name] = {**run, "ending": criteria.ending(run, clean)}
             if name == NOTHING and not criteria.diverges(run, clean):
@@ -138,16 +138,19 @@ def the_guide(seeds: range, options: argparse.Namespace) -> dict[str, Any]:
 
 def diverging(seeds: range, options: argparse.Namespace) -> dict[str, Any]:
     """How runs in trouble end, by protection, with half of the seeds; those that come out well by themselves are
-    counted, and left out."""
-    work = [("trouble", task, seed, options.length) for task in TASKS for seed in seeds[: (len(seeds) + 1) // 2]]
+    counted, and left out. With `--ours` the figures of the rivals stay as they are in the results."""
+    names = (NOTHING, OURS) if options.ours else tuple(PROTECTIONS)
+    work = [("trouble", task, seed, options.length, names) for task in TASKS for seed in seeds[: (len(seeds) + 1) // 2]]
     found = [one for some in all_of("diverging", work, options.processes) for one in some]
     proven = [one for one in found if len(one["runs"]) > 1]
+    by_trouble = {trouble: [one for one in proven if one["trouble"] == trouble] for trouble in TROUBLES}
+    kept = options.before.get("diverging", {}) if options.ours else {}
     return {
         "num_planted": len(found),
-        "protections": {name: _ended(name, proven) for name in PROTECTIONS},
+        "protections": {**kept.get("protections", {}), **{name: _ended(name, proven) for name in names}},
         "troubles": {
-            trouble: {name: _ended(name, (one for one in proven if one["trouble"] == trouble)) for name in PROTECTIONS}
-            for trouble in TROUBLES
+            trouble: {**kept.get("troubles", {}).get(trouble, {}), **{name: _ended(name, some) for name in names}}
+            for trouble, some in by_trouble.items()
         },
         "not_brought_through": [
             {**{k: one[k] for k in ("task", "trouble", "seed", "clean")}, **one["runs"][OURS]}
@@ -206,6 +209,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="one seed, short runs, few traces: whether all works")
     parser.add_argument("--only", action="append", choices=PARTS, help="this part; several times")
+    parser.add_argument("--ours", action="store_true", help="of the runs in trouble only those with recovery anew")
     parser.add_argument("--seeds", type=int, default=10, help="trainings of each kind (default: 10)")
     parser.add_argument("--processes", type=int, default=2, help="trainings at the same time (default: 2)")
     parser.add_argument(
@@ -227,6 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: dict[str, Any] = {"parts": {}}
     if path is not None and path.exists():
         results = strict_json.decode(json.loads(path.read_text(encoding="utf-8")))
+    options.before = results["parts"]
     described = machine.Machine().to_dict()
     conditions = {key: described[key] for key in ("cpu", "num_cores", "python", "fastguard", "date")}
     for part in options.only or PARTS:

@@ -102,7 +102,7 @@ class Guard:
         if activations is not None:
             self.ledger.fetch = held_weakly(self.sampling.attach_arrived)
         mine = self.run, self.ledger, self.judge, self.sampling
-        self._rescue = None if recovery is None else Rescue(recovery, *mine, model)
+        self._rescue = None if recovery is None else Rescue(recovery, *mine, model, objective)
         self._hooks = self._attach()
         with self.run.failures.kept("model facts", "The rules that want to know of the model were told nothing."):
             self.history.note_model(**self._facts.at_first())

@@ -175,7 +175,7 @@ def test_a_run_whose_weights_are_ruined_is_brought_through_by_recovery_alone(mon
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     trouble = "weights: NaN"
     monkeypatch.setattr(suite, "TROUBLES", {trouble: tasks.TROUBLES[trouble]})
-    (found,) = suite.in_trouble("digits-cnn", 0, 0.5)
+    (found,) = suite.in_trouble("digits-cnn", 0, 0.5, tuple(training.PROTECTIONS))
     endings = {name: run["ending"] for name, run in found["runs"].items()}
     assert endings.pop(training.OURS) == "brought through"
     assert found["runs"][training.OURS]["num_rollbacks"] >= 1

@@ -358,7 +358,7 @@ def test_accumulated_gradients_of_the_abandoned_model_are_not_taken() -> None:
         guarded.step()
         guarded.guard.observe(loss=loss)
         if len(guarded.guard.recoveries) > told:
-            kept = guarded.guard._rescue._snapshots.best()
+            kept = guarded.guard._rescue._keeper.snapshots.best()
             assert kept is not None
             now = [p.detach().clone() for p in model.parameters()]
             assert not any(torch.equal(a, b) for a, b in zip(now, before, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import weakref
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ...diagnosis import diagnose
+from ...diagnosis import diagnose, needs
 from ...errors import FastguardError, RecoveryFailedError
 from ...history.recoveries import recoveries_of, sentence
 from ...stats import values
@@ -21,24 +20,24 @@ from ..ledger import Ledger
 from ..policies import GlobalNorm
 from ..run import Run
 from ..sampling import Sampling
+from .keeper import WHAT, Keeper
 from .ladder import Ladder
 from .recompute import RandomStates, Recomputation, recomputed
+from .seen import StepSeen, averaged, seen_of
 from .settings import Recovery
-from .snapshots import Snapshot, Snapshots
+from .snapshots import Snapshot
 
 _log = logging.getLogger("fastguard")
 _GRACE = 24  # steps after a rollback whose losses rules look at together with those before it
-_WHAT = "recovery"
 _UNSET: Any = object()
 
 
-class _StepSeen(NamedTuple):
-    """What a step has shown."""
+class _Doubt(NamedTuple):
+    """A snapshot that was put back to look at its losses: itself, what was there, and why."""
 
-    loss: float | None
-    norm: float
-    skipped: bool
-    vetoed: bool
+    tried: Snapshot
+    aside: Snapshot
+    reason: str
 
 
 class Rescue:
@@ -58,20 +57,23 @@ class Rescue:
         judge: Judge,
         sampling: Sampling,
         model: torch.nn.Module | None,
+        objective: str | None = None,
     ) -> None:
-        self._settings, self._run, self._ledger, self._judge, self._sampling = settings, run, ledger, judge, sampling
+        self._settings, self._run, self._ledger, self._judge = settings, run, ledger, judge
         self.ladder = Ladder(settings)
-        self._snapshots = Snapshots(settings.keep, settings.quarantine or 0)
+        self._keeper = Keeper(settings, run, ledger, sampling, self.ladder)
         self.events: list[dict[str, Any]] = []
         self.lr_factor = 1.0
         self._begun = self._seen = self._newest_to = -1
-        self._due = self._heard_from = 0  # steps: of the next snapshot; from which on losses are of what was put back
+        self._heard_from = 0  # the step from which on losses are of what was put back
         self._is_fresh = True  # what is there now is to be kept first of all
         self._vetoed: set[int] = set()
-        self._arrived: list[_StepSeen] = []
+        self._arrived: list[StepSeen] = []
         self._cause = ""  # as this process alone has found it
         self._clip: Any = _UNSET  # the given policy, while another stands in for it
-        self._flags: list[tuple[int, torch.Tensor, str]] = []  # whether what was kept is finite
+        self._is_to_fall, self._is_aimless = objective == "minimise", objective in ("game", "reward")
+        self._num_unheard = 0
+        self._doubt: _Doubt | None = None
         self._random: RandomStates | None = RandomStates(model) if settings.recompute and model is not None else None
         ledger.instead, ledger.seen = _while_alive(self._note_due), _while_alive(self.see)
         if self._random is not None:
@@ -91,7 +93,7 @@ class Rescue:
         self._seen = header.step
         if header.step >= self._heard_from:
             vetoed = header.step in self._vetoed
-            self._arrived.append(_StepSeen(header.loss, header.norm, header.skipped, vetoed))
+            self._arrived.append(StepSeen(header.loss, header.norm, header.skipped, vetoed, header.lr))
         self._vetoed.discard(header.step)
 
     def begin_step(self, step: int, has_closure: bool) -> bool:
@@ -113,17 +115,30 @@ class Rescue:
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             arrived = self._exchanged(arrived)
         ladder.cause, self._cause = self._cause, ""
+        ladder.has_aim, ladder.has_grown = not self._is_aimless, self._keeper.has_grown
+        was_odd = ladder.rise.is_odd
         for one in arrived:
-            ladder.see(one.loss, one.norm, skipped=one.skipped, vetoed=one.vetoed)
+            ladder.see(one.loss, one.norm, skipped=one.skipped, vetoed=one.vetoed, lr=one.lr)
+        if not ladder.rise.is_odd:
+            self._keeper.has_grown = False
+        elif not was_odd:
+            self._keeper.look_for_growth(step)
         if self._is_fresh:
             self._is_fresh = False
-            self._take(step, is_proved=True)
-        self._snapshots.prove(step, is_healthy=ladder.is_healthy)
+            self._keeper.take(step, is_proved=True)
+        self._keeper.snapshots.prove(step, is_healthy=ladder.is_healthy)
         can_veto = all(member.can_skip for member in run.members)
-        if ladder.is_waiting and not ladder.cause:
-            self._sit_out(step, heard=any(one.loss is not None for one in arrived), can_veto=can_veto)
+        heard = any(one.loss is not None for one in arrived)
+        if self._doubt is not None:
+            self._go_on_trying(step, self._doubt, heard=heard, has_closure=has_closure)
+        elif ladder.is_waiting and not ladder.cause:
+            self._sit_out(step, heard=heard, can_veto=can_veto)
         elif reason := ladder.reason():
             self._roll_back(step, reason, has_closure, can_veto)
+        elif ladder.is_lawful:
+            self._accept(step, 0)
+        elif (doubt := ladder.doubt()) and can_veto:
+            self._try(step, doubt, has_closure)
         self.lr_factor = ladder.lr_factor(step)
         limit = ladder.norm_limit
         if limit < math.inf and not run.is_vetoed:
@@ -143,10 +158,10 @@ class Rescue:
         self._end_veto()
         if self._random is not None:
             self._random.is_over = True
-        if run.step < self._due or was_vetoed or not self.ladder.is_healthy:
+        if run.step < self._keeper.due or was_vetoed or not self.ladder.is_healthy:
             return
         if not (self._judge.waits and run.ring.newest >= 0 and run.ring.is_skipped):
-            self._take(run.step)
+            self._keeper.take(run.step)
 
     def _end_veto(self) -> None:
         run = self._run
@@ -158,70 +173,39 @@ class Rescue:
                 run.ring.latest()  # while what it says of the policy is so
             (run.clip, run.ring.tell_of_parts), self._clip = self._clip, _UNSET
 
-    def _take(self, step: int, *, is_proved: bool = False) -> None:
-        run = self._run
-        self._due = step + self._settings.every
-        buffers = [] if run.buffers is None else run.buffers.places
-
-        def fill(snapshot: Snapshot) -> None:
-            replay = self._settings.replay
-            snapshot.take(run.optimizers(), buffers, self._settings.state, with_random_state=replay)
-            clip = run.clip if self._clip is _UNSET else self._clip[0]
-            clip_state = None if clip is None else copy.deepcopy(clip.state_dict())
-            snapshot.baseline = {"ladder": self.ladder.baseline(), "clip": clip_state}
-            snapshot.loss = self.ladder.loss
-
-        with run.failures.kept(_WHAT, "No snapshot was taken."):
-            self._snapshots.take(step, fill, is_proved=is_proved)
-            params = [p for one in run.optimizers() for group in one.param_groups for p in group["params"]]
-            written = [place.tensor for place in buffers if place.is_written]
-            for what, tensors in (("parameters", params), ("buffers", written)):
-                flag = _are_finite([t for t in tensors if t is not None])
-                if flag is not None:
-                    self._flags.append((step, flag, f"{what} are not finite"))
-
     def _look_for_causes(self, step: int) -> None:
         """What this process alone can tell."""
-        late = self._settings.quarantine or 0
-        for flag in [flag for flag in self._flags if flag[1].is_cpu or step >= flag[0] + late]:
-            self._flags.remove(flag)
-            if not flag[1]:
-                self._cause = flag[2]
+        self._cause = self._keeper.cause(step) or self._cause
         checkup = self._ledger.checkup
         found = [] if checkup is None else checkup.take_new()
         critical = [f for f in found if f.severity == "critical" and f.rule in self._settings.rules]
         back = max((event["step"] for event in self.events if event["kind"] == "rollback"), default=None)
         if back is not None:  # what is found in the losses of the model that was given up is known
             critical = [f for f in critical if f.last_step is None or f.last_step > back + _GRACE]
-        if critical and not self.ladder.is_waiting:
+        if critical and not self.ladder.is_waiting and self._doubt is None:
             self._cause = f"of {critical[0].rule}: {critical[0].summary.rstrip('.')}"
         count = self.ladder.num_bad
-        if count >= 2 and count & (count - 1) == 0:  # at the second, the fourth, the eighth in a row
-            params = [p for one in self._run.optimizers() for group in one.param_groups for p in group["params"]]
-            are_finite = _are_finite(params)
-            if are_finite is not None and not are_finite:
-                self._cause = "parameters are not finite"
+        is_looked_at = count >= 2 and count & (count - 1) == 0  # the second, the fourth, the eighth in a row
+        if is_looked_at and not self._keeper.are_finite():
+            self._cause = "parameters are not finite"
+        if not (self._is_to_fall or self._is_aimless) and (self.ladder.rise.is_suspect or self.ladder.num_high):
+            self._is_aimless = needs.descent(self._ledger.history) is False
 
-    def _exchanged(self, arrived: list[_StepSeen]) -> list[_StepSeen]:
-        """What all processes have seen, on average: on this every one decides alike. One `all_reduce`."""
-        losses = [one.loss for one in arrived if one.loss is not None]
-        sums = [sum(losses), len(losses), sum(one.norm for one in arrived), len(arrived)]
-        flags = [sum(one.skipped for one in arrived), sum(one.vetoed for one in arrived), bool(self._cause)]
-        device = torch.device("cpu")
-        if dist.get_backend() == "nccl":
-            device = self._run.optimizers()[0].param_groups[0]["params"][0].device
-        told = torch.tensor([float(x) for x in (*sums, *flags)], dtype=torch.float64, device=device)
-        dist.all_reduce(told)
-        loss, num_losses, norm, count, skipped, vetoed, num_causes = told.tolist()
-        if num_causes and not self._cause:
+    def _exchanged(self, arrived: list[StepSeen]) -> list[StepSeen]:
+        """What all processes have seen, on average: on this every one decides alike."""
+
+        def device() -> torch.device:
+            return self._run.optimizers()[0].param_groups[0]["params"][0].device
+
+        flags = bool(self._cause), self._keeper.has_grown, self._is_aimless
+        arrived, (has_cause, self._keeper.has_grown, self._is_aimless) = averaged(arrived, flags, device)
+        if has_cause and not self._cause:
             self._cause = "another process says so"
-        if not count:
-            return []
-        return [_StepSeen(loss / num_losses if num_losses else None, norm / count, skipped > 0, vetoed > 0)]
+        return arrived
 
     def _note_due(self, error: FastguardError) -> None:
         """Too many steps in a row were skipped: in place of the error that would be raised."""
-        if not self.ladder.is_waiting and not self._run.is_vetoed:
+        if not self.ladder.is_waiting and not self._run.is_vetoed and self._doubt is None:
             self._cause = f"{self._ledger.max_consecutive_skips} steps in a row were skipped"
 
     def _sit_out(self, step: int, *, heard: bool, can_veto: bool) -> None:
@@ -244,47 +228,95 @@ class Rescue:
         else:
             self._note()
 
-    def _roll_back(self, step: int, reason: str, has_closure: bool, can_veto: bool) -> None:
-        run, ladder, ledger = self._run, self.ladder, self._ledger
+    def _try(self, step: int, reason: str, has_closure: bool) -> None:
+        """Puts a snapshot back beside what is there, to see whether the loss of steps that are left out is lower."""
+        run, ladder, is_kept = self._run, self.ladder, False
+        earlier, most = ladder.attempts_before(step), self._settings.attempts
+        if earlier >= (most if self._is_to_fall else max(1, most - 1)):
+            if self._is_to_fall:
+                self._fail(step, reason)
+            self._accept(step, 0)  # it has come again, from an older snapshot and at a lower learning rate
+            return
         self._judge.arrive_all()
-        earlier = ladder.attempts_before(step)
+        snapshot = self._choose(earlier)
+        if snapshot is None:
+            ladder.accept()
+            return
+        aside = self._keeper.snapshots.spare(snapshot)
+        with run.failures.kept(WHAT, "A loss that has risen is taken for lawful."):
+            self._keeper.fill(aside)
+            is_kept = True
+        if not is_kept:
+            ladder.accept()
+            return
+        self._keeper.restore(snapshot)
+        ladder.try_back()
+        self._doubt = _Doubt(snapshot, aside, reason)
+        self._leave_out(step, has_closure, can_veto=True)
+
+    def _go_on_trying(self, step: int, doubt: _Doubt, *, heard: bool, has_closure: bool) -> None:
+        """The losses of what was put back tell whose doing it is that they had risen."""
+        ladder, trial = self.ladder, self.ladder.trial
+        self._num_unheard = 0 if heard else self._num_unheard + 1
+        is_lower = False if trial is None or self._num_unheard >= self._settings.patience else trial.is_lower
+        if is_lower is None:
+            self._run.is_vetoed = True
+            return
+        self._doubt, num_asked = None, 0 if trial is None else trial.num_asked
+        if is_lower:
+            self._went_back(step, doubt.tried, doubt.reason, step - doubt.tried.step)
+            ladder.is_waiting = False
+        else:
+            self._keeper.restore(doubt.aside)
+            self._accept(step, num_asked + (0 if has_closure else 2))
+            self._leave_out(step, has_closure, can_veto=not has_closure)
+        self._keeper.snapshots.take_back(doubt.aside)
+
+    def _accept(self, step: int, num_batches: int) -> None:
+        self.ladder.accept()
+        self._tell({"kind": "new-level", "step": step, "reason": "", "num_batches": num_batches})
+
+    def _choose(self, earlier: int) -> Snapshot | None:
+        newest = self._keeper.snapshots.proved
+        return self._keeper.snapshots.choose(
+            older=earlier > 0 and newest is not None and newest.step == self._newest_to
+        )
+
+    def _leave_out(self, step: int, has_closure: bool, can_veto: bool) -> None:
+        """The step at hand, whose gradients and loss, without a closure, are of what is there no longer."""
+        self._run.is_vetoed = can_veto
+        self._heard_from = step if has_closure else step + 1
+
+    def _roll_back(self, step: int, reason: str, has_closure: bool, can_veto: bool) -> None:
+        self._judge.arrive_all()
+        earlier = self.ladder.attempts_before(step)
         if earlier >= self._settings.attempts:
             self._fail(step, reason)
-        newest = next((one for one in self._snapshots if one.is_proved), None)
-        is_tried = earlier > 0 and newest is not None and newest.step == self._newest_to
-        snapshot = self._snapshots.choose(older=is_tried)
+        snapshot = self._choose(earlier)
         if snapshot is None:
             self._fail(step, f"{reason}, and there was no snapshot that counts")
             return
-        self._restore(snapshot)
-        self._newest_to = snapshot.step
-        factor = ladder.went_back(step, snapshot.baseline["ladder"])
-        run.is_vetoed = can_veto
-        self._heard_from = step if has_closure else step + 1
-        until = step + (self._settings.ramp if factor != 1.0 else 0)
+        self._keeper.restore(snapshot)
         num_batches = step - snapshot.step + (1 if can_veto or not has_closure else 0)
+        self._went_back(step, snapshot, reason, num_batches)
+        self._leave_out(step, has_closure, can_veto)
+
+    def _went_back(self, step: int, snapshot: Snapshot, reason: str, num_batches: int) -> None:
+        ledger = self._ledger
+        self._newest_to = snapshot.step
+        factor = self.ladder.went_back(step, snapshot.baseline["ladder"])
+        until = step + (self._settings.ramp if factor != 1.0 else 0)
         event = {"kind": "rollback", "step": step, "to": snapshot.step, "reason": reason, "num_batches": num_batches}
         self._tell({**event, "lr_factor": factor, "until": until})
         ledger.skipped_run.clear()
         ledger.skipped_by_policy.clear()
         ledger.skipped_tensors.clear()
-        self._due = step + self._settings.every
-
-    def _restore(self, snapshot: Snapshot) -> None:
-        run = self._run
-        snapshot.restore()
-        if run.clip is not None and snapshot.baseline["clip"] is not None:
-            run.clip.load_state_dict(copy.deepcopy(snapshot.baseline["clip"]))
-        if run.buffers is not None:
-            run.buffers.refresh()
-        self._sampling.forget()
-        self._ledger.due = None
-        self._flags.clear()
+        self._keeper.due = step + self._settings.every
 
     def _fail(self, step: int, reason: str) -> None:
-        best = self._snapshots.best()
+        best = self._keeper.snapshots.best()
         if best is not None:
-            self._restore(best)
+            self._keeper.restore(best)
             self.ladder.load_baseline(best.baseline["ladder"])
         put_back = {} if best is None else {"to": best.step}
         self._tell({"kind": "failed", "step": step, "reason": reason, **put_back})
@@ -335,12 +367,12 @@ class Rescue:
         if state is not None:
             self.ladder.load_state_dict(state["ladder"])
             self.events = list(recoveries_of(state["events"]))
-        self._arrived = [_StepSeen(*one) for one in ([] if state is None else state["arrived"])]
-        self._snapshots.forget()
+        self._arrived = [StepSeen(*one) for one in ([] if state is None else state["arrived"])]
+        self._keeper.forget()
         self._is_fresh = True
         self._begun = self._seen = step - 1
         self._heard_from, self._newest_to = step, -1
-        self._flags = []
+        self._doubt = None
         self._vetoed.clear()
 
 
@@ -361,40 +393,5 @@ def check_state(state: Any) -> Any:
     values.entry(state, "ladder", Ladder(Recovery()).load_state_dict)
     values.entry(state, "events", recoveries_of)
 
-    def seen(plain: Any) -> None:
-        if len(values.row(plain)) != 4:
-            raise values.MisfitError(f"must have 4 entries, got {len(plain)}")
-        for read, value in zip((values.maybe(values.number), values.number, values.truth, values.truth), plain):
-            read(value)
-
-    values.entry(state, "arrived", lambda plain: values.each(seen, plain))
+    values.entry(state, "arrived", lambda plain: values.each(seen_of, plain))
     return state
-
-
-def _are_finite(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """Whether they are, as a tensor on the device of the first; None where there is nothing to ask."""
-    asked = [t.detach() for t in tensors if (t.is_floating_point() or t.is_complex()) and t.itemsize > 1]
-    asked = [t for t in asked if t.numel() and t.layout is torch.strided and not t.is_meta]
-    if not asked:
-        return None
-    with torch.no_grad():
-        largest = torch._foreach_norm(asked, math.inf)
-        return torch.stack([x.to(asked[0].device, torch.float64) for x in largest]).isfinite().all()
-
-
-class Slowed:
-    """The learning rate times a factor, for one step of one optimizer."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
-        self._entries = [(group, group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
-        self._slow = [lr * factor for _, lr in self._entries]
-
-    def apply(self) -> None:
-        for (group, _), slow in zip(self._entries, self._slow):
-            group["lr"] = slow
-
-    def give_back(self) -> None:
-        """The very objects that were there before."""
-        for (group, lr), slow in zip(self._entries, self._slow):
-            if group["lr"] is slow:
-                group["lr"] = lr

@@ -16,7 +16,8 @@ class Recovery:
     Every `every` steps parameters, buffers and the optimizer's state are copied into memory that is kept for it. Such a
     snapshot counts once the run has stayed healthy for `quarantine` further steps. When the run goes wrong, the newest
     that counts is put back in place, and training goes on with the data that come next: the batches since then are
-    left out. It goes wrong where the loss stands above its robust limit for `patience` steps, or is NaN; where
+    left out. It goes wrong where the loss stands above its robust limit for `patience` steps, or is NaN; where it has
+    risen for good and is lower with a snapshot, which some steps that are left out show; where
     `max_consecutive_skips` steps in a row are skipped; where parameters or buffers are not finite; where a rule of
     `rules` says so. Halfway through `patience`, gradients are clipped to the median norm.
 
@@ -33,7 +34,8 @@ class Recovery:
         every: steps from one snapshot to the next.
         keep: snapshots, >= 2. Each takes the memory of parameters, buffers and optimizer state; on the host, pinned, if
             they are on a GPU.
-        attempts: rollbacks within `window` steps; the next raises.
+        attempts: rollbacks within `window` steps; the next raises. A loss that rises for good once more after all but
+            one of them is taken for lawful, and that is told, unless `wrap` was told `objective="minimise"`.
         lr_factor: above 0, at most 1.
         ramp: steps.
         window: steps. A resumed run goes on counting.

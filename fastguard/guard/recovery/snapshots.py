@@ -44,9 +44,11 @@ class Snapshot:
         since: from which step on the run has been healthy since.
         is_proved: whether it counts.
         baseline: plain data that go back with it.
+        largest: element of each parameter, as `extents.largest` has it.
     """
 
     def __init__(self) -> None:
+        self.largest: torch.Tensor | None = None
         self.step, self.loss, self.since, self.is_proved = -1, float("nan"), 0, False
         self.baseline: dict[str, Any] = {}
         self._copies: list[torch.Tensor] = []
@@ -73,7 +75,7 @@ class Snapshot:
         """
         self.is_proved = False
         self._pairs, self._seen = [], {}
-        self._params = [(p, self._keep(p)) for p in _parameters(optimizers) if tensor_can_be_kept(p)]
+        self._params = [(p, self._keep(p)) for p in parameters_of(optimizers) if tensor_can_be_kept(p)]
         self._buffers = [(place, self._keep(place.tensor)) for place in places]
         self._optimizers, self._parts = [], []
         self._others = [(one.load_state_dict, copy.deepcopy(one.state_dict())) for one in state]
@@ -216,7 +218,8 @@ def _is_part(value: Any) -> bool:
     return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, torch.nn.Module)
 
 
-def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """All of them, each once."""
     params = {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}
     return list(params.values())
 
@@ -245,8 +248,8 @@ class Snapshots:
         self._all: list[Snapshot] = []
         self._free: list[Snapshot] = []
 
-    def take(self, step: int, fill: Callable[[Snapshot], None], *, is_proved: bool = False) -> None:
-        """Has `fill` fill one. Where it raises, there is one less."""
+    def take(self, step: int, fill: Callable[[Snapshot], None], *, is_proved: bool = False) -> Snapshot:
+        """Has `fill` fill one, and returns it. Where it raises, there is one less."""
         if len(self._all) < self._keep:
             snapshot = self._free.pop() if self._free else Snapshot()
         else:
@@ -258,6 +261,7 @@ class Snapshots:
         snapshot.step = snapshot.since = step
         snapshot.is_proved = is_proved
         self._all.insert(0, snapshot)
+        return snapshot
 
     def prove(self, step: int, *, is_healthy: bool) -> None:
         """Those that the run has outlived in health from now on count."""
@@ -275,6 +279,23 @@ class Snapshots:
         chosen = proved[1] if older and len(proved) > 1 else proved[0]
         self._give_up(lambda one: one.step > chosen.step)
         return chosen
+
+    def spare(self, chosen: Snapshot) -> Snapshot:
+        """Memory for what is there now, while `chosen` is looked at: of one given up, else of the oldest."""
+        others = [one for one in self._all if one is not chosen]
+        if self._free or len(self._all) < self._keep or not others:
+            return self._free.pop() if self._free else Snapshot()
+        self._all.remove(others[-1])
+        return others[-1]
+
+    def take_back(self, spare: Snapshot) -> None:
+        """Its memory may be used again."""
+        self._free.append(spare)
+
+    @property
+    def proved(self) -> Snapshot | None:
+        """The newest that counts."""
+        return next((one for one in self._all if one.is_proved), None)
 
     def best(self) -> Snapshot | None:
         """Of those that count the one with the lowest loss; the newest where none is known."""
