@@ -9,7 +9,7 @@ import torch
 from ..ledger import Ledger
 from ..run import Run
 from ..sampling import Sampling
-from .extents import have_not_grown, largest
+from .extents import are_finite, have_not_grown, largest
 from .ladder import Ladder
 from .settings import Recovery
 from .snapshots import Snapshot, Snapshots, parameters_of
@@ -90,9 +90,8 @@ class Keeper:
         return found
 
     def are_finite(self) -> bool:
-        """Whether parameters are, now. Cost: one read of them, and a sync."""
-        sizes = largest(self._parameters())
-        return sizes is None or bool(sizes.isfinite().all())
+        """Whether parameters are, now."""
+        return are_finite(self._parameters())
 
     def look_for_growth(self, step: int) -> None:
         """The loss has just risen: whether parameters have grown since the newest snapshot that counts."""
