@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.tools import checkpoints as module
+from fastguard.tools import whole_file as module
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reliability-checkpoints.json"
 MAX_WAIT_S = 0.05

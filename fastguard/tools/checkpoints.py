@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import kernels
 from .._text import listed, prose, shown
 from ..guard import Guard
 from ..guard.ledger import scalar
 from ..guard.wrappers import unwrapped
-from .randomness import load_random_state, random_state
+from .run_state import load_state, not_finite, state_of
+from .whole_file import write_whole
 
 _NAME = re.compile(r"step-(\d+)(?:_metric-(-?\d+(?:\.\d+)?(?:e[-+]\d+)?|-?inf|nan))?\.pt")
-_UNFINISHED = ".unfinished"
 _SPOILT = "not-finite_"
 _VERSION = 1
 _PLAIN = "Leave out what is none, or save its numbers."
@@ -149,19 +148,10 @@ class Checkpoints:
         guard = guard if isinstance(guard, Guard) else Guard.of(guard)
         model = self._whole_model(guard)
         number = math.nan if metric is None else scalar("metric", metric)
-        contents = {
-            "version": _VERSION,
-            "step": step,
-            "metric": number,
-            "model": None if model is None else model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in guard.optimizers],
-            "guard": guard.state_dict(),
-            "state": {name: _state_of(part) for name, part in self.state.items()},
-            "random": random_state(),
-            "extra": extra,
-        }
+        state = state_of(guard, model, self.state)
+        contents = {"version": _VERSION, "step": step, "metric": number, **state, "extra": extra}
         name = f"step-{step:08d}" + ("" if metric is None else f"_metric-{number!r}") + ".pt"
-        spoilt = _spoilt(model, guard.optimizers)
+        spoilt = not_finite(model, guard.optimizers)
         if spoilt:
             known = sorted(self.folder.glob(f"{_SPOILT}*.pt"))
             path = known[0] if known else self.folder / (_SPOILT + name)
@@ -172,8 +162,11 @@ class Checkpoints:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return path if known else self._write(path, contents)
-        path = self._write(self.folder / name, contents)
+            if not known:
+                _write(path, contents)
+            return path
+        path = self.folder / name
+        _write(path, contents)
         found = self.all()
         keep = {path, *(c.path for c in found if c.step < step)}  # of this step, the one just written
         found = [c for c in found if c.path in keep]
@@ -205,22 +198,15 @@ class Checkpoints:
         contents = _read(path)
         guard = guard if isinstance(guard, Guard) else Guard.of(guard)
         model = self._whole_model(guard)
-        saved, optimizers = contents["state"], guard.optimizers
+        saved, num_optimizers = contents["state"], len(guard.optimizers)
         missing = sorted(self.state.keys() - saved.keys())
-        if missing or len(optimizers) != len(contents["optimizers"]) or (model is None) != (contents["model"] is None):
-            what = f"{listed(missing)}" if missing else f"{len(optimizers)} optimizers, or the model, under this guard"
+        if missing or num_optimizers != len(contents["optimizers"]) or (model is None) != (contents["model"] is None):
+            what = f"{listed(missing)}" if missing else f"{num_optimizers} optimizers, or the model, under this guard"
             raise ValueError(f"{shown(path)} must hold what is to be loaded, and lacks {what}")
         if saved.keys() - self.state.keys():
             forgotten = listed(sorted(saved.keys() - self.state.keys()))
             warnings.warn(f"{shown(path.name)} also holds {forgotten}, which `state` does not name", stacklevel=2)
-        if model is not None:
-            model.load_state_dict(contents["model"])
-        for optimizer, state in zip(optimizers, contents["optimizers"], strict=True):
-            _load_optimizer(optimizer, state)
-        guard.load_state_dict(contents["guard"])
-        for name, part in self.state.items():
-            part.set_state(saved[name]) if isinstance(part, torch.Generator) else part.load_state_dict(saved[name])
-        load_random_state(contents["random"])
+        load_state(contents, guard, model, self.state)
         self.extra = contents["extra"]
         return int(contents["step"])
 
@@ -242,44 +228,22 @@ class Checkpoints:
                 )
         return model
 
-    def _write(self, path: Path, contents: dict[str, Any]) -> Path:
-        """Writes a file that is there as a whole, or not at all."""
-        if not self.folder.is_dir():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _sync(self.folder.parent)
-        for left in self.folder.glob(f".*{_UNFINISHED}"):  # by a process that was killed
-            left.unlink(missing_ok=True)
-        unfinished = self.folder / f".{path.name}{_UNFINISHED}"
-        try:
-            with open(unfinished, "xb") as file:  # the mode is that of any new file
-                torch.save(contents, file)
-                file.flush()
-                os.fsync(file.fileno())
-            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(unfinished)
-            if unsafe:
-                raise ValueError(f"a checkpoint must hold plain data, got {listed(sorted(unsafe))}. {_PLAIN}")
-            os.replace(unfinished, path)
-        except BaseException as error:
-            unfinished.unlink(missing_ok=True)
-            if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
-                raise error.__context__ from None  # torch's writer complains of what it could not finish
-            if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)):
-                raise ValueError(
-                    f"a checkpoint must hold plain data, and could not be written: {error}. {_PLAIN}"
-                ) from error
-            raise
-        _sync(self.folder)
-        return path
+
+def _write(path: Path, contents: dict[str, Any]) -> None:
+    try:
+        write_whole(path, lambda file: torch.save(contents, file), _check)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None  # torch's writer complains of what it could not finish
+        raise
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"a checkpoint must hold plain data, and could not be written: {error}. {_PLAIN}") from error
 
 
-def _sync(folder: Path) -> None:
-    """Has the names in a folder outlive a loss of power, where a folder can be opened."""
-    if os.name != "nt":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _check(path: Path) -> None:
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    if unsafe:
+        raise ValueError(f"a checkpoint must hold plain data, got {listed(sorted(unsafe))}. {_PLAIN}")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -294,38 +258,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(contents, dict) or contents.get("version") != _VERSION:
         raise ValueError(f"{shown(path)} must be a file that Checkpoints.save wrote, in version {_VERSION}")
     return contents
-
-
-def _state_of(part: Any) -> Any:
-    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
-
-
-def _spoilt(model: torch.nn.Module | None, optimizers: list[torch.optim.Optimizer]) -> list[str]:
-    """Names of parameters with NaN or Inf, and of buffers and optimizer state with NaN: a mask may hold Inf."""
-    parameters = dict(model.named_parameters()) if model is not None else {}
-    others = dict(model.named_buffers()) if model is not None else {}
-    names = {id(p): name for name, p in parameters.items()}
-    for k, optimizer in enumerate(optimizers):
-        for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            name = names.setdefault(id(p), f"optimizer{k}.param{i}")
-            parameters[name] = p
-            state = optimizer.state[p].items() if p in optimizer.state else ()
-            others |= {f"{name}.{key}": v for key, v in state if isinstance(v, torch.Tensor)}
-    tensors = {
-        n: t.detach() for n, t in (*others.items(), *parameters.items()) if t.is_floating_point() or t.is_complex()
-    }
-    rows = kernels.tensor_stats(list(tensors.values()), names=list(tensors))
-    return [name for name, row in zip(tensors, rows) if row.num_nans or (row.num_infs and name in parameters)]
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Loads it, and puts back what torch has cast to the dtype of its parameter."""
-    optimizer.load_state_dict(saved)
-    numbers = [i for group in saved.get("param_groups", ()) for i in group.get("params", ())]
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for number, p in zip(numbers, parameters):
-        state = optimizer.state.get(p, {})
-        for key, value in saved.get("state", {}).get(number, {}).items():
-            now = state.get(key)
-            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and value.dtype != now.dtype:
-                state[key] = value.to(now.device)

@@ -19,7 +19,7 @@ from torch import nn
 
 import fastguard
 from fastguard import Checkpoints
-from fastguard.tools import checkpoints as module
+from fastguard.tools import whole_file as module
 
 
 def make(**settings: Any) -> tuple[nn.Module, Any]:
@@ -229,7 +229,7 @@ def test_trap_24_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: 
         with pytest.raises(OSError, match="No space left"):
             checkpoints.save(optimizer.guard, 2)
     assert names(checkpoints) == [first.name] and checkpoints.load(optimizer.guard) == 1
-    (tmp_path / f".step-00000001.pt{module._UNFINISHED}").write_bytes(b"by a process that was killed")
+    (tmp_path / f".step-00000001.pt{module.UNFINISHED}").write_bytes(b"by a process that was killed")
     checkpoints.save(optimizer.guard, 2)
     assert names(checkpoints) == ["step-00000002.pt"]
 
