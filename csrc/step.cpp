@@ -19,12 +19,12 @@ namespace {
 // What take_step returns, as bits.
 enum Outcome {
   kClean = 0, kOdd = 1, kOtherParameters = 2, kNotFinite = 4, kScaled = 8, kOddLr = 16, kDropped = 32, kOver = 64, kUnsuited = 128,
-  kLone = 256
+  kLone = 256, kMissing = 512
 };
 // One element of so many holds nearly all of the squares: fastguard/history/core.py has the same.
 constexpr double kLoneShare = 0.99, kLoneAmong = 256;
 // Places in the list `found`.
-enum Found { kTable, kPositions, kFingerprint, kGradients, kOverTheirs, kNumFound };
+enum Found { kTable, kPositions, kFingerprint, kGradients, kOverTheirs, kSeen, kNumFound };
 
 // The lists of parameters of `groups`; false for anything but a list of plain dicts with plain lists in them.
 bool parameter_lists(PyObject* groups, Groups& lists) {
@@ -64,6 +64,15 @@ py::object table_for(PyObject* kept, size_t count) {
 
 void put(PyObject* found, Found place, py::object value) {
   if (PyList_SetItem(found, place, value.release().ptr()) != 0) throw py::error_already_set();
+}
+
+// Marks in `seen`, a byte a parameter, those that have a gradient; false if there is no room, and some have none.
+bool note_seen(PyObject* seen, const Gradients& gradients, size_t count) {
+  if (!PyByteArray_CheckExact(seen) || size_t(PyByteArray_GET_SIZE(seen)) != count) return gradients.complete;
+  char* marks = PyByteArray_AS_STRING(seen);
+  if (gradients.complete) std::memset(marks, 1, count);
+  for (int64_t position : gradients.positions) marks[position] = 1;
+  return true;
 }
 
 struct Question {
@@ -143,6 +152,8 @@ int take(const Question& q) {
     PyErr_Clear();
     put(q.found, kFingerprint, py::int_(gradients.fingerprint));
     outcome |= kOtherParameters;
+  } else if (!note_seen(PyList_GET_ITEM(q.found, kSeen), gradients, count)) {
+    outcome |= kMissing;
   }
   return outcome;
 }
@@ -166,7 +177,7 @@ PyObject* take_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   q.scales = scales != 0;
   if (!PyByteArray_CheckExact(q.headers) || !PyList_CheckExact(q.found) || PyList_GET_SIZE(q.found) != kNumFound ||
       q.index < 0 || (q.index + 1) * kHeaderWords * Py_ssize_t(sizeof(double)) > PyByteArray_GET_SIZE(q.headers)) {
-    PyErr_SetString(PyExc_ValueError, "take_step needs a bytearray of headers that holds the index, and a list of five");
+    PyErr_SetString(PyExc_ValueError, "take_step needs a bytearray of headers that holds the index, and a list of six");
     return nullptr;
   }
   try {

@@ -421,6 +421,15 @@ BAD = {
     "label-noise": run(falling_losses(400), val_losses={s: 2.3 + s / 200 for s in range(19, 400, 20)}),
     "gradients-not-cleared": run(falling_losses(50), num_left_gradients=19, num_watched_backwards=20),
     "no-gradient": run(flat_losses(50), [0.0] * 50),
+    "unseen-updates": run(
+        falling_losses(50),
+        names=["a", "w"],
+        num_seen=1,
+        never_seen=["a"],
+        moved_between=["a"],
+        num_reached_unseen=19,
+    ),
+    "no-signal": run(falling_losses(50), [0.0 if s % 10 == 4 else n for s, n in enumerate(noisy_norms(50))]),
     "odd-optimizer-settings": run(
         flat_losses(160), optimizer_settings=settings(lr=1e-3, betas=(0.9, 0.999), eps=0.1)
     ),

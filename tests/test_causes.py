@@ -99,6 +99,7 @@ RIGHT = {
     "gradients-too-large-to-clip": run(flat_losses(80), change=lambda s: {"clip_coef": 0.05}),
     "missing-zero-grad": BAD["gradients-not-cleared"],
     "no-gradient-arrives": BAD["no-gradient"],
+    "trained-elsewhere": BAD["unseen-updates"],
     "wrong-output-layer": BAD["output-against-loss"],
     "unnormalised-inputs": BAD["input-scale"],
     "unnormalised-targets": batches_run(

@@ -64,7 +64,7 @@ class TestIdleExperts:
 
     def test_the_cause_wins_over_parameters_that_are_cut_off(self):
         history = routed(["experts.1.", "experts.2.", "experts.3."], absent=True)
-        assert {"missing-gradients", "idle-experts"} <= {one.rule for one in diagnose(history)}
+        assert "idle-experts" in {one.rule for one in diagnose(history)}
         assert first_cause(history) == "dead-experts"
 
     def test_siblings_have_the_same_parameters(self):

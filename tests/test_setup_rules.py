@@ -34,6 +34,8 @@ def severity(name, history, **thresholds):
     [
         ("gradients-not-cleared", "warning", {"num_left": 19, "num_watched": 20}),
         ("no-gradient", "critical", {"num_steps": 50}),
+        ("unseen-updates", "warning", {"num_moved": 1, "num_never_seen": 1, "num_seen": 1}),
+        ("no-signal", "info", {"num_steps": 5, "share": 0.1}),
         ("odd-optimizer-settings", "warning", {"settings": ["eps=0.1"]}),
         ("learning-rate-gone", "warning", {"lr": 1e-6, "peak": 1e-3, "num_steps": 100}),
         ("weights-overwritten", "warning", {"num_overwritten": 2}),

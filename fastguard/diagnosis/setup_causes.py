@@ -146,6 +146,13 @@ cause(
     contradicted=_reaches_the_output,
 )
 cause(
+    "trained-elsewhere",
+    "Something else than the optimizers under guard trains parameters, which nothing here sees.",
+    "Guard all that steps: wrap([a, b], model), or fastguard.wrap_backward for optimizers within the backward pass.",
+    {"unseen-updates": 0.95},
+    "missing-gradients weights-overwritten unchanged-weights",
+)
+cause(
     "wrong-output-layer",
     "The last layer's activation, shape or axis does not go with the loss or with the targets.",
     "Give cross_entropy and losses with logits the plain output of the last linear layer; end in nothing for targets "

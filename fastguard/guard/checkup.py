@@ -14,6 +14,7 @@ from ..stats.failures import Failures
 CHECK_EVERY = 50
 BUDGET = 0.01  # of the time, where no interval was asked for
 AHEAD, GLANCE_EVERY = ("divergence-ahead",), 16  # rules that are to speak early, and after how many steps at least
+AT_FIRST, FIRST_GLANCE = ("no-gradient", "unseen-updates"), 10  # and those that are so once, after the first steps
 
 
 class Checkup:
@@ -72,7 +73,11 @@ class Checkup:
     def glance(self) -> list[Finding]:
         """Asks the rules that see trouble coming, more often than the others; what is new."""
         with self._failures.kept("checkup", "Nobody looked ahead at that step."):
-            return self._watch.glance(AHEAD)
+            is_first = self._watch.history.newest_step < FIRST_GLANCE + GLANCE_EVERY - 1
+            prepare = self._prepare() if is_first else None
+            if prepare is not None:
+                prepare()
+            return self._watch.glance(AT_FIRST if is_first else AHEAD)
         return []
 
     def state_dict(self) -> dict[str, Any]:

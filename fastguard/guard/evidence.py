@@ -10,6 +10,7 @@ import torch
 
 from ..stats import values
 from .batches import BatchWatch
+from .coverage import CoverageWatch
 from .left_gradients import LeftGradients
 from .run import Run, held_weakly
 from .sketches import GradientSketch, ParameterSketch
@@ -88,7 +89,7 @@ def _has_some(step: int) -> bool:
 def checked(state: Any) -> dict[str, list[int]]:
     """What `EvidenceSampling.state_dict` gave; a MisfitError for anything else."""
     found = {}
-    for name, lengths in (("batches", (0, 5)), ("left_gradients", (4,)), ("parameters", (2,)), ("may_wait", (1,))):
+    for name, lengths in (("batches", (0, 5)), ("left_gradients", (4, 5)), ("parameters", (2,)), ("may_wait", (1,))):
         found[name] = values.entry(state, name, lambda plain: values.each(values.count, plain))
         if len(found[name]) not in lengths:
             raise values.MisfitError(f"must have {lengths[-1]} numbers, got {len(found[name])}", (name,))
@@ -111,6 +112,7 @@ class EvidenceSampling:
         self._left = LeftGradients(optimizers)
         self._gradients = GradientSketch()
         self._parameters = ParameterSketch(optimizers)
+        self._coverage = CoverageWatch(run)
         self._batches: BatchWatch | None = None
         if model is not None and not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
             device = next((p.device.type for o in optimizers for g in o.param_groups for p in g["params"]), "cpu")
@@ -119,7 +121,8 @@ class EvidenceSampling:
                     model, held_weakly(self._place), held_weakly(self._awake), run.failures, device
                 )
                 weakref.finalize(self, self._batches.close).atexit = False
-        weakref.finalize(self, self._left.close).atexit = False  # no hook outlives the guard
+        for watch in (self._left, self._coverage):
+            weakref.finalize(self, watch.close).atexit = False  # no hook outlives the guard
 
     def _place(self) -> int | None:
         """Number of the step under way; None where nothing may be read."""
@@ -136,6 +139,8 @@ class EvidenceSampling:
         if run.may_wait and self._parameters.awaits:
             with run.failures.kept(_WHAT, _LEFT_OUT), torch.no_grad():
                 self._parameters.compare(step, run.known_names)
+        with run.failures.kept(_WHAT, _LEFT_OUT), torch.no_grad():
+            self._coverage.begin_step(step)
 
     def end_step(self, *, is_whole: bool) -> bool:
         """A step has been taken; with `is_whole` by all optimizers. Whether to tell this of the next one too."""
@@ -147,6 +152,7 @@ class EvidenceSampling:
             due, self._due = self._due, -1
             step = run.step - 1
             if due == step:
+                self._coverage.end_step(step)
                 if run.may_wait:
                     self._look(step)
                 run.wakes_at = _next_after(step)
@@ -164,7 +170,8 @@ class EvidenceSampling:
             self._parameters.take(step, self._params())
 
     def _params(self) -> list[torch.Tensor]:
-        return [p for one in self._run.optimizers() for group in one.param_groups for p in group["params"]]
+        members = [member for member in self._run.members if member.is_alive]
+        return [p for member in members for group in member.optimizer.param_groups for p in group["params"]]
 
     def attach(self) -> None:
         """Hands samples of batches to the record of the step just taken, or, if that is delivered, of the next."""
@@ -184,7 +191,8 @@ class EvidenceSampling:
             first = {**batches.first.facts, **batches.loss.facts}
             if batches.norms.found:
                 first["norm_statistics"] = dict(batches.norms.found)
-        return {**first, **self._left.facts(), **self._parameters.facts()}
+        coverage = self._coverage.facts(self._run.step, self._params())
+        return {**first, **self._left.facts(), **self._parameters.facts(), **coverage}
 
     def state_dict(self) -> dict[str, list[int]]:
         """Where a resumed run goes on; what was found is in the history."""
@@ -207,8 +215,8 @@ class EvidenceSampling:
 
     def forget(self) -> None:
         """Steps are taken that nobody sees, or the run goes on from another place."""
-        self._gradients.forget()
-        self._parameters.forget()
+        for part in (self._gradients, self._parameters, self._coverage):
+            part.forget()
         self._run.wakes_at = 0
 
     def pause(self, is_paused: bool) -> bool:
@@ -220,7 +228,7 @@ class EvidenceSampling:
 
     def close(self) -> None:
         """Takes all hooks away."""
-        self._left.close()
-        self._parameters.close()
+        for part in (self._left, self._parameters, self._coverage):
+            part.close()
         if self._batches is not None:
             self._batches.close()

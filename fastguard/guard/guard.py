@@ -37,6 +37,7 @@ from .policies import ClipPolicy, GivenPolicy, as_policy
 from .recovery import Recomputation, Recovery, Rescue, check_state
 from .run import Run, held_weakly
 from .sampling import Sampling
+from .sketches import guarded_parameters
 from .wrappers import inwards
 
 _MAX_STEPS = 2**53  # from there on a float does not tell one step from the next
@@ -375,6 +376,7 @@ class Guard:
         """
         self.sampling.arrive_all()
         self.judge.arrive_all()
+        self._note_facts()
         return {
             "version": 1,
             **self.ledger.state_dict(self.run.step),
@@ -422,6 +424,8 @@ class Guard:
         self._observed.forget()
         self.ledger.go_on(history, skipped_run, skipped_tensors, by_policy)
         self.run.step = step
+        if self.history.model.num_seen is not None:
+            self.run.ring.seen.go_on(self.history.model.never_seen)
         if self._rescue is not None:
             self._rescue.go_on(recovery, step)
         if evidence is None:
@@ -497,7 +501,7 @@ class Guard:
         optimizers = [member.optimizer for member in self.run.members if member.is_alive]
         if optimizers:
             with self.run.failures.kept("model facts", "The rules may not know how optimizer and model are set now."):
-                self.history.note_model(**self._facts.now(optimizers), **self._seen())
+                self.history.note_model(**self._facts.now(optimizers, guarded_parameters()), **self._seen())
 
 
 class StatefulGuard:

@@ -26,7 +26,7 @@ from .detour import Ticket, is_nested, junction_of, may_communicate, may_nest
 from .judge import Judge, learning_rate
 from .ledger import Ledger
 from .recovery import Rescue, Slowed
-from .ring import FINGERPRINT, WRITTEN
+from .ring import FINGERPRINT, POSITIONS, WRITTEN
 from .run import Member, Run
 from .sampling import Sampling
 from .scaler import Handed, ScalerContract
@@ -38,8 +38,8 @@ _get_num_threads = torch.get_num_threads
 
 
 # Bits of what `_C.take_step` returns.
-_ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR, _DROPPED, _OVER, _UNSUITED, _LONE = (
-    1 << bit for bit in range(9)
+_ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR, _DROPPED, _OVER, _UNSUITED, _LONE, _MISSING = (
+    1 << bit for bit in range(10)
 )
 
 
@@ -202,6 +202,8 @@ class Hooks:
             kernels.tell_autograd(written)
         if outcome & _OTHER_PARAMETERS:
             ring.names = run.names(ring.found[FINGERPRINT])
+        if outcome & (_OTHER_PARAMETERS | _MISSING):
+            ring.seen.take(ring.found[POSITIONS], ring.names)
         if outcome & _ODD_LR:
             ring.note("lr", learning_rate(optimizer))
         if outcome & (_NOT_FINITE | _DROPPED):

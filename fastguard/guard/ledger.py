@@ -18,7 +18,7 @@ from ..sinks import SafeSink
 from ..stats import StepStats, values
 from ..stats.failures import Failures
 from ..stats.slot import HEADER_WORDS, STEP
-from .checkup import GLANCE_EVERY, Checkup
+from .checkup import FIRST_GLANCE, GLANCE_EVERY, Checkup
 from .ring import NUM_SLOTS, TABLE, Ring
 
 _log = logging.getLogger("fastguard")
@@ -129,7 +129,7 @@ class Ledger:
         """Has `checkup` asked from now on; first when its interval's last step begins."""
         self.checkup = checkup
         self._steps_to_checkup = max(1, checkup.interval - 1) if checkup.interval else 0
-        self._steps_to_glance = GLANCE_EVERY if checkup.interval else 0
+        self._steps_to_glance = FIRST_GLANCE if checkup.interval else 0
         self._set_limit()
 
     @property
@@ -389,6 +389,9 @@ class Ledger:
         self.due = None
         for sink in self.sinks:
             sink.newest = -1  # steps may have the numbers of earlier ones
+        if self._steps_to_glance:
+            first = FIRST_GLANCE - history.num_steps
+            self._steps_to_glance = first if first > 0 else GLANCE_EVERY
         self._set_limit()
 
     def _note_model(self) -> None:

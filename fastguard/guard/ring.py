@@ -31,9 +31,10 @@ from ..stats.slot import (
     Header,
     read_header,
 )
+from .seen import SeenParameters
 
 NUM_SLOTS = 32
-TABLE, POSITIONS, FINGERPRINT, WRITTEN, OVER = range(5)  # places in `Ring.found`
+TABLE, POSITIONS, FINGERPRINT, WRITTEN, OVER, SEEN = range(6)  # places in `Ring.found`
 
 
 class Ring:
@@ -47,10 +48,12 @@ class Ring:
         headers, words: `NUM_SLOTS` headers as bytes, and the same memory as float64.
         found: of the newest slot: its rows as float64 bytes; flat positions of the parameters that had a gradient, None
             if all had; the fingerprint of all parameters; gradients that were scaled and autograd does not know of;
-            numbers of the groups or tensors above the clip policy's triggers, None if there are none.
+            numbers of the groups or tensors above the clip policy's triggers, None if there are none. And of all steps:
+            a byte for each parameter, 1 where it had a gradient, as `seen` has it; None while all had one.
             The next step's rows are written over these unless a record holds them: what still wants a table is
             delivered before, as `limit` says.
         names: of all parameters.
+        seen: which of them had a gradient at any step.
         newest: index of the newest slot; -1 before there was one.
         num_open, limit: as above.
         num_written: how many of the open slots the sinks have had.
@@ -64,7 +67,8 @@ class Ring:
     def __init__(self) -> None:
         self.headers = bytearray(NUM_SLOTS * HEADER_BYTES)
         self.words = memoryview(self.headers).cast("d")
-        self.found: list[Any] = [bytearray(), None, None, None, None]
+        self.found: list[Any] = [bytearray(), None, None, None, None, None]
+        self.seen = SeenParameters(self.found, SEEN)
         self.tell_of_parts: Callable[[Any], dict[str, Any]] | None = None
         self.names: tuple[str, ...] = ()
         self.newest = -1
@@ -131,6 +135,7 @@ class Ring:
         )
         self.found[TABLE], self.found[POSITIONS], self.found[OVER] = rows, positions, over
         self.names = names
+        self.seen.take(positions, names)
         self.made = None
         self.newest, self.num_open = newest, newest + 1
 
@@ -177,6 +182,7 @@ class Ring:
         words_here[at + NUM_ROWS] = num_rows
         words_here[at + FLAGS] = flags
         self.found[TABLE], self.found[POSITIONS], self.found[OVER], self.names = rows, positions, None, names
+        self.seen.take(positions, names)
         self.newest, self.num_open = index, index + 1
         return math.isfinite(words_here[at + NORM]), skipped
 

@@ -169,6 +169,10 @@ class Run:
         numbers = [(i, index) for i, (index, group) in enumerate(groups) for _ in group["params"]]
         return [Place(name, *number) for name, number in zip(names, numbers)]
 
+    def model_parameters(self) -> list[tuple[torch.Tensor, str]]:
+        """Parameters of the model with their names, as they are now; none where there is no model."""
+        return self._namer.known()
+
     def names_of(self, member: Member) -> tuple[str, ...]:
         """Names of the parameters of one optimizer, as they were at the step just judged."""
         counts = [sum(len(group["params"]) for group in one.optimizer.param_groups) for one in self.members]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +21,11 @@ _MAX_NAMES = 64
 
 Parameters: TypeAlias = Callable[[], Sequence[torch.Tensor]]  # all of them, in their order; asked only where needed
 _guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
+    """Ids of the parameters of all guarded optimizers, but for those in `but`."""
+    return {id(p) for o in list(_guarded) if o not in but for group in o.param_groups for p in group["params"]}
 
 
 def is_plain(x: torch.Tensor) -> bool:
@@ -187,9 +192,7 @@ class ParameterSketch:
 
     def _changed(self, chosen: _Chosen, before: torch.Tensor, now: torch.Tensor) -> list[int]:
         """Places of the parameters that differ by more than rounding, and that no other guard's optimizer holds."""
-        elsewhere = {
-            id(p) for o in list(_guarded) if o not in self._own for group in o.param_groups for p in group["params"]
-        }
+        elsewhere = guarded_parameters(but=self._own)
         start = 0
         found: list[int] = []
         for ref, place in chosen:

@@ -19,7 +19,7 @@ class ModelNotes:
 
     Attributes:
         names: every parameter of the model, in the model's order.
-        not_in_optimizer: trainable parameters that no optimizer under the guard holds.
+        not_in_optimizer: trainable parameters that no optimizer under a guard holds.
         without_gradient: parameters with `requires_grad=False`.
         zero_lr: parameters in a group whose learning rate is 0.
         initialization: for each weight matrix or kernel, its standard deviation before the first step, and the one
@@ -46,6 +46,17 @@ class ModelNotes:
             `amsgrad` and `maximize` that the group has; `lr` as it was when one of the others was last set.
         num_left_gradients: of the `num_watched_backwards` first steps that were watched, twenty at most, how many took
             gradients to which those of the step before had been added: nothing had cleared them in between.
+        num_cleared_gradients: at how many of these first steps nothing was left of what backward passes had added.
+        num_seen: parameters of the optimizers that had a gradient at any step; None if not known.
+        never_seen: trainable ones that never had; `unseen_lately`: those that had one, but not in the newest hundred
+            steps or more of which this is known.
+        moved_in_step, moved_between: of those that never had one, and of the model's trainable ones that no guarded
+            optimizer holds, those that changed within a step of a guarded optimizer, or between two; of sixteen that
+            are looked at.
+        num_reached_unseen: at how many steps a backward pass reached the former, and their gradient was gone when the
+            step was taken; of the first twenty looked at; None if nobody looked.
+        gradients_elsewhere: an attribute of such a parameter under which others keep its gradient ("main_grad"); empty
+            if there is none.
         overwritten: parameters that changed between two steps while nothing under a guard stepped; of sixteen that are
             looked at, a few elements each, at one step in twenty or fewer. Not what was put back before the next step.
         num_overwritten: at how many of the `num_compared` steps that were looked at some had changed.
@@ -96,6 +107,14 @@ class ModelNotes:
     optimizer_settings: tuple[dict[str, Any], ...] = ()
     num_left_gradients: int | None = None
     num_watched_backwards: int | None = None
+    num_cleared_gradients: int | None = None
+    num_seen: int | None = None
+    never_seen: tuple[str, ...] = ()
+    unseen_lately: tuple[str, ...] = ()
+    moved_in_step: tuple[str, ...] = ()
+    moved_between: tuple[str, ...] = ()
+    num_reached_unseen: int | None = None
+    gradients_elsewhere: str = ""
     overwritten: tuple[str, ...] = ()
     num_overwritten: int | None = None
     num_compared: int | None = None
@@ -224,6 +243,8 @@ def _objective(value: Any) -> str:
 _FACTS = tuple(fact.name for fact in fields(ModelNotes) if fact.compare)
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("names", "not_in_optimizer", "without_gradient", "zero_lr"), _texts),
+    **dict.fromkeys(("never_seen", "unseen_lately", "moved_in_step", "moved_between"), _texts),
+    **dict.fromkeys(("num_cleared_gradients", "num_seen", "num_reached_unseen"), values.count),
     **dict.fromkeys(("last_modules", "last_operations", "loss_ops", "dtypes", "overwritten"), _texts),
     **dict.fromkeys(("initialization", "norm_statistics"), _usable),
     "dropout": _shares,
@@ -245,7 +266,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("target_range", "squared_losses"), lambda value: tuple(values.each(_number, value))),
     "backward_per_step": values.count,
     **dict.fromkeys(("has_scheduler", "has_scaler", "is_smooth"), values.truth),
-    **dict.fromkeys(("autocast", "loss_kind", "clip_policy"), values.text),
+    **dict.fromkeys(("autocast", "loss_kind", "clip_policy", "gradients_elsewhere"), values.text),
     "optimizer_settings": _settings,
     "objective": _objective,
     "recoveries": recoveries_of,

@@ -350,7 +350,7 @@ def test_an_optimizer_that_is_not_fused_is_scaled_all_the_same() -> None:
 
 
 def test_the_coefficient_is_that_of_the_formula_to_the_bit() -> None:
-    headers, found = bytearray(128), [bytearray(), None, None, None, None]
+    headers, found = bytearray(128), [bytearray(), *[None] * 5]
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
         p = nn.Parameter(torch.zeros(5))
@@ -367,12 +367,12 @@ def test_the_coefficient_is_that_of_the_formula_to_the_bit() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ([], bytearray(128), 1, [None] * 5, 0, 1, 1.0, True, True),  # the index is past the headers
-        ([], bytearray(128), -1, [None] * 5, 0, 1, 1.0, True, True),
-        ([], bytes(128), 0, [None] * 5, 0, 1, 1.0, True, True),
-        ([], bytearray(128), 0, [None] * 4, 0, 1, 1.0, True, True),
-        ([], bytearray(128), 0, (None,) * 5, 0, 1, 1.0, True, True),
-        ([], bytearray(128), 0, [None] * 5, 0, 1, "x", True, True),
+        ([], bytearray(128), 1, [None] * 6, 0, 1, 1.0, True, True),  # the index is past the headers
+        ([], bytearray(128), -1, [None] * 6, 0, 1, 1.0, True, True),
+        ([], bytes(128), 0, [None] * 6, 0, 1, 1.0, True, True),
+        ([], bytearray(128), 0, [None] * 5, 0, 1, 1.0, True, True),
+        ([], bytearray(128), 0, (None,) * 6, 0, 1, 1.0, True, True),
+        ([], bytearray(128), 0, [None] * 6, 0, 1, "x", True, True),
         ([],),
     ],
 )
@@ -383,7 +383,7 @@ def test_wrong_arguments_of_the_call_are_refused(arguments: tuple[Any, ...]) -> 
 
 @pytest.mark.parametrize("groups", [(), [()], [{}], [{"params": ()}], [{"params": None}], None, [{"params": [3]}]])
 def test_groups_of_another_kind_are_odd(groups: Any) -> None:
-    headers, found = bytearray(128), [bytearray(), None, None, None, None]
+    headers, found = bytearray(128), [bytearray(), *[None] * 5]
     try:
         assert cpu.take_step(groups, headers, 0, found, 0, 1, 1.0, True, True) == 1
     except AttributeError:

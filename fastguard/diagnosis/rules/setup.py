@@ -40,31 +40,6 @@ def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watch
     )
 
 
-@rule(
-    "no-gradient",
-    severity="critical",
-    reads="the norms of all steps, and how many elements the last gradients had",
-    source="our own: a parameter that gets no gradient does not learn, whatever the loss does",
-    remedy="Does backward() reach these parameters? Is zero_grad() called between backward() and step()? Was the "
-    "optimizer made before the model was moved, replaced or wrapped? Does something else step for it?",
-)
-def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Finding | None:
-    """From the first step on, at least `steps`, not one gradient that is not zero; silent where the loss is zero."""
-    if history.num_clean < steps or history.num_clean != history.num_steps or history.norm_max != 0.0:
-        return None
-    if history.lacks_norms:
-        return None
-    if history.losses.count and history.losses.max == 0.0:
-        return None
-    return Finding(
-        f"All gradients were zero, or missing, at each of {history.num_clean} steps.",
-        *_steps(history),
-        severity="critical",
-        evidence={"num_steps": history.num_clean, "threshold_steps": steps},
-        confidence=0.97,
-    )
-
-
 def _odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[str]:
     kind, odd = str(settings.get("kind", "")), []
     value = settings.get("eps")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ...history import TrainingHistory
 from ..finding import Finding, Severity, listed
@@ -38,7 +38,7 @@ def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
 @rule(
     "idle-experts",
     severity="critical",
-    reads="which parameters of modules that are alike get no gradient, or only zeros, at all sampled steps",
+    reads="which parameters of modules that are alike get no gradient at any step, or only zeros at all sampled ones",
     source="our own; expert collapse of Shazeer et al. 2017, section 4, and the load loss of Fedus et al. 2022",
     remedy="The router never chooses these: add a loss that balances the load, noise to the router's logits, or a "
     "capacity; look at how the router begins. An expert that has never had a token learns nothing.",
@@ -46,11 +46,12 @@ def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
 def idle_experts(
     history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.5, most: float = 0.7
 ) -> Finding | None:
-    """Of modules side by side, some got no gradient in their last `samples` samples over at least `min_steps` steps.
+    """Of modules side by side, some never got a gradient, or none for a hundred steps; asked from `min_steps` steps on.
 
-    No parameter of theirs did, while those of others did. Info; a warning from a `share` of them on where the loss has
-    not kept what it had gained; critical where it is at least `most` of them. Side by side are those whose names say
-    so, and those with an idle one between two that are not: what stands behind a dead layer in a row is no expert.
+    Or only zeros in `samples` samples. No parameter of theirs did, while those of others did. Info; a warning from a
+    `share` of them on where the loss has not kept what it had gained; critical where it is at least `most` of them.
+    Side by side are those whose names say so, and those with an idle one between two that are not: what stands behind
+    a dead layer in a row is no expert.
     """
     tensors, frozen = history.tensors, {*history.model.without_gradient, *history.model.not_in_optimizer}
     if tensors.num_samples < samples or tensors.last_step < min_steps or not history.norm_max:
@@ -86,15 +87,30 @@ def idle_experts(
     )
 
 
+def idle_branches(names: Iterable[str], absent: Collection[str]) -> set[str]:
+    """Those of `absent` that belong to branches side by side, of which others are not absent."""
+    found: set[str] = set()
+    for modules in siblings(names):
+        idle = [module for module, mine in modules.items() if all(name in absent for name in mine)]
+        if idle and len(idle) < len(modules) and _are_parallel(list(modules), idle):
+            found.update(name for module in idle for name in modules[module])
+    return found
+
+
 def _is_idle(history: TrainingHistory, name: str, samples: int) -> bool:
-    """Whether a parameter had no gradient at the newest `samples` samples, or only zeros."""
-    tensors = history.tensors
+    """Whether a parameter never had a gradient, or none for a hundred steps, or only zeros at `samples` samples."""
+    notes, tensors = history.model, history.tensors
+    if notes.num_seen is not None and (name in notes.never_seen or name in notes.unseen_lately):
+        return True
     if name not in tensors:
-        return True  # never one
+        return notes.num_seen is None
     track = tensors[name]
     if track.last_step != tensors.last_step:
-        return tensors.last_step - track.last_step >= 20 * samples
-    return track.zero_since is not None and track.num_zero >= samples
+        return notes.num_seen is None and tensors.last_step - track.last_step >= 20 * samples
+    since = track.zero_since
+    if since is None or track.num_zero < samples:
+        return False
+    return since == track.first_step or track.last_step - since >= 60 * samples  # chosen once, it may be so again
 
 
 def _are_parallel(modules: list[str], idle: list[str]) -> bool:

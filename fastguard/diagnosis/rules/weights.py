@@ -10,6 +10,7 @@ from ...history.updates import is_bias
 from ..finding import Finding, Severity, count, listed
 from ..registry import rule
 from ..signals import is_felt_by_the_loss, median, signals_of
+from .units_experts import idle_branches
 
 TITLE = "Weights and updates"
 
@@ -152,11 +153,13 @@ def update_ratio_low(
 def unchanged_weights(history: TrainingHistory, *, samples: int = 3, share: float = 0.5) -> Finding | None:
     """Weights that were the same in `samples` samples, while others changed, though they have a gradient.
 
-    Info if they are more than a `share`, and where the gradient is zero or missing: other rules say what that means.
+    Not frozen ones. Info if they are more than a `share`, and where the gradient is zero or missing: other rules say
+    what that means.
     """
     same, num_known = [], 0
+    frozen = {*history.model.without_gradient}
     for name, window in history.weights.current():
-        if len(window.recent) < samples:
+        if len(window.recent) < samples or name in frozen:
             continue
         num_known += 1
         last = window.last.value
@@ -262,7 +265,7 @@ def _were_trained(history: TrainingHistory, names: Iterable[str], near: float) -
 
 @rule(
     "missing-gradients",
-    reads="names of the model's parameters against those that ever had a gradient",
+    reads="which parameters had no gradient at any step; in logs of earlier versions, at any sampled one",
     source="our own: what the loss does not depend on never learns",
     remedy="These parameters are trainable and in the optimizer, but the loss does not depend on them: are they used "
     "in the forward pass, and is nothing between them and the loss detached?",
@@ -270,8 +273,9 @@ def _were_trained(history: TrainingHistory, names: Iterable[str], near: float) -
 def missing_gradients(
     history: TrainingHistory, *, samples: int = 4, share: float = 0.5, progress: float = 0.3, min_steps: int = 40
 ) -> Finding | None:
-    """Parameters without a gradient in `samples` samples: info, as a head that a task does not use has none.
+    """Parameters without a gradient, from `samples` samples on: info, as a head that a task does not use has none.
 
+    Not experts and other branches side by side, of which some have one: of these idle-experts tells.
     A warning where they are the first of the model, weights among them, as where something detaches the way to them;
     or where after `min_steps` losses less than a share `progress` of the first has been gained. Info if they are more
     than a `share` of the model's.
@@ -280,9 +284,15 @@ def missing_gradients(
     if not notes.names or tensors.num_samples < samples or not len(tensors):
         return None
     explained = {*notes.not_in_optimizer, *notes.without_gradient, *notes.zero_lr}
+    explained.update(notes.moved_in_step, notes.moved_between)  # of these unseen-updates tells
     absent = {*notes.names}.difference(tensors, explained)
-    names = [name for name in notes.names if name in absent] if absent else []
-    if not names or len(names) == len(notes.names):
+    if notes.num_seen is not None:
+        absent &= {*notes.never_seen}
+    if not absent or absent == {*notes.names}:
+        return None
+    absent -= idle_branches(notes.names, absent)
+    names = [name for name in notes.names if name in absent]
+    if not names:
         return None
     first = set(takewhile(set(names).__contains__, notes.names))
     is_lost = not first.isdisjoint(notes.initialization) or not history.losses.count

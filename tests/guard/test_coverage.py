@@ -1,0 +1,297 @@
+"""Gradients that do not arrive, in the ways in which loops lose them: what the rules say within ten steps."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import loss_at, make_model
+from torch import nn
+
+import fastguard
+from fastguard.history import TrainingHistory
+from fastguard.sinks import JsonlSink
+
+Loop = Callable[[nn.Module, Any], Iterator[torch.Tensor]]
+
+
+def guarded(model: nn.Module, make: Any = torch.optim.AdamW, **settings: Any) -> Any:
+    return fastguard.wrap(make(model.parameters(), lr=1e-2), model, **settings)
+
+
+def found(optimizer: Any) -> dict[str, Any]:
+    return {finding.rule: finding for finding in optimizer.guard.report().findings}
+
+
+class Other(torch.optim.Optimizer):
+    """Takes its gradients from an attribute of the parameters."""
+
+    attribute = "main_grad"
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if hasattr(p, self.attribute):
+                    p.add_(getattr(p, self.attribute), alpha=-group["lr"])
+
+
+class Projected(Other):
+    attribute = "of_my_own"
+
+
+def take_away(optimizer: Any) -> None:
+    for p in optimizer.param_groups[0]["params"]:
+
+        def hook(p: torch.Tensor) -> None:
+            setattr(p, optimizer.attribute, p.grad)
+            p.grad = None
+
+        p.register_post_accumulate_grad_hook(hook)
+
+
+def forgotten(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+    for number in range(10):
+        yield loss_at(model, number)
+        optimizer.step()
+
+
+def replaced(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+    model[0], model[2] = nn.Linear(6, 8), nn.Linear(8, 4)  # type: ignore[operator]
+    yield from usual(model, optimizer)
+
+
+def usual(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+    for number in range(10):
+        loss = loss_at(model, number)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def too_early(*, set_to_none: bool) -> Loop:
+    def loop(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+        for number in range(10):
+            loss = loss_at(model, number)
+            loss.backward()
+            optimizer.zero_grad(set_to_none=set_to_none)
+            optimizer.step()
+            yield loss
+
+    return loop
+
+
+def in_backward(model: nn.Module, optimizer: Any, only: int | None = None) -> Iterator[torch.Tensor]:
+    for p in list(model.parameters())[:only]:
+        inner = torch.optim.SGD([p], lr=1e-2)
+
+        def hook(p: torch.Tensor, inner: Any = inner) -> None:
+            inner.step()
+            inner.zero_grad()
+
+        p.register_post_accumulate_grad_hook(hook)
+    yield from usual(model, optimizer)
+
+
+def elsewhere(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+    take_away(optimizer)
+    yield from usual(model, optimizer)
+
+
+LOOPS: dict[str, tuple[Any, Loop]] = {
+    "no-backward": (torch.optim.AdamW, forgotten),
+    "other-parameters": (torch.optim.AdamW, replaced),
+    "cleared-before-step": (torch.optim.AdamW, too_early(set_to_none=True)),
+    "cleared-before-step, zeros": (torch.optim.AdamW, too_early(set_to_none=False)),
+    "step-in-backward": (torch.optim.AdamW, in_backward),
+    "elsewhere": (Other, elsewhere),
+    "other-gradients": (Projected, elsewhere),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("observes", [True, False])
+def test_no_gradient_is_critical_within_ten_steps_and_says_why(
+    name: str, observes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_model()
+    make, loop = LOOPS[name]
+    optimizer = guarded(model, make)
+    with caplog.at_level(logging.ERROR, "fastguard"):
+        for loss in loop(model, optimizer):
+            if observes and optimizer.guard.last is not None:
+                optimizer.guard.observe(loss=loss)
+        report = optimizer.guard.report()
+        for _ in range(2):  # gradients that are there are delivered a step later
+            optimizer.step()
+    finding = next(finding for finding in report.findings if finding.rule == "no-gradient")
+    assert report.status == finding.severity == "critical"
+    assert finding.evidence["pattern"] == name.partition(",")[0] and report.causes[0].rule == "no-gradient-arrives"
+    assert any("no-gradient" in record.getMessage() for record in caplog.records)
+
+
+def test_a_stale_optimizer_without_a_model_gets_no_backward_pass() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters()))
+    for _ in usual(make_model(seed=1), optimizer):
+        pass
+    assert found(optimizer)["no-gradient"].evidence["pattern"] == "no-backward"
+
+
+def test_before_ten_steps_there_is_no_evidence() -> None:
+    optimizer = guarded(make_model())
+    optimizer.step()
+    assert optimizer.guard.report().status == "no-evidence"
+
+
+def test_some_that_step_in_the_backward_pass_are_named() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    for _ in in_backward(model, optimizer, only=2):
+        pass
+    finding = found(optimizer)["unseen-updates"]
+    assert (finding.severity, finding.layers) == ("warning", ("0.weight", "0.bias"))
+    assert "missing-gradients" not in found(optimizer)
+    assert optimizer.guard.report().causes[0].rule == "trained-elsewhere"
+
+
+def test_it_is_in_the_log(tmp_path: Any) -> None:
+    model = make_model()
+    optimizer = guarded(model, sinks=[JsonlSink(tmp_path / "run.jsonl")])
+    for _ in in_backward(model, optimizer):
+        pass
+    optimizer.guard.close()
+    notes = TrainingHistory.from_jsonl(tmp_path / "run.jsonl").model
+    assert (notes.num_seen, len(notes.never_seen), set(notes.moved_between)) == (0, 4, set(notes.names))
+    assert notes.num_reached_unseen == 9
+
+
+def test_averages_of_weights_that_are_in_the_optimizer_are_a_remark() -> None:
+    online, target = make_model(), make_model(seed=1)
+    model = nn.ModuleList([online, target])
+    optimizer = guarded(model)
+    for _ in usual(online, optimizer):
+        with torch.no_grad():
+            for p, q in zip(target.parameters(), online.parameters()):
+                p.lerp_(q, 0.1)
+    assert found(optimizer)["unseen-updates"].severity == "info"
+    assert optimizer.guard.report().status == "healthy"
+
+
+def test_what_another_guard_sees_is_not_missing() -> None:
+    model = make_model()
+    ends = fastguard.wrap(torch.optim.SGD(model[0].parameters(), lr=1e-2), model)  # type: ignore[index]
+    other = fastguard.wrap(torch.optim.SGD(model[2].parameters(), lr=1e-2), model)  # type: ignore[index]
+    for number in range(30):
+        model.zero_grad()
+        loss_at(model, number).backward()
+        (ends, other)[number % 2].step()
+    assert not found(ends).keys() & {"parameters-not-in-optimizer", "unseen-updates", "missing-gradients"}
+
+
+class Routed(nn.Module):
+    """Each batch goes to one of its experts."""
+
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(make_model(seed=i) for i in range(num))
+        self.at = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.experts[self.at](x)
+        return out
+
+
+def route(model: Routed, optimizer: Any, at: Callable[[int], int], steps: range) -> None:
+    for number in steps:
+        model.at = at(number)
+        loss = loss_at(model, number)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        optimizer.guard.observe(loss=loss)
+
+
+def test_an_expert_that_was_chosen_once_is_not_one_that_never_was() -> None:
+    model = Routed(4)
+    optimizer = guarded(model)
+    route(model, optimizer, lambda step: 3 if step == 7 else step % 3, range(60))  # step 7 is in no sample
+    notes = optimizer.guard.report() and optimizer.guard.history.model
+    assert (notes.num_seen, notes.never_seen) == (16, ())
+    assert not found(optimizer).keys() & {"missing-gradients", "idle-experts"}
+
+
+def test_one_that_never_is_chosen_is_told_after_a_while_and_not_again_once_it_is() -> None:
+    model = Routed(4)
+    optimizer = guarded(model)
+    route(model, optimizer, lambda step: step % 3, range(35))
+    assert not found(optimizer).keys() & {"missing-gradients", "idle-experts"}
+    route(model, optimizer, lambda step: step % 3, range(35, 80))
+    assert found(optimizer)["idle-experts"].layers[0].startswith("experts.3.")
+    assert "missing-gradients" not in found(optimizer)
+    route(model, optimizer, lambda step: step % 4, range(80, 90))
+    assert "idle-experts" not in found(optimizer)
+    route(model, optimizer, lambda step: step % 3, range(90, 300))
+    optimizer.guard.report()
+    route(model, optimizer, lambda step: step % 3, range(300, 410))
+    assert found(optimizer)["idle-experts"].layers[0].startswith("experts.3.")  # not for a hundred steps
+
+
+def test_a_resumed_run_knows_what_had_gradients_before() -> None:
+    model = Routed(4)
+    optimizer = guarded(model)
+    route(model, optimizer, lambda step: step % 3, range(50))
+    optimizer.guard.report()
+    again = Routed(4)
+    resumed = guarded(again)
+    resumed.guard.load_state_dict(copy.deepcopy(optimizer.guard.state_dict()))
+    route(again, resumed, lambda step: 0, range(50, 60))
+    resumed.guard.report()
+    assert {name.split(".")[1] for name in resumed.guard.history.model.never_seen} == {"3"}
+
+
+@pytest.mark.parametrize("which", ["now and then", "scaler", "closure"])
+def test_the_long_way_counts_too(which: str) -> None:
+    model = nn.ModuleDict({"a": make_model(), "b": make_model(seed=1)})
+    optimizer = guarded(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for number in range(12):
+
+        def closure(number: int = number) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_at(model["b"] if number == 6 else model["a"], number)
+            (scaler.scale(loss) if which == "scaler" else loss).backward()
+            return loss
+
+        if which == "closure":
+            optimizer.step(closure)
+        else:
+            closure()
+            if which == "now and then" and number % 2:
+                optimizer.guard.run.is_short = False
+            if which == "scaler":
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+    optimizer.guard.report()
+    assert optimizer.guard.history.model.never_seen == () and optimizer.guard.history.model.num_seen == 8
+
+
+def test_no_hook_outlives_the_watch() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    last = list(model.parameters())[-1]
+    for number in range(80):
+        optimizer.zero_grad()
+        model[0](torch.full((2, 6), float(number))).sum().backward()  # type: ignore[index]
+        optimizer.step()
+    assert not (last._post_accumulate_grad_hooks or {})
