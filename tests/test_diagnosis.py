@@ -240,6 +240,25 @@ class TestAlreadyClipped:
             history.record(step, loss=1.0, grad_norm=1.0 + noise * (step % 3), lr=0.1)
         assert (RULES["already-clipped"](history) is not None) == fires
 
+    @pytest.mark.parametrize(
+        ("limit", "count", "fires"), [(1.0, 200, True), (1.2345, 200, False), (1.0, 30, True), (3.0, 200, False)]
+    )
+    def test_a_limit_that_is_reached_now_and_then(self, limit, count, fires):
+        norms = [min(n, limit * n / (n + 1e-6)) for n in noisy_norms(count)]  # as clip_grad_norm_ leaves them
+        assert (RULES["already-clipped"](make_turning_history(norms)) is not None) == fires
+
+    @pytest.mark.parametrize(
+        "norms",
+        [
+            [1.0 - 0.5**step for step in range(200)],  # they come to rest at the largest
+            [1.0 - 1e-6 * step for step in range(200)],
+            [1.0 if step % 2 else 0.5 for step in range(200)],  # the same two batches, and nothing moves
+            [1.0, *[0.5 + 0.001 * step for step in range(100)]],
+        ],
+    )
+    def test_a_largest_norm_that_comes_often_is_no_limit_by_itself(self, norms):
+        assert RULES["already-clipped"](make_history(norms)) is None
+
     def test_names_the_steps(self):
         finding = only(RULES["already-clipped"](BAD["already-clipped"]))
         assert (finding.first_step, finding.last_step, finding.severity) == (50, 59, "info")

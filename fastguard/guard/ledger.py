@@ -105,6 +105,7 @@ class Ledger:
         self.instead: Callable[[NonFiniteGradientsError], None] | None = None
         self._steps_to_checkup = self._steps_to_glance = 0
         self._told_already_clipped = False
+        self._looks_for_clippers_at = NUM_DEFERRED - 1
 
     def _take_sinks(self, sinks: list[SafeSink]) -> None:
         self.sinks = sinks
@@ -243,7 +244,7 @@ class Ledger:
     def _follow(self, num_delivered: int, last: int) -> None:
         """What happens now and then, between steps."""
         if not self._told_already_clipped and last % NUM_DEFERRED >= NUM_DEFERRED - num_delivered:
-            self._say_already_clipped()
+            self._say_already_clipped(last)
         if self._steps_to_checkup:
             self._steps_to_checkup -= num_delivered
             if self._steps_to_checkup <= 0 and self.checkup is not None:
@@ -439,10 +440,11 @@ class Ledger:
         where = f" in {listed(record.over, 4)}" if record.over else f" of {record.norm:.4g}, above {record.trigger:.4g}"
         _log.log(self.level, "step %d: skipped by the clip policy %s, for a norm%s", record.step, policy, where)
 
-    def _say_already_clipped(self) -> None:
+    def _say_already_clipped(self, last: int) -> None:
         self._history.settle()
-        if self._history.equal_run < EQUAL_NORMS_RUN:
+        if self._history.equal_run < EQUAL_NORMS_RUN and last < self._looks_for_clippers_at:
             return
+        self._looks_for_clippers_at = last + min(last, self._history.window)
         for finding in diagnose(self._history, rules=[RULES["already-clipped"]], failures=self.failures):
             self._told_already_clipped = True
             _log.log(self.level, "%s %s", finding.summary, finding.recommendation)

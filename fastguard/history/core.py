@@ -166,7 +166,9 @@ class TrainingHistory(Series):
             if self.tensors.num_samples > looked_at or not len(record.tensors):
                 numel, total, largest = _for_totals(row)
                 if numel:
-                    self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel)))
+                    at = [i for i, of_one in enumerate(record.tensors.abs_max) if of_one == largest][:4]
+                    holders = tuple(record.tensors.names[i] for i in at)
+                    self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel), holders))
         if record.activations:
             self.activations.add(record.step, record.activations)
         if record.weights:

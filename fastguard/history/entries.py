@@ -60,12 +60,16 @@ class LoneElement(NamedTuple):
 
 
 class Total(NamedTuple):
-    """All gradient elements of a clean step together: their sum, the largest |g|, and the largest that |sum| can be."""
+    """All gradient elements of a clean step together: their sum, the largest |g|, and the largest that |sum| can be.
+
+    `names` are the first four tensors that have an element as large as the largest.
+    """
 
     step: int
     sum: float
     largest: float
     bound: float
+    names: tuple[str, ...] = ()
 
 
 class Validation(NamedTuple):

@@ -295,3 +295,88 @@ def test_no_hook_outlives_the_watch() -> None:
         model[0](torch.full((2, 6), float(number))).sum().backward()  # type: ignore[index]
         optimizer.step()
     assert not (last._post_accumulate_grad_hooks or {})
+
+
+def _clipped(clip: Callable[[nn.Module], Any], steps: int = 70, dtype: torch.dtype = torch.float32) -> Any:
+    model = make_model(dtype=dtype)
+    optimizer = guarded(model, torch.optim.SGD)
+    for number in range(steps):
+        optimizer.zero_grad()
+        loss_at(model, number).backward()
+        clip(model)
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_clipper_that_bites_in_half_of_the_steps_is_noticed(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual_norm = sorted(entry.norm for entry in _clipped(lambda model: None).guard.history.clean)[30]
+    limit = float(f"{usual_norm:.1e}")
+    optimizer = _clipped(lambda model: nn.utils.clip_grad_norm_(model.parameters(), limit), dtype=dtype)
+    finding = found(optimizer)["already-clipped"]
+    assert 10 <= finding.evidence["num_steps"] < 60 and finding.evidence["norm"] == pytest.approx(limit, rel=1e-2)
+    assert optimizer.guard.history.equal_run < 10
+    assert any("clip_grad_norm_" in record.getMessage() for record in caplog.records)
+
+
+def test_clipping_by_value_is_noticed_soon() -> None:
+    optimizer = _clipped(lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.05), steps=8)
+    assert found(optimizer)["already-clipped"].evidence["largest"] == pytest.approx(0.05)
+
+
+def test_a_constant_gradient_of_the_last_bias_is_no_clipping_by_value() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Sigmoid(), nn.Linear(8, 1))
+    optimizer = guarded(model, torch.optim.SGD)
+    for number in range(60):
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(number))
+        optimizer.zero_grad()
+        (model(x) - 50.0 - x.sum(1, keepdim=True)).abs().mean().backward()
+        optimizer.step()
+    assert optimizer.guard.history.totals_since(0)[-1].largest == 1.0
+    assert "already-clipped" not in found(optimizer)
+
+
+@pytest.mark.parametrize("kind", ["labels", "rewards", "rewards, observed"])
+def test_batches_without_a_signal_are_told_as_what_they_are(kind: str) -> None:
+    model = make_model()
+    optimizer = guarded(model, torch.optim.SGD, objective="reward" if "rewards" in kind else None)
+    for number in range(60):
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(number))
+        logits, is_empty = model(x), number % 4 == 1
+        if kind == "labels":  # of a sum over tokens, as where the batch's labels are counted elsewhere
+            labels = torch.full((5,), -100) if is_empty else torch.arange(5) % 4
+            loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / 5
+        else:
+            rewards = torch.ones(5) if is_empty else x[:, 0]
+            loss = -((rewards - rewards.mean()) * logits.log_softmax(-1)[:, 0]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if kind != "rewards":
+            optimizer.guard.observe(loss=loss)
+    finding = found(optimizer)["no-signal"]
+    assert (finding.severity, finding.evidence["num_steps"]) == ("info", 15)
+    assert optimizer.guard.report().status == "healthy"
+
+
+def test_rewards_that_have_not_come_yet_are_not_critical() -> None:
+    model = make_model()
+    optimizer = guarded(model, torch.optim.SGD, objective="reward")
+    for number in range(30):
+        optimizer.zero_grad()
+        (0.0 * loss_at(model, number)).backward()
+        optimizer.step()
+    assert found(optimizer)["no-gradient"].severity == "warning"
+
+
+def test_what_is_frozen_has_no_unchanged_weights() -> None:
+    model = make_model()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    optimizer = guarded(model, weights=5)
+    for _ in usual(model, optimizer):
+        pass
+    for _ in usual(model, optimizer):
+        pass
+    assert "unchanged-weights" not in found(optimizer)

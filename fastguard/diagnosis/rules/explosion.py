@@ -17,10 +17,6 @@ TITLE = "Gradients too large"
 
 
 _NORMALISERS = ("AdaGC(", "AGC(", "Value(", "Percentile(")  # policies, as they show themselves
-_CLIPS_TWICE = (
-    "Something seems to clip before the guard (a Trainer's max_grad_norm, Lightning's gradient_clip_val, a call of "
-    "clip_grad_norm_): its norm is what is recorded, and all that {} ever sees. Turn it off."
-)
 _OTHER_THAN_ZCLIP = (
     "ZClip learns from norms that it has clipped, and goes on clipping for ever once they have risen. Take Spikes, "
     "which learns from norms before clipping."
@@ -178,50 +174,6 @@ def clipped_below_eps(
         newest[-1].step,
         evidence={"rms": after, "rms_before": before, "eps": eps, "median_coef": median([e.clip_coef for e in newest])},
         confidence=0.9,
-    )
-
-
-@rule(
-    "already-clipped",
-    severity="info",
-    reads="norms of the newest clean steps; sum and largest element of their gradients, where those were looked at",
-    source="our own: where gradients change and their norm does not, something holds the norm",
-    remedy="Something seems to clip before the guard (a Trainer's max_grad_norm, Lightning's gradient_clip_val, a "
-    "call of clip_grad_norm_): its norm is what is recorded. Turn it off, and give the guard max_norm.",
-)
-def already_clipped(history: TrainingHistory, *, run: int = 10, change: float = 0.01) -> Finding | None:
-    """The norms of the last `run` clean steps or more lie within 1e-3 of one another and of a round number.
-
-    Round means at most two significant digits, as people choose a clip threshold. The gradients must have changed all
-    the same: their sum or their largest element by more than a share `change` of what it can be. A gradient that stays
-    as it is keeps its norm by itself. Where no two of them were looked at, norms that differ at all will do.
-    """
-    norm = history.equal_norm
-    if history.equal_run < run or not norm:
-        return None
-    threshold = float(f"{norm:.1e}")
-    if abs(norm - threshold) > 1e-3 * threshold:
-        return None
-    entries = list(history.clean)[-history.equal_run :]
-    first, last = entries[0].step, entries[-1].step
-    totals = history.totals_since(first)
-    if len(totals) > 1:
-        sums, largest = [one.sum for one in totals], [one.largest for one in totals]
-        moved = max(sums) - min(sums) > change * max(one.bound for one in totals)
-        has_changed = moved or max(largest) - min(largest) > change * max(largest)
-    else:
-        has_changed = any(entry.norm != entries[0].norm for entry in entries)
-    if not has_changed:
-        return None
-    return Finding(
-        f"The gradient norm was {threshold:g} at each of the last {history.equal_run} steps, before the guard's own "
-        f"{history.model.clip_policy or 'clipping'} saw it.",
-        first,
-        last,
-        severity="info",
-        evidence={"norm": norm, "num_steps": history.equal_run, "threshold": run},
-        recommendation=_CLIPS_TWICE.format(history.model.clip_policy) if history.model.clip_policy else "",
-        confidence=0.8,
     )
 
 

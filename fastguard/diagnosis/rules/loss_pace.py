@@ -34,7 +34,8 @@ def loss_gone(
     buckets = [b for b in history.overview.buckets if b.loss.num and b.last_step < steps]
     small = [b for b in buckets if b.loss.max < ratio * first]
     num_small = sum(b.loss.num for b in small)
-    if num_small < 10 or not small:
+    since = sum(b.loss.num for b in buckets if small and b.first_step >= small[0].first_step)
+    if num_small < 10 or not small or since > 2 * num_small:  # batches with nothing to learn among others
         return None
     return Finding(
         f"The loss fell from {first:.4g} to {small[0].loss.mean:.2g} by step {small[0].first_step}.",
