@@ -127,7 +127,7 @@ _HOME = {
     "wrap": "guard",
     "wrap_backward": "guard",
 }
-_ROOMS = ("page", "sinks", "visualization")  # public as modules
+_ROOMS = ("integrations", "page", "sinks", "visualization")  # public as modules
 __all__ = ["__version__", *_HOME, *_ROOMS]
 
 

@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "page": {*VOCABULARY, "history", "diagnosis", "report", "visualization"},
     "sinks": VOCABULARY,
     "guard": {*ABOVE_KERNELS, *RECORDS, "activations", "names", "weights"},
+    "integrations": {*VOCABULARY, "guard"},
     "tools": {*ABOVE_KERNELS, *RECORDS, "activations", "guard", "names", "weights"},
     "commands": {
         *ABOVE_KERNELS,

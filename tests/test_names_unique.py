@@ -1,4 +1,4 @@
-"""One name, one thing: no two classes of the package are called the same."""
+"""One name, one thing: no two classes of the package are called the same, but the callbacks of frameworks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import fastguard
+
+# Who imports one of them imports its framework; nobody has two.
+OF_EACH_FRAMEWORK = {"FastguardCallback"}
 
 
 def twice(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -23,7 +26,8 @@ def twice(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 def test_no_two_classes_have_one_name():
     folders = map(Path, fastguard.__path__)
     found = twice((str(path), path.read_text(encoding="utf-8")) for folder in folders for path in folder.rglob("*.py"))
-    wrong = [f"{name}: {', '.join(places)}" for name, places in found.items()]
+    assert all("/integrations/" in place for name in OF_EACH_FRAMEWORK for place in found.get(name, ()))
+    wrong = [f"{name}: {', '.join(places)}" for name, places in found.items() if name not in OF_EACH_FRAMEWORK]
     assert not wrong, "one name, one thing; rename all but one of\n" + "\n".join(wrong)
 
 

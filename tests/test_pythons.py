@@ -32,6 +32,8 @@ EVERY_MODULE = """
 import importlib.abc, importlib.machinery, sys, types
 from pathlib import Path
 
+STOOD_IN_FOR = "torch triton numpy matplotlib tqdm transformers lightning ignite skorch".split()
+
 class Anything(type):  # a class, a function, a decorator, a value: whatever a module wants to hold
     __code__ = None
 
@@ -64,7 +66,7 @@ class Package(types.ModuleType):
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in ("torch", "triton", "numpy", "matplotlib", "tqdm"):
+        if name.partition(".")[0] in STOOD_IN_FOR:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):

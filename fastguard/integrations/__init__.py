@@ -1,0 +1,22 @@
+"""Callbacks for training frameworks, one file each; each imports its framework, and is imported when first used.
+
+`transformers` (with TRL and PEFT), `lightning`, `accelerate`, `ignite` and `skorch`. docs/frameworks.md has the
+shortest program of each.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["accelerate", "ignite", "lightning", "skorch", "transformers"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return importlib.import_module(f".{name}", __name__)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

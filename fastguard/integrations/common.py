@@ -1,0 +1,112 @@
+"""What the integrations share: the guard of what a framework built, the loss of a step, figures for its log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import AlreadyGuardedError
+from ..guard import Guard, wrap
+
+_log = logging.getLogger("fastguard")
+
+
+def guard_of(optimizer: Any, model: torch.nn.Module | None, settings: Mapping[str, Any]) -> Guard:
+    """The guard of `optimizer`, which gets one by `fastguard.wrap(optimizer, model, **settings)` if it has none.
+
+    One that is there is kept: that of an earlier call of the same training, or a user's, whose own settings go first.
+    """
+    # Without a scaler accelerate's wrapper only hands on; what it wraps takes the shorter way through the hooks.
+    inner = optimizer.__dict__.get("optimizer") if getattr(optimizer, "scaler", None) is None else None
+    try:
+        wrap(optimizer if inner is None else inner, model, **settings)
+    except AlreadyGuardedError:
+        given = [name for name, value in settings.items() if value is not None]
+        if given:
+            _log.warning("the optimizer is guarded already, and keeps its guard: %s of the callback is not used", given)
+    return Guard.of(optimizer)
+
+
+def begin(guard: Guard, state: Mapping[str, Any] | None, checkpoint: Any) -> None:
+    """Has `guard` go on from the state in a checkpoint that training resumes from.
+
+    Args:
+        state: what was saved; None if nothing was.
+        checkpoint: that checkpoint, for messages; None if training does not resume.
+    """
+    guard.history.has_ended = False
+    if state is not None:
+        guard.load_state_dict(dict(state))
+    elif checkpoint is not None:
+        _log.warning("%s holds no state of the guard, whose steps and history begin anew", checkpoint)
+
+
+def end(guard: Guard) -> None:
+    """Hands over what is held back. Sinks stay open: a training may be continued."""
+    guard.flush()
+    guard.history.has_ended = True
+
+
+class StepLoss:
+    """Losses of micro-batches, until a step is taken. Adds tensors where they are, without a sync."""
+
+    def __init__(self) -> None:
+        self._sum: Any = None
+        self._count = 0
+
+    def add(self, loss: Any) -> None:
+        """Takes the loss of a micro-batch; None is none."""
+        if isinstance(loss, torch.Tensor):
+            loss = loss.detach().mean()  # of one element, whatever its shape
+        if loss is not None:
+            self._sum = loss if self._sum is None else self._sum + loss
+            self._count += 1
+
+    def take(self, *, mean: bool) -> Any:
+        """The sum or mean of what came since the last call; None if nothing did."""
+        total, count = self._sum, self._count
+        self._sum, self._count = None, 0
+        return total if total is None or not mean else total / count
+
+
+def figures(guards: Sequence[Guard], prefix: str = "fastguard/") -> dict[str, float]:
+    """What goes into a framework's log: `loss`, `grad/norm`, `grad/max` and `clip/coef` of the newest record, as
+    `fastguard.sinks.flatten` names them, and how many steps were clipped and skipped so far.
+
+    Several guards have their number after the prefix. Cost: 20 us a guard; nothing is waited for.
+    """
+    found: dict[str, float] = {}
+    for index, guard in enumerate(guards):
+        key = prefix if len(guards) == 1 else f"{prefix}{index}/"
+        last, history = guard.last, guard.history
+        if last is None:
+            continue
+        is_new = history.newest_step < last.step  # the history is without the step that is held
+        if last.loss is not None:
+            found[key + "loss"] = last.loss
+        found[key + "grad/norm"] = last.norm
+        found[key + "grad/max"] = last.gradients.max_val
+        found[key + "clip/coef"] = last.clip_coef
+        found[key + "num_clipped"] = history.num_clipped + (is_new and last.clipped and not last.skipped)
+        found[key + "num_skipped"] = history.num_skipped + (is_new and last.skipped)
+    return found
+
+
+def replace_method(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+    """Puts `make(method)` in the place of a method of one object; returns what puts the method back."""
+    own = owner.__dict__.get(name)
+    made = make(getattr(owner, name))
+    owner.__dict__[name] = made
+
+    def put_back() -> None:
+        if owner.__dict__.get(name) is not made:
+            return  # replaced once more since: whoever did so calls ours
+        if own is None:
+            del owner.__dict__[name]
+        else:
+            owner.__dict__[name] = own
+
+    return put_back

@@ -1,0 +1,69 @@
+"""Ignite: a handler for its `Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from ignite.engine import Engine, Events
+
+from ..guard import Guard
+from .common import StepLoss, figures, guard_of
+
+
+class FastguardHandler:
+    """Guards an optimizer that an `ignite.engine.Engine` steps: `FastguardHandler(optimizer, model).attach(trainer)`.
+
+    After each iteration in which a step was taken the guard is told the loss, the mean over the iterations that were
+    accumulated, and its figures are put into `engine.state.metrics`, where ignite's loggers find them, as
+    `fastguard/grad/norm` and the like. For checkpoints the handler has a state: `Checkpoint({"guard": handler}, ...)`.
+
+    Args:
+        optimizer: is guarded, unless it is already.
+        model: as of `fastguard.wrap`.
+        output_transform: makes the loss of what the engine's process function returned.
+        **settings: other arguments of `fastguard.wrap`.
+
+    Attributes:
+        guard: the guard.
+
+    Cost: 20 us an iteration beside the guard's. No sync, if the loss is no number already.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        model: torch.nn.Module | None = None,
+        *,
+        output_transform: Callable[[Any], Any] = lambda output: output,
+        **settings: Any,
+    ) -> None:
+        self.guard: Guard = guard_of(optimizer, model, settings)
+        self._output_transform = output_transform
+        self._loss = StepLoss()
+        self._step = self.guard.run.step
+
+    def attach(self, engine: Engine) -> None:
+        """Follows the iterations of `engine`."""
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self._follow)
+        engine.add_event_handler(Events.COMPLETED, lambda engine: self.guard.flush())
+
+    def _follow(self, engine: Engine) -> None:
+        self._loss.add(self._output_transform(engine.state.output))
+        if self._step == self.guard.run.step:
+            return
+        self._step = self.guard.run.step
+        loss = self._loss.take(mean=True)
+        if loss is not None:
+            self.guard.observe(loss=loss)
+        engine.state.metrics.update(figures([self.guard]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the guard."""
+        return self.guard.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Has the guard go on from `state`."""
+        self.guard.load_state_dict(dict(state))
+        self._step = self.guard.run.step

@@ -1,0 +1,34 @@
+"""Tests against the real frameworks: slow, and skipped with a reason where one is not installed."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings of the frameworks about one another are theirs; ours stay errors."""
+    for item in items:
+        if Path(item.path).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.filterwarnings("error:::fastguard"), append=False)
+            item.add_marker(pytest.mark.filterwarnings("ignore"), append=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _leave_nothing_open() -> Iterator[None]:
+    """Files that a framework has left open are closed here, and not where the last warning is an error."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "WANDB_DISABLED"):
+        monkeypatch.setenv(name, "1")

@@ -1,0 +1,148 @@
+"""`attach` with the real Accelerator."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+
+from framework_helpers import Witness, assert_norms, assert_same_parameters, gist
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+from accelerate.tracking import GeneralTracker, on_main_process  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+class Tracker(GeneralTracker):
+    """Keeps what was logged."""
+
+    name, requires_logging_directory, main_process_only = "kept", False, True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[dict[str, Any]] = []
+
+    @property
+    def tracker(self) -> Any:
+        return self.rows
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        return
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **others: Any) -> None:
+        self.rows.append({**values, "step": step})
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def batches(num: int, bad: int = -1) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(1)
+    made = [(torch.randn(4, 6), torch.randn(4, 1)) for _ in range(num)]
+    if bad >= 0:
+        made[bad][0][0, 0] = math.nan
+    return made
+
+
+class Run:
+    """A prepared model and its guarded optimizer."""
+
+    def __init__(self, *, accumulation: int = 1, precision: str = "no", attach: bool = True, **settings: Any) -> None:
+        self.tracker, self.sink = Tracker(), fastguard.MemorySink()
+        self.accelerator = accelerate.Accelerator(
+            cpu=True, gradient_accumulation_steps=accumulation, mixed_precision=precision, log_with=self.tracker
+        )
+        self.accelerator.init_trackers("run")
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        self.witness = Witness(inner)
+        self.model, self.optimizer = self.accelerator.prepare(model, inner)
+        fastguard.wrap(self.optimizer, self.model, sinks=[self.sink], **settings)
+        if attach:
+            fastguard.integrations.accelerate.attach(self.accelerator, self.optimizer)
+
+    def train(self, data: Any, clip: float | None = None) -> None:
+        for x, y in data:
+            with self.accelerator.accumulate(self.model):
+                loss = nn.functional.mse_loss(self.model(x), y)
+                self.accelerator.backward(loss)
+                if clip is not None and self.accelerator.sync_gradients:
+                    self.accelerator.clip_grad_norm_(self.model.parameters(), clip)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            if self.accelerator.sync_gradients:
+                self.optimizer.guard.observe(loss=loss)
+                self.accelerator.log({"loss": loss.item()}, step=self.optimizer.guard.last.step)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_figures_reach_the_trackers_and_it_clips_once(precision):
+    run = Run(accumulation=2, precision=precision, max_norm=0.1)
+    run.train(batches(8))
+    run.optimizer.guard.flush()
+    assert_norms(run.sink, run.witness.norms)
+    assert [row["fastguard/grad/norm"] for row in run.tracker.rows] == [record.norm for record in run.sink.records]
+    assert [row["fastguard/num_clipped"] for row in run.tracker.rows] == [1, 2, 3, 4]
+    assert [row["fastguard/loss"] for row in run.tracker.rows] == [row["loss"] for row in run.tracker.rows]
+    plain = Run(accumulation=2, precision=precision, attach=False)
+    plain.train(batches(8), clip=0.1)
+    assert_same_parameters(plain.model, run.model, rtol=1e-5, atol=1e-6)
+
+
+def test_its_own_clipping_is_told_of_once(caplog):
+    run = Run()
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        run.train(batches(3), clip=math.inf)  # which only measures
+        assert not caplog.records
+        run.train(batches(3), clip=0.1)
+    assert ["clip_grad_norm_(..., 0.1) clips before" in r.getMessage() for r in caplog.records].count(True) == 1
+
+
+def test_a_bad_batch_is_skipped():
+    run = Run()
+    run.train(batches(6, bad=2))
+    run.optimizer.guard.flush()
+    assert [record.skipped for record in run.sink.records] == run.witness.was_idle == [i == 2 for i in range(6)]
+    assert run.tracker.rows[-1]["fastguard/num_skipped"] == 1
+
+
+def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path: Path):
+    data = batches(8)
+
+    def run(resume: bool) -> Run:
+        one = Run(clip=fastguard.Percentile(50.0, window=8, min_steps=2))
+        if resume:
+            one.accelerator.load_state(str(tmp_path))
+        else:
+            one.train(data[:4])
+            one.accelerator.save_state(str(tmp_path))
+        one.train(data[4:])
+        return one
+
+    whole, resumed = run(False), run(True)
+    assert [record.step for record in resumed.sink.records][:1] == [4]
+    assert gist(resumed.optimizer.guard) == gist(whole.optimizer.guard)
+    assert_same_parameters(whole.model, resumed.model)
+
+
+def test_an_optimizer_without_a_guard_is_refused():
+    run = Run(attach=False)
+    run.optimizer.guard.detach()
+    with pytest.raises(fastguard.NotGuardedError):
+        fastguard.integrations.accelerate.attach(run.accelerator, run.optimizer)

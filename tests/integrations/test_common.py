@@ -1,0 +1,122 @@
+"""What the integrations share, without a framework."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+
+import fastguard
+from fastguard.integrations.common import StepLoss, begin, end, figures, guard_of, replace_method
+
+
+def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scale: float = 1.0) -> None:
+    optimizer.zero_grad()
+    (model(torch.ones(3, 2)).sum() * scale).backward()
+    optimizer.step()
+
+
+def test_a_guard_that_is_there_is_kept(caplog):
+    model, optimizer = make()
+    guard = guard_of(optimizer, model, {"max_norm": 1.0, "sinks": [fastguard.MemorySink()]})
+    sink = fastguard.MemorySink()
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        assert guard_of(optimizer, model, {"max_norm": 1.0, "sinks": [sink]}) is guard
+        assert guard_of(optimizer, model, {"max_norm": None}) is guard
+        assert not caplog.records
+        assert guard_of(optimizer, model, {"max_norm": 2.0}) is guard and guard.clip.max_norm == 1.0
+    assert "['max_norm'] of the callback is not used" in caplog.text
+    step(model, optimizer)
+    guard.flush()
+    assert len(sink.records) == 1
+
+
+def test_what_only_hands_on_is_looked_through():
+    class Handing(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer, self.scaler = optimizer, None
+
+    model, optimizer = make()
+    guard = guard_of(Handing(optimizer), model, {})
+    assert optimizer.guard is guard and not guard.run.proxies
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_the_loss_of_a_step(kind):
+    losses = StepLoss()
+    assert losses.take(mean=True) is None
+    for value in (1.0, None, 2.0, 6.0):
+        losses.add(None if value is None else kind(value))
+    assert float(losses.take(mean=True)) == 3.0
+    losses.add(kind(1.0))
+    losses.add(kind(2.0))
+    assert float(losses.take(mean=False)) == 3.0
+    assert losses.take(mean=False) is None
+
+
+def test_figures_count_the_step_just_taken():
+    model, optimizer = make()
+    guard = guard_of(optimizer, model, {"max_norm": 1.0})
+    assert figures([guard]) == {}
+    for index, scale in enumerate((1.0, math.nan, 1.0)):
+        step(model, optimizer, scale)
+        guard.observe(loss=float(index))
+        seen = figures([guard])
+        assert seen["fastguard/loss"] == index
+        assert seen["fastguard/num_skipped"] == (index > 0)
+        assert seen["fastguard/num_clipped"] == (1, 1, 2)[index]
+    guard.flush()
+    assert figures([guard]) == seen
+    assert figures([guard, guard]).keys() == {f"fastguard/{i}{key[9:]}" for i in (0, 1) for key in seen}
+
+
+def test_going_on_from_a_checkpoint(caplog):
+    model, optimizer = make()
+    guard = guard_of(optimizer, model, {})
+    step(model, optimizer)
+    end(guard)
+    assert guard.history.has_ended
+    other_model, other = make()
+    resumed = guard_of(other, other_model, {})
+    begin(resumed, guard.state_dict(), "a checkpoint")
+    assert resumed.run.step == 1 and not resumed.history.has_ended
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        begin(resumed, None, None)
+        assert not caplog.records
+        begin(resumed, None, "a checkpoint")
+    assert [record.getMessage() for record in caplog.records] == [
+        "a checkpoint holds no state of the guard, whose steps and history begin anew"
+    ]
+
+
+class Owner:
+    def method(self) -> str:
+        return "its own"
+
+
+def test_a_method_is_put_back():
+    owner = Owner()
+    first = replace_method(owner, "method", lambda method: lambda: f"({method()})")
+    second = replace_method(owner, "method", lambda method: lambda: f"[{method()}]")
+    assert owner.method() == "[(its own)]"
+    second()
+    assert owner.method() == "(its own)"
+    first()
+    assert owner.method() == "its own" and "method" not in owner.__dict__
+    late = replace_method(owner, "method", lambda method: lambda: "ours")
+    owner.method = lambda: "somebody's"  # type: ignore[method-assign]
+    late()
+    assert owner.method() == "somebody's"
+
+
+def test_integrations_are_imported_when_used():
+    with pytest.raises(AttributeError, match="no attribute 'keras'; it has accelerate, ignite"):
+        _ = fastguard.integrations.keras
+    assert {"transformers", "lightning"} <= set(dir(fastguard.integrations))

@@ -1,0 +1,306 @@
+"""`FastguardCallback` in Lightning's real Trainer, and guards under Fabric."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+
+from framework_helpers import Witness, assert_norms, assert_same_parameters, gist, norm64
+
+lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+class Regression(lightning.LightningModule):
+    """A small model; the batch numbered `bad` is NaN."""
+
+    def __init__(self, optimizer: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.norms: list[float] = []
+        self.losses: list[float] = []
+        self.bad = -1
+        self._make = optimizer or (lambda params: torch.optim.AdamW(params, lr=0.01))
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.layers(x), y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch) * (math.nan if batch_idx == self.bad else 1.0)
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.norms.append(norm64(self.parameters()))
+
+    def configure_optimizers(self) -> Any:
+        made = self._make(self.parameters())
+        self.witness = Witness(made)
+        return made
+
+
+def loader(num_batches: int = 8) -> torch.utils.data.DataLoader:
+    torch.manual_seed(1)
+    x = torch.randn(4 * num_batches, 6)
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
+
+
+def fit(
+    folder: Path, model: Any, callbacks: list[Any], *, validate: bool = False, resume: Any = None, **settings: Any
+) -> Any:
+    defaults = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "log_every_n_steps": 1}
+    trainer = lightning.Trainer(
+        default_root_dir=folder,
+        callbacks=callbacks,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{**defaults, **settings},
+    )
+    trainer.fit(model, loader(), loader(2) if validate else None, ckpt_path=resume)
+    return trainer
+
+
+def callback(**settings: Any) -> tuple[Any, fastguard.MemorySink]:
+    sink = fastguard.MemorySink()
+    return fastguard.integrations.lightning.FastguardCallback(sinks=[sink], **settings), sink
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_it_clips_once_in_place_of_lightning(tmp_path, caplog, algorithm):
+    settings = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": algorithm}
+    plain, guarded = Regression(), Regression()
+    fit(tmp_path, plain, [], **settings)
+    guarding, sink = callback()
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        trainer = fit(tmp_path, guarded, [guarding], **settings)
+    assert_norms(sink, guarded.norms)
+    assert all(record.clipped and record.gradients.max_val > 0.1 for record in sink.records)
+    assert_same_parameters(plain, guarded, rtol=1e-5, atol=1e-6)
+    assert trainer.gradient_clip_val == 0.1
+    assert ["gradient_clip_val=0.1 is taken over" in r.getMessage() for r in caplog.records].count(True) == 1
+
+
+def test_two_limits_are_refused(tmp_path):
+    guarding, _ = callback(max_norm=1.0)
+    with pytest.raises(ValueError, match=r"must be clipped once, got Trainer\(gradient_clip_val=0.5\)"):
+        fit(tmp_path, Regression(), [guarding], gradient_clip_val=0.5)
+
+
+def test_a_module_that_clips_is_told_of(tmp_path, caplog):
+    class Clipping(Regression):
+        def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+
+    guarding, _ = callback()
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        fit(tmp_path, Clipping(), [guarding])
+    assert any("Clipping.configure_gradient_clipping clips before" in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4, 3])
+def test_losses_are_those_of_optimizer_steps(tmp_path, accumulation):
+    model = Regression()
+    guarding, sink = callback(max_norm=1.0)
+    fit(tmp_path, model, [guarding], accumulate_grad_batches=accumulation)
+    parts = [model.losses[i : i + accumulation] for i in range(0, 8, accumulation)]
+    assert [record.loss for record in sink.records] == pytest.approx([sum(p) / len(p) for p in parts], rel=1e-6)
+    assert_norms(sink, model.norms)
+
+
+def test_a_bad_batch_is_skipped(tmp_path):
+    model = Regression()
+    model.bad = 3
+    guarding, sink = callback(max_norm=1.0)
+    fit(tmp_path, model, [guarding])
+    assert [record.skipped for record in sink.records] == [index == 3 for index in range(8)]
+    assert model.witness.was_idle == [record.skipped for record in sink.records]
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_its_figures_are_in_the_logger_and_the_metrics(tmp_path):
+    guarding, sink = callback(max_norm=0.1)
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    trainer = fit(tmp_path, Regression(), [guarding], logger=logger, log_every_n_steps=2, validate=True)
+    rows = [row for row in logger.experiment.metrics if "fastguard/grad/norm" in row]
+    rows = rows or [
+        {key: float(value) for key, value in row.items() if value}
+        for row in csv_rows(Path(logger.log_dir) / "metrics.csv")
+        if row.get("fastguard/grad/norm")
+    ]
+    assert [row["step"] for row in rows] == [1, 3, 5, 7]
+    assert [row["fastguard/grad/norm"] for row in rows] == pytest.approx([r.norm for r in sink.records][1::2], rel=1e-6)
+    assert [row["fastguard/num_clipped"] for row in rows] == [2, 4, 6, 8]
+    assert float(trainer.callback_metrics["fastguard/num_clipped"]) == 8
+    assert sink.records[-1].val_loss == pytest.approx(float(trainer.callback_metrics["val_loss"]), rel=1e-6)
+    assert guarding.guard.history.has_ended
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    lines = path.read_text().splitlines()
+    return [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+
+
+class Game(Regression):
+    """Two optimizers, stepped by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.told: list[tuple[int, float]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for index, optimizer in enumerate(self.optimizers()):
+            optimizer.zero_grad()
+            loss = self.loss(batch) * (index + 1)
+            for _ in range(2):  # accumulated by hand, as Lightning's documentation does it
+                self.manual_backward(loss / 2, retain_graph=True)
+            self.told.append((index, loss.item()))
+            optimizer.step()
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.norms.append(norm64(p for group in optimizer.param_groups for p in group["params"]))
+
+    def configure_optimizers(self) -> Any:
+        first, last = self.layers[0].parameters(), self.layers[2].parameters()
+        return [torch.optim.SGD(first, lr=0.01), torch.optim.Adam(last, lr=0.01)]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_manual_optimization_with_two_optimizers(tmp_path, precision):
+    model = Game()
+    guarding = fastguard.integrations.lightning.FastguardCallback(max_norm=0.5)
+    trainer = fit(tmp_path, model, [guarding], logger=CSVLogger(tmp_path), precision=precision)
+    for index, guard in enumerate(guarding.guards):
+        guard.flush()
+        recent = guard.history.recent
+        assert [entry.norm for entry in recent] == pytest.approx(model.norms[index::2], rel=1e-5)
+        losses = [loss for which, loss in model.told if which == index]
+        assert [entry.loss for entry in recent] == pytest.approx(losses, rel=1e-6)
+        assert f"fastguard/{index}/grad/norm" in trainer.callback_metrics
+
+
+def test_sinks_of_several_optimizers_are_refused(tmp_path):
+    guarding, _ = callback()
+    with pytest.raises(ValueError, match="`sinks` must be given to each of 2 optimizers"):
+        fit(tmp_path, Game(), [guarding])
+
+
+def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def run(resume: Any = None) -> tuple[Any, Any, fastguard.MemorySink]:
+        guarding, sink = callback(clip=fastguard.Percentile(50.0, window=8, min_steps=2))
+        saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=8, save_top_k=-1)
+        model = Regression()
+        fit(tmp_path, model, [saving, guarding], enable_checkpointing=True, max_epochs=2, resume=resume)
+        return model, guarding.guard, sink
+
+    whole, guard, _ = run()
+    again, resumed, sink = run(tmp_path / "step=8.ckpt")
+    assert [record.step for record in sink.records] == list(range(8, 16))
+    assert gist(resumed) == gist(guard)
+    assert_same_parameters(whole, again)
+
+
+def test_a_checkpoint_without_a_guard_is_told_of(tmp_path, caplog):
+    trainer = fit(tmp_path, Regression(), [])
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    guarding, _ = callback()
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        fit(tmp_path, Regression(), [guarding], max_epochs=2, resume=tmp_path / "plain.ckpt")
+    assert any("holds no state of the guard" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "16-mixed"])
+def test_half_precision(tmp_path, precision):
+    model = Regression()
+    guarding, sink = callback(max_norm=0.1)
+    fit(tmp_path, model, [guarding], precision=precision)
+    assert_norms(sink, model.norms)
+
+
+def test_lbfgs_and_overfit_batches(tmp_path):
+    model = Regression(lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=3))
+    guarding, sink = callback()
+    fit(tmp_path, model, [guarding], overfit_batches=2, max_epochs=3)
+    assert len(sink.records) == 6
+    assert sink.records[-1].loss < sink.records[0].loss
+
+
+def test_batches_without_a_loss_leave_the_others_alone(tmp_path):
+    class Choosy(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if batch_idx % 2 else {"loss": self.loss(batch)}
+
+    guarding, sink = callback()
+    fit(tmp_path, Choosy(), [guarding])
+    for index, record in enumerate(sink.records):  # Lightning steps all the same, without a gradient
+        assert (record.loss is None) is (len(record.tensors) == 0) is bool(index % 2)
+
+
+def test_an_exception_gives_the_limit_back(tmp_path):
+    class Failing(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                raise RuntimeError("out of data")
+            return super().training_step(batch, batch_idx)
+
+    guarding, sink = callback()
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path,
+        callbacks=[guarding],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=0.1,
+    )
+    with pytest.raises(RuntimeError, match="out of data"):
+        trainer.fit(Failing(), loader())
+    assert trainer.gradient_clip_val == 0.1
+    assert len(sink.records) == 2
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_fabric(tmp_path, before):
+    fabric = lightning.Fabric(accelerator="cpu", precision="bf16-mixed")
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    inner = torch.optim.AdamW(module.parameters(), lr=0.01)
+    sink = fastguard.MemorySink()
+    settings = {"max_norm": 0.1, "sinks": [sink]}
+    witness = Witness(inner)
+    if before:
+        fastguard.wrap(inner, module, **settings)
+    model, optimizer = fabric.setup(module, inner)
+    if not before:
+        fastguard.wrap(optimizer, model, **settings)
+    for x, y in fabric.setup_dataloaders(loader()):
+        optimizer.zero_grad()
+        fabric.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+    optimizer.guard.flush()
+    assert_norms(sink, witness.norms)
+    fabric.save(tmp_path / "state.ckpt", {"model": model, "optimizer": optimizer, "guard": optimizer.guard})
+    guard = optimizer.guard
+    guard.detach()
+    fastguard.wrap(inner, module, **settings)
+    fabric.load(tmp_path / "state.ckpt", {"model": model, "optimizer": optimizer, "guard": inner.guard})
+    assert inner.guard.run.step == 8

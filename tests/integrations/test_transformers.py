@@ -1,0 +1,311 @@
+"""`FastguardCallback` in the real Trainer, with a GPT-2 of a few thousand parameters made from a config."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastguard
+
+from framework_helpers import Witness, assert_norms, assert_same_parameters, gist
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate, which the Trainer needs, is not installed")
+pytestmark = pytest.mark.slow
+
+WIDTH, LENGTH, WORDS = 16, 6, 32
+
+
+def tiny_model() -> Any:
+    transformers.set_seed(0)
+    config = transformers.GPT2Config(
+        n_embd=WIDTH, n_layer=1, n_head=2, n_positions=LENGTH, vocab_size=WORDS, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def data(size: int, *bad: int) -> list[dict[str, torch.Tensor]]:
+    """Sequences of vectors; those numbered in `bad` are NaN."""
+    torch.manual_seed(1)
+    found = []
+    for index in range(size):
+        vectors = torch.randn(LENGTH, WIDTH)
+        if index in bad:
+            vectors[0, 0] = math.nan
+        found.append({"inputs_embeds": vectors, "labels": torch.randint(WORDS, (LENGTH,))})
+    return found
+
+
+class Watched(transformers.Trainer):
+    """Has a witness on its optimizer, and keeps what each micro-batch's loss was."""
+
+    witness: Witness
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        is_first = self.optimizer is None
+        made = super().create_optimizer(*args, **kwargs)
+        if is_first:
+            self.witness = Witness(made)
+            self.micro_losses: list[float] = []
+        return made
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self.micro_losses.append(loss.item())
+        return loss
+
+
+def train(
+    folder: Path,
+    callbacks: list[Any],
+    *,
+    examples: Any = None,
+    model: Any = None,
+    resume: Path | None = None,
+    trainer: Any = Watched,
+    **settings: Any,
+) -> Any:
+    """A training of some steps of four sequences."""
+    defaults = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 3,
+    }
+    args = transformers.TrainingArguments(output_dir=str(folder), **{**defaults, **settings})
+    made = trainer(
+        model=tiny_model() if model is None else model,
+        args=args,
+        train_dataset=data(64) if examples is None else examples,
+        callbacks=callbacks,
+    )
+    made.train(resume_from_checkpoint=None if resume is None else str(resume))
+    return made
+
+
+def callback(**settings: Any) -> tuple[Any, fastguard.MemorySink]:
+    sink = fastguard.MemorySink()
+    return fastguard.integrations.transformers.FastguardCallback(sinks=[sink], **settings), sink
+
+
+def test_it_clips_once_in_place_of_the_trainer(tmp_path, caplog):
+    limit = 0.2
+    plain = train(tmp_path, [], max_grad_norm=limit)
+    guarding, sink = callback()
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        guarded = train(tmp_path, [guarding], max_grad_norm=limit)
+    assert_norms(sink, guarded.witness.norms)
+    assert all(record.clipped and record.norm > limit for record in sink.records)
+    assert_same_parameters(plain.model, guarded.model, rtol=1e-5, atol=1e-6)
+    assert guarded.args.max_grad_norm == limit  # as it was
+    assert [r.getMessage() for r in caplog.records if "max_grad_norm" in r.getMessage()] != []
+    assert guarded.optimizer.guard is guarding.guard
+
+
+def test_its_figures_are_in_the_trainers_log_and_file(tmp_path):
+    guarding, sink = callback(max_norm=0.2)
+    trainer = train(tmp_path, [guarding], save_strategy="steps", save_steps=6, max_steps=6)
+    state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
+    for history in (trainer.state.log_history, state["log_history"]):
+        logs = [entry for entry in history if "loss" in entry]
+        assert [entry["fastguard/grad/norm"] for entry in logs] == [record.norm for record in sink.records]
+        assert [entry["grad_norm"] for entry in logs] == [record.norm for record in sink.records]
+        assert [entry["fastguard/num_clipped"] for entry in logs] == [1, 2, 3, 4, 5, 6]
+        assert [entry["fastguard/loss"] for entry in logs] == pytest.approx([e["loss"] for e in logs], rel=1e-6)
+    assert not guarding.guard.history.has_ended or trainer.state.global_step == 6
+
+
+class Reporter(transformers.TrainerCallback):
+    """Stands ahead of the guard's callback, as those of the trackers do."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        self.seen.append(dict(logs))
+
+
+@pytest.mark.parametrize("accepts_num_items", [True, False])
+def test_losses_are_those_of_optimizer_steps(tmp_path, accepts_num_items):
+    class Accumulating(Watched):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.model_accepts_loss_kwargs = accepts_num_items
+
+    guarding, sink = callback()
+    reporter = Reporter()
+    trainer = train(
+        tmp_path,
+        [reporter, guarding],
+        gradient_accumulation_steps=3,
+        max_steps=4,
+        max_grad_norm=0.0,
+        trainer=Accumulating,
+    )
+    losses = [sum(trainer.micro_losses[i : i + 3]) for i in range(0, 12, 3)]
+    assert [record.loss for record in sink.records] == pytest.approx(losses, rel=1e-6)
+    assert all(2.5 < loss < 4.5 for loss in losses)  # about log(32), not a third of it
+    assert_norms(sink, trainer.witness.norms)
+    assert [logs["fastguard/loss"] for logs in reporter.seen if "loss" in logs] == pytest.approx(losses, rel=1e-6)
+
+
+def test_a_bad_batch_is_skipped(tmp_path):
+    examples = data(24, 13)
+    guarding, sink = callback(max_norm=1.0)
+    trainer = train(tmp_path, [guarding], examples=examples, train_sampling_strategy="sequential")
+    assert [record.skipped for record in sink.records] == [False, False, False, True, False, False]
+    assert trainer.witness.was_idle == [record.skipped for record in sink.records]
+    bad = sink.records[3]
+    assert bad.nonfinite and math.isnan(bad.loss)
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["fastguard/num_skipped"] for entry in logs] == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6, "lr_scheduler_type": "constant"}
+    whole, _ = callback(clip=fastguard.Percentile(50.0, window=8, min_steps=2))
+    uninterrupted = train(tmp_path / "whole", [whole], **settings)
+    resumed, sink = callback(clip=fastguard.Percentile(50.0, window=8, min_steps=2))
+    again = train(tmp_path / "again", [resumed], resume=tmp_path / "whole" / "checkpoint-3", **settings)
+    assert [record.step for record in sink.records] == [3, 4, 5]
+    assert gist(resumed.guard) == gist(whole.guard)
+    assert_same_parameters(uninterrupted.model, again.model)
+
+
+def test_a_checkpoint_without_a_guard_is_told_of(tmp_path, caplog):
+    train(tmp_path, [], save_strategy="steps", save_steps=2, max_steps=2)
+    guarding, _ = callback()
+    with caplog.at_level(logging.WARNING, "fastguard"):
+        train(tmp_path, [guarding], resume=tmp_path / "checkpoint-2", max_steps=4)
+    assert any("holds no state of the guard" in record.getMessage() for record in caplog.records)
+    assert guarding.guard.last.step == 1
+
+
+def test_evaluation_is_observed(tmp_path):
+    guarding, sink = callback()
+    args = {"eval_strategy": "steps", "eval_steps": 2, "max_steps": 4}
+
+    class Evaluated(Watched):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, eval_dataset=data(8), **kwargs)
+
+    trainer = train(tmp_path, [guarding], trainer=Evaluated, **args)
+    told = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert [record.val_loss for record in sink.records] == [None, told[0], None, told[1]]
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adafactor", "sgd"])
+def test_bfloat16_and_other_optimizers(tmp_path, optim):
+    guarding, sink = callback(max_norm=0.3)
+    trainer = train(tmp_path, [guarding], max_steps=3, optim=optim, bf16=True, gradient_checkpointing=True)
+    assert_norms(sink, trainer.witness.norms)
+
+
+def test_adafactor_with_a_relative_step(tmp_path):
+    model = tiny_model()
+    optimizer = transformers.Adafactor(model.parameters(), lr=None)
+    witness = Witness(optimizer)
+    schedule = transformers.optimization.AdafactorSchedule(optimizer)
+
+    class Given(transformers.Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, optimizers=(optimizer, schedule), **kwargs)
+
+    guarding, sink = callback()
+    train(tmp_path, [guarding], model=model, trainer=Given, max_steps=2)
+    assert_norms(sink, witness.norms)
+
+
+def test_a_guard_that_is_there_is_kept(tmp_path):
+    model, sink = tiny_model(), fastguard.MemorySink()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.1, sinks=[sink])
+    schedule = transformers.get_constant_schedule(optimizer)
+
+    class Given(transformers.Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, optimizers=(optimizer, schedule), **kwargs)
+
+    guarding, _ = callback()
+    trainer = train(tmp_path, [guarding], model=model, trainer=Given, max_steps=2)
+    trainer.train()
+    assert guarding.guard is optimizer.guard
+    assert [record.step for record in sink.records] == [0, 1, 2, 3]
+    assert all(record.clipped_norm == pytest.approx(0.1, rel=1e-4) for record in sink.records)
+
+
+def test_a_training_that_raises_leaves_the_trainer_as_it_was_for_the_next(tmp_path):
+    class Interrupting(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if state.global_step == 2:
+                raise KeyboardInterrupt
+
+    guarding, sink = callback()
+    with contextlib.suppress(KeyboardInterrupt):
+        trainer: Any = None
+
+        class Kept(Watched):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                nonlocal trainer
+                super().__init__(*args, **kwargs)
+                trainer = self
+
+        train(tmp_path, [guarding, Interrupting()], trainer=Kept, max_grad_norm=0.2)
+    trainer.remove_callback(Interrupting)
+    trainer.args.max_steps = 2
+    trainer.train()
+    assert trainer.args.max_grad_norm == 0.2
+    assert not {"log", "training_step", "_get_grad_norm", "_save_optimizer_and_scheduler"} & trainer.__dict__.keys()
+    assert {round(record.clipped_norm, 4) for record in sink.records} == {0.2}
+
+
+def test_peft_trains_the_adapter_alone(tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = peft.get_peft_model(tiny_model(), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    guarding, sink = callback(max_norm=0.05)
+    trainer = train(tmp_path, [guarding], model=model, max_steps=3)
+    assert_norms(sink, trainer.witness.norms)
+    assert all("lora_" in name for name in sink.records[-1].tensors.names)
+
+
+def test_trl_trains_under_guard(tmp_path):
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<eos>": 0, **{f"w{i}": i for i in range(1, WORDS)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
+    texts = Dataset.from_list([{"text": " ".join(f"w{(i * k) % 31 + 1}" for i in range(LENGTH))} for k in range(1, 25)])
+    guarding, sink = callback(max_norm=0.2)
+    args = trl.SFTConfig(
+        output_dir=str(tmp_path),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        bf16=False,
+        max_length=LENGTH,
+    )
+    trainer = trl.SFTTrainer(tiny_model(), args=args, train_dataset=texts, processing_class=fast, callbacks=[guarding])
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["fastguard/grad/norm"] for entry in logs] == [record.norm for record in sink.records]
+    assert [entry["loss"] for entry in logs] == pytest.approx([record.loss for record in sink.records], rel=1e-5)
