@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A run without slow tests does not import the frameworks, which takes seconds."""
+    needs_one = collection_path.name.startswith("test_") and collection_path.name != "test_common.py"
+    return True if needs_one and config.getoption("markexpr") == "not slow" else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Warnings of the frameworks about one another are theirs; ours stay errors."""
