@@ -127,7 +127,7 @@ class Hooks:
             if (
                 not run.is_short
                 or kwargs
-                or len(args) > 1
+                or (len(args) > 1 and args[1:] != (None,))  # accelerate's wrapper calls step(None)
                 or self._undo is not None
                 or self._depth  # a step raised that had gone the long way
                 or "found_inf" in attributes

@@ -75,6 +75,26 @@ def test_both_ways_leave_the_same(max_norm: float | None, skip_nonfinite: bool, 
     assert first == second and len(first) == 40
 
 
+def test_a_closure_of_none_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    optimizer = _guarded(model, max_norm=0.05)
+    take_step(model, optimizer, 0)
+    ways: list[int] = []
+    long = Hooks._go_the_long_way
+    monkeypatch.setattr(Hooks, "_go_the_long_way", lambda self, *rest: (ways.append(1), long(self, *rest))[1])
+    for step in range(1, 6):
+        optimizer.zero_grad()
+        loss_at(model, step).backward()
+        if step == 3:
+            poison(model)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.step(None)
+        assert all(map(torch.equal, before, model.parameters())) is optimizer.guard.last.skipped is (step == 3)
+    assert not ways
+    optimizer.step(lambda: loss_at(model, 6))
+    assert ways
+
+
 def test_the_history_is_the_same_without_a_sink_and_with_one() -> None:
     """With a sink each step is delivered at the next; without, many at once."""
     model = make_model()
