@@ -17,7 +17,7 @@ from benchmarks.faults.external.bases import Recipe, maker
 from benchmarks.faults.external.case import HALVES, SETS, Case, Truth, half_of
 from benchmarks.faults.external.cases import CASES
 from benchmarks.faults.external.loop import Guarded, Watch, carry_out
-from benchmarks.faults.external.wild.case import APART, GROUP
+from benchmarks.faults.external.wild.case import APART, GROUP, GROUPS
 from fastguard.diagnosis import CAUSES, RULES, diagnose
 from fastguard.guard import Guard
 
@@ -71,7 +71,7 @@ def test_names_say_set_and_kind():
         assert name == case.name and f"{name}/".startswith(f"{case.set}/{case.kind}/"), name
         assert re.fullmatch(r"[A-Za-z0-9/.+-]+", name), name
         assert (case.truth is None) == (case.harm is None) == (case.twin is None)
-        assert case.set == GROUP or (case.truth is None) == (case.set == "sound")
+        assert case.set in GROUPS or (case.truth is None) == (case.set == "sound")
 
 
 def test_the_wild_group_is_apart_from_both_halves():
@@ -83,6 +83,18 @@ def test_the_wild_group_is_apart_from_both_halves():
         assert case.half == kinds.get(case.kind.partition("/")[0], case.half), case.name
     assert len([case for case in wild if case.truth is not None]) >= 60
     assert {case.seed for case in wild if case.truth is None} == {0, 1}
+
+
+def test_the_runs_written_afresh_are_in_two_halves_and_have_no_validation_where_the_loop_is_plain():
+    afresh = [case for case in CASES.values() if case.set == "afresh"]
+    for is_sound in (True, False):
+        halves = [case.half for case in afresh if (case.truth is None) == is_sound]
+        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 20
+    case = CASES["afresh/grades/momentum"]
+    run = trained(case.name)
+    assert run.outcome.quality >= case.make(case.seed).least
+    (part,) = run.parts
+    assert len(part.records) == 12 * 33 and not part.history().validations
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .afresh import loops, pictures, structures, tables
+from .afresh import sequences as series
 from .case import Case
 from .faulty import autotrainer, deepcrime, deepfd, symptoms, traincheck
 from .sound import games, generative, images, others, sequences, tabular
@@ -11,8 +13,9 @@ from .wild import games as duels
 
 _HOMES = (tabular, images, generative, sequences, games, others, autotrainer, deepfd, deepcrime, symptoms, traincheck)
 _WILD = (duels, densities, pairs, regimes, architectures, settings, planted)
+_AFRESH = (tables, series, pictures, loops, structures)
 CASES: dict[str, Case] = {}
-for _home in (*_HOMES, *_WILD):
+for _home in (*_HOMES, *_WILD, *_AFRESH):
     for _case in _home.CASES:
         if _case.name in CASES:
             raise ValueError(f"`name` must be new, got {_case.name!r} twice - in {_home.__name__}")

@@ -130,7 +130,8 @@ def _own_sources(case: Case) -> tuple[Path, ...]:
     here = Path(__file__).parent
     home = here.joinpath(*case.home.removeprefix(__package__ + ".").split(".")).with_suffix(".py")
     # A fault of the group "wild" is planted in a task of another of its files.
-    beside = home.parent.glob("*.py") if case.set == GROUP and case.truth is not None else (home,)
+    is_planted = case.set == GROUP and case.truth is not None
+    beside = home.parent.glob("*.py") if is_planted else (home, *home.parent.glob("case.py"))
     return *(here / name for name in _COMMON), *beside
 
 

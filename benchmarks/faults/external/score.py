@@ -11,7 +11,7 @@ from fastguard.diagnosis import CAUSES, RULES, diagnose, find_causes, unexplaine
 from ..alarms import histories
 from .case import SETS, Case
 from .runs import Part, Run
-from .wild.case import GROUP
+from .wild.case import GROUPS
 
 UNKNOWN = "unknown"  # a report that says this names no cause
 NUM_BINS = 10
@@ -143,7 +143,7 @@ def calibration_error(told: Sequence[tuple[float, bool]]) -> float | None:
 def by_set(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
     """`summary` of each set."""
     verdicts = list(verdicts)
-    groups = {name: [v for v in verdicts if v.set == name] for name in (*SETS, GROUP)}
+    groups = {name: [v for v in verdicts if v.set == name] for name in (*SETS, *GROUPS)}
     return {name: summary(group) for name, group in groups.items() if group}
 
 

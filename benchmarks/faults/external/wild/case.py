@@ -11,21 +11,22 @@ import torch
 from ..case import Case, Make, changed
 
 GROUP = "wild"
+GROUPS = (GROUP, "afresh")
 APART = "apart"
 
 
 class WildCase(Case):
-    """A case of the group "wild"; its halves are "tune" and "apart", so that the report half stays what it is."""
+    """A case of such a group; its halves are "tune" and "apart", so that the report half stays what it is."""
 
     @property
     def half(self) -> str:
         """By the parity of a hash of the task's name: a fault is in the half of its task."""
-        return half_of_task(self.kind.partition("/")[0])
+        return half_of_task(self.kind.partition("/")[0], self.set)
 
 
-def half_of_task(task: str) -> str:
+def half_of_task(task: str, group: str = GROUP) -> str:
     """The half of a task."""
-    return ("tune", APART)[hashlib.sha256(f"{GROUP}/{task}".encode()).digest()[0] % 2]
+    return ("tune", APART)[hashlib.sha256(f"{group}/{task}".encode()).digest()[0] % 2]
 
 
 def wild_cases(home: str, kind: str, title: str, make: Make, **variants: Mapping[str, Any]) -> list[Case]:
