@@ -60,7 +60,7 @@ def plain(plan: Plan, watch: Watch) -> None:
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.schedule(num_steps))
     for epoch in range(plan.num_epochs):
         for batch in plan.batches(epoch):
-            watch.observe(optimizer, loss=take_step(plan, optimizer, batch).detach())
+            watch.observe(optimizer, loss=take_step(plan, optimizer, batch))
             if scheduler is not None:
                 scheduler.step()
 

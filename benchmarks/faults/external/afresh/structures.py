@@ -47,7 +47,7 @@ def _episodes(plan: Plan, watch: Watch, *, mixed: bool = False) -> None:
         loss = F.cross_entropy(plan.model(shown, asked), labels)
         loss.backward()
         optimizer.step()
-        watch.observe(optimizer, loss=loss.detach())
+        watch.observe(optimizer, loss=loss)
 
 
 def episodes(seed: int) -> Plan:
@@ -175,7 +175,7 @@ def _whole_graph(plan: Plan, watch: Watch) -> None:
         loss = F.cross_entropy(plan.model(x)[known], y[known])
         loss.backward()
         optimizer.step()
-        watch.observe(optimizer, loss=loss.detach())
+        watch.observe(optimizer, loss=loss)
 
 
 def citations(seed: int) -> Plan:
