@@ -113,6 +113,10 @@ def test_a_log_by_hand_with_hostile_values(tmp_path):
     path.write_text(f"{text}\n" + json.dumps({**line, "step": 2, "loss": None}) + "\n")
     text = "\n".join(drawn(followed(path), 200))
     assert text.replace("\n", "").isprintable() and "inf" in text
+    for written in ("1e999", "-1e308", "NaN", "-1", "null", "[]"):
+        path.write_text(f'{{"step":3,"time":{written}}}\n{{"step":{10**400},"time":{written}}}\n')
+        lines = drawn(followed(path), 80)
+        assert lines[1].endswith("at step 3: nothing to complain about") and len(lines[0]) <= 80
 
 
 def test_an_empty_log_waits(log):

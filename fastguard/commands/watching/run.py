@@ -77,7 +77,7 @@ class _FollowedLog(LineReader):
 
     def _take(self, record: dict[str, Any]) -> None:
         step, written = record.get("step"), record.get("time")
-        if type(step) is int:
+        if type(step) is int and 0 <= step < 2**63:
             if step <= self.newest_step:
                 self.went_back_to = step
             self.newest_step = step

@@ -70,6 +70,7 @@ def _head(run: FollowedRun, now: float, width: int) -> Text:
 
 
 def _ago(seconds: float) -> str:
+    seconds = min(seconds, 1e9)  # a log may claim anything
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
