@@ -149,7 +149,7 @@ def _print_once(path: Path) -> int:
 def _ending_of(run: FollowedRun) -> str:
     steps = f"{run.history.num_steps} step" + ("" if run.history.num_steps == 1 else "s")
     report = run.findings and run.findings.report
-    status = report.status.upper() if report else "not judged"
+    status = report.status.upper().replace("-", " ") if report else "not judged"
     odd = f"; {run.num_left_out} damaged lines left out" if run.num_left_out else ""
     return f"{status} after {steps}{odd}"
 
@@ -239,10 +239,9 @@ class _Views:
 
 def _show(path: Path, interval: float, console: Any) -> int:
     """The live view, on the terminal's second screen; on the first one stays a summary."""
-    from rich.console import Group
     from rich.live import Live
 
-    from .watching.screen import lines_of
+    from .watching.screen import as_text, lines_of
 
     ascii_only = not console.encoding.startswith("utf")
     views: _Views | None = None
@@ -250,7 +249,7 @@ def _show(path: Path, interval: float, console: Any) -> int:
     def draw(**options: Any) -> Any:
         assert views is not None
         lines = lines_of(views.run, now=time.time(), width=console.width, ascii_only=ascii_only, **options)
-        return Group(*lines)
+        return as_text(lines, crops="height" in options)
 
     quiet = logging.NullHandler()  # a rule that fails is in the report
     logging.getLogger("fastguard").addHandler(quiet)

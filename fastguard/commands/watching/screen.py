@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-
-from rich.text import Text
+from typing import Any
 
 from ..._text import prose, shown
 from ...history.overview import Bucket
@@ -22,6 +21,7 @@ _STYLES = {
 _LABEL, _VALUE = 11, 11
 _LATELY = 100  # steps
 _QUIET_S = 10.0
+Line = list[tuple[str, str]]  # pieces of text, each with its style
 
 
 def lines_of(
@@ -32,7 +32,7 @@ def lines_of(
     height: int | None = None,
     reading: float | None = None,
     ascii_only: bool = False,
-) -> list[Text]:
+) -> list[Line]:
     """The view, the most important first.
 
     Args:
@@ -47,16 +47,22 @@ def lines_of(
     layers, findings = _layers(run, width), _findings(run)
     room = 10**6 if height is None else height - len(head) - len(numbers)
     parts = [head, numbers, layers if room >= len(layers) + min(len(findings), 4) else [], findings]
-    gap = [Text()] if height is None or height > 20 else []
-    lines: list[Text] = []
+    gap: list[Line] = [[]] if height is None or height > 20 else []
+    lines: list[Line] = []
     for part in filter(None, parts):
         lines += [*gap, *part] if lines else part
-    for line in lines if height is not None else ():
-        line.no_wrap, line.overflow = True, "ellipsis"
     return lines[:height]
 
 
-def _head(run: FollowedRun, now: float, width: int) -> Text:
+def as_text(lines: Iterable[Line], *, crops: bool) -> Any:
+    """`lines` as rich prints them; those too long for the terminal end in an ellipsis, or go on in the next one."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(*(Text.assemble(*line, no_wrap=crops, overflow="ellipsis" if crops else None) for line in lines))
+
+
+def _head(run: FollowedRun, now: float, width: int) -> Line:
     times = run.log.times
     rate = ""
     if times and now - times[-1] > _QUIET_S:
@@ -64,9 +70,7 @@ def _head(run: FollowedRun, now: float, width: int) -> Text:
     elif len(times) > 1 and times[-1] > times[0]:
         rate = f"{(len(times) - 1) / (times[-1] - times[0]):.3g} lines/s"
     name = shown(run.tail.path, max(10, width - len(rate) - 4))
-    line = Text().append(name, style="bold")
-    line.append(" " * max(2, width - len(name) - len(rate)))
-    return line.append(rate, style="dim")
+    return [(name, "bold"), (" " * max(2, width - len(name) - len(rate)), ""), (rate, "dim")]
 
 
 def _ago(seconds: float) -> str:
@@ -77,31 +81,34 @@ def _ago(seconds: float) -> str:
     return f"{5 * round(seconds / 5)} s"
 
 
-def _status(run: FollowedRun, reading: float | None) -> Text:
+def _status(run: FollowedRun, reading: float | None) -> Line:
     newest = run.log.newest_step
     if newest < 0:
-        return Text("WAITING for a step", style="bold")
+        return [("WAITING for a step", "bold")]
     if reading is not None:
-        return Text(f"AT STEP {newest:,}, not judged yet", style="bold")
+        return [(f"AT STEP {newest:,}, not judged yet", "bold")]
     report = run.findings and run.findings.report
     if report is None:
-        return Text(f"AT STEP {newest:,}", style="bold")
+        return [(f"AT STEP {newest:,}", "bold")]
     nouns = {"critical": "critical problem", "warning": "warning"}
     counts = {noun: sum(one.severity == level for one in report.findings) for level, noun in nouns.items()}
     said = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count)
-    line = Text().append(report.status.upper(), style=_STYLES.get(report.status, "bold"))
-    return line.append(f" at step {newest:,}: {said or 'nothing to complain about'}")
+    said = said or ("nothing to complain about" if report.status == "healthy" else "no gradient was seen")
+    return [
+        (report.status.upper().replace("-", " "), _STYLES.get(report.status, "bold")),
+        (f" at step {newest:,}: {said}", ""),
+    ]
 
 
-def _cause(run: FollowedRun) -> list[Text]:
+def _cause(run: FollowedRun) -> list[Line]:
     cause = run.findings and run.findings.cause
     if cause is None:
         return []
     what, advice = cause
-    return [Text(f"likely cause: {what}", style="bold"), Text(f"    {advice}")]
+    return [[(f"likely cause: {what}", "bold")], [(f"    {advice}", "")]]
 
 
-def _notes(run: FollowedRun, reading: float | None) -> list[Text]:
+def _notes(run: FollowedRun, reading: float | None) -> list[Line]:
     notes = []
     if run.tail.problem:
         notes.append(f"the log {shown(run.tail.problem)}")
@@ -111,10 +118,10 @@ def _notes(run: FollowedRun, reading: float | None) -> list[Text]:
         notes.append(f"went back to step {run.log.went_back_to:,}: resumed, or rolled back")
     if run.num_left_out:
         notes.append(f"{run.num_left_out:,} damaged line{'' if run.num_left_out == 1 else 's'} left out")
-    return [Text(note, style="dim") for note in notes]
+    return [[(note, "dim")] for note in notes]
 
 
-def _numbers(run: FollowedRun, width: int, ramp: str) -> list[Text]:
+def _numbers(run: FollowedRun, width: int, ramp: str) -> list[Line]:
     history = run.history
     recent = list(history.recent)
     backs = [i for i in range(1, len(recent)) if recent[i].step <= recent[i - 1].step]
@@ -148,12 +155,12 @@ def _numbers(run: FollowedRun, width: int, ramp: str) -> list[Text]:
     return lines
 
 
-def _row(label: str, value: str, more: str = "", style: str = "") -> Text:
-    line = Text(f"{label:<{_LABEL}}{value:>{_VALUE}}")
-    return line.append("  ").append(more, style=style) if more else line
+def _row(label: str, value: str, more: str = "", style: str = "") -> Line:
+    line = [(f"{label:<{_LABEL}}{value:>{_VALUE}}", "")]
+    return [*line, ("  ", ""), (more, style)] if more else line
 
 
-def _rate_row(label: str, count: int, total: int, lately: int, num_lately: int) -> Text:
+def _rate_row(label: str, count: int, total: int, lately: int, num_lately: int) -> Line:
     share = f"{100 * count / total:.3g} %" if total else "-"
     more = f"{count:,} of {total:,}"
     if num_lately < total:
@@ -176,27 +183,27 @@ def _whole_run(run: FollowedRun, buckets: Iterable[Bucket], key: str) -> list[fl
     return values
 
 
-def _layers(run: FollowedRun, width: int) -> list[Text]:
+def _layers(run: FollowedRun, width: int) -> list[Line]:
     if not run.layers:
         return []
     room = max(8, width - 34)
     widest = max(len("layer"), *(len(shown(layer.name, room)) for layer in run.layers))
-    lines = [Text(f"{'layer':<{widest}}{'grad norm':>11}{'zeros':>8}{'update/weight':>15}", style="dim")]
+    lines = [[(f"{'layer':<{widest}}{'grad norm':>11}{'zeros':>8}{'update/weight':>15}", "dim")]]
     for name, norm, zero_share, ratio, is_named in run.layers:
         cells = f"{norm:>11.3g}{zero_share:>8.0%}{'-' if ratio is None else f'{ratio:.2g}':>15}"
-        lines.append(Text(f"{shown(name, room):<{widest}}{cells}", style="red" if is_named else ""))
+        lines.append([(f"{shown(name, room):<{widest}}{cells}", "red" if is_named else "")])
     return lines
 
 
-def _findings(run: FollowedRun) -> list[Text]:
+def _findings(run: FollowedRun) -> list[Line]:
     """The newest first; those that the rules no longer find are dim."""
     if run.findings is None:
         return []
     report = run.findings.report
     now = {finding.rule for finding in report.findings} if report else set()
-    lines: list[Text] = []
+    lines: list[Line] = []
     for told in reversed(run.findings.told):
         is_so = told.finding.rule in now
-        lines.append(Text(told.headline, style=_STYLES[told.finding.severity] if is_so else "dim"))
-        lines.append(Text(f"    {prose(told.finding.summary)}", style="" if is_so else "dim"))
+        lines.append([(told.headline, _STYLES[told.finding.severity] if is_so else "dim")])
+        lines.append([(f"    {prose(told.finding.summary)}", "" if is_so else "dim")])
     return lines
