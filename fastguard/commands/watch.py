@@ -249,7 +249,7 @@ def _show(path: Path, interval: float, console: Any) -> int:
     def draw(**options: Any) -> Any:
         assert views is not None
         lines = lines_of(views.run, now=time.time(), width=console.width, ascii_only=ascii_only, **options)
-        return as_text(lines, crops="height" in options)
+        return as_text(lines, crops="height" in options, ascii_only=ascii_only)
 
     quiet = logging.NullHandler()  # a rule that fails is in the report
     logging.getLogger("fastguard").addHandler(quiet)

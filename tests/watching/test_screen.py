@@ -50,12 +50,12 @@ def followed(path: Path) -> FollowedRun:
     return run
 
 
-def drawn(run: FollowedRun, width: int = 100, height: int | None = 40, **options) -> list[str]:
+def drawn(run: FollowedRun, width: int = 100, height: int | None = 40, ascii_only=False, reading=None) -> list[str]:
     """What a terminal without colours would show."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, height=height, color_system=None, markup=False, emoji=False)
-    lines = lines_of(run, now=NOW, width=width, height=height, **options)
-    console.print(as_text(lines, crops=height is not None), soft_wrap=height is None)
+    lines = lines_of(run, now=NOW, width=width, height=height, reading=reading, ascii_only=ascii_only)
+    console.print(as_text(lines, crops=height is not None, ascii_only=ascii_only), soft_wrap=height is None)
     return stream.getvalue().rstrip("\n").split("\n")
 
 
@@ -139,7 +139,8 @@ def test_the_end_of_a_long_log_says_that_it_is_one(log):
 
 
 def test_a_terminal_without_blocks_gets_other_marks(log):
-    assert all(line.isascii() for line in drawn(followed(log([1.0, 2.0] * 40)), ascii_only=True))
+    lines = drawn(followed(log([1.0, 2.0] * 40 + [math.nan])), width=50, ascii_only=True)
+    assert all(line.isascii() for line in lines) and max(map(len, lines)) == 50
 
 
 class TestSparkline:

@@ -54,12 +54,13 @@ def lines_of(
     return lines[:height]
 
 
-def as_text(lines: Iterable[Line], *, crops: bool) -> Any:
-    """`lines` as rich prints them; those too long for the terminal end in an ellipsis, or go on in the next one."""
+def as_text(lines: Iterable[Line], *, crops: bool, ascii_only: bool = False) -> Any:
+    """`lines` as rich prints them; those too long for the terminal are cut, or go on in the next one."""
     from rich.console import Group
     from rich.text import Text
 
-    return Group(*(Text.assemble(*line, no_wrap=crops, overflow="ellipsis" if crops else None) for line in lines))
+    overflow: Any = None if not crops else "crop" if ascii_only else "ellipsis"
+    return Group(*(Text.assemble(*line, no_wrap=crops, overflow=overflow) for line in lines))
 
 
 def _head(run: FollowedRun, now: float, width: int) -> Line:
