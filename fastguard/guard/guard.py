@@ -216,6 +216,10 @@ class Guard:
         """
         if self._is_loss_new and loss is not None:
             self._look_at_loss(loss)
+        run = self.run
+        is_plain = val_loss is None and loss is not None and self._observed.marked != run.step - 1
+        if is_plain and self.judge.waits and run.ring.note_loss(loss):
+            return  # the ordinary case: one more number in the header
         self._observed.observe(loss, val_loss)
 
     def change_sinks(self, sinks: Iterable[Any]) -> None:

@@ -241,6 +241,7 @@ class Judge:
             run.step = step + 1  # at once: an interrupt must not have the next step take the same number
             ring.note("lr", lr)
             ring.note("loss", closure_loss)
+            ring.closure_step = step if closure_loss is not None else -1
         else:
             ring.mark_skipped(skipped)
         run.step = step + 1

@@ -19,8 +19,12 @@ class Observed:
     the step to come. Of a plain number it is not known when it came about: it is the newest step's, unless something
     was recorded since that ended and losses have been seen to come ahead of their steps, or that step has one already.
 
-    Until a loss has come ahead of its step, the end of a step is looked at only where something else is, too: a loop
-    that observes each loss straight after its step pays nothing for the others.
+    When a step ends is noted at the first ones, and from then on where a loss has come ahead of its step, or a second
+    one of a step. A loop that observes each loss straight after its step pays nothing for the others, and goes past
+    this: `Guard.observe` puts a loss where none is.
+
+    Attributes:
+        marked: the newest step whose end was noted.
     """
 
     def __init__(self, run: Run, judge: Judge) -> None:
@@ -29,7 +33,7 @@ class Observed:
         self._total: Any = 0.0
         self._count = 0
         self._val_loss: Any = None  # from before the first step
-        self._marked, self._mark = -1, 0  # a step, and how much was recorded when it ended
+        self.marked, self._mark = -1, 0  # the mark is how much was recorded by then
         self._comes_early = False
 
     def observe(self, loss: Any, val_loss: Any) -> None:
@@ -39,23 +43,24 @@ class Observed:
             ValueError: of what is no number.
             RuntimeError: the record of their step was handed over.
         """
+        run, newest = self._run, self._run.step - 1
         number = None if loss is None else self._number("loss", loss)
         if val_loss is not None:
             val_loss = self._number("val_loss", val_loss)
             if self._judge.has_step:
                 self._judge.observe(None, val_loss)
             else:
-                self._val_loss, self._run.has_more_to_do = val_loss, True
+                self._val_loss, run.has_more_to_do = val_loss, True
         if number is None:
             return
-        newest = self._run.step - 1
-        if self._is_ahead(loss, newest):
-            self._comes_early = self._run.has_more_to_do = True
+        if not self._judge.has_step or (self.marked == newest and self._is_ahead(loss, newest)):
+            self._comes_early = run.has_more_to_do = True
             self._add(newest + 1, number)
             return
-        if self._step != newest and type(number) is float and self._judge.waits and self._run.ring.note_loss(number):
-            self._step, self._total, self._count = newest, number, 1  # the ordinary case
-            return
+        known = None if self._step == newest or not self._judge.waits else run.ring.observed_loss
+        if known is not None:
+            self._comes_early = run.has_more_to_do = True
+            self._add(newest, known)
         self._add(newest, number)
         self._put()
 
@@ -68,20 +73,11 @@ class Observed:
         if isinstance(value, torch.Tensor) and not (value.is_cpu and self._judge.waits):
             check_scalar(name, value)
             return value.detach()
-        if type(value) is torch.Tensor and not value.dim():
-            number = value.item()
-            if type(number) is float:
-                return number
         return scalar(name, value)
 
     def _is_ahead(self, loss: Any, newest: int) -> bool:
-        """Whether `loss` is of the step to come."""
-        if not self._judge.has_step:
-            return True
+        """Whether `loss` is of the step to come, where it is known when the newest one ended."""
         recorded = num_operations()
-        if self._marked != newest:
-            self._marked, self._mark = newest, recorded
-            return False
         node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
         if node is not None:
             return bool(node._sequence_nr() >= self._mark)
@@ -101,9 +97,9 @@ class Observed:
 
     def end_step(self) -> bool:
         """A step has been taken: it gets what came ahead of it. Whether to tell this of the next one too."""
-        self._marked, self._mark = self._run.step - 1, num_operations()
+        self.marked, self._mark = self._run.step - 1, num_operations()
         if self._judge.is_held:
-            if self._step == self._marked:
+            if self._step == self.marked:
                 self._put()
             if self._val_loss is not None:
                 self._judge.observe(None, self._val_loss)
@@ -112,5 +108,5 @@ class Observed:
 
     def forget(self) -> None:
         """The run goes on from another place."""
-        self._step = self._marked = -1
+        self._step = self.marked = -1
         self._val_loss = None

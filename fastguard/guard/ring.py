@@ -59,6 +59,7 @@ class Ring:
         num_written: how many of the open slots the sinks have had.
         is_over: whether nothing more comes to the newest slot: neither another evaluation nor a loss.
         made: the newest slot as a record, if it was made. Whoever fills a slot without `arrive` sets it to None before.
+        closure_step: number of the newest step that has the loss of a closure.
         samples: what was sampled beside the gradients, by step, until its record is made.
         tell_of_parts: gives the fields of a record that are about groups and tensors of the clip policy, from what
             `found` has at OVER; None without such a policy.
@@ -76,6 +77,7 @@ class Ring:
         self.num_written = 0
         self.limit = NUM_SLOTS
         self.is_over = False
+        self.closure_step = -1
         self.samples: dict[int, dict[str, Any]] = {}
         self.made: StepStats | None = None
 
@@ -196,7 +198,8 @@ class Ring:
         self.made = None
 
     def note_loss(self, loss: Any) -> bool:
-        """Adds a loss that is a number, or a tensor of one, to the newest slot; False if it is neither, or too late."""
+        """Adds a loss that is a number, or a tensor of one, to the newest slot; False if it is neither, or too late, or
+        there is one already."""
         if type(loss) is not float:
             if type(loss) is not torch.Tensor or loss.dim():
                 return False
@@ -205,11 +208,14 @@ class Ring:
             return False
         at = HEADER_WORDS * self.newest
         words = self.words
+        flags = int(words[at + FLAGS])
+        if flags & HAS_LOSS:
+            return False
         try:
             words[at + LOSS] = loss
         except TypeError:  # a complex number
             return False
-        words[at + FLAGS] = int(words[at + FLAGS]) | HAS_LOSS
+        words[at + FLAGS] = flags | HAS_LOSS
         self.made = None
         return True
 
@@ -221,6 +227,14 @@ class Ring:
             return None
         loss = self.words[at + LOSS]
         return loss if math.isfinite(loss) else None
+
+    @property
+    def observed_loss(self) -> float | None:
+        """What the newest slot has from `note_loss`; what a closure returned gives way to what is observed."""
+        at = HEADER_WORDS * self.newest
+        if not self.is_held or not int(self.words[at + FLAGS]) & HAS_LOSS or self.closure_step == self.step:
+            return None
+        return self.words[at + LOSS]
 
     def mark_skipped(self, skipped: bool) -> None:
         """Says of the newest slot whether the step was skipped in the end."""
