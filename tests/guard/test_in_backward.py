@@ -108,6 +108,25 @@ def test_idle_guarding_is_bit_identical_whoever_sets_the_hooks(make: Make, whose
     assert [p.grad for p in model.parameters()] == [None] * 4
 
 
+def test_gradients_that_are_zeroed_in_place_are_not_stepped_again() -> None:
+    plain, model = make_model(), make_model()
+    alone, optimizers = each(plain), each(model)
+    for its in (alone, optimizers):
+        for p in its:
+
+            def hook(p: torch.Tensor, its: Any = its) -> None:
+                its[p].step()
+                its[p].zero_grad(set_to_none=False)
+
+            p.register_post_accumulate_grad_hook(hook)
+    guard = fastguard.wrap_backward(model, optimizers)
+    for step in range(5):
+        backward(plain, step)
+        backward(model, step)
+        assert (guard.last.step, len(guard.last.tensors)) == (step, 4)
+    assert_identical(snapshot(model, *optimizers.values()), snapshot(plain, *alone.values()))
+
+
 def test_the_norm_of_the_step_before_or_of_what_has_come_if_that_is_more() -> None:
     """The definition, in plain torch."""
     model, plain = make_model(), make_model()
