@@ -155,6 +155,16 @@ def weights_run(
     return run(falling_losses(num_steps) if losses is None else losses, change=sampled, **notes)
 
 
+def moments_run(rms: Callable[[int], float], largest=lambda step: 0.1, losses=None, **notes):
+    """A run of two weights, sampled each ten steps, of `rms(step)` as Adam's second moment has it; gradients of 1."""
+
+    def sampled(step):
+        fields = (100, 10.0, 1.0, 2.0, 1.0, 0.1, 0, rms(step), 0.0, largest(step), 1e-2)
+        return {} if step % 10 else {"weights": tuple(WeightStats(name, *fields) for name in ("a.weight", "b.weight"))}
+
+    return run(flat_losses(140) if losses is None else losses, change=sampled, **notes)
+
+
 def flat_losses(count, level=2.3, noise=0.01, seed=0):
     rng = random.Random(seed)
     return [level + rng.gauss(0.0, noise) for _ in range(count)]
@@ -388,6 +398,10 @@ BAD = {
     "dropout-high": run(falling_losses(50), dropout={"drop": 0.95}),
     "update-ratio-high": weights_run(lambda step, name: 0.6),
     "update-ratio-low": weights_run(lambda step, name: 3e-5, flat_losses(140)),
+    "second-moment-collapse": moments_run(
+        lambda s: 0.1 if s < 60 else 1e-3, losses=[*falling_losses(100), *flat_losses(40)]
+    ),
+    "moment-out-of-bounds": moments_run(lambda s: 0.1, lambda s: 1e9 if s == 80 else 0.1),
     "unchanged-weights": weights_run(lambda step, name: 0.0 if name == "a.weight" else 0.01),
     "parameters-not-in-optimizer": run(
         falling_losses(50), names=["a", "b", "c"], names_not_in_optimizer=["b"]

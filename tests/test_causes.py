@@ -100,6 +100,7 @@ RIGHT = {
     "missing-zero-grad": BAD["gradients-not-cleared"],
     "no-gradient-arrives": BAD["no-gradient"],
     "trained-elsewhere": BAD["unseen-updates"],
+    "second-moment-collapse": BAD["second-moment-collapse"],
     "wrong-output-layer": BAD["output-against-loss"],
     "unnormalised-inputs": BAD["input-scale"],
     "unnormalised-targets": batches_run(

@@ -44,10 +44,17 @@ cause(
     needs=[needs.game],
 )
 cause(
+    "second-moment-collapse",
+    "Adam's second moment has shrunk so far that gradients of usual size make steps that are too large.",
+    "Lower beta2 (0.95), clip updates (AdaGC, StableAdamW), warm up again after a pause; keep the state in float32.",
+    {"second-moment-collapse": 0.9},
+    "norm-spike loss-spike spiky-loss norm-jump update-ratio-high loss-explosion loss-divergence loss-oscillation",
+)
+cause(
     "hardware-fault",
-    "A single element was far out of range, as a flipped bit in memory or arithmetic leaves it.",
+    "A gradient or the optimizer's state was far out of range, as a flipped bit in memory or arithmetic leaves it.",
     "Go back to a checkpoint from before that step and take it again: if all is well then, test memory and device.",
-    {"lone-element": 0.97},
+    {"lone-element": 0.97, "moment-out-of-bounds": 0.85},
     "norm-spike loss-spike spiky-loss norm-jump non-finite-gradients non-finite-loss skip-run non-finite-activations "
     "non-finite-weights saturated-units loss-explosion loss-divergence clip-rate-high growing-norm "
     "layer-norm-imbalance update-ratio-high dead-relu-units "

@@ -276,6 +276,11 @@ class WeightStats:
         grad_norm: 2-norm of its gradient before clipping, unscaled; None if it had none.
         update_norm: 2-norm of what the step changed it by; None if not measured, as at a skipped step.
         numel, num_nonfinite: elements; those of the weights that are NaN or Inf.
+        moment_rms: root of the mean second moment, corrected for its beginning: the gradients' usual size as Adam has
+            it. None where the optimizer keeps none, as all four below.
+        moment_min, moment_max: the smallest second moment that is not zero, 0.0 if all are; the largest, Inf if any is
+            not finite.
+        effective_step: lr / (moment_rms + eps), by which the averaged gradient is multiplied.
     """
 
     name: str
@@ -286,6 +291,10 @@ class WeightStats:
     grad_norm: float | None = None
     update_norm: float | None = None
     num_nonfinite: int = 0
+    moment_rms: float | None = None
+    moment_min: float | None = None
+    moment_max: float | None = None
+    effective_step: float | None = None
 
     @property
     def gradient_ratio(self) -> float | None:

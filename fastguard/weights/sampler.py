@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import kernels
 from ..stats import TensorRow, TensorStats
 from ..stats.samples import WeightStats
+from .moments import second_moments
 from .updates import Formula, chunked_norm, formula, group_has_formula, suits_formula
 
 EVERY = 100
@@ -20,12 +21,19 @@ MAX_BYTES = 1 << 28
 class Sample:
     """What was taken before one step: the weights' statistics, and copies of some of them."""
 
-    __slots__ = ("copies", "formulas", "parameters", "places", "rows")
+    __slots__ = ("copies", "formulas", "groups", "parameters", "places", "rows")
 
-    def __init__(self, places: list[int], parameters: list[Tensor], rows: Sequence[TensorRow]) -> None:
+    def __init__(
+        self,
+        places: list[int],
+        parameters: list[Tensor],
+        rows: Sequence[TensorRow],
+        groups: Sequence[dict[str, Any]] = (),
+    ) -> None:
         self.places = places  # among all parameters of the optimizer; those that hold no real numbers are left out
         self.parameters = parameters
         self.rows = rows
+        self.groups = groups
         self.copies: dict[int, Tensor] = {}
         self.formulas: dict[int, dict[str, Any]] = {}
 
@@ -33,7 +41,8 @@ class Sample:
 class WeightSampler:
     """Takes statistics of one optimizer's parameters, and of what its steps change them by.
 
-    `before` the step every parameter is read once. `after` it, updates are told in one of two ways:
+    `before` the step every parameter is read once. `after` it, the second moments of Adam, AdamW, NAdam, RAdam and
+    RMSprop are, and updates are told in one of two ways:
 
     - from the state that the step left, for SGD (not Nesterov's), Adam, AdamW, Adamax, Adagrad without weight decay,
       and RMSprop without weight decay or with momentum, in float32, float64 and complex: nothing is copied. It is what
@@ -46,7 +55,7 @@ class WeightSampler:
     Args:
         every: a step whose number it divides is sampled. After a skipped step, which changed nothing and has
             `update_norm` None, the next one is.
-        updates: whether to measure updates; False leaves the statistics of the weights.
+        updates: whether to measure updates and second moments; False leaves the statistics of the weights.
         max_bytes: bound on the copies held from before the step until after it.
         backend: as for `fastguard.tensor_stats`.
 
@@ -55,7 +64,7 @@ class WeightSampler:
 
     Cost: nothing at other steps. At a sampled one: one read of the parameters; for updates one read of what the
     formula needs (SGD: gradient or momentum; Adam: both moments; AdamW: weights and both moments), or for copied
-    parameters four reads and two writes. On an accelerator, two or three syncs.
+    parameters four reads and two writes; and one of the second moments. On an accelerator, two or three syncs.
 
     >>> import torch
     >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -91,10 +100,10 @@ class WeightSampler:
         places = [k for k, (p, _) in enumerate(every) if _holds_numbers(p)]
         parameters = [every[k][0] for k in places]
         table, _ = kernels.run_stats([p.detach() for p in parameters], self.backend)
-        sample = Sample(places, parameters, list(TensorStats(table)))
+        groups = [every[k][1] for k in places]
+        sample = Sample(places, parameters, list(TensorStats(table)), groups)
         if self.updates:
             fitting = {id(group) for group in optimizer.param_groups if group_has_formula(optimizer, group)}
-            groups = [every[k][1] for k in places]
             fits = [id(group) in fitting and suits_formula(p) for p, group in zip(parameters, groups, strict=True)]
             sample.formulas = {i: group for i, group in enumerate(groups) if fits[i]}
             self._copy(sample, [i for i, fit in enumerate(fits) if not fit])
@@ -143,8 +152,10 @@ class WeightSampler:
         else:
             moved = [name in known for name in mine]
         norms: list[float | None] = [None] * len(mine)
+        moments: dict[int, dict[str, float]] = {}
         if self.updates and not skipped:
             norms = self._update_norms(optimizer, sample, moved)
+            moments = second_moments(optimizer, sample.parameters, sample.groups, self.backend)
         return tuple(
             WeightStats(
                 name=name,
@@ -155,8 +166,9 @@ class WeightSampler:
                 grad_norm=known.get(name),
                 update_norm=norm,
                 num_nonfinite=row.num_nans + row.num_infs,
+                **moments.get(i, {}),
             )
-            for name, row, norm in zip(mine, sample.rows, norms, strict=True)
+            for i, (name, row, norm) in enumerate(zip(mine, sample.rows, norms, strict=True))
         )
 
     def _update_norms(
