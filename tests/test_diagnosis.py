@@ -241,10 +241,21 @@ class TestAlreadyClipped:
         assert (RULES["already-clipped"](history) is not None) == fires
 
     @pytest.mark.parametrize(
-        ("limit", "count", "fires"), [(1.0, 200, True), (1.2345, 200, False), (1.0, 30, True), (3.0, 200, False)]
+        ("limit", "count", "fires"),
+        [
+            (1.0, 200, True),
+            (1.2345, 200, False),
+            (1.0, 20, True),
+            (0.05, 200, True),
+            (1.6, 200, True),
+            (3.0, 200, False),
+        ],
     )
     def test_a_limit_that_is_reached_now_and_then(self, limit, count, fires):
-        norms = [min(n, limit * n / (n + 1e-6)) for n in noisy_norms(count)]  # as clip_grad_norm_ leaves them
+        scale = min(limit, 1.0) if limit < 0.1 else 1.0
+        norms = [
+            min(n, limit * n / (n + 1e-6)) for n in noisy_norms(count, level=scale)
+        ]  # as clip_grad_norm_ leaves it
         assert (RULES["already-clipped"](make_turning_history(norms)) is not None) == fires
 
     @pytest.mark.parametrize(

@@ -250,3 +250,30 @@ def test_a_resumed_run_goes_on_counting() -> None:
     again.guard.load_state_dict(state)
     run(model, again, set_to_none, nothing, 30)
     assert left_of(again.guard) == (0, 20)
+
+
+@pytest.mark.parametrize("clear", CLEARINGS)
+def test_a_step_left_out_on_purpose_keeps_its_gradient_for_the_next(clear: Clearing) -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    for number in range(40):
+        loss_at(model, number).backward()
+        if number % 5 == 2:
+            continue
+        optimizer.step()
+        clear(optimizer)
+    assert left_of(optimizer.guard) == (0, 20)
+    assert "gradients-not-cleared" not in [finding.rule for finding in optimizer.guard.report().findings]
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_cleared_ahead_of_the_step(set_to_none: bool) -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    for number in range(12):
+        loss_at(model, number).backward()
+        if number != 7:
+            optimizer.zero_grad(set_to_none)
+        optimizer.step()
+    optimizer.guard.report()
+    assert optimizer.guard.history.model.num_cleared_gradients == 11

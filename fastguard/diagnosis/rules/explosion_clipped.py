@@ -32,23 +32,27 @@ _DIGITS_OF_HALF = 4e-3
     "max_norm.",
 )
 def already_clipped(
-    history: TrainingHistory, *, run: int = 10, change: float = 0.01, share: float = 0.1, samples: int = 4
+    history: TrainingHistory,
+    *,
+    run: int = 10,
+    few: int = 5,
+    share: float = 0.1,
+    samples: int = 4,
+    change: float = 0.01,
 ) -> Finding | None:
     """The norms of the last `run` clean steps or more lie within 1e-3 of one another and of a round number.
 
-    Or, as where a limit is reached now and then, a `share` of the window's, `run` at least, lie within 1e-3 (half
-    precision: 2e-2) of the largest, that is a round number, and next to none lie just below. Or, as where each element
-    is clipped, the largest element is the same round number in a quarter of the samples, `samples` at least, in several
-    tensors, not all of them biases: that of the last layer may be a constant.
+    Or, as where a limit is reached now and then, `few` of the window's lie within 1e-5 of the largest, that is a round
+    number, and next to none lie just below; in half precision `run`, and a `share` of them, within 2e-2. Or, as where
+    each element is clipped, the largest element is the same round number in a quarter of the samples, `samples` at
+    least, in several tensors, not all of them biases: that of the last layer may be a constant.
 
     Round means at most two significant digits, as people choose a clip threshold. The gradients must have changed all
     the same: their sum or their largest element by more than a share `change` of what it can be. A gradient that stays
     as it is keeps its norm by itself. Where no two of them were looked at, norms that differ at all will do.
     """
-    at_each = _at_each_step(history, run, change)
-    said: tuple[str, Entry | None, Entry | None, dict[str, Any]] | None = at_each or _now_and_then(
-        history, run, change, share
-    )
+    said: tuple[str, Entry | None, Entry | None, dict[str, Any]] | None = _at_each_step(history, run, change)
+    said = said or _now_and_then(history, few, run, change, share)
     said = said or _each_element(history, samples, change)
     if said is None:
         return None
@@ -94,29 +98,36 @@ def _has_changed(history: TrainingHistory, entries: list[Entry], change: float) 
     return moved or max(largest) - min(largest) > change * max(largest)
 
 
-def _now_and_then(history: TrainingHistory, run: int, change: float, share: float) -> Any:
+def _now_and_then(history: TrainingHistory, few: int, run: int, change: float, share: float) -> Any:
     entries = list(history.clean)
     top = max((entry.norm for entry in entries), default=0.0)
-    is_half = half_precision(history) is True
-    width = 2e-2 if is_half else 1e-3
-    at_top = [entry for entry in entries if entry.norm >= top * (1.0 - width)]
-    if not top or len(at_top) < max(run, share * len(entries)):
+    if not top:
+        return None
+    at_top = _held_below(entries, top, max(1e-5, 2e-6 / top), few, _DIGITS)  # torch divides by norm + 1e-6
+    if not at_top and half_precision(history) is True:
+        at_top = _held_below(entries, top, 2e-2, max(run, share * len(entries)), _DIGITS_OF_HALF)
+    if not at_top or not _has_changed(history, at_top, change):
         return None
     norms = [entry.norm for entry in at_top]
-    below = sum(top * (1.0 - 3.0 * width) <= entry.norm < top * (1.0 - width) for entry in entries)
-    rest = {entry.norm for entry in entries if entry.norm < top * (1.0 - width)}
-    is_limit = 5 * below <= len(at_top) and len(rest) >= 5 and 2 * len({*norms}) > len(norms)  # the same data again?
-    if not is_limit or not _is_round(median(norms), _DIGITS_OF_HALF if is_half else _DIGITS):
-        return None
-    if not _has_changed(history, at_top, change):
-        return None
     return (
         f"The gradient norm was {float(f'{median(norms):.1e}'):g} at {len(at_top)} of the last {len(entries)} steps, "
         "and never larger",
         at_top[0],
         at_top[-1],
-        {"norm": median(norms), "num_steps": len(at_top), "threshold_share": share},
+        {"norm": median(norms), "num_steps": len(at_top), "threshold_few": few},
     )
+
+
+def _held_below(entries: list[Entry], top: float, width: float, least: float, digits: float) -> list[Entry]:
+    """Those within `width` of the largest norm, if it is held: it is round, they are enough, next to none lie below."""
+    at_top = [entry for entry in entries if entry.norm >= top * (1.0 - width)]
+    norms = [entry.norm for entry in at_top]
+    if len(at_top) < least or not _is_round(median(norms), digits):
+        return []
+    rest = {entry.norm for entry in entries if entry.norm < top * (1.0 - width)}
+    below = sum(entry.norm >= top * (1.0 - 3.0 * width) for entry in entries) - len(at_top)
+    differ = 2 * len({*norms}) > len(norms)  # else the same data came again
+    return at_top if 5 * below <= len(at_top) and len(rest) >= 5 and differ else []
 
 
 def _each_element(history: TrainingHistory, samples: int, change: float) -> Any:
