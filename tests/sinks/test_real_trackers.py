@@ -158,30 +158,37 @@ class TestTensorBoard:
         assert cost["name"].startswith("TensorBoardSink(") and cost["num_lost"] == 0
 
 
-def test_what_waits_is_written_when_the_process_ends(tmp_path):
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    mlflow = needs("mlflow")
+    needs("sqlalchemy")
+    folder = tmp_path_factory.mktemp("mlflow")
+    uri = f"sqlite:///{folder / 'runs.db'}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        client = mlflow.MlflowClient(uri)  # makes 60 tables, one by one
+        return client, client.create_experiment("e", str(folder)), uri
+
+
+def test_what_waits_is_written_when_the_process_ends(tmp_path, database):
     """Without `close`: by TensorBoard's thread, and by that of a database."""
-    for package in ("tensorboard", "mlflow", "sqlalchemy"):
-        needs(package)
-    code = """
-import sys, torch, mlflow, fastguard
+    needs("tensorboard")
+    client, experiment, uri = database
+    run_id = client.create_run(experiment).info.run_id
+    code = f"""
+import torch, fastguard
 from fastguard.sinks import MlflowSink, TensorBoardSink
-uri = "sqlite:///runs.db"
-run = mlflow.MlflowClient(uri).create_run("0")
 model = torch.nn.Linear(3, 2)
-sinks = [TensorBoardSink("tb"), MlflowSink(run, tracking_uri=uri)]
+sinks = [TensorBoardSink("tb"), MlflowSink({run_id!r}, tracking_uri={uri!r})]
 optimizer = fastguard.wrap(torch.optim.SGD(model.parameters()), model, sinks=sinks)
 for _ in range(3):
     model(torch.ones(4, 3)).sum().backward()
     optimizer.step()
-print(run.info.run_id)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [p.step for p in TestTensorBoard().read(tmp_path / "tb").Scalars("grad/norm")] == [0, 1, 2]
-    import mlflow
-
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'runs.db'}")
-    assert len(client.get_metric_history(done.stdout.split()[-1], "grad/norm")) == 3
+    assert len(client.get_metric_history(run_id, "grad/norm")) == 3
 
 
 def records_of(data):
@@ -349,17 +356,6 @@ class TestWandb:
 
 
 class TestMlflow:
-    @pytest.fixture(scope="class")
-    def database(self, tmp_path_factory):
-        mlflow = needs("mlflow")
-        needs("sqlalchemy")
-        folder = tmp_path_factory.mktemp("mlflow")
-        uri = f"sqlite:///{folder / 'runs.db'}"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            client = mlflow.MlflowClient(uri)  # makes 60 tables, one by one
-            return client, client.create_experiment("e", str(folder)), uri
-
     @pytest.fixture
     def client(self, database):
         client, experiment, self.uri = database
