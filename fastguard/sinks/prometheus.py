@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..stats import StepStats
-from .tracker import MAX_LAYERS, Buckets, TrackerSink, imported
+from .sink import Sink, flatten_step
+from .tracker import MAX_LAYERS, Layers, imported
 
 _ODD = re.compile(r"[^a-zA-Z0-9_]")
-_LARGEST = ("grad/norm", "loss")
 _TOTALS = {
     "steps": "Steps of the optimizer, skipped ones too.",
     "skipped": "Steps that left the parameters as they were.",
@@ -21,7 +21,7 @@ _TOTALS = {
 }
 
 
-class PrometheusSink(TrackerSink):
+class PrometheusSink(Sink):
     """Shows the run to Prometheus, which comes and asks, once in thousands of steps.
 
     So there are totals (`fastguard_steps_total`, `_skipped_total`, `_clipped_total`, `_nonfinite_total`,
@@ -36,7 +36,7 @@ class PrometheusSink(TrackerSink):
         addr: who may ask: this machine alone. "0.0.0.0" is for everybody that reaches it.
         registry: one of prometheus_client that is served already; then no server is started.
         prefix: what all names begin with.
-        layers, tensors_every: as in `TrackerSink`.
+        layers: as in `TrackerSink`.
 
     Attributes:
         port: of the server; None while there is none.
@@ -44,7 +44,7 @@ class PrometheusSink(TrackerSink):
     Raises:
         ImportError: prometheus_client is missing.
 
-    Cost: 10 us a step on the thread that trains; an answer 1 ms on another.
+    Cost: 3 us a step on the thread that trains; an answer 1 ms on another.
     """
 
     def __init__(
@@ -55,16 +55,14 @@ class PrometheusSink(TrackerSink):
         registry: Any = None,
         prefix: str = "fastguard",
         layers: int | str | re.Pattern[str] = MAX_LAYERS,
-        tensors_every: int = 100,
     ) -> None:
-        super().__init__(layers=layers, tensors_every=tensors_every)
         self._client = imported("prometheus_client", "PrometheusSink", "prometheus")
         self._families = imported("prometheus_client.core", "PrometheusSink", "prometheus")
         self._lock = threading.Lock()
         self._prefix = _ODD.sub("_", prefix)
+        self._layers = Layers(layers)
         self._totals = dict.fromkeys(_TOTALS, 0)
-        self._newest_values: dict[str, float] = {}
-        self._layer_norms: dict[str, float] = {}
+        self._record: StepStats | None = None
         self._found: dict[tuple[str, str], int] = {}
         self._largest: dict[str, float] = {}
         self._server: Any = None
@@ -75,33 +73,26 @@ class PrometheusSink(TrackerSink):
             registry.register(self)
 
     def write(self, record: StepStats) -> None:
-        """Counts the step, and keeps its values until they are asked for.
+        """Counts the step, and keeps the record until somebody asks.
 
         Raises:
             OSError: the port is taken.
         """
-        super().write(record)
+        norm = record.norm
         with self._lock:
-            totals = self._totals
+            totals, largest = self._totals, self._largest
             totals["steps"] += 1
             totals["skipped"] += record.skipped
             totals["clipped"] += record.clipped
-            totals["nonfinite"] += not record.is_finite
+            for key, value in (("grad/norm", norm), ("loss", record.loss)):
+                if value is not None and math.isfinite(value) and value > largest.get(key, -math.inf):
+                    largest[key] = value
+            if not math.isfinite(norm):
+                totals["nonfinite"] += 1
+                self._layers.choose(record.tensors, record.nonfinite)
+            self._record = record
         if not self._is_served:
             self._serve()
-
-    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Keeps the newest values, and what is largest."""
-        with self._lock:
-            for key, value in scalars.items():
-                if key.startswith("grad/norm/"):
-                    self._layer_norms[key[len("grad/norm/") :]] = value
-                elif not key.startswith(("activation/", "weight/")):
-                    self._newest_values[key] = value
-            for key in _LARGEST:
-                value = scalars.get(self.name(key), math.nan)
-                if math.isfinite(value):
-                    self._largest[key] = max(value, self._largest.get(key, -math.inf))
 
     def tell(self, finding: dict[str, Any]) -> None:
         """Counts the finding."""
@@ -112,8 +103,9 @@ class PrometheusSink(TrackerSink):
     def collect(self) -> Iterator[Any]:
         """What there is to show: called by prometheus_client, when somebody asks."""
         with self._lock:
-            totals, newest, found = dict(self._totals), dict(self._newest_values), dict(self._found)
-            norms, largest, self._largest = dict(self._layer_norms), self._largest, {}
+            totals, found, record = dict(self._totals), dict(self._found), self._record
+            largest, self._largest = self._largest, {}
+            chosen = [] if record is None else self._layers.choose(record.tensors)
         counter, gauge = self._families.CounterMetricFamily, self._families.GaugeMetricFamily
         for name, text in _TOTALS.items():
             yield counter(f"{self._prefix}_{name}", text, value=totals[name])
@@ -121,13 +113,15 @@ class PrometheusSink(TrackerSink):
         for labels, count in found.items():
             findings.add_metric(list(labels), count)
         yield findings
-        for key, value in newest.items():
-            yield gauge(self._metric(key), f"{key} of the newest step.", value=value)
+        for key, value in ({} if record is None else flatten_step(record)).items():
+            if key != "step" and value.__class__ is not list:
+                yield gauge(self._metric(key), f"{key} of the newest step.", value=float(value))
         for key, value in largest.items():
             yield gauge(f"{self._metric(key)}_largest", f"Largest {key} since this was asked last.", value=value)
         layers = gauge(f"{self._prefix}_layer_norm", "Norm of the gradient of a tensor.", labels=["layer"])
-        for layer, norm in norms.items():
-            layers.add_metric([layer], norm)
+        if record is not None:
+            for i in chosen:
+                layers.add_metric([record.tensors.names[i]], record.tensors[i].norm)
         yield layers
 
     def _serve(self) -> None:
@@ -137,7 +131,7 @@ class PrometheusSink(TrackerSink):
         self.port, self._is_served = self._server.server_port, True
 
     def _metric(self, key: str) -> str:
-        return f"{self._prefix}_{_ODD.sub('_', key.removeprefix('fastguard/'))}"
+        return f"{self._prefix}_{_ODD.sub('_', key)}"
 
     def close(self) -> None:
         """Ends the server; again does nothing."""
