@@ -65,7 +65,7 @@ WITHOUT_TORCH = {
 ARRAYS = {"torch", "numpy"}
 # Inside the guard, from what knows least to what knows most: a module imports from earlier ones only.
 GUARD = (
-    *("policies", "asked", "scaler", "backup", "undo", "detour", "wrappers", "engines", "lanes", "facts"),
+    *("policies", "ranks", "asked", "scaler", "backup", "undo", "detour", "wrappers", "engines", "lanes", "facts"),
     *(
         "loss_graph",
         "loss_gradient",

@@ -34,6 +34,7 @@ from .ledger import Ledger
 from .loss_graph import facts_of_loss, parameters_of_loss
 from .observed import Observed
 from .policies import ClipPolicy, GivenPolicy, as_policy
+from .ranks import Ranks
 from .recovery import Recomputation, Recovery, Rescue, check_state
 from .run import Run, held_weakly
 from .sampling import Sampling
@@ -79,6 +80,7 @@ class Guard:
         recovery: Recovery | None = None,
         names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
         is_quiet: bool = False,
+        over: Ranks | None = None,
     ) -> None:
         self._namer = namer = Namer(model)
         if names is not None:
@@ -86,8 +88,11 @@ class Guard:
         namer.check(optimizers)
         backend = kernels.resolve_backend(backend)
         self.run = Run(optimizers, proxies, namer, clip=clip, skip_nonfinite=skip_nonfinite, backend=backend)
+        self.run.ranks = over
         self.run.watch_buffers(model)
         self.ledger = Ledger(self.run.ring, self.run.failures, sinks, max_consecutive_skips)
+        if over is not None:
+            self.ledger.where_among_ranks = over.told_trouble
         if is_quiet:
             self.ledger.level = logging.DEBUG
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)

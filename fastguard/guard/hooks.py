@@ -412,7 +412,7 @@ class Hooks:
         run = self._run
         if self._met_odd:
             self._met_odd, self._odd = False, run.fingerprint
-        run.is_short = run.fingerprint not in (None, self._odd)
+        run.is_short = run.ranks is None and run.fingerprint not in (None, self._odd)
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:

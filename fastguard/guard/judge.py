@@ -24,10 +24,11 @@ from .engines import ElsewhereError, Engine
 from .flight import Flight
 from .ledger import Ledger, check_scalar, is_loss, scalar
 from .onboard import Onboard, gradients_of
-from .policies import ClipPolicy
+from .policies import ClipPolicy, GivenPolicy
 from .policies.ruling import Ruling
+from .ranks import Ranks, Shared, locals_of
 from .run import Member, Run, held_weakly
-from .scaler import UNSCALED, Handed
+from .scaler import UNSCALED, Handed, Scaling
 from .undo import HandedOver, Skip, Undo, takes_flags
 
 _log = logging.getLogger("fastguard")
@@ -181,7 +182,7 @@ class Judge:
         params = [p for o in run.optimizers() for group in o.param_groups for p in group["params"]]
         self._was_on_cpu = params[0].is_cpu if params else None
         # A step that evaluates its closure several times and cannot be skipped waits for its losses anyway.
-        waits = waits or not params or not all(member.can_skip for member in run.members)
+        waits = waits or run.ranks is not None or not params or not all(member.can_skip for member in run.members)
         waits = waits or any(self._engine_on(d) is None for d in {p.device for p in params})
         if waits is not self.waits:
             self.flush()
@@ -209,14 +210,23 @@ class Judge:
         """Measures and decides here. Synchronises with whatever device the gradients are on."""
         run, ledger, ring = self._run, self._ledger, self._run.ring
         scaling = handed.read() if handed.from_scaler else UNSCALED
-        if first:
-            ledger.deliver()  # before the new table is there: two of them at a time are enough
         optimizers = [optimizer] if len(run.members) == 1 else run.optimizers()
         groups = [group["params"] for one in optimizers for group in one.param_groups]
-        table, total, positions, fingerprint = kernels.gradient_stats(groups, run.backend, scaling.inverse)
+        shared: Shared | None = None
+        if run.ranks is not None:
+            shared = self._measure_over_ranks(run.ranks, groups, scaling, first)
+            scaling = scaling._replace(found_inf=shared.found_inf)
+        if first:
+            ledger.deliver()  # before the new table is there: two of them at a time are enough
+        if shared is None:
+            table, total, positions, fingerprint = kernels.gradient_stats(groups, run.backend, scaling.inverse)
+        else:
+            table, total, positions, _, fingerprint = shared[:5]
         names = run.names(fingerprint)
         norm = norm_of(*norm_parts(kernels.fold_rows(table) if total is None else total))
         finite = math.isfinite(norm)
+        if shared is not None and run.ranks is not None and not finite:
+            run.ranks.find_trouble(shared.own, names, shared.present)
         lr = learning_rate(optimizers[0])
         closure_loss = scalar("loss", loss) if is_loss(loss) else None
         skipped = (run.is_vetoed or (run.skip_nonfinite and not finite) or scaling.found_inf) and member.can_skip
@@ -235,6 +245,8 @@ class Judge:
         is_news = not again or (not finite and ring.is_finite)  # of several evaluations the first bad one is kept
         if is_news:
             told: dict[str, Any] = {"again": again, "trigger": clipping.trigger, "over": ruling.over or None}
+            if shared is not None:
+                told["total"], told["present"] = total, shared.present
             ring.arrive(step, norm, ruling.coefficient, skipped, scaling.scale, table, positions, names, **told)
             if ledger.sinks and (ruling.over or clipping.has_groups):
                 ring.limit = min(ring.limit, ring.num_open)  # who was over is in no line
@@ -250,8 +262,21 @@ class Judge:
         ledger.raise_due()
         coefficient = 1.0 if clipping.has_shrunk else ruling.coefficient
         decision = Decision(Verdict(coefficient, skipped, ruling.factors), scaling.scale)
-        decision.positions = positions
+        decision.positions = positions if shared is None or ruling.factors is not None else shared.present
         return decision
+
+    def _measure_over_ranks(
+        self, ranks: Ranks, groups: list[list[torch.Tensor]], scaling: Scaling, first: bool
+    ) -> Shared:
+        """Measures over all ranks; the step before takes the mean of the losses that they observed."""
+        run, ring = self._run, self._run.ring
+        ranks.wants_tables = isinstance(run.clip, GivenPolicy) and run.clip.norms is not None
+        loss = ring.loss if first else None
+        step = run.step if first else run.step - 1
+        shared = ranks.measure(groups, run.backend, scaling.inverse, step, loss=loss, found_inf=scaling.found_inf)
+        if shared.loss is not None and ring.newest >= 0:
+            ring.note("loss", shared.loss)
+        return shared
 
     def _must_not_follow(self, member: Member, optimizer: torch.optim.Optimizer, decision: Decision) -> bool:
         """Whether gradients of `member` that nobody had when the step was decided on are not finite. Tells of any."""
@@ -314,17 +339,21 @@ class Judge:
             if p.grad is not None and factor != 1.0:
                 alike.setdefault(factor, []).append(p.grad)
         for factor, gradients in alike.items():
-            kernels.run_scale(gradients, factor, self._run.backend)
+            kernels.run_scale(self._here(gradients), factor, self._run.backend)
 
     def scale(self, optimizer: torch.optim.Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
         """Multiplies the gradients of one optimizer, or says how it will do so in its own pass."""
-        if not from_scaler and self.divides(optimizer):
+        if self._run.ranks is None and not from_scaler and self.divides(optimizer):
             divisor = torch.tensor(1.0 / factor if factor else math.inf, dtype=torch.float32)
             return HandedOver(optimizer, {"grad_scale": divisor}, None)
         gradients = gradients_of(optimizer)
         if gradients:
-            kernels.run_scale(gradients, factor, self._run.backend)
+            kernels.run_scale(self._here(gradients), factor, self._run.backend)
         return None
+
+    def _here(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What of `gradients` is to be written to by this rank."""
+        return gradients if self._run.ranks is None else locals_of(gradients)
 
     def divides(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether `optimizer` itself is to multiply its gradients, all of them on the CPU, where they are clipped."""

@@ -81,6 +81,7 @@ class Ledger:
         fetch: attaches to the ring what was sampled and has arrived.
         seen: told that a step has arrived in the ring; None: nobody wants to know.
         instead: told of an error that is due, which is not raised then.
+        where_among_ranks: says which ranks hold what is not finite; nothing where there is one.
         level: at which it is logged that a step is out of the ordinary; lower where another process says the same.
     """
 
@@ -103,6 +104,7 @@ class Ledger:
         self.fetch: Callable[[], None] | None = None
         self.seen: Callable[[], None] | None = None
         self.instead: Callable[[NonFiniteGradientsError], None] | None = None
+        self.where_among_ranks: Callable[[], str] = str
         self._steps_to_checkup = self._steps_to_glance = 0
         self._told_already_clipped = False
         self._looks_for_clippers_at = NUM_DEFERRED - 1
@@ -426,6 +428,8 @@ class Ledger:
         names = record.nonfinite
         count = f"{len(names)} tensor" + ("" if len(names) == 1 else "s")
         where = f"first in {names[0]!r}, {count} in all" if names else "only their norm overflowed"
+        told = self.where_among_ranks()
+        where = f"{where}; {told}" if told else where
         what = "skipped" if record.skipped else "taken all the same"
         _log.log(level, "step %d: gradients are not finite (%s); the step was %s", record.step, where, what)
 

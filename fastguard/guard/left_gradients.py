@@ -116,6 +116,7 @@ class LeftGradients:
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         params = [p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided]
+        params = [p for p in params if not hasattr(p, "to_local")]  # FSDP2 adds to them past the hooks
         chosen = {id(p): p for p in (*params[:1], *params[-1:])}
         self._watched = [_Watched(p) for p in chosen.values()]
         self._num_steps = 0

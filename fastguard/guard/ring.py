@@ -80,6 +80,7 @@ class Ring:
         self.closure_step = -1
         self.samples: dict[int, dict[str, Any]] = {}
         self.made: StepStats | None = None
+        self._total: tuple[float, ...] | None = None
 
     @property
     def is_held(self) -> bool:
@@ -115,8 +116,11 @@ class Ring:
         again: bool = False,
         trigger: float | None = None,
         over: Sequence[int] | None = None,
+        total: tuple[float, ...] | None = None,
+        present: Sequence[int] | None = None,
     ) -> None:
-        """Takes a step into the next slot; with `again`, into the newest one, over what is there but for the notes."""
+        """Takes a step into the next slot; with `again`, into the newest one, over what is there but for the notes.
+        `total` is the fold of all gradients, where `rows` do not have them all; `present` then says which there are."""
         newest = self.newest if again else self.num_open
         at = HEADER_WORDS * newest
         words = self.words
@@ -136,8 +140,8 @@ class Ring:
             | (0 if trigger is None else HAS_TRIGGER)
         )
         self.found[TABLE], self.found[POSITIONS], self.found[OVER] = rows, positions, over
-        self.names = names
-        self.seen.take(positions, names)
+        self.names, self._total = names, total
+        self.seen.take(positions if total is None else present, names)
         self.made = None
         self.newest, self.num_open = newest, newest + 1
 
@@ -270,7 +274,7 @@ class Ring:
                 self._claim_samples(step)
             names, rows, positions = self.names, self.found[TABLE], self.found[POSITIONS]
             some = names if positions is None else lambda: [names[i] for i in positions]
-            tensors = TensorStats(rows, some, kernels.fold_rows(rows))
+            tensors = TensorStats(rows, some, kernels.fold_rows(rows) if self._total is None else self._total)
             sampled = self.samples.get(step, {})
             if self.tell_of_parts is not None:
                 sampled = {**sampled, **self.tell_of_parts(self.found[OVER])}

@@ -14,6 +14,7 @@ from ..names import Namer
 from ..stats.failures import Failures
 from .buffers import Buffers
 from .policies import ClipPolicy, GivenPolicy, Place
+from .ranks import Ranks
 from .ring import Ring
 from .wrappers import refuse_shards
 
@@ -79,6 +80,7 @@ class Run:
         wakes_at: from which step on there is something to see beside the gradients, ahead of it.
         has_more_to_do: whether there is, after the step; a call saved in each one counts.
         is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
+        ranks: over which the gradients lie; None where all that is needed is here.
         is_vetoed: the step under way is left out, whatever its gradients are.
         buffers: of the model; None where it has none.
         buffers_at: from which step on they are to be followed, but for one that is skipped; Inf where there are none.
@@ -108,6 +110,7 @@ class Run:
         self.has_more_to_do = True
         self.is_short = False
         self.is_vetoed = False
+        self.ranks: Ranks | None = None
         self.buffers: Buffers | None = None
         self.buffers_at = math.inf
         self._namer = namer
@@ -134,7 +137,8 @@ class Run:
         """Names of all parameters; asked for again when the fingerprint says that these are other ones."""
         if fingerprint is not None and fingerprint != self.fingerprint:
             optimizers = self.optimizers()
-            refuse_shards(group["params"] for optimizer in optimizers for group in optimizer.param_groups)
+            if self.ranks is None:
+                refuse_shards(group["params"] for optimizer in optimizers for group in optimizer.param_groups)
             try:
                 self.known_names = self._namer.names(optimizers)
             except Exception as error:  # a model may say what it likes

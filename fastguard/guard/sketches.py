@@ -30,6 +30,8 @@ def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
 
 def is_plain(x: torch.Tensor) -> bool:
     """Whether `x` is real numbers in CPU memory without gaps, all of which is there."""
+    if type(x) is not torch.nn.Parameter and hasattr(x, "to_local"):
+        return False  # a part of a tensor
     if not x.is_cpu or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested or not x.numel():
         return False
     if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 _REMEDY = (
-    "Each rank holds only a part of the gradients, so a norm taken here would be wrong. Clip with torch's own "
-    "clip_grad_norm_ (FSDP1: model.clip_grad_norm_), and use fastguard.tensor_stats for the local shards."
+    "FSDP1 keeps its shards in flat parameters that do not say whose they are, so a norm taken here would be one "
+    "rank's own. Shard with fully_shard (FSDP2), whose parameters can be guarded; or clip with FSDP1's own "
+    "model.clip_grad_norm_."
 )
 _HOOKS = "_optimizer_step_pre_hooks"
 _PROXIES = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")  # packages that only wrap others
@@ -76,16 +77,23 @@ def innermost(optimizer: Any, *, in_backward: bool = False) -> torch.optim.Optim
 
 
 def refuse_shards(groups: Iterable[Iterable[torch.Tensor]]) -> None:
-    """Raises TypeError if a parameter is a DTensor (FSDP2, tensor parallelism), or a flat one of FSDP1 or a view of it,
-    which looks like a plain one."""
+    """Raises TypeError if a parameter has become a DTensor (FSDP2, tensor parallelism), or as `refuse_flat`."""
     for params in groups:
         for p in params:
             if type(p) is not torch.nn.Parameter and hasattr(p, "to_local"):
-                raise TypeError(f"`optimizer` must hold whole parameters, got a DTensor. {_REMEDY}")
-            if getattr(p, "_fsdp_flattened", False):
                 raise TypeError(
-                    f"`optimizer` must hold whole parameters, got one of a FullyShardedDataParallel module. {_REMEDY}"
+                    "`optimizer` must hold the parameters that it held when it was wrapped, got a DTensor. Shard the "
+                    "model first, then make the optimizer, then wrap it."
                 )
+        refuse_flat(params)
+
+
+def refuse_flat(params: Iterable[torch.Tensor]) -> None:
+    """Raises TypeError if a parameter is a flat one of FSDP1 or a view of it, which looks like a plain one."""
+    if any(getattr(p, "_fsdp_flattened", False) for p in params):
+        raise TypeError(
+            f"`optimizer` must hold whole parameters, got one of a FullyShardedDataParallel module. {_REMEDY}"
+        )
 
 
 def refuse_sharding_model(model: torch.nn.Module | None) -> None:

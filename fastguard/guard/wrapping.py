@@ -19,8 +19,9 @@ from .asked import Asked
 from .flight import WHEN_BEHIND
 from .guard import GUARD, Guard
 from .policies import ClipPolicy, GivenPolicy, GlobalNorm, as_policy
+from .ranks import Ranks, is_sharded
 from .recovery import Recovery, as_recovery
-from .wrappers import innermost, inwards, refuse_sharding_model, refuse_shards, unwrapped
+from .wrappers import innermost, inwards, refuse_flat, refuse_sharding_model, unwrapped
 
 _Wrapped = TypeVar("_Wrapped")
 _log = logging.getLogger("fastguard")
@@ -132,6 +133,34 @@ def show(guard: Guard, asked: Asked, inner: Iterable[torch.optim.Optimizer], pro
             proxy.guard = guard
 
 
+def _over_ranks(
+    groups: Sequence[Sequence[torch.Tensor]],
+    process_group: dist.ProcessGroup | None,
+    policy: ClipPolicy | None,
+    recovery: Recovery | None,
+    weights: Mapping[str, Any] | None,
+) -> Ranks | None:
+    """The ranks over which the parameters lie; None where all are here.
+
+    Raises:
+        TypeError: for flat parameters, and for what needs whole tensors.
+    """
+    params = [p for group in groups for p in group]
+    refuse_flat(params)
+    if process_group is None and not any(map(is_sharded, params)):
+        return None
+    over = Ranks(params, process_group)
+    scope = getattr(policy, "scope", "model")
+    for argument, is_given, reason in (
+        ("recovery", recovery is not None, "snapshots are one rank's; save with torch.distributed.checkpoint"),
+        ("weights", weights is not None, "rows of a weight lie on several ranks"),
+        ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
+    ):
+        if is_given and not over.is_alone:
+            raise TypeError(f"`{argument}` must be left out where parameters are sharded: {reason}.")
+    return None if over.is_alone else over
+
+
 def wrap(
     optimizer: _Wrapped,
     model: torch.nn.Module | None = None,
@@ -152,6 +181,7 @@ def wrap(
     names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
     ranks: str = "first",
     on_guarded: str = "reuse",
+    process_group: dist.ProcessGroup | None = None,
 ) -> _Wrapped:
     """Guards `optimizer` in place and returns it: the same object, with its `Guard` as `optimizer.guard`.
 
@@ -198,11 +228,13 @@ def wrap(
         on_guarded: what to do where `optimizer` has a guard. "reuse": the same settings leave it its guard, whose steps
             go on, with `sinks`, if given, in place of the old ones, as when a notebook's cell is run again; others
             raise. "raise": raise in any case. "replace": detach that guard, and make a new one.
+        process_group: of `torch.distributed`, whose ranks hold other tensors of the same model, as pipeline stages and
+            experts are: their gradients come into the norm too. What DTensors are on needs no telling.
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
-        TypeError: no torch.optim.Optimizer, or one that cannot be guarded: sharded, stepping within the backward pass,
-            without Optimizer.__init__.
+        TypeError: no torch.optim.Optimizer, or one that cannot be guarded: with FSDP1's flat parameters, stepping
+            within the backward pass, without Optimizer.__init__; DTensors with what needs whole tensors.
         AlreadyGuardedError: the optimizer has a guard, which `on_guarded` does not allow for.
         BackendUnavailableError: the backend cannot run here.
         NonFiniteGradientsError: from `step`, after `max_consecutive_skips`; parameters are untouched.
@@ -248,13 +280,14 @@ def wrap(
         recovery=settings,
         names=names,
         ranks=ranks,
+        process_group=process_group,
     )
     sinks, is_quiet = sinks_of_rank(list(sinks), ranks)
     if met_again(given, inner, model, asked, sinks, on_guarded):
         return optimizer
     refuse_sharding_model(model)
     groups = [group["params"] for o in inner for group in o.param_groups]
-    refuse_shards(groups)
+    over = _over_ranks(groups, process_group, policy, settings, sampling)
     kernels.require_devices(backend, groups)
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
     monitor = monitor_for(activations, model)
@@ -277,6 +310,7 @@ def wrap(
             recovery=settings,
             names=names,
             is_quiet=is_quiet,
+            over=over,
         )
     except BaseException:
         if monitor is not None:

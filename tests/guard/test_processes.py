@@ -70,4 +70,4 @@ def test_flat_parameters_are_refused_however_wrap_was_called(found: list[dict[st
     for each in found:
         assert len(each["sharded"]) == 6
         for message in each["sharded"]:
-            assert "FullyShardedDataParallel" in message and "FSDP1: model.clip_grad_norm_" in message
+            assert "FullyShardedDataParallel" in message and "model.clip_grad_norm_" in message

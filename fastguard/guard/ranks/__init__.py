@@ -1,0 +1,9 @@
+"""Process groups: what of the gradients is reduced over them, and by whom, so that every rank decides alike."""
+
+from .ranks import Ranks as Ranks
+from .ranks import Shared as Shared
+from .shards import is_sharded as is_sharded
+from .shards import local_of as local_of
+from .shards import locals_of as locals_of
+
+__all__ = ["Ranks", "Shared", "is_sharded", "local_of", "locals_of"]

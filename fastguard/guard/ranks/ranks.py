@@ -1,0 +1,203 @@
+"""One norm and one decision for a model whose gradients lie on several ranks."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+
+from ... import kernels
+from ...stats.columns import INDEX
+from . import shards
+from .exchange import NUM_COLUMNS, Wire, bytes_of, counted, divided, fold
+
+_log = logging.getLogger("fastguard")
+TABLES_EVERY, FIRST_TABLES = 10, 10
+_STEP, _PARAMS, _PRESENT, _LOSS, _LOSSES, _FOUND_INF, _DECIDED, _WORDS = range(8)  # behind the columns of a header
+_NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
+
+
+class Shared(NamedTuple):
+    """What all ranks know of a step, the same bits on each.
+
+    Attributes:
+        table: rows of whole tensors; empty at a step without them.
+        total: the fold of all gradients.
+        positions: of the rows among all parameters; None for all.
+        present: positions of the gradients that are here; None for all.
+        fingerprint: of the parameters that are here.
+        loss: mean of what the ranks observed at the step before; None where none did.
+        found_inf: whether a scaler on any rank saw a gradient that is not finite.
+        own: rows of what is here, not divided.
+    """
+
+    table: bytearray
+    total: tuple[float, ...]
+    positions: list[int] | None
+    present: list[int] | None
+    fingerprint: int
+    loss: float | None
+    found_inf: bool
+    own: bytearray
+
+
+class Ranks:
+    """Measures the gradients of a step over all ranks that hold parts of the model.
+
+    One pass over what is here, and one gather of 18 numbers a rank and group. At the first ten steps, then at every
+    tenth, at a step that is not finite, and wherever the clip policy wants norms of tensors, two reductions more: 80
+    bytes a tensor. All ranks have to step together, as they have to for the optimizer's own collectives.
+
+    Args:
+        params: of all optimizers.
+        beyond: a group whose ranks hold other tensors of the same model: pipeline stages, experts.
+
+    Attributes:
+        wire: what was sent.
+        trouble: what `find_trouble` found last: (rank, tensor, NaNs, Infs) each.
+        wants_tables: whether the clip policy wants norms of tensors.
+
+    Raises:
+        TypeError: the parameters lie on meshes of different ranks.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], beyond: dist.ProcessGroup | None = None) -> None:
+        self.wire = Wire(shards.groups_of(params))
+        self._beyond = None if beyond is None or dist.get_world_size(beyond) == 1 else Wire([beyond])
+        self.wants_tables = False
+        self.trouble: list[tuple[int, str, int, int]] = []
+        self._fingerprint: int | None = None
+        self._placements: list[Any] = []
+        self._replication: torch.Tensor | None = None
+        self._is_whole = True  # nothing is replicated
+        self._has_partial = False
+        self._decided = 0.0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody to ask."""
+        return not self.wire.groups and self._beyond is None
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all groups together."""
+        return self.wire.num_ranks * (1 if self._beyond is None else self._beyond.num_ranks)
+
+    def measure(
+        self,
+        groups: list[list[torch.Tensor]],
+        backend: str,
+        inverse: float,
+        step: int,
+        *,
+        loss: float | None = None,
+        found_inf: bool = False,
+    ) -> Shared:
+        """Statistics of the gradients of `groups`, times `inverse`, over all ranks.
+
+        Args:
+            step: its number.
+            loss: what this rank observed at the step before.
+            found_inf: what a scaler on this rank saw.
+
+        Raises:
+            RuntimeError: the ranks are at different steps, hold different parameters, or decided differently before.
+        """
+        gradients, present, fingerprint = kernels.collect_gradients(groups)
+        self._look_at(gradients, fingerprint)
+        local = shards.locals_of(gradients)
+        summed = [shards.whole(g) for g in gradients] if self._has_partial else gradients
+        table, _ = kernels.run_stats(local if summed is gradients else shards.locals_of(summed), backend, inverse)
+        own = table if self._is_whole or self._replication is None else divided(table, self._replication)
+        num_params = sum(map(len, groups))
+        said = [step, num_params, len(gradients), loss or 0.0, loss is not None, found_inf, self._decided]
+        words = [*kernels.fold_rows(own), *map(float, said)]
+        everyone = self._exchange(words)
+        total = counted(everyone[:NUM_COLUMNS])
+        heads = everyone[NUM_COLUMNS:]
+        mean = heads[_LOSS] / heads[_LOSSES] if heads[_LOSSES] else None
+        is_bad = not math.isfinite(total[INDEX["finite_norm"]]) or total[_NANS] + total[_INFS] > 0
+        rows, positions = bytearray(), cast("list[int] | None", [])
+        if is_bad or self.wants_tables or step < FIRST_TABLES or step % TABLES_EVERY == 0:
+            rows, positions = self._whole_table(own, num_params, present)
+        self._decided = total[INDEX["finite_norm"]] if math.isfinite(total[INDEX["finite_norm"]]) else -1.0
+        return Shared(rows, total, positions, present, fingerprint, mean, heads[_FOUND_INF] > 0.0, table)
+
+    def find_trouble(self, table: bytearray, names: Sequence[str], present: Sequence[int] | None) -> None:
+        """At a step that is not finite: which ranks hold what is not. A gather of what is to be told."""
+        rank, told = dist.get_rank(), []
+        places = range(len(names)) if present is None else present
+        for place, row in zip(places, _rows(table)):
+            if row[_NANS] or row[_INFS]:
+                told.append((rank, names[place], int(row[_NANS]), int(row[_INFS])))
+        found = self.wire.tell(told) if self.wire.groups else told
+        self.trouble = found if self._beyond is None else self._beyond.tell(found)
+
+    def told_trouble(self) -> str:
+        """`trouble` in words; empty where all ranks have it, or none."""
+        ranks = sorted({rank for rank, *_ in self.trouble})
+        if not ranks or len(ranks) == self.num_ranks:
+            return ""
+        first = next(one for one in self.trouble if one[0] == ranks[0])
+        counts = ", ".join(f"{count} {what}" for count, what in zip(first[2:], ("NaN", "Inf")) if count)
+        more = f"so are {len(ranks) - 1} of {self.num_ranks - 1} others"
+        others = "the others were finite" if len(ranks) == 1 else more
+        return f"rank {first[0]}, {first[1]}: {counts}; {others}"
+
+    def _look_at(self, gradients: Sequence[torch.Tensor], fingerprint: int) -> None:
+        """Brings up to date how many ranks hold each gradient alike."""
+        placements = [shards.placements(gradient) for gradient in gradients]
+        if fingerprint == self._fingerprint and placements == self._placements:
+            return
+        self._fingerprint, self._placements = fingerprint, placements
+        self._has_partial = any(p.is_partial() for each in placements for p in each or ())
+        size = self.wire.num_ranks
+        replication = [size / shards.num_shards(gradient) for gradient in gradients]
+        self._is_whole = all(times == 1.0 for times in replication)
+        self._replication = torch.tensor(replication, dtype=torch.float64).unsqueeze(1)
+
+    def _exchange(self, words: list[float]) -> list[float]:
+        for wire in filter(None, (self.wire, self._beyond)):
+            for group in wire.groups:
+                words = _folded(wire.gather(words, group), is_one_model=wire is self.wire)
+        return words
+
+    def _whole_table(
+        self, own: bytearray, num_params: int, present: Sequence[int] | None
+    ) -> tuple[bytearray, list[int] | None]:
+        """Rows of whole tensors, and which parameters they are of."""
+        rows = torch.zeros((num_params, NUM_COLUMNS), dtype=torch.float64)
+        if own:
+            found = torch.frombuffer(own, dtype=torch.float64).view(-1, NUM_COLUMNS)
+            rows[slice(None) if present is None else present] = found
+        if self.wire.groups:
+            rows = self.wire.table(rows)
+        there = (rows[:, INDEX["numel"]] > 0.0).nonzero()[:, 0].tolist()
+        if len(there) == num_params:
+            return bytes_of(rows), None
+        return bytes_of(rows[there]), there
+
+
+def _folded(found: list[list[float]], *, is_one_model: bool) -> list[float]:
+    """The headers of a group's ranks as one."""
+    heads = [words[NUM_COLUMNS:] for words in found]
+    for what, place in (("steps", _STEP), ("numbers of parameters", _PARAMS), ("norms of the step before", _DECIDED)):
+        seen = [head[place] for head in heads]
+        if min(seen) != max(seen) and (is_one_model or place != _PARAMS):
+            raise RuntimeError(
+                f"the ranks of a guarded optimizer must step together and alike, got different {what}: {seen[:16]}. "
+                "Have every rank call optimizer.step() as often, wrap at the same step, and load the same state."
+            )
+    loss, losses, found_inf = (sum(head[place] for head in heads) for place in (_LOSS, _LOSSES, _FOUND_INF))
+    step, params, present, *_, decided = heads[0]
+    return [*fold([words[:NUM_COLUMNS] for words in found]), step, params, present, loss, losses, found_inf, decided]
+
+
+def _rows(table: bytearray) -> list[list[float]]:
+    if not table:
+        return []
+    return torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS).tolist()

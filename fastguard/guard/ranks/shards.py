@@ -1,0 +1,89 @@
+"""DTensors as what of them is here: local tensors, in how many pieces the whole is, and which ranks hold the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is a DTensor: a part of a tensor, or a copy of one that other ranks have too."""
+    return type(tensor) not in _PLAIN and hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What of `tensor` is here; itself, if it is no DTensor. A collective that is still under way is waited for."""
+    if type(tensor) in _PLAIN or not hasattr(tensor, "to_local"):
+        return tensor
+    local: Any = getattr(tensor, "_local_tensor", None)
+    if local is None:
+        local = tensor.to_local()
+    return local.wait() if hasattr(local, "trigger_wait") else local
+
+
+def locals_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """`local_of` each. Cost: 0.15 us a DTensor."""
+    return [local_of(tensor) for tensor in tensors]
+
+
+def whole(gradient: torch.Tensor) -> torch.Tensor:
+    """`gradient`, summed over the ranks that each hold a share of it (Partial placements): a collective of its own."""
+    if not is_sharded(gradient) or not any(p.is_partial() for p in _placements(gradient)):
+        return gradient
+    from torch.distributed.tensor import Replicate
+
+    target = [Replicate() if p.is_partial() else p for p in _placements(gradient)]
+    return gradient.redistribute(placements=target)  # type: ignore[attr-defined]
+
+
+def num_shards(tensor: torch.Tensor) -> int:
+    """In how many different parts `tensor` lies over the ranks; 1 for what each rank has in full."""
+    if not is_sharded(tensor):
+        return 1
+    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+    cut = [i for i, p in enumerate(_placements(tensor)) if not (p.is_replicate() or p.is_partial())]
+    return math.prod(mesh.size(i) for i in cut)
+
+
+def placements(tensor: torch.Tensor) -> Any:
+    """Those of a DTensor, None of any other; cheap, to see whether they have changed."""
+    spec = getattr(tensor, "_spec", None)
+    return None if spec is None else spec.placements
+
+
+def _placements(tensor: Any) -> Sequence[Any]:
+    return tuple(tensor.placements)
+
+
+def groups_of(tensors: Iterable[torch.Tensor]) -> list[dist.ProcessGroup]:
+    """The groups to reduce over, one after the other, so that all ranks that hold parts of `tensors` are reached.
+
+    One group where the largest mesh is one-dimensional or spans all processes, else one for each of its dimensions.
+
+    Raises:
+        TypeError: their meshes have different ranks, and none has all.
+    """
+    meshes: dict[frozenset[int], Any] = {}
+    for tensor in tensors:
+        if is_sharded(tensor):
+            mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+            meshes.setdefault(frozenset(mesh.mesh.flatten().tolist()), mesh)
+    if not meshes:
+        return []
+    ranks, mesh = max(meshes.items(), key=lambda item: len(item[0]))
+    if any(not other <= ranks for other in meshes):
+        raise TypeError(
+            "`optimizer` must hold parameters of which one mesh spans all ranks, got meshes of different ones: "
+            f"{sorted(map(sorted, meshes))}. Put them on a common mesh of more dimensions."
+        )
+    if len(ranks) == dist.get_world_size():
+        world = dist.group.WORLD
+        return [] if world is None or len(ranks) == 1 else [world]
+    groups = [mesh.get_group(i) for i in range(mesh.ndim)]
+    return [group for group in groups if dist.get_world_size(group) > 1]

@@ -1,0 +1,197 @@
+"""One rank of several: `script.py RANK WORLD FOLDER`. The last line that it prints is what it found, as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import fastguard
+
+RANK, WORLD, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+LIMIT = 0.05
+Make = Callable[[nn.Module], nn.Module]
+
+
+def net(width: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 48), nn.Tanh(), nn.Linear(48, 5))
+
+
+def fsdp(model: nn.Module, mesh: Any = None) -> nn.Module:
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def tp(model: nn.Module, mesh: Any) -> nn.Module:
+    return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def train(make: Make, width: int, bad: int | None = None, **settings: Any) -> dict[str, Any]:
+    """Trains a sharded model beside a whole one; how far they are apart, and what the guard said."""
+    model, whole = make(net(width)), net(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    beside = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+    optimizer = fastguard.wrap(optimizer, model, **{"max_norm": LIMIT, **settings})
+    guard = fastguard.Guard.of(optimizer)
+    torch.manual_seed(1)
+    found: dict[str, Any] = {"norm": 0.0, "rows": 0.0, "elements": [], "bits": [], "skipped": [], "nonfinite": []}
+    for step in range(14):
+        x, y = torch.randn(8, 16), torch.randn(8, 5)
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        ((whole(x) - y) ** 2).mean().backward()
+        exact = math.sqrt(sum(float(p.grad.double().square().sum()) for p in whole.parameters()))
+        if step == bad and RANK == 1:
+            local(next(iter(model.parameters())).grad).view(-1)[0] = math.nan
+        rows = {name: (p.grad.double(), p.grad.numel()) for name, p in whole.named_parameters()}
+        rows = {
+            name: (float(g.norm()), float(g.abs().max()), float(g.std(correction=0)), n)
+            for name, (g, n) in rows.items()
+        }
+        nn.utils.clip_grad_norm_(whole.parameters(), LIMIT)
+        optimizer.step()
+        guard.observe(loss=loss + RANK)
+        if step != bad:
+            beside.step()
+        last = guard.last
+        found["elements"].append(last.gradients.total_elements)
+        found["skipped"].append(last.skipped)
+        found["bits"].append([last.norm.hex(), last.clip_coef.hex()])
+        found["nonfinite"].append(last.nonfinite)
+        if step != bad:
+            found["norm"] = max(found["norm"], abs(last.norm / exact - 1.0))
+            for name, row in zip(last.tensors.names, last.tensors):
+                norm, largest, std, count = rows[name]
+                apart = abs(row.norm / norm - 1.0), abs(row.abs_max / largest - 1.0), abs(row.std / std - 1.0)
+                found["rows"] = max(found["rows"], *apart, float(row.numel != count))
+        optimizer.zero_grad()
+        beside.zero_grad()
+    found["tables"] = [len(guard.last.tensors), guard.history.tensors.num_samples]
+    with torch.no_grad():
+        pairs = zip(model.parameters(), whole.parameters())
+        full = [(p.full_tensor() if hasattr(p, "full_tensor") else p, q) for p, q in pairs]
+        found["weights"] = max(float((p - q).abs().max()) for p, q in full)
+    report = guard.report()
+    found["losses"] = [entry.loss for entry in guard.history.recent]
+    found["findings"] = sorted(finding.rule for finding in report.findings)
+    found["collectives"] = guard.run.ranks.wire.num_collectives if guard.run.ranks else 0
+    found["trouble"] = guard.run.ranks.trouble if guard.run.ranks else []
+    return found
+
+
+def refusals(mesh: Any) -> list[str]:
+    """What is said to settings that need whole tensors."""
+    said = []
+    for settings in (
+        {"recovery": True},
+        {"weights": True},
+        {"clip": fastguard.AGC()},
+        {"clip": fastguard.Value(1.0)},
+    ):
+        model = fsdp(net(33), mesh)
+        try:
+            fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **settings)
+        except TypeError as error:
+            said.append(str(error))
+    return said
+
+
+def pipeline() -> dict[str, Any]:
+    """Each rank has a stage of its own, of plain tensors: the norm is that of all."""
+    stages = [nn.Linear(4 + rank, 3) for rank in range(WORLD)]
+    stage = stages[RANK]
+    optimizer = fastguard.wrap(
+        torch.optim.SGD(stage.parameters(), lr=0.1), stage, max_norm=1.0, process_group=dist.group.WORLD
+    )
+    for rank, one in enumerate(stages):
+        for p in one.parameters():
+            p.grad = torch.full_like(p, rank + 1.0)
+    exact = math.sqrt(sum(float(p.grad.square().sum()) for one in stages for p in one.parameters()))
+    optimizer.step()
+    last = optimizer.guard.last
+    return {"norm": last.norm, "exact": exact, "names": list(last.tensors.names), "coef": last.clip_coef.hex()}
+
+
+def out_of_step(mesh: Any) -> str:
+    """One rank's guard has been through more steps than the others': that is an error on all, and no hanging."""
+    model = fsdp(net(33), mesh)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    if RANK == 1:
+        optimizer.guard.run.step = 5
+    model(torch.ones(2, 16)).sum().backward()
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def without_gradients(mesh: Any) -> dict[str, Any]:
+    """Parameters that no loss reaches, and a step at which no rank has any gradient."""
+    model = fsdp(net(33), mesh)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
+    optimizer.step()
+    empty = optimizer.guard.last.norm
+    model[0](torch.ones(2, 16)).sum().backward()
+    optimizer.step()
+    return {"empty": empty, "names": list(optimizer.guard.last.tensors.names)}
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fastguard").addHandler(handler)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{FOLDER}/meeting-{WORLD}",
+        rank=RANK,
+        world_size=WORLD,
+        timeout=datetime.timedelta(seconds=120),
+    )
+    line = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("all",))
+    square = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("outer", "inner"))
+    pair = init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("outer", "inner"))
+    found = {
+        "fsdp": train(lambda m: fsdp(m, line), 33),
+        "fsdp, NaN": train(lambda m: fsdp(m, line), 33, bad=12),
+        "fsdp, each tensor": train(lambda m: fsdp(m, line), 33, max_norm=None, clip=fastguard.AdaGC()),
+        "hsdp": train(lambda m: fsdp(m, square), 33),
+        "tp": train(lambda m: tp(m, line), 32),
+        "tp on a part": train(lambda m: tp(m, pair["inner"]), 32) if WORLD > 2 else None,
+        "tp and fsdp": train(lambda m: fsdp(tp(m, square["inner"]), square["outer"]), 32),
+        "tp and fsdp, NaN": train(lambda m: fsdp(tp(m, square["inner"]), square["outer"]), 32, bad=3),
+        "refusals": refusals(line),
+        "pipeline": pipeline(),
+        "out of step": out_of_step(line),
+        "without gradients": without_gradients(line),
+        "told": told,
+    }
+    dist.destroy_process_group()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Sharded trainings on real process groups: one norm, one decision and one history, the same bits on every rank."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
+]
+SCRIPT = Path(__file__).with_name("script.py")
+WORLD = 4
+TRAININGS = ("fsdp", "fsdp, NaN", "hsdp", "tp", "tp on a part", "tp and fsdp", "tp and fsdp, NaN")
+
+
+def run(script: Path, world: int, folder: Path, timeout: float = 300) -> list[dict[str, Any]]:
+    """What each of `world` processes printed last."""
+    code = f"import sys, runpy; sys.path[:0] = [{str(SCRIPT.parents[2])!r}]; sys.argv[0] = {str(script)!r}; "
+    code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    commands = [[sys.executable, "-c", code, str(rank), str(world), str(folder)] for rank in range(world)]
+    started = [subprocess.Popen(command, **pipes) for command in commands]
+    try:
+        said = [process.communicate(timeout=timeout) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in started] == [0] * world, said
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run(SCRIPT, WORLD, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("case", TRAININGS)
+def test_the_norm_is_that_of_the_whole_model_and_the_steps_are_those_of_one_process(
+    found: list[dict[str, Any]], case: str
+) -> None:
+    first = found[0][case]
+    assert first["norm"] < 1e-6
+    assert first["rows"] < 1e-5
+    assert first["weights"] < 1e-6
+
+
+@pytest.mark.parametrize("case", [*TRAININGS, "fsdp, each tensor"])
+def test_every_rank_decides_and_remembers_the_same_bits(found: list[dict[str, Any]], case: str) -> None:
+    keys = {"bits", "skipped", "nonfinite", "elements", "losses", "findings", "trouble", "tables", "collectives"}
+    if case == "tp on a part":
+        keys -= {"losses"}  # of the two ranks of a mesh each
+    for other in found[1:]:
+        assert {key: other[case][key] for key in keys} == {key: found[0][case][key] for key in keys}
+
+
+@pytest.mark.parametrize("case", ["fsdp, NaN", "tp and fsdp, NaN"])
+def test_a_nan_on_one_rank_skips_the_step_on_all_and_its_rank_is_named(found: list[dict[str, Any]], case: str) -> None:
+    first, bad = found[0][case], 12 if case.startswith("fsdp") else 3
+    assert [step for step, skipped in enumerate(first["skipped"]) if skipped] == [bad]
+    assert first["nonfinite"][bad] == ["0.weight"]
+    assert first["trouble"] == [[1, "0.weight", 1, 0]]
+    assert "non-finite-gradients" in first["findings"]
+    told = [text for text in found[0]["told"] if text.startswith(f"step {bad}: ")]
+    assert told and all("rank 1, 0.weight: 1 NaN; the others were finite" in text for text in told)
+    assert not any(other["told"] for other in found[1:])  # rank 0 alone tells
+
+
+def test_a_clean_training_has_no_findings(found: list[dict[str, Any]]) -> None:
+    for case in ("fsdp", "hsdp", "tp", "tp on a part", "tp and fsdp"):
+        assert found[0][case]["findings"] == [], case
+
+
+def test_tables_come_at_some_steps_and_collectives_are_few(found: list[dict[str, Any]]) -> None:
+    first = found[0]["fsdp"]
+    assert first["tables"][0] == 0  # of step 13
+    assert first["collectives"] == 14 + 2 * 11  # a gather each, and two reductions at steps 0 to 10
+    assert found[0]["fsdp, each tensor"]["collectives"] == 14 * 3
+
+
+def test_the_loss_of_a_record_is_the_mean_over_the_ranks(found: list[dict[str, Any]]) -> None:
+    losses = [each["fsdp"]["losses"] for each in found]
+    assert losses[0] == losses[-1] and len(losses[0]) == 13
+    assert all(math.isfinite(loss) and loss > (WORLD - 1) / 2 for loss in losses[0])  # each added its number
+
+
+def test_what_needs_whole_tensors_is_refused(found: list[dict[str, Any]]) -> None:
+    said = found[0]["refusals"]
+    assert len(said) == 4
+    for text, argument in zip(said, ("recovery", "weights", "clip", "clip"), strict=True):
+        assert text.startswith(f"`{argument}` must be left out where parameters are sharded")
+
+
+def test_the_norm_of_pipeline_stages_is_that_of_all(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        assert each["pipeline"]["norm"] == pytest.approx(each["pipeline"]["exact"], rel=1e-7)
+        assert each["pipeline"]["names"] == ["weight", "bias"]
+    assert len({each["pipeline"]["coef"] for each in found}) == 1
+
+
+def test_ranks_that_are_out_of_step_get_an_error_and_do_not_hang(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        assert "must step together" in each["out of step"] and "different steps" in each["out of step"]
+
+
+def test_steps_and_parameters_without_gradients_hang_nobody(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        assert each["without gradients"] == {"empty": 0.0, "names": ["0.weight", "0.bias"]}
