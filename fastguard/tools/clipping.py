@@ -6,7 +6,7 @@ import functools
 import math
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,16 +17,17 @@ from torch.nn.utils import get_total_norm as _torch_get_total_norm
 
 from .. import kernels
 from ..errors import UnsupportedTensorError
+from ..guard.ranks import as_everywhere, is_sharded, locals_of, norm_over_ranks
 from ..stats import TensorStats
 
 
 def _served(tensors: list[Any]) -> bool:
-    """Whether the one-pass kernels give what torch would: plain floating tensors.
+    """Whether the one-pass kernels give what torch would: plain floating tensors, or DTensors of such.
 
-    Subclasses (DTensor reduces over ranks), sparse, meta and integer tensors have rules of their own: torch's.
+    Other subclasses than DTensor, sparse, meta and integer tensors have rules of their own: torch's.
     """
     return all(
-        (type(t) is torch.Tensor or type(t) is torch.nn.Parameter)
+        (type(t) is torch.Tensor or type(t) is torch.nn.Parameter or is_sharded(t))
         and t.layout is torch.strided
         and not t.is_meta
         and (t.is_floating_point() or t.is_complex())
@@ -34,7 +35,7 @@ def _served(tensors: list[Any]) -> bool:
     )
 
 
-def _result(norm: float, dtypes: Iterable[torch.dtype], device: torch.device | None) -> torch.Tensor:
+def _result(norm: float, dtypes: Iterable[torch.dtype], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """`norm` as torch returns it: 0-dim, real, of the promoted dtype of the tensors.
 
     Deviation: where that dtype cannot hold a finite norm (float16 above 65504), it is returned as float32.
@@ -45,7 +46,9 @@ def _result(norm: float, dtypes: Iterable[torch.dtype], device: torch.device | N
     if math.isfinite(norm) and norm > torch.finfo(dtype).max:
         dtype = torch.float32 if dtype.itemsize < 4 else dtype
         norm = norm if norm <= torch.finfo(dtype).max else math.inf
-    return torch.scalar_tensor(norm, dtype=dtype, device=device)
+    result = torch.scalar_tensor(norm, dtype=dtype, device=tensors[0].device if tensors else None)
+    sharded = next(filter(is_sharded, tensors), None)
+    return result if sharded is None else as_everywhere(result, sharded)
 
 
 def _check_finite(norm: float, norm_type: float, error_if_nonfinite: bool) -> None:
@@ -68,9 +71,13 @@ def _check_foreach(tensors: list[Any], foreach: bool | None) -> None:
 
 
 def _norm(
-    tensors: list[Any], norm_type: float, foreach: bool | None, backend: str
+    tensors: list[Any],
+    norm_type: float,
+    foreach: bool | None,
+    backend: str,
+    holders: list[Any] | None = None,
 ) -> tuple[float, Iterable[torch.dtype]] | None:
-    """The norm and the dtypes of `tensors`; None for what torch has to do itself."""
+    """The norm and the dtypes of `tensors`, over the ranks of `holders`; None for what torch has to do itself."""
     if norm_type != 2.0 or not tensors:
         return None
     quick = kernels.plain_stats(tensors, backend)
@@ -80,6 +87,8 @@ def _norm(
     if not _served(tensors):
         return None
     _check_foreach(tensors, foreach)
+    if any(map(is_sharded, holders or tensors)):
+        return norm_over_ranks(tensors, holders or tensors, backend), {t.dtype for t in tensors}
     table, fold = kernels.run_stats(tensors, backend)
     return TensorStats(table, None, fold).total().norm, {t.dtype for t in tensors}
 
@@ -93,7 +102,8 @@ def get_total_norm(
     """The norm of all `tensors` as one vector; a drop-in for `torch.nn.utils.get_total_norm`.
 
     The 2-norm of plain tensors comes from the one-pass kernels and is accurate to 1e-6 for every dtype; other orders,
-    sparse tensors and tensor subclasses are passed on to torch.
+    sparse tensors and tensor subclasses but DTensor are passed on to torch. Of DTensors it is the norm of the whole
+    tensors, by one gather of ten numbers a rank, as a DTensor that every rank has.
 
     Args:
         tensors: a tensor, or an iterable of them.
@@ -120,7 +130,7 @@ def get_total_norm(
         return _torch_get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
     norm, dtypes = found
     _check_finite(norm, norm_type, error_if_nonfinite)
-    return _result(norm, dtypes, tensors[0].device)
+    return _result(norm, dtypes, tensors)
 
 
 def clip_grad_norm_(
@@ -140,7 +150,8 @@ def clip_grad_norm_(
     Args:
         parameters: a tensor, or an iterable of them; those without a gradient are left out.
         max_norm: largest norm let through; any real number, also NumPy's, a `Fraction` or a tensor of one element.
-        norm_type: order of the norm. Other than 2 is passed on to torch, as are sparse gradients and subclasses.
+        norm_type: order of the norm. Other than 2 is passed on to torch, as are sparse gradients and subclasses but
+            DTensor, of which every rank clips its part by the norm of the whole.
         error_if_nonfinite: raise if the norm is NaN or Inf; the gradients are then untouched.
         foreach: accepted for compatibility; the kernels have one way only.
 
@@ -173,17 +184,17 @@ def clip_grad_norm_(
         clipped = kernels.clip_gradients(parameters, float(max_norm), backend, finite_only=error_if_nonfinite)
         if clipped is not None:
             _check_finite(clipped[0], norm_type, error_if_nonfinite)
-            return _result(*clipped, None)
+            return _result(*clipped, ())
     gradients = kernels.collect_gradients([parameters])[0]
-    found = _norm(gradients, norm_type, foreach, backend)
+    found = _norm(gradients, norm_type, foreach, backend, [*parameters, *gradients])
     if found is None:
         return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     norm, dtypes = found
     _check_finite(norm, norm_type, error_if_nonfinite)
     coefficient = float(max_norm) / (norm + 1e-6)
     if not coefficient >= 1.0:  # NaN too: torch multiplies by it, so that nobody takes the gradients for clipped
-        kernels.run_scale(gradients, coefficient, backend)
-    return _result(norm, dtypes, gradients[0].device)
+        kernels.run_scale(locals_of(gradients), coefficient, backend)
+    return _result(norm, dtypes, gradients)
 
 
 def clip_gradients(gradients: Any, max_norm: float = 1.0) -> tuple[Any, float]:
@@ -241,7 +252,7 @@ def _copy(gradient: Any, index: int) -> tuple[Any, torch.Tensor]:
     """A copy of one array, and a tensor over the copy's memory."""
     problem = f"must be a torch.Tensor or a numpy.ndarray, got {type(gradient).__name__}"
     if hasattr(gradient, "to_local"):
-        problem = "must be whole, got a DTensor: its norm takes a reduction over ranks. Use torch's clip_grad_norm_"
+        problem = "must be whole, got a DTensor, of which a copy is not made. Use fastguard.clip_grad_norm_"
     elif isinstance(gradient, torch.Tensor):
         copied = gradient.detach().clone()
         return copied, copied

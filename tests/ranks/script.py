@@ -132,6 +132,33 @@ def pipeline() -> dict[str, Any]:
     return {"norm": last.norm, "exact": exact, "names": list(last.tensors.names), "coef": last.clip_coef.hex()}
 
 
+def functions(make: Make) -> dict[str, Any]:
+    """`clip_grad_norm_` and `get_total_norm` beside torch's own."""
+    found: dict[str, Any] = {}
+    for limit in (0.05, 1e6):
+        ours, theirs = make(net(32)), make(net(32))
+        torch.manual_seed(2)
+        x = torch.randn(8, 16)
+        for model in (ours, theirs):
+            model(x).square().mean().backward()
+        norms = [
+            fastguard.get_total_norm([p.grad for p in ours.parameters()]),
+            fastguard.clip_grad_norm_(ours.parameters(), limit),
+            nn.utils.clip_grad_norm_(list(theirs.parameters()), limit),
+        ]
+        values = [float(norm.full_tensor()) for norm in norms]
+        pairs = zip(ours.parameters(), theirs.parameters())
+        apart = [float((local(p.grad) - local(q.grad)).abs().max()) for p, q in pairs]
+        found[str(limit)] = [max(abs(value / values[-1] - 1.0) for value in values), max(apart)]
+    local(ours[0].weight.grad).fill_(math.inf if RANK == 0 else 1.0)
+    found["norm"] = str(float(fastguard.get_total_norm([p.grad for p in ours.parameters()]).full_tensor()))
+    try:
+        fastguard.clip_grad_norm_(ours.parameters(), 1.0, error_if_nonfinite=True)
+    except RuntimeError as error:
+        found["error"] = "non-finite" in str(error)
+    return found
+
+
 def out_of_step(mesh: Any) -> str:
     """One rank's guard has been through more steps than the others': that is an error on all, and no hanging."""
     model = fsdp(net(33), mesh)
@@ -183,6 +210,8 @@ def main() -> None:
         "tp on a part": train(lambda m: tp(m, pair["inner"]), 32) if WORLD > 2 else None,
         "tp and fsdp": train(lambda m: fsdp(tp(m, square["inner"]), square["outer"]), 32),
         "tp and fsdp, NaN": train(lambda m: fsdp(tp(m, square["inner"]), square["outer"]), 32, bad=3),
+        "functions, fsdp": functions(lambda m: fsdp(m, line)),
+        "functions, tp": functions(lambda m: tp(nn.Sequential(*m[:3]), line)),
         "refusals": refusals(line),
         "pipeline": pipeline(),
         "out of step": out_of_step(line),

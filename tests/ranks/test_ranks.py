@@ -114,3 +114,12 @@ def test_ranks_that_are_out_of_step_get_an_error_and_do_not_hang(found: list[dic
 def test_steps_and_parameters_without_gradients_hang_nobody(found: list[dict[str, Any]]) -> None:
     for each in found:
         assert each["without gradients"] == {"empty": 0.0, "names": ["0.weight", "0.bias"]}
+
+
+@pytest.mark.parametrize("case", ["functions, fsdp", "functions, tp"])
+def test_the_functions_agree_with_torchs_on_dtensors(found: list[dict[str, Any]], case: str) -> None:
+    for each in found:
+        for limit in ("0.05", "1000000.0"):
+            norm, gradients = each[case][limit]
+            assert norm < 1e-6 and gradients < 1e-8
+        assert each[case]["norm"] == "inf" and each[case]["error"] is True

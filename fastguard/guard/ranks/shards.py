@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,22 +10,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is a DTensor: a part of a tensor, or a copy of one that other ranks have too."""
-    return type(tensor) not in _PLAIN and hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
+    return _is_dtensor(type(tensor))
+
+
+@functools.cache
+def _is_dtensor(cls: type) -> bool:
+    return hasattr(cls, "to_local") and hasattr(cls, "device_mesh")
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """What of `tensor` is here; itself, if it is no DTensor. A collective that is still under way is waited for."""
-    if type(tensor) in _PLAIN or not hasattr(tensor, "to_local"):
+    if not _is_dtensor(type(tensor)):
         return tensor
     local: Any = getattr(tensor, "_local_tensor", None)
     if local is None:
-        local = tensor.to_local()
-    return local.wait() if hasattr(local, "trigger_wait") else local
+        local = tensor.to_local()  # type: ignore[attr-defined]
+    return local.wait() if type(local) is not torch.Tensor and hasattr(local, "trigger_wait") else local
 
 
 def locals_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -34,7 +38,7 @@ def locals_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def whole(gradient: torch.Tensor) -> torch.Tensor:
     """`gradient`, summed over the ranks that each hold a share of it (Partial placements): a collective of its own."""
-    if not is_sharded(gradient) or not any(p.is_partial() for p in _placements(gradient)):
+    if not any(p.is_partial() for p in placements(gradient) or ()):
         return gradient
     from torch.distributed.tensor import Replicate
 
@@ -69,11 +73,12 @@ def groups_of(tensors: Iterable[torch.Tensor]) -> list[dist.ProcessGroup]:
     Raises:
         TypeError: their meshes have different ranks, and none has all.
     """
-    meshes: dict[frozenset[int], Any] = {}
+    different: dict[int, Any] = {}
     for tensor in tensors:
-        if is_sharded(tensor):
-            mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
-            meshes.setdefault(frozenset(mesh.mesh.flatten().tolist()), mesh)
+        spec = getattr(tensor, "_spec", None)
+        if spec is not None and id(spec.mesh) not in different and is_sharded(tensor):
+            different[id(spec.mesh)] = spec.mesh
+    meshes = {frozenset(mesh.mesh.flatten().tolist()): mesh for mesh in different.values()}
     if not meshes:
         return []
     ranks, mesh = max(meshes.items(), key=lambda item: len(item[0]))

@@ -1,0 +1,145 @@
+"""`python -m benchmarks.ranks`: clipping sharded gradients, ours and torch's in turn, on gloo ranks of this machine.
+
+Each case starts its own processes. A call is timed between two barriers on every rank, and counts as long as the
+slowest; ours and torch's `clip_grad_norm_` take turns on gradients of the same shapes. torch's result is waited for
+(`full_tensor().item()`), as whoever wants to know it does. The ranks share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results" / "ranks.json"
+CASES = {
+    "FSDP2, 300 tensors, 2 ranks": ("fsdp", 2, 300, 96),
+    "FSDP2, 3000 small tensors, 2 ranks": ("fsdp", 2, 3000, 8),
+    "HSDP 2 x 2, 300 tensors": ("hsdp", 4, 300, 96),
+    "TP x FSDP 2 x 2, 300 tensors": ("2d", 4, 300, 96),
+}
+LIMITS = dict(zip(CASES, (0.25, 0.10, 0.40, 0.40)))
+
+
+def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: int, folder: str) -> None:
+    """One rank."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    import fastguard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,) if kind == "fsdp" else (2, world // 2))
+    places = {"fsdp": [Shard(0)], "hsdp": [Replicate(), Shard(0)], "2d": [Shard(0), Shard(1)]}[kind]
+    cut = {"fsdp": (world, 1), "hsdp": (world // 2, 1), "2d": (2, world // 2)}[kind]
+
+    def parameters() -> list[Any]:
+        shape = (size // cut[0], size // cut[1])
+        made = []
+        for i in range(count):
+            p = torch.nn.Parameter(DTensor.from_local(torch.zeros(shape), mesh, places, run_check=False))
+            torch.manual_seed(i if kind == "hsdp" else i * world + rank)
+            p.grad = DTensor.from_local(torch.randn(shape), mesh, places, run_check=False)
+            made.append(p)
+        return made
+
+    def timed(call: Any) -> float:
+        dist.barrier()
+        started = time.perf_counter()
+        call()
+        took = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        return 1e6 * float(took)
+
+    ours, theirs, guarded = parameters(), parameters(), parameters()
+    optimizer = torch.optim.SGD(guarded, lr=0.0)
+    fastguard.wrap(optimizer, max_norm=1e9, check_every=0)
+    plain = torch.optim.SGD(parameters(), lr=0.0)
+    found: dict[str, list[float]] = {"ours": [], "theirs": [], "guarded": [], "plain": []}
+    clip = torch.nn.utils.clip_grad_norm_
+    for turn in range(rounds + 3):
+        both = {
+            "ours": lambda: fastguard.clip_grad_norm_(ours, 1e9),
+            "theirs": lambda: clip(theirs, 1e9).full_tensor().item(),
+            "guarded": optimizer.step,
+            "plain": plain.step,
+        }
+        for name in list(both) if turn % 2 else list(both)[::-1]:
+            took = timed(both[name])
+            if turn >= 3:
+                found[name].append(took)
+    norms = float(fastguard.clip_grad_norm_(ours, 1e9).full_tensor()), float(clip(theirs, 1e9).full_tensor())
+    wire = fastguard.Guard.of(optimizer).run.ranks.wire
+    dist.destroy_process_group()
+    if rank == 0:
+        apart = abs(norms[0] / norms[1] - 1.0)
+        steps = rounds + 3
+        sent = {"collectives_a_step": wire.num_collectives / steps, "bytes_a_step": wire.num_bytes / steps}
+        print(json.dumps({"us": found, "norms_apart": apart, **sent}))
+
+
+def measure(case: str, rounds: int) -> dict[str, Any]:
+    """One case: medians, and ratios of calls that stood next to each other."""
+    kind, world, count, size = CASES[case]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["--rank-of", kind, str(world), str(count), str(size), str(rounds)]
+        command = [sys.executable, "-m", "benchmarks.ranks", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        started = [
+            subprocess.Popen([*command, str(rank), folder], stdout=subprocess.PIPE, text=True, env=environment)
+            for rank in range(world)
+        ]
+        said = [process.communicate(timeout=900)[0] for process in started]
+    found = json.loads(said[0].splitlines()[-1])
+    us = found.pop("us")
+    ratios = [a / b for a, b in zip(us["ours"], us["theirs"])]
+    added = [(a - b) / c for a, b, c in zip(us["guarded"], us["plain"], us["theirs"])]
+    spread = {
+        name: [statistics.median(values), min(values), max(values)]
+        for name, values in {**{f"{k}_us": v for k, v in us.items()}, "ratio": ratios, "guarding_ratio": added}.items()
+    }
+    return {**spread, **found, "at_most": LIMITS[case]}
+
+
+def main() -> int:
+    """Measures all cases, prints them, and saves them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--dry", action="store_true", help="save nothing")
+    parser.add_argument("--rank-of", nargs=7, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank_of:
+        kind, *numbers, folder = arguments.rank_of
+        rank_main(kind, *map(int, numbers), folder)  # type: ignore[call-arg]
+        return 0
+    import torch
+
+    results = {}
+    for case in CASES:
+        results[case] = one = measure(case, arguments.rounds)
+        ratio, guarding = one["ratio"], one["guarding_ratio"]
+        print(
+            f"{case:36} ours {one['ours_us'][0]:7.0f} us, torch's {one['theirs_us'][0]:7.0f} us, ratio {ratio[0]:.3f} "
+            f"({ratio[1]:.3f} - {ratio[2]:.3f}), at most {one['at_most']}; guarding adds {guarding[0]:.3f} of it; "
+            f"{one['collectives_a_step']:.2f} collectives and {one['bytes_a_step']:.0f} bytes a guarded step",
+            flush=True,
+        )
+    if not arguments.dry:
+        about = {"torch": torch.__version__, "cores": os.cpu_count(), "rounds": arguments.rounds}
+        RESULTS.write_text(json.dumps({**about, "cases": results}, indent=1) + "\n", encoding="utf-8")
+        print(f"wrote {RESULTS}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
