@@ -11,6 +11,8 @@ from .judge import Judge
 from .ledger import check_scalar, scalar
 from .run import Run
 
+_LAST_OPERATIONS = 8  # of a loss, which may have come after the step that it led to
+
 
 class Observed:
     """Knows which step a loss is of, and keeps the mean of those that are of one.
@@ -80,7 +82,7 @@ class Observed:
         recorded = num_operations()
         node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
         if node is not None:
-            return bool(node._sequence_nr() >= self._mark)
+            return not _began_before(node, self._mark)
         if recorded > self._mark and (self._comes_early or self._step == newest):
             return True
         self._mark = recorded
@@ -110,3 +112,15 @@ class Observed:
         """The run goes on from another place."""
         self._step = self.marked = -1
         self._val_loss = None
+
+
+def _began_before(node: Any, mark: int) -> bool:
+    """Whether the pass that led to `node` was recorded before `mark`: a loss may be divided or moved afterwards."""
+    for _ in range(_LAST_OPERATIONS):
+        if node._sequence_nr() < mark:
+            return True
+        before = [one for one, _ in node.next_functions if one is not None and one.next_functions]
+        if not before:
+            return False
+        node = min(before, key=lambda one: one._sequence_nr())
+    return False

@@ -187,8 +187,10 @@ class Ring:
         words_here[at + OVERHEAD_S] = overhead_s
         words_here[at + NUM_ROWS] = num_rows
         words_here[at + FLAGS] = flags
+        is_other = names is not self.names
         self.found[TABLE], self.found[POSITIONS], self.found[OVER], self.names = rows, positions, None, names
-        self.seen.take(positions, names)
+        if positions is not None or is_other or self.found[SEEN] is not None:
+            self.seen.take(positions, names)
         self.newest, self.num_open = index, index + 1
         return math.isfinite(words_here[at + NORM]), skipped
 

@@ -82,8 +82,8 @@ def refuse_shards(groups: Iterable[Iterable[torch.Tensor]]) -> None:
         for p in params:
             if type(p) is not torch.nn.Parameter and hasattr(p, "to_local"):
                 raise TypeError(
-                    "`optimizer` must hold the parameters that it held when it was wrapped, got a DTensor. Shard the "
-                    "model first, then make the optimizer, then wrap it."
+                    "`optimizer` must hold whole parameters as it did when it was wrapped, got a DTensor. Shard the "
+                    "model first, then make the optimizer, then wrap it. (wrap_backward takes no shards.)"
                 )
         refuse_flat(params)
 

@@ -193,3 +193,18 @@ def test_a_loss_does_not_keep_its_graph() -> None:
     guard.observe(loss=loss)
     del loss
     assert ref() is None
+
+
+def test_a_loss_that_is_divided_after_the_step_is_of_the_step_that_it_led_to() -> None:
+    model, memory = make_model(), fastguard.MemorySink()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=[memory])
+    losses = []
+    for number in range(NUM_STEPS):
+        optimizer.zero_grad()
+        loss = loss_at(model, number)
+        loss.backward()
+        optimizer.step()
+        optimizer.guard.observe(loss=(loss / 4 + 1.0) * 2)
+        losses.append((float(loss.detach()) / 4 + 1.0) * 2)
+    optimizer.guard.close()
+    assert [record.loss for record in memory.records] == pytest.approx(losses)

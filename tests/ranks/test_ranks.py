@@ -121,5 +121,5 @@ def test_the_functions_agree_with_torchs_on_dtensors(found: list[dict[str, Any]]
     for each in found:
         for limit in ("0.05", "1000000.0"):
             norm, gradients = each[case][limit]
-            assert norm < 1e-6 and gradients < 1e-8
+            assert norm < 1e-6 and gradients < 1e-6
         assert each[case]["norm"] == "inf" and each[case]["error"] is True
