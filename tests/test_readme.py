@@ -84,7 +84,7 @@ def _python(kind: str, body: str) -> str:
     return "".join(line[2:] or "\n" for line in body.splitlines(keepends=True) if not line.startswith("-"))
 
 
-# The programs of frameworks.md need the frameworks: tests/integrations/test_page.py.
+# The programs of frameworks.md need the frameworks: tests/integrations/test_programs.py.
 RUN_HERE = [page for page in OURS if page.snippets() and page.name != "docs/frameworks.md"]
 
 

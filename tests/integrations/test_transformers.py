@@ -123,8 +123,8 @@ def test_its_figures_are_in_the_trainers_log_and_file(tmp_path):
         assert [entry["fastguard/grad/norm"] for entry in logs] == [record.norm for record in sink.records]
         assert [entry["grad_norm"] for entry in logs] == [record.norm for record in sink.records]
         assert [entry["fastguard/num_clipped"] for entry in logs] == [1, 2, 3, 4, 5, 6]
-        assert [entry["fastguard/loss"] for entry in logs] == pytest.approx([e["loss"] for e in logs], rel=1e-6)
-    assert not guarding.guard.history.has_ended or trainer.state.global_step == 6
+        assert [entry["fastguard/loss"] for entry in logs] == pytest.approx([e["loss"] for e in logs], rel=1e-4)
+    assert guarding.guard.history.has_ended
 
 
 class Reporter(transformers.TrainerCallback):

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 import fastguard
+from fastguard.sinks import read_jsonl
 
 for package in ("accelerate", "lightning", "transformers"):
     pytest.importorskip(package, reason=f"{package} is not installed")
 pytestmark = pytest.mark.slow
 
+FRAMEWORKS = ["transformers", "accelerate", "lightning"]
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
 
@@ -47,10 +49,13 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     finally:
         for process in started:
             process.kill()
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    for name in FRAMEWORKS:
+        found[0][f"with_{name}"]["logged"] = [line["step"] for line in read_jsonl(folder / f"{name}.jsonl")]
+    return found
 
 
-@pytest.mark.parametrize("framework", ["transformers", "accelerate", "lightning"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_both_see_the_same(seen, framework):
     first, other = (one[f"with_{framework}"] for one in seen)
     assert len(first["recorded"]) == 4
@@ -62,4 +67,5 @@ def test_both_see_the_same(seen, framework):
     assert first["parameters"] == other["parameters"]
     finite = (0, 2, 3)
     assert [first["losses"][i] for i in finite] != [other["losses"][i] for i in finite]  # each rank's own
+    assert first["logged"] == [0, 1, 2, 3]  # in the one file that both were given
     assert first["log"][-1] == pytest.approx(first["recorded"][-1], rel=1e-6)

@@ -54,14 +54,16 @@ def data() -> list[dict[str, torch.Tensor]]:
     return made
 
 
-def told(model: nn.Module, sink: fastguard.MemorySink, norms: list[float], log: list[float]) -> dict[str, Any]:
+def told(model: nn.Module, guard: fastguard.Guard, norms: list[float], log: list[float]) -> dict[str, Any]:
     """What this process saw of one training."""
+    guard.flush()
+    recent = guard.history.recent
     return {
-        "recorded": [record.norm for record in sink.records],
+        "recorded": [entry.norm for entry in recent],
         "norms": norms,
-        "skipped": [record.skipped for record in sink.records],
-        "losses": [record.loss for record in sink.records],
-        "names": list(sink.records[0].tensors.names),
+        "skipped": [entry.skipped for entry in recent],
+        "losses": [entry.loss for entry in recent],
+        "names": list(guard.last.tensors.names),
         "log": log,
         "parameters": [value for p in model.parameters() for value in p.detach().flatten().tolist()],
     }
@@ -74,7 +76,7 @@ def with_transformers(folder: Path) -> dict[str, Any]:
             self.witness = Witness(made)
             return made
 
-    sink = fastguard.MemorySink()
+    sink = fastguard.JsonlSink(folder / "transformers.jsonl")
     args = transformers.TrainingArguments(
         str(folder),
         use_cpu=True,
@@ -90,20 +92,20 @@ def with_transformers(folder: Path) -> dict[str, Any]:
         max_grad_norm=0.5,
     )
     model = Net()
-    trainer = Watched(model, args, train_dataset=data(), callbacks=[FastguardCallback(sinks=[sink], ranks="all")])
+    trainer = Watched(model, args, train_dataset=data(), callbacks=[FastguardCallback(sinks=[sink])])
     trainer.train()
     log = [entry["fastguard/grad/norm"] for entry in trainer.state.log_history if "loss" in entry]
-    return told(model, sink, trainer.witness.norms, log)
+    return told(model, trainer.optimizer.guard, trainer.witness.norms, log)
 
 
 def with_accelerate(folder: Path) -> dict[str, Any]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model, sink = Net(), fastguard.MemorySink()
+    model, sink = Net(), fastguard.JsonlSink(folder / "accelerate.jsonl")
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     witness, log = Witness(inner), []
     loader = torch.utils.data.DataLoader(data(), batch_size=1)
     wrapped, optimizer, loader = accelerator.prepare(model, inner, loader)
-    fastguard.wrap(optimizer, wrapped, max_norm=0.5, sinks=[sink], ranks="all")
+    fastguard.wrap(optimizer, wrapped, max_norm=0.5, sinks=[sink])
     attach(accelerator, optimizer)
     for batch in loader:
         with accelerator.accumulate(wrapped):
@@ -114,8 +116,7 @@ def with_accelerate(folder: Path) -> dict[str, Any]:
         if accelerator.sync_gradients:
             optimizer.guard.observe(loss=loss)
             log.append(optimizer.guard.last.norm)
-    optimizer.guard.flush()
-    return told(model, sink, witness.norms, log)
+    return told(model, optimizer.guard, witness.norms, log)
 
 
 class Module(lightning.LightningModule):
@@ -135,7 +136,7 @@ class Module(lightning.LightningModule):
 
 
 def with_lightning(folder: Path) -> dict[str, Any]:
-    sink, model = fastguard.MemorySink(), Module()
+    sink, model = fastguard.JsonlSink(folder / "lightning.jsonl"), Module()
     trainer = lightning.Trainer(
         default_root_dir=folder,
         accelerator="cpu",
@@ -149,10 +150,11 @@ def with_lightning(folder: Path) -> dict[str, Any]:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[LightningCallback(sinks=[sink], ranks="all")],
+        callbacks=[LightningCallback(sinks=[sink])],
     )
     trainer.fit(model, torch.utils.data.DataLoader(data(), batch_size=1, shuffle=False))
-    return told(model.net, sink, model.norms, [float(trainer.callback_metrics["fastguard/grad/norm"])])
+    log = [float(trainer.callback_metrics["fastguard/grad/norm"])]
+    return told(model.net, trainer.optimizers[0].guard, model.norms, log)
 
 
 if __name__ == "__main__":
