@@ -114,6 +114,19 @@ def test_it_clips_once_in_place_of_the_trainer(tmp_path, caplog):
     assert guarded.optimizer.guard is guarding.guard
 
 
+def test_the_trainer_takes_no_pass_of_its_own(tmp_path, monkeypatch):
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the Trainer reads the gradients")
+
+    guarding, sink = callback()
+    monkeypatch.setattr("accelerate.Accelerator.clip_grad_norm_", refuse)
+    with pytest.raises(AssertionError, match="reads the gradients"):
+        train(tmp_path, [], max_steps=2, max_grad_norm=0.0)
+    trainer = train(tmp_path, [guarding], max_steps=2)
+    logs = [entry["grad_norm"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logs == [record.norm for record in sink.records]
+
+
 def test_its_figures_are_in_the_trainers_log_and_file(tmp_path):
     guarding, sink = callback(max_norm=0.2)
     trainer = train(tmp_path, [guarding], save_strategy="steps", save_steps=6, max_steps=6)
