@@ -55,6 +55,29 @@ class TestSpikes:
             norms[200:208] = [10 * x for x in norms[200:208]]
             assert max(act(Spikes(), norms)[200:]) < 2.0
 
+    def test_a_burst_of_threes_in_noise_is_held_too(self) -> None:
+        """Alone, a norm of three times the median may be within the noise; after a spike it is one of a burst."""
+        held = 0
+        for seed in range(40):
+            norms = lognormal(seed, 300, 0.25)
+            norms[200:208] = [3 * x for x in norms[200:208]]
+            held += max(act(Spikes(), norms)[200:208]) < 2.2
+        assert held >= 20  # 4 with the one trigger
+
+    def test_it_is_wary_across_a_resume_and_not_for_ever(self) -> None:
+        one, other = Spikes(), Spikes()
+        act(one, lognormal(3, 200, 0.25))
+        usual = one.limits()[0]
+        act(one, [20.0])
+        assert one.limits()[0] < 0.9 * usual
+        other.load_state_dict(one.state_dict())
+        assert one.limits() == other.limits()
+        for policy in (one, other):
+            act(policy, lognormal(4, 7, 0.25))
+        assert one.limits() == other.limits() and one.limits()[0] > 0.9 * usual
+        with pytest.raises(ValueError, match="must have 2 numbers"):
+            other.load_state_dict({**one.state_dict(), "wary": [1.0]})
+
     @pytest.mark.parametrize("factor", [3, 30])
     def test_another_level_is_let_through_after_a_while(self, factor: float) -> None:
         for seed in range(5):

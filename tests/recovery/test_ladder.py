@@ -80,3 +80,27 @@ def test_attempts_of_long_ago_are_over() -> None:
     for step in (10, 60):
         ladder.went_back(step, ladder.baseline())
     assert ladder.attempts_before(109) == 2 and ladder.attempts_before(110) == 1
+
+
+def test_a_learning_rate_that_has_ruined_the_run_is_waited_for() -> None:
+    ladder = Ladder(Recovery(every=30))
+    for _ in range(40):
+        ladder.see(1.0, 1.0, skipped=False, lr=0.1)
+    baseline = ladder.baseline()
+    for factor, num_out in ((100.0, 4), (1.9, 0)):
+        for _ in range(6):
+            ladder.see(9.0, 1.0, skipped=False, lr=0.1 * factor)
+        ladder.went_back(46, baseline)
+        outs = []
+        for i in range(8):
+            ladder.see(1.0, 1.0, skipped=True, vetoed=True, lr=0.1 * factor if i < 4 else 0.1)
+            outs.append(ladder.sit_out())
+            if not outs[-1]:
+                break
+        assert outs == [True] * num_out + [False] and not ladder.is_waiting
+    ladder.went_back(46, baseline)
+    num_out = 0
+    ladder.see(1.0, 1.0, skipped=True, vetoed=True, lr=10.0)
+    while ladder.sit_out():
+        num_out += 1
+    assert num_out == 30  # one that stays is meant

@@ -13,6 +13,7 @@ _TO_SIGMA = 1.4826  # from a median deviation to the standard deviation of a nor
 _TAIL, _TAIL_SIGMAS = 0.9, 1.2816  # where the upper tail begins, of a normal distribution
 _LEVEL = 17  # the newest norms, of which a burst of eight is not the half
 _EARLY = 12.0
+_BURST, _BURST_K = 8, 2.5  # steps; and what stands for `k` in them
 
 
 class Spikes(ClipPolicy):
@@ -25,8 +26,9 @@ class Spikes(ClipPolicy):
 
     So a norm is a spike that is far above what is newest, by the run's own noise, and above what has long been usual.
     While few norms are known the trigger is higher, by 1 + (12 / number)^1.5: it watches from the second step on.
-    Spikes are among the norms as they were, where the median does not feel them: a burst of eight is scaled as a whole.
-    What lasts for nine steps is another level, and scaled no longer.
+    Spikes seldom come alone, so in the seven steps after one the trigger is lower, with 2.5 for `k`, and m stays what
+    it was before: a burst of eight is scaled as a whole. Spikes are among the norms as they were, where the median does
+    not feel them; what lasts for nine steps is another level, soon scaled no longer.
 
     Args:
         max_norm: never above this norm either, as `GlobalNorm`; None for no such limit.
@@ -60,6 +62,7 @@ class Spikes(ClipPolicy):
         self.max_norm = math.inf if max_norm is None else values.positive("max_norm", max_norm, "None is no limit.")
         self.k, self.ratio = values.positive("k", k, ""), float(ratio)
         self._newest, self._logs, self._apart = SortedWindow(_LEVEL), SortedWindow(window), SortedWindow(window)
+        self._num_wary, self._before = 0, 0.0  # steps to come after a spike; the level before it
         self._ask()
 
     def _ask(self) -> None:
@@ -73,12 +76,18 @@ class Spikes(ClipPolicy):
             middle = apart.quantile(0.5)
             tail = (apart.quantile(_TAIL) - middle) / _TAIL_SIGMAS
             spread = max(_TO_SIGMA * apart.median_deviation(middle), tail)
-        least = math.log(self.ratio)
-        height = level + max(least, self.k * spread) + math.log1p((_EARLY / len(self._logs)) ** 1.5)
-        self._level, self._height = level, max(height, self._logs.quantile(0.5) + least)
+        self._level, self._height = level, self._height_above(level, self.k * spread)
+        if self._num_wary:
+            wary = self._height_above(self._before, min(_BURST_K, self.k) * spread)
+            self._height, level = min(self._height, wary), min(self._before, level)
         trigger = _exp(self._height)
         if trigger <= self.max_norm:
             self._limits = trigger, min(_exp(level), self.max_norm)
+
+    def _height_above(self, level: float, spread: float) -> float:
+        least = math.log(self.ratio)
+        height = level + max(least, spread) + math.log1p((_EARLY / len(self._logs)) ** 1.5)
+        return max(height, self._logs.quantile(0.5) + least)
 
     def limits(self) -> tuple[float, float]:
         return self._limits
@@ -87,6 +96,10 @@ class Spikes(ClipPolicy):
         if not norms > 0.0:
             return  # nothing went back, which says nothing of the usual
         x = math.log(norms)
+        if self._num_wary:
+            self._num_wary -= 1
+        elif self._logs and x > self._height:
+            self._num_wary, self._before = _BURST - 1, self._level
         if self._logs and x <= self._height:
             self._apart.add(x - self._level)
         self._newest.add(x)
@@ -94,10 +107,15 @@ class Spikes(ClipPolicy):
         self._ask()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"log_norms": self._logs.state(), "apart": self._apart.state()}
+        wary = [float(self._num_wary), self._before]
+        return {"log_norms": self._logs.state(), "apart": self._apart.state(), "wary": wary}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         logs, apart = (values.entry(state, key, finite_numbers) for key in ("log_norms", "apart"))
+        wary = values.entry(state, "wary", finite_numbers) if "wary" in state else [0.0, 0.0]  # of 0.2: none
+        if len(wary) != 2:
+            raise values.MisfitError(f"must have 2 numbers, got {len(wary)}", ("wary",))
+        self._num_wary, self._before = values.count(wary[0]), wary[1]
         self._logs.restart(logs[-self._logs.size :])
         self._newest.restart(logs[-_LEVEL:])
         self._apart.restart(apart[-self._apart.size :])

@@ -17,6 +17,7 @@ _MOST_LEARNED = 3.0  # times the level, that data which were sat out may be abov
 _SIGMA = 1.4826  # times the median of the distances from the median, for normal noise
 _NUM_SAT_OUT = 4  # times `every`
 _MOST_LOST = 1 / 3  # of what was gained since the beginning, by a learning rate that is higher
+_MOST_FASTER = 2.0  # times the learning rate at a snapshot, at which it is put to use again
 _NUM_FIRST = 20  # losses that say where the run began
 _LEAST_SPREAD, _LEAST_GAIN = 0.02, 0.05  # of the level, and of what was gained since the beginning
 
@@ -55,6 +56,10 @@ class Ladder:
         self.is_waiting = False
         self.num_sat_out = 0
         self._factor, self._start = 1.0, 0
+        self._lr: float | None = None  # the newest
+        self._lr_back: float | None = None  # of what was put back
+
+    # newest; of what was put back
 
     def see(
         self, loss: float | None, norm: float, *, skipped: bool, vetoed: bool = False, lr: float | None = None
@@ -67,6 +72,7 @@ class Ladder:
             skipped: by whatever; what is not finite enters no baseline, and what was left out neither.
             vetoed: it was left out by recovery.
         """
+        self._lr = lr
         is_bad = not (math.isfinite(norm) or vetoed)
         self.num_bad = self.num_bad + 1 if is_bad else 0
         if loss is not None and not (is_bad and skipped):  # of a batch that has changed nothing
@@ -182,7 +188,7 @@ class Ladder:
         earlier = len(self.attempts)
         self.load_baseline(baseline)
         self.attempts.append(step)
-        self.is_waiting, self.num_sat_out = True, 0
+        self.is_waiting, self.num_sat_out, self._lr_back = True, 0, baseline["lr"]
         self._factor, self._start = self._settings.lr_factor**earlier, step
         return self._factor
 
@@ -190,8 +196,9 @@ class Ladder:
         """Of a run that went back: whether its next step is left out, its loss being too high; None where the level is
         now taken for a new one."""
         if not self.num_high:
-            self.is_waiting = False
-            return False
+            self.is_waiting = self._is_faster and self.num_sat_out < self._settings.every
+            self.num_sat_out += self.is_waiting
+            return self.is_waiting
         if self.num_sat_out >= _NUM_SAT_OUT * self._settings.every:
             self.is_waiting, self.num_high, self.limit = False, 0, math.inf
             self._relearn()
@@ -199,6 +206,11 @@ class Ladder:
             return None
         self.num_sat_out += 1
         return True
+
+    @property
+    def _is_faster(self) -> bool:
+        """Whether the learning rate is still far above what it was at the snapshot, as when the run was ruined."""
+        return self._lr is not None and self._lr_back is not None and self._lr > _MOST_FASTER * self._lr_back > 0.0
 
     def lr_factor(self, step: int) -> float:
         """What the learning rate is multiplied by at `step`: 1.0 once the ramp is over."""
@@ -216,6 +228,7 @@ class Ladder:
             "limit": self.limit,
             "level": self._level,
             "spread": self._spread,
+            "lr": self._lr,
         }
 
     def load_baseline(self, state: dict[str, Any]) -> None:
@@ -238,6 +251,7 @@ class Ladder:
             "first": list(self._first),
             "rise": self.rise.state(),
             "has_aim": self.has_aim,
+            "lr_back": self._lr_back,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -247,6 +261,7 @@ class Ladder:
         attempts = values.entry(state, "attempts", lambda plain: values.each(values.count, plain))
         limit, level, spread, factor, harder = (values.entry(state, name, values.number) for name in _NUMBERS)
         num_new, has_aim = values.entry(state, "num_new", values.count), values.entry(state, "has_aim", values.truth)
+        lr, lr_back = (values.entry(state, name, values.maybe(values.number)) for name in ("lr", "lr_back"))
         rise = LossRise()
         values.entry(state, "rise", rise.load)
         if len(counts) != 5:
@@ -254,6 +269,7 @@ class Ladder:
         about = {"num_new": num_new, "limit": limit, "level": level, "spread": spread}
         self.load_baseline({"losses": numbers[0], "norms": numbers[1], **about})
         self._first, self._harder, self.rise, self.has_aim = numbers[2], harder, rise, has_aim
+        self._lr, self._lr_back = lr, lr_back
         self.num_high, self.num_bad, self.num_sat_out, is_waiting, self._start = counts
         self.is_waiting, self.attempts, self._factor = bool(is_waiting), attempts, factor
 
