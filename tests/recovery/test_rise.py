@@ -97,6 +97,12 @@ def test_a_loss_worse_than_in_the_beginning_is_no_matter_of_the_rate() -> None:
     assert found < 610 and ladder.reason()
 
 
+def test_a_loss_that_is_nan_is_no_matter_of_the_rate() -> None:
+    ladder = Ladder(Recovery())
+    _see(ladder, _falling, range(600), 0, lambda step: 0.01)
+    assert _see(ladder, lambda step, rng: math.nan, range(600, 700), 0, lambda step: 0.1) == 605 and ladder.reason()
+
+
 def test_a_game_and_a_reward_have_no_level() -> None:
     ladder = Ladder(Recovery())
     ladder.has_aim = False

@@ -59,8 +59,6 @@ class Ladder:
         self._lr: float | None = None  # the newest
         self._lr_back: float | None = None  # of what was put back
 
-    # newest; of what was put back
-
     def see(
         self, loss: float | None, norm: float, *, skipped: bool, vetoed: bool = False, lr: float | None = None
     ) -> None:
@@ -152,22 +150,22 @@ class Ladder:
     @property
     def is_lawful(self) -> bool:
         """Whether the loss has stood above the limit for `every` steps, at a learning rate higher than before."""
-        return self.num_high >= self._settings.every and self._is_of_rate
+        return self.num_high >= max(self._settings.every, self._settings.patience) and self._is_of_rate
 
     def doubt(self) -> str:
         """Why to look whether the model of before has a lower loss; "" where there is no reason."""
-        if not self.has_aim or (not self.has_grown and not self.rise.is_lasting):
+        if not self.has_aim:
             return ""
-        return (
-            "parameters had grown many times over, and the loss rose"
-            if self.has_grown
-            else f"the loss stood at {self.rise.level:.4g} after it had been at {self._level:.4g}"
-        )
+        if self.has_grown and self.rise.is_odd:
+            return "parameters had grown many times over, and the loss rose"
+        if self.rise.is_lasting:
+            return f"the loss stood at {self.rise.level:.4g} after it had been at {self._level:.4g}"
+        return ""
 
     def try_back(self) -> None:
         """A snapshot is put back to look at its losses."""
         level = self.rise.level
-        risen = self._level + self._spread if math.isnan(level) else max(level, self._level + self._spread)
+        risen = max(level, self._level + self._spread) if math.isfinite(level) else self._level + self._spread
         self.trial = Trial(self._level, risen, self._spread)
         self.rise.calm()
 

@@ -274,6 +274,7 @@ class Rescue:
 
     def _accept(self, step: int, num_batches: int) -> None:
         self.ladder.accept()
+        self._keeper.has_grown = False
         self._tell({"kind": "new-level", "step": step, "reason": "", "num_batches": num_batches})
 
     def _choose(self, earlier: int) -> Snapshot | None:

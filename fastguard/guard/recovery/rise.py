@@ -55,8 +55,8 @@ class LossRise:
         self.sum = min(max(0.0, self.sum + score - _ALLOWANCE), 2.0 * _ALARM)
         if self.sum <= 0.0:
             self._newest.clear()
-        elif math.isfinite(loss):
-            self._newest.append(loss)
+        else:
+            self._newest.append(loss if math.isfinite(loss) else math.inf)
         self.num_suspect = self.num_suspect + 1 if self.is_suspect else 0
 
     @property
