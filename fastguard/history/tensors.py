@@ -173,9 +173,9 @@ class TensorTracks(Part):
         """How many clean steps may pass before one whose table is wanted."""
         return max(0, self._next - self._num_seen)
 
-    def let_pass(self) -> None:
-        """Takes note of a clean step whose table was not kept; only where `due_in` allows it."""
-        self._num_seen += 1
+    def let_pass(self, num: int = 1) -> None:
+        """Takes note of clean steps whose tables were not kept; only where `due_in` allows it."""
+        self._num_seen += num
 
     def see(self, step: int, tensors: TensorStats) -> None:
         """Takes a clean step's table, or lets it pass. Cost: 0.1 us; 0.7 us a tensor when it is looked at."""

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import importlib.resources
 import json
-import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -15,30 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ..report import Report, build_report
-from ..visualization import (
-    plot_activations,
-    plot_gradient_norm,
-    plot_layers,
-    plot_learning_rate,
-    plot_loss,
-    plot_updates,
-)
-from ..visualization.ribbon import STATES
 from ..visualization.runs import DrawnRun, runs_of
-from .parts import Card, cards_of, differences, infection, parting, ribbon_svg, tensor_rows
+from .charts import charts_of
+from .comparing import differences, parting
+from .parts import LOOKS, cards_of, cost_rows, infection, module_rows, ribbon_svg, tensor_rows
 
 _ASSETS = importlib.resources.files(__name__.rpartition(".")[0]) / "assets"
-_DIGITS = 5
 _NUM_STATIC_ROWS = 100
-_MAX_CELLS = 256
-_CHARTS = (
-    ("loss", "Loss", plot_loss),
-    ("norm", "Gradient norm", plot_gradient_norm),
-    ("lr", "Learning rate", plot_learning_rate),
-    ("updates", "Updates", plot_updates),
-)
-_MAPS = ("norm", "update", "zeros", "saturation")
-Chart = dict[str, Any]
 
 
 def build_page(source: Any, *, title: str = "", command: str = "") -> str:
@@ -56,55 +38,85 @@ def build_page(source: Any, *, title: str = "", command: str = "") -> str:
 
     Cost: of a log, one pass over it. The page has plotly's 4.8 MB in it, and at most about 2 MB more.
     """
+    _needed()
     runs = runs_of(source)
     reports = [build_report(run.history) for run in runs]
     return render(runs, reports, title or ", ".join(run.name for run in runs), command)
 
 
+def page_of(report: Report, source: Any, title: str = "") -> str:
+    """The page of a report that is there already, with figures of `source`; raises as `build_page`."""
+    _needed()
+    (run,) = runs_of(source)
+    return render([run], [report], title or run.name, "")
+
+
+def _needed() -> tuple[Any, Any]:
+    """Jinja2 and plotly; an ImportError says how to get them."""
+    try:
+        import jinja2
+        from plotly import offline
+    except ImportError as error:
+        raise ImportError("the page of a run needs plotly and Jinja2: pip install fastguard[report]") from error
+    return jinja2, offline
+
+
 def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, command: str) -> str:
     """The page of these runs and of what is to be said of each."""
-    import jinja2
-    from plotly import offline
-
-    scripts = [offline.get_plotlyjs(), _asset("page.js")]
-    style = _asset("page.css")
+    jinja2, offline = _needed()
+    plotly, early, late = offline.get_plotlyjs(), _asset("early.js"), _asset("page.js")
     # Scripts by their hashes. plotly styles its elements where they stand; a style has nowhere to load anything from.
     policy = (
-        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {' '.join(map(_hash, (early, plotly, late)))}; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
     cards = [cards_of(report) for report in reports]
-    charts, skipped = _charts(runs, cards[0])
-    tensors = tensor_rows(runs[0])
+    charts, left_out = charts_of(runs, cards[0])
+    tensors, modules = tensor_rows(runs[0]), module_rows(reports[0])
+    # What follows the first paint. One packed text each, so that a chart costs nothing before it is drawn.
+    packed = {f"chart-{chart.name}": _packed(_json(chart.figure).encode()) for chart in charts}
+    packed["ribbon"] = _packed(bytes(runs[0].ribbon.states))
+    packed["tensors"] = _packed(_json(tensors["rows"]).encode())
+    data = {
+        "ribbon": {"first": runs[0].ribbon.first_step, "width": runs[0].ribbon.width, "looks": list(LOOKS.values())},
+        "charts": [{"name": chart.name, "height": chart.height, "group": chart.group} for chart in charts],
+    }
     neat: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, **neat)
-    template = environment.from_string(_asset("page.html"))
-    data = {
-        "charts": [{"id": chart["id"], "figure": chart["figure"]} for chart in charts],
-        "ribbon": _packed(runs[0]),
-        "tensors": tensors,
-        "cards": [{"number": c.number, "first": c.first_step, "last": c.last_step} for c in cards[0]],
-    }
-    return template.render(
-        title=title,
-        command=command,
-        policy=policy,
-        style=_trusted(style),
-        scripts=[_trusted(text) for text in scripts],
-        data=_trusted(_json(data)),
-        runs=[
-            {"run": run, "report": report, "cards": its, "lines": str(report).splitlines(), "ribbon": ribbon_svg(run)}
-            for run, report, its in zip(runs, reports, cards)
-        ],
-        charts=charts,
-        left_out=skipped,
-        infections=infection(runs[0]),
-        tensors=sorted(tensors["rows"], key=_badness)[:_NUM_STATIC_ROWS],
-        num_tensors=len(tensors["rows"]),
-        columns=tensors["columns"],
-        parting=parting(runs),
-        differences=differences(runs, reports),
-        states=STATES[1:],
+    return str(
+        environment.from_string(_asset("page.html")).render(
+            title=title,
+            command=command,
+            policy=policy,
+            style=_trusted(_asset("page.css")),
+            early=_trusted(early),
+            late=_trusted(late),
+            plotly=_trusted(plotly),
+            data=_trusted(_json(data)),
+            packed=packed,
+            runs=[
+                {
+                    "run": run,
+                    "report": report,
+                    "cards": its,
+                    "lines": str(report).splitlines(),
+                    "ribbon": ribbon_svg(run),
+                }
+                for run, report, its in zip(runs, reports, cards)
+            ],
+            charts=[chart for chart in charts if not chart.group],
+            maps=[chart for chart in charts if chart.group],
+            left_out=left_out,
+            infections=infection(runs[0]),
+            tensors=sorted(tensors["rows"], key=_badness)[:_NUM_STATIC_ROWS],
+            num_tensors=len(tensors["rows"]),
+            columns=tensors["columns"],
+            modules=modules,
+            costs=cost_rows(reports[0]),
+            parting=parting(runs),
+            differences=differences(runs, reports),
+            looks=LOOKS,
+        )
     )
 
 
@@ -133,86 +145,14 @@ def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -
     return path
 
 
-def _charts(runs: Sequence[DrawnRun], cards: Sequence[Card]) -> tuple[list[Chart], list[str]]:
-    """The charts that there is something to draw of, and why the others are not there."""
-    charts: list[Chart] = []
-    left_out: list[str] = []
-    for name, title, plot in _CHARTS:
-        try:
-            figure = plot(list(runs))
-        except ValueError as error:
-            left_out.append(f"{title}: {error}.")
-            continue
-        _flag(figure, cards)
-        charts.append(_chart(name, title, figure, is_wide=False))
-    for value in _MAPS:
-        try:
-            figure = plot_layers(runs[0], value, max_rows=_MAX_CELLS)
-        except ValueError as error:
-            left_out.append(f"layers by {value}: {error}.")
-            continue
-        charts.append(_chart(f"layers-{value}", f"Layers: {figure.layout.title.text}", figure, is_wide=True))
-    try:
-        figure = plot_activations(runs[0])
-        charts.append(_chart("dead", f"Modules: {figure.layout.title.text}", figure, is_wide=True))
-    except ValueError as error:
-        left_out.append(f"dead units: {error}.")
-    return charts, left_out
-
-
-def _chart(name: str, title: str, figure: Any, *, is_wide: bool) -> Chart:
-    plain = _rounded(figure.to_plotly_json())
-    plain["layout"].pop("template", None)
-    plain["layout"].pop("title", None)
-    for trace in plain["data"]:
-        if trace.get("type") == "heatmap" and sum(map(len, trace.get("text") or ())) > 4 * _MAX_CELLS * 16:
-            trace.pop("text")
-            trace["hovertemplate"] = "step %{x}<br>%{y}: %{z}<extra></extra>"
-    told = [_told(trace) for trace in figure.data]
-    return {"id": name, "title": title, "figure": plain, "told": [line for line in told if line], "is_wide": is_wide}
-
-
-def _told(trace: Any) -> str:
-    """A trace in words: the chart for those who do not see it."""
-    values = [y for y in (trace.y if trace.type != "heatmap" else ()) if isinstance(y, (int, float))]
-    if trace.type == "heatmap":
-        return f"{trace.name}: {len(trace.y)} rows by {len(trace.x)} sampled steps"
-    if trace.mode == "markers" and trace.yaxis == "y2":
-        steps = ", ".join(str(x) for x in trace.x[:8]) + (", ..." if len(trace.x) > 8 else "")
-        return f"{trace.name}: at step {steps}"
-    if not values or (trace.name or "").endswith("least to largest"):
-        return ""
-    return f"{trace.name}: from {values[0]:.4g} to {values[-1]:.4g}; least {min(values):.4g}, largest {max(values):.4g}"
-
-
-def _flag(figure: Any, cards: Sequence[Card]) -> None:
-    """The findings' numbers, at their steps."""
-    for card in cards:
-        if card.first_step is not None:
-            look = {"yref": "paper", "yshift": 8, "showarrow": False, "bordercolor": "#888888"}
-            figure.add_annotation(x=card.first_step, y=1.0, text=str(card.number), **look)
-
-
-def _rounded(value: Any) -> Any:
-    """Plain data with as many digits as a chart can show; what is not finite is None."""
-    if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(one) for one in value]
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
-    return value
-
-
 def _badness(row: Sequence[Any]) -> tuple[int, float]:
     """Not finite first, then the largest norm."""
     return (0 if row[-1] else 1, -(row[1] or 0.0))
 
 
-def _packed(run: DrawnRun) -> dict[str, Any]:
-    ribbon = run.ribbon
-    states = base64.b64encode(gzip.compress(bytes(ribbon.states), mtime=0)).decode("ascii")
-    return {"first": ribbon.first_step, "width": ribbon.width, "states": states, "names": STATES}
+def _packed(data: bytes) -> str:
+    """In as few characters as a page can hold without more; the same for the same data."""
+    return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode("ascii")
 
 
 def _json(value: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +16,11 @@ from ..visualization.runs import DrawnRun
 _WIDTH = 1000  # of the ribbon, in parts
 _MAX_EVENTS, _MAX_NAMES = 8, 8
 # Height and shade: told apart in greyscale too.
-_LOOKS = {
+LOOKS = {
     "good": (40, "#7fb8a4"),
     "clipped": (60, "#e6c229"),
     "resumed": (80, "#56b4e9"),
+    "rolled back": (85, "#9b5de5"),
     "skipped": (90, "#6c757d"),
     "not finite": (100, "#c1121f"),
 }
@@ -86,7 +86,7 @@ def ribbon_svg(run: DrawnRun) -> list[dict[str, Any]]:
         if bars and bars[-1]["state"] == state:
             bars[-1]["width"] += 1
         else:
-            height, colour = _LOOKS.get(state, (0, "none"))
+            height, colour = LOOKS.get(state, (0, "none"))
             bars.append({"x": place, "width": 1, "y": 100 - height, "height": height, "fill": colour, "state": state})
     return [bar for bar in bars if bar["state"] != STATES[0]]
 
@@ -106,6 +106,37 @@ def infection(run: DrawnRun) -> list[dict[str, Any]]:
         }
         for event in found[:_MAX_EVENTS]
     ]
+
+
+def module_rows(report: Report) -> dict[str, Any]:
+    """A row for each module whose activations were sampled, in the order of execution: the newest sample."""
+    columns = ["module", "kind", "mean", "std", "zeros", "saturated", "dead units", "units", "not finite"]
+    keys = ("mean", "std", "zero_ratio", "saturation_ratio")
+    rows = [
+        [
+            shown(row["module"], NAME_WIDTH),
+            shown(row["family"], NAME_WIDTH),
+            *(_plain(row[key]) for key in keys),
+            *(row[key] for key in ("num_dead_units", "num_units", "num_nonfinite")),
+        ]
+        for row in report.modules
+    ]
+    return {"columns": columns, "rows": rows}
+
+
+def cost_rows(report: Report) -> list[tuple[str, str]]:
+    """What guarding and each sink cost, as far as anybody measured it: a log does not say."""
+    numbers, rows = report.numbers, []
+    if "overhead_mean_us" in numbers:
+        told = f"{numbers['overhead_mean_us']:.3g} us a step on average"
+        if "overhead_median_us" in numbers:
+            told += f", median {numbers['overhead_median_us']:.3g} us"
+        rows.append(("guarding", f"{told}; {numbers['overhead_total_s']:.3g} s in all"))
+    for sink in report.sinks:
+        lost = f"; {sink['num_lost']} records lost" if sink["num_lost"] else ""
+        told = f"{sink['mean_us']:.3g} us a step on average; {sink['total_s']:.3g} s in all{lost}"
+        rows.append((f"sink {shown(sink['name'], NAME_WIDTH)}", told))
+    return rows
 
 
 def tensor_rows(run: DrawnRun) -> dict[str, Any]:
@@ -138,31 +169,3 @@ def _last(grid: Any, name: str) -> float:
 
 def _plain(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def parting(runs: Sequence[DrawnRun]) -> list[str]:
-    """For each run but the first: from which step on its losses are others than the first one's."""
-    told = []
-    base = {point.last_step: point.middle for point in runs[0].curves["loss"].points}
-    for run in runs[1:]:
-        common = [(p.last_step, p.middle) for p in run.curves["loss"].points if p.last_step in base]
-        first = next((step for step, loss in common if loss != base[step]), None)
-        if not common:
-            told.append(f"{run.name}: no step in common with {runs[0].name}")
-        elif first is None:
-            told.append(f"{run.name}: the same losses as {runs[0].name} at all {len(common)} steps in common")
-        else:
-            told.append(f"{run.name}: parts from {runs[0].name} at step {first}")
-    return told
-
-
-def differences(runs: Sequence[DrawnRun], reports: Sequence[Report]) -> list[tuple[str, list[str]]]:
-    """A row for each number that the runs differ in."""
-    keys = dict.fromkeys(key for report in reports for key in report.numbers)
-    rows: list[tuple[str, list[str]]] = [("status", [str(report.status) for report in reports])]
-    rows += [(key, [_number(report.numbers.get(key)) for report in reports]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import json
+import operator
 import os
 import threading
 import weakref
@@ -27,6 +29,8 @@ NUMBER_KEYS = frozenset(
 KEYS = NUMBER_KEYS | {"nonfinite", "clip/over", "clip/groups", "tensors", "activations", "weights", "batches", "model"}
 
 MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
+_CHUNK_BYTES = 1 << 15  # what is made of it stays in the cache
+_Parse = Callable[[bytes], dict[str, Any] | None]
 MAX_LISTED = 1000  # lines that could not be read, by number
 KEPT_BYTES = 8 << 20  # of a file, as records in memory: 50 MB
 _NESTED = 100  # lists and dicts
@@ -62,6 +66,7 @@ class LogReader(_LogFacts):
 
     Args:
         path: the file. It is opened by iterating.
+        progress: called with the number of bytes read so far, every now and then.
 
     Attributes:
         skipped_lines, num_skipped, model: as in `JsonlLog`, so far; `model` is another dict after each note.
@@ -70,45 +75,62 @@ class LogReader(_LogFacts):
     Raises:
         OSError, ValueError: as `read_jsonl`; when iterated.
 
-    Cost: 2 us a line with orjson, 6 us without.
+    Cost: 1.3 us a line with orjson, 5 us without.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], progress: Callable[[int], object] | None = None) -> None:
         super().__init__()
         self.path = path
         self.line = 0
+        self._progress = progress
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        parse = _parser()
+        for block in self.blocks():
+            last = self.line
+            for self.line, record in enumerate(block, last - len(block) + 1):
+                yield record
+
+    def blocks(self) -> Iterator[list[dict[str, Any]]]:
+        """The same records, some neighbouring lines at once; `line` is the number of the last of them."""
+        parse, parse_lines = _parsers()
+        number = 0
         with open(self.path, "rb") as file:
-            read = functools.partial(file.readline, MAX_LINE_BYTES)
-            for number, line in enumerate(iter(read, b""), 1):
-                if line[-2:] == b"}\n" and line[:8] == b'{"step":':  # as nearly all are
-                    record = parse(line)
-                    if record is not None:
-                        self.line = number
-                        yield record
-                        continue
-                is_whole = len(line) < MAX_LINE_BYTES or line.endswith(b"\n")
-                if number == 1:
-                    line = line.removeprefix(_UTF8_MARK)
-                text = line.strip()
-                if not text:
-                    continue
-                if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
-                    raise ValueError(_refusal(text, self.path, number))
-                if not is_whole:
-                    while line and not line.endswith(b"\n"):
-                        line = read()
-                record = parse(text) if is_whole else None
-                if record is None:
-                    self._skip(number)
-                    continue
-                self.line = number
-                if "step" not in record and isinstance(record.get("model"), dict):
-                    self.model = {**self.model, **record["model"]}
+            while chunk := file.read(_CHUNK_BYTES):
+                chunk += b"" if chunk.endswith(b"\n") else file.readline(MAX_LINE_BYTES)
+                records = parse_lines(chunk) if len(chunk) <= MAX_LINE_BYTES else None
+                if records is not None:
+                    self.line = number = number + len(records)
+                    yield records
                 else:
-                    yield record
+                    for line in io.BytesIO(chunk):
+                        number += 1
+                        record = self._record(line, number, file, parse)
+                        if record is not None:
+                            self.line = number
+                            yield [record]
+                if self._progress is not None:
+                    self._progress(file.tell())
+
+    def _record(self, line: bytes, number: int, file: BinaryIO, parse: _Parse) -> dict[str, Any] | None:
+        """What stands in a line, unless it is a note or cut off."""
+        is_whole = len(line) < MAX_LINE_BYTES + line.endswith(b"\n")
+        if number == 1:
+            line = line.removeprefix(_UTF8_MARK)
+        text = line.strip()
+        if not text:
+            return None
+        if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
+            raise ValueError(_refusal(text, self.path, number))
+        if not is_whole:
+            while line and not line.endswith(b"\n"):
+                line = file.readline(MAX_LINE_BYTES)
+        record = parse(text) if is_whole else None
+        if record is None:
+            self._skip(number)
+        elif "step" not in record and isinstance(record.get("model"), dict):
+            self.model = {**self.model, **record["model"]}
+            return None
+        return record
 
 
 class LineSource(Protocol):
@@ -314,12 +336,14 @@ def _refusal(line: bytes, path: str | os.PathLike[str], number: int) -> str:
     return f"`path` must be a log with one JSON object a line, got {line[:40]!r} - at {shown(path)}, line {number}"
 
 
-def _parser() -> Callable[[bytes], dict[str, Any] | None]:
-    """A function that gives the object that a line starting with a brace stands for; None if it is no JSON."""
+def _parsers() -> tuple[_Parse, Callable[[bytes], list[dict[str, Any]] | None]]:
+    """What gives the object that a line starting with a brace stands for, None if it is no JSON; and what gives the
+    steps of many lines, None unless every one of them is a step's.
+    """
     try:
         quick = importlib.import_module("orjson").loads
     except ImportError:
-        return _parse
+        return _parse, functools.partial(_steps_of, lambda text: json.loads(text.decode()))
 
     def parse(line: bytes) -> dict[str, Any] | None:
         try:
@@ -332,7 +356,25 @@ def _parser() -> Callable[[bytes], dict[str, Any] | None]:
             return _parse(line)
         return record
 
-    return parse
+    return parse, functools.partial(_steps_of, quick)
+
+
+def _steps_of(read: Callable[[bytes], Any], chunk: bytes) -> list[dict[str, Any]] | None:
+    """The records of whole lines, parsed as one array: a break in a line would change their number."""
+    text = chunk.removesuffix(b"\n")
+    try:
+        records: list[dict[str, Any]] = read(b"[" + text.replace(b"\n", b",") + b"]")
+        if len(records) != text.count(b"\n") + 1 or set(map(type, records)) != {dict}:
+            return None
+        for _ in map(operator.itemgetter("step"), records):
+            pass
+    except (ValueError, KeyError, RecursionError, MemoryError):  # not all are JSON; a note; told line by line
+        return None
+    return records
+
+
+def _parser() -> _Parse:
+    return _parsers()[0]
 
 
 _raw_decode = json.JSONDecoder().raw_decode

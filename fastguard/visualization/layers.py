@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..stats.magnitudes import FORMATS, MagnitudeHistogram
@@ -24,7 +25,8 @@ _ACTIVATIONS = {
     "saturation": ("saturated", "share of saturated activations"),
     "dead": ("dead", "share of dead units"),
 }
-_SHADED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_OF_TENSORS = {"largest of each tensor": "max", "root mean square of each": "rms", "least of each": "min"}
+SHADED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 def _one(source: Any, what: str) -> DrawnRun:
@@ -192,24 +194,25 @@ def plot_magnitudes(source: Any) -> Any:
 
     Args:
         source: a `MagnitudeHistogram`, or a dict of such by names; a guard, whose gradients of now are counted. Of
-            tensors, `fastguard.magnitude_histogram` makes one.
+            tensors, `fastguard.magnitude_histogram` makes one. A log, a history, or a guard without gradients, has no
+            single elements: of the newest table of tensors it shows how many tensors have their largest |g|, their
+            root mean square and their least |g| where.
 
     Returns:
         A `plotly.graph_objects.Figure`. Zeros, NaNs and Infs have no magnitude: the title counts them.
 
     Raises:
         ImportError: plotly is missing.
-        ValueError: anything else; a guard none of whose parameters has a gradient.
+        ValueError: anything else; there is neither a gradient nor a table.
 
     Cost: of a guard, one pass over its gradients, and a sync.
     """
-    histograms = _histograms(source)
-    others = {
-        what: sum(getattr(one, f"num_{what}") for one in histograms.values()) for what in ("zeros", "nans", "infs")
-    }
+    by_name = histograms(source)
+    whose = "tensors" if "largest of each tensor" in by_name else "elements"
+    others = {what: sum(getattr(one, f"num_{what}") for one in by_name.values()) for what in ("zeros", "nans", "infs")}
     beside = ", ".join(f"{count} {what}" for what, count in others.items() if count)
-    made = style.figure("Magnitudes" + (f" (not shown: {beside})" if beside else ""), "share of elements", x="log2 |x|")
-    for (name, one), colour in zip(histograms.items(), style.COLOURS):
+    made = style.figure("Magnitudes" + (f" (not shown: {beside})" if beside else ""), f"share of {whose}", x="log2 |x|")
+    for (name, one), colour in zip(by_name.items(), style.COLOURS):
         total = one.num_nonzero or 1
         made.add_trace(
             style.graph_objects().Bar(
@@ -218,37 +221,49 @@ def plot_magnitudes(source: Any) -> Any:
                 width=1.0,
                 name=style.text(name),
                 marker={"color": colour},
-                opacity=1.0 if len(histograms) == 1 else 0.6,
+                opacity=1.0 if len(by_name) == 1 else 0.6,
             )
         )
-    for place, name in enumerate(_SHADED):
+    for place, name in enumerate(SHADED):
         known = FORMATS[name]
-        height = {"y0": -0.04 * (place + 1) - 0.12, "y1": -0.04 * place - 0.12, "yref": "paper"}
+        height = {"y0": -0.06 * (place + 0.8) - 0.12, "y1": -0.06 * place - 0.12, "yref": "paper"}
         steps = ((known.smallest, known.normal, 0.25), (known.normal, known.largest + 1, 0.6))
         for begin, end, opacity in steps:
             made.add_shape(
                 type="rect", x0=begin, x1=end, fillcolor=style.COLOURS[2], opacity=opacity, line={"width": 0}, **height
             )
         note = {"showarrow": False, "xref": "paper", "xanchor": "right", "yanchor": "middle", "yref": "paper"}
-        made.add_annotation(x=-0.005, y=-0.04 * place - 0.14, text=name, font={"size": 10}, **note)
-    exponents = [e for one in histograms.values() for e in one.counts] or [0]
-    made.update_layout(barmode="overlay", hovermode="closest", margin={"b": 160, "l": 110}, legend={"y": 1.05})
-    made.update_xaxes(range=[min(-26, *exponents) - 1, max(20, *exponents) + 6], title={"standoff": 70})
+        made.add_annotation(x=-0.005, y=-0.06 * (place + 0.4) - 0.12, text=name, font={"size": 10}, **note)
+    exponents = [e for one in by_name.values() for e in one.counts] or [0]
+    made.update_layout(
+        barmode="overlay", hovermode="closest", margin={"b": 150, "l": 110}, legend={"y": 1.02, "yanchor": "bottom"}
+    )
+    made.update_xaxes(range=[min(-26, *exponents) - 1, max(20, *exponents) + 6], title={"standoff": 80})
     return made
 
 
-def _histograms(source: Any) -> dict[str, MagnitudeHistogram]:
+def histograms(source: Any) -> dict[str, MagnitudeHistogram]:
+    """What `plot_magnitudes` shows, by name."""
     if isinstance(source, MagnitudeHistogram):
         return {"elements": source}
     if isinstance(source, Mapping) and all(isinstance(one, MagnitudeHistogram) for one in source.values()) and source:
         return dict(source)
     guard = getattr(source, "guard", source)
-    if hasattr(guard, "history") and hasattr(guard, "flush"):
-        found = guard.magnitudes()
-        if not found.total_elements:
-            raise ValueError("no parameter has a gradient now: draw magnitudes between backward and zero_grad")
+    if hasattr(guard, "flush") and hasattr(guard, "magnitudes") and (found := guard.magnitudes()).total_elements:
         return {"gradients": found}
-    raise ValueError(
-        "magnitudes are of a MagnitudeHistogram, several in a dict, or a guard; a history and a log hold none. Of "
-        "tensors, `fastguard.magnitude_histogram(tensors)` makes one."
-    )
+    try:
+        run = _one(source, "a histogram of magnitudes")
+    except TypeError as error:
+        raise ValueError(f"magnitudes are of a MagnitudeHistogram, several in a dict, or of a run: {error}") from None
+    if run.magnitudes is not None and (found := run.magnitudes()).total_elements:
+        return {"gradients": found}
+    newest = {name: run.grids[kind].column(-1) for name, kind in _OF_TENSORS.items() if len(run.grids[kind])}
+    if not newest:
+        raise ValueError(f"{run.name!r} has neither a gradient now nor a table of tensors")
+    return {name: _of_values(column.values()) for name, column in newest.items()}
+
+
+def _of_values(values: Iterable[float]) -> MagnitudeHistogram:
+    given = list(values)
+    counts = Counter(math.frexp(value)[1] - 1 for value in given if 0.0 < value < math.inf)
+    return MagnitudeHistogram(dict(sorted(counts.items())), given.count(0.0), 0, given.count(math.inf))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import operator
+from collections.abc import Sequence
 
 # From the best to the worst: of steps that share a pixel, the worst is shown.
-STATES = ("none", "good", "clipped", "resumed", "skipped", "not finite")
+STATES = ("none", "good", "clipped", "resumed", "rolled back", "skipped", "not finite")
 _RANK = {state: rank for rank, state in enumerate(STATES)}
+_OF_GOOD = {False: _RANK["good"], True: _RANK["clipped"]}
 _MAX_BYTES = 1 << 22
 
 
 class Ribbon:
-    """The state of each step: "good", "clipped", "resumed" (the first after a restart), "skipped" or "not finite"
-    (taken all the same, or skipped for it).
+    """The state of each step: "good", "clipped", "resumed" (the first after a restart), "rolled back" (what it
+    did to the parameters was undone), "skipped" or "not finite" (taken all the same, or skipped for it).
 
     Attributes:
         first_step: that of the first byte of `states`.
@@ -55,6 +58,32 @@ class Ribbon:
             self.states.extend(b"\0" * (place - len(self.states) + 1))
         if rank > self.states[place]:
             self.states[place] = rank
+
+    def extend(self, steps: Sequence[int], is_clipped: Sequence[bool]) -> None:
+        """As `add` for each, steps that are "clipped" or "good". Cost: 0.05 us where they follow one another."""
+        first, size = steps[0], len(steps)
+        begin = first - self.first_step if self.states else 0
+        is_simple = self.width == 1 and begin + size <= _MAX_BYTES and (first > self.last_step or not self.states)
+        if not is_simple or steps[-1] != first + size - 1 or any(map(operator.ge, steps, steps[1:])):
+            for step, clipped in zip(steps, is_clipped):
+                self.add(step, "clipped" if clipped else "good")
+            return
+        if not self.states:
+            self.first_step = first
+        num_clipped = sum(is_clipped)
+        self.counts["clipped"] += num_clipped
+        self.counts["good"] += size - num_clipped
+        self.last_step = steps[-1]
+        self.states.extend(bytes(max(0, begin - len(self.states))))
+        self.states.extend(map(_OF_GOOD.__getitem__, is_clipped))
+
+    def mark(self, first: int, last: int, state: str) -> None:
+        """Calls the steps from `first` to `last` `state`, where they are no worse; they are counted as that too."""
+        rank, states = _RANK[state], self.states
+        begin, end = ((step - self.first_step) // self.width for step in (first, last))
+        for place in range(max(0, begin), min(len(states), end + 1)):
+            states[place] = max(states[place], rank)
+        self.counts[state] += last - first + 1
 
     def worst(self, num: int) -> list[str]:
         """The worst state in each of `num` equal stretches; "none" where there were no steps."""

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..history import TrainingHistory
+from ..history.entries import Entries
 from ..history.loading import fill
 from ..stats import StepStats
-from ..stats.columns import picker
 from ..stats.log import LogReader
+from ..stats.magnitudes import MagnitudeHistogram
 from .curves import Curve, Grid, Rail, Stretch
 from .ribbon import Ribbon
 
 MAX_POINTS = 2000
 MAX_COLUMNS = 400
 MAX_RUNS = 8
-_of_a_tensor = picker("numel", "sum_sq", "abs_max", "num_zeros", "num_nans", "num_infs")
+_DRAWN = ("numel", "finite_norm", "abs_max", "abs_min_nonzero", "num_zeros", "num_nans", "num_infs")
 
 
 class DrawnRun(TrainingHistory):
@@ -26,11 +28,13 @@ class DrawnRun(TrainingHistory):
 
     Attributes:
         name: what the run is called.
-        curves: "loss", "val_loss", "norm", "clipped norm", "lr", "clip/coef", "update" and "loss_scale" by step.
+        curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step.
         rails: steps that were "NaN", "Inf" or "skipped", had a norm of "zero", or a loss that is "bad".
-        grids: "norm", "rms", "max" and "zeros" of each tensor's gradient; "update" of each weight; "near zero",
-            "saturated" and "dead" of each module.
+        grids: "norm", "rms", "max", "min" (not zero) and "zeros" of each tensor's gradient; "update" of each weight;
+            "near zero", "saturated" and "dead" of each module.
         ribbon: what became of each step; of a history, those of its window.
+        magnitudes: gives those of the gradients that the guard's parameters have now; else None.
+        path: of the log that it was read from, or None.
         is_whole: whether every step was seen; else only what a history keeps of older ones: least, largest, mean.
     """
 
@@ -38,11 +42,13 @@ class DrawnRun(TrainingHistory):
         super().__init__()
         self._told: TrainingHistory | None = None
         self.name = name
+        self.path: str | os.PathLike[str] | None = None
+        self.magnitudes: Callable[[], MagnitudeHistogram] | None = None
         self.is_whole = True
-        keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "clip/coef", "update", "loss_scale")
+        keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
         self.curves = {key: Curve(MAX_POINTS) for key in keys}
         self.rails = {key: Rail(MAX_POINTS) for key in ("NaN", "Inf", "skipped", "zero", "bad")}
-        kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead")
+        kinds = ("norm", "rms", "max", "min", "zeros", "update", "near zero", "saturated", "dead")
         self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
         self.ribbon = Ribbon()
 
@@ -58,7 +64,15 @@ class DrawnRun(TrainingHistory):
         run = cls(name)
         run._told = history
         _draw_history(run, history)
+        run.finish()
         return run
+
+    def finish(self) -> None:
+        """Nothing more is to come: steps whose effect was undone are marked."""
+        self.settle()
+        for event in self.history.model.recoveries:
+            if event["kind"] == "rollback":
+                self.ribbon.mark(event.get("to", event["step"]), event["step"], "rolled back")
 
     def defer(self, record: StepStats, overhead_s: float | None = None) -> None:
         """Takes a record, and what is drawn of it."""
@@ -72,6 +86,20 @@ class DrawnRun(TrainingHistory):
         """Takes a step by its numbers."""
         super().defer_entry(entry)
         self.draw(*entry[:8])
+
+    def defer_entries(self, entries: Entries) -> None:
+        """Takes many steps by their numbers."""
+        super().defer_entries(entries)
+        if not entries.are_usual:
+            return  # they came one by one
+        steps, norms, coefficients, curves = entries.steps, entries.norms, entries.clip_coefs, self.curves
+        is_clipped = [coefficient != 1.0 for coefficient in coefficients]
+        self.ribbon.extend(steps, is_clipped)
+        curves["norm"].extend(steps, norms)
+        curves["clipped norm"].extend(steps, list(map(operator.mul, norms, coefficients)) if any(is_clipped) else norms)
+        for key, values in (("loss", entries.losses), ("lr", entries.lrs), ("loss_scale", entries.loss_scales)):
+            if values is not None:
+                curves[key].extend(steps, values)
 
     def draw(
         self,
@@ -101,7 +129,6 @@ class DrawnRun(TrainingHistory):
             self.curves["norm"].add(step, norm)
             if not skipped:
                 self.curves["clipped norm"].add(step, norm * clip_coef)
-                self.curves["clip/coef"].add(step, clip_coef)
         if loss is not None and not math.isfinite(loss):
             rails["bad"].add(step)
         for key, value in (("loss", loss), ("val_loss", val_loss), ("lr", lr), ("loss_scale", loss_scale)):
@@ -110,17 +137,20 @@ class DrawnRun(TrainingHistory):
 
     def _draw_tensors(self, record: StepStats) -> None:
         table = record.tensors
-        if not len(table) or not any(row.numel for row in table):
+        if not len(table) or not any(table.column("numel")):
             return  # names only, without figures
-        rows = [_of_a_tensor(row) for row in table]
-        bad = [bool(nans or infs) for _, _, _, _, nans, infs in rows]
-        norms = [math.inf if b else math.sqrt(row[1]) for row, b in zip(rows, bad)]
-        self.grids["norm"].add(record.step, table.names, norms)
-        rms = [norm / math.sqrt(row[0]) if row[0] else math.nan for norm, row in zip(norms, rows)]
-        self.grids["rms"].add(record.step, table.names, rms)
-        self.grids["max"].add(record.step, table.names, [math.inf if b else row[2] for row, b in zip(rows, bad)])
-        zeros = [row[3] / row[0] if row[0] else math.nan for row in rows]
-        self.grids["zeros"].add(record.step, table.names, zeros)
+        numels, finite, largest, least, zeros, nans, infs = (table.column(name).tolist() for name in _DRAWN)
+        bad = [nan or inf for nan, inf in zip(nans, infs)]
+        norms: list[float] = [math.inf if b else norm for norm, b in zip(finite, bad)]
+        drawn: dict[str, list[float]] = {
+            "norm": norms,
+            "rms": [norm / math.sqrt(numel) if numel else math.nan for norm, numel in zip(norms, numels)],
+            "max": [math.inf if b else top for top, b in zip(largest, bad)],
+            "min": [math.inf if b else low for low, b in zip(least, bad)],
+            "zeros": [num / numel if numel else math.nan for num, numel in zip(zeros, numels)],
+        }
+        for kind, values in drawn.items():
+            self.grids[kind].add(record.step, table.names, values)
 
     def _draw_samples(self, record: StepStats) -> None:
         if record.activations:
@@ -177,7 +207,9 @@ def _run_of(source: Any, name: str) -> DrawnRun:
         return from_log(source, name)
     guard = getattr(source, "guard", source)  # of an optimizer
     if hasattr(guard, "history") and hasattr(guard, "flush"):
-        return _from_guard(guard, name)
+        run = _from_guard(guard, name)
+        run.magnitudes = guard.magnitudes
+        return run
     if isinstance(source, TrainingHistory):
         return DrawnRun.of(source, name)
     raise TypeError(
@@ -186,11 +218,12 @@ def _run_of(source: Any, name: str) -> DrawnRun:
     )
 
 
-def from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
-    """The run of a log; one pass over it, in bounded memory."""
+def from_log(path: str | os.PathLike[str], name: str, progress: Callable[[int], object] | None = None) -> DrawnRun:
+    """The run of a log; one pass over it, in bounded memory. `progress` is as for a `LogReader`."""
     run = DrawnRun(name or os.path.basename(os.fspath(path)))
-    fill(run, LogReader(path), path)
-    run.settle()
+    run.path = path
+    fill(run, LogReader(path, progress), path)
+    run.finish()
     run.has_ended = True
     return run
 
@@ -215,7 +248,7 @@ def _from_records(records: Iterable[StepStats], history: TrainingHistory, name: 
     run.model = history.model
     for record in list(records):
         run.defer(record)
-    run.settle()
+    run.finish()
     return run
 
 

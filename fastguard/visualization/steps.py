@@ -64,7 +64,7 @@ def plot_gradient_norm(source: Any) -> Any:
     rails: list[tuple[str, str, Rail]] = []
     for run, name, colour in zip(runs, _names(runs, "norm"), style.COLOURS):
         style.add_curve(made, run.curves["norm"], name, colour, what=_middle(run))
-        if any(point.low < 1.0 for point in run.curves["clip/coef"].points):
+        if run.ribbon.counts["clipped"]:
             style.add_curve(made, run.curves["clipped norm"], f"{name} after clipping", colour, dash="dot")
         limit = run.history.model.clip_limit
         if limit is not None and 0.0 < limit < math.inf:

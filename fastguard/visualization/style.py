@@ -70,7 +70,13 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
     x = [point.last_step for point in points]
     if curve.is_merged:
         outline = [point.high for point in points] + [point.low for point in reversed(points)]
-        band = {"fill": "toself", "fillcolor": translucent(colour), "line": {"width": 0}, "hoverinfo": "skip"}
+        band = {
+            "mode": "lines",
+            "fill": "toself",
+            "fillcolor": translucent(colour),
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+        }
         made.add_trace(
             lines(x=x + x[::-1], y=outline, name=text(f"{name}: least to largest"), legendgroup=name, **band)
         )

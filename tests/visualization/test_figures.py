@@ -172,6 +172,20 @@ def test_magnitudes(trained):
     assert {"a", "b"} == set(traces(visualization.plot_magnitudes({"a": histogram, "b": histogram})))
 
 
+def test_magnitudes_of_a_log_are_those_of_its_newest_table(trained):
+    _, path = trained
+    table = [line for line in fastguard.sinks.read_jsonl(path) if "tensors" in line][-1]["tensors"]
+    found = traces(visualization.plot_magnitudes(path))
+    assert list(found) == ["largest of each tensor", "root mean square of each", "least of each"]
+    largest = [math.floor(math.log2(row[fastguard.stats.COLUMNS.index("abs_max")])) + 0.5 for row in table.values()]
+    assert sorted(set(largest)) == list(found["largest of each tensor"].x)
+    assert sum(found["largest of each tensor"].y) == pytest.approx(1.0)
+    history = fastguard.TrainingHistory()
+    history.record(0, loss=1.0, grad_norm=1.0, lr=0.1)
+    with pytest.raises(ValueError, match="neither a gradient now nor a table"):
+        visualization.plot_magnitudes(history)
+
+
 def test_a_range_test():
     result = fastguard.LearningRateFinder(1e-4, 1.0, 20).range_test(lambda lr: 1 / (1 + (lr / 0.1) ** 2))
     found = traces(visualization.plot_lr_finder(result))
@@ -214,10 +228,6 @@ class TestRefusals:
         history.record(0, loss=1.0, grad_norm=1.0, lr=0.1)
         with pytest.raises(ValueError, match=said):
             plot(history)
-
-    def test_a_log_has_no_magnitudes(self, trained):
-        with pytest.raises(ValueError, match="a log hold none"):
-            visualization.plot_magnitudes(trained[1])
 
     def test_no_file(self, tmp_path):
         with pytest.raises(FileNotFoundError):

@@ -1,114 +1,128 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const style = getComputedStyle(document.documentElement);
-  const colour = (name) => style.getPropertyValue("--" + name).trim();
-  const charts = [];
+  const find = (id) => document.getElementById(id);
+  const data = JSON.parse(find("data").textContent);
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const linked = []; // charts by step, which are drawn
+  let view = null; // first and last step that are shown; null for all
+  let states = null; // of the ribbon
   let busy = false;
 
+  async function unpack(name) {
+    const raw = Uint8Array.from(atob(find("packed-" + name).textContent), (c) => c.charCodeAt(0));
+    return new Response(new Blob([raw]).stream().pipeThrough(new DecompressionStream("gzip")));
+  }
+
+  const probe = document.createElement("span");
+  probe.hidden = true;
+  document.body.append(probe);
+  function colour(name) {
+    probe.style.color = "var(--" + name + ")";
+    return getComputedStyle(probe).color;
+  }
+
   function themed() {
-    const axis = { gridcolor: colour("grid"), linecolor: colour("line"), zerolinecolor: colour("line") };
     const look = { paper_bgcolor: colour("back"), plot_bgcolor: colour("back"), "font.color": colour("text") };
-    for (const which of ["xaxis", "yaxis"]) {
-      for (const key of Object.keys(axis)) look[which + "." + key] = axis[key];
-    }
+    const axis = { gridcolor: colour("grid"), linecolor: colour("line"), zerolinecolor: colour("line") };
+    for (const which of ["xaxis", "yaxis"]) for (const key of Object.keys(axis)) look[which + "." + key] = axis[key];
+    look["hoverlabel.bgcolor"] = colour("soft");
+    look["hoverlabel.font.color"] = colour("text");
     return look;
   }
 
-  function isBlack(trace) {
-    return trace.line && trace.line.color === "#000000";
-  }
-
-  function draw() {
-    const config = { displaylogo: false, responsive: true, plotlyServerURL: "", modeBarButtonsToRemove: ["sendDataToCloud"] };
-    for (const one of data.charts) {
-      const where = document.getElementById("chart-" + one.id);
-      const rows = one.figure.data.length && one.figure.data[0].type === "heatmap" ? one.figure.data[0].y.length : 0;
-      const layout = Object.assign({ height: rows ? Math.min(700, 140 + 9 * rows) : 340 }, one.figure.layout);
-      for (const trace of one.figure.data) if (isBlack(trace)) trace.line.color = colour("text");
-      Plotly.newPlot(where, one.figure.data, layout, config);
-      Plotly.relayout(where, themed());
-      const type = layout.xaxis && layout.xaxis.type;
-      if (type !== "category") charts.push(where);
-      where.on("plotly_relayout", (change) => {
-        if (busy) return;
-        if ("xaxis.range[0]" in change) show(change["xaxis.range[0]"], change["xaxis.range[1]"], where);
-        else if (change["xaxis.autorange"]) show(null, null, where);
-      });
+  function apply(layout, flat) {
+    for (const [path, value] of Object.entries(flat)) {
+      const keys = path.split("."), last = keys.pop();
+      keys.reduce((at, key) => (at[key] = at[key] || {}), layout)[last] = value;
     }
+    return layout;
   }
 
-  function show(first, last, from) {
+  async function draw(chart) {
+    const figure = await (await unpack("chart-" + chart.name)).json();
+    const where = find("chart-" + chart.name);
+    const isByStep = figure.layout.xaxis.title.text === "step" && figure.layout.xaxis.type !== "category";
+    const layout = apply(Object.assign({ height: chart.height }, figure.layout), themed());
+    if (where.clientWidth < 500) Object.assign(layout.margin, { l: Math.min(layout.margin.l, 90) });
+    if (isByStep && view) layout.xaxis.range = view;
+    for (const trace of figure.data) if (trace.line && trace.line.color === "#000000") trace.line.color = colour("text");
+    await Plotly.newPlot(where, figure.data, layout, { displayModeBar: false, responsive: true });
+    where.classList.add("drawn");
+    const ruler = find("js-plotly-tester"); // what plotly measures texts with
+    if (ruler) ruler.setAttribute("aria-hidden", "true");
+    if (!isByStep) return;
+    linked.push(where);
+    where.on("plotly_relayout", (change) => {
+      if (busy) return;
+      if ("xaxis.range[0]" in change) show([change["xaxis.range[0]"], change["xaxis.range[1]"]], where);
+      else if (change["xaxis.autorange"]) show(null, where);
+    });
+  }
+
+  const near = new Set();
+  const waiting = [];
+  let isDrawing = false;
+  async function work() {
+    if (isDrawing) return;
+    isDrawing = true;
+    while (waiting.length) {
+      const seen = waiting.findIndex((chart) => near.has("chart-" + chart.name));
+      const [chart] = waiting.splice(Math.max(0, seen), 1);
+      await draw(chart);
+      await new Promise((done) => setTimeout(done)); // lets the browser answer in between
+    }
+    isDrawing = false;
+    root.dataset.drawn = "yes";
+    performance.mark("drawn");
+  }
+
+  function want(chart) {
+    if (chart.isWanted) return;
+    chart.isWanted = true;
+    waiting.push(chart);
+  }
+
+  function show(range, from) {
+    view = range;
     busy = true;
-    const change = first === null ? { "xaxis.autorange": true } : { "xaxis.range": [first, last] };
-    const done = charts.filter((chart) => chart !== from).map((chart) => Plotly.relayout(chart, change));
-    if (from === undefined) window.scrollTo(0, document.getElementById("zoom").offsetTop);
+    const change = range === null ? { "xaxis.autorange": true } : { "xaxis.range": range };
+    const done = linked.filter((chart) => chart !== from).map((chart) => Plotly.relayout(chart, change));
     Promise.all(done).then(() => { busy = false; });
-    const told = document.getElementById("range");
-    told.textContent = first === null ? "" : "steps " + Math.round(first) + " to " + Math.round(last);
-    location.replace("#" + (first === null ? "" : Math.round(first) + "-" + Math.round(last)));
-    ribbon(first, last);
+    find("zoom").hidden = range === null;
+    const ends = range === null ? [] : range.map(Math.round);
+    find("range").textContent = range === null ? "" : "steps " + ends[0] + " to " + ends[1];
+    // In a notebook's frame the address is the notebook's.
+    if (location.protocol !== "about:") location.replace("#" + ends.join("-"));
+    ribbon();
   }
 
-  let states = null;
-  async function unpack() {
-    const raw = Uint8Array.from(atob(data.ribbon.states), (c) => c.charCodeAt(0));
-    const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("gzip"));
-    states = new Uint8Array(await new Response(stream).arrayBuffer());
-  }
-
-  const looks = [null, ["#7fb8a4", 40], ["#e6c229", 60], ["#56b4e9", 80], ["#6c757d", 90], ["#c1121f", 100]];
-  function ribbon(first, last) {
+  function ribbon() {
     if (states === null) return;
-    const { first: begin, width } = data.ribbon;
-    const from = first === null ? 0 : Math.max(0, Math.floor((first - begin) / width));
-    const to = first === null ? states.length : Math.min(states.length, Math.ceil((last - begin) / width) + 1);
-    const picture = document.getElementById("ribbon");
-    const bars = [];
+    const { first, width, looks } = data.ribbon;
+    const from = view ? Math.max(0, Math.floor((view[0] - first) / width)) : 0;
+    const to = view ? Math.min(states.length, Math.ceil((view[1] - first) / width) + 1) : states.length;
     const num = Math.min(1000, Math.max(1, to - from));
+    const bars = [];
     for (let i = 0; i < num; i++) {
       const a = from + Math.floor((i * (to - from)) / num), b = from + Math.floor(((i + 1) * (to - from)) / num);
       let worst = 0;
       for (let j = a; j < Math.max(b, a + 1) && j < states.length; j++) if (states[j] > worst) worst = states[j];
-      if (bars.length && bars[bars.length - 1].worst === worst) bars[bars.length - 1].num++;
+      const last = bars[bars.length - 1];
+      if (last && last.worst === worst) last.num++;
       else bars.push({ worst, num: 1, at: i });
     }
-    picture.replaceChildren(...bars.filter((bar) => bar.worst).map((bar) => {
+    find("ribbon").replaceChildren(...bars.filter((bar) => bar.worst).map((bar) => {
       const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-      const [fill, height] = looks[bar.worst];
+      const [height, fill] = looks[bar.worst - 1];
       const box = { x: (bar.at * 1000) / num, y: 100 - height, width: (bar.num * 1000) / num, height, fill };
       for (const key of Object.keys(box)) rect.setAttribute(key, box[key]);
       return rect;
     }));
   }
 
-  function tensors() {
-    const table = document.getElementById("tensors");
-    if (table === null) return;
-    const body = table.tBodies[0], find = document.getElementById("find"), told = document.getElementById("found");
+  function sortable(table, fill) {
     let by = -1, isDown = true;
-    function fill() {
-      let test;
-      try { const found = new RegExp(find.value, "i"); test = (name) => found.test(name); }
-      catch { const text = find.value.toLowerCase(); test = (name) => name.toLowerCase().includes(text); }
-      let rows = data.tensors.rows.filter((row) => test(row[0]));
-      if (by >= 0) {
-        const value = (row) => (row[by] === null ? -Infinity : row[by]);
-        const order = (a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0);
-        rows = rows.slice().sort((a, b) => (isDown ? order(b, a) : order(a, b)));
-      }
-      told.textContent = rows.length + " of " + data.tensors.rows.length + (rows.length > 100 ? ", the first 100 shown" : "");
-      body.replaceChildren(...rows.slice(0, 100).map((row) => {
-        const line = document.createElement("tr");
-        row.forEach((value, place) => {
-          const cell = document.createElement(place ? "td" : "th");
-          if (!place) cell.scope = "row";
-          cell.textContent = value === null ? "-" : String(value);
-          line.append(cell);
-        });
-        return line;
-      }));
-    }
     [...table.tHead.rows[0].cells].forEach((cell, place) => {
       const button = document.createElement("button");
       button.type = "button";
@@ -119,30 +133,134 @@
         by = place;
         for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
         cell.setAttribute("aria-sort", isDown ? "descending" : "ascending");
-        fill();
+        const value = (row) => (row[by] === null ? -Infinity : row[by]);
+        const order = (a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0);
+        fill((a, b) => (isDown ? order(b, a) : order(a, b)));
       });
     });
-    find.addEventListener("input", fill);
   }
+
+  function tensors() {
+    const table = find("tensors"), box = find("find"), told = find("found");
+    if (table === null) return;
+    let rows = null, order = null;
+    async function fill() {
+      if (rows === null) rows = await (await unpack("tensors")).json();
+      let test;
+      try { const wanted = new RegExp(box.value, "i"); test = (name) => wanted.test(name); }
+      catch { const text = box.value.toLowerCase(); test = (name) => name.toLowerCase().includes(text); }
+      const found = rows.filter((row) => test(row[0]));
+      if (order) found.sort(order);
+      told.textContent = found.length + " of " + rows.length + (found.length > 100 ? ", the first 100 shown" : "");
+      table.tBodies[0].replaceChildren(...found.slice(0, 100).map((row) => {
+        const line = document.createElement("tr");
+        row.forEach((value, place) => {
+          const cell = document.createElement(place ? "td" : "th");
+          if (!place) cell.scope = "row";
+          cell.textContent = value === null ? "-" : String(value);
+          line.append(cell);
+        });
+        return line;
+      }));
+    }
+    sortable(table, (wanted) => { order = wanted; fill(); });
+    box.addEventListener("input", fill);
+  }
+
+  function modules() {
+    const table = find("modules");
+    if (table === null) return;
+    const number = (text) => (text === "-" ? null : Number.isNaN(Number(text)) ? text : Number(text));
+    sortable(table, (order) => {
+      const rows = [...table.tBodies[0].rows].map((row) => Object.assign([...row.cells].map((c) => number(c.textContent)), { row }));
+      table.tBodies[0].append(...rows.sort(order).map((one) => one.row));
+    });
+  }
+
+  function choose() {
+    const which = find("which");
+    if (which === null) return;
+    for (const chart of data.charts.filter((one) => one.group)) {
+      find("map-" + chart.name).hidden = chart.name !== which.value;
+      if (chart.name === which.value) want(chart);
+    }
+  }
+
+  const cards = [...document.querySelectorAll(".card")];
+  let place = -1;
+  function go(by) {
+    if (!cards.length) return;
+    place = Math.min(cards.length - 1, Math.max(0, place + by));
+    cards[place].focus();
+    cards[place].scrollIntoView({ block: "center" });
+  }
+
+  function move(shift, zoom) {
+    const all = [data.ribbon.first, data.ribbon.first + data.ribbon.width * (states ? states.length : 1)];
+    const [a, b] = view || all, middle = (a + b) / 2 + shift * (b - a), half = ((b - a) / 2) * zoom;
+    show([middle - half, middle + half]);
+  }
+
+  function retheme() {
+    const look = themed();
+    for (const where of document.querySelectorAll(".plot.drawn")) Plotly.relayout(where, look);
+  }
+
+  function toggle() {
+    const isDark = root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
+    root.dataset.theme = isDark ? "light" : "dark";
+    try { localStorage.setItem("fastguard-theme", root.dataset.theme); } catch { /* a frame without storage */ }
+    retheme();
+  }
+
+  const keys = {
+    j: () => go(1), k: () => go(-1), d: toggle, "/": () => find("find") && find("find").focus(),
+    ArrowLeft: () => move(-0.25, 1), ArrowRight: () => move(0.25, 1), "+": () => move(0, 0.5), "-": () => move(0, 2),
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const isTyping = event.target.matches("input, select, textarea");
+    if (event.key === "Escape") {
+      if (isTyping) event.target.blur();
+      else show(null);
+    } else if (!isTyping && Object.hasOwn(keys, event.key)) {
+      event.preventDefault();
+      keys[event.key]();
+    }
+  });
 
   for (const hidden of document.querySelectorAll(".controls")) hidden.hidden = false;
   for (const button of document.querySelectorAll("button[data-first]")) {
     button.addEventListener("click", () => {
       const first = Number(button.dataset.first), last = Number(button.dataset.last), room = Math.max(20, (last - first) / 4);
-      show(first - room, last + room);
+      show([first - room, last + room]);
+      find("charts").scrollIntoView();
     });
   }
-  document.getElementById("reset").addEventListener("click", () => show(null, null));
+  find("reset").addEventListener("click", () => show(null));
+  find("theme").addEventListener("click", toggle);
+  addEventListener("beforeprint", () => { for (const one of document.querySelectorAll("details")) one.open = true; });
+  dark.addEventListener("change", retheme);
   tensors();
-  requestAnimationFrame(() => {
-    draw();
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      for (const one of data.charts) Plotly.relayout(document.getElementById("chart-" + one.id), themed());
-    });
-    unpack().then(() => {
-      const asked = /^#(-?\d+)-(-?\d+)$/.exec(location.hash);
-      if (asked) show(Number(asked[1]), Number(asked[2]));
-      document.documentElement.dataset.drawn = "yes";
-    });
-  });
+  modules();
+  for (const chart of data.charts) if (!chart.group) want(chart);
+  choose();
+  if (find("which")) find("which").addEventListener("change", () => { choose(); work(); });
+
+  const asked = /^#(-?\d+)-(-?\d+)$/.exec(location.hash);
+  if (asked) view = [Number(asked[1]), Number(asked[2])];
+  const watcher = new IntersectionObserver((seen) => {
+    for (const one of seen) near[one.isIntersecting ? "add" : "delete"](one.target.id);
+  }, { rootMargin: "200px" });
+  for (const plot of document.querySelectorAll(".plot")) watcher.observe(plot);
+
+  // The words are on the screen before the charts' library is as much as looked at.
+  requestAnimationFrame(() => setTimeout(async () => {
+    states = new Uint8Array(await (await unpack("ribbon")).arrayBuffer());
+    if (asked) show(view);
+    const library = document.createElement("script");
+    library.textContent = find("plotly").textContent;
+    document.head.append(library);
+    await work();
+  }));
 })();

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...report import Report
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PreflightReport(Report):
     """A `Report` of checks instead of steps: `numbers` has counts, the loss at the start, and what rates came to."""
 

@@ -1,0 +1,295 @@
+"""The page in a real browser: drawn, quiet, readable, whatever it is given and however it is looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import html
+import http.server
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("plotly", reason="the page is an extra: pip install fastguard[report]")
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install fastguard[browser]")
+
+from fastguard.page import build_page  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+from benchmarks.page import BROWSER, FLAGS, write_log  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium"),
+]
+HOSTILE = [
+    "</script><script>document.title='PWNED'</script>",
+    "<!--<script>",
+    '"><img src=x onerror=document.title="PWNED">',
+    "{{ 7 * 7 }}",
+    "a\u202eb\u2028c\x00\x1b]0;x\x07",
+    "\ud800",
+    "__proto__",
+    "constructor",
+    "NaN",
+    "&lt;",
+    "x" * 5000,
+    "",
+]
+# What stands between a text and what is behind it; every text of the page that can be seen.
+CONTRASTS = """() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => {
+    const v = c[i] / 255;
+    return sum + w * (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, at = node.parentElement;
+    if (!node.textContent.trim() || !at.checkVisibility() || at.closest("script, title, svg title")) continue;
+    let behind = at;
+    while (behind && (parse(getComputedStyle(behind).backgroundColor)[3] ?? 1) === 0) behind = behind.parentElement;
+    const style = getComputedStyle(at), isSvg = at instanceof SVGElement;
+    const front = parse(isSvg ? style.fill : style.color);
+    const back = behind ? parse(getComputedStyle(behind).backgroundColor) : [255, 255, 255];
+    const [a, b] = [light(front), light(back)];
+    found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.textContent.trim().slice(0, 40)]);
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, Path]:
+    """A run of a thousand steps, one with hostile names, two compared, one of a hundred thousand steps."""
+    folder = tmp_path_factory.mktemp("pages")
+    plain = write_log(folder / "plain.jsonl", 1000, 24)
+    long = write_log(folder / "long.jsonl", 100_000, 300)
+    text = plain.read_text()
+    for place, name in enumerate(HOSTILE):
+        spelled = '"' + "".join(f"\\u{ord(c):04x}" if c < " " or c > "~" or c in '"\\' else c for c in name) + '"'
+        text = text.replace(f'"layers.{place // 8}.block.{place % 8}.weight"', spelled)
+    hostile = folder / "hostile.jsonl"
+    hostile.write_text(text)
+    other = folder / "other.jsonl"
+    other.write_text(re.sub(r'("step":5\d\d,.*?"loss":)', r"\g<1>1", plain.read_text()))
+    sources = {"plain": plain, "hostile": hostile, "compared": {"first": plain, HOSTILE[0]: other}, "long": long}
+    made = {}
+    for name, source in sources.items():
+        made[name] = folder / f"{name}.html"
+        made[name].write_text(build_page(source, title=HOSTILE[0] if name == "hostile" else ""), encoding="utf-8")
+    return made
+
+
+@contextlib.contextmanager
+def opened(chromium, path: Path, *, is_drawn: bool = True, **settings):
+    """The page, drawn; afterwards it must have said nothing, and asked for nothing but itself."""
+    said: list[str] = []
+    requests: list[str] = []
+    context = chromium.new_context(**{"offline": True, "viewport": {"width": 1200, "height": 800}, **settings})
+    tab = context.new_page()
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("console", lambda message: said.append(message.text))  # violations of the policy are among them
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto(path.as_uri())
+    if is_drawn:
+        tab.locator("html[data-drawn=yes]").wait_for(state="attached", timeout=120_000)
+    yield tab
+    assert tab.title() != "PWNED"
+    context.close()
+    assert said == []
+    assert {url.partition("#")[0] for url in requests} == {path.as_uri()}
+
+
+@pytest.mark.parametrize("name", ["plain", "hostile", "compared", "long"])
+def test_all_is_drawn_and_nothing_is_said(chromium, pages, name):
+    with opened(chromium, pages[name]) as tab:
+        charts = tab.locator(".plot:visible")
+        assert charts.count() == tab.locator(".plot.drawn:visible").count() >= 5
+        assert tab.locator(".plot.drawn svg.main-svg").count() >= charts.count()
+        assert tab.locator("img").count() == 0
+        assert name != "hostile" or "{{ 7 * 7 }}" in tab.locator("#tensors").inner_text()
+
+
+def test_without_scripts_the_words_are_there(chromium, pages):
+    with opened(chromium, pages["plain"], is_drawn=False, java_script_enabled=False) as tab:
+        words = tab.locator("body").inner_text()
+        for needed in ("WARNING", "after 1000 steps", "What to do:", "non-finite-gradients", "Where NaN and Inf"):
+            assert needed in words
+        assert tab.locator("#tensors tbody tr").count() == 24
+        assert tab.locator(".plot").first.is_hidden() and tab.locator("button:visible, input:visible").count() == 0
+        tab.locator("summary", has_text="In words and numbers").first.click()
+        assert "series" in tab.locator(".chart details table").first.inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast(chromium, pages, scheme):
+    with opened(chromium, pages["plain"], color_scheme=scheme) as tab:
+        tab.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        found = tab.evaluate(CONTRASTS)
+        assert len(found) > 300
+        assert [one for one in found if one[0] < 4.5] == []
+        back = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+@pytest.mark.parametrize("name", ["plain", "hostile", "compared"])
+def test_a_narrow_screen_scrolls_one_way_only(chromium, pages, name):
+    with opened(chromium, pages[name], viewport={"width": 320, "height": 700}) as tab:
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 320
+
+
+def test_every_control_has_a_name_and_every_chart_an_alternative(chromium, pages):
+    with opened(chromium, pages["plain"]) as tab:
+        nodes = tab.context.new_cdp_session(tab).send("Accessibility.getFullAXTree")["nodes"]
+        roles = {"button", "textbox", "searchbox", "combobox", "link", "image", "checkbox", "slider", "table"}
+        found = [
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in nodes
+            if not node.get("ignored") and node["role"]["value"] in roles
+        ]
+        assert {"button", "searchbox", "combobox", "image"} <= {role for role, _ in found}
+        assert [role for role, name in found if not name and role != "table"] == []
+        for plot in tab.locator(".plot:visible").all():
+            assert len(plot.get_attribute("aria-label")) > 30
+
+
+def test_the_keyboard(chromium, pages):
+    with opened(chromium, pages["plain"]) as tab:
+        first = tab.locator(".card").first
+        tab.keyboard.press("j")
+        assert first.evaluate("card => card === document.activeElement")
+        tab.keyboard.press("j")
+        tab.keyboard.press("k")
+        assert first.evaluate("card => card === document.activeElement")
+        tab.keyboard.press("+")
+        assert tab.locator("#range").inner_text() == "steps 250 to 750"
+        assert tab.url.endswith("#250-750")
+        ranges = "[...document.querySelectorAll('.plot.drawn')].map(p => p.layout.xaxis.range.map(Math.round).join())"
+        assert tab.evaluate(ranges).count("250,750") >= 4
+        tab.keyboard.press("Escape")
+        assert tab.locator("#zoom").is_hidden() and tab.url.endswith("#")
+        tab.keyboard.press("/")
+        tab.keyboard.type("block.3")
+        assert tab.locator("#tensors tbody tr").count() == 3
+        assert tab.locator("#found").inner_text() == "3 of 24"
+        tab.keyboard.press("Escape")
+        dark = "document.documentElement.dataset.theme"
+        tab.keyboard.press("d")
+        assert tab.evaluate(dark) == "dark"
+        tab.reload()
+        tab.locator("html[data-drawn=yes]").wait_for(state="attached", timeout=60_000)
+        assert tab.evaluate(dark) == "dark"  # it is kept
+
+
+def test_mouse_tables_and_maps(chromium, pages):
+    with opened(chromium, pages["plain"]) as tab:
+        tab.locator("button[data-first]").first.click()
+        assert tab.locator("#range").inner_text().startswith("steps ")
+        tab.locator("#tensors thead button", has_text="largest norm").click()
+        cells = [float(text) for text in tab.locator("#tensors tbody tr td:nth-child(3)").all_inner_texts()]
+        assert cells == sorted(cells, reverse=True) and len(cells) == 24
+        assert tab.locator("#tensors th[aria-sort=descending]").inner_text() == "largest norm"
+        tab.locator("#which").select_option("layers-zeros")
+        tab.locator("#chart-layers-zeros.drawn").wait_for(timeout=30_000)
+        assert tab.locator("#map-layers-norm").is_hidden()
+
+
+def test_a_zoom_can_be_sent(chromium, pages, tmp_path):
+    with opened(chromium, pages["plain"]) as tab:
+        tab.goto(pages["plain"].as_uri() + "#100-200")
+        tab.reload()
+        tab.locator("html[data-drawn=yes]").wait_for(state="attached", timeout=60_000)
+        assert tab.locator("#range").inner_text() == "steps 100 to 200"
+        shown = tab.evaluate("document.getElementById('chart-loss').layout.xaxis.range")
+        assert shown == [100, 200]
+
+
+def test_one_bad_step_of_many_is_seen(chromium, pages):
+    with opened(chromium, pages["long"]) as tab:
+        fills = tab.locator("#ribbon rect").evaluate_all("all => all.map(one => one.getAttribute('fill'))")
+        assert fills.count("#c1121f") == 2  # three steps, two of them neighbours
+        assert "NaN (3)" in tab.locator("#chart-norm").inner_text()
+    assert pages["long"].stat().st_size < pages["plain"].stat().st_size + 1.5e6
+
+
+@pytest.mark.parametrize("kind", ["forced colours", "reduced motion", "print"])
+def test_other_ways_to_look_at_it(chromium, pages, kind):
+    settings = {"forced colours": {"forced_colors": "active"}, "reduced motion": {"reduced_motion": "reduce"}}
+    with opened(chromium, pages["plain"], **settings.get(kind, {})) as tab:
+        assert "WARNING" in tab.locator(".status").first.inner_text()
+        if kind == "forced colours":
+            look = tab.locator(".key").first.evaluate("one => getComputedStyle(one, '::before').forcedColorAdjust")
+            assert look == "none"
+        if kind == "print":
+            tab.emulate_media(media="print")
+            assert tab.locator(".plot").first.is_hidden() and tab.locator(".controls:visible").count() == 0
+            assert tab.locator("#tensors").is_visible()
+            assert tab.pdf()[:5] == b"%PDF-"
+            assert tab.locator("details:not([open])").count() == 0  # printing has opened them
+
+
+def test_in_a_frame_that_may_run_scripts_and_nothing_else(chromium, pages, tmp_path):
+    outer = tmp_path / "notebook.html"
+    page = html.escape(pages["plain"].read_text(encoding="utf-8"))
+    frame = f'<iframe sandbox="allow-scripts" width=900 height=700 srcdoc="{page}"></iframe>'
+    outer.write_text(f"<!doctype html><title>x</title>{frame}")
+    said: list[str] = []
+    tab = chromium.new_page()
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.goto(outer.as_uri())
+    inner = tab.frame_locator("iframe")
+    inner.locator("html[data-drawn=yes]").wait_for(state="attached", timeout=60_000)
+    inner.locator("button[data-first]").first.click()
+    inner.locator("#theme").click()
+    assert inner.locator("#range").inner_text().startswith("steps ")
+    assert inner.locator("h1").count() == 1  # it is still there, and not what is around it
+    tab.close()
+    assert said == []
+
+
+def test_where_a_server_forbids_scripts_and_styles(chromium, pages, tmp_path):
+    """As Jenkins serves what a build has left."""
+
+    class Strict(http.server.SimpleHTTPRequestHandler):
+        def end_headers(self):
+            policy = "sandbox; default-src 'none'; img-src 'self'; style-src 'self'"
+            self.send_header("Content-Security-Policy", policy)
+            super().end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    handler = functools.partial(Strict, directory=pages["plain"].parent)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab = chromium.new_page()
+        tab.goto(f"http://127.0.0.1:{server.server_port}/plain.html")
+        words = tab.locator("body").inner_text()
+        server.shutdown()
+        tab.close()
+    assert "WARNING" in words and "What to do:" in words
+
+
+def test_an_empty_log_is_no_page(tmp_path):
+    (tmp_path / "run.jsonl").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "fastguard", "report", str(tmp_path / "run.jsonl")], capture_output=True, text=True
+    )
+    assert done.returncode == 3 and "holds no step" in done.stderr and done.stderr.count("\n") == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]

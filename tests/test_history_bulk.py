@@ -1,0 +1,132 @@
+"""Steps taken from a log many at once leave to the bit what they leave one by one, whatever stands among them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from fastguard.history import TrainingHistory, loading
+from fastguard.stats import log
+from fastguard.visualization.runs import from_log
+
+
+def _line(step: int, rng: random.Random, oddity: float) -> dict[str, object]:
+    norm = rng.lognormvariate(0, 0.3) * (50 if rng.random() < 0.01 else 1)
+    numbers = ("grad/max", "grad/min", "grad/mean", "grad/std")
+    line: dict[str, object] = {
+        "step": step,
+        "time": 1e9 + step,
+        "loss": 2.0 + rng.random(),
+        "lr": 1e-3,
+        "grad/norm": norm,
+    }
+    line.update(dict.fromkeys(numbers, 0.5))
+    line.update({"grad/num_zeros": 1, "grad/num_nans": 0, "grad/num_infs": 0, "grad/num_elements": 8})
+    line.update({"clip/coef": min(1.0, 1.3 / norm), "clipped": norm > 1.3, "skipped": False})
+    if norm > 1.3:
+        line["grad/clipped_norm"] = 1.3
+    if rng.random() < oddity:
+        odd = rng.choice(
+            [
+                {"loss": "NaN"},
+                {"loss": 3},
+                {"loss": 1e200},
+                {"loss": None},
+                {"val_loss": 2.5},
+                {"skipped": True, "clip/coef": 0.0},
+                {"grad/norm": 0.0},
+                {"grad/norm": 1e-200, "loss": -1e151},
+                {"grad/norm": "NaN", "grad/num_nans": 2, "nonfinite": ["w"], "skipped": True},
+                {"grad/cosine": 0.25},
+                {"loss_scale": 1024.0},
+                {"step": step - 5},
+                {"tensors": {"w": [8, norm * norm, 0.1, 0.5, 0.1, 1, 0, 0, 0.2, norm]}},
+                {"new": 1},
+            ]
+        )
+        line.update(odd)
+    return line
+
+
+def _write(path, num, oddity, seed):
+    rng = random.Random(seed)
+    scale = {"loss_scale": 65536.0} if seed % 2 else {}
+    with path.open("w") as file:
+        for step in range(num):
+            print(json.dumps({**_line(step, rng, oddity), **scale}), file=file)
+            if rng.random() < oddity / 10:
+                print(json.dumps({"time": 1.0, "model": {"clip_limit": rng.random()}}), file=file)
+
+
+def _drawn(path) -> str:
+    run = from_log(path, "run")
+    ribbon = run.ribbon
+    return repr(
+        (
+            json.dumps(run.state_dict()),
+            {key: curve.points for key, curve in run.curves.items()},
+            {key: rail.marks for key, rail in run.rails.items()},
+            (ribbon.first_step, ribbon.last_step, bytes(ribbon.states), ribbon.counts),
+            run.last,
+        )
+    )
+
+
+@pytest.mark.parametrize(("num", "oddity", "seed"), [(4000, 0.0, 0), (3000, 0.003, 1), (1500, 0.05, 2), (300, 0.5, 3)])
+def test_to_the_bit(tmp_path, monkeypatch, num, oddity, seed):
+    path = tmp_path / "run.jsonl"
+    _write(path, num, oddity, seed)
+    at_once, drawn = TrainingHistory.from_jsonl(path), _drawn(path)
+    taken = []
+    monkeypatch.setattr(loading, "_usual_steps", lambda lines, kinds: taken.extend(lines))
+    one_by_one = TrainingHistory.from_jsonl(path)
+    assert len(taken) > (0.8 * num if oddity < 0.01 else 0)
+    assert json.dumps(at_once.state_dict()) == json.dumps(one_by_one.state_dict())
+    assert (at_once.last, at_once.revision) == (one_by_one.last, one_by_one.revision)
+    assert drawn == _drawn(path)
+
+
+def test_an_error_names_its_line(tmp_path):
+    path = tmp_path / "run.jsonl"
+    lines = [_line(step, random.Random(step), 0.0) for step in range(50)]
+    lines[37]["grad/mean"] = "what"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=r"got 'what' - at `record\['grad/mean'\]` - at .*run.jsonl, line 38"):
+        TrainingHistory.from_jsonl(path)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '{"step":1,"loss":2.0},{"step":2,"loss":2.0}',  # what an array would take
+        '{"step":1,"batches":[{"a":1}\n{"step":2}]}',
+        '{"step":1,"x":"abc\n{"step":2,"x":"def"}',
+        '{"step":1}}',
+    ],
+)
+def test_lines_are_not_read_across(tmp_path, broken):
+    path = tmp_path / "run.jsonl"
+    path.write_text(f'{{"step":0}}\n{broken}\n{{"step":9}}\n')
+    reader = log.LogReader(path)
+    good = [line for line in broken.split("\n") if _is_json(line)]
+    assert [record["step"] for record in reader] == [0, *(json.loads(line)["step"] for line in good), 9]
+    assert reader.num_skipped == len(broken.split("\n")) - len(good)
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def test_progress_is_told(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _write(path, 500, 0.0, 0)
+    told: list[int] = []
+    assert sum(1 for _ in log.LogReader(path, told.append)) == 500
+    assert told == sorted(told) and told[-1] == path.stat().st_size and math.isfinite(told[0])
