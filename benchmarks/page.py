@@ -137,17 +137,13 @@ def paint(page: Path, rounds: int) -> dict[str, list[float]]:
 def screenshots(page: Path, folder: Path) -> list[Path]:
     """The top of `page` by day, and its heat map of layers by night."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    for name, scheme in (("report", "light"), ("layers", "dark")):
-        with opened(page, viewport={"width": 1100, "height": 1000}, color_scheme=scheme) as tab:
-            path = folder / f"{name}.png"
-            if name == "layers":
-                tab.locator("#which").select_option("layers-update")
-                tab.locator("#map-layers-update .plot.drawn").wait_for(timeout=60_000)
-                tab.locator("section.chart:has(#which)").screenshot(path=path)
-            else:
-                tab.screenshot(path=path)
-            made.append(path)
+    made = [folder / "report.png", folder / "layers.png"]
+    with opened(page, viewport={"width": 1100, "height": 1040}) as tab:
+        tab.screenshot(path=made[0])
+    with opened(page, viewport={"width": 1100, "height": 1000}, color_scheme="dark") as tab:
+        box = tab.locator("section.chart:has(#which)").bounding_box()
+        clip = {"x": 0, "y": box["y"] - 8, "width": 1100, "height": box["height"] + 16}
+        tab.screenshot(path=made[1], clip=clip, full_page=True)
     return made
 
 

@@ -40,7 +40,7 @@ def build_page(source: Any, *, title: str = "", command: str = "") -> str:
     """
     _needed()
     runs = runs_of(source)
-    reports = [build_report(run.history) for run in runs]
+    reports = [build_report(run.history) if run.guard is None else run.guard.report() for run in runs]
     return render(runs, reports, title or ", ".join(run.name for run in runs), command)
 
 

@@ -255,8 +255,6 @@ def histograms(source: Any) -> dict[str, MagnitudeHistogram]:
         run = _one(source, "a histogram of magnitudes")
     except TypeError as error:
         raise ValueError(f"magnitudes are of a MagnitudeHistogram, several in a dict, or of a run: {error}") from None
-    if run.magnitudes is not None and (found := run.magnitudes()).total_elements:
-        return {"gradients": found}
     newest = {name: run.grids[kind].column(-1) for name, kind in _OF_TENSORS.items() if len(run.grids[kind])}
     if not newest:
         raise ValueError(f"{run.name!r} has neither a gradient now nor a table of tensors")

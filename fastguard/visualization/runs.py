@@ -13,7 +13,6 @@ from ..history.entries import Entries
 from ..history.loading import fill
 from ..stats import StepStats
 from ..stats.log import LogReader
-from ..stats.magnitudes import MagnitudeHistogram
 from .curves import Curve, Grid, Rail, Stretch
 from .ribbon import Ribbon
 
@@ -33,7 +32,7 @@ class DrawnRun(TrainingHistory):
         grids: "norm", "rms", "max", "min" (not zero) and "zeros" of each tensor's gradient; "update" of each weight;
             "near zero", "saturated" and "dead" of each module.
         ribbon: what became of each step; of a history, those of its window.
-        magnitudes: gives those of the gradients that the guard's parameters have now; else None.
+        guard: that it is of, or None.
         path: of the log that it was read from, or None.
         is_whole: whether every step was seen; else only what a history keeps of older ones: least, largest, mean.
     """
@@ -43,7 +42,7 @@ class DrawnRun(TrainingHistory):
         self._told: TrainingHistory | None = None
         self.name = name
         self.path: str | os.PathLike[str] | None = None
-        self.magnitudes: Callable[[], MagnitudeHistogram] | None = None
+        self.guard: Any = None
         self.is_whole = True
         keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
         self.curves = {key: Curve(MAX_POINTS) for key in keys}
@@ -208,7 +207,7 @@ def _run_of(source: Any, name: str) -> DrawnRun:
     guard = getattr(source, "guard", source)  # of an optimizer
     if hasattr(guard, "history") and hasattr(guard, "flush"):
         run = _from_guard(guard, name)
-        run.magnitudes = guard.magnitudes
+        run.guard = guard
         return run
     if isinstance(source, TrainingHistory):
         return DrawnRun.of(source, name)

@@ -144,6 +144,50 @@ def test_a_history_and_a_guard(log):
         build_page(empty)
 
 
+ODD = {
+    "one step": [{}],
+    "constant": [{}] * 30,
+    "no loss": [{"loss": None}] * 30,
+    "nothing but a loss": [{"loss": 1.0, "grad/norm": None, "lr": None}] * 30,
+    "never finite": [{"grad/norm": "NaN", "skipped": True, "loss": "NaN"}] * 30,
+    "only skipped": [{"skipped": True, "clip/coef": 0.0}] * 30,
+    "zeros and extremes": [{"grad/norm": norm, "loss": -norm} for norm in (0.0, 1e-300, 1e300, 5e-324) * 8],
+    "far from the beginning": [{"step": 10**6 + 7 * i} for i in range(30)],
+    "going back": [{"step": i % 10} for i in range(30)],
+}
+
+
+@pytest.mark.parametrize("lines", ODD.values(), ids=ODD)
+def test_odd_runs(tmp_path, lines):
+    plain = {"step": 0, "loss": 1.0, "lr": 0.1, "grad/norm": 1.0}
+    given = [{**plain, "step": step, **line} for step, line in enumerate(lines)]
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(json.dumps({k: v for k, v in line.items() if v is not None}) for line in given))
+    words = build_page([path, path])
+    assert f"after {len(lines)} step" in words
+    assert f"the same losses and norms as run.jsonl at all {len(lines)} steps in common" in words
+
+
+def test_what_was_rolled_back_is_seen(tmp_path):
+    event = {"kind": "rollback", "step": 20, "to": 12, "reason": "the loss was NaN", "num_batches": 9}
+    steps = [{"step": step, "loss": 1.0, "grad/norm": 1.0} for step in range(40)]
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*steps, {"model": {"recoveries": [event]}}])))
+    words = build_page(path)
+    assert "9 rolled back" in words and '<rect x="300" y="15" width="225"' in words
+
+
+def test_costs_of_a_guard_are_there():
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = fastguard.wrap(torch.optim.SGD([("w", weight)], lr=0.1), sinks=[lambda record: None])
+    for _ in range(5):
+        weight.grad = torch.ones(4)
+        optimizer.step()
+    page = build_page(optimizer)
+    assert "<dt>sink FunctionSink(" in page and "us a step on average" in page
+    assert "<h2>Magnitudes</h2>" in page and "gradients: from 2^0 to 2^1" in page
+
+
 class TestRibbon:
     def test_no_step_is_lost_among_many(self):
         ribbon = Ribbon()
