@@ -46,6 +46,8 @@ def lines(num_steps: int, num_tensors: int, seed: int = 0) -> Iterator[str]:
     one step; a table of all tensors at twenty of the steps."""
     rng = random.Random(seed)
     names = [f"layers.{i // 8}.block.{i % 8}.weight" for i in range(num_tensors)]
+    shares = [rng.lognormvariate(0, 1) for _ in names]
+    whole = math.hypot(*shares)
     yield json.dumps({"time": 1.7e9, "model": {"names": names, "clip_limit": 1.5}})
     bad = {num_steps // 3, num_steps // 2, num_steps // 2 + 1}
     for step in range(num_steps):
@@ -70,12 +72,13 @@ def lines(num_steps: int, num_tensors: int, seed: int = 0) -> Iterator[str]:
         if is_bad:
             line["nonfinite"] = names[-3:]
         if num_tensors and (is_bad or step % max(1, num_steps // NUM_TABLES) == 0):
-            line["tensors"] = {name: _row(rng, is_bad and place >= num_tensors - 3) for place, name in enumerate(names)}
+            bad_from = num_tensors - 3 if is_bad else num_tensors
+            rows = (_row(rng, norm * share / whole, place >= bad_from) for place, share in enumerate(shares))
+            line["tensors"] = dict(zip(names, rows))
         yield json.dumps(line, separators=(",", ":"))
 
 
-def _row(rng: random.Random, is_bad: bool) -> list[float]:
-    norm = rng.lognormvariate(-3, 1)
+def _row(rng: random.Random, norm: float, is_bad: bool) -> list[float]:
     return [1024, norm * norm, norm / 100, norm / 5, norm * 1e-8, rng.randrange(8), int(is_bad), 0, norm * norm, norm]
 
 

@@ -176,8 +176,9 @@ def _plain(figure: Any, digits: int) -> dict[str, Any]:
         layout["xaxis"]["title"]["standoff"] = 6
         layout["yaxis"]["nticks"] = 8
         values = [y for trace in figure.data for y in trace.y if isinstance(y, (int, float)) and 0.0 < y < math.inf]
-        if layout["yaxis"]["type"] == "log" and values and max(values) < 300.0 * min(values):
-            layout["yaxis"]["dtick"] = "D2"  # 1, 2, 5; not every digit
+        if layout["yaxis"]["type"] == "log" and values:  # else plotly names every digit
+            span = max(values) / min(values)
+            layout["yaxis"]["dtick"] = "D2" if span < 300.0 else 1 if span < 1e8 else None
     layout["margin"]["t"] = 60 if figure.data[0].type == "bar" else 26
     return plain
 

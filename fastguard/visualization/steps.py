@@ -93,6 +93,8 @@ def plot_learning_rate(source: Any) -> Any:
     made = style.figure("Learning rate", "learning rate", log=is_wide)
     for run, name, colour in zip(runs, _names(runs, "learning rate"), style.COLOURS):
         style.add_curve(made, run.curves["lr"], name, colour, what=_middle(run))
+    if min(values) == max(values) > 0.0:
+        made.update_yaxes(range=[0.0, 2.0 * values[0]])  # plotly would draw 3e-4 between -1 and 1
     return made
 
 

@@ -197,7 +197,7 @@ class TestRibbon:
         worst = ribbon.worst(1000)
         place = [i for i, state in enumerate(worst) if state == "not finite"]
         assert place == [3_456_789 // 2 * 1000 // len(ribbon.states)]
-        assert ribbon.counts == {"good": 4_999_999, "clipped": 0, "resumed": 0, "skipped": 0, "not finite": 1}
+        assert {state: num for state, num in ribbon.counts.items() if num} == {"good": 4_999_999, "not finite": 1}
 
     test_no_step_is_lost_among_many = pytest.mark.slow(test_no_step_is_lost_among_many)
 

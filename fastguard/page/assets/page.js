@@ -48,6 +48,10 @@
     if (isByStep && view) layout.xaxis.range = view;
     for (const trace of figure.data) if (trace.line && trace.line.color === "#000000") trace.line.color = colour("text");
     await Plotly.newPlot(where, figure.data, layout, { displayModeBar: false, responsive: true });
+    // A legend of many lines gets the room that it takes: plotly would put it over the axis.
+    const legend = where.querySelector(".legend .bg");
+    const room = legend && layout.legend.yref === "container" ? legend.getBBox().height - 40 : 0;
+    if (room > 0) await Plotly.relayout(where, { height: chart.height + room, "margin.b": layout.margin.b + room });
     where.classList.add("drawn");
     const ruler = find("js-plotly-tester"); // what plotly measures texts with
     if (ruler) ruler.setAttribute("aria-hidden", "true");
