@@ -463,7 +463,7 @@ BAD = {
         falling_losses(200, start=math.log(4), floor=0.8, noise=0.005), batch(output_rows_sum_to_one=True)
     ),
     "same-output-for-all": batches_run(
-        flat_losses(100), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
+        flat_losses(220), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
     ),
     "loss-at-chance": batches_run(chance_losses(150), batch()),
     "input-scale": batches_run(flat_losses(100), batch(input_abs_max=255.0, input_mean=120.0, input_std=70.0)),
@@ -483,6 +483,10 @@ BAD = {
     ),
     "learning-rate-unusual": run(flat_losses(100), lrs=[10.0] * 100, optimizer_settings=settings(lr=10.0)),
     "loss-gone": run([2.3 if s < 7 else 1e-5 for s in range(100)]),
+    "negated-loss": run(
+        [-2.3 - 0.1 * s for s in range(60)], loss_ops=["NegBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
+    ),
+    "loss-without-floor": run([-0.01 * 1.1**s for s in range(200)], [1.05**s for s in range(200)]),
     "one-target": run(falling_losses(60), num_targets=200, num_target_classes=1, target_top_share=1.0),
     "uneven-targets": run(flat_losses(60), num_targets=200, num_target_classes=3, target_top_share=0.95),
     "target-scale": run(

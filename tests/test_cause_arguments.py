@@ -20,8 +20,10 @@ def say(*rules, **fields):
 
 
 @pytest.fixture
-def own():
-    """Only causes that the test makes, with the usual weights."""
+def own(monkeypatch):
+    """Only causes that the test makes, with the usual weights, and shares told as they are."""
+    monkeypatch.setattr(fitted, "SLOPE", 1.0)
+    monkeypatch.setattr(fitted, "OFFSET", 0.0)
     registries = (CAUSES, fitted.WEIGHTS, fitted.OFFSETS)
     before = [dict(registry) for registry in registries]
     for registry in registries:

@@ -181,10 +181,11 @@ class TestOutput:
             (3.5, {}, 1, False),
             (4.75, {}, 1, True),
             (4.9, {}, 1, False),
-            (4.0, {}, 2, False),  # there the classes are asked
+            (4.0, {}, 2, True),
             (4.0, {"squared_losses": [9.0]}, 1, False),  # it never was a squared error
             (4.0, {"loss_kind": "absolute error"}, 1, False),
-            (4.0, {"target_mean": 7.0}, 1, False),  # far from zero: target-scale
+            (4.0, {"target_mean": 7.0}, 1, True),
+            (4.0, {"target_mean": 11.0}, 1, False),  # far from zero: target-scale
             (4.0, {"target_std": 0.0}, 1, False),
             (4.0, {"target_std": 1.9}, 1, True),
             (4.0, {"target_std": 1.7}, 1, False),

@@ -64,10 +64,10 @@ def test_one_target(history, fires):
         ({}, 4, True),
         ({}, 3, False),  # three of one class are no wonder
         ({"num_targets": 63}, 8, False),
-        ({"target_batch_top_share": 0.96}, 8, True),
-        ({"target_batch_top_share": 0.94}, 8, False),
-        ({"target_top_share": 0.89}, 8, True),
-        ({"target_top_share": 0.91}, 8, False),  # uneven-targets
+        ({"target_batch_top_share": 0.81}, 8, True),
+        ({"target_batch_top_share": 0.79}, 8, False),
+        ({"target_top_share": 0.74}, 8, True),
+        ({"target_top_share": 0.76}, 8, False),  # uneven-targets
         ({"num_target_classes": 1}, 8, False),  # one-target
         ({"target_batch_top_share": None}, 8, False),  # as of an old log
     ],
@@ -128,9 +128,9 @@ def test_scale(mean, std, losses, expected):
     assert severity("target-scale", squared(losses, target_mean=mean, target_std=std)) == expected
 
 
-@pytest.mark.parametrize(("level", "expected"), [(230.0, "warning"), (190.0, "info")])
-def test_scale_of_a_loss_that_is_twice_what_the_mean_alone_gives(level, expected):
-    """It has learnt nine tenths, and what is left is above twice the targets' variance of 100, or below it."""
+@pytest.mark.parametrize(("level", "expected"), [(230.0, "warning"), (80.0, "info"), (150.0, "warning")])
+def test_scale_of_a_loss_that_stands_at_what_the_mean_alone_gives(level, expected):
+    """It has learnt nine tenths, and what is left stands above the variance of the targets, 100, or below it."""
     losses = [*falling_losses(40, start=1e4, floor=level, pace=4.0, noise=0.0), *flat_losses(100, level=level)]
     history = squared(losses, first=1e4, target_mean=99.0, target_std=10.0)
     assert severity("target-scale", history) == expected

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from ..history import TrainingHistory
+from ..history.updates import is_bias
 from . import needs
 from .causes import cause
 from .finding import Finding
@@ -23,6 +24,11 @@ _DEAD = "dead-relu-units dead-smooth-units zero-gradients zero-gradient-tensors 
 def _isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Bad steps here and there, good ones after them: a batch, not the weights."""
     return 0.0 if history.skip_run >= 3 or history.longest_skip_run > 3 else 0.75
+
+
+def has_finite_gradients(history: TrainingHistory) -> bool:
+    """Whether no gradient was ever NaN or Inf: one of a batch that was would be."""
+    return not history.num_nonfinite and not history.num_skipped
 
 
 def _going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -167,7 +173,17 @@ def _is_of_schedule_or_machine(history: TrainingHistory, found: Found) -> bool:
     """A learning rate that only ever rose: the schedule is wrong, whatever its size; gradients that add up, which make
     any rate too high; or one element far out of range, ahead of all steps that were too large."""
     is_elsewhere = "learning-rate-still-rising" in found or "gradients-not-cleared" in found
+    is_elsewhere = is_elsewhere or _is_moved_by_others(history, found)
     return is_elsewhere or _comes_of_one_element(history, found)
+
+
+def _is_moved_by_others(history: TrainingHistory, found: Found) -> bool:
+    """Most parameters are written to at most steps by something other than the optimizer, and nothing is learnt."""
+    finding, notes = found.get("weights-overwritten"), history.model
+    if finding is None or finding.severity == "info":
+        return False
+    is_most = 2 * len(notes.overwritten) > min(len(notes.names), 16)  # of so many that are looked at
+    return is_most and 2 * (notes.num_overwritten or 0) > (notes.num_compared or 0)
 
 
 def _comes_of_one_element(history: TrainingHistory, found: Found) -> bool:
@@ -178,8 +194,36 @@ def _comes_of_one_element(history: TrainingHistory, found: Found) -> bool:
 
 
 def _never_had_a_gradient(history: TrainingHistory, found: Found) -> bool:
-    """Not one gradient in the whole run: units die in training."""
-    return "no-gradient" in found
+    """Not one gradient in the whole run, or beside the units' own weights: units die in training, and all of them."""
+    return "no-gradient" in found or _are_bypassed(history)
+
+
+def _if_it_is_much(weight: float) -> Callable[[Finding, TrainingHistory, Found], float]:
+    """`weight`, or where it is less than a tenth of the parameters less: those hardly hold back a model."""
+
+    def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
+        is_much = finding.evidence["num_frozen"] >= 0.1 * finding.evidence["num_parameters"]
+        return weight if is_much or finding.severity == "info" else 0.4 * weight
+
+    return weigh
+
+
+def _are_bypassed(history: TrainingHistory) -> bool:
+    """Whether weights whose gradient is nothing but zeros stand beside biases that have one, in the first layer, too.
+
+    Such a layer's outputs are answered to, and its inputs are the data: no unit is dead, the way to the weights is cut.
+    """
+    tensors = history.tensors
+    zero = {name for name, track in tensors.items() if track.num_zero and track.num_zero == track.num_samples}
+    weights = [name for name in tensors if not is_bias(name)]
+    if not weights or weights[0] not in zero:
+        return False
+    beside = [name.rpartition(".")[0] + ".bias" for name in weights if name in zero]
+    return all(name in tensors and name not in zero for name in beside)
+
+
+def _cut(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    return 0.9 if _are_bypassed(history) else 0.0
 
 
 def _are_idle_experts(history: TrainingHistory, found: Found) -> bool:
@@ -232,7 +276,9 @@ cause(
     "One batch, or a few, held what the model cannot digest.",
     "Look at the samples of these steps: NaN, scale, targets. The guard skipped or clipped the step; drop the batch.",
     {
-        "non-finite-loss": _isolated,
+        "non-finite-loss": lambda finding, history, found: (
+            0.0 if has_finite_gradients(history) else _isolated(finding, history, found)
+        ),
         "non-finite-gradients": _isolated,
         "non-finite-activations": _from_input,
         "loss-spike": lambda finding, history, found: _few(finding, 0.6) * _of_itself(1.0)(finding, history, found),
@@ -256,7 +302,7 @@ cause(
     {
         "learning-rate-jump": 0.99,
         "update-ratio-high": _steps,
-        "steps-too-large": 0.85,
+        "steps-too-large": _unless_scaled(0.85),
         "learning-rate-unusual": lambda finding, history, found: 0.9 if finding.evidence["is_high"] else 0.0,
         "non-finite-loss": _after_growth,
         "non-finite-gradients": _after_growth,
@@ -373,15 +419,15 @@ cause(
     "frozen-parameters",
     "Parameters are frozen, and it does not look as if on purpose.",
     "Set requires_grad_(True) before the optimizer is made; or leave them out of it, to say that it is on purpose.",
-    {"frozen-parameters": 0.98},
+    {"frozen-parameters": _if_it_is_much(0.98)},
     f"unchanged-weights overfitting {_STANDSTILL}",
 )
 cause(
     "parameters-cut-off",
     "Parameters that the optimizer has never move: the loss does not depend on them.",
     "Look for detach(), no_grad() and modules that forward() does not use.",
-    {"missing-gradients": 0.9, "unchanged-weights": 0.6},
-    f"zero-gradients {_STANDSTILL}",
+    {"missing-gradients": 0.9, "unchanged-weights": 0.6, "zero-gradient-tensors": _cut},
+    f"zero-gradients unchanged-weights vanishing-norm {_STANDSTILL}",
     contradicted=_are_idle_experts,
 )
 cause(

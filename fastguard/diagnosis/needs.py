@@ -68,7 +68,7 @@ _SCALE_FREE = frozenset(
     ]
 )
 _SCALED = frozenset(("SGD", "ASGD"))
-_ZERO_FLOORED = ("NllLoss", "Mse", "L1Loss", "SmoothL1", "Huber", "BinaryCrossEntropy", "Ctc")
+ZERO_FLOORED = ("NllLoss", "Mse", "L1Loss", "SmoothL1", "Huber", "BinaryCrossEntropy", "Ctc")
 _MARGINS = ("Margin", "Hinge", "ClampMin", "ReluBackward")
 _FEW = 3  # parameters, which a loss may have of its own
 _HALF = ("float16", "bfloat16", "float8")
@@ -195,11 +195,15 @@ def _positive(value: object) -> bool:
 
 
 def is_squared_error(history: TrainingHistory) -> bool:
-    """Whether the loss is a mean squared error: one of the first three is what that would be, but for rounding."""
+    """Whether the loss is a mean squared error: one of the first three is what that would be, but for rounding.
+
+    Where torch's own operation stands at the end of the graph, whatever the gradient looked like.
+    """
     notes = history.model
     rounding = 1e-2 if half_precision(history) else 2e-3
     pairs = zip(notes.squared_losses[:3], history.loss_trend.firsts)
-    return notes.loss_kind == "squared error" and any(abs(loss - then) <= rounding * abs(then) for then, loss in pairs)
+    may_be = notes.loss_kind == "squared error" or notes.loss_ops[:1] == ("MseLossBackward0",)
+    return may_be and any(abs(loss - then) <= rounding * abs(then) for then, loss in pairs)
 
 
 def floor_at_zero(history: TrainingHistory) -> bool | None:
@@ -211,4 +215,6 @@ def floor_at_zero(history: TrainingHistory) -> bool | None:
         return True
     if not notes.loss_ops:
         return None
-    return any(op.startswith(_ZERO_FLOORED) for op in notes.loss_ops[:4])
+    if notes.loss_ops[0] == "NegBackward0":
+        return False
+    return any(op.startswith(ZERO_FLOORED) for op in notes.loss_ops[:4])

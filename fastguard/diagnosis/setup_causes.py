@@ -9,6 +9,7 @@ from ..history import TrainingHistory
 from . import needs
 from .causes import cause
 from .finding import Finding
+from .known_causes import has_finite_gradients
 from .rules.output_targets import last_activation
 from .signals import signals_of
 
@@ -115,6 +116,11 @@ def _finite_loss(finding: Finding, history: TrainingHistory, found: Found) -> fl
     return 0.4 if has_grown else 0.88
 
 
+def _loss_alone(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """A loss that is NaN or Inf while no gradient ever was: the last steps to it do that, not what came in."""
+    return 0.85 if has_finite_gradients(history) and history.model.is_smooth is False else 0.0
+
+
 def _is_of_data_or_precision(history: TrainingHistory, found: Found) -> bool:
     """A batch that is not finite itself, half precision, which overflows, or no operation that could be to blame."""
     return "batch-not-finite" in found or needs.half_precision(history) is True or history.model.is_smooth is True
@@ -195,11 +201,14 @@ cause(
     "numbers; give output and targets the same shape.",
     {
         "broadcast-targets": 0.97,
+        "negated-loss": 0.97,
+        "loss-without-floor": 0.9,
         "loss-against-targets": lambda finding, history, found: (
             0.95 if finding.confidence >= 0.9 else if_nothing_is_learnt(0.85, 0.7)(finding, history, found)
         ),
     },
-    f"loss-divergence vanishing-norm zero-gradients zero-gradient-tensors same-output-for-all no-warm-up {_STANDSTILL}",
+    f"loss-divergence vanishing-norm zero-gradients zero-gradient-tensors same-output-for-all no-warm-up growing-norm "
+    f"norm-spike layer-norm-imbalance norm-jump update-ratio-high clip-rate-high {_STANDSTILL}",
 )
 cause(
     "imbalanced-targets",
@@ -235,7 +244,8 @@ cause(
     "Something other than the optimizer writes to the weights.",
     "Look for load_state_dict, averages that are swapped in, clamping, or initialisation within the loop.",
     {"weights-overwritten": if_nothing_is_learnt(0.9, 0.5)},
-    f"loss-oscillation loss-divergence unchanged-weights {_STANDSTILL}",
+    f"loss-oscillation loss-divergence unchanged-weights loss-explosion norm-jump growing-norm no-warm-up norm-spike "
+    f"loss-spike {_STANDSTILL}",
 )
 cause(
     "train-mode-in-validation",
@@ -317,7 +327,7 @@ cause(
     "singular-operation",
     "An operation in model or loss has no finite derivative where it was asked: a root or a logarithm of 0, 0 / 0.",
     "Look at square roots, norms, logarithms, divisions and powers: add a small eps inside, or clamp before them.",
-    {"non-finite-gradients": _finite_loss, "skip-run": _finite_loss},
+    {"non-finite-gradients": _finite_loss, "skip-run": _finite_loss, "non-finite-loss": _loss_alone},
     "non-finite-activations",
     contradicted=_is_of_data_or_precision,
 )

@@ -112,7 +112,10 @@ class Signals:
 
     @cached_property
     def chance(self) -> float:
-        """The loss of one who knows nothing of the inputs: ln C of a loss over C classes; 0.0 where not known."""
+        """The loss of one who knows nothing of the inputs; 0.0 where not known.
+
+        ln C of a loss over C classes; the variance of the targets under a squared error.
+        """
         history = self.history
         kinds = (
             "cross-entropy",
@@ -120,6 +123,8 @@ class Signals:
             "negative log-likelihood",
             "log of the output",
         )
+        if needs.is_squared_error(history):
+            return (history.model.target_std or 0.0) ** 2
         widths = [batch.output_width for _, batch in history.batches if batch.training]
         if history.model.loss_kind not in kinds or not widths or widths[0] < 2:
             return 0.0
@@ -129,15 +134,27 @@ class Signals:
     def progress(self) -> float:
         """How far the loss has come down at best, as a share of where it began; NaN if not known.
 
-        The best is the least exponential average over the whole run. Of a run that began well below chance, as
-        fine-tuning does, it is the way from there.
+        The best is the least exponential average over the whole run. Where it is known what one would have who knows
+        nothing of the inputs, it is the way from there: to come down to that is not to learn.
         """
         first = self.initial_loss
-        if 0.0 < first < 0.6 * self.chance:
+        if 0.0 < self.chance < first or 0.0 < first < 0.6 * self.chance:
             first = self.chance
         if not first or math.isnan(first) or not math.isfinite(self.history.loss_trend.best):
             return math.nan
         return (first - self.history.loss_trend.best) / abs(first)
+
+    @cached_property
+    def stands(self) -> bool:
+        """Whether the median of the newest 64 losses is no lower than nearly that of the 64 before them."""
+        newest, before = self.losses[-64:], self.losses[-128:-64]
+        return bool(before) and median(newest) >= 0.97 * median(before)
+
+    @cached_property
+    def fall(self) -> float:
+        """How far the loss has come down at best from where it began, as a share of that; NaN if not known."""
+        first, best = self.initial_loss, self.history.loss_trend.best
+        return (first - best) / abs(first) if first and math.isfinite(best) else math.nan
 
 
 _known: weakref.WeakKeyDictionary[TrainingHistory, tuple[int, Signals]] = weakref.WeakKeyDictionary()

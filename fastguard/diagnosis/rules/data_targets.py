@@ -54,10 +54,11 @@ def one_target(history: TrainingHistory, *, num_targets: int = 64, coarse: float
     remedy="Batches hold one class each: shuffle the data before each epoch (DataLoader(shuffle=True)).",
     needs_targets=True,
 )
-def sorted_targets(history: TrainingHistory, *, share: float = 0.95, num_targets: int = 64) -> Finding | None:
+def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets: int = 64) -> Finding | None:
     """Within a batch a `share` of the targets is of one class, on average; over the batches there are several.
 
-    From `num_targets` targets on, in batches of four or more. Silent where one class is nearly all of the data.
+    From `num_targets` targets on, in batches of four or more. Silent where one class has three quarters of that share
+    over all batches, too.
     """
     notes = history.model
     if notes.target_batch_top_share is None or (notes.num_target_classes or 0) < 2 or notes.target_top_share is None:
@@ -65,7 +66,7 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.95, num_targets
     sizes = [x.num_samples for _, x in history.batches if x.training and x.with_grad]
     if (notes.num_targets or 0) < num_targets or not sizes or max(sizes) < 4:
         return None
-    if notes.target_batch_top_share < share or notes.target_top_share > 0.9 * notes.target_batch_top_share:
+    if notes.target_batch_top_share < share or notes.target_top_share > 0.75 * notes.target_batch_top_share:
         return None
     return Finding(
         f"Within a batch {notes.target_batch_top_share:.0%} of the targets are of one class, of "
@@ -127,7 +128,7 @@ def target_scale(
     """Targets of a squared error whose size (root of mean square) is above `size`.
 
     Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained, or the loss
-    is twice what their mean alone would give.
+    is twice what their mean alone would give, or stands or ends there.
     """
     notes = history.model
     if loss_kind(history) != "squared error" or notes.target_mean is None or notes.target_std is None:
@@ -135,12 +136,14 @@ def target_scale(
     rms = (notes.target_mean**2 + notes.target_std**2) ** 0.5
     if rms <= size:
         return None
-    is_far = history.losses.count >= min_steps and signals_of(history).loss_level > 2.0 * notes.target_std**2
+    s, is_known = signals_of(history), history.losses.count >= min_steps
+    is_hurt = is_known and (s.loss_level > 2.0 * notes.target_std**2 or not s.fall >= progress)
+    is_hurt = is_hurt or (is_known and s.progress < 0.05 and (s.stands or history.has_ended))
     return Finding(
         f"The targets have mean {notes.target_mean:.3g} and standard deviation {notes.target_std:.3g}, where a model "
         "begins with outputs of about 1.",
         *span(history),
-        severity="warning" if is_far or stands(history, progress, min_steps) else "info",
+        severity="warning" if is_hurt else "info",
         evidence={"rms": rms, "mean": notes.target_mean, "std": notes.target_std, "threshold": size},
         confidence=0.9 if rms > 5 * size else 0.7,
     )

@@ -14,6 +14,8 @@ TITLE = "Gradients too large"
 
 _NUM_STEPS = 240  # that are looked at: it is asked often
 _LEAST = 0.02  # of the first loss: what is below it is nothing
+_JUMP = 5.0  # times from one block to the next: that is no turn, but other data, or it has come
+_OVER = 3.0  # times the first loss: it has exploded, and nothing is ahead any more
 
 
 @rule(
@@ -41,7 +43,8 @@ def divergence_ahead(
 
     By more than a share `share` of what was gained, and `z` times the uncertainty of the medians. At a learning rate
     `rate_ratio` times the highest one up to the best, `ratio_at_new_rate` and `z_at_new_rate` will do, and a norm that
-    has not fallen. From `min_steps` losses on; losses below a fiftieth of the first count as that.
+    has not fallen. From `min_steps` losses on; losses below a fiftieth of the first count as that. Silent above three
+    times the first, where it has come.
     """
     s, first = signals_of(history), history.loss_trend.first
     entries = [e for e in s.loss_entries[-_NUM_STEPS:] if e.norm > 0.0]
@@ -52,9 +55,11 @@ def divergence_ahead(
     levels = [_middle([e.loss or 0.0 for e in block]) for block in blocks]
     best = min(range(len(levels)), key=levels.__getitem__)
     now, low = levels[-1], levels[best]
-    if best == len(levels) - 1 or now < levels[-2] or not first > low:
+    if best == len(levels) - 1 or now < levels[-2] or not first > low or now > _OVER * first:
         return None
     grown = max(now, _LEAST * first) / max(low, _LEAST * first)
+    if best == len(levels) - 2 and grown > _JUMP:
+        return None
     is_new, lr = _is_new_rate(history, entries, start + BLOCK * (best + 1), rate_ratio)
     if grown <= (ratio_at_new_rate if is_new else ratio):
         return None

@@ -71,13 +71,15 @@ def loss_divergence(
     """
     s = signals_of(history)
     trend = history.loss_trend
-    if not s.progress > min_progress or len(s.losses) < 40:
+    if not s.fall > min_progress or len(s.losses) < 40:
         return None
     gained = trend.first - trend.best
     newest = s.losses[-20:]
     back = median(newest) - trend.best
     calm = slow_noise([e.loss for e in s.loss_entries if e.step <= trend.best_step and e.loss is not None][-64:])
     spread = calm if not math.isnan(calm) else s.loss_noise
+    if _comes_down_from_a_jump(s.losses[-21:]):
+        return None  # other data, such as the next task
     if back <= lost * gained or back <= z * spread or sorted(newest)[3] - trend.best <= 0.5 * lost * gained:
         return None
     return Finding(
@@ -95,6 +97,17 @@ def loss_divergence(
     )
 
 
+def _comes_down_from_a_jump(losses: list[float], times: float = 2.0, fall: float = 0.7) -> bool:
+    """Whether the highest of `losses` is `times` the one before it, and the second half of what follows a share `fall`
+    of the first.
+    """
+    top = max(range(len(losses)), key=losses.__getitem__)
+    after = losses[top:]
+    if top == 0 or len(after) < 6 or not 0.0 < times * losses[top - 1] < losses[top]:
+        return False
+    return median(after[len(after) // 2 :]) < fall * median(after[: len(after) // 2])
+
+
 @rule(
     "loss-spike",
     reads="spikes of the loss over the whole run",
@@ -109,7 +122,7 @@ def loss_spike(
     """Losses `z` standard deviations above their average, and above `ratio` times the run's first losses.
 
     Or, at any height, with a norm that is `norm_ratio` times its average at the same step. Spikes that last longer than
-    `max_run` steps are a new level, not a spike.
+    `max_run` steps are a new level, not a spike, and so are those from which the loss comes back in tens of steps.
     """
     trend = history.loss_trend
     confirmed = _norm_spikes(history, norm_ratio)
@@ -119,6 +132,7 @@ def loss_spike(
         if spike.z > z
         and (spike.value > ratio * trend.first or spike.first_step in confirmed)
         and spike.last_step - spike.first_step < max_run
+        and not _comes_back_slowly(history, spike.first_step, spike.mean, spike.value)
     ]
     if not spikes or trend.first <= 0.0:
         return None
@@ -131,6 +145,12 @@ def loss_spike(
         evidence={"loss": worst.value, "mean": worst.mean, "z": worst.z, "num_spikes": len(spikes), "threshold_z": z},
         confidence=0.9,
     )
+
+
+def _comes_back_slowly(history: TrainingHistory, step: int, before: float, peak: float) -> bool:
+    """Whether the fifth to twelfth loss after it still lie a tenth of the way up: other data, not a bad batch."""
+    after = [e.loss for e in signals_of(history).loss_entries if step + 5 <= e.step <= step + 12 and e.loss is not None]
+    return len(after) >= 6 and min(after) > before + 0.1 * (peak - before)
 
 
 def _norm_spikes(history: TrainingHistory, ratio: float) -> set[int]:
@@ -219,7 +239,7 @@ def loss_not_decreasing(
     trend = history.loss_trend
     if trend.count < min_steps or s.num_full_lr < min(min_steps, history.window // 2) or s.is_lr_rising:
         return None
-    if not s.loss_entries or not s.progress < progress:  # losses may have stopped coming
+    if not s.loss_entries or not s.fall < progress:  # losses may have stopped coming
         return None
     noise_of_ten = z * s.loss_noise / math.sqrt(10.0)
     if s.loss_level < trend.first - max(2 * progress * abs(trend.first), noise_of_ten):
@@ -228,7 +248,7 @@ def loss_not_decreasing(
         f"After {trend.count} steps the loss is {s.loss_level:.4g}; it was {trend.first:.4g} in the beginning.",
         history.clean[0].step,
         s.loss_entries[-1].step,
-        evidence={"level": s.loss_level, "first": trend.first, "progress": s.progress, "threshold": progress},
+        evidence={"level": s.loss_level, "first": trend.first, "progress": s.fall, "threshold": progress},
         confidence=0.85,
     )
 
@@ -262,7 +282,7 @@ def underfitting(
     if history.num_clean > history.window or trend.first <= 0.0 or floor_at_zero(history) is False:
         return None
     losses = [loss for e, loss in zip(s.loss_entries, s.losses) if e.lr is None or 3.0 * e.lr >= history.lrs.max]
-    if not 0.0 <= s.progress < progress or s.is_lr_rising or len(losses) < min_steps:
+    if not 0.0 <= s.fall < progress or s.is_lr_rising or len(losses) < min_steps:
         return None
     part = losses[len(losses) // 3 :]
     fallen, error = _fall(part)
@@ -274,7 +294,7 @@ def underfitting(
         return None
     return Finding(
         f"The loss has stood at about {median(part):.4g} for the last {len(part)} steps, "
-        f"{1.0 - s.progress:.0%} of where it began.",
+        f"{1.0 - s.fall:.0%} of where it began.",
         start,
         s.loss_entries[-1].step,
         evidence={"level": median(part), "first": trend.first, "fallen": fallen, "threshold_flat": limit},

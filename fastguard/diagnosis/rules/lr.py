@@ -66,7 +66,7 @@ def learning_rate_out_of_bounds(
         f"The largest learning rate so far is {lrs.max:.3g}; usual ones lie between {low:g} and {high:g}.",
         history.clean[0].step,
         history.clean[-1].step,
-        severity="info" if signals_of(history).progress >= progress else "warning",
+        severity="info" if signals_of(history).fall >= progress else "warning",
         evidence={"largest": lrs.max, "threshold_low": low, "threshold_high": high},
         confidence=0.9,
     )

@@ -143,7 +143,7 @@ def learning_rate_unusual(history: TrainingHistory, *, progress: float = 0.1, mi
     largest = history.lrs.max
     if low <= largest <= high:
         return None
-    is_slow = history.losses.count >= min_steps and not signals_of(history).progress >= progress
+    is_slow = history.losses.count >= min_steps and not signals_of(history).fall >= progress
     return Finding(
         f"{kind} runs with a learning rate of {largest:.3g}; it is used with {low:g} to {high:g}.",
         history.clean[0].step if history.clean else None,

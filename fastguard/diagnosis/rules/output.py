@@ -9,7 +9,7 @@ from ...stats import BatchSample
 from ..finding import Finding
 from ..needs import is_squared_error
 from ..registry import rule
-from ..signals import median, signals_of
+from ..signals import has_had_time, median, signals_of
 
 TITLE = "Output"
 
@@ -130,7 +130,7 @@ def bounded_output(
     stuck = [x for x in samples if _at_its_end(last[0], x)]
     is_stuck = len(samples) >= 2 and len(stuck) == len(samples)
     return Finding(
-        f"The model ends in {last[0]}, and {s.progress:.0%} of the first loss has been gained."
+        f"The model ends in {last[0]}, and {s.progress:.0%} of the loss has been gained."
         + (" Its output stands at the end of its range." if is_stuck else ""),
         *_begins(history),
         severity="warning" if is_stuck or (len(s.losses) >= 2 * min_steps and s.progress < clear) else "info",
@@ -188,8 +188,13 @@ def softmax_floor(history: TrainingHistory, *, margin: float = 0.02, min_steps: 
     remedy="The model gives one answer to every input: look at the last layer's activation, at dead units before it, "
     "and at the scale of the inputs.",
 )
-def same_output_for_all(history: TrainingHistory, *, spread: float = 1e-4, samples: int = 2) -> Finding | None:
-    """In the `samples` newest samples the output's spread over a batch is below `spread` of its size; inputs differ."""
+def same_output_for_all(
+    history: TrainingHistory, *, spread: float = 1e-4, samples: int = 2, patience: int = 200
+) -> Finding | None:
+    """In the `samples` newest samples the output's spread over a batch is below `spread` of its size; inputs differ.
+
+    Info until `patience` losses were seen, or the run has ended: codes and gates may open late.
+    """
     known = [x for x in _training(history) if x.num_samples > 1 and not math.isnan(x.output_spread)]
     newest = known[-samples:]
     if len(newest) < samples or history.num_steps < 20:
@@ -202,6 +207,7 @@ def same_output_for_all(history: TrainingHistory, *, spread: float = 1e-4, sampl
         f"The model gives the same output to every sample of a batch{then}.",
         *_begins(history),
         layers=last_layer(history),
+        severity="warning" if has_had_time(history, patience) else "info",
         evidence={"spread": newest[-1].output_spread, "at_first": known[0].output_spread, "began_so": began_so},
         confidence=0.9,
     )
@@ -235,7 +241,7 @@ def loss_at_chance(
     s = signals_of(history)
     if not samples or len(s.losses) < min_steps:
         return None
-    if samples[-1].output_width < 2:
+    if samples[-1].output_width < 2 or is_squared_error(history):
         return _at_the_spread(history, median(s.losses[-64:]))
     kind = history.model.loss_kind or loss_and_activation(history.model.loss_ops)[0]
     if kind not in ("", *_OVER_CLASSES):
@@ -273,8 +279,12 @@ def _at_the_spread(history: TrainingHistory, level: float) -> Finding | None:
     if not is_squared_error(history) or not notes.target_std or notes.target_mean is None:
         return None
     variance = notes.target_std**2
-    is_centred = abs(notes.target_mean) < 3.0 * notes.target_std
-    if not is_centred or not 0.9 * variance <= level <= 1.2 * variance or history.loss_trend.best < 0.8 * variance:
+    is_scaled = abs(notes.target_mean) > max(10.0, 3.0 * notes.target_std)  # which is target-scale's
+    s = signals_of(history)
+    is_falling = len(s.losses) > 64 and not s.stands  # on the way to the mean, and on from it
+    if is_scaled or is_falling or not 0.9 * variance <= level <= 1.2 * variance:
+        return None
+    if history.loss_trend.best < 0.8 * variance:
         return None
     return Finding(
         f"The loss stands at {level:.4g}; always giving the mean of the targets gives about {variance:.4g}.",

@@ -23,7 +23,9 @@ def loss_kind(history: TrainingHistory) -> str:
     A squared error has to be proved: one of the first three losses is what it would have been.
     """
     kind = history.model.loss_kind
-    return kind if kind != "squared error" or is_squared_error(history) else ""
+    if is_squared_error(history):
+        return "squared error"
+    return kind if kind != "squared error" else ""
 
 
 def last_activation(history: TrainingHistory) -> str:

@@ -115,7 +115,7 @@ def learning_rate_gone(
     first = entries[-gone]
     return Finding(
         f"Since step {first.step} the learning rate is below {ratio:.0%} of its peak, {peak:.3g}; it is "
-        f"{entries[-1].lr:.3g} now, and {signals_of(history).progress:.0%} of the first loss has been gained.",
+        f"{entries[-1].lr:.3g} now, and {signals_of(history).progress:.0%} of the loss has been gained.",
         first.step,
         entries[-1].step,
         evidence={"lr": entries[-1].lr, "peak": peak, "num_steps": gone, "threshold_ratio": ratio},

@@ -128,17 +128,17 @@ def update_ratio_low(
     if updates.count < 2 or s.num_full_lr < min_steps or s.is_lr_rising or history.num_clean < min_steps:
         return None
     known = history.loss_trend.count >= min_steps
-    if known and not s.progress < progress:
+    if known and not s.fall < progress:
         return None
     value = max(sample.ratio for sample in (updates.first, updates.peak) if sample is not None)
     if value >= (ratio if known else ratio_alone) or value == 0.0:
         return None
     return Finding(
         f"The median weight changes by no more than {value:.2g} of itself a step"
-        + (f", and the loss has come down by {max(s.progress, 0.0):.1%} only." if known else "."),
+        + (f", and the loss has come down by {max(s.fall, 0.0):.1%} only." if known else "."),
         history.clean[0].step,
         history.weights.last_step,
-        evidence={"update_ratio": value, "threshold": ratio, **({"progress": s.progress} if known else {})},
+        evidence={"update_ratio": value, "threshold": ratio, **({"progress": s.fall} if known else {})},
         confidence=0.9,
     )
 
@@ -229,12 +229,13 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     """Parameters that cannot learn; a warning unless they are more than a `share` of the model, or its first layers.
 
     First layers are a run of at least four parameters from the beginning of the model on; fewer will do where
-    their weights look trained: their spread differs by more than a share `near` from those that layers begin with. A
-    warning, too, where the
-    last layer is frozen while earlier ones are not, and less than half of the first loss was gained in 40 steps.
+    their weights look trained: their spread differs by more than a share `near` from those that layers begin with.
+    Info, too, where the optimizer was given none of them. A warning where the last layer is frozen while earlier ones
+    are not, and less than half of the first loss was gained in 40 steps.
     """
     notes = history.model
-    names = [*notes.without_gradient, *notes.zero_lr]
+    newest = () if history.last is None else history.last.tensors.names  # some may have joined since that was noted
+    names = [*(name for name in notes.without_gradient if name not in newest), *notes.zero_lr]
     if not names or not history.num_steps:
         return None
     total, frozen = len(notes.names), set(names)
@@ -242,6 +243,7 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     while leading < total and notes.names[leading] in frozen:
         leading += 1
     on_purpose = leading == len(frozen) and (leading >= 4 or _were_trained(history, frozen, near))
+    on_purpose = on_purpose or _are_left_out(history)
     is_stuck = history.losses.count >= 40 and not signals_of(history).progress >= 0.5
     ends_frozen = total > 0 and notes.names[-1] in frozen and len(frozen) < total and is_stuck
     return Finding(
@@ -254,6 +256,15 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
         evidence={"num_frozen": len(names), "num_parameters": total, "threshold_share": share},
         confidence=0.8,
     )
+
+
+def _are_left_out(history: TrainingHistory) -> bool:
+    """Whether the optimizer holds as many elements as have gradients: what is frozen was not given to it."""
+    settings, last = history.model.optimizer_settings, history.last
+    held = [group.get("num_parameters") for group in settings]
+    if last is None or history.model.zero_lr or not held or not all(isinstance(n, (int, float)) for n in held):
+        return False
+    return sum(n for n in held if isinstance(n, (int, float))) == last.tensors.total_row()[0]
 
 
 def _were_trained(history: TrainingHistory, names: Iterable[str], near: float) -> bool:
@@ -285,7 +296,8 @@ def missing_gradients(
         return None
     explained = {*notes.not_in_optimizer, *notes.without_gradient, *notes.zero_lr}
     explained.update(notes.moved_in_step, notes.moved_between)  # of these unseen-updates tells
-    absent = {*notes.names}.difference(tensors, explained)
+    newest = () if history.last is None else history.last.tensors.names  # some may have joined since the last sample
+    absent = {*notes.names}.difference(tensors, explained, newest)
     if notes.num_seen is not None:
         absent &= {*notes.never_seen}
     if not absent or absent == {*notes.names}:
