@@ -69,6 +69,7 @@ class TestFloors:
         [
             ({}, True),
             ({"loss_ops": ["NegBackward0", "MeanBackward0", "MseLossBackward0"]}, True),
+            ({"loss_ops": ["NegBackward0", "NegBackward0", "MeanBackward0", "MulBackward0"]}, True),
             ({"loss_ops": ["NegBackward0", "MeanBackward0", "LogSigmoidBackward0"]}, False),
             ({"loss_ops": ["MeanBackward0", "NllLossBackward0"]}, False),
             ({"objective": "game"}, False),

@@ -191,6 +191,18 @@ def has_had_time(history: TrainingHistory, num_losses: int) -> bool:
     return history.losses.count >= num_losses or history.has_ended
 
 
+def comes_down_from_a_jump(losses: Sequence[float], times: float = 2.0, fall: float = 0.7) -> bool:
+    """Whether the highest is `times` the one before it, and the second half of the rest a share `fall` of the first.
+
+    So a loss looks where the data are others from one step to the next, and are learnt in their turn.
+    """
+    top = max(range(len(losses)), key=losses.__getitem__, default=0)
+    after = losses[top:]
+    if top == 0 or len(after) < 6 or not 0.0 < times * losses[top - 1] < losses[top]:
+        return False
+    return median(after[len(after) // 2 :]) < fall * median(after[: len(after) // 2])
+
+
 def _levels(values: Sequence[float]) -> list[float]:
     start = len(values) % BLOCK
     return [sorted(values[i : i + BLOCK])[BLOCK // 2] for i in range(start, len(values), BLOCK)]

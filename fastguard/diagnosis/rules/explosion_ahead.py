@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from ...history import Entry, TrainingHistory
 from ..finding import Finding
 from ..registry import rule
-from ..signals import BLOCK, median, signals_of
+from ..signals import BLOCK, comes_down_from_a_jump, median, signals_of
 
 TITLE = "Gradients too large"
 
 _NUM_STEPS = 240  # that are looked at: it is asked often
 _LEAST = 0.02  # of the first loss: what is below it is nothing
-_JUMP = 5.0  # times from one block to the next: that is no turn, but other data, or it has come
 _OVER = 3.0  # times the first loss: it has exploded, and nothing is ahead any more
 
 
@@ -58,7 +57,7 @@ def divergence_ahead(
     if best == len(levels) - 1 or now < levels[-2] or not first > low or now > _OVER * first:
         return None
     grown = max(now, _LEAST * first) / max(low, _LEAST * first)
-    if best == len(levels) - 2 and grown > _JUMP:
+    if comes_down_from_a_jump([e.loss or 0.0 for e in entries[-41:]]):
         return None
     is_new, lr = _is_new_rate(history, entries, start + BLOCK * (best + 1), rate_ratio)
     if grown <= (ratio_at_new_rate if is_new else ratio):

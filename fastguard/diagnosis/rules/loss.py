@@ -9,7 +9,7 @@ from ...stats.running import quantiles
 from ..finding import Finding
 from ..needs import floor_at_zero
 from ..registry import rule
-from ..signals import median, noise, signals_of, slow_noise
+from ..signals import comes_down_from_a_jump, median, noise, signals_of, slow_noise
 
 TITLE = "Loss"
 
@@ -78,7 +78,7 @@ def loss_divergence(
     back = median(newest) - trend.best
     calm = slow_noise([e.loss for e in s.loss_entries if e.step <= trend.best_step and e.loss is not None][-64:])
     spread = calm if not math.isnan(calm) else s.loss_noise
-    if _comes_down_from_a_jump(s.losses[-21:]):
+    if comes_down_from_a_jump(s.losses[-41:]):
         return None  # other data, such as the next task
     if back <= lost * gained or back <= z * spread or sorted(newest)[3] - trend.best <= 0.5 * lost * gained:
         return None
@@ -95,17 +95,6 @@ def loss_divergence(
         evidence={"level": median(newest), "best": trend.best, "first": trend.first, "lost": back / gained},
         confidence=0.95,
     )
-
-
-def _comes_down_from_a_jump(losses: list[float], times: float = 2.0, fall: float = 0.7) -> bool:
-    """Whether the highest of `losses` is `times` the one before it, and the second half of what follows a share `fall`
-    of the first.
-    """
-    top = max(range(len(losses)), key=losses.__getitem__)
-    after = losses[top:]
-    if top == 0 or len(after) < 6 or not 0.0 < times * losses[top - 1] < losses[top]:
-        return False
-    return median(after[len(after) // 2 :]) < fall * median(after[: len(after) // 2])
 
 
 @rule(

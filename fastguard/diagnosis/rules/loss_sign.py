@@ -25,10 +25,11 @@ _REDUCED = ("MeanBackward", "SumBackward", "DivBackward", "MulBackward", "View",
 def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Finding | None:
     """The loss is minus a cross-entropy, a squared or an absolute error, and of `min_steps` losses none is above zero.
 
-    Silent in a game, and where an objective was told that is not to be minimised.
+    Or it is minus what has a minus of its own. Silent in a game, and where an objective was told that is not to be
+    minimised.
     """
     ops = [op for op in history.model.loss_ops if not op.startswith(_REDUCED)]
-    if len(ops) < 2 or ops[0] != "NegBackward0" or not ops[1].startswith(ZERO_FLOORED):
+    if len(ops) < 2 or ops[0] != "NegBackward0" or not ops[1].startswith(("NegBackward0", *ZERO_FLOORED)):
         return None
     if history.model.objective in ("game", "reward") or game(history) or takes_turns(history):
         return None
@@ -36,9 +37,11 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Finding | 
         return None
     if history.losses.count < min_steps or history.losses.max > 0.0:
         return None
+    name = ops[1].removesuffix("Backward0")
+    what = "minus a minus" if name == "Neg" else f"minus what is never below zero ({name})"
     return Finding(
-        f"The loss is minus what is never below zero ({ops[1].removesuffix('Backward0')}): it was "
-        f"{history.loss_trend.first:.4g} in the beginning, and is {history.loss_trend.mean:.4g}.",
+        f"The loss is {what}: it was {history.loss_trend.first:.4g} in the beginning, and is "
+        f"{history.loss_trend.mean:.4g}.",
         history.recent[0].step,
         history.recent[-1].step,
         evidence={"operation": ops[1], "first": history.loss_trend.first, "level": history.loss_trend.mean},
