@@ -20,10 +20,8 @@ def say(*rules, **fields):
 
 
 @pytest.fixture
-def own(monkeypatch):
-    """Only causes that the test makes, with the usual weights, and shares told as they are."""
-    monkeypatch.setattr(fitted, "SLOPE", 1.0)
-    monkeypatch.setattr(fitted, "OFFSET", 0.0)
+def own():
+    """Only causes that the test makes, with the usual weights."""
     registries = (CAUSES, fitted.WEIGHTS, fitted.OFFSETS)
     before = [dict(registry) for registry in registries]
     for registry in registries:

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from fastguard.diagnosis import RULES, find_causes, fitted
+from fastguard.diagnosis import RULES, find_causes
 from fastguard.diagnosis.needs import is_squared_error
 from fastguard.diagnosis.signals import signals_of
 
-from faulty_runs import BAD, batch, batches_run, falling_losses, flat_losses, noisy_norms, run, settings
+from faulty_runs import BAD, batch, batches_run, falling_losses, flat_losses, noisy_norms, run
 
 MINUS = ["NegBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
 
@@ -108,19 +108,3 @@ class TestFloors:
         assert severity("divergence-ahead", run(rising[:230], norms[:230])) == "warning"
         assert severity("loss-explosion", run(rising, norms)) == "critical"
         assert severity("divergence-ahead", run(rising, norms)) is None
-
-
-def test_a_confidence_is_how_often_such_a_share_was_right(monkeypatch):
-    history = run(flat_losses(100), lrs=[10.0] * 100, optimizer_settings=settings(lr=10.0))
-    findings = [RULES["learning-rate-unusual"](history)]
-    monkeypatch.setattr(fitted, "SLOPE", 1.0)
-    monkeypatch.setattr(fitted, "OFFSET", 0.0)
-    [plain] = find_causes(findings, history)
-    monkeypatch.setattr(fitted, "SLOPE", 0.5)
-    monkeypatch.setattr(fitted, "OFFSET", -1.0)
-    [told] = find_causes(findings, history)
-    logit = math.log(plain.confidence / (1.0 - plain.confidence))
-    assert told.confidence == pytest.approx(1.0 / (1.0 + math.exp(1.0 - 0.5 * logit)))
-    assert told.rule == plain.rule == "learning-rate-too-high"
-    shares = [fitted.calibrated(share) for share in (0.0, 0.3, 0.6, 0.9, 1.0)]
-    assert shares == sorted(shares) and shares[0] > 0.0 and shares[-1] < 1.0

@@ -5,30 +5,24 @@ what speaks for each cause at the end (`fastguard.diagnosis.causes.evidence_for`
 run, none. The weights and offsets are those under which the right answers are likeliest, held near the usual ones by a
 Gaussian prior, and weights stay above zero: what speaks for a cause never speaks against it. They go to
 fastguard/diagnosis/fitted.json. Nothing of the reporting halves is read.
-
-Confidences are calibrated on kinds of runs that no weight is fitted on, the groups beside the external sets, their half
-to tune on: of all causes that are told there, how often a share was right gives slope and offset of
-`fitted.calibrated`. `--calibrate GROUP` does this alone, and leaves the weights as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from fastguard.diagnosis import UNKNOWN, diagnose, find_causes, fitted
+from fastguard.diagnosis import CAUSES, diagnose, fitted
 from fastguard.diagnosis.causes import evidence_for
 
 from . import cases, external
 from .alarms import histories
-from .external.case import SETS
 from .external.cases import CASES as EXTERNAL
-from .external.wild.case import GROUPS
 from .runs import load_or_train
 
 PATH = Path(fitted.__file__).with_name("fitted.json")
@@ -53,7 +47,7 @@ class Example:
 
 def examples() -> Iterator[Example]:
     """Every run of the tuning halves that counts."""
-    for run, history in external.recorded("tune", sets=SETS):
+    for run, history in external.recorded("tune"):
         truth = EXTERNAL[run.case].truth
         history.has_ended = True
         yield Example(run.case, evidence_for(diagnose(history), history), () if truth is None else truth.causes)
@@ -110,63 +104,17 @@ def fit(known: list[Example], prior: float, steps: int = 400) -> tuple[dict[str,
     return found, known_offsets
 
 
-def told_elsewhere(groups: Sequence[str]) -> list[tuple[float, bool]]:
-    """(share, right) of each cause that is told at the end of a run of `groups`."""
-    kept, found = (fitted.SLOPE, fitted.OFFSET), []
-    try:
-        fitted.SLOPE, fitted.OFFSET = 1.0, 0.0
-        for run, history in external.recorded("tune", sets=groups):
-            truth = EXTERNAL[run.case].truth
-            history.has_ended = True
-            for cause in find_causes(diagnose(history), history):
-                if cause.rule != UNKNOWN and cause.severity != "info":
-                    found.append((cause.confidence, truth is not None and cause.rule in truth.causes))
-    finally:
-        fitted.SLOPE, fitted.OFFSET = kept
-    return found
-
-
-def calibrate(told: Sequence[tuple[float, bool]]) -> tuple[float, float]:
-    """Slope and offset of the shares' logits under which what was right is likeliest: Platt's, with his priors."""
-    shares = torch.tensor([min(max(share, 1e-6), 1.0 - 1e-6) for share, _ in told], dtype=torch.float64)
-    right = torch.tensor([float(is_right) for _, is_right in told], dtype=torch.float64)
-    num_right, num_wrong = right.sum(), (1.0 - right).sum()
-    wanted = torch.where(right > 0.5, (num_right + 1.0) / (num_right + 2.0), 1.0 / (num_wrong + 2.0))
-    line = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([line], max_iter=100, line_search_fn="strong_wolfe")
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        logits = line[0] * shares.logit() + line[1]
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return round(float(line[0]), 3), round(float(line[1]), 3)
-
-
 def main() -> int:
     """Fits, and writes the weights."""
     parser = argparse.ArgumentParser("python -m benchmarks.faults.fit", description=__doc__.partition("\n")[0])
     parser.add_argument("--prior", type=float, default=1.0, help="one over the variance of the prior (default: 1)")
     parser.add_argument("--dry", action="store_true", help="write nothing")
-    parser.add_argument("--calibrate", nargs="+", choices=GROUPS, help="keep the weights, calibrate on these groups")
     arguments = parser.parse_args()
-    if not arguments.calibrate:
-        known = list(examples())
-        fitted.WEIGHTS, fitted.OFFSETS = fit(known, arguments.prior)
-        print(f"{len(known)} runs, {sum(map(len, fitted.WEIGHTS.values()))} weights of {len(fitted.WEIGHTS)} causes")
-    told = told_elsewhere(arguments.calibrate or GROUPS)
-    slope, offset = calibrate(told)
-    print(f"{len(told)} causes told of other kinds, {sum(r for _, r in told)} right: slope {slope}, offset {offset}")
+    known = list(examples())
+    weights, offsets = fit(known, arguments.prior)
+    print(f"{len(known)} runs, {sum(map(len, weights.values()))} weights of {len(weights)} of {len(CAUSES)} causes")
     if not arguments.dry:
-        found = {
-            "calibration": {"slope": slope, "offset": offset},
-            "offsets": fitted.OFFSETS,
-            "weights": fitted.WEIGHTS,
-        }
-        PATH.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        PATH.write_text(json.dumps({"offsets": offsets, "weights": weights}, indent=1, sort_keys=True) + "\n")
         print(PATH)
     return 0
 

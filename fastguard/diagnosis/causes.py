@@ -3,9 +3,8 @@
 A cause is an argument. It has *needs*: facts about the model without which it cannot be (no half precision, no
 overflow of it); *reasons*: rules whose firing it predicts, each with a weight; things that *contradict* it; and further
 findings that it *explains*. The weights make a score, and the scores of all causes, and that of "unknown", which is
-zero, make shares of one (softmax): what evidence leaves to a cause beside all others. The surest is
-told if it outweighs "unknown"; then the others, for what it does not explain. What nobody explains is "unknown". The
-confidence that is told is how often such a share was right in runs of other kinds (`fitted.calibrated`).
+zero, make shares of one (softmax): a confidence is what evidence leaves to a cause beside all others. The surest is
+told if it outweighs "unknown"; then the others, for what it does not explain. What nobody explains is "unknown".
 
 A cause takes no finding as its symptom that is more severe than every one of its reasons.
 """
@@ -172,7 +171,6 @@ def find_causes(
         evidence = {name: signs for name, signs in evidence.items() if _is_worth_a_cause(signs, found)}
     told = [dataclasses.replace(one, confidence=_beside_others(one.rule, rivals)) for one in told]
     told.sort(key=_rank, reverse=True)  # equals stay as surely as they were chosen
-    told = [dataclasses.replace(one, confidence=fitted.calibrated(one.confidence)) for one in told]
     left = [finding for finding in found.values() if finding.severity != "info"]
     if left and (not told or any(finding.severity == "critical" for finding in left)):
         told.append(_unknown(left, told))

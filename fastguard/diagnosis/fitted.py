@@ -7,7 +7,6 @@ An entry that is not there has the usual weight, which makes a lone reason of st
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 USUAL_WEIGHT = 5.2
@@ -16,14 +15,3 @@ USUAL_OFFSET = -2.2
 _fitted = json.loads((Path(__file__).parent / "fitted.json").read_text(encoding="utf-8"))
 WEIGHTS: dict[str, dict[str, float]] = _fitted["weights"]
 OFFSETS: dict[str, float] = _fitted["offsets"]
-SLOPE: float = _fitted["calibration"]["slope"]
-OFFSET: float = _fitted["calibration"]["offset"]
-
-
-def calibrated(share: float) -> float:
-    """How often a cause with this share was right in kinds of runs that the weights were not fitted on.
-
-    sigmoid(SLOPE logit(share) + OFFSET), monotone: the order of causes stays.
-    """
-    share = min(max(share, 1e-6), 1.0 - 1e-6)
-    return 1.0 / (1.0 + math.exp(-SLOPE * math.log(share / (1.0 - share)) - OFFSET))

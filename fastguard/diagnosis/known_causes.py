@@ -199,11 +199,12 @@ def _never_had_a_gradient(history: TrainingHistory, found: Found) -> bool:
 
 
 def _if_it_is_much(weight: float) -> Callable[[Finding, TrainingHistory, Found], float]:
-    """`weight`, or where it is less than a tenth of the parameters less: those hardly hold back a model."""
+    """`weight`, but less where nothing is learnt and it is less than a tenth of the parameters: that is not why."""
 
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
         is_much = finding.evidence["num_frozen"] >= 0.1 * finding.evidence["num_parameters"]
-        return weight if is_much or finding.severity == "info" else 0.4 * weight
+        stands = "loss-at-chance" in found or "loss-not-decreasing" in found
+        return weight if is_much or not stands else 0.4 * weight
 
     return weigh
 

@@ -9,7 +9,7 @@ import os
 import pickle
 import time
 import zlib
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,9 +180,7 @@ def load_or_prove(case: Case, *, fresh: bool = False) -> Proof:
     return found
 
 
-def recorded(
-    half: str, settings: str = "default", *, sets: Container[str] | None = None
-) -> Iterator[tuple[Run, TrainingHistory]]:
+def recorded(half: str, settings: str = "default") -> Iterator[tuple[Run, TrainingHistory]]:
     """Each run of a half that counts, with the history that its guard had at the end: a pair a guard.
 
     `CASES[run.case].truth` is what a right answer says of it, None of a sound one. What is not in the cache is trained.
@@ -190,10 +188,9 @@ def recorded(
     Args:
         half: "tune", "report" or "apart". Nothing may be fitted on the latter two.
         settings: a key of `SETTINGS`.
-        sets: those of these sets and groups; None: all.
     """
     for case in CASES.values():
-        if case.half == half and (sets is None or case.set in sets) and load_or_prove(case).holds:
+        if case.half == half and load_or_prove(case).holds:
             run = load_or_train(case, settings)
             for part in run.parts:
                 yield run, part.history()
