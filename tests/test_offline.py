@@ -162,7 +162,7 @@ class TestDiagnose:
     def test_knows_of_the_model_what_the_guard_knew(self, tmp_path, capsys):
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         model[2].weight.requires_grad_(False)
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         fastguard.wrap(optimizer, model, sinks=[JsonlSink(tmp_path / "run.jsonl")])
         for _ in range(60):
             model(torch.randn(3, 4, generator=torch.Generator().manual_seed(0))).square().mean().backward()
