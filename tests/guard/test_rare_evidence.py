@@ -134,7 +134,7 @@ def test_what_looks_ahead_is_asked_more_often_than_the_others(monkeypatch):
     model = nn.Linear(8, 4)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model)
     checkup = optimizer.guard._checkup
-    monkeypatch.setattr(checkup, "glance", lambda: asked.append(optimizer.guard.history.num_steps))
+    monkeypatch.setattr(checkup, "glance", lambda: asked.append(optimizer.guard.history.num_steps) or [])
     for _ in range(200):
         model(torch.randn(2, 8)).sum().backward()
         optimizer.step()

@@ -26,7 +26,7 @@ def test_the_formula() -> None:
 
 
 def _take(params: list[torch.Tensor], limits: Any) -> tuple[int, bytearray, list[Any]]:
-    headers, found = bytearray(128), [bytearray(), None, None, None, None]
+    headers, found = bytearray(128), [bytearray(), None, None, None, None, None]
     outcome = cpu.take_step([{"params": params}], headers, 0, found, 0, 1, limits, True, True)
     return outcome, headers, found
 

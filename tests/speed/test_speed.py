@@ -48,7 +48,7 @@ LIMITS = {
     "frames-cpu": 8,
     "frames-gpu": 60,
     "memory-guarding-10000x1": 2.5e6,
-    "package-lines": 45_000,
+    "package-lines": 52_000,
     "clipping-gpt2": 0.80,
     "read": 1.25,
     "separate-ops": 0.02,
