@@ -217,7 +217,7 @@ def step_case(rng: random.Random, given: list[torch.Tensor], truths: list[Truth]
     before = [g.clone() for g in gradients]
     headers = bytearray(HEADER_BYTES)
     max_norm = 10.0 ** rng.uniform(-5, 5)
-    found: list[Any] = [None] * 5
+    found: list[Any] = [None] * 6
     outcome = cpu.take_step([{"params": parameters, "lr": 0.1}], headers, 0, found, 3, 1, max_norm, True, True)
     if outcome & 1:
         raise WrongError("a step of plain gradients was odd")

@@ -65,7 +65,7 @@ def _write(seed: int) -> list[torch.Tensor]:
     for parameter, tensor in zip(parameters, own, strict=True):
         parameter.grad = tensor
     fastguard.clip_grad_norm_(parameters[:4], 0.1)
-    found: list[Any] = [None] * 5
+    found: list[Any] = [None] * 6
     headers = bytearray(HEADER_BYTES)
     cpu.take_step([{"params": parameters, "lr": 0.1}], headers, 0, found, 0, 1, 1e-3, True, True)  # type: ignore[misc]
     return own
