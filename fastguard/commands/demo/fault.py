@@ -58,7 +58,7 @@ def run(name: str, seed: int, folder: Path, *, opens: bool = False) -> int:
 
     started = time.perf_counter()
     with Progress(setup.num_steps) as progress:
-        training = Training(setup, [fastguard.JsonlSink(log, append=False)], **WATCHING)
+        training = Training(setup, [fastguard.JsonlSink(log, append=False, tensors_every=10)], **WATCHING)
         outcome = training.run(lambda step, loss: _show(progress, training, step, loss))
     report = training.guard.report()
     print(f"\n{_ended(outcome, setup.num_steps)}, in {time.perf_counter() - started:.0f} s")

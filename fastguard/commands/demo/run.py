@@ -73,7 +73,7 @@ def run(settings: DemoSettings) -> int:
     print(f"device: {device}, threads: {torch.get_num_threads()}; {wanted} steps of {BATCH_SIZE} texts\n", flush=True)
 
     with Progress(plan.num_steps) as progress:
-        sink = fastguard.JsonlSink(log, append=False)
+        sink = fastguard.JsonlSink(log, append=False, tensors_every=20)
         trained = train(corpus, plan, [sink], progress)
     guard = fastguard.Guard.of(trained.optimizer)
     print(f"\ntrained {trained.num_steps} steps: loss {trained.first_loss:.2f} -> {trained.last_loss:.2f}")

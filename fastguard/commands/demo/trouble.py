@@ -108,7 +108,7 @@ def _train(
     setup.num_steps, setup.val_every = _NUM_STEPS, 50
     if is_disturbed:
         trouble.bring(setup)
-    sinks = [] if log is None else [fastguard.JsonlSink(log, append=False)]
+    sinks = [] if log is None else [fastguard.JsonlSink(log, append=False, tensors_every=10)]
     recovery = None if log is None else fastguard.Recovery(**_SETTINGS)
     training = Training(setup, sinks, recovery=recovery)
     with Progress(setup.num_steps) as progress:
