@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastguard.diagnosis import RULES
 from fastguard.history import ModelNotes, Overview, TrainingHistory, Trend
+from fastguard.history.bad_ranks import sentence, with_step
 from fastguard.history.batches import NUM_BATCHES
 from fastguard.history.overview import NUM_BUCKETS
 from fastguard.history.sampled import WINDOW
@@ -22,7 +24,7 @@ from fastguard.history.tensors import MAX_TENSORS, TensorTracks
 from fastguard.stats import StepStats, strict_json
 from fastguard.stats.samples import ModuleActivity, WeightStats
 
-from faulty_runs import activity, falling_losses, layered
+from faulty_runs import activity, falling_losses, layered, with_bad_steps
 from records import make_batch, make_record, make_row, make_table
 
 VALUES = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf])
@@ -346,7 +348,8 @@ class TestModelNotes:
             **{"module_kinds": {"Linear": 2}, "last_modules": ["Softmax", "Linear"], "dtypes": ["float32"]},
             **{"autocast": "bfloat16", "has_scaler": True, "clip_limit": 1.0, "optimizer_settings": settings},
             **{"num_left_gradients": 3, "num_watched_backwards": 20, "overwritten": ["w"], "num_overwritten": 1},
-            **{"num_compared": 4, "objective": "game", "last_operations": ["Softmax"]},
+            **{"num_compared": 4, "objective": "game", "last_operations": ["Softmax"], "num_ranks": 4},
+            "bad_ranks": list(with_step([], 12, 4, [(3, "w", 5, 0)])),
         }
         history = TrainingHistory()
         history.note_model(**facts)
@@ -367,6 +370,8 @@ class TestModelNotes:
             ({"optimizer_settings": [{"lr": None}]}, "must be a number, got None"),
             ({"module_kinds": {"Linear": -1}}, "must be a whole number >= 0, got -1"),
             ({"last_modules": "Softmax"}, "must be names, got a single text 'Softmax'"),
+            ({"num_ranks": 0}, "must be at least 1, got 0"),
+            ({"bad_ranks": [{"rank": 1}]}, "must be there, and is missing"),
             ({"has_scaler": "yes"}, "must be true or false, got 'yes'"),
         ],
     )
@@ -396,6 +401,33 @@ class TestModelNotes:
     def test_a_state_of_another_version_is_read_as_far_as_it_goes(self):
         notes = ModelNotes.of({"names": ["a"], "from_the_future": 1})
         assert notes == ModelNotes(names=("a",)) and notes.num_changes == 0
+
+
+class TestBadRanks:
+    def test_the_first_of_each_rank_is_kept_and_its_steps_are_counted(self):
+        bad = with_step([], 5, 4, [(1, "b", 2, 0), (1, "a", 1, 1)])
+        bad = with_step(bad, 9, 4, [(0, "a", 0, 3), (1, "a", 1, 0)])
+        assert [(one["rank"], one["step"], one["name"], one["num_steps"]) for one in bad] == [
+            (1, 5, "b", 2),
+            (0, 9, "a", 1),
+        ]
+        assert sentence(bad) == "2 of 4 ranks held NaN and Inf, rank 1 first at step 5 in b"
+        every = with_step([], 5, 2, [(1, "b", 2, 0), (0, "a", 1, 0)])
+        assert sentence(every) == "all 2 ranks held NaN, rank 0 first at step 5 in a"
+        assert sentence(bad[1:]) == "rank 0 alone of 4 held Inf, first at step 9 in a"
+
+    def test_sixteen_are_kept(self):
+        bad = with_step([], 1, 64, [(rank, "w", 1, 0) for rank in range(20)])
+        assert [one["rank"] for one in bad] == list(range(16)) and with_step(bad, 2, 64, [(19, "w", 1, 0)]) == bad
+        assert sentence(bad) == "16 or more of 64 ranks held NaN, rank 0 first at step 1 in w"
+
+    def test_the_finding_names_them(self):
+        history = with_bad_steps(100, {40: ["a", "b"]})
+        said = RULES["non-finite-gradients"](history)
+        history.note_model(num_ranks=4, bad_ranks=with_step([], 40, 4, [(3, "a", 1, 0)]))
+        found = RULES["non-finite-gradients"](history)
+        assert found.summary == f"{said.summary} Rank 3 alone of 4 held NaN, first at step 40 in a."
+        assert found.evidence == {**said.evidence, "bad_ranks": [3]}
 
 
 class TestToolkitDiagnose:

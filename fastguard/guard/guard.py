@@ -321,7 +321,8 @@ class Guard:
             history = self.ledger.history_with_held()
         source = partial(_drawn, weakref.ref(self), history)
         costs = self.ledger.costs()
-        return build_report(history, sinks_lost=lost, sinks=costs, failures=failures, source=source)
+        more = {} if self.run.ranks is None else self.run.ranks.costs()
+        return build_report(history, sinks_lost=lost, sinks=costs, numbers=more, failures=failures, source=source)
 
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. Records stay readable; sinks stay open."""
@@ -481,7 +482,15 @@ class Guard:
             "clip_limit": limit if isinstance(limit, (int, float)) else None,
             "clip_policy": "" if run.clip is None else _shown(self.clip),
             "has_scaler": run.has_scaler if run.step else None,
+            "num_ranks": self._num_ranks,
         }
+
+    @property
+    def _num_ranks(self) -> int | None:
+        """Over which the gradients lie; 1 where there were more before a resume."""
+        if self.run.ranks is not None:
+            return self.run.ranks.num_ranks
+        return None if self.history.model.num_ranks is None else 1
 
     def _look_at_loss(self, loss: Any) -> None:
         """Tells the rules what the graph of the first observed loss says of it."""

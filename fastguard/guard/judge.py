@@ -16,6 +16,7 @@ import torch
 
 from .. import kernels
 from .._device import Courier, is_capturing
+from ..history.bad_ranks import with_step
 from ..stats.columns import norm_of, norm_parts
 from . import engines
 from .clipping import DeviceClipping, HostClipping, scale_each_on_device
@@ -226,7 +227,7 @@ class Judge:
         norm = norm_of(*norm_parts(kernels.fold_rows(table) if total is None else total))
         finite = math.isfinite(norm)
         if shared is not None and run.ranks is not None and not finite:
-            run.ranks.find_trouble(shared.own, names, shared.present)
+            self._find_trouble(run.ranks, shared, names, first)
         lr = learning_rate(optimizers[0])
         closure_loss = scalar("loss", loss) if is_loss(loss) else None
         skipped = (run.is_vetoed or (run.skip_nonfinite and not finite) or scaling.found_inf) and member.can_skip
@@ -277,6 +278,14 @@ class Judge:
         if shared.loss is not None and ring.newest >= 0:
             ring.note("loss", shared.loss)
         return shared
+
+    def _find_trouble(self, ranks: Ranks, shared: Shared, names: Sequence[str], first: bool) -> None:
+        """Asks which ranks hold what is not finite, and notes it among what is known of the run."""
+        ranks.find_trouble(shared.own, names, shared.present)
+        if first:
+            history = self._ledger.history
+            bad = with_step(history.model.bad_ranks, self._run.step, ranks.num_ranks, ranks.trouble)
+            history.note_model(bad_ranks=bad)
 
     def _must_not_follow(self, member: Member, optimizer: torch.optim.Optimizer, decision: Decision) -> bool:
         """Whether gradients of `member` that nobody had when the step was decided on are not finite. Tells of any."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..stats import strict_json, values
+from .bad_ranks import bad_ranks_of
 from .recoveries import recoveries_of
 
 OBJECTIVES = ("minimise", "game", "reward")
@@ -82,6 +83,10 @@ class ModelNotes:
             training batch that was looked at: how many of its standard deviations their means lie apart, root mean
             square over the channels, and the running variance over the batch's, geometric mean.
         objective: "minimise", "game" or "reward", as told to `wrap`; empty: not told.
+        num_ranks: over which the gradients lie, or the model's stages; None where all of them are here.
+        bad_ranks: those whose own gradients were not finite, the sixteen first, a dict each: `rank` and of how many
+            (`num_ranks`), the `step` at which it was so first, `name` of the tensor there, its `num_nans` and
+            `num_infs`, and at how many steps (`num_steps`). The same on all ranks.
         num_changes: how often a fact became another; not saved.
     """
 
@@ -135,6 +140,8 @@ class ModelNotes:
     recoveries: tuple[dict[str, Any], ...] = ()
     norm_statistics: dict[str, tuple[float, float]] = field(default_factory=dict)
     objective: str = ""
+    num_ranks: int | None = None
+    bad_ranks: tuple[dict[str, Any], ...] = ()
     num_changes: int = field(default=0, compare=False)
 
     @property
@@ -270,7 +277,8 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "optimizer_settings": _settings,
     "objective": _objective,
     "recoveries": recoveries_of,
-    "steps_per_epoch": _length,
+    "bad_ranks": bad_ranks_of,
+    **dict.fromkeys(("steps_per_epoch", "num_ranks"), _length),
 }
 _LONG_NAMES = {  # as callers may also spell them
     "names_not_in_optimizer": "not_in_optimizer",

@@ -132,6 +132,9 @@ def cost_rows(report: Report) -> list[tuple[str, str]]:
         if "overhead_median_us" in numbers:
             told += f", median {numbers['overhead_median_us']:.3g} us"
         rows.append(("guarding", f"{told}; {numbers['overhead_total_s']:.3g} s in all"))
+    if "num_collectives_per_step" in numbers:
+        sent = f"{numbers['collective_bytes_per_step']:.0f} bytes from each rank"
+        rows.append(("ranks", f"{numbers['num_collectives_per_step']:.3g} collectives a step, {sent}"))
     for sink in report.sinks:
         lost = f"; {sink['num_lost']} records lost" if sink["num_lost"] else ""
         told = f"{sink['mean_us']:.3g} us a step on average; {sink['total_s']:.3g} s in all{lost}"

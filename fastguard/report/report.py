@@ -145,6 +145,7 @@ def build_report(
     rules: Iterable[Rule] | None = None,
     thresholds: Mapping[str, Mapping[str, float]] | None = None,
     findings: Iterable[Finding] = (),
+    numbers: Mapping[str, float] | None = None,
     failures: Failures | None = None,
     source: Callable[[], Any] | None = None,
 ) -> Report:
@@ -156,6 +157,7 @@ def build_report(
         sinks: what each costs.
         rules, thresholds: as in `fastguard.diagnosis.diagnose`.
         findings: more findings, from elsewhere, to be sorted in.
+        numbers: more numbers, which no history has.
         failures: what has failed so far, and was told.
         source: gives what its page is to be drawn of; `history`, where there is none.
 
@@ -170,11 +172,11 @@ def build_report(
     found = [*diagnose(history, rules=asked, thresholds=thresholds, failures=failures), *findings]
     found.sort(key=lambda finding: finding.weight, reverse=True)
     causes = find_causes(found, history, failures=failures)
-    numbers: dict[str, float] = {"num_steps": history.num_steps}
+    figures: dict[str, float] = {"num_steps": history.num_steps}
     modules: tuple[Row, ...] = ()
     weights: tuple[Row, ...] = ()
     with failures.kept("the report's numbers", "They are missing."):
-        numbers = _numbers(history)
+        figures = {**_numbers(history), **(numbers or {})}
     with failures.kept("the report's tables", "They are missing."):
         modules, weights = module_rows(history), weight_rows(history)
     lost = {name: count for name, count in (sinks_lost or {}).items() if count}
@@ -189,7 +191,7 @@ def build_report(
         found.append(_no_steps())
     elif not history.has_gradients and all(finding.rule != "no-gradient" for finding in found):
         found.append(_no_evidence(history))
-    numbers["num_records_lost"] = sum(lost.values())
+    figures["num_records_lost"] = sum(lost.values())
     found.sort(key=lambda finding: finding.weight, reverse=True)
     status: Status = "healthy" if history.has_gradients else "no-evidence"
     for finding in reversed(found):
@@ -201,7 +203,7 @@ def build_report(
         status,
         tuple(found),
         recommendations,
-        numbers,
+        figures,
         tuple(causes),
         modules,
         weights,
@@ -295,6 +297,9 @@ def _numbers(history: TrainingHistory) -> dict[str, float]:
     by_policy = history.num_skipped - (history.num_nonfinite - history.num_nonfinite_applied)
     if history.model.clip_policy and by_policy > 0:
         numbers["num_skipped_by_policy"] = by_policy
+    if history.model.num_ranks is not None:
+        numbers["num_ranks"] = history.model.num_ranks
+        numbers["num_bad_ranks"] = len(history.model.bad_ranks)
     if history.recent:
         numbers["first_step_in_window"] = history.recent[0].step
         numbers["last_step"] = history.recent[-1].step
@@ -386,6 +391,12 @@ def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any
         median = f"median {_time(numbers['overhead_median_us'])}, " if "overhead_median_us" in n else ""
         cost = f"{median}mean {_time(numbers['overhead_mean_us'])} a step; {n['overhead_total_s']} s in all"
         rows.append(("cost of guarding", cost))
+    if "num_ranks" in n:
+        bad = f"; {n['num_bad_ranks']} held NaN or Inf" if numbers["num_bad_ranks"] else ""
+        rows.append(("ranks", f"{n['num_ranks']}{bad}"))
+    if "num_collectives_per_step" in n:
+        sent = f"{numbers['collective_bytes_per_step']:.0f} bytes from each rank"
+        rows.append(("cost of ranks", f"{n['num_collectives_per_step']} collectives a step, {sent}"))
     for place, sink in enumerate(sinks):
         cost = f"mean {_time(sink['mean_us'])} a step, {_short(sink['total_s'])} s in all"
         lost = f", {sink['num_lost']} of {_steps(sink['num_steps'])} lost" if sink["num_lost"] else ""

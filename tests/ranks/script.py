@@ -96,6 +96,10 @@ def train(make: Make, width: int, bad: int | None = None, **settings: Any) -> di
     found["findings"] = sorted(finding.rule for finding in report.findings)
     found["collectives"] = guard.run.ranks.wire.num_collectives if guard.run.ranks else 0
     found["trouble"] = guard.run.ranks.trouble if guard.run.ranks else []
+    found["bad ranks"] = [guard.history.model.num_ranks, list(guard.history.model.bad_ranks)]
+    found["said"] = [finding.summary for finding in report.findings if finding.rule == "non-finite-gradients"]
+    found["costs"] = {name: number for name, number in report.numbers.items() if "collective" in name}
+    found["text"] = str(report)
     return found
 
 

@@ -74,9 +74,34 @@ def test_a_nan_on_one_rank_skips_the_step_on_all_and_its_rank_is_named(found: li
     assert not any(other["told"] for other in found[1:])  # rank 0 alone tells
 
 
+@pytest.mark.parametrize("case", ["fsdp, NaN", "tp and fsdp, NaN"])
+def test_the_report_names_the_rank_and_says_what_the_collectives_cost(found: list[dict[str, Any]], case: str) -> None:
+    first, bad = found[0][case], 12 if case.startswith("fsdp") else 3
+    rank = {
+        "rank": 1,
+        "num_ranks": WORLD,
+        "step": bad,
+        "num_nans": 1,
+        "num_infs": 0,
+        "num_steps": 1,
+        "name": "0.weight",
+    }
+    assert first["bad ranks"] == [WORLD, [rank]]
+    assert first["said"][0].endswith(f" Rank 1 alone of 4 held NaN, first at step {bad} in 0.weight.")
+    assert "\nranks             4; 1 held NaN or Inf\n" in first["text"]
+    count, sent = (first["costs"][f"{name}_per_step"] for name in ("num_collectives", "collective_bytes"))
+    assert count == first["collectives"] / 14
+    assert f"\ncost of ranks     {count:.4g} collectives a step, {sent:.0f} bytes from each rank" in first["text"]
+    assert 18 * 8 < sent < 18 * 8 + 80 * 6 + 50  # a gather of 18 numbers, rows of six tensors, and what was told once
+    for other in found[1:]:
+        for key in ("bad ranks", "said", "costs"):
+            assert other[case][key] == first[key]
+
+
 def test_a_clean_training_has_no_findings(found: list[dict[str, Any]]) -> None:
     for case in ("fsdp", "hsdp", "tp", "tp on a part", "tp and fsdp"):
         assert found[0][case]["findings"] == [], case
+        assert found[0][case]["bad ranks"][1] == []
 
 
 def test_tables_come_at_some_steps_and_collectives_are_few(found: list[dict[str, Any]]) -> None:

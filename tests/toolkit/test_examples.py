@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the toolkit and of clip policies."""
+"""The examples in the docstrings of the toolkit, of clip policies and of what is told of ranks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ MODULES = {
     "tools.checkpoints": 7,
     "guard.policies.spikes": 1,
     "guard.policies.value": 1,
+    "history.bad_ranks": 2,
     "tools.clipping": 1,
     "tools.early_stopping": 8,
     "tools.initialization.check": 1,

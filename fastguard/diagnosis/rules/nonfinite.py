@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ...history import TrainingHistory
+from ...history.bad_ranks import sentence
 from ..finding import Finding, Severity, count, listed
 from ..registry import rule
 
@@ -25,7 +26,8 @@ def _longest_run(flags: list[bool]) -> int:
 @rule(
     "non-finite-gradients",
     severity="critical",
-    reads="non-finite steps: in the window, the first 16 and last 64, and which tensor was first in backward order",
+    reads="non-finite steps: in the window, the first 16 and last 64, and which tensor was first in backward order; "
+    "of sharded runs, which ranks",
     source="SageMaker Debugger ExplodingTensor (any NaN or Inf); shares and runs are our own",
     remedy="Look at the data of these steps and at the layer named first; lower the learning rate or add warm-up if "
     "the norm grew before. float16 without a GradScaler overflows: use bfloat16 or a scaler.",
@@ -77,9 +79,14 @@ def non_finite_gradients(
     }
     if last.loss_scale is not None:
         evidence["last_loss_scale"] = last.loss_scale
+    whose, bad_ranks = "", history.model.bad_ranks
+    if bad_ranks:
+        told = sentence(bad_ranks)
+        whose = f" {told[0].upper()}{told[1:]}."
+        evidence["bad_ranks"] = [one["rank"] for one in bad_ranks]
     return Finding(
         f"NaN or Inf in the gradients of {count(history.num_nonfinite, 'step')} of {history.num_steps} "
-        f"({fate}); {where}.",
+        f"({fate}); {where}.{whose}",
         first.step,
         last.step,
         severity=severity,

@@ -17,6 +17,7 @@ from .exchange import NUM_COLUMNS, Wire, bytes_of, counted, divided, fold
 
 _log = logging.getLogger("fastguard")
 TABLES_EVERY, FIRST_TABLES = 10, 10
+_MAX_TOLD = 4  # tensors of a rank
 _STEP, _PARAMS, _PRESENT, _LOSS, _LOSSES, _FOUND_INF, _DECIDED, _WORDS = range(8)  # behind the columns of a header
 _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
 
@@ -58,7 +59,7 @@ class Ranks:
 
     Attributes:
         wire: what was sent.
-        trouble: what `find_trouble` found last: (rank, tensor, NaNs, Infs) each.
+        trouble: what `find_trouble` found last: (rank, tensor, NaNs, Infs) each, in backward order, four a rank.
         wants_tables: whether the clip policy wants norms of tensors.
 
     Raises:
@@ -76,6 +77,7 @@ class Ranks:
         self._is_whole = True  # nothing is replicated
         self._has_partial = False
         self._decided = 0.0
+        self._num_measured = 0
 
     @property
     def is_alone(self) -> bool:
@@ -86,6 +88,14 @@ class Ranks:
     def num_ranks(self) -> int:
         """Of all groups together."""
         return self.wire.num_ranks * (1 if self._beyond is None else self._beyond.num_ranks)
+
+    def costs(self) -> dict[str, float]:
+        """How many collectives a step took part in on average, and what one rank sent in them."""
+        wires, steps = [wire for wire in (self.wire, self._beyond) if wire is not None], max(1, self._num_measured)
+        return {
+            "num_collectives_per_step": sum(wire.num_collectives for wire in wires) / steps,
+            "collective_bytes_per_step": sum(wire.num_bytes for wire in wires) / steps,
+        }
 
     def measure(
         self,
@@ -107,6 +117,7 @@ class Ranks:
         Raises:
             RuntimeError: the ranks are at different steps, hold different parameters, or decided differently before.
         """
+        self._num_measured += 1
         gradients, present, fingerprint = kernels.collect_gradients(groups)
         self._look_at(gradients, fingerprint)
         local = shards.locals_of(gradients)
@@ -129,10 +140,11 @@ class Ranks:
 
     def find_trouble(self, table: bytearray, names: Sequence[str], present: Sequence[int] | None) -> None:
         """At a step that is not finite: which ranks hold what is not. A gather of what is to be told."""
-        rank, told = dist.get_rank(), []
+        rank = dist.get_rank()
+        told: list[tuple[int, str, int, int]] = []
         places = range(len(names)) if present is None else present
-        for place, row in zip(places, _rows(table)):
-            if row[_NANS] or row[_INFS]:
+        for place, row in reversed([*zip(places, _rows(table))]):
+            if len(told) < _MAX_TOLD and (row[_NANS] or row[_INFS]):
                 told.append((rank, names[place], int(row[_NANS]), int(row[_INFS])))
         found = self.wire.tell(told) if self.wire.groups else told
         self.trouble = found if self._beyond is None else self._beyond.tell(found)
