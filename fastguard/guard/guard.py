@@ -488,7 +488,7 @@ class Guard:
     @property
     def _num_ranks(self) -> int | None:
         """Over which the gradients lie; 1 where there were more before a resume."""
-        if self.run.ranks is not None:
+        if self.run.ranks is not None and not self.run.ranks.is_alone:
             return self.run.ranks.num_ranks
         return None if self.history.model.num_ranks is None else 1
 

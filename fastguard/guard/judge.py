@@ -282,7 +282,7 @@ class Judge:
     def _find_trouble(self, ranks: Ranks, shared: Shared, names: Sequence[str], first: bool) -> None:
         """Asks which ranks hold what is not finite, and notes it among what is known of the run."""
         ranks.find_trouble(shared.own, names, shared.present)
-        if first:
+        if first and not ranks.is_alone:
             history = self._ledger.history
             bad = with_step(history.model.bad_ranks, self._run.step, ranks.num_ranks, ranks.trouble)
             history.note_model(bad_ranks=bad)

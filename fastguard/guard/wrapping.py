@@ -140,25 +140,28 @@ def _over_ranks(
     recovery: Recovery | None,
     weights: Mapping[str, Any] | None,
 ) -> Ranks | None:
-    """The ranks over which the parameters lie; None where all are here.
+    """The ranks over which the parameters lie; None where all are here, and no DTensors.
 
     Raises:
         TypeError: for flat parameters, and for what needs whole tensors.
     """
     params = [p for group in groups for p in group]
     refuse_flat(params)
-    if process_group is None and not any(map(is_sharded, params)):
+    has_shards = any(map(is_sharded, params))
+    if process_group is None and not has_shards:
         return None
     over = Ranks(params, process_group)
+    if over.is_alone and not has_shards:
+        return None
     scope = getattr(policy, "scope", "model")
     for argument, is_given, reason in (
         ("recovery", recovery is not None, "snapshots are one rank's; save with torch.distributed.checkpoint"),
         ("weights", weights is not None, "rows of a weight lie on several ranks"),
         ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
     ):
-        if is_given and not over.is_alone:
+        if is_given:
             raise TypeError(f"`{argument}` must be left out where parameters are sharded: {reason}.")
-    return None if over.is_alone else over
+    return over
 
 
 def wrap(

@@ -204,11 +204,13 @@ def main() -> None:
     )
     line = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("all",))
     square = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("outer", "inner"))
+    alone = init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("outer", "inner"))["inner"]
     pair = init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("outer", "inner"))
     found = {
         "fsdp": train(lambda m: fsdp(m, line), 33),
         "fsdp, NaN": train(lambda m: fsdp(m, line), 33, bad=12),
         "fsdp, each tensor": train(lambda m: fsdp(m, line), 33, max_norm=None, clip=fastguard.AdaGC()),
+        "fsdp, alone": train(lambda m: fsdp(m, alone), 33),
         "hsdp": train(lambda m: fsdp(m, square), 33),
         "tp": train(lambda m: tp(m, line), 32),
         "tp on a part": train(lambda m: tp(m, pair["inner"]), 32) if WORLD > 2 else None,

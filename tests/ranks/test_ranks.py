@@ -111,6 +111,14 @@ def test_tables_come_at_some_steps_and_collectives_are_few(found: list[dict[str,
     assert found[0]["fsdp, each tensor"]["collectives"] == 14 * 3
 
 
+def test_a_mesh_of_one_rank_asks_nobody_and_has_each_tensor_at_every_step(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        alone = each["fsdp, alone"]
+        assert alone["norm"] < 1e-6 and alone["rows"] < 1e-5 and alone["weights"] < 1e-6
+        assert (alone["collectives"], alone["costs"], alone["findings"]) == (0, {}, [])
+        assert alone["tables"][0] == 6 and alone["bad ranks"] == [None, []]
+
+
 def test_the_loss_of_a_record_is_the_mean_over_the_ranks(found: list[dict[str, Any]]) -> None:
     losses = [each["fsdp"]["losses"] for each in found]
     assert losses[0] == losses[-1] and len(losses[0]) == 13

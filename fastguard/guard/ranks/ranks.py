@@ -90,7 +90,9 @@ class Ranks:
         return self.wire.num_ranks * (1 if self._beyond is None else self._beyond.num_ranks)
 
     def costs(self) -> dict[str, float]:
-        """How many collectives a step took part in on average, and what one rank sent in them."""
+        """How many collectives a step took on average, and what each rank sent in them; empty where there is nobody."""
+        if self.is_alone:
+            return {}
         wires, steps = [wire for wire in (self.wire, self._beyond) if wire is not None], max(1, self._num_measured)
         return {
             "num_collectives_per_step": sum(wire.num_collectives for wire in wires) / steps,
@@ -133,7 +135,7 @@ class Ranks:
         mean = heads[_LOSS] / heads[_LOSSES] if heads[_LOSSES] else None
         is_bad = not math.isfinite(total[INDEX["finite_norm"]]) or total[_NANS] + total[_INFS] > 0
         rows, positions = bytearray(), cast("list[int] | None", [])
-        if is_bad or self.wants_tables or step < FIRST_TABLES or step % TABLES_EVERY == 0:
+        if is_bad or self.wants_tables or self.is_alone or step < FIRST_TABLES or step % TABLES_EVERY == 0:
             rows, positions = self._whole_table(own, num_params, present)
         self._decided = total[INDEX["finite_norm"]] if math.isfinite(total[INDEX["finite_norm"]]) else -1.0
         return Shared(rows, total, positions, present, fingerprint, mean, heads[_FOUND_INF] > 0.0, table)

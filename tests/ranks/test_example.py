@@ -1,0 +1,98 @@
+"""examples/fsdp2.py under torchrun: one rank's NaN, a step that all skip, and a resume on one rank and on four."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "fsdp2.py"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
+    pytest.mark.skipif(not EXAMPLE.is_file(), reason="examples/ is not beside the tests: they run from a copy"),
+]
+
+
+def start(world: int, folder: Path, *options: str) -> subprocess.Popen[str]:
+    """The example on `world` ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, str(EXAMPLE), str(folder), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What it printed, once it is over."""
+    try:
+        said, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, said
+    return said
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, Path]]:
+    """What was printed, and the folder: of the first run, on two ranks, and of those that go on on one and on four."""
+    first = tmp_path_factory.mktemp("fsdp2")
+    found = {2: (ended(start(2, first)), first)}
+    for world in (1, 4):
+        folder = first.with_name(f"{first.name}-on-{world}")
+        shutil.copytree(first, folder)
+        found[world] = ended(start(world, folder, "--resume")), folder
+    return found
+
+
+def last_norms(said: str, world: int, num_steps: int) -> list[float]:
+    found = re.findall(rf"^rank \d of {world}: {num_steps} steps, the last norm (\S+)$", said, re.MULTILINE)
+    assert len(found) == world, said
+    return [float(norm) for norm in found]
+
+
+def log_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_both_ranks_skip_what_one_of_them_held(runs: dict[int, tuple[str, Path]]) -> None:
+    said, _ = runs[2]
+    for rank in (0, 1):
+        assert f"rank {rank} of 2: step 12 was skipped, for ['layers.1.linear1.weight']\n" in said
+    assert "rank 1, layers.1.linear1.weight: 3 NaN; the others were finite" in said
+    assert "ranks             2; 1 held NaN or Inf" in said
+    assert len(set(last_norms(said, 2, 20))) == 1
+
+
+def test_it_goes_on_on_another_number_of_ranks(runs: dict[int, tuple[str, Path]]) -> None:
+    (alone,) = last_norms(runs[1][0], 1, 30)
+    four = last_norms(runs[4][0], 4, 30)
+    assert len(set(four)) == 1
+    assert four[0] == pytest.approx(alone, rel=1e-5)  # the same batches, shared out otherwise
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_the_report_and_the_log_know_the_whole_run(runs: dict[int, tuple[str, Path]], world: int) -> None:
+    said, folder = runs[world]
+    assert "WARNING after 30 steps: 1 warning" in said
+    assert "Rank 1 alone of 2 held NaN, first at step 12 in layers.1.linear1.weight." in " ".join(said.split())
+    assert f"\nranks             {world}; 1 held NaN or Inf\n" in said
+    assert ("\ncost of ranks     " in said) == (world > 1)
+    lines = log_of(folder)
+    assert [line["step"] for line in lines if "step" in line] == list(range(30))
+    bad = [line["model"]["bad_ranks"] for line in lines if "bad_ranks" in line.get("model", {})]
+    rank = {"rank": 1, "num_ranks": 2, "step": 12, "num_nans": 3, "num_infs": 0, "num_steps": 1}
+    assert {**rank, "name": "layers.1.linear1.weight"} in bad[-1]
