@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from ..stats import values
 from .batches import BatchWatch
 from .coverage import CoverageWatch
 from .left_gradients import LeftGradients
+from .ranks import Parity
 from .run import Run, held_weakly
 from .sketches import GradientSketch, ParameterSketch
 
@@ -104,10 +106,17 @@ class EvidenceSampling:
     Args:
         run: of the guard; `run.wakes_at` says at which step `begin_step` is to be called, `run.has_more_to_do` that
             `end_step` is.
+        parity: compares replicas.
     """
 
-    def __init__(self, run: Run, model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._run = run
+    def __init__(
+        self,
+        run: Run,
+        model: torch.nn.Module | None,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parity: Parity | None = None,
+    ) -> None:
+        self._run, self._parity = run, parity
         self._due = -1
         self._left = LeftGradients(optimizers)
         self._gradients = GradientSketch()
@@ -141,6 +150,9 @@ class EvidenceSampling:
                 self._parameters.compare(step, run.known_names)
         with run.failures.kept(_WHAT, _LEFT_OUT), torch.no_grad():
             self._coverage.begin_step(step)
+        if self._parity is not None:
+            with run.failures.kept("comparison of replicas", _LEFT_OUT), torch.no_grad():
+                self._parity.compare(step, self._params(), run.known_names or run.names_now())
 
     def end_step(self, *, is_whole: bool) -> bool:
         """A step has been taken; with `is_whole` by all optimizers. Whether to tell this of the next one too."""
@@ -155,7 +167,8 @@ class EvidenceSampling:
                 self._coverage.end_step(step)
                 if run.may_wait:
                     self._look(step)
-                run.wakes_at = _next_after(step)
+                parity = math.inf if self._parity is None else self._parity.next_after(step)
+                run.wakes_at = int(min(_next_after(step), parity))
             self.attach()
         return not self._left.is_over
 
@@ -192,7 +205,8 @@ class EvidenceSampling:
             if batches.norms.found:
                 first["norm_statistics"] = dict(batches.norms.found)
         coverage = self._coverage.facts(self._run.step, self._params())
-        return {**first, **self._left.facts(), **self._parameters.facts(), **coverage}
+        differ = {} if self._parity is None else self._parity.facts()
+        return {**first, **self._left.facts(), **self._parameters.facts(), **coverage, **differ}
 
     def state_dict(self) -> dict[str, list[int]]:
         """Where a resumed run goes on; what was found is in the history."""

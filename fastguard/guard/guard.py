@@ -34,7 +34,7 @@ from .ledger import Ledger
 from .loss_graph import facts_of_loss, parameters_of_loss
 from .observed import Observed
 from .policies import ClipPolicy, GivenPolicy, as_policy
-from .ranks import Ranks
+from .ranks import Parity, Ranks
 from .recovery import Recomputation, Recovery, Rescue, check_state
 from .run import Run, held_weakly
 from .sampling import Sampling
@@ -81,6 +81,7 @@ class Guard:
         names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
         is_quiet: bool = False,
         over: Ranks | None = None,
+        parity: Parity | None = None,
     ) -> None:
         self._namer = namer = Namer(model)
         if names is not None:
@@ -101,7 +102,7 @@ class Guard:
         self._objective = objective
         self._is_loss_new = True
         self._facts = ModelFacts(model, optimizers, namer, backend)
-        evidence = EvidenceSampling(self.run, model, optimizers)
+        evidence = EvidenceSampling(self.run, model, optimizers, parity)
         self._observed = Observed(self.run, self.judge)
         parts = self._facts, evidence, self._observed
         self.sampling = Sampling(self.run, self.judge, *parts, model, activations, weights)

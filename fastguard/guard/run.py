@@ -150,6 +150,10 @@ class Run:
                 self.clip.place_again(self._places(self.known_names))
         return self.known_names
 
+    def names_now(self) -> tuple[str, ...]:
+        """Names of all parameters, also before the first step."""
+        return self._namer.names(self.optimizers())
+
     def clip_by(self, clip: ClipPolicy | None) -> None:
         """Takes another clip policy.
 

@@ -10,6 +10,7 @@ from typing import Any
 from ..stats import strict_json, values
 from .bad_ranks import bad_ranks_of
 from .recoveries import recoveries_of
+from .replicas import differences_of
 
 OBJECTIVES = ("minimise", "game", "reward")
 
@@ -79,6 +80,7 @@ class ModelNotes:
         target_range, target_mean, target_std, target_binary_share: of a squared error's targets; the last is the share
             that is 0 or 1.
         recoveries: what was done to bring the run through, a dict each (`fastguard.history.recoveries`).
+        replica_differences: what replicas were found to differ in, a dict each (`fastguard.history.replicas`).
         norm_statistics: of BatchNorm modules, eight at most, how the running statistics stood to those of the newest
             training batch that was looked at: how many of its standard deviations their means lie apart, root mean
             square over the channels, and the running variance over the batch's, geometric mean.
@@ -138,6 +140,7 @@ class ModelNotes:
     target_std: float | None = None
     target_binary_share: float | None = None
     recoveries: tuple[dict[str, Any], ...] = ()
+    replica_differences: tuple[dict[str, Any], ...] = ()
     norm_statistics: dict[str, tuple[float, float]] = field(default_factory=dict)
     objective: str = ""
     num_ranks: int | None = None
@@ -279,6 +282,8 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "recoveries": recoveries_of,
     "bad_ranks": bad_ranks_of,
     **dict.fromkeys(("steps_per_epoch", "num_ranks"), _length),
+    "replica_differences": differences_of,
+    "steps_per_epoch": _length,
 }
 _LONG_NAMES = {  # as callers may also spell them
     "names_not_in_optimizer": "not_in_optimizer",

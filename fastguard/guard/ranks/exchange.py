@@ -68,7 +68,7 @@ class Wire:
 
     def gather(self, words: Sequence[float], group: dist.ProcessGroup) -> list[list[float]]:
         """`words` of each rank of a group, in their order."""
-        own = torch.tensor(words, dtype=torch.float64).to(_device(group))
+        own = torch.tensor(words, dtype=torch.float64).to(device_of(group))
         found = torch.empty((dist.get_world_size(group), len(words)), dtype=torch.float64, device=own.device)
         self._count(8 * len(words))
         _gather(found.view(-1), own, group=group)
@@ -108,7 +108,7 @@ class Wire:
 
     def _reduced(self, words: torch.Tensor, how: Any) -> torch.Tensor:
         for group in self.groups:
-            sent = words.contiguous().to(_device(group))
+            sent = words.contiguous().to(device_of(group))
             self._count(8 * words.numel())
             dist.all_reduce(sent, op=how, group=group)
             words = sent.cpu()
@@ -124,7 +124,7 @@ def fold(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return fold_rows(bytearray(b"".join(struct.pack(f"{NUM_COLUMNS}d", *row) for row in rows)))
 
 
-def _device(group: dist.ProcessGroup) -> torch.device:
+def device_of(group: dist.ProcessGroup) -> torch.device:
     """Where a group takes tensors: the CPU, or the current device of a group that has no backend there."""
     known = dist.get_backend_config(group) if hasattr(dist, "get_backend_config") else dist.get_backend(group)
     if "gloo" in str(known) or "mpi" in str(known):

@@ -55,6 +55,12 @@ def num_shards(tensor: torch.Tensor) -> int:
     return math.prod(mesh.size(i) for i in cut)
 
 
+def replica_groups(tensor: Any) -> list[dist.ProcessGroup]:
+    """The groups whose ranks each have the same part of a DTensor."""
+    mesh = tensor.device_mesh
+    return [mesh.get_group(i) for i, p in enumerate(_placements(tensor)) if p.is_replicate() and mesh.size(i) > 1]
+
+
 def placements(tensor: torch.Tensor) -> Any:
     """Those of a DTensor, None of any other; cheap, to see whether they have changed."""
     spec = getattr(tensor, "_spec", None)

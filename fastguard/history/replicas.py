@@ -1,0 +1,42 @@
+"""What replicas of a model were found to differ in: facts that no record shows, as plain dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..stats import values
+
+_COUNTS = ("step", "num_tensors", "num_ranks")
+
+
+def differences_of(plain: Any) -> tuple[dict[str, Any], ...]:
+    """A list of differences as they were told; a MisfitError for anything else.
+
+    Each has the step, what differs ("gradients" or "weights"), the name of the first tensor, how many there are, of how
+    many ranks, and the ranks that are odd: fewer than half; none where it is not known which are.
+    """
+
+    def event(one: Any) -> dict[str, Any]:
+        given = values.mapping(one)
+        found: dict[str, Any] = {name: values.entry(given, name, values.count) for name in _COUNTS}
+        found |= {name: values.entry(given, name, values.text) for name in ("what", "name")}
+        found["ranks"] = values.entry(given, "ranks", lambda ranks: values.each(values.count, ranks))
+        return found
+
+    return tuple(values.each(event, plain))
+
+
+def sentence(event: Mapping[str, Any]) -> str:
+    """A difference in words.
+
+    >>> sentence({"step": 20, "what": "weights", "name": "a", "num_tensors": 2, "num_ranks": 4, "ranks": [3]})
+    'at step 20 the weights of 2 tensors, first a, were not the same on all of 4 ranks: rank 3 has others'
+    """
+    count = f"{event['num_tensors']} tensor" + ("" if event["num_tensors"] == 1 else "s")
+    said = (
+        f"at step {event['step']} the {event['what']} of {count}, first {event['name']}, were not the same on all of "
+    )
+    odd = ", ".join(map(str, event["ranks"]))
+    which = f": rank {odd} has others" if len(event["ranks"]) == 1 else f": ranks {odd} have others" if odd else ""
+    return f"{said}{event['num_ranks']} ranks{which}"

@@ -1,0 +1,110 @@
+"""One rank of several: `parity_script.py RANK WORLD FOLDER`. The last line that it prints is what it found, as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import fastguard
+
+RANK, WORLD, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+NUM_STEPS, BAD = 24, 13
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+
+
+def train(
+    model: nn.Module,
+    *,
+    call: nn.Module | None = None,
+    ahead: Callable[[int, nn.Module], None] | None = None,
+    same_data: bool = False,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    fastguard.wrap(optimizer, model, **{"parity": 4, **settings})
+    torch.manual_seed(100 if same_data else 100 + RANK)
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        loss = (call or model)(torch.randn(4, 6)).square().mean()
+        loss.backward()
+        if ahead is not None:
+            ahead(step, model)
+        optimizer.step()
+    report = fastguard.Guard.of(optimizer).report()
+    found = [finding for finding in report.findings if finding.rule == "replicas-differ"]
+    history = fastguard.Guard.of(optimizer).history
+    return [dict(one) for one in history.model.replica_differences] if found else []
+
+
+def flipped(step: int, model: nn.Module) -> None:
+    if step == BAD and RANK == WORLD - 1:
+        weight = next(iter(model.parameters())).data
+        weight.view(torch.int32).view(-1)[5] ^= 1
+
+
+def clipped_alone(step: int, model: nn.Module) -> None:
+    if step >= BAD and RANK == 0:
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{FOLDER}/parity",
+        rank=RANK,
+        world_size=WORLD,
+        timeout=datetime.timedelta(seconds=120),
+    )
+    past = DistributedDataParallel(net())
+    silent = DistributedDataParallel(net())
+    silent.register_comm_hook(None, lambda state, bucket: _left(bucket))
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    found = {
+        "sound": train(DistributedDataParallel(net())),
+        "sound, clipped": train(DistributedDataParallel(net()), max_norm=1e-3),
+        "sound, tensor parallel": train(parallelize_module(net(), mesh, plan), same_data=True),
+        "past the wrapper": train(past, call=past.module),
+        "no communication": train(silent),
+        "clipped on one rank": train(DistributedDataParallel(net()), ahead=clipped_alone),
+        "flipped bit": train(DistributedDataParallel(net()), ahead=flipped),
+        "other seeds": train(net(RANK)),
+        "copies of a tensor-parallel bias drift": train(
+            parallelize_module(net(), mesh, plan), ahead=_drift, same_data=True
+        ),
+    }
+    dist.destroy_process_group()
+    print(json.dumps(found))
+
+
+def _left(bucket: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _drift(step: int, model: nn.Module) -> None:
+    if step == BAD and RANK == 1:
+        model[2].bias.data.to_local().add_(1e-3)  # type: ignore[index]
+
+
+if __name__ == "__main__":
+    main()
