@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fastguard
@@ -46,7 +47,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def train(make: Make, width: int, bad: int | None = None, **settings: Any) -> dict[str, Any]:
+def train(make: Make, width: int, bad: int | None = None, in_batch: bool = False, **settings: Any) -> dict[str, Any]:
     """Trains a sharded model beside a whole one; how far they are apart, and what the guard said."""
     model, whole = make(net(width)), net(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -57,11 +58,12 @@ def train(make: Make, width: int, bad: int | None = None, **settings: Any) -> di
     found: dict[str, Any] = {"norm": 0.0, "rows": 0.0, "elements": [], "bits": [], "skipped": [], "nonfinite": []}
     for step in range(14):
         x, y = torch.randn(8, 16), torch.randn(8, 5)
-        loss = ((model(x) - y) ** 2).mean()
+        mine = x * math.nan if step == bad and RANK == 1 and in_batch else x
+        loss = ((model(mine) - y) ** 2).mean()
         loss.backward()
         ((whole(x) - y) ** 2).mean().backward()
         exact = math.sqrt(sum(float(p.grad.double().square().sum()) for p in whole.parameters()))
-        if step == bad and RANK == 1:
+        if step == bad and RANK == 1 and not in_batch:
             local(next(iter(model.parameters())).grad).view(-1)[0] = math.nan
         rows = {name: (p.grad.double(), p.grad.numel()) for name, p in whole.named_parameters()}
         rows = {
@@ -163,6 +165,28 @@ def functions(make: Make) -> dict[str, Any]:
     return found
 
 
+def scaled(mesh: Any) -> dict[str, Any]:
+    """An Inf on one rank under a GradScaler, torch's own and that of FSDP: whether weights moved, and the scale."""
+    found = {}
+    for kind, made in (("plain", torch.amp.GradScaler), ("sharded", ShardedGradScaler)):
+        for unscales in (False, True):
+            model = fsdp(net(33), mesh)
+            optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
+            scaler: Any = made(device="cpu", init_scale=1024.0)
+            before = [local(p).clone() for p in model.parameters()]
+            scaler.scale(model(torch.ones(2, 16)).square().mean()).backward()
+            if RANK == 1:
+                local(next(iter(model.parameters())).grad).view(-1)[0] = math.inf
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            stayed = all(torch.equal(old, local(p)) for old, p in zip(before, model.parameters()))
+            last = optimizer.guard.last
+            found[f"{kind}, {unscales}"] = [stayed, scaler.get_scale(), last.skipped, str(last.norm)]
+    return found
+
+
 def out_of_step(mesh: Any) -> str:
     """One rank's guard has been through more steps than the others': that is an error on all, and no hanging."""
     model = fsdp(net(33), mesh)
@@ -209,6 +233,7 @@ def main() -> None:
     found = {
         "fsdp": train(lambda m: fsdp(m, line), 33),
         "fsdp, NaN": train(lambda m: fsdp(m, line), 33, bad=12),
+        "fsdp, NaN in a batch": train(lambda m: fsdp(m, line), 33, bad=11, in_batch=True),
         "fsdp, each tensor": train(lambda m: fsdp(m, line), 33, max_norm=None, clip=fastguard.AdaGC()),
         "fsdp, alone": train(lambda m: fsdp(m, alone), 33),
         "hsdp": train(lambda m: fsdp(m, square), 33),
@@ -220,6 +245,7 @@ def main() -> None:
         "functions, tp": functions(lambda m: tp(nn.Sequential(*m[:3]), line)),
         "refusals": refusals(line),
         "pipeline": pipeline(),
+        "scaled": scaled(line),
         "out of step": out_of_step(line),
         "without gradients": without_gradients(line),
         "told": told,
