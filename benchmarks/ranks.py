@@ -3,6 +3,10 @@
 Each case starts its own processes. A call is timed between two barriers on every rank, and counts as long as the
 slowest; ours and torch's `clip_grad_norm_` take turns on gradients of the same shapes. torch's result is waited for
 (`full_tensor().item()`), as whoever wants to know it does. The ranks share the machine's cores.
+
+The constants of docs/scale.md come from a gather of a header and from tables of 100 and of 3000 tensors, on 2, 4 and 8
+ranks: what each would take without a tensor, and what a tensor adds. A table of 1000 tensors, which nothing was fitted
+to, says how good that is. On more ranks than cores, latencies are those of taking turns.
 """
 
 from __future__ import annotations
@@ -25,7 +29,76 @@ CASES = {
     "HSDP 2 x 2, 300 tensors": ("hsdp", 4, 300, 96),
     "TP x FSDP 2 x 2, 300 tensors": ("2d", 4, 300, 96),
 }
+WORLDS, SIZES, UNSEEN = (2, 4, 8), (100, 3000), 1000  # ranks; tensors of a table, fitted and predicted
 LIMITS = dict(zip(CASES, (0.25, 0.10, 0.40, 0.40)))
+
+
+def timed(call: Any) -> float:
+    """Microseconds that `call` takes on the slowest rank, all of which begin together."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    started = time.perf_counter()
+    call()
+    took = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
+    dist.all_reduce(took, op=dist.ReduceOp.MAX)
+    return 1e6 * float(took)
+
+
+def wire_main(world: int, rounds: int, rank: int, folder: str) -> None:
+    """One rank of those that time collectives alone."""
+    import torch
+    import torch.distributed as dist
+
+    from fastguard.guard.ranks.exchange import NUM_COLUMNS, Wire
+    from fastguard.guard.ranks.ranks import _folded
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    group: Any = dist.group.WORLD
+    wire, words = Wire([group]), [1.0] * (NUM_COLUMNS + 7)
+    tables = {size: torch.ones(size, NUM_COLUMNS, dtype=torch.float64) for size in (*SIZES, UNSEEN)}
+    found: dict[str, list[float]] = {"gather": [], **{str(size): [] for size in tables}}
+    for turn in range(rounds + 3):
+        took = {"gather": timed(lambda: _folded(wire.gather(words, group), is_one_model=True))}
+        took |= {str(size): timed(lambda rows=rows: wire.table(rows)) for size, rows in tables.items()}
+        if turn >= 3:
+            for name, one in took.items():
+                found[name].append(one)
+    dist.destroy_process_group()
+    if rank == 0:
+        print(json.dumps({name: statistics.median(values) for name, values in found.items()}))
+
+
+def constants(world: int, rounds: int) -> dict[str, float]:
+    """Of the cost model, on `world` ranks: microseconds of a gather, of a table without tensors, and of each tensor."""
+    us = started_on(world, ["wire", str(world), "0", "0", str(rounds)])
+    small, large = SIZES
+    each = (us[str(large)] - us[str(small)]) / (large - small)
+    table = us[str(small)] - small * each
+    predicted = table + UNSEEN * each
+    return {
+        "gather_us": us["gather"],
+        "table_us": table,
+        "table_us_per_tensor": each,
+        f"predicted_{UNSEEN}_us": predicted,
+        f"measured_{UNSEEN}_us": us[str(UNSEEN)],
+    }
+
+
+def started_on(world: int, arguments: list[str]) -> dict[str, Any]:
+    """What rank 0 of `world` processes of this file printed last."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.ranks", "--rank-of", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        started = [
+            subprocess.Popen([*command, str(rank), folder], stdout=subprocess.PIPE, text=True, env=environment)
+            for rank in range(world)
+        ]
+        said = [process.communicate(timeout=900)[0] for process in started]
+    found: dict[str, Any] = json.loads(said[0].splitlines()[-1])
+    return found
 
 
 def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: int, folder: str) -> None:
@@ -52,14 +125,6 @@ def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: i
             p.grad = DTensor.from_local(torch.randn(shape), mesh, places, run_check=False)
             made.append(p)
         return made
-
-    def timed(call: Any) -> float:
-        dist.barrier()
-        started = time.perf_counter()
-        call()
-        took = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
-        dist.all_reduce(took, op=dist.ReduceOp.MAX)
-        return 1e6 * float(took)
 
     ours, theirs, guarded = parameters(), parameters(), parameters()
     optimizer = torch.optim.SGD(guarded, lr=0.0)
@@ -91,16 +156,7 @@ def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: i
 def measure(case: str, rounds: int) -> dict[str, Any]:
     """One case: medians, and ratios of calls that stood next to each other."""
     kind, world, count, size = CASES[case]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--rank-of", kind, str(world), str(count), str(size), str(rounds)]
-        command = [sys.executable, "-m", "benchmarks.ranks", *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        started = [
-            subprocess.Popen([*command, str(rank), folder], stdout=subprocess.PIPE, text=True, env=environment)
-            for rank in range(world)
-        ]
-        said = [process.communicate(timeout=900)[0] for process in started]
-    found = json.loads(said[0].splitlines()[-1])
+    found = started_on(world, [kind, str(world), str(count), str(size), str(rounds)])
     us = found.pop("us")
     ratios = [a / b for a, b in zip(us["ours"], us["theirs"])]
     added = [(a - b) / c for a, b, c in zip(us["guarded"], us["plain"], us["theirs"])]
@@ -120,7 +176,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.rank_of:
         kind, *numbers, folder = arguments.rank_of
-        rank_main(kind, *map(int, numbers), folder)  # type: ignore[call-arg]
+        if kind == "wire":
+            world, _, _, rounds, rank = map(int, numbers)
+            wire_main(world, rounds, rank, folder)
+        else:
+            rank_main(kind, *map(int, numbers), folder)  # type: ignore[call-arg]
         return 0
     import torch
 
@@ -134,9 +194,20 @@ def main() -> int:
             f"{one['collectives_a_step']:.2f} collectives and {one['bytes_a_step']:.0f} bytes a guarded step",
             flush=True,
         )
+    fitted = {}
+    for world in WORLDS:
+        fitted[str(world)] = one = constants(world, arguments.rounds)
+        print(
+            f"{world} ranks: a gather {one['gather_us']:.0f} us; a table {one['table_us']:.0f} us and "
+            f"{one['table_us_per_tensor']:.3f} us a tensor; of {UNSEEN} tensors {one[f'measured_{UNSEEN}_us']:.0f} us, "
+            f"predicted {one[f'predicted_{UNSEEN}_us']:.0f} us",
+            flush=True,
+        )
     if not arguments.dry:
         about = {"torch": torch.__version__, "cores": os.cpu_count(), "rounds": arguments.rounds}
-        RESULTS.write_text(json.dumps({**about, "cases": results}, indent=1) + "\n", encoding="utf-8")
+        RESULTS.write_text(
+            json.dumps({**about, "cases": results, "constants": fitted}, indent=1) + "\n", encoding="utf-8"
+        )
         print(f"wrote {RESULTS}")
     return 0
 
