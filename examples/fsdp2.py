@@ -56,6 +56,12 @@ def batch_of(step: int, rank: int, world: int) -> tuple[torch.Tensor, torch.Tens
     return mine[:, :-1], mine[:, 1:]
 
 
+def say(text: str) -> None:
+    """Prints in one write, so that the lines of several ranks do not mix."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def main(folder: Path, *, resume: bool) -> None:
     """Trains from step 0 and saves, or goes on from what was saved."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -85,14 +91,14 @@ def main(folder: Path, *, resume: bool) -> None:
         optimizer.zero_grad()
         guard.observe(loss=loss)
         if guard.last.skipped:
-            print(f"rank {rank} of {world}: step {step} was skipped, for {guard.last.nonfinite}", flush=True)
+            say(f"rank {rank} of {world}: step {step} was skipped, for {guard.last.nonfinite}")
     if not resume:
         model_state, optimizer_state = get_state_dict(model, optimizer)
         dcp.save({"model": model_state, "optimizer": optimizer_state, "guard": guard.stateful}, checkpoint_id=folder)
     guard.close()
     if rank == 0:
-        print(guard.report(), flush=True)
-    print(f"rank {rank} of {world}: {guard.history.num_steps} steps, the last norm {guard.last.norm:.9g}", flush=True)
+        say(str(guard.report()))
+    say(f"rank {rank} of {world}: {guard.history.num_steps} steps, the last norm {guard.last.norm:.9g}")
 
 
 if __name__ == "__main__":
