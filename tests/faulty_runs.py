@@ -462,6 +462,12 @@ BAD = {
     "softmax-floor": batches_run(
         falling_losses(200, start=math.log(4), floor=0.8, noise=0.005), batch(output_rows_sum_to_one=True)
     ),
+    "replicas-differ": run(
+        falling_losses(50),
+        replica_differences=[
+            {"step": 20, "what": "weights", "name": "a", "num_tensors": 2, "num_ranks": 4, "ranks": [3]}
+        ],
+    ),
     "same-output-for-all": batches_run(
         flat_losses(220), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
     ),
