@@ -23,7 +23,7 @@ from fastguard.sinks.sink import flatten_step
 from fastguard.stats import COLUMNS, ClippedGroup, StepStats, log
 from fastguard.stats.samples import WeightStats
 
-from faulty_runs import activity, falling_losses, noisy_norms
+from made_runs import activity, falling_losses, noisy_norms
 from records import make_bad_record, make_batch, make_record, make_row, make_table
 
 ROW = [4, 4.0, 4.0, 1.0, 1.0, 0, 0, 0]

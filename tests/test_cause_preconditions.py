@@ -8,7 +8,8 @@ import pytest
 
 from fastguard.diagnosis import RULES, diagnose, find_causes
 
-from faulty_runs import BAD, bend, falling_losses, flat_losses, layered, noisy_norms, run, settings
+from faulty_runs import BAD
+from made_runs import bend, falling_losses, flat_losses, layered, noisy_norms, run, settings
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 

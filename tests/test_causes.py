@@ -12,9 +12,8 @@ from fastguard.diagnosis.causes import UNKNOWN, evidence_for
 from fastguard.diagnosis.presets import PRESETS
 from fastguard.history import TrainingHistory
 
-from faulty_runs import (
-    BAD,
-    HEALTHY,
+from faulty_runs import BAD, HEALTHY
+from made_runs import (
     activity,
     batch,
     batches_run,

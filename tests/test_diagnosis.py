@@ -12,7 +12,8 @@ from fastguard.diagnosis import RULES, Finding, diagnose, rule
 from fastguard.history import TrainingHistory
 from fastguard.stats import StepStats, TensorRow
 
-from faulty_runs import BAD, HEALTHY, clipped_run, ending_in_zeros, noisy_norms, scaler_run, spiked, with_bad_steps
+from faulty_runs import BAD, HEALTHY
+from made_runs import clipped_run, ending_in_zeros, noisy_norms, scaler_run, spiked, with_bad_steps
 from records import make_history, make_record, make_row, make_table, make_turning_history
 
 

@@ -11,7 +11,7 @@ from fastguard.diagnosis import RULES, find_causes
 from fastguard.diagnosis.needs import descent, takes_turns
 from fastguard.diagnosis.signals import noise, slow_noise
 
-from faulty_runs import (
+from made_runs import (
     batch,
     batches_run,
     bend,

@@ -24,7 +24,7 @@ from fastguard.history.tensors import MAX_TENSORS, TensorTracks
 from fastguard.stats import StepStats, strict_json
 from fastguard.stats.samples import ModuleActivity, WeightStats
 
-from faulty_runs import activity, falling_losses, layered, with_bad_steps
+from made_runs import activity, falling_losses, layered, with_bad_steps
 from records import make_batch, make_record, make_row, make_table
 
 VALUES = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf])

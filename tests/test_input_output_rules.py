@@ -9,17 +9,7 @@ import pytest
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.rules.output import loss_and_activation
 
-from faulty_runs import (
-    batch,
-    batches_run,
-    bend,
-    chance_losses,
-    falling_losses,
-    flat_losses,
-    passed,
-    run,
-    validated,
-)
+from made_runs import batch, batches_run, bend, chance_losses, falling_losses, flat_losses, passed, run, validated
 
 LINEAR = "AddmmBackward0"
 CROSS_ENTROPY = ("NllLossBackward0", "LogSoftmaxBackward0")

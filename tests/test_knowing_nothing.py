@@ -10,7 +10,8 @@ from fastguard.diagnosis import RULES, find_causes
 from fastguard.diagnosis.needs import is_squared_error
 from fastguard.diagnosis.signals import signals_of
 
-from faulty_runs import BAD, batch, batches_run, falling_losses, flat_losses, noisy_norms, run
+from faulty_runs import BAD
+from made_runs import batch, batches_run, falling_losses, flat_losses, noisy_norms, run
 
 MINUS = ["NegBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
 

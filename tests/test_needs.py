@@ -9,7 +9,7 @@ import pytest
 from fastguard.diagnosis import needs
 from fastguard.history import TrainingHistory
 
-from faulty_runs import falling_losses, run, scaler_run, settings
+from made_runs import falling_losses, run, scaler_run, settings
 from records import make_record
 
 KINDS = {"Linear": 2}

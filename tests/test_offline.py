@@ -24,7 +24,7 @@ from fastguard.sinks import JsonlSink, read_jsonl
 from fastguard.stats import StepStats
 from fastguard.stats.samples import WeightStats
 
-from faulty_runs import activity, bend, falling_losses, noisy_norms
+from made_runs import activity, bend, falling_losses, noisy_norms
 from records import make_bad_record, make_batch, make_record, make_row, make_table
 
 

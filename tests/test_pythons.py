@@ -21,7 +21,7 @@ import pytest
 import fastguard
 from fastguard.sinks import JsonlSink
 
-from faulty_runs import falling_losses, noisy_norms
+from made_runs import falling_losses, noisy_norms
 from records import make_record
 
 PACKAGE = Path(fastguard.__file__).parent

@@ -10,7 +10,7 @@ from fastguard.diagnosis import RULES, diagnose, find_causes
 from fastguard.diagnosis.rules.units_experts import siblings
 from fastguard.history import TrainingHistory
 
-from faulty_runs import EXPERTS, falling_losses, flat_losses, flipped, game, routed, run, validated
+from made_runs import EXPERTS, falling_losses, flat_losses, flipped, game, routed, run, validated
 from records import make_bad_record, make_record
 
 

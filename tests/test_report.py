@@ -18,7 +18,7 @@ from fastguard.history import TrainingHistory
 from fastguard.report import build_report
 from fastguard.stats.samples import WeightStats
 
-from faulty_runs import activity, run
+from made_runs import activity, run
 from records import make_bad_record, make_history, make_record, make_turning_history
 
 

@@ -10,7 +10,7 @@ from fastguard.diagnosis import RULES, diagnose
 from fastguard.diagnosis.signals import signals_of
 from fastguard.stats.samples import WeightStats
 
-from faulty_runs import (
+from made_runs import (
     activity,
     batch,
     batches_run,

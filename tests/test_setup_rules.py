@@ -9,8 +9,8 @@ import pytest
 from fastguard.diagnosis import RULES
 from fastguard.history import TrainingHistory
 
-from faulty_runs import (
-    BAD,
+from faulty_runs import BAD
+from made_runs import (
     batch,
     batches_run,
     ended,

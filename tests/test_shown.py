@@ -24,7 +24,7 @@ from fastguard.sinks import JsonlSink, SafeSink
 from fastguard.stats.samples import WeightStats
 from fastguard.weights import check_gradients
 
-from faulty_runs import activity, run, with_bad_steps
+from made_runs import activity, run, with_bad_steps
 from records import make_bad_record, make_record
 
 # What has moved cursors, coloured, cleared, hidden or reversed text somewhere, one of each kind.

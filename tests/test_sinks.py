@@ -23,7 +23,7 @@ from fastguard.sinks import (
 from fastguard.stats import StepStats
 from fastguard.stats.samples import WeightStats
 
-from faulty_runs import activity
+from made_runs import activity
 from records import make_bad_record, make_record, make_row, make_table
 
 ALL_KEYS = [

@@ -8,13 +8,7 @@ from fastguard.diagnosis import RULES
 from fastguard.diagnosis.rules.lr_size import estimated_update_ratio
 from fastguard.history import TrainingHistory
 
-from faulty_runs import (
-    ended,
-    falling_losses,
-    flat_losses,
-    run,
-    settings,
-)
+from made_runs import ended, falling_losses, flat_losses, run, settings
 
 
 def severity(name, history, **thresholds):

@@ -8,7 +8,8 @@ import pytest
 
 from fastguard.diagnosis import RULES
 
-from faulty_runs import BAD, batch, batches_run, falling_losses, flat_losses, passed, run
+from faulty_runs import BAD
+from made_runs import batch, batches_run, falling_losses, flat_losses, passed, run
 
 
 def severity(name, history):

@@ -23,7 +23,7 @@ from fastguard.names import Namer
 from fastguard.stats.failures import Failures, describe
 from fastguard.weights import WeightSampler
 
-from faulty_runs import run, weights_run
+from made_runs import run, weights_run
 from records import make_history, make_row, make_table
 
 

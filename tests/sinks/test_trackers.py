@@ -20,7 +20,7 @@ from fastguard.sinks.tracker import MAX_BUCKETS, Buckets
 from fastguard.stats import ClippedGroup, StepStats
 from fastguard.stats.samples import WeightStats
 
-from faulty_runs import activity
+from made_runs import activity
 from records import make_bad_record, make_record, make_row, make_table
 
 

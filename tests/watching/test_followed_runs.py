@@ -15,7 +15,7 @@ from fastguard.report import build_report
 from fastguard.sinks import JsonlSink, jsonl
 from fastguard.stats.samples import WeightStats
 
-from faulty_runs import activity
+from made_runs import activity
 from records import make_bad_record, make_record
 
 
