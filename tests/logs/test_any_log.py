@@ -3,85 +3,28 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import math
 import os
-import subprocess
-import sys
 import tracemalloc
-import types
 from pathlib import Path
 
 import pytest
 
-from fastguard.commands import cli, diagnose
-from fastguard.diagnosis import RULES, Finding
+from fastguard.commands import cli
 from fastguard.history import TrainingHistory
 from fastguard.sinks import JsonlSink, read_jsonl
 from fastguard.sinks.sink import flatten_step
 from fastguard.stats import COLUMNS, ClippedGroup, StepStats, log
 from fastguard.stats.samples import WeightStats
 
-from made_runs import activity, falling_losses, noisy_norms
+from log_lines import ROW, healthy_log, line
+from made_runs import activity
 from records import make_bad_record, make_batch, make_record, make_row, make_table
 
-ROW = [4, 4.0, 4.0, 1.0, 1.0, 0, 0, 0]
 BATCH = make_batch().to_dict()
 WEIGHT = {"numel": 4, "norm": 2.0, "std": 0.5, "abs_max": 1.0}
 ACTIVITY = {"family": "relu", **{key: value for key, value in activity().to_dict().items() if key != "name"}}
-
-
-def line(**keys):
-    return json.dumps({"step": 0, "loss": 1.0, "grad/norm": 1.0, **{k.replace("__", "/"): v for k, v in keys.items()}})
-
-
-@pytest.fixture
-def told(tmp_path, capsys):
-    """Diagnoses what it is given: exit code, stdout, stderr."""
-
-    def ask(content, *options):
-        path = tmp_path / "run.jsonl"
-        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
-        capsys.readouterr()
-        code = cli.main(["diagnose", str(path), *options])
-        return (code, *capsys.readouterr())
-
-    return ask
-
-
-@pytest.fixture(params=["json", "strict", "orjson"])
-def parser(request, monkeypatch):
-    """Python's json alone; something as strict as orjson in front of it; orjson itself, where it is installed."""
-    if request.param == "json":
-        monkeypatch.setitem(sys.modules, "orjson", None)
-    elif request.param == "orjson":
-        pytest.importorskip("orjson")
-    else:
-
-        def refuse(name):
-            raise ValueError(name)
-
-        def integer(digits):
-            return int(digits) if len(digits) < 19 else number(digits)
-
-        def number(digits):
-            value = float(digits)
-            return value if math.isfinite(value) else refuse(digits)
-
-        def loads(text):
-            try:
-                whole = json.loads(text, parse_constant=refuse, parse_int=integer, parse_float=number)
-            except RecursionError:
-                refuse("nested too deeply")
-            return refuse("half a surrogate") if b"\\ud8" in text else whole
-
-        monkeypatch.setitem(sys.modules, "orjson", types.SimpleNamespace(loads=loads))
-
-
-def healthy_log(num_steps=200, **more):
-    pairs = zip(falling_losses(num_steps), noisy_norms(num_steps))
-    return "".join(line(step=i, loss=loss, grad__norm=norm, **more) + "\n" for i, (loss, norm) in enumerate(pairs))
 
 
 class TestNothingSeen:
@@ -360,111 +303,6 @@ class TestStreaming:
         (tmp_path / "log").write_text(line(grad__norm=1e200) + "\n")
         history = TrainingHistory.from_jsonl(tmp_path / "log")
         assert (history.grad_norm, history.num_nonfinite) == ([1e200], 0)
-
-
-class TestTheCommand:
-    def test_a_bug_is_no_diagnosis(self, told, monkeypatch):
-        def fail(*arguments, **options):
-            raise TypeError("\x1b[2J\nHEALTHY after 9 steps")
-
-        monkeypatch.setattr(diagnose, "build_report", fail)
-        code, out, err = told(healthy_log(40))
-        assert (code, out) == (3, "") and err.count("\n") == 1
-        assert r"this is a bug of fastguard, please report it: TypeError: \x1b[2J HEALTHY" in err
-        assert "(test_any_log.py:" in err
-
-    def test_names_in_json_are_ascii_and_in_full(self, told):
-        name = "\x7f\x9b\u202e" + "n" * 10_000
-        log = healthy_log(40) + line(step=40, grad__norm="NaN", nonfinite=[name]) + "\n"
-        code, out, _ = told(log, "--json")
-        assert code == 2 and out.isascii() and "\x7f" not in out
-        assert [name] in [finding["layers"] for finding in json.loads(out)["findings"]]
-        code, out, _ = told(log)
-        assert code == 2 and out.isascii() and out.replace("\n", "").isprintable() and len(out.splitlines()) < 60
-
-    @pytest.mark.parametrize("window", ["10000001", "9" * 30])
-    def test_a_window_too_large(self, window, capsys):
-        with pytest.raises(SystemExit) as leaving:
-            cli.main(["diagnose", "log", "--window", window])
-        assert leaving.value.code == 64 and "`--window` must be at most" in capsys.readouterr().err
-
-    @pytest.mark.parametrize("number", ["inf", "nan"])
-    def test_a_threshold_that_is_not_finite(self, number, capsys):
-        with pytest.raises(SystemExit) as leaving:
-            cli.main(["diagnose", "log", "--set", f"already-clipped.run={number}"])
-        assert leaving.value.code == 64 and "must give a finite number" in capsys.readouterr().err
-
-    def test_arguments_are_shown(self, capsys):
-        for arguments in (["diagnose", "a", "\x1b[2J\n"], ["diagnose", "a", "--set", "\x1b]0;x\x07"], ["\x1b[2J"]):
-            try:
-                code = cli.main(arguments)
-            except SystemExit as leaving:
-                code = leaving.code
-            err = capsys.readouterr().err
-            assert code == 64 and err.count("\n") == 1 and err.replace("\n", "").isprintable()
-
-    def test_a_pipe_that_was_closed_changes_no_code(self, told, monkeypatch):
-        class Closed(io.StringIO):
-            def flush(self):
-                raise BrokenPipeError
-
-        monkeypatch.setattr(sys, "stdout", Closed())
-        assert told(healthy_log(40))[0] == 0
-
-    def test_a_report_that_cannot_be_written(self, told, monkeypatch):
-        class Full(io.StringIO):
-            def flush(self):
-                raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(sys, "stdout", Full())
-        code, _, err = told(healthy_log(40))
-        assert code == 3 and "the report cannot be written: [Errno 28] No space left" in err
-
-
-@pytest.fixture(scope="module")
-def nasty_log(tmp_path_factory):
-    path = tmp_path_factory.mktemp("logs") / "l\u00f6g\u91cd.jsonl"
-    name = "caf\u00e9.\u91cd.\ud800.\x9b2J"
-    path.write_text(
-        healthy_log(40) + line(step=40, grad__norm="NaN", nonfinite=[name], tensors={name: [*ROW[:6], 1, 0]})
-    )
-    return path
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"PYTHONIOENCODING": "ascii"},
-        {"PYTHONIOENCODING": "latin-1:strict"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    ],
-    ids=["ascii", "latin-1", "LC_ALL=C"],
-)
-def test_any_encoding_of_the_terminal(nasty_log, environment):
-    known = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHONIO"))}
-    code = (
-        "import sys; from fastguard.commands.cli import main; path = sys.argv[1]\n"
-        "print(main(['diagnose', path]), main(['diagnose', path + '.not']), main(['rules', '--json']), file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, nasty_log],
-        capture_output=True,
-        env={**known, **environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith(b"2 3 0\n") and b"Traceback" not in done.stderr
-    assert done.stdout.isascii() and rb"caf\xe9.\u91cd.\ud800.\x9b2J" in done.stdout
-
-
-def test_a_rule_of_ones_own_may_say_anything(tmp_path):
-    """What a text says is its author's; how it is shown is ours."""
-    text = "line\u2028one\x1b[31m\r\nHEALTHY"
-    finding = Finding(text, layers=(text,), recommendation=text, rule="own")
-    assert RULES and str(finding.to_dict())
-    from fastguard.report import build_report
-
-    shown = str(build_report(TrainingHistory(), findings=[finding]))
-    assert shown.isascii() and not any(part.startswith("HEALTHY") for part in shown.splitlines()[1:])
 
 
 def test_random_logs():

@@ -1,0 +1,145 @@
+"""Asking the rules: while a run goes on, those of other tools, and what it costs."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from fastguard.diagnosis import RULES, Watch, diagnose, find_causes
+from fastguard.diagnosis.presets import PRESETS
+from fastguard.history import TrainingHistory
+
+from faulty_runs import BAD, HEALTHY
+from made_runs import (
+    activity,
+    bend,
+    falling_losses,
+    layered,
+    run,
+    weights_run,
+    with_activities,
+)
+from records import make_record
+
+
+class TestWatch:
+    def test_tells_each_finding_once_and_again_when_it_gets_worse(self):
+        history, told = TrainingHistory(), []
+        watch = Watch(history, check_every=10, tell=told.append)
+        for step in range(60):
+            bad = step == 12 or step >= 38
+            history.record(step, loss=math.nan if bad else 1.0 - step / 100, grad_norm=1.0 + step % 5, lr=0.1)
+            watch.step()
+        assert [(f.rule, f.severity) for f in told] == [("non-finite-loss", "warning"), ("non-finite-loss", "critical")]
+        assert watch.findings["non-finite-loss"].last_step == 59
+
+    def test_asks_at_every_so_many_steps_only(self):
+        asked = []
+
+        class History(TrainingHistory):
+            def settle(self):
+                asked.append(True)
+                super().settle()
+
+        watch = Watch(History(), check_every=7)
+        assert [bool(asked) for _ in range(6) if watch.step() == []] == [False] * 6
+        watch.step()
+        assert asked == [True]
+
+    def test_logs_by_default(self, caplog):
+        history = run(bend(falling_losses(60), [59], lambda v: math.nan))
+        with caplog.at_level("INFO", logger="fastguard"):
+            Watch(history).check()
+        assert [r.levelname for r in caplog.records] == ["ERROR"]
+        assert caplog.messages[0].startswith("non-finite-loss (step 59): The loss was NaN or Inf at 1 step of 60.")
+
+    def test_remarks_are_told_only_when_asked_for(self):
+        told = []
+        Watch(BAD["already-clipped"], tell=told.append).check()
+        assert told == []
+        Watch(BAD["already-clipped"], tell=told.append, least="info").check()
+        assert [finding.rule for finding in told] == ["already-clipped"]
+
+    def test_a_resumed_watch_does_not_repeat_itself(self):
+        watch, told = Watch(BAD["loss-explosion"], tell=lambda finding: None), []
+        watch.check()
+        resumed = Watch(BAD["loss-explosion"], tell=told.append)
+        resumed.load_state_dict(watch.state_dict())
+        resumed.check()
+        assert told == []
+
+    @pytest.mark.parametrize("value", [0, -1, 2.5, True])
+    def test_check_every_is_a_positive_integer(self, value):
+        with pytest.raises(ValueError, match="`check_every` must be an integer >= 1, got"):
+            Watch(TrainingHistory(), value)
+
+    def test_unknown_severity(self):
+        with pytest.raises(ValueError, match="`least` must be one of"):
+            Watch(TrainingHistory(), least="fatal")
+
+
+def losses_of(values):
+    return run(values, [1.0 + s % 5 for s in range(len(values))])
+
+
+PRESET_RUNS = {
+    "lightning/spike": (losses_of([1.0] * 20 + [3.5]), losses_of([1.0] * 20 + [2.9])),
+    "kill-loss-spike/kill-loss-spike": (losses_of([1.0] * 100 + [2.5] * 5), losses_of([1.0] * 100 + [2.5] * 4)),
+    "skip-step/skip-step": (losses_of([*[1.0, 2.0] * 40, 9.0]), losses_of([1.0, 2.0] * 40)),
+    "megatron/large": (run([1.0] * 120, [1.0] * 119 + [10.0]), run([1.0] * 120, [1.0] * 119 + [9.0])),
+    "sagemaker/vanishing": (layered(5, lambda s, p: 1e-9), layered(5, lambda s, p: 1e-3)),
+    "sagemaker/exploding": (BAD["non-finite-gradients"], HEALTHY["noisy"]),
+    "sagemaker/loss-not-decreasing": (losses_of([1.0] * 20), losses_of([1.0 - s / 100 for s in range(50)])),
+    "sagemaker/overfit": (run([1.0] * 30, val_losses={29: 1.2}), run([1.0] * 30, val_losses={29: 1.05})),
+    "sagemaker/update-ratio": (weights_run(lambda s, n: 20.0), weights_run(lambda s, n: 0.5)),
+    "sagemaker/dead-relu": (BAD["dead-relu-units"], HEALTHY["a naturally sparse ReLU"]),
+    "sagemaker/saturated": (
+        with_activities(activity(family="tanh", stuck=0.9)),
+        with_activities(activity(family="tanh", stuck=0.4)),
+    ),
+    "torchmortem/layer-ratio": (layered(5, lambda s, p: 1000.0 if p else 1.0), layered(5, lambda s, p: p + 1.0)),
+    "torchmortem/update-ratio": (weights_run(lambda s, n: 0.2), weights_run(lambda s, n: 0.05)),
+    "torchmortem/large-norm": (run([1.0] * 3, [1.0, 1001.0, 1.0]), run([1.0] * 3, [1.0, 999.0, 1.0])),
+    "toolkit/loss-explosion": (losses_of([1.0] * 9 + [math.nan]), losses_of([math.nan] + [1.0] * 9)),
+    "toolkit/plateau": (losses_of([1.0] * 100), losses_of([1.0] * 99)),
+    "toolkit/overfitting": (
+        run(falling_losses(400), val_losses={s: 1.0 + s / 400 for s in range(9, 400, 19)}),
+        run(falling_losses(400), val_losses={s: 2.0 - s / 400 for s in range(9, 400, 19)}),
+    ),
+    "toolkit/large-norm": (run([1.0] * 3, [1.0, 1001.0, 1.0]), HEALTHY["noisy"]),
+    "toolkit/small-norm": (run([1.0] * 3, [1.0, 1e-9, 1.0]), HEALTHY["noisy"]),
+}  # fmt: skip
+
+
+def test_every_preset_has_its_runs():
+    known = [rule.name for name, rules in PRESETS.items() if name != "fastguard" for rule in rules]
+    assert known == list(PRESET_RUNS)
+    assert PRESETS["fastguard"] == tuple(RULES.values())
+    assert not set(known) & RULES.keys()  # they are not asked unless one asks for them
+
+
+@pytest.mark.parametrize("name", PRESET_RUNS)
+def test_presets_keep_to_their_definition(name):
+    rule = next(rule for rules in PRESETS.values() for rule in rules if rule.name == name)
+    bad, good = PRESET_RUNS[name]
+    finding = rule(bad)
+    assert finding is not None and finding.rule == name
+    assert rule(good) is None
+    assert rule.source and rule.family == "own"
+
+
+def test_all_rules_are_asked_within_a_millisecond_or_so():
+    names = [f"layers.{i}.weight" for i in range(150)]
+    history = layered(600, lambda step, place: 1.0 + place / 100, falling_losses(600), names=names)
+    modules = tuple(activity(f"layers.{i}.act") for i in range(50))
+    for step in range(600, 1000):
+        history.add(make_record(step, 1.0 + step % 5, loss=0.3, lr=1e-3, activations=modules if step % 50 == 0 else ()))
+    durations = []
+    for _ in range(7):
+        history.note_model()  # a change, so that nothing is remembered from the last time
+        started = time.process_time()  # not that of whoever else runs
+        find_causes(diagnose(history), history)
+        durations.append(time.process_time() - started)
+    assert min(durations) < 10e-3  # 0.6 ms where nothing else runs
