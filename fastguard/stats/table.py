@@ -160,7 +160,8 @@ class TensorStats:
     @property
     def nonfinite(self) -> list[int]:
         """Indices of the tensors that hold a NaN or an Inf, or whose norm overflowed."""
-        return [i for i, row in enumerate(self) if not row.is_finite]
+        known = zip(*(self.column(name).tolist() for name in ("num_nans", "num_infs", "finite_norm")))
+        return [i for i, (nans, infs, norm) in enumerate(known) if nans or infs or not math.isfinite(norm)]
 
     def total_row(self) -> tuple[float, ...]:
         """The fold of all rows, first to last, in the order of `COLUMNS`."""

@@ -183,15 +183,16 @@ class Snapshot:
                 return now
             return values.clone() if now is None or not isinstance(now, torch.Tensor) else self._fresh(kept, now)
         if isinstance(kept, dict):
-            made = {
-                key: self._put(entry, now.get(key) if isinstance(now, dict) else None, targets)
-                for key, entry in kept.items()
-            }
             if not isinstance(now, dict):
-                return made
-            now.update(made)
-            for key in [key for key in now if key not in made]:
-                del now[key]
+                return {key: self._put(entry, None, targets) for key, entry in kept.items()}
+            for key, entry in kept.items():  # a parameter's hash is a call into Python: asked once for each
+                there = now.get(key)
+                made = self._put(entry, there, targets)
+                if made is not there or made is None:
+                    now[key] = made
+            if len(now) != len(kept):
+                for key in [key for key in now if key not in kept]:
+                    del now[key]
             return now
         if isinstance(kept, (list, tuple, deque)):
             known = list(now) if isinstance(now, (list, tuple, deque)) and len(now) == len(kept) else [None] * len(kept)
