@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -44,6 +45,10 @@ def _some(x: torch.Tensor, number: int) -> torch.Tensor:
     numel = x.numel()
     number = min(number, numel)
     return torch.as_strided(x, (number,), (numel // number,))
+
+
+def _num_gradients(p: torch.Tensor) -> int:
+    return -1 if p.grad is None else p.grad.numel()
 
 
 class GradientSketch:
@@ -103,9 +108,10 @@ class GradientSketch:
         return parts or None
 
     def _choose(self, params: Iterable[torch.Tensor]) -> None:
-        sizes = [(p.grad.numel(), -i, p) for i, p in enumerate(params) if p.grad is not None and is_plain(p.grad)]
-        sizes.sort(key=lambda size: size[:2], reverse=True)
-        self._chosen = [(weakref.ref(p), numel) for numel, _, p in sizes[:_NUM_GRADIENTS]]
+        # Whether one is plain is asked of the largest alone: torch keeps what Python sees of a storage, 64 bytes each.
+        largest = sorted(params, key=_num_gradients, reverse=True)
+        plain = (p for p in largest if p.grad is not None and is_plain(p.grad))
+        self._chosen = [(weakref.ref(p), _num_gradients(p)) for p in itertools.islice(plain, _NUM_GRADIENTS)]
 
 
 class ParameterSketch:
