@@ -46,7 +46,10 @@ def divergence_ahead(
     times the first, where it has come.
     """
     s, first = signals_of(history), history.loss_trend.first
-    entries = [e for e in s.loss_entries[-_NUM_STEPS:] if e.norm > 0.0]
+    near = s.newest_loss_entries(2 * BLOCK)
+    if len(near) == 2 * BLOCK and _comes_down(near):
+        return None  # most times that it is asked
+    entries = [e for e in s.newest_loss_entries(_NUM_STEPS) if e.norm > 0.0]
     if len(entries) < min_steps or not first > 0.0:
         return None
     start = len(entries) % BLOCK
@@ -86,6 +89,14 @@ def divergence_ahead(
         },
         confidence=0.85 if norms > 2.0 * norm_ratio else 0.75,
     )
+
+
+def _comes_down(near: list[Entry]) -> bool:
+    """Whether the newest block of losses is below the one before it, where each step of the two has a gradient."""
+    if not all(e.norm > 0.0 for e in near):
+        return False
+    before, now = (_middle([e.loss or 0.0 for e in part]) for part in (near[:BLOCK], near[BLOCK:]))
+    return now < before
 
 
 def _middle(values: Sequence[float]) -> float:
