@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
+from typing import Any
 
 import pytest
 
-from fastguard.history import TrainingHistory, loading
-from fastguard.stats import log
+from fastguard.history import Entry, TrainingHistory, bulk, core, loading, overview, trend
+from fastguard.stats import log, running
 from fastguard.visualization.runs import from_log
 
 
@@ -130,3 +132,103 @@ def test_progress_is_told(tmp_path):
     told: list[int] = []
     assert sum(1 for _ in log.LogReader(path, told.append)) == 500
     assert told == sorted(told) and told[-1] == path.stat().st_size and math.isfinite(told[0])
+
+
+def _entry(step: int, rng: random.Random, oddity: float) -> Entry:
+    entry = Entry(
+        step, rng.lognormvariate(0, 0.3), 1.0, False, 2.0 + rng.random(), None, 1e-3, None, 1e-6 * rng.random()
+    )
+    if rng.random() >= oddity:
+        return entry
+    odd: list[dict[str, Any]] = [
+        {"norm": 90.0, "loss": 70.0},
+        {"loss": math.nan},
+        {"loss": None},
+        {"loss": 1e160},
+        {"val_loss": 3.0},
+        {"skipped": True, "clip_coef": 0.0},
+        {"norm": math.nan},
+        {"norm": 0.0},
+        {"lr": None},
+        {"loss_scale": 512.0},
+        {"overhead_s": None},
+        {"clip_coef": 0.5},
+    ]
+    return entry._replace(**rng.choice(odd))
+
+
+@pytest.mark.parametrize(("num", "oddity", "seed"), [(900, 0.0, 0), (900, 0.02, 1), (600, 0.2, 2)])
+def test_what_is_deferred_together_is_to_the_bit_what_it_is_apart(num, oddity, seed, monkeypatch):
+    rng = random.Random(seed)
+    apart, together = TrainingHistory(window=64), TrainingHistory(window=64)
+    num_at_once, take = [], core.take_deferred
+
+    def count(history):
+        before = len(history._deferred)
+        done = take(history)
+        num_at_once.append(before - len(history._deferred))
+        return done
+
+    monkeypatch.setattr(core, "take_deferred", count)
+    step = 0
+    while step < num:
+        entries = [_entry(step + i, rng, oddity) for i in range(rng.choice((1, 3, 4, 19, 31)))]
+        step += len(entries)
+        together.defer_all(entries)
+        together.settle()
+        for entry in entries:
+            apart.defer_entry(entry)
+            apart.settle()
+    assert json.dumps(together.state_dict()) == json.dumps(apart.state_dict())
+    assert together.newest_step == step - 1 and together.revision == apart.revision
+    assert sum(num_at_once) > (0.2 if oddity else 0.8) * num or oddity > 0.1
+
+
+class InterruptError(BaseException):
+    """What a handler of a signal raises."""
+
+
+def test_an_interrupt_while_steps_are_taken_together_loses_and_doubles_none():
+    files = {module.__file__ for module in (bulk, core, overview, running, trend)}
+    rng = random.Random(5)
+    entries = [_entry(step, rng, 0.0) for step in range(90)]
+    plain = TrainingHistory(window=16)
+    for entry in entries:
+        plain.defer_entry(entry)
+    plain.settle()
+    start = TrainingHistory(window=16)
+    for entry in entries[:60]:
+        start.defer_entry(entry)
+    start.settle()
+
+    def interrupted(at: int) -> tuple[TrainingHistory, int]:
+        history, places = start.copy(), 0
+
+        def profile(frame, event, argument):
+            nonlocal places
+            if event in ("call", "c_return") and frame.f_code.co_filename in files:
+                places += 1
+                if places == at:
+                    sys.setprofile(None)
+                    raise InterruptError
+
+        before = sys.getprofile()
+        history.tensors.let_pass(30)
+        history._deferred += entries[60:85]
+        sys.setprofile(profile)
+        try:
+            history.settle()
+        except InterruptError:
+            pass
+        finally:
+            sys.setprofile(before)
+        history._deferred += entries[85:]
+        history.settle()
+        return history, places
+
+    num_places = interrupted(-1)[1]
+    assert num_places > 100
+    known = plain.state_dict()
+    for at in [*range(1, num_places + 1, 7), *range(num_places - 12, num_places + 1)]:
+        history = interrupted(at)[0]
+        assert history.state_dict() == known, at

