@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -66,27 +67,11 @@ WITHOUT_TORCH = {
 ARRAYS = {"torch", "numpy"}
 # Inside the guard, from what knows least to what knows most: a module imports from earlier ones only.
 GUARD = (
-    *("policies", "ranks", "asked", "scaler", "backup", "undo", "detour", "wrappers", "engines", "lanes", "facts"),
-    *(
-        "loss_graph",
-        "loss_gradient",
-        "norm_statistics",
-        "batches",
-        "left_gradients",
-        "sketches",
-        "buffers",
-        "checkup",
-        "seen",
-        "ring",
-        "run",
-        "coverage",
-        "evidence",
-        "flight",
-        "ledger",
-        "endings",
-    ),
-    *("decision", "onboard", "clipping", "judge", "observed", "sampling", "recovery", "hooks", "guard", "in_backward"),
-    *("wrapping", "wrapping_backward"),
+    *("policies", "ranks", "asked", "scaler", "backup", "undo", "detour", "wrappers", "engines", "lanes"),
+    *("facts", "loss_graph", "loss_gradient", "norm_statistics", "batches", "left_gradients", "sketches"),
+    *("buffers", "checkup", "seen", "ring", "run", "coverage", "evidence", "flight", "ledger", "endings"),
+    *("decision", "onboard", "clipping", "judge", "observed", "sampling", "told", "recovery", "resuming"),
+    *("hooks", "guard", "in_backward", "wrapping", "wrapping_backward"),
 )
 
 
@@ -119,10 +104,15 @@ def _walk(nodes: Iterable[ast.AST], when: str) -> Iterator[tuple[ast.Import | as
             yield from _walk(ast.iter_child_nodes(node), when)
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def imports_of(source: str, module: str, is_package: bool, known: set[str]) -> list[Import]:
     """The imports in `source`, relative ones resolved; of `from x import y`, y counts if it is a module in `known`."""
     found = []
-    for node, when in _walk(ast.parse(source).body, "at import"):
+    for node, when in _walk(parsed(source).body, "at import"):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
         else:
@@ -174,6 +164,7 @@ def problems(imports: Iterable[Import]) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
+@functools.cache
 def _sources() -> dict[str, Path]:
     """Every module of the installed package, by name. The package may have several folders (an editable install)."""
     found = {}
@@ -184,6 +175,7 @@ def _sources() -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def _all_imports() -> list[Import]:
     sources = _sources()
     known = {*sources, "fastguard._C"}
@@ -254,7 +246,7 @@ def test_nobody_uses_what_is_private_to_another_module():
     """`x._y` of a module `x` that is not one's own; torch's are torch's."""
     wrong = []
     for module, path in _sources().items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path.read_text(encoding="utf-8"))
         ours = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("fastguard")):

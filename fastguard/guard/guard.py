@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import json
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,28 +19,26 @@ from ..history import TrainingHistory
 from ..history.recoveries import sentence
 from ..names import Namer
 from ..report import Report, build_report
-from ..stats import StepStats, values
+from ..stats import StepStats
 from ..stats.magnitudes import MagnitudeHistogram
 from .asked import Asked
 from .checkup import Checkup
 from .endings import hold, let_go
-from .evidence import EvidenceSampling, checked
+from .evidence import EvidenceSampling
 from .facts import ModelFacts
 from .hooks import Hooks
 from .judge import Judge
 from .ledger import Ledger
-from .loss_graph import facts_of_loss, parameters_of_loss
 from .observed import Observed
 from .policies import ClipPolicy, GivenPolicy, as_policy
 from .ranks import Parity, Ranks
-from .recovery import Recomputation, Recovery, Rescue, check_state
+from .recovery import Recomputation, Recovery, Rescue
+from .resuming import VERSION, StatefulGuard, read
 from .run import Run, held_weakly
 from .sampling import Sampling
-from .sketches import guarded_parameters
+from .told import Told
 from .wrappers import inwards
 
-_MAX_STEPS = 2**53  # from there on a float does not tell one step from the next
-_ALIVE: weakref.WeakSet[Guard] = weakref.WeakSet()
 GUARD = "_guard"  # where an optimizer has it: no public attribute, of which torch expects that copies have it too
 _HOW_TO_GUARD = (
     "Guard it with `optimizer = fastguard.wrap(optimizer, model)`; "
@@ -54,7 +50,7 @@ class Guard:
     """Watches the gradients of one optimizer, or of several that share one norm. Made by `fastguard.wrap`.
 
     Attributes:
-        run, ledger, judge, sampling: its parts.
+        run, ledger, judge, sampling, told: its parts.
         asked: what `wrap` was asked for.
     """
 
@@ -99,26 +95,21 @@ class Guard:
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)
         if self.judge.waits:
             self.ledger.lend(held_weakly(self.magnitudes))
-        self._objective = objective
         self._is_loss_new = True
-        self._facts = ModelFacts(model, optimizers, namer, backend)
+        facts = ModelFacts(model, optimizers, namer, backend)
         evidence = EvidenceSampling(self.run, model, optimizers, parity)
         self._observed = Observed(self.run, self.judge)
-        parts = self._facts, evidence, self._observed
+        parts = facts, evidence, self._observed
         self.sampling = Sampling(self.run, self.judge, *parts, model, activations, weights)
         if activations is not None:
             self.ledger.fetch = held_weakly(self.sampling.attach_arrived)
         mine = self.run, self.ledger, self.judge, self.sampling
         self._rescue = None if recovery is None else Rescue(recovery, *mine, model, objective)
         self._hooks = self._attach()
-        with self.run.failures.kept("model facts", "The rules that want to know of the model were told nothing."):
-            self.history.note_model(**self._facts.at_first())
-        self._note_facts()
+        self.told = Told(self.run, self.ledger, self.sampling, facts, namer, objective)
         tell = _say_nothing if is_quiet else None
-        self._checkup = Checkup(self.history, self.run.failures, self._note_facts, check_every, tell)
+        self._checkup = Checkup(self.history, self.run.failures, self.told.tell, check_every, tell)
         self.ledger.watch(self._checkup)
-        self._num_opposed = 0
-        _ALIVE.add(self)
         hold(self, self.ledger, self.judge.flush)
 
     def _attach(self) -> list[Any]:
@@ -221,7 +212,8 @@ class Guard:
         Cost: no sync. A tensor on the device of the gradients is copied there: one launch.
         """
         if self._is_loss_new and loss is not None:
-            self._look_at_loss(loss)
+            self._is_loss_new = False
+            self.told.tell_of_loss(loss)
         run = self.run
         is_plain = val_loss is None and loss is not None and self._observed.marked != run.step - 1
         if is_plain and self.judge.waits and run.ring.note_loss(loss):
@@ -313,7 +305,7 @@ class Guard:
         self.sampling.arrive_all()
         with failures.kept("delivery", "The report lacks steps."):
             self.judge.arrive_all()
-        self._note_facts()
+        self.told.tell()
         lost = self.ledger.lost()
         if self.judge.num_dropped:
             lost["the guard, which was behind (when_behind='drop')"] = self.judge.num_dropped
@@ -375,7 +367,7 @@ class Guard:
         Where it is not called, what is held back is handed over when the guard is dropped or the process ends: by
         `sys.exit`, an exception, or SIGTERM, for which `wrap` sets a handler if there are sinks and it has none.
         """
-        self._note_facts()
+        self.told.tell()
         self.flush()
         self.history.has_ended = True
         self.sampling.close()
@@ -389,9 +381,9 @@ class Guard:
         """
         self.sampling.arrive_all()
         self.judge.arrive_all()
-        self._note_facts()
+        self.told.tell()
         return {
-            "version": 1,
+            "version": VERSION,
             **self.ledger.state_dict(self.run.step),
             "checkup": self._checkup.state_dict(),
             "evidence": self.sampling.state_dict(),
@@ -407,46 +399,23 @@ class Guard:
             ValueError: `state` has another version, lacks an entry or has a wrong one, which is named; or the clip
                 policy refuses its part. Nothing is changed then.
         """
-        needed = {"version", "step", "skipped_run", "skipped_tensors", "history", "clip"}
-        missing = needed - values.mapping(state).keys()
-        if missing or state["version"] != 1 or isinstance(state["version"], bool):
-            problem = f"without {sorted(missing)}" if missing else f"of version {state['version']!r}"
-            raise ValueError(f"`state` must come from Guard.state_dict (version 1), got one {problem}")
-        step = values.entry(state, "step", values.count)
-        if step >= _MAX_STEPS:
-            raise values.MisfitError(f"must be below 2**53, got {step}", ("step",))
-        skipped_run = values.entry(state, "skipped_run", partial(values.each, values.whole))
-        skipped_tensors = values.entry(state, "skipped_tensors", partial(values.each, values.text))
-        by_policy = values.each(values.whole, state.get("skipped_by_policy", []))
-        history = values.entry(state, "history", self.history.restored)
-        checkup = state.get("checkup")
-        if checkup is not None:
-            values.entry(state, "checkup", self._checkup.check_state)
-        evidence = None if state.get("evidence") is None else values.entry(state, "evidence", checked)
-        if state["clip"] is not None and not isinstance(state["clip"], Mapping):
-            raise values.MisfitError(f"must be a dict or None, got {type(state['clip']).__name__}", ("clip",))
-        recovery = state.get("recovery")
-        if recovery is not None:
-            values.entry(state, "recovery", check_state)
-        if self.run.clip is not None and state["clip"] is not None:
-            self._load_policy(self.run.clip, state["clip"])
-        loss = values.entry(state, "clip_loss", values.number) if state.get("clip_loss") is not None else None
+        given = read(state, self.history, self._checkup.check_state, self.run.clip)
         self.flush()
         if isinstance(self.run.clip, GivenPolicy):
-            self.run.clip.loss = loss
+            self.run.clip.loss = given.clip_loss
         self._observed.forget()
-        self.ledger.go_on(history, skipped_run, skipped_tensors, by_policy)
-        self.run.step = step
+        self.ledger.go_on(given.history, given.skipped_run, given.skipped_tensors, given.by_policy)
+        self.run.step = given.step
         if self.history.model.num_seen is not None:
             self.run.ring.seen.go_on(self.history.model.never_seen)
         if self._rescue is not None:
-            self._rescue.go_on(recovery, step)
-        if evidence is None:
+            self._rescue.go_on(given.recovery, given.step)
+        if given.evidence is None:
             self.sampling.forget()
         else:
-            self.sampling.load_state_dict(evidence, self.history.model.overwritten)
-        if checkup is not None:
-            self._checkup.load_state_dict(checkup)
+            self.sampling.load_state_dict(given.evidence, self.history.model.overwritten)
+        if given.checkup is not None:
+            self._checkup.load_state_dict(given.checkup)
 
     @property
     def stateful(self) -> StatefulGuard:
@@ -462,98 +431,9 @@ class Guard:
         """The newest finite loss that the clip policy knows of."""
         return self.run.clip.loss if isinstance(self.run.clip, GivenPolicy) else None
 
-    def _load_policy(self, policy: ClipPolicy, state: Any) -> None:
-        """Has a policy go on from its state, or from where it was, and raises a ValueError."""
-        before = copy.deepcopy(policy.state_dict())
-        try:
-            policy.load_state_dict(state)
-        except Exception as error:
-            policy.load_state_dict(before)
-            raise ValueError(
-                f"`state` does not suit the clip policy {policy!r}: {error} - at `state['clip']`"
-            ) from error
-
-    def _seen(self) -> dict[str, Any]:
-        """What was told to the guard, and what it saw, as facts."""
-        run = self.run
-        limit = None if run.clip is None else run.clip.limit
-        return {
-            **self.sampling.facts(),
-            "objective": self._objective,
-            "clip_limit": limit if isinstance(limit, (int, float)) else None,
-            "clip_policy": "" if run.clip is None else _shown(self.clip),
-            "has_scaler": run.has_scaler if run.step else None,
-            "num_ranks": self._num_ranks,
-        }
-
-    @property
-    def _num_ranks(self) -> int | None:
-        """Over which the gradients lie; 1 where there were more before a resume."""
-        if self.run.ranks is not None and not self.run.ranks.is_alone:
-            return self.run.ranks.num_ranks
-        return None if self.history.model.num_ranks is None else 1
-
-    def _look_at_loss(self, loss: Any) -> None:
-        """Tells the rules what the graph of the first observed loss says of it."""
-        self._is_loss_new = False
-        with self.run.failures.kept("model facts", "The rules do not know what loss it is."):
-            known = {id(p) for p, _ in self._namer.known()}
-            if known:
-                known |= self._guarded()
-            self.history.note_model(**facts_of_loss(loss, known or None))
-            foreign = parameters_of_loss(loss) - known if known else set()
-            for other in list(_ALIVE) if foreign else ():
-                other._be_opposed(foreign)
-            self._be_opposed(set())
-
-    def _guarded(self) -> set[int]:
-        """Ids of the parameters under this guard."""
-        groups = [group for member in self.run.members if member.is_alive for group in member.optimizer.param_groups]
-        return {id(p) for group in groups for p in group["params"]}
-
-    def _be_opposed(self, foreign: set[int]) -> None:
-        """Tells the rules how many parameters are in the loss of another guard's model, as in a game."""
-        self._num_opposed = max(self._num_opposed, len(foreign & self._guarded()) if foreign else 0)
-        if self._num_opposed > (self.history.model.num_foreign_parameters or 0):
-            self.history.note_model(num_foreign_parameters=self._num_opposed)
-
-    def _note_facts(self) -> None:
-        """Tells the rules what is so now of model and optimizers."""
-        optimizers = [member.optimizer for member in self.run.members if member.is_alive]
-        if optimizers:
-            with self.run.failures.kept("model facts", "The rules may not know how optimizer and model are set now."):
-                self.history.note_model(**self._facts.now(optimizers, guarded_parameters()), **self._seen())
-
-
-class StatefulGuard:
-    """A guard whose state is one entry; see `Guard.stateful`."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    def state_dict(self) -> dict[str, str]:
-        """The guard's state as JSON."""
-        return {"state": json.dumps(self._guard.state_dict())}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from it.
-
-        Raises:
-            ValueError: it does not come from here; or as `Guard.load_state_dict`.
-        """
-        self._guard.load_state_dict(json.loads(values.entry(state, "state", values.text)))
-
 
 def _say_nothing(finding: Finding) -> None:
     """Another process says the same; the report has it."""
-
-
-def _shown(policy: Any) -> str:
-    """A policy of a user's, as it shows itself."""
-    try:
-        return repr(policy)[:200]
-    except Exception:
-        return type(policy).__name__
 
 
 def _drawn(guard: weakref.ref[Guard], history: TrainingHistory) -> Guard | TrainingHistory:

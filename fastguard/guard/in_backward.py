@@ -403,6 +403,11 @@ class BackwardGuard(Guard):
         self.settle()
         super().flush()
 
+    def close(self) -> None:
+        """Hands over what is held back and closes the sinks; as `Guard.close`."""
+        self.settle()
+        super().close()
+
     def report(self) -> Any:
         """What the run looks like so far; as `Guard.report`."""
         self.settle()

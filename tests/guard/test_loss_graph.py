@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import fastguard
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.needs import descent
-from fastguard.guard import guard as guard_module
+from fastguard.guard import told
 from fastguard.guard.loss_graph import MAX_NODES, NUM_OPS, facts_of_loss
 
 LINEAR = "AddmmBackward0"
@@ -157,8 +157,8 @@ class TestObserve:
 
     def test_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked = []
-        real = guard_module.facts_of_loss
-        monkeypatch.setattr(guard_module, "facts_of_loss", lambda *given: asked.append(given) or real(*given))
+        real = told.facts_of_loss
+        monkeypatch.setattr(told, "facts_of_loss", lambda *given: asked.append(given) or real(*given))
         model = make_model()
         optimizer = self.guarded(model, model)
         for step in range(3):
@@ -221,7 +221,7 @@ class TestObserve:
         def fail(*given: Any) -> None:
             raise RuntimeError("no such node")
 
-        monkeypatch.setattr(guard_module, "facts_of_loss", fail)
+        monkeypatch.setattr(told, "facts_of_loss", fail)
         model = make_model()
         optimizer = self.guarded(model, model)
         take_step(model, optimizer, 0)
