@@ -69,6 +69,19 @@ py::object py_tensor_stats(const py::sequence& tensors, int num_threads, double 
   return py::make_tuple(table.keep(views.size()), as_tuple(total), dtypes_of(views));
 }
 
+// The same with each tensor's sum of bits as int64 bytes, and no set of DTypes; None if some tensor would need preparing.
+py::object py_stats_and_checksums(const py::sequence& tensors, int num_threads) {
+  py::tuple held(tensors);
+  std::vector<py::object> keep_alive;
+  std::vector<View> views;
+  if (!read_held(held, Odd::refuse, views, keep_alive)) return py::none();
+  RowBytes table(held.size());
+  std::vector<uint64_t> bits(held.size());
+  Row total = without_lock(views, [&] { return tensor_stats(views, num_threads, 1.0, table.rows(), bits.data()); });
+  py::bytearray sums(reinterpret_cast<const char*>(bits.data()), 8 * bits.size());
+  return py::make_tuple(table.keep(views.size()), as_tuple(total), std::move(sums));
+}
+
 // (addresses, sizes) as int64 bytes; None if a tensor needs preparing or they are on several devices.
 py::object py_locate_tensors(const py::sequence& tensors) {
   std::vector<int64_t> addresses, sizes;
@@ -235,6 +248,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("take_step") = py::reinterpret_steal<py::object>(PyCFunction_New(&step, nullptr));
   m.def("clip_gradients", &py_clip_gradients, py::arg("parameters"), py::arg("num_threads"), py::arg("max_norm"),
         py::arg("finite_only"));
+  m.def("stats_and_checksums", &py_stats_and_checksums, py::arg("tensors"), py::arg("num_threads"));
   m.def("follow", &py_follow, py::arg("norms"), py::arg("means"), py::arg("limits"), py::arg("keep"), py::arg("ratio"));
   m.def("json_line", &json_line, py::arg("headers"), py::arg("index"), py::arg("table"), py::arg("time"));
   m.def("fold_rows", &py_fold_rows, py::arg("table"));

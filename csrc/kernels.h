@@ -8,6 +8,16 @@
 //          Takes tails, tiny tensors, float64, and every block in which the fast loop's assumptions failed.
 //
 // Both decide on bit patterns and integer keys, never on float comparisons that a NaN could slip through.
+//
+// With kBits they also add up the elements' bits, as whole numbers of the elements' width, modulo 2^64.
+
+template <bool kBits>
+struct BitSum {};
+template <>
+struct BitSum<true> {  // of a block; its lanes cannot overflow
+  u32v low = {};
+  i32v high = {};
+};
 
 struct F32 {
   typedef uint32_t raw;
@@ -18,6 +28,12 @@ struct F32 {
     value = load<f32v>(p);
     key = (u32v)value & 0x7fffffffu;
   }
+  FG_INLINE void read(const raw* p, f32v& value, u32v& key, BitSum<true>& b) {
+    read(p, value, key);
+    b.low += (u32v)value;  // modulo 2^32: the lower halves are what this has more than the upper ones
+    b.high += (i32v)value >> 16;
+  }
+  FG_INLINE int64_t sum_of(uint32_t low, int32_t high) { return int64_t(high) * 65536 + (low - (uint32_t(high) << 16)); }
   static float key_value(uint32_t key) {
     float f;
     __builtin_memcpy(&f, &key, 4);
@@ -35,6 +51,13 @@ struct BF16 {
     value = (f32v)(wide << 16);
     key = wide & 0x7fffu;
   }
+  FG_INLINE void read(const raw* p, f32v& value, u32v& key, BitSum<true>& b) {
+    const i32v wide = __builtin_convertvector(load<i16half>(p), i32v);
+    value = (f32v)((u32v)wide << 16);
+    key = (u32v)wide & 0x7fffu;
+    b.high += wide;
+  }
+  FG_INLINE int64_t sum_of(uint32_t, int32_t high) { return high; }
   static float key_value(uint32_t key) { return F32::key_value(key << 16); }
 };
 
@@ -50,8 +73,28 @@ struct F16 {
     value = (f32v)((wide << 13) & (int32_t)0x8fffe000) * 0x1p112f;
     key = (u32v)wide & 0x7fffu;
   }
+  FG_INLINE void read(const raw* p, f32v& value, u32v& key, BitSum<true>& b) {
+    read(p, value, key);
+    b.high += __builtin_convertvector(load<i16half>(p), i32v);
+  }
+  FG_INLINE int64_t sum_of(uint32_t, int32_t high) { return high; }
   static float key_value(uint32_t key) { return F32::key_value(key << 13) * 0x1p112f; }
 };
+
+template <class D>
+FG_INLINE void read(const typename D::raw* p, f32v& value, u32v& key, BitSum<false>&) {
+  D::read(p, value, key);
+}
+template <class D>
+FG_INLINE void read(const typename D::raw* p, f32v& value, u32v& key, BitSum<true>& b) {
+  D::read(p, value, key, b);
+}
+template <class D>
+FG_INLINE void flush_bits(const BitSum<false>&, uint64_t&) {}
+template <class D>
+FG_INLINE void flush_bits(const BitSum<true>& b, uint64_t& bits) {
+  for (int k = 0; k < kW32; ++k) bits += uint64_t(D::sum_of(b.low[k], b.high[k]));
+}
 
 template <class D>
 FG_INLINE void fold_keys(const u32v* largest, const u32v* smallest, int n, uint32_t& max_key, uint32_t& min_key) {
@@ -122,14 +165,15 @@ static __attribute__((noinline)) void add_deviations(const typename D::raw* p, i
 }
 
 // `n` <= kBlock elements, any values.
-template <class D>
-static Accumulation exact_block(const typename D::raw* p, int64_t n) {
+template <class D, bool kBits>
+static Accumulation exact_block(const typename D::raw* p, int64_t n, uint64_t& bits) {
   constexpr int kLanes = 16;
   constexpr int N32 = kLanes / kW32, N64 = kLanes / kW64;
   f64v sq[N64] = {}, sum[N64] = {};
   u32v largest[N32] = {}, smallest[N32], nonzero[N32] = {}, nans[N32] = {}, infs[N32] = {};
   const u32v one = (u32v){} + 1u;
   for (int i = 0; i < N32; ++i) smallest[i] = ~(u32v){};
+  BitSum<kBits> own_bits;
 
   typename D::raw tail[kLanes] = {};  // zeros change no sum, no extreme and no count of non-zeros
   for (int64_t j = 0; j < n; j += kLanes) {
@@ -142,7 +186,7 @@ static Accumulation exact_block(const typename D::raw* p, int64_t n) {
     for (int i = 0; i < N32; ++i) {
       f32v value;
       u32v key;
-      D::read(q + i * kW32, value, key);
+      read<D>(q + i * kW32, value, key, own_bits);
       u32v finite = (u32v)(key < D::kInf);
       nans[i] -= (u32v)(key > D::kInf);
       infs[i] -= (u32v)(key == D::kInf);
@@ -160,6 +204,7 @@ static Accumulation exact_block(const typename D::raw* p, int64_t n) {
     }
   }
 
+  flush_bits<D>(own_bits, bits);
   Accumulation a;
   a.sum_sq = fold<N64>(sq);
   a.sum = fold<N64>(sum);
@@ -191,14 +236,14 @@ struct Fast {
   u32v largest[kFast32] = {}, smallest[kFast32], nonzero[kFast32] = {};
 };
 
-template <class D>
-FG_INLINE void fast_add(Fast& f, const typename D::raw* p) {
+template <class D, class Bits>
+FG_INLINE void fast_add(Fast& f, const typename D::raw* p, Bits& bits) {
   const u32v one = (u32v){} + 1u;
 #pragma GCC unroll 8
   for (int i = 0; i < kFast32; ++i) {
     f32v value;
     u32v key;
-    D::read(p + i * kW32, value, key);
+    read<D>(p + i * kW32, value, key, bits);
     f.run_sum[i] += value;
     f.run_sq[i] += value * value;
     f.largest[i] = umax(f.largest[i], key);
@@ -222,12 +267,13 @@ FG_INLINE void fast_flush(Fast& f) {
 }
 
 // `n` <= kBlock elements. False when a check failed; `a` is then meaningless.
-template <class D>
-FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) {
+template <class D, bool kBits>
+FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a, uint64_t& bits) {
   constexpr int kRun = kFastLanes * 16;
   // Far enough ahead that a stream from memory never waits: 1.27 of a plain read stream without it, 1.09 with.
   constexpr int kAhead = 8192 / sizeof(*p);
   Fast f;
+  BitSum<kBits> own_bits;
   for (int i = 0; i < kFast32; ++i) {
     f.smallest[i] = ~(u32v){};
     f.run_sum[i] = f.run_sq[i] = f32v{};
@@ -238,14 +284,14 @@ FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) 
     for (; j < end; j += kFastLanes) {
       for (size_t line = 0; line < kFastLanes * sizeof(*p); line += 64)
         __builtin_prefetch((const char*)(p + j + kAhead) + line);
-      fast_add<D>(f, p + j);
+      fast_add<D>(f, p + j, own_bits);
     }
     fast_flush(f);
   }
   if (j < n) {
     typename D::raw tail[kFastLanes] = {};  // zeros change no sum, no extreme and no count of non-zeros
     __builtin_memcpy(tail, p + j, size_t(n - j) * sizeof(*p));
-    fast_add<D>(f, tail);
+    fast_add<D>(f, tail, own_bits);
     fast_flush(f);
   }
 
@@ -266,20 +312,33 @@ FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) 
   for (int k = 0; k < kW32; ++k) num_nonzero += f.nonzero[0][k];
   finish<D>(a, max_key, min_key);
   count(a, n, num_nonzero);
+  flush_bits<D>(own_bits, bits);
   return true;
 }
 
-template <class D>
-static Accumulation stats(const void* data, int64_t n) {
+// What the kernels of both kinds call.
+template <class D, bool kBits>
+FG_INLINE Accumulation blocks(const void* data, int64_t n, uint64_t& bits) {
   const typename D::raw* p = static_cast<const typename D::raw*>(data);
   Accumulation total;
   for (int64_t j = 0; j < n; j += kBlock) {
     const int64_t size = n - j < kBlock ? n - j : kBlock;
     Accumulation a;
-    if (size < kFastSize || !fast_block<D>(p + j, size, a)) a = exact_block<D>(p + j, size);
+    if (size < kFastSize || !fast_block<D, kBits>(p + j, size, a, bits)) a = exact_block<D, kBits>(p + j, size, bits);
     total.merge(a);
   }
   return total;
+}
+
+template <class D>
+static Accumulation stats(const void* data, int64_t n) {
+  uint64_t none = 0;
+  return blocks<D, false>(data, n, none);
+}
+
+template <class D>
+static Accumulation stats_and_bits(const void* data, int64_t n, uint64_t& bits) {
+  return blocks<D, true>(data, n, bits);
 }
 
 static __attribute__((noinline)) void add_deviations_f64(const double* p, int64_t n, double mean, double& sum, double& sq) {
@@ -305,11 +364,13 @@ static __attribute__((noinline)) void add_deviations_f64(const double* p, int64_
   sq = fold<N>(squares);
 }
 
-static Accumulation stats_f64_block(const double* p, int64_t n) {
+template <bool kBits>
+static Accumulation stats_f64_block(const double* p, int64_t n, uint64_t& sum_of_bits) {
   constexpr int kLanes = 16, N = kLanes / kW64;
   constexpr int64_t kInf = 0x7ff0000000000000, kNone = 0x7fffffffffffffff;
   f64v sq[N] = {}, sum[N] = {};
   i64v largest[N] = {}, smallest[N], nonzero[N] = {}, nans[N] = {}, infs[N] = {};
+  u64v own_bits = {};
   for (int i = 0; i < N; ++i) smallest[i] = (i64v){} + kNone;
 
   double tail[kLanes] = {};
@@ -323,6 +384,7 @@ static Accumulation stats_f64_block(const double* p, int64_t n) {
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) {
       i64v bits = load<i64v>(q + i * kW64);
+      if constexpr (kBits) own_bits += (u64v)bits;
       i64v key = bits & kNone;
       i64v finite = key < kInf;
       nans[i] -= key > kInf;
@@ -339,6 +401,8 @@ static Accumulation stats_f64_block(const double* p, int64_t n) {
     }
   }
 
+  if constexpr (kBits)
+    for (int k = 0; k < kW64; ++k) sum_of_bits += own_bits[k];
   Accumulation a;
   a.sum_sq = fold<N>(sq);
   a.sum = fold<N>(sum);
@@ -360,9 +424,20 @@ static Accumulation stats_f64_block(const double* p, int64_t n) {
   return a;
 }
 
-static Accumulation stats_f64(const void* data, int64_t n) {
+template <bool kBits>
+FG_INLINE Accumulation blocks_f64(const void* data, int64_t n, uint64_t& bits) {
   const double* p = static_cast<const double*>(data);
   Accumulation total;
-  for (int64_t j = 0; j < n; j += kBlock) total.merge(stats_f64_block(p + j, n - j < kBlock ? n - j : kBlock));
+  for (int64_t j = 0; j < n; j += kBlock)
+    total.merge(stats_f64_block<kBits>(p + j, n - j < kBlock ? n - j : kBlock, bits));
   return total;
+}
+
+static Accumulation stats_f64(const void* data, int64_t n) {
+  uint64_t none = 0;
+  return blocks_f64<false>(data, n, none);
+}
+
+static Accumulation stats_and_bits_f64(const void* data, int64_t n, uint64_t& bits) {
+  return blocks_f64<true>(data, n, bits);
 }

@@ -9,8 +9,10 @@
 namespace fastguard {
 
 // A dense piece goes to the kernel as it lies; the runs of a strided one are gathered block by block.
-Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, int64_t end) {
-  auto kernel = kernels.stats[int(view.dtype)];
+Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, int64_t end, uint64_t* bits) {
+  const auto kernel = [&](const void* data, int64_t n) {
+    return bits ? kernels.stats_and_bits[int(view.dtype)](data, n, *bits) : kernels.stats[int(view.dtype)](data, n);
+  };
   const int size = int(itemsize(view.dtype));
   if (!view.layout) return kernel(view.data + begin * size, end - begin);
 
@@ -49,14 +51,16 @@ Row row_of(const Kernels& kernels, const View& view, const Accumulation& a) {
   return Row(a, a.abs_max == 0 ? 0.0 : rescaled_norm(kernels, view, a.abs_max));
 }
 
-void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows) {
+void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows, uint64_t* bits) {
   IEEEArithmetic ieee;  // for the merging; the workers have their own
   const Kernels& selected = kernels();
   Plan plan = make_plan(views);
   std::vector<Accumulation> partials(size_t(plan.num_partials));
   for_each_piece(plan, views, num_threads, false, [&](const Plan::Entry& entry, const Piece& piece) {
     const View& view = views[piece.tensor];
-    Accumulation a = stats_of(selected, view, piece.begin, piece.end);
+    uint64_t own_bits = 0;
+    Accumulation a = stats_of(selected, view, piece.begin, piece.end, bits ? &own_bits : nullptr);
+    if (bits) __atomic_fetch_add(&bits[piece.tensor], own_bits, __ATOMIC_RELAXED);
     if (entry.num_chunks > 1)
       partials[entry.first_partial + piece.chunk] = a;
     else
@@ -70,8 +74,8 @@ void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows) {
   }
 }
 
-Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows) {
-  tensor_rows(views, num_threads, rows);
+Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows, uint64_t* bits) {
+  tensor_rows(views, num_threads, rows, bits);
   IEEEArithmetic ieee;
   Row total;
   for (size_t t = 0; t < views.size(); ++t) {

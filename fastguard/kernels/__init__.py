@@ -20,6 +20,7 @@ from .dispatch import plain_stats as plain_stats
 from .dispatch import renumbering as renumbering
 from .dispatch import run_scale as run_scale
 from .dispatch import run_stats as run_stats
+from .dispatch import stats_and_checksums as stats_and_checksums
 from .dispatch import tell_autograd as tell_autograd
 from .registry import BackendStatus as BackendStatus
 from .registry import backends as backends

@@ -98,6 +98,15 @@ def plain_stats(
     return None if result is None else (result[0], result[1], dtypes(result[2]))
 
 
+def stats_and_checksums(tensors: Sequence[torch.Tensor]) -> tuple[bytearray, tuple[float, ...], bytearray] | None:
+    """As `tensor_stats`, and of each tensor the sum of its bits as int64; None if one is not plain CPU memory.
+
+    Bits are taken as whole numbers of their elements' width, and added modulo 2^64: of any order the same. Complex
+    tensors count as real and imaginary parts.
+    """
+    return _C.stats_and_checksums(tensors, torch.get_num_threads())
+
+
 @functools.cache
 def dtypes(bits: int) -> frozenset[torch.dtype]:
     """The set that `bits` stand for."""

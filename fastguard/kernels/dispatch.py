@@ -73,6 +73,13 @@ def plain_stats(
     return cpu.plain_stats(tensors, unscale)
 
 
+def stats_and_checksums(tensors: Sequence[Any]) -> tuple[bytearray, tuple[float, ...], bytearray] | None:
+    """`cpu.stats_and_checksums` where there are the CPU kernels, and serve every tensor as it is, else None."""
+    if "cpu" not in CPU_NAMES or not tensors or not _may_be_plain(tensors[0], "cpu"):
+        return None
+    return cpu.stats_and_checksums(tensors)
+
+
 def clip_gradients(
     parameters: list[torch.Tensor], max_norm: float, backend: str, *, finite_only: bool = False
 ) -> tuple[float, frozenset[torch.dtype]] | None:

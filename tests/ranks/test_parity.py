@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch.distributed as dist
 from test_ranks import run
 
 import fastguard
-from fastguard.guard.ranks.parity import checksum
+from fastguard import kernels
+from fastguard.guard.ranks.parity import checksum, checksums
 from fastguard.history import TrainingHistory
+from fastguard.kernels import cpu
 
 SCRIPT = Path(__file__).with_name("parity_script.py")
 HAS_GLOO = dist.is_available() and dist.is_gloo_available()
@@ -31,6 +35,47 @@ def test_a_checksum_is_of_the_bits_in_any_order() -> None:
         assert int(checksum(y)) != known
     assert int(checksum(torch.tensor([0.0]))) != int(checksum(torch.tensor([-0.0])))
     assert int(checksum(torch.empty(0))) == 0
+
+
+def bits_of(count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Any bits at all, NaNs and subnormals among them."""
+    size = dtype.to_real().itemsize if dtype.is_complex else dtype.itemsize
+    raw = torch.randint(0, 256, (count * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+    raw = raw.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    if dtype.is_complex:
+        return torch.view_as_complex(raw.view(dtype.to_real()).view(-1, 2))
+    return raw.view(dtype)
+
+
+@pytest.fixture(params=[] if cpu.take_step is None else cpu._C.isa_names())
+def isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each instruction set in turn; none where the extension is not built."""
+    used = cpu._C.isa()
+    cpu._C.select_isa(request.param)
+    yield
+    cpu._C.select_isa(used)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+def test_the_kernels_have_the_same_checksum_and_the_same_rows(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for count in (0, 1, 15, 17, 255, 257, 4095, 4097, 65537):
+        x, y = bits_of(count, dtype, generator), torch.randn(count, generator=generator).to(dtype)
+        ones = bits_of(count, dtype, generator)
+        torch.view_as_real(ones).fill_(-math.nan) if dtype.is_complex else ones.fill_(-math.nan)
+        tensors = [x, y, x[::3], y[1:], x.expand(3, count), ones, y.view(count, 1).expand(count, 2).t(), x[:0]]
+        found = kernels.stats_and_checksums(tensors)
+        assert found is not None
+        assert torch.frombuffer(found[2], dtype=torch.int64).tolist() == [int(checksum(t)) for t in tensors], count
+        assert found[0] == kernels.run_stats(tensors, "cpu")[0], count
+
+
+def test_checksums_of_what_is_no_plain_memory_are_those_of_torch() -> None:
+    odd = [torch.randn(9).to_sparse(), torch.randn(9).to(torch.float8_e4m3fn), torch._neg_view(torch.randn(9))]
+    odd += [torch.randn(9, dtype=torch.complex64).conj(), torch.randn(70_000)]
+    assert checksums(odd).tolist() == [int(checksum(t)) for t in odd]
+    assert checksums(odd[-1:]).tolist() == [int(checksum(odd[-1]))]
 
 
 def test_what_was_found_is_told_from_a_log_too() -> None:
