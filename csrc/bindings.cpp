@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "clip.h"
 #include "gradients.h"
@@ -12,6 +13,7 @@
 #include "lock.h"
 #include "parallel.h"
 #include "passes.h"
+#include "shards.h"
 #include "step.h"
 #include "tensors.h"
 
@@ -188,6 +190,32 @@ py::object py_gradient_stats(const py::list& groups, int num_threads, double uns
                         found.dtypes);
 }
 
+// What is here of sharded tensors: (rows as bytes, their fold, positions, fingerprint, set of DTypes, the parts, kind of
+// each as int32 bytes, kinds that there are, meshes).
+py::tuple as_python(ShardPlan& plan, RowBytes& table, Gradients& found) {
+  py::bytearray kinds(reinterpret_cast<const char*>(plan.kinds.data()), 4 * plan.kinds.size());
+  const std::set<int32_t> different(plan.kinds.begin(), plan.kinds.end());
+  py::object positions = py_positions(found);
+  return py::make_tuple(table.keep(found.views.size()), as_tuple(found.total), std::move(positions), found.fingerprint,
+                        found.dtypes, py_tensors(found), std::move(kinds), py::cast(different), plan.meshes);
+}
+
+// Of gradients, and of tensors themselves; None if something would need preparing, and for tensors that are all plain.
+py::object py_shard_gradients(ShardPlan& plan, const py::list& groups, int num_threads, double unscale) {
+  const Groups lists = groups_of(groups);
+  Gradients found;
+  RowBytes table(count_parameters(lists));
+  if (!measure_shards(plan, lists, num_threads, unscale, table.rows(), found)) return py::none();
+  return as_python(plan, table, found);
+}
+
+py::object py_shards(ShardPlan& plan, const py::list& tensors, int num_threads) {
+  Gradients found;
+  RowBytes table(tensors.size());
+  if (!measure_shards(plan, tensors, num_threads, table.rows(), found)) return py::none();
+  return as_python(plan, table, found);
+}
+
 // The norm, and every gradient times min(1, max_norm / (norm + 1e-6)): (norm, set of DTypes, the gradients if they were
 // written to, else None). None if there is no gradient, or one that would need preparing or overlaps itself; nothing has
 // happened then. With `finite_only` a norm that is not finite leaves the gradients alone.
@@ -249,6 +277,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("clip_gradients", &py_clip_gradients, py::arg("parameters"), py::arg("num_threads"), py::arg("max_norm"),
         py::arg("finite_only"));
   m.def("stats_and_checksums", &py_stats_and_checksums, py::arg("tensors"), py::arg("num_threads"));
+  py::class_<ShardPlan>(m, "ShardPlan")
+      .def(py::init<>())
+      .def("gradient_stats", &py_shard_gradients, py::arg("groups"), py::arg("num_threads"), py::arg("unscale"))
+      .def("tensor_stats", &py_shards, py::arg("tensors"), py::arg("num_threads"))
+      .def_property_readonly("known", &ShardPlan::known);
   m.def("follow", &py_follow, py::arg("norms"), py::arg("means"), py::arg("limits"), py::arg("keep"), py::arg("ratio"));
   m.def("json_line", &json_line, py::arg("headers"), py::arg("index"), py::arg("table"), py::arg("time"));
   m.def("fold_rows", &py_fold_rows, py::arg("table"));

@@ -10,6 +10,7 @@
 #include "lock.h"
 #include "parallel.h"
 #include "passes.h"
+#include "shards.h"
 
 namespace fastguard {
 
@@ -155,9 +156,11 @@ void collect_gradients(const Groups& groups, Gradients& found) {
   for_each_batch(groups, found, [](size_t, size_t) { return true; });
 }
 
-bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found) {
-  Walk walk(count_parameters(groups), unscale, rows, found.views, found.total, &found.values);
+bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found,
+                       ShardPlan* plan) {
+  Walk walk(count_parameters(groups), unscale, rows, found.views, found.total, plan ? nullptr : &found.values);
   if (!for_each_batch(groups, found, [&](size_t first, size_t end) {
+        if (plan && !plan->unwrap(found.tensors.data() + first, end - first, first)) return false;
         return walk.take(found.items() + first, end - first);
       }))
     return false;

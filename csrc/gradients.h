@@ -34,8 +34,11 @@ void collect_gradients(const Groups& groups, Gradients& found);
 
 // Fills all, and a row for each gradient, as if its elements had been multiplied by `unscale`; `rows` has room for
 // `count_parameters(groups)`. False, with `found` and `rows` of no use, if a gradient would need preparing, other than a
-// sparse one. Needs the GIL, and gives it up while large tensors are read.
-bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found);
+// sparse one. Needs the GIL, and gives it up while large tensors are read. With `plan`, `found.tensors` are what it has in
+// the place of gradients, and sparse ones are refused.
+class ShardPlan;
+bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found,
+                       ShardPlan* plan = nullptr);
 
 // The same for tensors themselves; `views` is empty before. False as above, and for sparse ones.
 bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows,

@@ -83,6 +83,7 @@ def _initialise() -> None:
 take_step = None if _problem is not None else _C.take_step
 json_line = None if _problem is not None else _C.json_line
 follow = None if _problem is not None else _C.follow  # see `AdaGC`
+ShardPlan: Any = None if _problem is not None else _C.ShardPlan  # see `guard/ranks/pieces.py`
 if _problem is None:
     _initialise()
 

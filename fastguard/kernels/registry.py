@@ -116,6 +116,11 @@ def takes_triton(device: torch.device, backend: str) -> bool:
     return triton.accepts(device) and choose(device, backend) is triton
 
 
+def takes_cpu(backend: str) -> bool:
+    """Whether `backend` means the C++ kernels for tensors on the CPU."""
+    return backend in CPU_NAMES
+
+
 def _names_for_cpu() -> frozenset[str]:
     """Under which names tensors on the CPU go to the C++ kernels, which then have shorter ways than an operation."""
     if BACKENDS["cpu"].unavailable() is not None:

@@ -17,7 +17,15 @@ from torch.nn.utils import get_total_norm as _torch_get_total_norm
 
 from .. import kernels
 from ..errors import UnsupportedTensorError
-from ..guard.ranks import as_everywhere, is_sharded, locals_of, norm_over_ranks
+from ..guard.ranks import (
+    as_everywhere,
+    gradients_over_ranks,
+    is_sharded,
+    locals_of,
+    measured,
+    norm_over_ranks,
+    tensors_over_ranks,
+)
 from ..stats import TensorStats
 
 
@@ -35,8 +43,10 @@ def _served(tensors: list[Any]) -> bool:
     )
 
 
-def _result(norm: float, dtypes: Iterable[torch.dtype], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`norm` as torch returns it: 0-dim, real, of the promoted dtype of the tensors.
+def _result(
+    norm: float, dtypes: Iterable[torch.dtype], tensors: Sequence[torch.Tensor], mesh: Any = None
+) -> torch.Tensor:
+    """`norm` as torch returns it: 0-dim, real, of the promoted dtype of the tensors; with `mesh` a DTensor there.
 
     Deviation: where that dtype cannot hold a finite norm (float16 above 65504), it is returned as float32.
     """
@@ -47,8 +57,7 @@ def _result(norm: float, dtypes: Iterable[torch.dtype], tensors: Sequence[torch.
         dtype = torch.float32 if dtype.itemsize < 4 else dtype
         norm = norm if norm <= torch.finfo(dtype).max else math.inf
     result = torch.scalar_tensor(norm, dtype=dtype, device=tensors[0].device if tensors else None)
-    sharded = next(filter(is_sharded, tensors), None)
-    return result if sharded is None else as_everywhere(result, sharded)
+    return result if mesh is None else as_everywhere(result, mesh)
 
 
 def _check_finite(norm: float, norm_type: float, error_if_nonfinite: bool) -> None:
@@ -76,21 +85,26 @@ def _norm(
     foreach: bool | None,
     backend: str,
     holders: list[Any] | None = None,
-) -> tuple[float, Iterable[torch.dtype]] | None:
-    """The norm and the dtypes of `tensors`, over the ranks of `holders`; None for what torch has to do itself."""
+) -> tuple[float, Iterable[torch.dtype], Any] | None:
+    """The norm and the dtypes of `tensors`, over the ranks of `holders`, and a mesh; None for what torch has to do."""
     if norm_type != 2.0 or not tensors:
         return None
     quick = kernels.plain_stats(tensors, backend)
     if quick is not None:
         table, total, dtypes = quick
-        return TensorStats(table, None, total).total().norm, dtypes
+        return TensorStats(table, None, total).total().norm, dtypes, None
+    pieces = tensors_over_ranks(tensors, backend) if holders is None else None
+    if pieces is not None:
+        return norm_over_ranks(pieces), pieces.dtypes, pieces.meshes[0]
     if not _served(tensors):
         return None
     _check_foreach(tensors, foreach)
     if any(map(is_sharded, holders or tensors)):
-        return norm_over_ranks(tensors, holders or tensors, backend), {t.dtype for t in tensors}
+        pieces = measured(tensors, holders or tensors, backend)
+        sharded = next(filter(is_sharded, tensors), None)
+        return norm_over_ranks(pieces), pieces.dtypes, None if sharded is None else sharded.device_mesh
     table, fold = kernels.run_stats(tensors, backend)
-    return TensorStats(table, None, fold).total().norm, {t.dtype for t in tensors}
+    return TensorStats(table, None, fold).total().norm, {t.dtype for t in tensors}, None
 
 
 def get_total_norm(
@@ -128,9 +142,9 @@ def get_total_norm(
     found = _norm(tensors, norm_type, foreach, kernels.resolve_backend("auto"))
     if found is None:
         return _torch_get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
-    norm, dtypes = found
+    norm, dtypes, mesh = found
     _check_finite(norm, norm_type, error_if_nonfinite)
-    return _result(norm, dtypes, tensors)
+    return _result(norm, dtypes, tensors, mesh)
 
 
 def clip_grad_norm_(
@@ -185,16 +199,25 @@ def clip_grad_norm_(
         if clipped is not None:
             _check_finite(clipped[0], norm_type, error_if_nonfinite)
             return _result(*clipped, ())
+        pieces = gradients_over_ranks(parameters, backend)
+        if pieces is not None:
+            norm = norm_over_ranks(pieces)
+            _clip(pieces.local, norm, max_norm, error_if_nonfinite, backend)
+            return _result(norm, pieces.dtypes, pieces.local, pieces.meshes[0])
     gradients = kernels.collect_gradients([parameters])[0]
     found = _norm(gradients, norm_type, foreach, backend, [*parameters, *gradients])
     if found is None:
         return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-    norm, dtypes = found
-    _check_finite(norm, norm_type, error_if_nonfinite)
+    norm, dtypes, mesh = found
+    _clip(locals_of(gradients), norm, max_norm, error_if_nonfinite, backend)
+    return _result(norm, dtypes, gradients, mesh)
+
+
+def _clip(tensors: list[torch.Tensor], norm: float, max_norm: float, error_if_nonfinite: bool, backend: str) -> None:
+    _check_finite(norm, 2.0, error_if_nonfinite)
     coefficient = float(max_norm) / (norm + 1e-6)
     if not coefficient >= 1.0:  # NaN too: torch multiplies by it, so that nobody takes the gradients for clipped
-        kernels.run_scale(locals_of(gradients), coefficient, backend)
-    return _result(norm, dtypes, gradients)
+        kernels.run_scale(tensors, coefficient, backend)
 
 
 def clip_gradients(gradients: Any, max_norm: float = 1.0) -> tuple[Any, float]:

@@ -22,7 +22,7 @@ _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
 
 
 def divided(table: bytearray, replication: torch.Tensor) -> bytearray:
-    """Rows as this rank's share of what `replication` (float64, [T, 1]) ranks hold alike."""
+    """Rows as this rank's share of what `replication` (float64, [T, 1] or [1, 1]) ranks hold alike."""
     if not table:
         return table
     rows = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS) / replication

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from ... import kernels
 from ...stats.columns import INDEX
 from . import shards
 from .exchange import NUM_COLUMNS, Wire, bytes_of, counted, divided, fold
+from .pieces import PieceReader
 
 _log = logging.getLogger("fastguard")
 TABLES_EVERY, FIRST_TABLES = 10, 10
@@ -67,15 +68,11 @@ class Ranks:
     """
 
     def __init__(self, params: Sequence[torch.Tensor], beyond: dist.ProcessGroup | None = None) -> None:
-        self.wire = Wire(shards.groups_of(params))
+        self.wire = Wire(shards.groups_of(shards.meshes_of(params)))
+        self._reader = PieceReader()
         self._beyond = None if beyond is None or dist.get_world_size(beyond) == 1 else Wire([beyond])
         self.wants_tables = False
         self.trouble: list[tuple[int, str, int, int]] = []
-        self._fingerprint: int | None = None
-        self._placements: list[Any] = []
-        self._replication: torch.Tensor | None = None
-        self._is_whole = True  # nothing is replicated
-        self._has_partial = False
         self._decided = 0.0
         self._num_measured = 0
 
@@ -120,15 +117,12 @@ class Ranks:
             RuntimeError: the ranks are at different steps, hold different parameters, or decided differently before.
         """
         self._num_measured += 1
-        gradients, present, fingerprint = kernels.collect_gradients(groups)
-        self._look_at(gradients, fingerprint)
-        local = shards.locals_of(gradients)
-        summed = [shards.whole(g) for g in gradients] if self._has_partial else gradients
-        table, _ = kernels.run_stats(local if summed is gradients else shards.locals_of(summed), backend, inverse)
-        own = table if self._is_whole or self._replication is None else divided(table, self._replication)
+        pieces = self._reader.gradients(groups, backend, inverse)
+        times = pieces.replication(self.wire.num_ranks)
+        own = pieces.table if times is None else divided(pieces.table, times)
         num_params = sum(map(len, groups))
-        said = [step, num_params, len(gradients), loss or 0.0, loss is not None, found_inf, self._decided]
-        words = [*kernels.fold_rows(own), *map(float, said)]
+        said = [step, num_params, len(pieces.local), loss or 0.0, loss is not None, found_inf, self._decided]
+        words = [*(pieces.total if times is None else kernels.fold_rows(own)), *map(float, said)]
         everyone = self._exchange(words)
         total = counted(everyone[:NUM_COLUMNS])
         heads = everyone[NUM_COLUMNS:]
@@ -136,9 +130,10 @@ class Ranks:
         is_bad = not math.isfinite(total[INDEX["finite_norm"]]) or total[_NANS] + total[_INFS] > 0
         rows, positions = bytearray(), cast("list[int] | None", [])
         if is_bad or self.wants_tables or self.is_alone or step < FIRST_TABLES or step % TABLES_EVERY == 0:
-            rows, positions = self._whole_table(own, num_params, present)
+            rows, positions = self._whole_table(own, num_params, pieces.present)
         self._decided = total[INDEX["finite_norm"]] if math.isfinite(total[INDEX["finite_norm"]]) else -1.0
-        return Shared(rows, total, positions, present, fingerprint, mean, heads[_FOUND_INF] > 0.0, table)
+        found = pieces.present, pieces.fingerprint, mean, heads[_FOUND_INF] > 0.0, pieces.table
+        return Shared(rows, total, positions, *found)
 
     def find_trouble(self, table: bytearray, names: Sequence[str], present: Sequence[int] | None) -> None:
         """At a step that is not finite: which ranks hold what is not. A gather of what is to be told."""
@@ -161,18 +156,6 @@ class Ranks:
         more = f"so are {len(ranks) - 1} of {self.num_ranks - 1} others"
         others = "the others were finite" if len(ranks) == 1 else more
         return f"rank {first[0]}, {first[1]}: {counts}; {others}"
-
-    def _look_at(self, gradients: Sequence[torch.Tensor], fingerprint: int) -> None:
-        """Brings up to date how many ranks hold each gradient alike."""
-        placements = [shards.placements(gradient) for gradient in gradients]
-        if fingerprint == self._fingerprint and placements == self._placements:
-            return
-        self._fingerprint, self._placements = fingerprint, placements
-        self._has_partial = any(p.is_partial() for each in placements for p in each or ())
-        size = self.wire.num_ranks
-        replication = [size / shards.num_shards(gradient) for gradient in gradients]
-        self._is_whole = all(times == 1.0 for times in replication)
-        self._replication = torch.tensor(replication, dtype=torch.float64).unsqueeze(1)
 
     def _exchange(self, words: list[float]) -> list[float]:
         for wire in filter(None, (self.wire, self._beyond)):

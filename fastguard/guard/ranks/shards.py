@@ -46,12 +46,9 @@ def whole(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.redistribute(placements=target)  # type: ignore[attr-defined]
 
 
-def num_shards(tensor: torch.Tensor) -> int:
-    """In how many different parts `tensor` lies over the ranks; 1 for what each rank has in full."""
-    if not is_sharded(tensor):
-        return 1
-    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
-    cut = [i for i, p in enumerate(_placements(tensor)) if not (p.is_replicate() or p.is_partial())]
+def num_shards(mesh: Any, placements: Any) -> int:
+    """In how many different parts a tensor lies over the ranks; 1 for what each rank has in full."""
+    cut = [i for i, p in enumerate(placements or ()) if not (p.is_replicate() or p.is_partial())]
     return math.prod(mesh.size(i) for i in cut)
 
 
@@ -71,27 +68,32 @@ def _placements(tensor: Any) -> Sequence[Any]:
     return tuple(tensor.placements)
 
 
-def groups_of(tensors: Iterable[torch.Tensor]) -> list[dist.ProcessGroup]:
-    """The groups to reduce over, one after the other, so that all ranks that hold parts of `tensors` are reached.
-
-    One group where the largest mesh is one-dimensional or spans all processes, else one for each of its dimensions.
-
-    Raises:
-        TypeError: their meshes have different ranks, and none has all.
-    """
+def meshes_of(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    """What `tensors` lie on, each once."""
     different: dict[int, Any] = {}
     for tensor in tensors:
         spec = getattr(tensor, "_spec", None)
         if spec is not None and id(spec.mesh) not in different and is_sharded(tensor):
             different[id(spec.mesh)] = spec.mesh
-    meshes = {frozenset(mesh.mesh.flatten().tolist()): mesh for mesh in different.values()}
-    if not meshes:
+    return [*different.values()]
+
+
+def groups_of(meshes: Iterable[Any]) -> list[dist.ProcessGroup]:
+    """The groups to reduce over, one after the other, so that all ranks of `meshes` are reached.
+
+    One group where the largest mesh is one-dimensional or spans all processes, else one for each of its dimensions.
+
+    Raises:
+        TypeError: the meshes have different ranks, and none has all.
+    """
+    by_ranks = {frozenset(mesh.mesh.flatten().tolist()): mesh for mesh in meshes}
+    if not by_ranks:
         return []
-    ranks, mesh = max(meshes.items(), key=lambda item: len(item[0]))
-    if any(not other <= ranks for other in meshes):
+    ranks, mesh = max(by_ranks.items(), key=lambda item: len(item[0]))
+    if any(not other <= ranks for other in by_ranks):
         raise TypeError(
             "`optimizer` must hold parameters of which one mesh spans all ranks, got meshes of different ones: "
-            f"{sorted(map(sorted, meshes))}. Put them on a common mesh of more dimensions."
+            f"{sorted(map(sorted, by_ranks))}. Put them on a common mesh of more dimensions."
         )
     if len(ranks) == dist.get_world_size():
         world = dist.group.WORLD

@@ -1,0 +1,142 @@
+#include "shards.h"
+
+#include <structmember.h>  // PyMemberDef, before Python 3.12
+
+namespace fastguard {
+
+namespace {
+
+constexpr size_t kMostKinds = 64;  // more are of meshes that are gone, surely
+
+// Bytes from an object to what a slot of its class keeps, or 0.
+Py_ssize_t slot_of(PyTypeObject* type, const char* name) {
+  auto descriptor = py::reinterpret_steal<py::object>(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name));
+  if (!descriptor) return PyErr_Clear(), 0;
+  if (Py_TYPE(descriptor.ptr()) != &PyMemberDescr_Type) return 0;
+  return reinterpret_cast<PyMemberDescrObject*>(descriptor.ptr())->d_member->offset;
+}
+
+PyObject* at(PyObject* object, Py_ssize_t offset) {
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+}
+
+py::object attribute(PyObject* object, PyObject* name) {
+  PyObject* value = PyObject_GetAttr(object, name);
+  if (!value) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(value);
+}
+
+void want(const PyObject* object) {  // with what CPython keeps ahead of it: where its attributes are
+  __builtin_prefetch(reinterpret_cast<const char*>(object) - 32);
+  __builtin_prefetch(reinterpret_cast<const char*>(object) + 32);
+}
+
+}  // namespace
+
+bool ShardPlan::learn(PyTypeObject* type) {
+  auto object = reinterpret_cast<PyObject*>(type);
+  if (!PyObject_HasAttrString(object, "to_local") || !PyObject_HasAttrString(object, "device_mesh")) return false;
+  const Py_ssize_t local = slot_of(type, "_local_tensor"), spec = slot_of(type, "_spec");
+  if (!local || !spec) return false;
+  type_ = py::reinterpret_borrow<py::object>(object);
+  local_ = local;
+  spec_ = spec;
+  return true;
+}
+
+void ShardPlan::begin() {
+  if (known_.size() > kMostKinds) {
+    seen_.clear();
+    known_ = py::list();
+  }
+  kinds.clear();
+  meshes = py::list();
+  last_mesh_ = nullptr;
+}
+
+void ShardPlan::meet(PyObject* mesh) {
+  if (mesh == last_mesh_) return;
+  last_mesh_ = mesh;
+  for (py::handle known : meshes)
+    if (known.ptr() == mesh) return;
+  meshes.append(py::handle(mesh));
+}
+
+int32_t ShardPlan::number_of(const py::object& mesh, const py::object& placements) {
+  for (size_t i = 0; i < known_.size(); ++i) {
+    PyObject* known = PyList_GET_ITEM(known_.ptr(), Py_ssize_t(i));
+    if (PyTuple_GET_ITEM(known, 0) != mesh.ptr()) continue;
+    const int same = PyObject_RichCompareBool(PyTuple_GET_ITEM(known, 1), placements.ptr(), Py_EQ);
+    if (same < 0) throw py::error_already_set();
+    if (same) return int32_t(i);
+  }
+  known_.append(py::make_tuple(mesh, placements));
+  return int32_t(known_.size()) - 1;
+}
+
+int32_t ShardPlan::kind_of(PyObject* spec, size_t place) {
+  static PyObject* const mesh_name = PyUnicode_InternFromString("mesh");
+  static PyObject* const placements_name = PyUnicode_InternFromString("placements");
+  if (place >= seen_.size()) seen_.resize(place + 1);
+  Seen& seen = seen_[place];
+  py::object placements = attribute(spec, placements_name), mesh = attribute(spec, mesh_name);
+  if (seen.spec.ptr() != spec || seen.placements.ptr() != placements.ptr() || seen.mesh.ptr() != mesh.ptr())
+    seen = {py::reinterpret_borrow<py::object>(spec), mesh, placements, number_of(mesh, placements)};
+  meet(seen.mesh.ptr());
+  return seen.kind;
+}
+
+bool ShardPlan::unwrap(py::object* tensors, size_t count, size_t place) {
+  for (size_t i = 0; i < count; ++i) {
+    PyTypeObject* type = Py_TYPE(tensors[i].ptr());
+    if (is_plain_type(tensors[i].ptr())) continue;
+    if (reinterpret_cast<PyObject*>(type) != type_.ptr() && !learn(type)) return false;
+    PyObject *local = at(tensors[i].ptr(), local_), *spec = at(tensors[i].ptr(), spec_);
+    if (!local || !spec) return false;
+    want(local);
+    want(spec);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    int32_t kind = -1;
+    if (!is_plain_type(tensors[i].ptr())) {
+      if (reinterpret_cast<PyObject*>(Py_TYPE(tensors[i].ptr())) != type_.ptr()) return false;  // two such classes at once
+      kind = kind_of(at(tensors[i].ptr(), spec_), place + i);
+      tensors[i] = py::reinterpret_borrow<py::object>(at(tensors[i].ptr(), local_));
+    }
+    kinds.push_back(kind);
+  }
+  return true;
+}
+
+void ShardPlan::note(PyObject* parameter) {
+  static PyObject* const name = PyUnicode_InternFromString("mesh");
+  PyTypeObject* type = Py_TYPE(parameter);
+  if (is_plain_type(parameter) || (reinterpret_cast<PyObject*>(type) != type_.ptr() && !learn(type))) return;
+  if (PyObject* spec = at(parameter, spec_)) meet(attribute(spec, name).ptr());
+}
+
+bool measure_shards(ShardPlan& plan, const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found) {
+  plan.begin();
+  if (!measure_gradients(groups, num_threads, unscale, rows, found, &plan)) return false;
+  if (!found.complete) {
+    size_t position = 0, next = 0;
+    for (PyObject* group : groups)
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group); ++i, ++position) {
+        if (next < found.positions.size() && size_t(found.positions[next]) == position) ++next;
+        else plan.note(PyList_GET_ITEM(group, i));
+      }
+  }
+  return true;
+}
+
+bool measure_shards(ShardPlan& plan, const py::list& tensors, int num_threads, Row* rows, Gradients& found) {
+  plan.begin();
+  for (py::handle tensor : tensors) found.tensors.push_back(py::reinterpret_borrow<py::object>(tensor));
+  const size_t count = found.tensors.size();
+  if (!plan.unwrap(found.tensors.data(), count, 0) || plan.meshes.empty()) return false;
+  if (!measure_plain(found.items(), count, num_threads, 1.0, rows, found.views, found.total)) return false;
+  found.dtypes = dtypes_of(found.views);
+  return true;
+}
+
+}  // namespace fastguard
