@@ -18,7 +18,8 @@ pytestmark = [
 ]
 SCRIPT = Path(__file__).with_name("script.py")
 WORLD = 4
-TRAININGS = ("fsdp", "fsdp, NaN", "hsdp", "tp", "tp on a part", "tp and fsdp", "tp and fsdp, NaN")
+TRAININGS = ("fsdp", "fsdp, NaN", "hsdp", "tp", "tp on a part", "tp and fsdp", "tp and fsdp, NaN", "many ranks")
+TRAININGS += ("many ranks, NaN",)
 
 
 def run(script: Path, world: int, folder: Path, timeout: float = 300) -> list[dict[str, Any]]:
@@ -62,9 +63,9 @@ def test_every_rank_decides_and_remembers_the_same_bits(found: list[dict[str, An
         assert {key: other[case][key] for key in keys} == {key: found[0][case][key] for key in keys}
 
 
-@pytest.mark.parametrize("case", ["fsdp, NaN", "tp and fsdp, NaN"])
+@pytest.mark.parametrize("case", ["fsdp, NaN", "tp and fsdp, NaN", "many ranks, NaN"])
 def test_a_nan_on_one_rank_skips_the_step_on_all_and_its_rank_is_named(found: list[dict[str, Any]], case: str) -> None:
-    first, bad = found[0][case], 12 if case.startswith("fsdp") else 3
+    first, bad = found[0][case], 3 if case.startswith("tp") else 12
     assert [step for step, skipped in enumerate(first["skipped"]) if skipped] == [bad]
     assert first["nonfinite"][bad] == ["0.weight"]
     assert first["trouble"] == [[1, "0.weight", 1, 0]]
@@ -129,6 +130,11 @@ def test_a_mesh_of_one_rank_asks_nobody_and_has_each_tensor_at_every_step(found:
         assert alone["tables"][0] == 6 and alone["bad ranks"] == [None, []]
 
 
+def test_many_ranks_reduce_where_few_gather(found: list[dict[str, Any]]) -> None:
+    assert found[0]["many ranks"]["collectives"] == 2 * 14 + 2 * 11
+    assert found[0]["many ranks"]["costs"]["collective_bytes_per_step"] == (14 * 168 + 11 * 6 * 96) / 14
+
+
 def test_the_loss_of_a_record_is_the_mean_over_the_ranks(found: list[dict[str, Any]]) -> None:
     losses = [each["fsdp"]["losses"] for each in found]
     assert losses[0] == losses[-1] and len(losses[0]) == 13
@@ -143,10 +149,11 @@ def test_what_needs_whole_tensors_is_refused(found: list[dict[str, Any]]) -> Non
 
 
 def test_the_norm_of_pipeline_stages_is_that_of_all(found: list[dict[str, Any]]) -> None:
-    for each in found:
-        assert each["pipeline"]["norm"] == pytest.approx(each["pipeline"]["exact"], rel=1e-7)
-        assert each["pipeline"]["names"] == ["weight", "bias"]
-    assert len({each["pipeline"]["coef"] for each in found}) == 1
+    for case in ("pipeline", "pipeline, many ranks"):
+        for each in found:
+            assert each[case]["norm"] == pytest.approx(each[case]["exact"], rel=1e-7)
+            assert each[case]["names"] == ["weight", "bias"]
+        assert len({each[case]["coef"] for each in found}) == 1
 
 
 def test_a_scaler_finds_the_same_on_all_ranks(found: list[dict[str, Any]]) -> None:
@@ -158,7 +165,8 @@ def test_a_scaler_finds_the_same_on_all_ranks(found: list[dict[str, Any]]) -> No
 
 def test_ranks_that_are_out_of_step_get_an_error_and_do_not_hang(found: list[dict[str, Any]]) -> None:
     for each in found:
-        assert "must step together" in each["out of step"] and "different steps" in each["out of step"]
+        for case in ("out of step", "out of step, many ranks"):
+            assert "must step together" in each[case] and "different steps: [0.0, " in each[case]
 
 
 def test_steps_and_parameters_without_gradients_hang_nobody(found: list[dict[str, Any]]) -> None:
@@ -166,7 +174,7 @@ def test_steps_and_parameters_without_gradients_hang_nobody(found: list[dict[str
         assert each["without gradients"] == {"empty": 0.0, "names": ["0.weight", "0.bias"]}
 
 
-@pytest.mark.parametrize("case", ["functions, fsdp", "functions, tp"])
+@pytest.mark.parametrize("case", ["functions, fsdp", "functions, tp", "functions, many ranks"])
 def test_the_functions_agree_with_torchs_on_dtensors(found: list[dict[str, Any]], case: str) -> None:
     for each in found:
         for limit in ("0.05", "1000000.0"):

@@ -1,4 +1,4 @@
-"""What goes over the wires: one gather of a few numbers a rank, and the table of tensors when it is wanted."""
+"""What goes over the wires: a few numbers a rank, gathered or reduced, and the table of tensors when it is wanted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ...kernels import fold_rows
 from ...stats.columns import COLUMNS, INDEX, TABLE
 
 NUM_COLUMNS = len(COLUMNS)
+MOST_GATHERED = 32  # ranks of a group: what each receives, and folds, grows with them; two reductions hardly do
 _ADDED = tuple(i for i, column in enumerate(TABLE) if column.fold == "add")
 _COUNTS = tuple(i for i, column in enumerate(TABLE) if column.is_count)
 _SUM, _SUM_SQ, _DEVIATIONS, _NORM = (INDEX[name] for name in ("sum", "sum_sq", "sum_sq_dev", "finite_norm"))
@@ -52,10 +53,12 @@ class Wire:
     """Collectives over some groups, one after the other; each rank ends with the same bits.
 
     Rows are gathered and folded in the order of the ranks, so that no algorithm of a reduction can make ranks differ.
+    Where a group has more than `MOST_GATHERED` they are reduced, as tables are: an all-reduce gives all ranks the same.
 
     Attributes:
         groups: at least one.
         num_ranks: of all of them together.
+        is_wide: whether one is too large to gather from.
         num_collectives, num_bytes: so far, as this rank sent them.
     """
 
@@ -64,6 +67,7 @@ class Wire:
         self.num_ranks = 1
         for group in groups:
             self.num_ranks *= dist.get_world_size(group)
+        self.is_wide = any(dist.get_world_size(group) > MOST_GATHERED for group in groups)
         self.num_collectives = self.num_bytes = 0
 
     def gather(self, words: Sequence[float], group: dist.ProcessGroup) -> list[list[float]]:
@@ -85,34 +89,43 @@ class Wire:
 
     def table(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows of whole tensors, from each rank's shares of them (float64, [T, columns]): two reductions a group."""
+        return self.reduced(rows)[0]
+
+    def reduced(
+        self, rows: torch.Tensor, compared: Sequence[float] = (), added: Sequence[float] = ()
+    ) -> tuple[torch.Tensor, list[float], list[float], list[float]]:
+        """`table`, and with it the least and the largest of each of `compared`, and the sums of `added`."""
         largest = torch.stack(
             [rows[:, _MAX], torch.where(rows[:, _LEAST] > 0.0, -rows[:, _LEAST], -torch.inf), rows[:, _NORM]], dim=1
         )
-        largest = self._reduced(largest, dist.ReduceOp.MAX)
+        largest, ends = self._reduced(largest, [*compared, *(-one for one in compared)], dist.ReduceOp.MAX)
         scale = largest[:, 2].clamp_min(torch.finfo(torch.float64).tiny)
         count = rows[:, _NUMEL] - rows[:, _NANS] - rows[:, _INFS]
         own_mean = torch.where(count > 0.0, rows[:, _SUM] / count.clamp_min(1e-300), 0.0)
         shares = [rows[:, i] for i in _ADDED]
         parts = [*shares, rows[:, _DEVIATIONS], count * own_mean * own_mean, (rows[:, _NORM] / scale).square()]
-        added = self._reduced(torch.stack(parts, dim=1), dist.ReduceOp.SUM)
+        summed, sums = self._reduced(torch.stack(parts, dim=1), added, dist.ReduceOp.SUM)
         whole = torch.zeros_like(rows)
         for place, i in enumerate(_ADDED):
-            whole[:, i] = added[:, place].round() if i in _COUNTS else added[:, place]
+            whole[:, i] = summed[:, place].round() if i in _COUNTS else summed[:, place]
         whole[:, _MAX] = largest[:, 0]
         whole[:, _LEAST] = torch.where(largest[:, 1] > -torch.inf, -largest[:, 1], 0.0)
         count = whole[:, _NUMEL] - whole[:, _NANS] - whole[:, _INFS]
-        between = added[:, -2] - whole[:, _SUM].square() / count.clamp_min(1.0)
-        whole[:, _DEVIATIONS] = (added[:, -3] + between.clamp_min(0.0)).nan_to_num(nan=torch.inf, posinf=torch.inf)
-        whole[:, _NORM] = scale * added[:, -1].sqrt()
-        return whole
+        between = summed[:, -2] - whole[:, _SUM].square() / count.clamp_min(1.0)
+        whole[:, _DEVIATIONS] = (summed[:, -3] + between.clamp_min(0.0)).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        whole[:, _NORM] = scale * summed[:, -1].sqrt()
+        return whole, [-one for one in ends[len(compared) :]], ends[: len(compared)], sums
 
-    def _reduced(self, words: torch.Tensor, how: Any) -> torch.Tensor:
+    def _reduced(self, rows: torch.Tensor, more: Sequence[float], how: Any) -> tuple[torch.Tensor, list[float]]:
+        words = torch.cat([rows.flatten(), torch.tensor(more, dtype=torch.float64)]) if more else rows
         for group in self.groups:
             sent = words.contiguous().to(device_of(group))
             self._count(8 * words.numel())
             dist.all_reduce(sent, op=how, group=group)
             words = sent.cpu()
-        return words
+        if not more:
+            return words, []
+        return words[: rows.numel()].view(rows.shape), words[rows.numel() :].tolist()
 
     def _count(self, num_bytes: int) -> None:
         self.num_collectives += 1

@@ -20,6 +20,8 @@ _log = logging.getLogger("fastguard")
 TABLES_EVERY, FIRST_TABLES = 10, 10
 _MAX_TOLD = 4  # tensors of a rank
 _STEP, _PARAMS, _PRESENT, _LOSS, _LOSSES, _FOUND_INF, _DECIDED, _WORDS = range(8)  # behind the columns of a header
+_ALIKE = {_STEP: "steps", _PARAMS: "numbers of parameters", _DECIDED: "norms of the step before"}
+_ADDED = (_LOSS, _LOSSES, _FOUND_INF)
 _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
 
 
@@ -50,7 +52,8 @@ class Shared(NamedTuple):
 class Ranks:
     """Measures the gradients of a step over all ranks that hold parts of the model.
 
-    One pass over what is here, and one gather of 17 numbers a rank and group. At the first ten steps, then at every
+    One pass over what is here, and one gather of 17 numbers a rank and group, or two reductions where a group has more
+    than 32 ranks. At the first ten steps, then at every
     tenth, at a step that is not finite, and wherever the clip policy wants norms of tensors, two reductions more: 96
     bytes a tensor. All ranks have to step together, as they have to for the optimizer's own collectives.
 
@@ -159,6 +162,9 @@ class Ranks:
 
     def _exchange(self, words: list[float]) -> list[float]:
         for wire in filter(None, (self.wire, self._beyond)):
+            if wire.is_wide:
+                words = _reduced(wire, words, is_one_model=wire is self.wire)
+                continue
             for group in wire.groups:
                 words = _folded(wire.gather(words, group), is_one_model=wire is self.wire)
         return words
@@ -182,16 +188,31 @@ class Ranks:
 def _folded(found: list[list[float]], *, is_one_model: bool) -> list[float]:
     """The headers of a group's ranks as one."""
     heads = [words[NUM_COLUMNS:] for words in found]
-    for what, place in (("steps", _STEP), ("numbers of parameters", _PARAMS), ("norms of the step before", _DECIDED)):
-        seen = [head[place] for head in heads]
-        if min(seen) != max(seen) and (is_one_model or place != _PARAMS):
-            raise RuntimeError(
-                f"the ranks of a guarded optimizer must step together and alike, got different {what}: {seen[:16]}. "
-                "Have every rank call optimizer.step() as often, wrap at the same step, and load the same state."
-            )
-    loss, losses, found_inf = (sum(head[place] for head in heads) for place in (_LOSS, _LOSSES, _FOUND_INF))
+    for place in _ALIKE:
+        _require_alike(place, [head[place] for head in heads], is_one_model)
+    loss, losses, found_inf = (sum(head[place] for head in heads) for place in _ADDED)
     step, params, present, *_, decided = heads[0]
     return [*fold([words[:NUM_COLUMNS] for words in found]), step, params, present, loss, losses, found_inf, decided]
+
+
+def _reduced(wire: Wire, words: list[float], *, is_one_model: bool) -> list[float]:
+    """The same by reductions, of a wire of many ranks."""
+    row, head = torch.tensor([words[:NUM_COLUMNS]], dtype=torch.float64), words[NUM_COLUMNS:]
+    whole, lowest, highest, sums = wire.reduced(row, [head[i] for i in _ALIKE], [head[i] for i in _ADDED])
+    for place, *ends in zip(_ALIKE, lowest, highest):
+        _require_alike(place, ends, is_one_model)
+    for place, total in zip(_ADDED, sums):
+        head[place] = total
+    return [*whole[0].tolist(), *head]
+
+
+def _require_alike(place: int, seen: list[float], is_one_model: bool) -> None:
+    if min(seen) != max(seen) and (is_one_model or place != _PARAMS):
+        what = f"{_ALIKE[place]}: {seen[:16]}"
+        raise RuntimeError(
+            f"the ranks of a guarded optimizer must step together and alike, got different {what}. "
+            "Have every rank call optimizer.step() as often, wrap at the same step, and load the same state."
+        )
 
 
 def _rows(table: bytearray) -> list[list[float]]:
