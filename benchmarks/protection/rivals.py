@@ -6,6 +6,7 @@ its authors define it, also where that differs from `fastguard`'s policy of the 
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from bisect import insort
@@ -183,15 +184,18 @@ class Limits(Rule):
         return min(1.0, target / norm) if norm > trigger else 1.0
 
 
-def _spikes() -> Rule:
+def _spikes(**settings: float) -> Rule:
     import fastguard
 
-    return Limits(fastguard.Spikes())
+    return Limits(fastguard.Spikes(**settings))  # type: ignore[arg-type]
 
 
 OURS = "Spikes"
 RULES: dict[str, Callable[[], Rule]] = {
     OURS: _spikes,
+    "Spikes(k=4.5)": functools.partial(_spikes, k=4.5),  # what is caught against what is acted on without need
+    "Spikes(k=2.5)": functools.partial(_spikes, k=2.5),
+    "Spikes(k=1.5)": functools.partial(_spikes, k=1.5),
     "ZClip": ZClip,
     "AdaGC": AdaGC,
     "AutoClip": AutoClip,

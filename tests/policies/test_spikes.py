@@ -64,6 +64,18 @@ class TestSpikes:
             held += max(act(Spikes(), norms)[200:208]) < 2.2
         assert held >= 20  # 4 with the one trigger
 
+    def test_of_a_burst_those_that_are_within_the_noise_are_held_too(self) -> None:
+        """A burst of tens whose second norm would have been a small one by itself."""
+        policy = Spikes()
+        act(policy, lognormal(3, 200, 0.45))
+        assert policy.limits()[0] > 3.5  # the noise
+        policy.observe(10.0)
+        for norm in (2.6, 12.0, 3.0, 9.0, 2.4, 20.0, 2.8):
+            trigger, target = policy.limits()
+            assert norm > trigger and target < 1.5
+            policy.observe(norm)
+        assert policy.limits()[0] > 3.0
+
     def test_it_is_wary_across_a_resume_and_not_for_ever(self) -> None:
         one, other = Spikes(), Spikes()
         act(one, lognormal(3, 200, 0.25))
