@@ -170,7 +170,7 @@ def _over_ranks(
         return None
     scope = getattr(policy, "scope", "model")
     for argument, is_given, reason in (
-        ("recovery", recovery is not None, "snapshots are one rank's; save with torch.distributed.checkpoint"),
+        ("recovery", recovery is not None and recovery.recompute, "recompute=True compares the bits of one rank"),
         ("weights", weights is not None, "rows of a weight lie on several ranks"),
         ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
     ):

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
+]
+PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 CODE = """
 import json, sys
 import torch, torch.distributed as dist
@@ -49,18 +55,27 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
-def test_two_processes(tmp_path: Path) -> None:
+def run(command: list[str], store: Path) -> list[dict[str, Any]]:
+    """What each of two processes printed."""
     here = Path(__file__).parent
     path = [str(here), str(here.parents[1]), *sys.path]
-    code = f"import sys\nsys.path[:0] = {path!r}\n{CODE}"
-    command, store = [sys.executable, "-c", code], str(tmp_path / "store")
-    started = [subprocess.Popen([*command, str(rank), store], stdout=subprocess.PIPE, text=True) for rank in range(2)]
-    found: list[dict[str, Any]] = []
-    for process in started:
-        out, _ = process.communicate(timeout=100)
-        assert process.returncode == 0
-        found.append(json.loads(out))
+    code = f"import sys\nsys.path[:0] = {path!r}\n"
+    started = [
+        subprocess.Popen([sys.executable, "-c", code + command[0], *command[1:], str(rank), str(store)], **PIPES)
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=300) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in started] == [0, 0], said
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    found = run([CODE], tmp_path / "store")
     assert found[0] == found[1]
     assert {case: len(one["told"]) for case, one in found[0].items()} == {
         "healthy": 0,
@@ -68,3 +83,32 @@ def test_two_processes(tmp_path: Path) -> None:
         "nan": 1,
         "local": 1,
     }
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    script = Path(__file__).with_name("sharded_script.py")
+    code = "import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    return run([code, str(script)], tmp_path_factory.mktemp("sharded") / "store")
+
+
+def test_a_healthy_sharded_run_is_the_same_to_the_bit(sharded: list[dict[str, Any]]) -> None:
+    for found in sharded:
+        assert found["healthy"]["told"] == [] and found["healthy"]["bits"] == found["without"]["bits"]
+
+
+@pytest.mark.parametrize("case", ["large", "nan", "lost state"])
+def test_ruin_on_one_rank_puts_the_parts_on_both_back(sharded: list[dict[str, Any]], case: str) -> None:
+    for found in sharded:
+        (told,) = found[case]["told"]
+        assert told.startswith("rolled back from 63 to 50 because ")
+        assert found[case]["is_as_it_was"] and found[case]["is_in_place"]
+        assert found[case]["kinds"] == ["DTensor", "Tensor"]
+    first, other = (found[case]["loss"] for found in sharded)
+    assert first == other < 1.0
+
+
+def test_copies_of_different_steps_are_put_back_nowhere(sharded: list[dict[str, Any]]) -> None:
+    for found in sharded:
+        told = found["lost snapshots"]["told"]
+        assert "a process has no snapshot of the step that others go back to" in told and "Nothing could be" in told

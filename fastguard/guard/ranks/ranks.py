@@ -85,6 +85,11 @@ class Ranks:
         return not self.wire.groups and self._beyond is None
 
     @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """To reduce over, one after the other."""
+        return [*self.wire.groups, *([] if self._beyond is None else self._beyond.groups)]
+
+    @property
     def num_ranks(self) -> int:
         """Of all groups together."""
         return self.wire.num_ranks * (1 if self._beyond is None else self._beyond.num_ranks)

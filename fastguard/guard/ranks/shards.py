@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,15 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     if local is None:
         local = tensor.to_local()  # type: ignore[attr-defined]
     return local.wait() if type(local) is not torch.Tensor and hasattr(local, "trigger_wait") else local
+
+
+def as_part_of(tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes of a local tensor a DTensor that is laid out as `tensor` is."""
+    from torch.distributed.tensor import DTensor
+
+    one: Any = tensor
+    layout = {"shape": one.shape, "stride": one.stride()}
+    return functools.partial(DTensor.from_local, device_mesh=one.device_mesh, placements=one.placements, **layout)
 
 
 def locals_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

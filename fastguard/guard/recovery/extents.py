@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ... import kernels
+from ..ranks.shards import locals_of
 
 _AT_FIRST, _AT_ONCE = 30_000, 1_000_000  # elements
 _GROWN, _LEAST = 16.0, 1e-2  # times what it was; below which size growing is learning
@@ -15,7 +16,7 @@ _GROWN, _LEAST = 16.0, 1e-2  # times what it was; below which size growing is le
 
 def largest(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
     """The largest absolute value of each, float64 [N] on the device of the first, NaN or Inf for one that holds such;
-    None where there is nothing to ask.
+    None where there is nothing to ask. Of a DTensor, the part that is here.
 
     Cost: one read of all of them, no sync.
     """
@@ -59,7 +60,7 @@ def have_not_grown(now: torch.Tensor | None, before: torch.Tensor | None) -> tor
 
 
 def _asked(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    for t in tensors:
+    for t in locals_of(tensors):
         if not (t.is_floating_point() or t.is_complex()) or t.itemsize == 1 or t.layout is not torch.strided:
             continue
         if t.numel() and not t.is_meta:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from ...diagnosis import diagnose, needs
 from ...errors import FastguardError, RecoveryFailedError
@@ -23,7 +22,7 @@ from ..sampling import Sampling
 from .keeper import WHAT, Keeper
 from .ladder import Ladder
 from .recompute import RandomStates, Recomputation, recomputed
-from .seen import StepSeen, averaged, seen_of
+from .seen import Groups, StepSeen, averaged, groups_of, is_common, seen_of
 from .settings import Recovery
 from .snapshots import Snapshot
 
@@ -73,6 +72,7 @@ class Rescue:
         self._clip: Any = _UNSET  # the given policy, while another stands in for it
         self._is_to_fall, self._is_aimless = objective == "minimise", objective in ("game", "reward")
         self._num_unheard = 0
+        self._groups: Groups = ()
         self._doubt: _Doubt | None = None
         self._random: RandomStates | None = RandomStates(model) if settings.recompute and model is not None else None
         ledger.instead, ledger.seen = _while_alive(self._note_due), _while_alive(self.see)
@@ -112,7 +112,8 @@ class Rescue:
         self.see()
         arrived, self._arrived = self._arrived, []
         self._look_for_causes(step)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        self._groups = groups_of(run.ranks)
+        if self._groups:
             arrived = self._exchanged(arrived)
         ladder.cause, self._cause = self._cause, ""
         ladder.has_aim, ladder.has_grown = not self._is_aimless, self._keeper.has_grown
@@ -193,12 +194,8 @@ class Rescue:
 
     def _exchanged(self, arrived: list[StepSeen]) -> list[StepSeen]:
         """What all processes have seen, on average: on this every one decides alike."""
-
-        def device() -> torch.device:
-            return self._run.optimizers()[0].param_groups[0]["params"][0].device
-
         flags = bool(self._cause), self._keeper.has_grown, self._is_aimless
-        arrived, (has_cause, self._keeper.has_grown, self._is_aimless) = averaged(arrived, flags, device)
+        arrived, (has_cause, self._keeper.has_grown, self._is_aimless) = averaged(arrived, flags, self._groups)
         if has_cause and not self._cause:
             self._cause = "another process says so"
         return arrived
@@ -238,7 +235,7 @@ class Rescue:
             self._accept(step, 0)  # it has come again, from an older snapshot and at a lower learning rate
             return
         self._judge.arrive_all()
-        snapshot = self._choose(earlier)
+        snapshot = self._choose(step, earlier)
         if snapshot is None:
             ladder.accept()
             return
@@ -277,11 +274,18 @@ class Rescue:
         self._keeper.has_grown = False
         self._tell({"kind": "new-level", "step": step, "reason": "", "num_batches": num_batches})
 
-    def _choose(self, earlier: int) -> Snapshot | None:
+    def _choose(self, step: int, earlier: int) -> Snapshot | None:
         newest = self._keeper.snapshots.proved
-        return self._keeper.snapshots.choose(
+        chosen = self._keeper.snapshots.choose(
             older=earlier > 0 and newest is not None and newest.step == self._newest_to
         )
+        if not self._is_common(chosen):
+            self._fail(step, "a process has no snapshot of the step that others go back to")
+        return chosen
+
+    def _is_common(self, chosen: Snapshot | None) -> bool:
+        """Whether all processes have chosen one of the same step; copies of different steps make no model."""
+        return not self._groups or is_common(-1 if chosen is None else chosen.step, self._groups)
 
     def _leave_out(self, step: int, has_closure: bool, can_veto: bool) -> None:
         """The step at hand, whose gradients and loss, without a closure, are of what is there no longer."""
@@ -293,7 +297,7 @@ class Rescue:
         earlier = self.ladder.attempts_before(step)
         if earlier >= self._settings.attempts:
             self._fail(step, reason)
-        snapshot = self._choose(earlier)
+        snapshot = self._choose(step, earlier)
         if snapshot is None:
             self._fail(step, f"{reason}, and there was no snapshot that counts")
             return
@@ -316,6 +320,8 @@ class Rescue:
 
     def _fail(self, step: int, reason: str) -> None:
         best = self._keeper.snapshots.best()
+        if not self._is_common(best):
+            best = None
         if best is not None:
             self._keeper.restore(best)
             self.ladder.load_baseline(best.baseline["ladder"])

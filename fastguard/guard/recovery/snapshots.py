@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..buffers import BufferPlace, tensor_can_be_kept
+from ..ranks.shards import as_part_of, is_sharded, local_of
 
 # Entries of groups that schedulers and users set: these go on as they are.
 _OF_SCHEDULES = frozenset(
@@ -29,14 +30,19 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class _CopyAt:
-    """Stands for a tensor in what was kept of an object: its place in the list of copies."""
+    """Stands for a tensor in what was kept of an object: its place in the list of copies.
 
-    def __init__(self, index: int) -> None:
+    Attributes:
+        rebuilt: of a DTensor, what makes one of the part of it that is here; None for others.
+    """
+
+    def __init__(self, index: int, tensor: torch.Tensor) -> None:
         self.index = index
+        self.rebuilt = as_part_of(tensor) if is_sharded(tensor) else None
 
 
 class Snapshot:
-    """One copy; the memory is used again for the next.
+    """One copy, of DTensors of the parts that are here; the memory is used again for the next.
 
     Attributes:
         step: the number of the next step, as it was taken.
@@ -98,10 +104,11 @@ class Snapshot:
         targets: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
             for p, kept in self._params:
-                if p.shape != self._copies[kept.index].shape:
-                    p.data = self._fresh(kept, p)
+                here = local_of(p)
+                if here.shape != self._copies[kept.index].shape:
+                    p.data = self._fresh(kept, here)
                 else:
-                    targets.append((p, self._copies[kept.index]))
+                    targets.append((here, self._copies[kept.index]))
             for place, kept in self._buffers:
                 place.dict[place.key] = self._put(kept, place.dict.get(place.key), targets)
             for optimizer, state, groups, attributes in self._optimizers:
@@ -146,8 +153,8 @@ class Snapshot:
         kept: Any = value
         if isinstance(value, torch.Tensor):
             if tensor_can_be_kept(value):
-                kept = _CopyAt(len(self._pairs))
-                self._pairs.append((value, kept.index))
+                kept = _CopyAt(len(self._pairs), value)
+                self._pairs.append((local_of(value), kept.index))
         elif isinstance(value, random.Random):
             self._others.append((value.setstate, value.getstate()))
         elif isinstance(value, torch.Generator):
@@ -172,16 +179,20 @@ class Snapshot:
         self._copies[index : index + 1] = [room]
 
     def _fresh(self, kept: _CopyAt, like: torch.Tensor) -> torch.Tensor:
-        return self._copies[kept.index].to(like.device, copy=True)
+        fresh = self._copies[kept.index].to(like.device, copy=True)
+        return fresh if kept.rebuilt is None else kept.rebuilt(fresh)
 
     def _put(self, kept: Any, now: Any, targets: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
         """`kept` as it was, in `now` if that is of its kind."""
         if isinstance(kept, _CopyAt):
             values = self._copies[kept.index]
-            if isinstance(now, torch.Tensor) and now.shape == values.shape and now.dtype == values.dtype:
-                targets.append((now, values))
+            if not isinstance(now, torch.Tensor):
+                return self._fresh(kept, values)
+            here = local_of(now)
+            if here.shape == values.shape and here.dtype == values.dtype:
+                targets.append((here, values))
                 return now
-            return values.clone() if now is None or not isinstance(now, torch.Tensor) else self._fresh(kept, now)
+            return self._fresh(kept, here)
         if isinstance(kept, dict):
             if not isinstance(now, dict):
                 return {key: self._put(entry, None, targets) for key, entry in kept.items()}

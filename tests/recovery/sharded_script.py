@@ -1,0 +1,78 @@
+"""One rank of two of a sharded training that goes wrong on one of them: `sharded_script.py RANK STORE`. Prints JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from recovery_helpers import loss_of, make
+from torch.distributed.fsdp import fully_shard
+
+import fastguard
+
+RANK, STORE = int(sys.argv[1]), sys.argv[2]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Of what is here of parameters and optimizer state."""
+    found = hashlib.sha256()
+    state = [value for p in model.parameters() for value in optimizer.state[p].values()]
+    for tensor in (*model.parameters(), *state):
+        found.update(local(tensor).detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def run(case: str) -> dict[str, Any]:
+    model = make(norm=False)
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    settings = None if case == "without" else fastguard.Recovery(every=10, patience=3, quarantine=4)
+    optimizer = fastguard.wrap(optimizer, model, recovery=settings, check_every=0, max_consecutive_skips=8)
+    places, before = [local(p).data_ptr() for p in model.parameters()], []
+    for step in range(90):
+        if step == 60 and RANK == 1 and case in ("large", "nan", "lost snapshots"):
+            with torch.no_grad():
+                local(model[2].weight).mul_(1e4 if case == "large" else float("nan"))
+        if step == 60 and case == "lost state":  # what a snapshot has, and the optimizer no longer
+            optimizer.state.clear()
+            with torch.no_grad():
+                local(model[2].weight).mul_(1e4)
+        if step == 60 and RANK == 1 and case == "lost snapshots":
+            guard = optimizer.guard
+            guard._rescue._keeper.snapshots.choose(older=True)  # as if the newest could not have been taken here
+        optimizer.zero_grad()
+        loss = loss_of(model, 2 * step + RANK)
+        loss.backward()
+        before.append(digest(model, optimizer))
+        try:
+            optimizer.step()
+        except fastguard.RecoveryFailedError as error:
+            return {"told": str(error)}
+        optimizer.guard.observe(loss=loss.detach())
+    events = optimizer.guard.history.model.recoveries
+    back = [one for one in events if one["kind"] == "rollback"]
+    return {
+        "told": [] if settings is None else optimizer.guard.recoveries,
+        "is_as_it_was": all(before[one["step"] + 1] == before[one["to"]] for one in back),
+        "kinds": sorted({type(v).__name__ for s in optimizer.state.values() for v in s.values()}),
+        "is_in_place": places == [local(p).data_ptr() for p in model.parameters()],
+        "loss": float(sum(loss_of(model, 1000 + i).detach() for i in range(8)) / 8),
+        "bits": digest(model, optimizer),
+    }
+
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{STORE}", rank=RANK, world_size=2)
+print(json.dumps({case: run(case) for case in ("without", "healthy", "large", "nan", "lost state", "lost snapshots")}))
+dist.destroy_process_group()
