@@ -3,4 +3,23 @@
 import sys
 from pathlib import Path
 
+import pytest
+
+from fastguard.guard import engines
+from fastguard.guard.engines import TorchEngine
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "guard"))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are judged where nobody waits for it."""
+    monkeypatch.setattr(engines, "engine_for", lambda device, backend: TorchEngine)
+
+
+@pytest.fixture(params=["host", pytest.param("device", marks=pytest.mark.slow)])
+def way(request: pytest.FixtureRequest) -> str:
+    """Where steps are judged."""
+    if request.param == "device":
+        request.getfixturevalue("device")
+    return str(request.param)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import fastguard
+
 W = torch.randn(6, 3, generator=torch.Generator().manual_seed(5))
 
 
@@ -69,3 +71,11 @@ def ruin(model: nn.Module, scale: float = 5.0) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn_like(p) * scale)
+
+
+QUICK = fastguard.Recovery(every=10, keep=3, patience=3, quarantine=4, ramp=10)
+
+
+def wrapped(model: nn.Module, recovery: Any = QUICK, *, make_optimizer: Any = None, **settings: Any) -> Any:
+    kind = make_optimizer or (lambda params: torch.optim.AdamW(params, lr=0.01))
+    return fastguard.wrap(kind(model.parameters()), model, recovery=recovery, check_every=0, **settings)

@@ -56,6 +56,16 @@ def test_harder_data_are_sat_out_once() -> None:
     assert started == 1
 
 
+def test_a_blow_is_what_nothing_announced() -> None:
+    for before, is_so in (([1.0] * 40, True), ([1.0] * 38 + [1.2, 1.25], False)):
+        ladder = Ladder(Recovery())
+        assert _see(ladder, before) is None and not ladder.is_blow
+        ladder.see(9.0, 1.0, skipped=False)
+        assert ladder.num_high == 1 and ladder.is_blow is is_so
+        ladder.see(9.0, 1.0, skipped=False)
+        assert not ladder.is_blow
+
+
 def test_what_is_not_finite_enters_nothing() -> None:
     ladder = Ladder(Recovery())
     _see(ladder, [1.0 + 0.01 * (i % 3) for i in range(100)])

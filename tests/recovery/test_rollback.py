@@ -11,36 +11,12 @@ from typing import Any
 import pytest
 import torch
 from guard_helpers import assert_identical, snapshot
-from recovery_helpers import batch, loss_of, make, ruin, train
+from recovery_helpers import QUICK, loss_of, make, ruin, train, wrapped
 from torch import nn
 
 import fastguard
-from fastguard.guard import engines
-from fastguard.guard.engines import TorchEngine
-
-QUICK = fastguard.Recovery(every=10, keep=3, patience=3, quarantine=4, ramp=10)
-
-
-def wrapped(model: nn.Module, recovery: Any = QUICK, *, make_optimizer: Any = None, **settings: Any) -> Any:
-    kind = make_optimizer or (lambda params: torch.optim.AdamW(params, lr=0.01))
-    return fastguard.wrap(kind(model.parameters()), model, recovery=recovery, check_every=0, **settings)
-
 
 slow = pytest.mark.slow
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are judged where nobody waits for it."""
-    monkeypatch.setattr(engines, "engine_for", lambda device, backend: TorchEngine)
-
-
-@pytest.fixture(params=["host", pytest.param("device", marks=slow)])
-def way(request: pytest.FixtureRequest) -> str:
-    """Where steps are judged."""
-    if request.param == "device":
-        request.getfixturevalue("device")
-    return str(request.param)
 
 
 HEALTHY: dict[str, Any] = {
@@ -145,6 +121,13 @@ def test_a_bad_block_of_data_is_sat_out() -> None:
     assert f"{90 - 50 + 1} batches skipped" in told
 
 
+def test_at_a_blow_the_newest_snapshot_counts_after_fewer_steps() -> None:
+    model = make()
+    guarded = wrapped(model, fastguard.Recovery(every=10, patience=4, quarantine=8))
+    train(model, guarded, range(90), fault=lambda step: 30.0 if 66 <= step < 78 else None)
+    assert "to 60 because" in guarded.guard.recoveries[0]
+
+
 def test_a_level_that_stays_is_taken_for_a_new_one() -> None:
     model = make()
     guarded = wrapped(model)
@@ -225,200 +208,6 @@ def test_a_broken_state_changes_nothing(broken: Any) -> None:
         guarded.guard.load_state_dict({**state, "recovery": broken})
 
 
-SCHEDULES: dict[str, Any] = {
-    "LambdaLR": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1.0 / (1.0 + 0.01 * step)),
-    "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 150),
-    "SequentialLR": lambda o: torch.optim.lr_scheduler.SequentialLR(
-        o,
-        [torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=20), torch.optim.lr_scheduler.CosineAnnealingLR(o, 130)],
-        [20],
-    ),
-    "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.02, total_steps=150),
-    "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 30, 0.8),
-    "ExponentialLR": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.99),
-    "ReduceLROnPlateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=3, factor=0.9),
-}
-
-
-class _Recording(torch.optim.AdamW):
-    """Writes down which learning rates its step really has."""
-
-    def __init__(self, params: Any, **settings: Any) -> None:
-        super().__init__(params, **settings)
-        self.used: list[float] = []
-
-    def step(self, closure: Any = None) -> Any:
-        self.used.append(float(self.param_groups[0]["lr"]))
-        return super().step(closure)
-
-
-@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step", "ignore:.*lr_scheduler.step.*before.*")
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("tensor", [False, pytest.param(True, marks=slow)])
-def test_no_schedule_sees_the_slower_learning_rate(name: str, tensor: bool) -> None:
-    model, other = make(), make()
-    lr: Any = torch.tensor(0.01) if tensor else 0.01
-    optimizer = wrapped(
-        model,
-        fastguard.Recovery(every=10, patience=3, quarantine=3, ramp=10),
-        make_optimizer=lambda params: _Recording(params, lr=lr.clone() if tensor else lr),
-    )
-    plain = torch.optim.AdamW(other.parameters(), lr=lr.clone() if tensor else lr)
-    schedulers = SCHEDULES[name](optimizer), SCHEDULES[name](plain)
-    seen, used = [], optimizer.used
-    for step in range(80):
-        if step in (40, 55):
-            ruin(model)
-        train(model, optimizer, [step])
-        plain.step()
-        for one in schedulers:
-            one.step(*([1.0 + (step // 20) * 0.1] if name == "ReduceLROnPlateau" else []))
-        seen.append(float(optimizer.param_groups[0]["lr"]))
-        assert seen[-1] == float(plain.param_groups[0]["lr"])
-    assert len(optimizer.guard.recoveries) == 2
-    slow = [u / s for u, s in zip(used[1:], [seen[i] for i, e in enumerate(_taken(optimizer)) if e][: len(used) - 1])]
-    assert min(slow) < 0.8 and used[-1] == pytest.approx(seen[-2], rel=1e-6)
-
-
-def _taken(optimizer: Any) -> list[bool]:
-    optimizer.guard.flush()
-    return [not e.skipped for e in optimizer.guard.history.recent]
-
-
-def test_the_learning_rate_is_back_where_a_step_raises() -> None:
-    model = make()
-
-    class Raising(torch.optim.SGD):
-        fail = False
-
-        def step(self, closure: Any = None) -> Any:
-            if self.fail:
-                raise OSError("no")
-            return super().step(closure)
-
-    guarded = wrapped(model, make_optimizer=lambda params: Raising(params, lr=0.05))
-    guarded.guard._rescue.ladder._factor, guarded.guard._rescue.ladder._start = 0.5, 0
-    train(model, guarded, range(3))
-    Raising.fail = True
-    with pytest.raises(OSError, match="no"):
-        train(model, guarded, [3])
-    assert guarded.param_groups[0]["lr"] == 0.05
-
-
-def test_under_a_scaler_whose_scale_goes_on() -> None:
-    model = make()
-    guarded = wrapped(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=20)
-    for step in range(90):
-        if step == 60:
-            ruin(model)
-        guarded.zero_grad()
-        loss = loss_of(model, step)
-        scaler.scale(loss).backward()
-        if step % 2:
-            scaler.unscale_(guarded)
-        scaler.step(guarded)
-        scaler.update()
-        guarded.guard.observe(loss=loss)
-    assert len(guarded.guard.recoveries) == 1 and scaler.get_scale() >= 1024.0 * 8
-    assert not {"grad_scale", "found_inf"} & {k for k, v in vars(guarded).items() if v is not None}
-
-
-def test_several_optimizers_go_back_together(way: str) -> None:
-    model = make(norm=False)
-    pair = [torch.optim.AdamW(model[0].parameters(), lr=0.01), torch.optim.SGD(model[2].parameters(), lr=0.05)]
-    fastguard.wrap(pair, model, recovery=QUICK, check_every=0)
-    guard = pair[0].guard
-    losses = []
-    for step in range(100):
-        if step == 60:
-            ruin(model)
-        model.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        for optimizer in pair:
-            optimizer.step()
-        guard.observe(loss=loss)
-        losses.append(float(loss.detach()))
-    assert len(guard.recoveries) == 1 and max(losses[-20:]) < 2.0 * max(losses[40:60])
-
-
-def test_accumulated_gradients_of_the_abandoned_model_are_not_taken() -> None:
-    model = make()
-    guarded = wrapped(model)
-    for step in range(80):
-        if step == 60:
-            ruin(model)
-        guarded.zero_grad()
-        for micro in range(3):
-            loss = loss_of(model, 3 * step + micro) / 3
-            loss.backward()
-        before = [p.detach().clone() for p in model.parameters()]
-        told = len(guarded.guard.recoveries)
-        guarded.step()
-        guarded.guard.observe(loss=loss)
-        if len(guarded.guard.recoveries) > told:
-            kept = guarded.guard._rescue._keeper.snapshots.best()
-            assert kept is not None
-            now = [p.detach().clone() for p in model.parameters()]
-            assert not any(torch.equal(a, b) for a, b in zip(now, before, strict=True))
-    assert len(guarded.guard.recoveries) == 1
-
-
-def test_the_random_state_and_what_is_given_go_back_on_demand() -> None:
-    class Counter:
-        def __init__(self) -> None:
-            self.count = 0
-
-        def state_dict(self) -> dict[str, int]:
-            return {"count": self.count}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.count = state["count"]
-
-    for replay in (False, True):
-        model, counter = make(), Counter()
-        settings = fastguard.Recovery(every=10, patience=3, quarantine=4, replay=replay, state=[counter])
-        guarded = wrapped(model, settings)
-        drawn: dict[int, float] = {}
-        for step in range(70):
-            if step == 60:
-                with torch.random.fork_rng():
-                    ruin(model)
-            was = counter.count
-            train(model, guarded, [step])
-            if guarded.guard.recoveries and len(guarded.guard.recoveries) == 1 and counter.count < was:
-                assert counter.count == 49  # as it was when the 49th step was over
-                assert (float(torch.rand(())) == drawn[50]) is replay
-                break
-            counter.count += 1
-            drawn[step + 1] = float(torch.rand(()))
-        else:
-            pytest.fail("it did not go back")
-
-
-def test_a_policy_with_a_memory_goes_back_with_the_run() -> None:
-    class Remembers(fastguard.guard.policies.ClipPolicy):
-        def __init__(self) -> None:
-            self.norms: list[float] = []
-
-        def coefficient(self, norm: float) -> float:
-            self.norms.append(norm)
-            return 1.0
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"norms": self.norms}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.norms = state["norms"]
-
-    model, policy = make(), Remembers()
-    guarded = wrapped(model, clip=policy)
-    train(model, guarded, range(64), fault=_ruined(model, 60))
-    assert len(guarded.guard.recoveries) == 1 and len(policy.norms) <= 52
-    assert guarded.guard.clip is policy
-
-
 def test_the_gradients_are_clipped_to_their_median_on_the_way_down() -> None:
     model = make()
     guarded = wrapped(model, fastguard.Recovery(every=10, patience=6))
@@ -480,78 +269,6 @@ def test_what_is_no_recovery() -> None:
     model = make()
     with pytest.raises(TypeError, match="`recovery` must be"):
         fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, recovery="yes")  # type: ignore[type-var]
-
-
-class Flips(nn.Module):
-    """Flips bits of the gradient that passes through, once it is told to: a fault of the machine."""
-
-    flips = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.requires_grad:
-            x.register_hook(self._flip)
-        return x
-
-    def _flip(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        if not self.flips:
-            return None
-        self.flips = False
-        flipped = gradient.clone()
-        bits = flipped.view(torch.int32)
-        bits[0, 0] = 0x7F800000  # exponent: all ones
-        return flipped
-
-
-@pytest.mark.parametrize("automatic", [False, True])
-@pytest.mark.parametrize("machine", [False, True])
-def test_a_fault_of_the_machine_is_told_from_bad_data(automatic: bool, machine: bool) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), Flips(), nn.Linear(8, 3))
-    flips: Any = model[3]
-    guarded = wrapped(model, fastguard.Recovery(recompute=True))
-    for step in range(6):
-        x, y = batch(step)
-        if step == 4:
-            flips.flips = machine
-            x[0, 0] = x[0, 0] if machine else math.nan
-
-        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
-            guarded.zero_grad()
-            loss = (model(x) - y).square().mean()
-            loss.backward()
-            return loss.detach()
-
-        if automatic:
-            guarded.step(closure)
-        else:
-            closure()
-            guarded.step()
-        if step == 4:
-            assert guarded.guard.last.skipped
-            before = [p.grad.clone() for p in model.parameters()]
-            buffers, random = [b.clone() for b in model.buffers()], torch.get_rng_state()
-            if not automatic:
-                found = guarded.guard.recompute(closure)
-                assert found.verdict == ("machine" if machine else "data or model") and found.is_finite is machine
-                assert found.step == 4 and bool(found.tensors) is machine
-            for p, gradient in zip(model.parameters(), before, strict=True):
-                torch.testing.assert_close(p.grad, gradient, rtol=0, atol=0, equal_nan=True)
-            assert all(torch.equal(a, b) for a, b in zip(model.buffers(), buffers, strict=True))
-            assert torch.equal(torch.get_rng_state(), random)
-    (told,) = guarded.guard.recoveries
-    assert ("a transient fault of the machine" in told) is machine
-    rules = [f.rule for f in guarded.guard.report().findings]
-    assert ("hardware-fault" in rules) is machine
-
-
-def test_when_nothing_can_be_recomputed() -> None:
-    model = make()
-    guarded = wrapped(model)
-    with pytest.raises(RuntimeError, match="must have been asked for"):
-        guarded.guard.recompute(lambda: None)
-    other = wrapped(make(), fastguard.Recovery(recompute=True))
-    with pytest.raises(RuntimeError, match="must follow a step that was skipped"):
-        other.guard.recompute(lambda: None)
 
 
 def test_a_model_without_losses_is_left_alone_but_for_what_is_not_finite() -> None:

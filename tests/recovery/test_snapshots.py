@@ -185,7 +185,7 @@ def _fill(loss: float = 1.0) -> Any:
 
 
 def test_only_what_was_outlived_in_health_counts() -> None:
-    snapshots = Snapshots(keep=3, quarantine=5)
+    snapshots = Snapshots(keep=3, quarantine=5, least=2)
     snapshots.take(0, _fill(2.0), is_proved=True)
     snapshots.take(10, _fill(1.0))
     snapshots.prove(12, is_healthy=True)
@@ -199,8 +199,22 @@ def test_only_what_was_outlived_in_health_counts() -> None:
     assert snapshots.best().loss == 1.5
 
 
+def test_fewer_steps_are_enough_where_a_blow_falls() -> None:
+    for is_blow, at, step in ((True, 13, 10), (False, 13, 0), (True, 11, 0)):  # 11: one step is not
+        snapshots = Snapshots(keep=3, quarantine=5, least=2)
+        snapshots.take(0, _fill(), is_proved=True)
+        snapshots.take(10, _fill())
+        snapshots.prove(at - 1, is_healthy=True)
+        snapshots.prove(at, is_healthy=False, is_blow=is_blow)
+        snapshots.prove(at + 1, is_healthy=False)
+        assert snapshots.proved is not None and snapshots.proved.step == step
+        snapshots.prove(at + 2, is_healthy=True)  # it was one batch: it has to wait again
+        assert snapshots.choose(older=False).step == 0
+        assert not any(one.counts for one in snapshots if one.step)
+
+
 def test_the_last_that_counts_is_never_written_over() -> None:
-    snapshots = Snapshots(keep=2, quarantine=100)
+    snapshots = Snapshots(keep=2, quarantine=100, least=9)
     snapshots.take(0, _fill(), is_proved=True)
     for step in range(10, 60, 10):
         snapshots.take(step, _fill(math.nan))
@@ -209,7 +223,7 @@ def test_the_last_that_counts_is_never_written_over() -> None:
 
 
 def test_an_older_one_gives_up_what_came_after_it() -> None:
-    snapshots = Snapshots(keep=3, quarantine=1)
+    snapshots = Snapshots(keep=3, quarantine=1, least=1)
     for step in (0, 10, 20):
         snapshots.take(step, _fill(), is_proved=True)
     assert snapshots.choose(older=True).step == 10

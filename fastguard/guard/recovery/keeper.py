@@ -30,7 +30,7 @@ class Keeper:
     def __init__(self, settings: Recovery, run: Run, ledger: Ledger, sampling: Sampling, ladder: Ladder) -> None:
         self._settings, self._run, self._ledger, self._sampling = settings, run, ledger, sampling
         self._ladder = ladder
-        self.snapshots = Snapshots(settings.keep, settings.quarantine or 0)
+        self.snapshots = Snapshots(settings.keep, settings.quarantine or 0, settings.patience)
         self.due = 0
         self.has_grown = False
         self._flags: list[tuple[int, torch.Tensor, str]] = []  # whether all is well, and what is not else

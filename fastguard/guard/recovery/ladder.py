@@ -122,6 +122,11 @@ class Ladder:
         return is_calm and not (self.num_high or self.num_bad or self.cause or self.is_waiting)
 
     @property
+    def is_blow(self) -> bool:
+        """Whether the newest loss is the first that is too high, and those before it were no higher than usual."""
+        return self.num_high == 1 and not self.rise.is_odd
+
+    @property
     def loss(self) -> float:
         """The median of the newest healthy losses; NaN where there is none."""
         return median([*self._losses][-_NUM_NEEDED:]) if self._losses else math.nan

@@ -127,7 +127,7 @@ class Rescue:
         if self._is_fresh:
             self._is_fresh = False
             self._keeper.take(step, is_proved=True)
-        self._keeper.snapshots.prove(step, is_healthy=ladder.is_healthy)
+        self._keeper.snapshots.prove(step, is_healthy=ladder.is_healthy, is_blow=ladder.is_blow)
         can_veto = all(member.can_skip for member in run.members)
         heard = any(one.loss is not None for one in arrived)
         if self._doubt is not None:

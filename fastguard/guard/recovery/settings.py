@@ -14,7 +14,8 @@ class Recovery:
     """How a run is brought back when it goes wrong: `fastguard.wrap(optimizer, model, recovery=fastguard.Recovery())`.
 
     Every `every` steps parameters, buffers and the optimizer's state are copied into memory that is kept for it. Such a
-    snapshot counts once the run has stayed healthy for `quarantine` further steps. When the run goes wrong, the newest
+    snapshot counts once the run has stayed healthy for `quarantine` further steps; or for `patience`, where the next
+    loss is too high at one blow. When the run goes wrong, the newest
     that counts is put back in place, and training goes on with the data that come next: the batches since then are
     left out. It goes wrong where the loss stands above its robust limit for `patience` steps, or is NaN; where it has
     risen for good and is lower with a snapshot, which some steps that are left out show; where

@@ -49,13 +49,14 @@ class Snapshot:
         loss: at that time; NaN where none was known.
         since: from which step on the run has been healthy since.
         is_proved: whether it counts.
+        is_spared: whether it counts while the run is as it is now: all was well until a blow fell.
         baseline: plain data that go back with it.
         largest: element of each parameter, as `extents.largest` has it.
     """
 
     def __init__(self) -> None:
         self.largest: torch.Tensor | None = None
-        self.step, self.loss, self.since, self.is_proved = -1, float("nan"), 0, False
+        self.step, self.loss, self.since, self.is_proved, self.is_spared = -1, float("nan"), 0, False, False
         self.baseline: dict[str, Any] = {}
         self._copies: list[torch.Tensor] = []
         self._pairs: list[tuple[torch.Tensor, int]] = []  # a tensor, and the place of its copy
@@ -121,6 +122,11 @@ class Snapshot:
             _copy([tensor.data for tensor, _ in targets], [values for _, values in targets])
         for put_back, saved in self._others:
             put_back(copy.deepcopy(saved))
+
+    @property
+    def counts(self) -> bool:
+        """Whether the run may go back to it now."""
+        return self.is_proved or self.is_spared
 
     @property
     def num_bytes(self) -> int:
@@ -253,10 +259,15 @@ def random_states() -> States:
 
 
 class Snapshots:
-    """The newest snapshots, newest first. What counts is written over last: never all of it."""
+    """The newest snapshots, newest first. What counts is written over last: never all of it.
 
-    def __init__(self, keep: int, quarantine: int) -> None:
-        self._keep, self._quarantine = keep, quarantine
+    Args:
+        quarantine: healthy steps after which one counts.
+        least: so many are enough where the next loss is far too high at one blow, which nothing had announced.
+    """
+
+    def __init__(self, keep: int, quarantine: int, least: int) -> None:
+        self._keep, self._quarantine, self._least = keep, quarantine, min(least, quarantine)
         self._all: list[Snapshot] = []
         self._free: list[Snapshot] = []
 
@@ -271,21 +282,23 @@ class Snapshots:
             snapshot = oldest
         fill(snapshot)
         snapshot.step = snapshot.since = step
-        snapshot.is_proved = is_proved
+        snapshot.is_proved, snapshot.is_spared = is_proved, False
         self._all.insert(0, snapshot)
         return snapshot
 
-    def prove(self, step: int, *, is_healthy: bool) -> None:
-        """Those that the run has outlived in health from now on count."""
+    def prove(self, step: int, *, is_healthy: bool, is_blow: bool = False) -> None:
+        """Those that the run has outlived in health from now on count; with `is_blow` it was well until now."""
         for one in self._all:
-            if not is_healthy:
+            if is_healthy:
+                one.is_spared = False
+                one.is_proved = one.is_proved or step - one.since >= self._quarantine
+            else:
+                one.is_spared = one.is_spared or (is_blow and step - one.since >= self._least)
                 one.since = step
-            elif step - one.since >= self._quarantine:
-                one.is_proved = True
 
     def choose(self, *, older: bool) -> Snapshot | None:
         """The newest that counts; with `older` the one before it, if there is one. Later ones are given up."""
-        proved = [one for one in self._all if one.is_proved]
+        proved = [one for one in self._all if one.counts]
         if not proved:
             return None
         chosen = proved[1] if older and len(proved) > 1 else proved[0]
@@ -307,7 +320,7 @@ class Snapshots:
     @property
     def proved(self) -> Snapshot | None:
         """The newest that counts."""
-        return next((one for one in self._all if one.is_proved), None)
+        return next((one for one in self._all if one.counts), None)
 
     def best(self) -> Snapshot | None:
         """Of those that count the one with the lowest loss; the newest where none is known."""
