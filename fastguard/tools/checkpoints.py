@@ -24,7 +24,7 @@ _NAME = re.compile(r"step-(\d+)(?:_metric-(-?\d+(?:\.\d+)?(?:e[-+]\d+)?|-?inf|na
 _SPOILT = "not-finite_"
 _VERSION = 1
 _PLAIN = "Leave out what is none, or save its numbers."
-_REMEDY = "Save sharded and multi-process runs with torch.distributed.checkpoint, with guard.state_dict() beside them."
+_REMEDY = "Save sharded and multi-process runs with torch.distributed.checkpoint, guard.stateful among them."
 
 
 class Checkpoint(NamedTuple):
