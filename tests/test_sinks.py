@@ -30,9 +30,19 @@ ALL_KEYS = [
     *("step", "loss", "val_loss", "lr", "loss_scale"),
     *("grad/norm", "grad/max", "grad/min", "grad/mean", "grad/std"),
     *("grad/num_zeros", "grad/num_nans", "grad/num_infs", "grad/num_elements"),
-    *("grad/cosine", "clip/coef", "clip/trigger", "grad/clipped_norm", "clipped", "skipped", "nonfinite", "clip/over"),
+    *(
+        "grad/cosine",
+        "grad/noise_scale",
+        "clip/coef",
+        "clip/trigger",
+        "grad/clipped_norm",
+        "clipped",
+        "skipped",
+        "nonfinite",
+        "clip/over",
+    ),
 ]
-RARE = ("nonfinite", "grad/cosine", "clip/trigger", "grad/clipped_norm", "clip/over")
+RARE = ("nonfinite", "grad/cosine", "grad/noise_scale", "clip/trigger", "grad/clipped_norm", "clip/over")
 NOTES = {
     "loss": 1.5,
     "val_loss": 1.75,
@@ -40,6 +50,7 @@ NOTES = {
     "loss_scale": 1024.0,
     "clip_coef": 0.5,
     "grad_cosine": -0.5,
+    "noise_scale": 12.5,
     "trigger": 2.0,
     "over": ("b",),
 }

@@ -13,7 +13,7 @@ from ..stats import values
 from .batches import BatchWatch
 from .coverage import CoverageWatch
 from .left_gradients import LeftGradients
-from .ranks import Parity
+from .ranks import LocalGradients, Parity
 from .run import Run, held_weakly
 from .sketches import GradientSketch, ParameterSketch
 
@@ -107,6 +107,7 @@ class EvidenceSampling:
         run: of the guard; `run.wakes_at` says at which step `begin_step` is to be called, `run.has_more_to_do` that
             `end_step` is.
         parity: compares replicas.
+        local: compares the ranks' own gradients.
     """
 
     def __init__(
@@ -115,8 +116,9 @@ class EvidenceSampling:
         model: torch.nn.Module | None,
         optimizers: Sequence[torch.optim.Optimizer],
         parity: Parity | None = None,
+        local: LocalGradients | None = None,
     ) -> None:
-        self._run, self._parity = run, parity
+        self._run, self._parity, self._local = run, parity, local
         self._due = -1
         self._left = LeftGradients(optimizers)
         self._gradients = GradientSketch()
@@ -153,6 +155,8 @@ class EvidenceSampling:
         if self._parity is not None:
             with run.failures.kept("comparison of replicas", _LEFT_OUT), torch.no_grad():
                 self._parity.compare(step, self._params(), run.known_names or run.names_now())
+        if self._local is not None:
+            self._local.begin_step(step)
 
     def end_step(self, *, is_whole: bool) -> bool:
         """A step has been taken; with `is_whole` by all optimizers. Whether to tell this of the next one too."""
@@ -168,7 +172,8 @@ class EvidenceSampling:
                 if run.may_wait:
                     self._look(step)
                 parity = math.inf if self._parity is None else self._parity.next_after(step)
-                run.wakes_at = int(min(_next_after(step), parity))
+                local = math.inf if self._local is None else self._local.next_after(step)
+                run.wakes_at = int(min(_next_after(step), parity, local))
             self.attach()
         return not self._left.is_over
 
@@ -206,7 +211,8 @@ class EvidenceSampling:
                 first["norm_statistics"] = dict(batches.norms.found)
         coverage = self._coverage.facts(self._run.step, self._params())
         differ = {} if self._parity is None else self._parity.facts()
-        return {**first, **self._left.facts(), **self._parameters.facts(), **coverage, **differ}
+        own = {} if self._local is None else self._local.facts()
+        return {**first, **self._left.facts(), **self._parameters.facts(), **coverage, **differ, **own}
 
     def state_dict(self) -> dict[str, list[int]]:
         """Where a resumed run goes on; what was found is in the history."""
@@ -244,5 +250,6 @@ class EvidenceSampling:
         """Takes all hooks away."""
         for part in (self._left, self._parameters, self._coverage):
             part.close()
-        if self._batches is not None:
-            self._batches.close()
+        for more in (self._batches, self._local):
+            if more is not None:
+                more.close()

@@ -31,7 +31,7 @@ from .judge import Judge
 from .ledger import Ledger
 from .observed import Observed
 from .policies import ClipPolicy, GivenPolicy, as_policy
-from .ranks import Parity, Ranks
+from .ranks import LocalGradients, Parity, Ranks
 from .recovery import Recomputation, Recovery, Rescue
 from .resuming import VERSION, StatefulGuard, read
 from .run import Run, held_weakly
@@ -78,6 +78,7 @@ class Guard:
         is_quiet: bool = False,
         over: Ranks | None = None,
         parity: Parity | None = None,
+        local: LocalGradients | None = None,
     ) -> None:
         self._namer = namer = Namer(model)
         if names is not None:
@@ -90,6 +91,10 @@ class Guard:
         self.ledger = Ledger(self.run.ring, self.run.failures, sinks, max_consecutive_skips)
         if over is not None:
             self.ledger.where_among_ranks = over.told_trouble
+        self._local = local
+        if local is not None:
+            local.start(self.run, partial(getattr, self.ledger, "history"))
+            self.ledger.where_among_ranks = local.told_trouble
         if is_quiet:
             self.ledger.level = logging.DEBUG
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)
@@ -97,7 +102,7 @@ class Guard:
             self.ledger.lend(held_weakly(self.magnitudes))
         self._is_loss_new = True
         facts = ModelFacts(model, optimizers, namer, backend)
-        evidence = EvidenceSampling(self.run, model, optimizers, parity)
+        evidence = EvidenceSampling(self.run, model, optimizers, parity, local)
         self._observed = Observed(self.run, self.judge)
         parts = facts, evidence, self._observed
         self.sampling = Sampling(self.run, self.judge, *parts, model, activations, weights)
@@ -106,7 +111,7 @@ class Guard:
         mine = self.run, self.ledger, self.judge, self.sampling
         self._rescue = None if recovery is None else Rescue(recovery, *mine, model, objective)
         self._hooks = self._attach()
-        self.told = Told(self.run, self.ledger, self.sampling, facts, namer, objective)
+        self.told = Told(self.run, self.ledger, self.sampling, facts, namer, objective, local)
         tell = _say_nothing if is_quiet else None
         self._checkup = Checkup(self.history, self.run.failures, self.told.tell, check_every, tell)
         self.ledger.watch(self._checkup)
@@ -314,7 +319,8 @@ class Guard:
             history = self.ledger.history_with_held()
         source = partial(_drawn, weakref.ref(self), history)
         costs = self.ledger.costs()
-        more = {} if self.run.ranks is None else self.run.ranks.costs()
+        asked = self.run.ranks or self._local
+        more = {} if asked is None else asked.costs()
         return build_report(history, sinks_lost=lost, sinks=costs, numbers=more, failures=failures, source=source)
 
     def detach(self) -> None:

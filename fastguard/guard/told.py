@@ -12,6 +12,7 @@ from .facts import ModelFacts
 from .ledger import Ledger
 from .loss_graph import facts_of_loss, parameters_of_loss
 from .policies import GivenPolicy
+from .ranks import LocalGradients
 from .run import Run
 from .sampling import Sampling
 from .sketches import guarded_parameters
@@ -23,11 +24,19 @@ class Told:
     """Notes facts in the history of one guard. What fails is noted too, and stops nobody."""
 
     def __init__(
-        self, run: Run, ledger: Ledger, sampling: Sampling, facts: ModelFacts, namer: Namer, objective: str | None
+        self,
+        run: Run,
+        ledger: Ledger,
+        sampling: Sampling,
+        facts: ModelFacts,
+        namer: Namer,
+        objective: str | None,
+        local: LocalGradients | None = None,
     ) -> None:
         self._run, self._ledger, self._sampling, self.facts = run, ledger, sampling, facts
         self._namer = namer
         self._objective = objective
+        self._local = local
         self._num_opposed = 0
         with run.failures.kept("model facts", "The rules that want to know of the model were told nothing."):
             ledger.history.note_model(**facts.at_first())
@@ -70,7 +79,9 @@ class Told:
 
     @property
     def _num_ranks(self) -> int | None:
-        """Over which the gradients lie; 1 where there were more before a resume."""
+        """Over which the gradients lie, or that are watched; 1 where there were more before a resume."""
+        if self._local is not None:
+            return self._local.num_ranks
         ranks = self._run.ranks
         if ranks is not None and not ranks.is_alone:
             return ranks.num_ranks

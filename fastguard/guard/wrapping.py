@@ -19,7 +19,7 @@ from .asked import Asked
 from .flight import WHEN_BEHIND
 from .guard import GUARD, Guard
 from .policies import ClipPolicy, GivenPolicy, GlobalNorm, as_policy
-from .ranks import Parity, Ranks, is_sharded
+from .ranks import LocalGradients, Parity, Ranks, is_sharded
 from .recovery import Recovery, as_recovery
 from .wrappers import innermost, inwards, refuse_flat, refuse_sharding_model, unwrapped
 
@@ -139,13 +139,39 @@ def _parity(model: torch.nn.Module | None, parity: bool | int | None) -> Parity 
     Raises:
         ValueError: no number of steps.
     """
-    if parity is None or parity is False:
+    return Parity(model, None if parity is True else parity) if _is_asked("parity", parity) else None
+
+
+def _is_asked(argument: str, every: bool | int | None) -> bool:
+    """Whether something between ranks was asked for, and there are several."""
+    if every is None or every is False:
+        return False
+    if every is not True and (not isinstance(every, int) or every < 1):
+        raise ValueError(f"`{argument}` must be True, False or an integer >= 1, got {every!r}")
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _local(
+    model: torch.nn.Module | None, groups: Sequence[Sequence[torch.Tensor]], every: bool | int | None
+) -> LocalGradients | None:
+    """What reads each rank's own gradients; None where it was not asked for, or there is one rank.
+
+    Raises:
+        ValueError: no number of steps.
+        TypeError: the model is not the wrapper that averages gradients.
+    """
+    if not _is_asked("watch_ranks", every):
         return None
-    if parity is not True and (not isinstance(parity, int) or parity < 1):
-        raise ValueError(f"`parity` must be True, False or an integer >= 1, got {parity!r}")
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise TypeError(
+            "`watch_ranks` must come with a model under DistributedDataParallel, got "
+            f"{'none' if model is None else type(model).__name__}. Pass the wrapped model: wrap(optimizer, ddp_model, "
+            "watch_ranks=True). Where gradients are sharded nobody has a rank's own."
+        )
+    if dist.get_world_size(model.process_group) == 1:
         return None
-    return Parity(model, None if parity is True else parity)
+    params = [p for group in groups for p in group]
+    return LocalGradients(model, params) if every is True or every is None else LocalGradients(model, params, every)
 
 
 def _over_ranks(
@@ -201,6 +227,7 @@ def wrap(
     on_guarded: str = "reuse",
     process_group: dist.ProcessGroup | None = None,
     parity: bool | int | None = None,
+    watch_ranks: bool | int | None = None,
 ) -> _Wrapped:
     """Guards `optimizer` in place and returns it: the same object, with its `Guard` as `optimizer.guard`.
 
@@ -252,6 +279,11 @@ def wrap(
         parity: compare what ranks are to hold alike, bit for bit: True for gradients at every 20th step and weights at
             every 100th, a number for both at every so many. Found differences are the rule `replicas-differ`. It reads
             the tensors once more at these steps, and reduces 16 bytes a tensor.
+        watch_ranks: under DistributedDataParallel, read each rank's own gradients before they are averaged: a skip then
+            names the rank that brought NaN and its tensor; a rank whose norms are of another size is the rule
+            `odd-rank`; and the report has the gradient noise scale. A number: the ranks tell each other every so many
+            steps instead of every tenth. All ranks have to ask for it. Bits and communication of the training stay as
+            they are; the gradients are read once more (docs/scale.md).
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
@@ -304,6 +336,7 @@ def wrap(
         ranks=ranks,
         process_group=process_group,
         parity=parity,
+        watch_ranks=watch_ranks,
     )
     sinks, is_quiet = sinks_of_rank(list(sinks), ranks)
     if met_again(given, inner, model, asked, sinks, on_guarded):
@@ -335,6 +368,7 @@ def wrap(
             is_quiet=is_quiet,
             over=over,
             parity=_parity(model, parity),
+            local=_local(model, groups, watch_ranks),
         )
     except BaseException:
         if monitor is not None:

@@ -241,6 +241,7 @@ def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepSt
         trigger=_number(line, "clip/trigger"),
         over=tuple(_get(line, "clip/over", lambda given: values.each(values.text, given), ())),
         groups=_groups(line),
+        noise_scale=_number(line, "grad/noise_scale"),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..stats import strict_json, values
 from .bad_ranks import bad_ranks_of
+from .odd_ranks import odd_ranks_of
 from .recoveries import recoveries_of
 from .replicas import differences_of
 
@@ -85,10 +86,13 @@ class ModelNotes:
             training batch that was looked at: how many of its standard deviations their means lie apart, root mean
             square over the channels, and the running variance over the batch's, geometric mean.
         objective: "minimise", "game" or "reward", as told to `wrap`; empty: not told.
-        num_ranks: over which the gradients lie, or the model's stages; None where all of them are here.
+        num_ranks: over which the gradients lie, or the model's stages, or that are watched; None where all are here.
         bad_ranks: those whose own gradients were not finite, the sixteen first, a dict each: `rank` and of how many
             (`num_ranks`), the `step` at which it was so first, `name` of the tensor there, its `num_nans` and
             `num_infs`, and at how many steps (`num_steps`). The same on all ranks.
+        odd_ranks: those whose own gradients were of another size than the others' (`wrap(..., watch_ranks=True)`), a
+            dict each (`fastguard.history.odd_ranks`).
+        noise_scale: the gradient noise scale, in batches of one rank; None if not known.
         num_changes: how often a fact became another; not saved.
     """
 
@@ -145,6 +149,8 @@ class ModelNotes:
     objective: str = ""
     num_ranks: int | None = None
     bad_ranks: tuple[dict[str, Any], ...] = ()
+    odd_ranks: tuple[dict[str, Any], ...] = ()
+    noise_scale: float | None = None
     num_changes: int = field(default=0, compare=False)
 
     @property
@@ -259,7 +265,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("initialization", "norm_statistics"), _usable),
     "dropout": _shares,
     "module_kinds": _counts,
-    **dict.fromkeys(("decay_per_step", "initial_lr", "clip_limit"), _number),
+    **dict.fromkeys(("decay_per_step", "initial_lr", "clip_limit", "noise_scale"), _number),
     **dict.fromkeys(("num_left_gradients", "num_watched_backwards", "num_overwritten"), values.count),
     **dict.fromkeys(("num_compared", "num_foreign_parameters", "num_target_classes", "num_targets"), values.count),
     **dict.fromkeys(
@@ -281,6 +287,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "objective": _objective,
     "recoveries": recoveries_of,
     "bad_ranks": bad_ranks_of,
+    "odd_ranks": odd_ranks_of,
     **dict.fromkeys(("steps_per_epoch", "num_ranks"), _length),
     "replica_differences": differences_of,
     "steps_per_epoch": _length,

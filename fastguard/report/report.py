@@ -300,6 +300,8 @@ def _numbers(history: TrainingHistory) -> dict[str, float]:
     if history.model.num_ranks is not None:
         numbers["num_ranks"] = history.model.num_ranks
         numbers["num_bad_ranks"] = len(history.model.bad_ranks)
+    if history.model.noise_scale is not None:
+        numbers["noise_scale"] = history.model.noise_scale
     if history.recent:
         numbers["first_step_in_window"] = history.recent[0].step
         numbers["last_step"] = history.recent[-1].step
@@ -394,6 +396,8 @@ def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any
     if "num_ranks" in n:
         bad = f"; {n['num_bad_ranks']} held NaN or Inf" if numbers["num_bad_ranks"] else ""
         rows.append(("ranks", f"{n['num_ranks']}{bad}"))
+    if "noise_scale" in n:
+        rows.append(("noise scale", f"{n['noise_scale']} batches of one rank, of {n.get('num_ranks', 1)} a step"))
     if "num_collectives_per_step" in n:
         sent = f"{numbers['collective_bytes_per_step']:.0f} bytes from each rank"
         rows.append(("cost of ranks", f"{n['num_collectives_per_step']} collectives a step, {sent}"))

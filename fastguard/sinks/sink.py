@@ -116,6 +116,7 @@ def flatten(record: StepStats) -> dict[str, Any]:
     | `grad/mean`, `grad/std` | of the finite elements |
     | `grad/num_zeros`, `grad/num_nans`, `grad/num_infs`, `grad/num_elements` | counts |
     | `grad/cosine` | with the gradient of the step before; only where it was taken |
+    | `grad/noise_scale` | the gradient noise scale, in batches of one rank, where it was taken |
     | `clip/coef` | what the gradients were multiplied by |
     | `clip/trigger` | the norm above which the clip policy acts; only if there is one of all gradients together |
     | `grad/clipped_norm` | norm of all gradients after clipping; only where they were clipped |
@@ -187,6 +188,8 @@ def flatten_step(record: StepStats) -> dict[str, Any]:
     flat["grad/num_elements"] = gradients.total_elements
     if record.grad_cosine is not None:
         flat["grad/cosine"] = record.grad_cosine
+    if record.noise_scale is not None:
+        flat["grad/noise_scale"] = record.noise_scale
     flat["clip/coef"] = record.clip_coef
     if record.trigger is not None:
         flat["clip/trigger"] = record.trigger

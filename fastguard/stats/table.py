@@ -229,6 +229,8 @@ class StepStats:
             where there is none.
         over: names of the groups or tensors above their triggers, where these are clipped each.
         groups: the groups, where these are clipped each.
+        noise_scale: the gradient noise scale, in batches of one rank (`wrap(..., watch_ranks=True)`); None where it was
+            not taken.
     """
 
     step: int
@@ -246,6 +248,7 @@ class StepStats:
     trigger: float | None = None
     over: tuple[str, ...] = ()
     groups: tuple[ClippedGroup, ...] = ()
+    noise_scale: float | None = None
 
     @property
     def gradients(self) -> GradientStats:

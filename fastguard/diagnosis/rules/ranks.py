@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...history import TrainingHistory
+import math
+
+from ...history import TrainingHistory, odd_ranks
 from ...history.replicas import sentence
 from ..finding import Finding
 from ..registry import rule
@@ -36,4 +38,36 @@ def replicas_differ(history: TrainingHistory) -> Finding | None:
         evidence={"differences": float(len(found)), "num_tensors": float(found[0]["num_tensors"])}
         | ({"odd_rank": float(ranks[0])} if len(ranks) == 1 else {}),
         confidence=1.0,
+    )
+
+
+@rule(
+    "odd-rank",
+    severity="warning",
+    reads="norms of each rank's own gradients before they are averaged (`wrap(..., watch_ranks=True)`)",
+    source="our own, by median and MAD; gradients of silently faulty machines are off in ways of their own "
+    "(arXiv:2502.12340)",
+    remedy="Look at what this rank reads: its shard of the data, its sampler's seed, lengths and masks of its batches. "
+    "If the data move to another rank and the oddity stays, it is the machine: test its memory and kernels, and leave "
+    "it out.",
+)
+def odd_rank(history: TrainingHistory, *, min_steps: int = 20) -> Finding | None:
+    """The norm of one rank's own gradients lay apart from those of the others for `min_steps` steps or more.
+
+    Of three ranks or more; more than a quarter above their median or a fifth below it, in the median over twenty steps;
+    and further than five standard deviations, of the ranks' distances (by their MAD) and of what the steps' scatter
+    leaves in such a median.
+    """
+    found = [one for one in history.model.odd_ranks if one["num_steps"] >= min_steps]
+    if not found:
+        return None
+    worst = max(found, key=lambda one: abs(math.log(max(one["ratio"], 1e-300))))
+    others = f"; {len(found)} ranks are odd in all" if len(found) > 1 else ""
+    return Finding(
+        f"Odd rank: {odd_ranks.sentence(worst)}{others}.",
+        min(one["step"] for one in found),
+        max(one["last_step"] for one in found),
+        severity="warning",
+        evidence={"odd_rank": float(worst["rank"]), "ratio": worst["ratio"], "num_odd_ranks": float(len(found))},
+        confidence=0.9,
     )

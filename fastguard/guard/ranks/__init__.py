@@ -1,5 +1,6 @@
 """Process groups: what of the gradients is reduced over them, and by whom, so that every rank decides alike."""
 
+from .local import LocalGradients as LocalGradients
 from .parity import Parity as Parity
 from .pieces import measured as measured
 from .ranks import Ranks as Ranks
@@ -13,6 +14,7 @@ from .totals import norm_over_ranks as norm_over_ranks
 from .totals import tensors_over_ranks as tensors_over_ranks
 
 __all__ = [
+    "LocalGradients",
     "Parity",
     "Ranks",
     "Shared",

@@ -156,14 +156,7 @@ class Ranks:
 
     def told_trouble(self) -> str:
         """`trouble` in words; empty where all ranks have it, or none."""
-        ranks = sorted({rank for rank, *_ in self.trouble})
-        if not ranks or len(ranks) == self.num_ranks:
-            return ""
-        first = next(one for one in self.trouble if one[0] == ranks[0])
-        counts = ", ".join(f"{count} {what}" for count, what in zip(first[2:], ("NaN", "Inf")) if count)
-        more = f"so are {len(ranks) - 1} of {self.num_ranks - 1} others"
-        others = "the others were finite" if len(ranks) == 1 else more
-        return f"rank {first[0]}, {first[1]}: {counts}; {others}"
+        return told(self.trouble, self.num_ranks)
 
     def _exchange(self, words: list[float]) -> list[float]:
         for wire in filter(None, (self.wire, self._beyond)):
@@ -188,6 +181,18 @@ class Ranks:
         if len(there) == num_params:
             return bytes_of(rows), None
         return bytes_of(rows[there]), there
+
+
+def told(trouble: Sequence[tuple[int, str, int, int]], num_ranks: int) -> str:
+    """Ranks, tensors, NaNs and Infs in words; empty where all ranks have some, or none."""
+    ranks = sorted({rank for rank, *_ in trouble})
+    if not ranks or len(ranks) == num_ranks:
+        return ""
+    first = next(one for one in trouble if one[0] == ranks[0])
+    counts = ", ".join(f"{count} {what}" for count, what in zip(first[2:], ("NaN", "Inf")) if count)
+    more = f"so are {len(ranks) - 1} of {num_ranks - 1} others"
+    others = "the others were finite" if len(ranks) == 1 else more
+    return f"rank {first[0]}, {first[1]}: {counts}; {others}"
 
 
 def _folded(found: list[list[float]], *, is_one_model: bool) -> list[float]:

@@ -1,0 +1,287 @@
+"""Each rank's own gradients under DistributedDataParallel, read before they are averaged."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.utils.hooks import unserializable_hook
+
+from ... import kernels
+from ...history import TrainingHistory
+from ...history.bad_ranks import with_step
+from ...stats.columns import COLUMNS, INDEX, norm_of, norm_parts
+from ...stats.failures import Failures
+from .odd import NoiseScale, OddRanks
+from .ranks import told
+
+EVERY = 10  # steps
+_MAX_HELD = 4  # tensors of a rank
+_TIMEOUT = datetime.timedelta(seconds=60)
+_NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
+_WHAT, _SO = "comparison of the ranks' own gradients", "Nothing more is said of single ranks."
+
+
+class _Run(Protocol):
+    """What is needed of the guard's `Run`."""
+
+    step: int
+    may_wait: bool
+    has_scaler: bool
+    backend: str
+    failures: Failures
+    ring: Any
+    known_names: tuple[str, ...]
+
+    def names_now(self) -> tuple[str, ...]: ...
+
+
+class _OwnGradients(NamedTuple):
+    """This rank's own gradients at a step.
+
+    Attributes:
+        sum_sq: their squared norm; NaN where that is not finite.
+        num_passes: backward passes that were averaged, of which these are the newest.
+        held: index of a parameter, its NaNs and Infs, of the first four in backward order.
+    """
+
+    sum_sq: float
+    num_passes: int
+    held: list[tuple[int, int, int]]
+
+
+class _Arrived:
+    """The hook on a parameter whose gradient was added to, ahead of DistributedDataParallel's own."""
+
+    def __init__(self, local: LocalGradients, index: int) -> None:
+        self._local, self._index = weakref.ref(local), index
+        unserializable_hook(self)
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        local = self._local()
+        if local is not None:
+            local._arrived(self._index, parameter)
+
+
+class LocalGradients:
+    """What each rank brings into the average: which held NaN or Inf, which is odd, and how noisy their gradients are.
+
+    The gradients are read once, at the end of a backward pass that is averaged and before the average is written over
+    them; where they are views into buckets, each as it arrives. Every tenth step, and at once at a step that is not
+    finite, the ranks tell each other what they held since, over a gloo group of their own: DistributedDataParallel's
+    collectives and hooks are left alone, and so are the bits of the training. What comes of it is noted in the history:
+    `bad_ranks`, `odd_ranks`, `noise_scale`.
+
+    All ranks must have one, and step together. Where one does not answer within a minute, this is given up, and
+    training goes on.
+
+    Args:
+        model: the wrapped one; its group, all of whose processes make one of these at the same time.
+        params: of all optimizers, in order.
+        every: steps from one exchange to the next.
+
+    Attributes:
+        num_ranks: that take part.
+
+    Cost: a step's backward pass 0.5 us a parameter, one read of the gradients, and on a GPU a sync; every tenth step
+    224 bytes from each rank, for which nobody waits, and some 0.3 ms.
+    """
+
+    def __init__(
+        self, model: torch.nn.parallel.DistributedDataParallel, params: Sequence[torch.Tensor], every: int = EVERY
+    ) -> None:
+        self._every = every
+        self._model = weakref.ref(model)
+        members = dist.get_process_group_ranks(model.process_group)
+        self._members, self.num_ranks = members, len(members)
+        self._group: Any = dist.new_group(members, _TIMEOUT, "gloo", use_local_synchronization=True)
+        averaged = {id(p) for p in model.module.parameters() if p.requires_grad}
+        self._num_params = len(params)
+        self._is_whole = all(id(p) in averaged for p in params if p.requires_grad)
+        self._handles = [
+            p.register_post_accumulate_grad_hook(_Arrived(self, i)) for i, p in enumerate(params) if id(p) in averaged
+        ]
+        self._fired: dict[int, torch.Tensor] = {}
+        self._task, self._num_passes = -1, 0
+        self._seen: set[int] = set()
+        self._read: dict[int, _OwnGradients] = {}
+        self._next = 0  # the first step that was not told yet
+        self._awaited: tuple[Any, list[torch.Tensor]] | None = None
+        self._odd, self._noise = OddRanks(members), NoiseScale(self.num_ranks)
+        self._trouble: list[tuple[int, str, int, int]] = []
+        self._num_exchanges = 0
+
+    def start(self, run: _Run, history: Callable[[], TrainingHistory]) -> None:
+        """What is watched: the guard's steps, and where findings go. Before the first backward pass."""
+        self._run, self._history = run, history
+        self._next = run.step
+
+    def next_after(self, step: int) -> float:
+        """The next step at which the ranks tell each other."""
+        return (step // self._every + 1) * self._every if self._handles else math.inf
+
+    def begin_step(self, step: int) -> None:
+        """Ahead of a step whose gradients are there. At every tenth the ranks tell each other, and hear of the last."""
+        if self._handles and step and step % self._every == 0:
+            with self._kept():
+                self._hear()
+                self._tell(step)
+
+    def told_trouble(self) -> str:
+        """Of the step just judged, whose average is not finite: which ranks held what, in words. Waits for all ranks.
+
+        Where the host does not wait for its device, the ranks come to this at different times: nothing is said then,
+        and the next exchange tells the history.
+        """
+        step = self._run.step - 1
+        if not self._handles or not self._run.may_wait:
+            return ""
+        self._trouble = []
+        with self._kept():
+            self._hear()
+            if self._next <= step:
+                self._tell(step)
+                self._hear()
+        return told(self._trouble, self.num_ranks)
+
+    def facts(self) -> dict[str, Any]:
+        """What is so now, as facts about the model. What single ranks held is noted when it is heard of."""
+        return {"noise_scale": self._noise.value}
+
+    def costs(self) -> dict[str, float]:
+        """How many collectives a step took on average, and what each rank sent in them."""
+        each = self._num_exchanges / max(1, self._run.step)
+        return {"num_collectives_per_step": each, "collective_bytes_per_step": 8.0 * each * self._num_words}
+
+    def close(self) -> None:
+        """Takes all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._fired, self._awaited = [], {}, None
+
+    @property
+    def _num_words(self) -> int:
+        return 2 + self._every + 4 * _MAX_HELD
+
+    def _kept(self) -> Any:
+        return _GivenUp(self, self._run.failures)
+
+    def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+        model = self._model()
+        if model is None or not model.require_backward_grad_sync:
+            return
+        self._fired[index] = parameter
+        if model.gradient_as_bucket_view or (model.static_graph and self._num_passes < 2):
+            self._measure()  # written over while the pass goes on, as all are in the first one of a static graph
+            return
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            # First queued, first called: the averages are written back by what is queued with the last bucket.
+            torch.autograd.Variable._execution_engine.queue_callback(self._measure)
+
+    def _measure(self) -> None:
+        """Reads what has arrived."""
+        fired, self._fired = self._fired, {}
+        if not fired:
+            return
+        with self._kept(), torch.no_grad():
+            step = self._run.step
+            known = self._read.get(step, _OwnGradients(0.0, 0, []))
+            if not known.num_passes or not self._seen.isdisjoint(fired):
+                self._seen = set()  # another pass, which added to what the one before has left
+                self._num_passes += 1
+                known = _OwnGradients(0.0, known.num_passes + 1, [])
+            self._seen.update(fired)
+            gradients = [parameter.grad for parameter in fired.values()]
+            table, fold = kernels.run_stats(gradients, self._run.backend)
+            norm = norm_of(*norm_parts(kernels.fold_rows(table) if fold is None else fold))
+            held = known.held
+            if not math.isfinite(norm):
+                rows = torch.frombuffer(table, dtype=torch.float64).view(-1, len(COLUMNS))[:, [_NANS, _INFS]].tolist()
+                bad = [(index, int(nans), int(infs)) for index, (nans, infs) in zip(fired, rows) if nans or infs]
+                held = sorted([*held, *bad], reverse=True)[:_MAX_HELD]
+            sum_sq = known.sum_sq + norm * norm
+            self._read[step] = _OwnGradients(sum_sq if math.isfinite(sum_sq) else math.nan, known.num_passes, held)
+
+    def _tell(self, step: int) -> None:
+        """Sends what was held since the last time, up to `step`; does not wait."""
+        first = self._next if step - self._every < self._next <= step else max(0, step - self._every + 1)
+        steps = range(first, first + self._every)
+        words = [float(first), float(step), *(self._read[i].sum_sq if i in self._read else math.nan for i in steps)]
+        held = [(i, *one) for i in steps if i in self._read for one in self._read[i].held][:_MAX_HELD]
+        words += [float(word) for one in held for word in one] + [-1.0] * (4 * (_MAX_HELD - len(held)))
+        own = torch.tensor(words, dtype=torch.float64)
+        everyone = [torch.empty_like(own) for _ in self._members]
+        work = dist.all_gather(everyone, own, group=self._group, async_op=True)
+        self._awaited = work, everyone
+        self._next = step + 1
+        self._num_exchanges += 1
+
+    def _hear(self) -> None:
+        """Takes what was sent last by all, and notes what follows."""
+        if self._awaited is None:
+            return
+        (work, parts), self._awaited = self._awaited, None
+        work.wait()
+        everyone = torch.stack(parts)
+        heads = everyone[:, :2].tolist()
+        if any(head != heads[0] for head in heads):
+            raise RuntimeError(f"the ranks are at different steps: {[int(head[1]) for head in heads[:16]]}")
+        first, last = map(int, heads[0])
+        sums = everyone[:, 2 : 3 + last - first]
+        self._note_trouble(everyone[:, 2 + self._every :].view(self.num_ranks, _MAX_HELD, 4).tolist())
+        history = self._history()
+        odd = self._odd.add(first, sums.sqrt())
+        if odd is not None:
+            history.note_model(odd_ranks=odd)
+        self._take_noise(first, sums, history)
+        if self._noise.value is not None:
+            self._run.ring.attach(last, noise_scale=self._noise.value)
+        for step in [step for step in self._read if step <= last]:
+            del self._read[step]
+
+    def _note_trouble(self, everyone: list[list[list[float]]]) -> None:
+        names, history = self._run.known_names or self._run.names_now(), self._history()
+        by_step: dict[int, list[tuple[int, str, int, int]]] = {}
+        for rank, held in zip(self._members, everyone):
+            for step, index, *counts in (map(int, one) for one in held if one[0] >= 0.0):
+                by_step.setdefault(step, []).append((rank, names[index], counts[0], counts[1]))
+        for step in sorted(by_step):
+            history.note_model(bad_ranks=with_step(history.model.bad_ranks, step, self.num_ranks, by_step[step]))
+            self._trouble = by_step[step]
+
+    def _take_noise(self, first: int, sums: torch.Tensor, history: TrainingHistory) -> None:
+        """Enters the steps of which everything is known: whole, finite, of one backward pass."""
+        run = self._run
+        if not self._is_whole or len(run.known_names) != self._num_params:
+            return
+        entries = {entry.step: entry for entry in list(history.recent)[-3 * self._every :]}
+        for step, mean in enumerate(sums.mean(dim=0).tolist(), first):
+            entry, read = entries.get(step), self._read.get(step)
+            if entry is None or read is None or read.num_passes != 1 or not math.isfinite(mean + entry.norm):
+                continue
+            if not run.has_scaler or entry.loss_scale is not None:  # else somebody has unscaled the averages alone
+                self._noise.add(mean / (entry.loss_scale or 1.0) ** 2, entry.norm**2)
+
+
+class _GivenUp:
+    """Keeps what is raised within from the training, and has no rank asked again: groups may be out of order then."""
+
+    def __init__(self, local: LocalGradients, failures: Failures) -> None:
+        self._local, self._failures = local, failures
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._failures.note(_WHAT, error, _SO)
+        self._local.close()
+        return True

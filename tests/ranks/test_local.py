@@ -1,0 +1,191 @@
+"""Each rank's own gradients, read before they are averaged: who brought NaN, who is odd, how noisy they are."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_ranks import run
+
+import fastguard
+from fastguard.guard.ranks.odd import NoiseScale, OddRanks
+
+SCRIPT = Path(__file__).with_name("local_script.py")
+HAS_GLOO = dist.is_available() and dist.is_gloo_available()
+WORLD = 3
+
+
+def norms(num_ranks: int, num_steps: int, scatter: float, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    trend = torch.randn(1, num_steps, generator=generator, dtype=torch.float64)
+    return (trend + scatter * torch.randn(num_ranks, num_steps, generator=generator, dtype=torch.float64)).exp()
+
+
+def entered(found: OddRanks, all_norms: torch.Tensor) -> list[dict[str, Any]]:
+    known: list[dict[str, Any]] = []
+    for first in range(0, all_norms.shape[1], 10):
+        known = found.add(first, all_norms[:, first : first + 10]) or known
+    return known
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4, 8])
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_an_odd_rank_is_found_on_either_side_and_named_by_its_number(num_ranks: int, factor: float) -> None:
+    given = norms(num_ranks, 60, 0.2)
+    given[1, 20:] *= factor
+    (odd,) = entered(OddRanks(range(10, 10 + num_ranks)), given)
+    assert (odd["rank"], odd["num_ranks"]) == (11, num_ranks) and odd["step"] in (10, 20)
+    assert odd["ratio"] == pytest.approx(factor, rel=0.4)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 16])
+def test_ranks_of_one_kind_are_left_in_peace_in_a_long_run(num_ranks: int) -> None:
+    for seed, scatter in enumerate((0.02, 0.3, 1.0)):
+        assert entered(OddRanks(range(num_ranks)), norms(num_ranks, 500, scatter, seed)) == []
+
+
+def test_single_spikes_bad_steps_and_two_ranks_make_nobody_odd() -> None:
+    given = norms(4, 60, 0.2)
+    given[2, ::3] *= 1000.0
+    assert entered(OddRanks(range(4)), given) == []
+    given = norms(4, 60, 0.2)
+    given[2] *= 5.0
+    given[0, ::2] = math.nan
+    assert [odd["rank"] for odd in entered(OddRanks(range(4)), given)] == [2]
+    assert entered(OddRanks(range(4)), torch.zeros(4, 60, dtype=torch.float64)) == []
+    two = norms(2, 60, 0.1)
+    two[1] *= 10.0
+    assert entered(OddRanks(range(2)), two) == []
+
+
+def test_the_noise_scale_is_that_of_gradients_of_known_noise() -> None:
+    generator, num_ranks = torch.Generator().manual_seed(0), 4
+    signal = torch.full((50,), 0.3, dtype=torch.float64)
+    scale = NoiseScale(num_ranks)
+    for _ in range(19):
+        scale.add(1.0, 1.0)
+    assert scale.value is None
+    scale = NoiseScale(num_ranks)
+    for _ in range(400):
+        own = signal + 0.6 * torch.randn(num_ranks, 50, generator=generator, dtype=torch.float64)
+        scale.add(float(own.square().sum(dim=1).mean()), float(own.mean(dim=0).square().sum()))
+    assert scale.value == pytest.approx(50 * 0.6**2 / (50 * 0.3**2), rel=0.1)
+    lost = NoiseScale(2)
+    for _ in range(30):
+        lost.add(3.0, 1.0)  # the average is no larger than noise alone would make it
+    assert lost.value is None
+
+
+@pytest.mark.parametrize("watch_ranks", [0, -1, 1.5, "often"])
+def test_no_number_of_steps_is_refused(watch_ranks: Any) -> None:
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="`watch_ranks` must be True, False or an integer >= 1"):
+        fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, watch_ranks=watch_ranks)
+
+
+def test_one_process_has_nothing_to_watch() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, watch_ranks=True)
+    assert optimizer.guard._local is None
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run(SCRIPT, WORLD, tmp_path_factory.mktemp("local"))
+
+
+slow = [pytest.mark.slow, pytest.mark.skipif(not HAS_GLOO, reason="this torch has no gloo")]
+BAD = {
+    "NaN": (13, "2.bias"),
+    "NaN at an exchange": (10, "2.bias"),
+    "NaN, bucket views": (13, "2.bias"),
+    "NaN, static graph": (13, "2.bias"),
+    "NaN, a hook": (13, "2.bias"),
+    "NaN, accumulation": (13, "2.bias"),
+    "NaN, checkpointing": (13, "last.bias"),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=slow) for case in ("sound", "odd", *BAD)])
+def test_what_is_read_is_this_ranks_own_and_no_bit_changes(found: list[dict[str, Any]], case: str) -> None:
+    for each in found:
+        assert each[case]["same"] and each[case]["apart"] < 1e-6 and each[case]["failures"] == []
+
+
+@pytest.mark.parametrize(("case", "step", "name"), [pytest.param(case, *bad, marks=slow) for case, bad in BAD.items()])
+def test_a_skip_names_the_rank_that_brought_nan_into_the_average(
+    found: list[dict[str, Any]], case: str, step: int, name: str
+) -> None:
+    rank = {"rank": 1, "num_ranks": WORLD, "step": step, "num_nans": 3, "num_infs": 0, "num_steps": 1, "name": name}
+    for each in found:
+        assert each[case]["bad"] == [rank] and each[case]["skipped"] == 1
+        assert any(
+            f"Rank 1 alone of 3 held NaN, first at step {step} in {name}." in said for said in each[case]["said"]
+        )
+    told = [text for text in found[0][case]["told"] if text.startswith(f"step {step}: ")]
+    assert told and f"; rank 1, {name}: 3 NaN; the others were finite); the step was skipped" in told[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GLOO, reason="this torch has no gloo")
+class TestOnRealRanks:
+    def test_without_being_asked_for_nobody_is_named_and_nothing_is_sent(self, found: list[dict[str, Any]]) -> None:
+        for each in found:
+            assert each["not asked"]["bad"] == [] and each["not asked"]["costs"] == {}
+            assert each["not asked"]["skipped"] == 1
+
+    def test_a_sound_run_has_no_findings_and_one_gather_in_ten_steps(self, found: list[dict[str, Any]]) -> None:
+        for each in found:
+            sound = each["sound"]
+            assert (sound["findings"], sound["bad"], sound["odd"], sound["num_ranks"]) == ([], [], [], WORLD)
+            assert sound["costs"]["num_collectives_per_step"] == 5 / 52
+            assert sound["costs"]["collective_bytes_per_step"] == 5 * 8 * 28 / 52
+            assert "\nranks             3\n" in sound["text"] and "\nnoise scale       0." in sound["text"]
+
+    def test_a_rank_of_another_scale_is_a_finding_on_all(self, found: list[dict[str, Any]]) -> None:
+        for each in found:
+            (odd,) = each["odd"]["odd"]
+            assert odd["rank"] == 2 and 2.5 < odd["ratio"] < 6.0
+            assert each["odd"]["findings"] == ["odd-rank"]
+            assert (
+                f"the norm of rank 2's own gradients was {odd['ratio']:.3g} times the median" in each["odd"]["said"][0]
+            )
+
+    def test_the_noise_scale_is_the_known_one_in_report_and_records(self, found: list[dict[str, Any]]) -> None:
+        for each in found:
+            noise = each["noise"]
+            assert noise["found"] == pytest.approx(noise["exact"], rel=0.15)
+            assert [step for step, _ in noise["sampled"]] == list(range(29, 150, 10))
+            assert noise["sampled"][-1][1] == noise["found"]
+            assert " batches of one rank, of 3 a step\n" in noise["text"]
+
+    def test_what_all_know_is_the_same_on_all(self, found: list[dict[str, Any]]) -> None:
+        for case in ("sound", "odd", *BAD):
+            for each in found[1:]:
+                keys = ("bad", "odd", "noise", "findings", "costs")
+                assert [each[case][key] for key in keys] == [found[0][case][key] for key in keys]
+
+    def test_ranks_that_do_not_fit_are_told_once_and_training_goes_on(self, found: list[dict[str, Any]]) -> None:
+        for each in found:
+            assert each["of another mind"]["steps"] == 19
+            ((times, error),) = each["of another mind"]["failures"]
+            assert times == 1 and "the ranks are at different steps" in error
+
+    def test_another_model_than_the_wrapper_is_refused(self, found: list[dict[str, Any]]) -> None:
+        none, plain = found[0]["refused"]
+        assert "got none. Pass the wrapped model" in none and "got Sequential. Pass the wrapped model" in plain
+
+    def test_zero_redundancy_optimizer_clips_skips_and_keeps_its_state_as_adamw(
+        self, found: list[dict[str, Any]]
+    ) -> None:
+        for each in found:
+            zero = each["zero"]
+            assert zero["norm"] < 1e-6 and zero["weights"] < 1e-6 and zero["stayed"]
+            assert [step for step, one in enumerate(zero["seen"]) if one[2]] == [5]
+            assert zero["seen"] == found[0]["zero"]["seen"]
+            assert [(one["rank"], one["name"]) for one in zero["bad"]] == [(1, "2.bias")]
+        assert found[0]["zero"]["state"] == 4
