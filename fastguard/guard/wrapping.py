@@ -19,9 +19,9 @@ from .asked import Asked
 from .flight import WHEN_BEHIND
 from .guard import GUARD, Guard
 from .policies import ClipPolicy, GivenPolicy, GlobalNorm, as_policy
-from .ranks import LocalGradients, Parity, Ranks, is_sharded
+from .ranks import LocalGradients, Parity, Ranks, flat_shards, is_sharded
 from .recovery import Recovery, as_recovery
-from .wrappers import innermost, inwards, refuse_flat, refuse_sharding_model, unwrapped
+from .wrappers import innermost, inwards, refuse_sharding_model, unwrapped
 
 _Wrapped = TypeVar("_Wrapped")
 _log = logging.getLogger("fastguard")
@@ -176,6 +176,7 @@ def _local(
 
 def _over_ranks(
     groups: Sequence[Sequence[torch.Tensor]],
+    model: torch.nn.Module | None,
     process_group: dist.ProcessGroup | None,
     policy: ClipPolicy | None,
     recovery: Recovery | None,
@@ -184,14 +185,16 @@ def _over_ranks(
     """The ranks over which the parameters lie; None where all are here, and no DTensors.
 
     Raises:
-        TypeError: for flat parameters, and for what needs whole tensors.
+        TypeError: for flat parameters without their model, and for what needs whole tensors.
     """
     params = [p for group in groups for p in group]
-    refuse_flat(params)
-    has_shards = any(map(is_sharded, params))
+    flat = flat_shards(model, params)
+    if flat is None:
+        refuse_sharding_model(model)
+    has_shards = flat is not None or any(map(is_sharded, params))
     if process_group is None and not has_shards:
         return None
-    over = Ranks(params, process_group)
+    over = Ranks(params, process_group, flat)
     if over.is_alone and not has_shards:
         return None
     scope = getattr(policy, "scope", "model")
@@ -287,8 +290,9 @@ def wrap(
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
-        TypeError: no torch.optim.Optimizer, or one that cannot be guarded: with FSDP1's flat parameters, stepping
-            within the backward pass, without Optimizer.__init__; DTensors with what needs whole tensors.
+        TypeError: no torch.optim.Optimizer, or one that cannot be guarded: with FSDP1's flat parameters and without
+            their model, stepping within the backward pass, without Optimizer.__init__; shards with what needs whole
+            tensors.
         AlreadyGuardedError: the optimizer has a guard, which `on_guarded` does not allow for.
         BackendUnavailableError: the backend cannot run here.
         NonFiniteGradientsError: from `step`, after `max_consecutive_skips`; parameters are untouched.
@@ -341,9 +345,8 @@ def wrap(
     sinks, is_quiet = sinks_of_rank(list(sinks), ranks)
     if met_again(given, inner, model, asked, sinks, on_guarded):
         return optimizer
-    refuse_sharding_model(model)
     groups = [group["params"] for o in inner for group in o.param_groups]
-    over = _over_ranks(groups, process_group, policy, settings, sampling)
+    over = _over_ranks(groups, model, process_group, policy, settings, sampling)
     kernels.require_devices(backend, groups)
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
     monitor = monitor_for(activations, model)

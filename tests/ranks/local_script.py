@@ -171,7 +171,7 @@ def known_noise() -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     fastguard.wrap(optimizer, model, watch_ranks=True, sinks=[memory], ranks="all")
     torch.manual_seed(7 + RANK)
-    for _ in range(160):
+    for _ in range(110):
         optimizer.zero_grad()
         model(NOISE * torch.randn(BATCH, 8)).backward()
         optimizer.step()
@@ -231,15 +231,15 @@ def main() -> None:
     )
     views: Settings = {"gradient_as_bucket_view": True}
     found = {
-        "sound": train(num_steps=52),
-        "NaN": train(bad=BAD, num_steps=42),
+        "sound": train(num_steps=32),
+        "NaN": train(bad=BAD),
         "NaN at an exchange": train(bad=10),
         "NaN, bucket views": train(bad=BAD, ddp=views),
         "NaN, static graph": train(bad=BAD, ddp={"static_graph": True}),
         "NaN, a hook": train(bad=BAD, hook=fp16_compress_hook),
         "NaN, accumulation": train(bad=BAD, num_micro=3),
         "NaN, checkpointing": train(Checkpointed, bad=BAD),
-        "odd": train(factor=4.0, num_steps=52),
+        "odd": train(factor=4.0, num_steps=42),
         "not asked": train(bad=BAD, watch_ranks=None),
         "zero": zero(),
         "noise": known_noise(),

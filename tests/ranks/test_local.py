@@ -142,8 +142,8 @@ class TestOnRealRanks:
         for each in found:
             sound = each["sound"]
             assert (sound["findings"], sound["bad"], sound["odd"], sound["num_ranks"]) == ([], [], [], WORLD)
-            assert sound["costs"]["num_collectives_per_step"] == 5 / 52
-            assert sound["costs"]["collective_bytes_per_step"] == 5 * 8 * 28 / 52
+            assert sound["costs"]["num_collectives_per_step"] == 3 / 32
+            assert sound["costs"]["collective_bytes_per_step"] == 3 * 8 * 28 / 32
             assert "\nranks             3\n" in sound["text"] and "\nnoise scale       0." in sound["text"]
 
     def test_a_rank_of_another_scale_is_a_finding_on_all(self, found: list[dict[str, Any]]) -> None:
@@ -158,8 +158,8 @@ class TestOnRealRanks:
     def test_the_noise_scale_is_the_known_one_in_report_and_records(self, found: list[dict[str, Any]]) -> None:
         for each in found:
             noise = each["noise"]
-            assert noise["found"] == pytest.approx(noise["exact"], rel=0.15)
-            assert [step for step, _ in noise["sampled"]] == list(range(29, 150, 10))
+            assert noise["found"] == pytest.approx(noise["exact"], rel=0.2)
+            assert [step for step, _ in noise["sampled"]] == list(range(29, 100, 10))
             assert noise["sampled"][-1][1] == noise["found"]
             assert " batches of one rank, of 3 a step\n" in noise["text"]
 

@@ -1,5 +1,6 @@
 """Process groups: what of the gradients is reduced over them, and by whom, so that every rank decides alike."""
 
+from .flat import flat_shards as flat_shards
 from .local import LocalGradients as LocalGradients
 from .parity import Parity as Parity
 from .pieces import measured as measured
@@ -19,6 +20,7 @@ __all__ = [
     "Ranks",
     "Shared",
     "as_everywhere",
+    "flat_shards",
     "gradients_over_ranks",
     "is_sharded",
     "local_of",

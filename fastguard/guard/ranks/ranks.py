@@ -14,6 +14,7 @@ from ... import kernels
 from ...stats.columns import INDEX
 from . import shards
 from .exchange import NUM_COLUMNS, Wire, bytes_of, counted, divided, fold
+from .flat import FlatShards
 from .pieces import PieceReader
 
 _log = logging.getLogger("fastguard")
@@ -60,6 +61,7 @@ class Ranks:
     Args:
         params: of all optimizers.
         beyond: a group whose ranks hold other tensors of the same model: pipeline stages, experts.
+        flat: how the parameters lie over the ranks where they are FSDP1's.
 
     Attributes:
         wire: what was sent.
@@ -70,8 +72,14 @@ class Ranks:
         TypeError: the parameters lie on meshes of different ranks.
     """
 
-    def __init__(self, params: Sequence[torch.Tensor], beyond: dist.ProcessGroup | None = None) -> None:
-        self.wire = Wire(shards.groups_of(shards.meshes_of(params)))
+    def __init__(
+        self,
+        params: Sequence[torch.Tensor],
+        beyond: dist.ProcessGroup | None = None,
+        flat: FlatShards | None = None,
+    ) -> None:
+        self.wire = Wire(shards.groups_of(shards.meshes_of(params)) if flat is None else flat.groups)
+        self._flat = flat
         self._reader = PieceReader()
         self._beyond = None if beyond is None or dist.get_world_size(beyond) == 1 else Wire([beyond])
         self.wants_tables = False
@@ -127,6 +135,8 @@ class Ranks:
         self._num_measured += 1
         pieces = self._reader.gradients(groups, backend, inverse)
         times = pieces.replication(self.wire.num_ranks)
+        if self._flat is not None:
+            times = self._flat.replication(pieces.present)
         own = pieces.table if times is None else divided(pieces.table, times)
         num_params = sum(map(len, groups))
         said = [step, num_params, len(pieces.local), loss or 0.0, loss is not None, found_inf, self._decided]

@@ -1,0 +1,76 @@
+"""FSDP1: plain tensors that are shards of flat parameters, whose groups the model's modules know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+_WHAT = "FullyShardedDataParallel"
+_HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+_REMEDY = "Shard with fully_shard (FSDP2), whose parameters say it themselves; or clip with model.clip_grad_norm_."
+
+
+class FlatShards(NamedTuple):
+    """How the flat parameters of a model lie over the ranks.
+
+    Attributes:
+        groups: over which to reduce, one after the other: of shards, then of their replicas.
+        num_ranks: of these together.
+        num_shards: different parts of each flat parameter.
+        are_flat: of each parameter of the optimizers, whether it is one of them; others are on each rank in full.
+    """
+
+    groups: list[dist.ProcessGroup]
+    num_ranks: int
+    num_shards: int
+    are_flat: list[bool]
+
+    def replication(self, present: Sequence[int] | None) -> torch.Tensor | None:
+        """How many ranks hold each gradient alike, of `present` parameters: float64, [T, 1]; None where one does."""
+        places = range(len(self.are_flat)) if present is None else present
+        times = [self.num_ranks / (self.num_shards if self.are_flat[i] else 1) for i in places]
+        return None if all(one == 1.0 for one in times) else torch.tensor(times, dtype=torch.float64).unsqueeze(1)
+
+
+def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -> FlatShards | None:
+    """How the flat parameters among `params`, or the views of them, lie over the ranks; None where there are none.
+
+    Raises:
+        TypeError: there are some, and nobody says whose they are; or not all lie over the same ranks in the same way.
+    """
+    are_flat = [bool(getattr(p, "_fsdp_flattened", False)) for p in params]
+    if not any(are_flat):
+        return None
+    modules = [] if model is None else [m for m in model.modules() if _is_fsdp1(m)]
+    if not modules:
+        raise TypeError(
+            f"`model` must be the {_WHAT} module whose flat parameters `optimizer` holds: these do not say whose they "
+            f"are, and a norm taken here would be one rank's own. wrap(optimizer, fsdp_model). {_REMEDY}"
+        )
+    lie = [_lies(module) for module in modules if getattr(module, "_handle", None) is not None]
+    if not lie or any([list(map(id, one[0])), one[1]] != [list(map(id, lie[0][0])), lie[0][1]] for one in lie):
+        raise TypeError(
+            f"`model` must have all its {_WHAT} modules over the same process group, with one sharding strategy. "
+            f"{_REMEDY}"
+        )
+    groups, is_sharded = lie[0]
+    sizes = [dist.get_world_size(group) for group in groups]
+    num_ranks = sizes[0] * (sizes[1] if len(sizes) > 1 else 1)
+    several = [group for group, size in zip(groups, sizes) if size > 1]
+    return FlatShards(several, num_ranks, sizes[0] if is_sharded else 1, are_flat)
+
+
+def _is_fsdp1(module: torch.nn.Module) -> bool:
+    return any(c.__name__ == _WHAT for c in type(module).__mro__)
+
+
+def _lies(module: Any) -> tuple[list[dist.ProcessGroup], bool]:
+    """The groups of a module's shards and, if there is one, of their replicas; and whether they are shards at all."""
+    strategy = module.sharding_strategy.name
+    groups = [module.process_group]
+    if strategy in _HYBRID:
+        groups.append(module._inter_node_pg)
+    return groups, strategy != "NO_SHARD"
