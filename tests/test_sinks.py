@@ -23,7 +23,7 @@ from fastguard.sinks import (
 from fastguard.stats import StepStats
 from fastguard.stats.samples import WeightStats
 
-from made_runs import activity
+from made_runs import activity, attending, routing
 from records import make_bad_record, make_record, make_row, make_table
 
 ALL_KEYS = [
@@ -155,6 +155,11 @@ class TestFlatten:
         moved = WeightStats("w", 4, 2.0, 0.5, 1.0, grad_norm=1.0, update_norm=0.5)
         flat = flatten(make_record(3, activations=(dead, plain), weights=(moved, WeightStats("b", 4, 2.0, 0.5, 1.0))))
         sampled = {key: value for key, value in flat.items() if key.startswith(("activation/", "weight/"))}
+        choices = flatten(make_record(3, activations=(attending("a", entropy=0.5), routing([1.5, 0.5, 0.0], "r"))))
+        assert {key: value for key, value in choices.items() if key.startswith("activation/")} == {
+            **{"activation/a/entropy": 0.5, "activation/a/max_logit": 8.0, "activation/r/entropy": 0.5},
+            **{"activation/r/max_load": 1.5, "activation/r/dead_unit_ratio": 1 / 3},
+        }
         assert sampled == {
             **{"activation/relu/mean": 0.1, "activation/relu/std": 0.5, "activation/relu/zero_ratio": 0.5},
             **{"activation/relu/saturation_ratio": 0.0, "activation/relu/dead_unit_ratio": 0.25},

@@ -57,7 +57,9 @@ class Journal:
 
     def add(self, layer: str, stats: ActivationStats, activity: ModuleActivity | None = None) -> None:
         """Adds a result. What is dead are units, if `activity` knows them, else elements that are zero."""
-        dead = activity.dead_unit_ratio if activity is not None and activity.num_units else stats.zero_ratio
+        dead = stats.zero_ratio
+        if activity is not None and (activity.num_units or activity.is_choice):  # a masked weight is not dead
+            dead = activity.dead_unit_ratio
         kept = self._layers.get(layer)
         if kept is None:
             kept = self._layers[layer] = deque(maxlen=self._window_size)

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import UnsupportedTensorError
 from ..kernels.tensors import plain
 from ..stats.failures import Failures, describe
 from .families import PLAIN, Judgement
-from .outputs import Call, inputs_of, labelled, unit_dim_of, unreadable
+from .outputs import Call, Extract, inputs_of, is_dense, labelled, unit_dim_of, unreadable
 from .readers import Delivery, Measurement, Reader, reader_for
 from .sightings import Sighting, is_finite
 
@@ -122,6 +121,29 @@ class Collector:
             self._note(name, error)
         self.seconds += time.perf_counter() - started
 
+    def see_extract(self, name: str, kind: str, judgement: Judgement, make: Callable[[], Extract | str | None]) -> None:
+        """Measures what `make` gives, under the name of the module and the kind; a text says why it cannot be read.
+
+        Raises nothing. Cost: one read of up to three small tensors, and that of making them.
+        """
+        started = time.perf_counter()
+        try:
+            found = make()
+            key = self._numbered(name, kind)
+            if isinstance(found, str):
+                if len(self.skipped) < _MAX_SKIPPED:
+                    self.skipped[key] = found
+            elif found is not None:
+                reader = self._reader(found.values.device)
+                measured = reader.measure(found.values, judgement, found.unit_dim)
+                entropy, largest = (
+                    None if x is None else reader.measure(x, PLAIN, None) for x in (found.entropy, found.largest)
+                )
+                self._pass.append(Sighting(key, judgement, measured, entropy=entropy, largest=largest))
+        except Exception as error:
+            self._note(name + kind, error)
+        self.seconds += time.perf_counter() - started
+
     def _note(self, name: str, error: Exception) -> None:
         said = describe(error)
         if name not in self.skipped and len(self.skipped) < _MAX_SKIPPED:
@@ -183,7 +205,7 @@ class Collector:
     ) -> Measurement:
         if known is not None and known.version == _version(x) and _serves(known.judgement, judgement):
             return known.measured
-        dim = unit_dim_of(x, unit_dim) if judgement.has_units and _is_dense(x) else None
+        dim = unit_dim_of(x, unit_dim) if judgement.has_units and is_dense(x) else None
         measured = reader.measure(x, judgement, dim)
         version = _version(x)
         if version is not None:
@@ -269,13 +291,8 @@ def _serves(had: Judgement, wanted: Judgement) -> bool:
     return wanted.near_zero == had.near_zero and not wanted.has_units and wanted.low == -torch.inf == -wanted.high
 
 
-def _is_dense(x: torch.Tensor) -> bool:
-    """Whether `x` is memory with strides, and neither sparse nor nested nor made of other tensors."""
-    return x.layout is torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x)
-
-
 def _same_memory(x: torch.Tensor, output: torch.Tensor) -> bool:
     """Whether the output was written over the input, or is the input."""
     if x is output:
         return True
-    return _is_dense(x) and _is_dense(output) and x.data_ptr() == output.data_ptr() != 0
+    return is_dense(x) and is_dense(output) and x.data_ptr() == output.data_ptr() != 0

@@ -24,6 +24,7 @@ class Judgement:
         near_zero: elements with |x| below it count as near zero.
         has_units: whether each index of the unit dimension is judged on its own.
         row_dim: dimension of which each slice sums to one (softmax), else None.
+        unit_share: share of a unit's elements that must be near zero for it to be dead; None: the monitor's.
     """
 
     family: str
@@ -32,6 +33,7 @@ class Judgement:
     near_zero: float = _NEAR_ZERO
     has_units: bool = False
     row_dim: int | None = None
+    unit_share: float | None = None
 
 
 RELU = Judgement("relu", has_units=True)
@@ -43,6 +45,8 @@ NORM = Judgement("norm")
 BLOCK = Judgement("block")
 LINEAR = Judgement("linear")
 PLAIN = Judgement("other")  # what is read for NaN and Inf only, such as the second tensor of a tuple
+ATTENTION_WEIGHTS = Judgement("attention_weights", high=THRESHOLD)
+ROUTER = Judgement("router", has_units=True, unit_share=1.0)  # an expert of 256 gets few tokens, and is alive
 UNKNOWN = Judgement("other", -THRESHOLD, THRESHOLD, has_units=True)
 
 _RELUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Threshold)

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from .collector import Collector
 from .families import Judgement
 from .outputs import Call, inputs_of, labelled, leaves
+from .routers import KIND, Router
 from .selection import Target
 
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # came with torch 2.7
@@ -137,6 +138,36 @@ class InputHook(_Watching):
         super().on_compiled(output, None, path)
 
 
+class RouterHook(_Watching):
+    """Looks at what a router chose."""
+
+    def __init__(self, target: Target, switch: Switch, collector: Collector, router: Router) -> None:
+        super().__init__(target, switch, collector)
+        self._router = router
+
+    def _register(self, module: nn.Module) -> RemovableHandle:
+        return module.register_forward_hook(self)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self.switch.on:
+            return
+        scores, indices = self._router.found(output)
+        if torch.compiler.is_compiling():
+            seen = [x.detach() for x in (scores, indices) if x is not None]
+            if seen and not _is_exporting():
+                torch.ops.fastguard.see(seen[0], seen[1:], self.switch.token, self.number, "")
+        elif self.collector.is_wanted():
+            self._see(scores, indices)
+
+    def on_compiled(self, output: Any, inputs: list[torch.Tensor] | None, path: str) -> None:
+        if self.collector.is_wanted():
+            both = (output, inputs[0] if inputs else None)
+            self._see(*(both if output.is_floating_point() else (None, output)))
+
+    def _see(self, scores: torch.Tensor | None, indices: torch.Tensor | None) -> None:
+        self.collector.see_extract(self.name, KIND, self.judgement, lambda: self._router.extract(scores, indices))
+
+
 class PassHook(Hook):
     """Where a pass through the model begins, or ends.
 
@@ -191,7 +222,7 @@ def _leave_to_python() -> None:
     if not hasattr(frames, "set_code_exec_strategy"):  # an older torch compiles them: the same records, more graphs
         return
     leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    for kind in (OutputHook, InputHook, PassHook):
+    for kind in (OutputHook, InputHook, RouterHook, PassHook):
         frames.set_code_exec_strategy(kind.__call__.__code__, leave)
 
 

@@ -17,10 +17,12 @@ from .._text import NAME_WIDTH, shown
 from ..stats.failures import Failures
 from ..stats.samples import ActivationStats, ModuleActivity
 from .arrivals import Arrivals, Journal, Origin
+from .attention import AttentionWatch
 from .budget import Budget, Cost
 from .collector import Collector
-from .hooks import Hook, InputHook, OutputHook, PassHook, Switch
-from .selection import Selector, Target, choose, class_name, unwrapped
+from .hooks import Hook, InputHook, OutputHook, PassHook, RouterHook, Switch
+from .routers import Router, routers_of
+from .selection import Selector, Target, choose, chosen_by, class_name, names_of, unwrapped
 from .sightings import draw
 from .units import UnitRuns
 
@@ -45,6 +47,11 @@ class ActivationMonitor:
             expression searched in the names, a module type, a module, or several of these.
         include: keeps only what fits; without `modules`, of all modules.
         exclude: leaves out what fits.
+        attention: watch the weights, their entropy and the largest logit of the modules' calls of
+            `torch.nn.functional.scaled_dot_product_attention`, computed once more of a few queries; see Limits.
+        routers: modules that choose among experts, of which the load of each, the entropy and the experts without
+            tokens are watched: "default" (those that stand beside a list of experts, or a module named so), a selector
+            as of `modules`, or None.
         every: steps from one sample to the next; the first one is sampled.
         window: sampled steps in all of which a unit must be dead to be called so.
         unit_dim: where the units stand in the outputs; default 1 after convolutions, -1 after linear layers.
@@ -65,6 +72,9 @@ class ActivationMonitor:
     Limits: an activation that is called as a function is no module: it is seen in what the module around it puts out.
     Each process of a distributed run sees its own part. nn.DataParallel on several GPUs runs hooks in threads, which
     are not told apart. Replays of CUDA graphs, and with them torch.compile(mode="reduce-overhead"), call no hooks.
+    Attention is seen where Python calls the function, also through nn.MultiheadAttention with `need_weights=False`; not
+    within a compiled graph, nor where it is FlexAttention, another package's kernel, or written out (a softmax module
+    is seen as one). A router whose scores are no module's output is not seen.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
@@ -83,6 +93,8 @@ class ActivationMonitor:
         modules: Selector | None = None,
         include: Selector | None = None,
         exclude: Selector | None = None,
+        attention: bool = True,
+        routers: Selector | None = "default",
         every: int = 10,
         window: int = 10,
         unit_dim: int | None = None,
@@ -109,18 +121,26 @@ class ActivationMonitor:
         self._hooks: list[Hook] = []
         self._pass_hooks: list[PassHook] = []
         self._collector: Collector | None = None
+        self._attention: AttentionWatch | None = None
         self.names: tuple[str, ...] = ()
         if model is not None:
             if not isinstance(model, nn.Module):
                 raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
-            self._watch(unwrapped(model), choose(model, modules, include, exclude, unit_dim), training_only)
+            targets = choose(model, modules, include, exclude, unit_dim)
+            self._collector = Collector(unwrapped(model), self._backend, self._failures, training_only=training_only)
+            fits = chosen_by(modules, include, exclude)
+            if attention:
+                self._attention = AttentionWatch(self._collector, model, fits)
+            self._watch(unwrapped(model), targets, routers_of(names_of(model), routers, fits), self._collector)
 
-    def _watch(self, root: nn.Module, targets: list[Target], training_only: bool) -> None:
-        self._collector = collector = Collector(root, self._backend, self._failures, training_only=training_only)
+    def _watch(
+        self, root: nn.Module, targets: list[Target], routers: list[tuple[Target, Router]], collector: Collector
+    ) -> None:
         self.names = tuple(target.name for target in targets if not target.is_quiet)
         self._arrivals.root = class_name(root)
         for target in targets:
             self._hooks.append((InputHook if target.of_input else OutputHook)(target, self._switch, collector))
+        self._hooks += [RouterHook(target, self._switch, collector, router) for target, router in routers]
         self._pass_hooks = [
             PassHook(root, self._switch, collector, collector.begin, at_end=False),
             PassHook(
@@ -128,7 +148,8 @@ class ActivationMonitor:
             ),
         ]
         # The hooks do not keep the monitor alive, and go when it does.
-        weakref.finalize(self, _remove, self._switch, (*self._hooks, *self._pass_hooks)).atexit = False
+        self._remove = weakref.finalize(self, _remove, self._switch, (*self._hooks, *self._pass_hooks), self._attention)
+        self._remove.atexit = False
         self._arm()
 
     def record(self, layer_name: str, activations: Any) -> ActivationStats:
@@ -269,7 +290,8 @@ class ActivationMonitor:
     def detach(self) -> None:
         """Removes all hooks; records stay readable. A compiled graph goes on without."""
         self._arrivals.collect(wait=True)
-        _remove(self._switch, (*self._hooks, *self._pass_hooks))
+        if self._collector is not None:
+            self._remove()
         self._hooks, self._pass_hooks, self._collector = [], [], None
 
     @property
@@ -334,9 +356,13 @@ class ActivationMonitor:
             ends.remove()  # it has to come after the hook on the output of the model as a whole
         for hook in (begins, *self._hooks, ends):
             hook.attach()
+        if self._attention is not None:
+            self._attention.begin()
 
     def _disarm(self) -> None:
         self._switch.on = False
+        if self._attention is not None:
+            self._attention.end()
         for hook in self._hooks:
             if not hook.is_compiled:
                 hook.remove()
@@ -345,8 +371,10 @@ class ActivationMonitor:
                 hook.remove()
 
 
-def _remove(switch: Switch, hooks: Iterable[Hook]) -> None:
+def _remove(switch: Switch, hooks: Iterable[Hook], attention: AttentionWatch | None) -> None:
     switch.on = False
+    if attention is not None:
+        attention.end()
     for hook in hooks:
         hook.remove()
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MAX_LEAVES = 8
 _MAX_DEPTH = 4
@@ -48,6 +49,22 @@ def labelled(output: Any) -> list[tuple[str, torch.Tensor]]:
     return [("" if i == first else path, x) for i, (path, x) in enumerate(found)]
 
 
+class Extract(NamedTuple):
+    """Small tensors, made of what a module computed, that are read as its output is.
+
+    Attributes:
+        values: what the record's statistics are of.
+        unit_dim: where the units stand in it; None if it has none.
+        entropy: of each query or token, as a share of the largest; NaN where there is nothing to choose.
+        largest: the largest logit of each query.
+    """
+
+    values: torch.Tensor
+    unit_dim: int | None = None
+    entropy: torch.Tensor | None = None
+    largest: torch.Tensor | None = None
+
+
 class Call(NamedTuple):
     """What a module was called with."""
 
@@ -73,6 +90,11 @@ def unreadable(tensor: torch.Tensor) -> str | None:
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return "inside a CUDA graph, whose replays call no hooks"
     return None
+
+
+def is_dense(x: torch.Tensor) -> bool:
+    """Whether `x` is memory with strides, and neither sparse nor nested nor made of other tensors."""
+    return x.layout is torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x)
 
 
 def unit_dim_of(tensor: torch.Tensor, preferred: int | None) -> int | None:

@@ -48,7 +48,8 @@ def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
 
     Cost: a forward pass, one read of each output, and a copy of the buffers; one sync of the device.
     """
-    monitor = ActivationMonitor(model, modules="all", every=1, overhead_budget=None, training_only=False)
+    everything: dict[str, Any] = {"modules": "all", "attention": False, "routers": None}
+    monitor = ActivationMonitor(model, **everything, every=1, overhead_budget=None, training_only=False)
     monitor.follow_guard()  # one step, however often `forward` calls the model
     try:
         with _leaving_no_trace(model), torch.no_grad(), _eager():

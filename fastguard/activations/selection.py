@@ -92,14 +92,7 @@ def choose(
     if modules is None:
         modules = "default" if include is None else "all"
     chosen = _default(named) if isinstance(modules, str) and modules == "default" else _everything(named)
-    chosen = _infer_units(named, chosen, unit_dim)
-    if not (isinstance(modules, str) and modules in ("default", "all")):
-        chosen = list(filter(_matcher("modules", modules), chosen))
-    if include is not None:
-        chosen = list(filter(_matcher("include", include), chosen))
-    if exclude is not None:
-        unwanted = _matcher("exclude", exclude)
-        chosen = [target for target in chosen if not unwanted(target)]
+    chosen = list(filter(chosen_by(modules, include, exclude), _infer_units(named, chosen, unit_dim)))
     if all(target.is_quiet for target in chosen):
         some = ", ".join(repr(name) for name in list(named)[1:9])
         raise ValueError(
@@ -107,6 +100,16 @@ def choose(
             f"{len(named)} modules such as {some or class_name(model)}. Patterns are searched in these names."
         )
     return chosen
+
+
+def chosen_by(modules: Selector | None, include: Selector | None, exclude: Selector | None) -> Callable[[Target], bool]:
+    """Whether a target fits these; "default" and "all" fit everything."""
+    is_open = modules is None or (isinstance(modules, str) and modules in ("default", "all"))
+    wanted = [] if is_open else [matcher("modules", modules)]
+    if include is not None:
+        wanted.append(matcher("include", include))
+    unwanted = [] if exclude is None else [matcher("exclude", exclude)]
+    return lambda target: all(one(target) for one in wanted) and not any(one(target) for one in unwanted)
 
 
 def _everything(named: dict[str, nn.Module]) -> list[Target]:
@@ -165,7 +168,8 @@ def _infer_units(named: dict[str, nn.Module], targets: list[Target], unit_dim: i
     return [t if t.of_input else t._replace(unit_dim=unit_dim or dims[id(t.module)]) for t in targets]
 
 
-def _matcher(argument: str, selector: Selector) -> Callable[[Target], bool]:
+def matcher(argument: str, selector: Any) -> Callable[[Target], bool]:
+    """Whether a target fits a selector, which was given as `argument`."""
     if isinstance(selector, str):
         try:
             pattern = re.compile(selector)
@@ -180,7 +184,7 @@ def _matcher(argument: str, selector: Selector) -> Callable[[Target], bool]:
         inside = set(map(id, selector.modules()))
         return lambda target: id(target.module) in inside
     if isinstance(selector, Iterable):
-        matchers = [_matcher(argument, one) for one in selector]
+        matchers = [matcher(argument, one) for one in selector]
         return lambda target: any(matches(target) for matches in matchers)
     raise TypeError(
         f"`{argument}` must be a regular expression, a module type, a module, or several of these, got {selector!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,7 @@ class Sighting:
         inputs_finite: whether what went in was finite; None if not known.
         inputs: readings of what went in, where only they can tell, later; each with whether it is the first argument.
         is_quiet: it makes no record while it is finite.
+        entropy, largest: readings of further figures, as `Extract` has them.
         may_be_masked: the output holds no other bad value than -Inf, as scores do that were masked.
     """
 
@@ -42,6 +43,8 @@ class Sighting:
     inputs: tuple[tuple[Measurement, bool], ...] | None = None
     may_be_masked: bool = False
     is_quiet: bool = False
+    entropy: Measurement | None = None
+    largest: Measurement | None = None
 
 
 @dataclass(slots=True)
@@ -53,6 +56,8 @@ class _Gathered:
     is_quiet: bool
     rows: list[tuple[float, ...]] = field(default_factory=list)
     tables: list[bytes] = field(default_factory=list)
+    entropies: list[tuple[float, ...]] = field(default_factory=list)
+    largest: list[tuple[float, ...]] = field(default_factory=list)
     inputs_finite: bool | None = None
     is_bad: bool = False
     may_be_masked: bool = False
@@ -66,6 +71,9 @@ class _Gathered:
         self.rows.append(_judged(row, sighting))
         if units:
             self.tables.append(units)
+        for measured, rows in ((sighting.entropy, self.entropies), (sighting.largest, self.largest)):
+            if measured is not None:
+                rows.append(measured.reading().row)
 
     def batch(self, key: str) -> UnitBatch | None:
         """Its units, if they are judged and every sighting had the same ones."""
@@ -76,7 +84,8 @@ class _Gathered:
             parts = torch.frombuffer(bytearray().join(self.tables), dtype=torch.float64)
             table = float64_bytes(parts.view(len(self.tables), -1).sum(0))
         num_units = len(table) // 32
-        return UnitBatch(key, table, int(sum(row[0] for row in self.rows)) // num_units if num_units else 0)
+        elements = int(sum(row[0] for row in self.rows)) // num_units if num_units else 0
+        return UnitBatch(key, table, elements, self.judgement.unit_share)
 
 
 def is_finite(row: Sequence[float]) -> bool:
@@ -120,9 +129,12 @@ def activities(
         entry.add(sighting)
     once_bad.update(key for key, entry in gathered.items() if entry.is_bad)
     gathered = {key: entry for key, entry in gathered.items() if key in once_bad or not entry.is_quiet}
-    verdicts = runs.add([batch for key, entry in gathered.items() if (batch := entry.batch(key)) is not None])
+    batches = {key: batch for key, entry in gathered.items() if (batch := entry.batch(key)) is not None}
+    verdicts = runs.add(list(batches.values()))
     _settle_origins({key: entry for key, entry in gathered.items() if entry.is_bad}, root)
-    return tuple(_activity(key, entry, verdicts.get(key, _NO_UNITS)) for key, entry in gathered.items())
+    return tuple(
+        _activity(key, entry, verdicts.get(key, _NO_UNITS), batches.get(key)) for key, entry in gathered.items()
+    )
 
 
 def _settle_origins(bad: dict[str, _Gathered], root: str) -> None:
@@ -144,8 +156,9 @@ def _settle_origins(bad: dict[str, _Gathered], root: str) -> None:
                 entry.inputs_finite = None
 
 
-def _activity(key: str, entry: _Gathered, units: UnitVerdict) -> ModuleActivity:
+def _activity(key: str, entry: _Gathered, units: UnitVerdict, batch: UnitBatch | None) -> ModuleActivity:
     row = entry.rows[0] if len(entry.rows) == 1 else merge_activation_rows(entry.rows)
+    load = batch.load() if batch is not None and batch.elements and entry.judgement.family == "router" else None
     return ModuleActivity(
         name=key,
         family=entry.judgement.family,
@@ -158,7 +171,14 @@ def _activity(key: str, entry: _Gathered, units: UnitVerdict) -> ModuleActivity:
         dead_units=units.dead,
         saturated_units=units.saturated,
         num_batches=units.num_batches,
+        entropy=_known(ActivationStats.from_row(merge_activation_rows(entry.entropies)).mean),
+        max_logit=_known(ActivationStats.from_row(merge_activation_rows(entry.largest)).max_val),
+        load=load,
     )
+
+
+def _known(figure: float) -> float | None:
+    return None if math.isnan(figure) else figure
 
 
 def origin_of(records: Iterable[ModuleActivity]) -> ModuleActivity | None:
@@ -199,9 +219,18 @@ def _row(record: ModuleActivity) -> tuple[str, ...]:
     )
 
 
+def _choices(record: ModuleActivity) -> Iterator[str]:
+    if record.entropy is not None:
+        yield f"entropy {record.entropy:.0%} of the largest"
+    if record.max_logit is not None:
+        yield f"logits up to {record.max_logit:.3g}"
+    if record.load:
+        yield f"{max(record.load):.0%} of the tokens to expert {record.load.index(max(record.load))}"
+
+
 def _remark(record: ModuleActivity) -> str:
     stats = record.stats
     if stats.is_finite:
-        return ""
+        return ", ".join(_choices(record))
     counts = [f"{count} {name}" for count, name in ((stats.num_nans, "NaN"), (stats.num_infs, "Inf")) if count]
     return ", ".join(counts) + (" came up here" if record.is_origin else "")

@@ -12,18 +12,28 @@ from ..stats.samples import CHANNEL_COLUMNS
 
 NUM_NAMED = 32  # indices that a record names
 _WIDTH = len(CHANNEL_COLUMNS)
+_SUM_ABS = CHANNEL_COLUMNS.index("sum_abs")
 
 
 class UnitBatch(NamedTuple):
-    """One module's units in one sampled step: sums of CHANNEL_COLUMNS (float64 bytes), and elements a unit."""
+    """One module's units in one sampled step: sums of CHANNEL_COLUMNS (float64 bytes), and elements a unit.
+
+    Attributes:
+        share: of the elements, as of `UnitRuns`, where a module has its own.
+    """
 
     key: str
     table: bytes
     elements: int
+    share: float | None = None
 
     @property
     def num_units(self) -> int:
         return len(self.table) // (8 * _WIDTH)
+
+    def load(self) -> tuple[float, ...]:
+        """Mean |x| of each unit; of a router, the share of the tokens."""
+        return tuple(total / self.elements for total in memoryview(self.table).cast("d")[_SUM_ABS::_WIDTH])
 
 
 class UnitVerdict(NamedTuple):
@@ -66,7 +76,8 @@ class UnitRuns:
         runs = torch.cat([self._runs_of(batch) for batch in batches])
         table = torch.frombuffer(bytearray().join(b.table for b in batches), dtype=torch.float64).view(-1, _WIDTH)
         elements = torch.tensor([batch.elements for batch in batches], dtype=torch.float64)
-        needed = (elements * self._share)[self._owners]
+        shares = [self._share if batch.share is None else batch.share for batch in batches]
+        needed = (elements * torch.tensor(shares, dtype=torch.float64))[self._owners]
         runs = (runs + 1) * (table[:, :2] >= needed[:, None])
         lengths = [self._count(batch.key) for batch in batches]
         flags = runs >= torch.tensor(lengths)[self._owners, None]

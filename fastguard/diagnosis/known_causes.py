@@ -317,7 +317,8 @@ cause(
     },
     f"{_DEAD} {_STANDSTILL} {_BROKEN} norm-spike loss-spike spiky-loss periodic-loss-spikes clip-rate-high "
     "saturated-units overfitting training-above-validation layer-norm-imbalance learning-rate-out-of-bounds "
-    "attention-collapse vanishing-layers shrinking-weights steps-too-large learning-rate-unusual",
+    "attention-collapse attention-logits-large vanishing-layers shrinking-weights steps-too-large "
+    "learning-rate-unusual",
     contradicted=_is_of_schedule_or_machine,
 )
 cause(

@@ -22,7 +22,7 @@ cause(
     "dead-experts",
     "Some experts are never chosen, and learn nothing.",
     "Balance the load of the router: an auxiliary loss, noise on its logits, or a capacity for each expert.",
-    {"idle-experts": 0.98},
+    {"idle-experts": 0.98, "unused-experts": 0.9, "router-collapse": 0.6},
     f"missing-gradients zero-gradient-tensors unchanged-weights layer-norm-imbalance {_STANDSTILL}",
 )
 cause(

@@ -38,6 +38,7 @@ _MAPS: tuple[tuple[str, str, Callable[[DrawnRun], Any]], ...] = (
     ("zeros", "zeros in the gradient", lambda run: plot_layers(run, "zeros", max_rows=MAX_ROWS)),
     ("saturation", "saturated activations", lambda run: plot_layers(run, "saturation", max_rows=MAX_ROWS)),
     ("dead", "dead units", lambda run: plot_activations(run, "dead")),
+    ("entropy", "entropy of attention and routers", lambda run: plot_activations(run, "entropy")),
     ("near-zero", "activations near zero", lambda run: plot_activations(run, "zeros")),
 )
 

@@ -112,12 +112,16 @@ def module_rows(report: Report) -> dict[str, Any]:
     """A row for each module whose activations were sampled, in the order of execution: the newest sample."""
     columns = ["module", "kind", "mean", "std", "zeros", "saturated", "dead units", "units", "not finite"]
     keys = ("mean", "std", "zero_ratio", "saturation_ratio")
+    last: tuple[str, ...] = ()
+    if any(row["is_choice"] for row in report.modules):
+        last, columns = ("entropy", "max_logit", "max_load"), [*columns, "entropy", "largest logit", "largest load"]
     rows = [
         [
             shown(row["module"], NAME_WIDTH),
             shown(row["family"], NAME_WIDTH),
             *(_plain(row[key]) for key in keys),
             *(row[key] for key in ("num_dead_units", "num_units", "num_nonfinite")),
+            *(_plain(row[key]) for key in last),
         ]
         for row in report.modules
     ]

@@ -16,7 +16,7 @@ from ..history import TrainingHistory
 from ..stats import strict_json
 from ..stats.failures import Failure, Failures
 from . import showing
-from .tables import Row, module_lines, module_rows, weight_lines, weight_rows
+from .tables import Row, choice_lines, module_lines, module_rows, weight_lines, weight_rows
 
 Status = Literal["no-evidence", "healthy", "warning", "critical"]
 
@@ -119,7 +119,7 @@ class Report:
                 lines += ["", *_finding_lines(finding)]
         if self.numbers["num_steps"] and "skip_rate" in self.numbers:
             lines += ["", *_number_lines(self.numbers, self.sinks)]
-        for table in (module_lines(self.modules), weight_lines(self.weights)):
+        for table in (module_lines(self.modules), choice_lines(self.modules), weight_lines(self.weights)):
             lines += ["", *table] if table else []
         return "\n".join(lines)
 

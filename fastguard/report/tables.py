@@ -13,6 +13,7 @@ MAX_ROWS = 12
 _USUAL_UPDATE = 1e-3
 _NAME_WIDTH = 36
 _FAMILY_WIDTH = 9
+_CHOICES = (("entropy", ".0%"), ("max_logit", ".3g"), ("max_load", ".0%"))
 
 Row = dict[str, Any]
 
@@ -31,6 +32,10 @@ def module_rows(history: TrainingHistory) -> tuple[Row, ...]:
             "num_nonfinite": m.stats.num_nans + m.stats.num_infs,
             "num_units": m.num_units,
             "num_dead_units": m.num_dead_units,
+            "is_choice": m.is_choice,
+            "entropy": math.nan if m.entropy is None else m.entropy,
+            "max_logit": math.nan if m.max_logit is None else m.max_logit,
+            "max_load": max(m.load) if m.load else math.nan,
         }
         for m in newest
     )
@@ -54,6 +59,7 @@ def weight_rows(history: TrainingHistory) -> tuple[Row, ...]:
 
 def module_lines(rows: Sequence[Row]) -> list[str]:
     """A table for a person: the dozen modules that look worst, in the order of execution."""
+    rows = [row for row in rows if not row["is_choice"]]
     if not rows:
         return []
     chosen = _worst(
@@ -68,6 +74,24 @@ def module_lines(rows: Sequence[Row]) -> list[str]:
             f"{row['std']:.3g}",
             f"{row['zero_ratio']:.0%}",
             f"{row['saturation_ratio']:.0%}",
+            f"{row['num_dead_units']} of {row['num_units']}" if row["num_units"] else "-",
+        )
+        for row in chosen
+    ]
+    return _table(head, body, len(rows) - len(chosen), "modules")
+
+
+def choice_lines(rows: Sequence[Row]) -> list[str]:
+    """A table for a person of attention and routers: the dozen that look worst, in the order of execution."""
+    rows = [row for row in rows if row["is_choice"]]
+    if not rows:
+        return []
+    chosen = _worst(rows, lambda row: (row["num_nonfinite"], _dead_ratio(row), _or_zero(row["max_logit"])))
+    head = ("choices of", "entropy", "max logit", "max load", "unused experts")
+    body = [
+        (
+            shown(row["module"], _NAME_WIDTH),
+            *("-" if math.isnan(row[key]) else f"{row[key]:{as_}}" for key, as_ in _CHOICES),
             f"{row['num_dead_units']} of {row['num_units']}" if row["num_units"] else "-",
         )
         for row in chosen
@@ -94,6 +118,10 @@ def weight_lines(rows: Sequence[Row]) -> list[str]:
 
 def _dead_ratio(row: Mapping[str, Any]) -> float:
     return row["num_dead_units"] / row["num_units"] if row["num_units"] else 0.0
+
+
+def _or_zero(value: float) -> float:
+    return 0.0 if math.isnan(value) else value
 
 
 def _oddness(ratio: float) -> float:

@@ -126,7 +126,8 @@ def flatten(record: StepStats) -> dict[str, Any]:
     | `clip/over` | names of the groups or tensors above the clip policy's triggers; only if there are any |
 
     At a step where they were sampled also, for each module, activation/<module>/mean, /std, /zero_ratio,
-    /saturation_ratio and, if units were told apart, /dead_unit_ratio; and for each parameter weight/<name>/norm, /std
+    /saturation_ratio and, if units were told apart, /dead_unit_ratio; for attention /entropy and /max_logit, for a
+    router /entropy, /max_load and /dead_unit_ratio in their place; and for each parameter weight/<name>/norm, /std
     and, if measured, /gradient_ratio and /update_ratio. Where groups are clipped each, clip/<group>/norm, /clipped_norm
     and /trigger.
 
@@ -146,6 +147,15 @@ def flatten(record: StepStats) -> dict[str, Any]:
 def activation_values(module: ModuleActivity) -> Iterator[tuple[str, float]]:
     """Keys and values of what was sampled of a module."""
     key, stats = f"activation/{module.name}/", module.stats
+    if module.entropy is not None:
+        yield key + "entropy", module.entropy
+    if module.max_logit is not None:
+        yield key + "max_logit", module.max_logit
+    if module.load is not None:
+        yield key + "max_load", max(module.load)
+        yield key + "dead_unit_ratio", module.dead_unit_ratio
+    if module.is_choice:
+        return
     yield key + "mean", stats.mean
     yield key + "std", stats.std
     yield key + "zero_ratio", stats.zero_ratio

@@ -206,11 +206,13 @@ class ModuleActivity:
     Attributes:
         name: the module's name in the model, without the prefixes of wrappers. "name#2" is its second call within a
             pass, "name[1]" or "name['key']" a further tensor of what it returns, "name[hidden]" a gated MLP's hidden
-            layer; the model as a whole goes by the name of its class.
+            layer, "name[attention]" the attention that it computes, "name[router]" what it chooses; the model as a
+            whole goes by the name of its class.
         family: how it was judged: "relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax", "attention", "norm",
-            "linear", "block" or "other". Saturation has no meaning for "attention", "norm", "linear" and "block": of
-            them only Inf counts as saturated.
-        stats: the output's statistics.
+            "linear", "block", "other", "attention_weights" or "router". Saturation has no meaning for "attention",
+            "norm", "linear", "block" and "router": of them only Inf counts as saturated.
+        stats: the output's statistics. Of attention weights: those of the sampled queries. Of a router: of a matrix
+            [tokens, experts], 1.0 where a token goes to an expert and 0.0 elsewhere.
         order: place in the order of execution within its forward pass, from 0.
         inputs_finite: whether all its inputs were finite; None if not known, as it is not asked while the output is.
         num_units: size of the unit (channel) dimension; 0 if units were not told apart.
@@ -218,6 +220,11 @@ class ModuleActivity:
         num_saturated_units: the same, for saturation.
         dead_units, saturated_units: indices of the first 32 of them.
         num_batches: how many batches the window held when units were judged.
+        entropy: of attention weights, or of a router's probabilities: the mean over queries or tokens, as a share of
+            the largest that it could be, 0.0 to 1.0. None of anything else, as both below.
+        max_logit: the largest attention logit of the sampled queries, scaled and with what a mask adds.
+        load: share of the tokens that go to each expert; they add up to how many each token goes to. Its units are the
+            experts, dead ones those without a token.
     """
 
     name: str
@@ -231,6 +238,9 @@ class ModuleActivity:
     dead_units: tuple[int, ...] = ()
     num_batches: int = 1
     saturated_units: tuple[int, ...] = ()
+    entropy: float | None = None
+    max_logit: float | None = None
+    load: tuple[float, ...] | None = None
 
     @property
     def dead_unit_ratio(self) -> float:
@@ -241,6 +251,11 @@ class ModuleActivity:
     def saturated_unit_ratio(self) -> float:
         """Share of units that are saturated; 0.0 if units were not told apart."""
         return self.num_saturated_units / self.num_units if self.num_units else 0.0
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it is of attention weights or a router, whose statistics say little by themselves."""
+        return self.family in ("attention_weights", "router")
 
     @property
     def is_origin(self) -> bool:

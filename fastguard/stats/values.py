@@ -146,6 +146,7 @@ _TYPES: dict[str, Callable[[Any], Any]] = {
     "int | None": maybe(whole),
     "float | None": maybe(number),
     "tuple[int, ...]": lambda values: tuple(each(whole, values)),
+    "tuple[float, ...] | None": maybe(lambda values: tuple(each(number, values))),
     "tuple[str, ...]": lambda values: tuple(each(text, values)),
 }
 

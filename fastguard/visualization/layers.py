@@ -24,6 +24,7 @@ _ACTIVATIONS = {
     "zeros": ("near zero", "share of (near) zero activations"),
     "saturation": ("saturated", "share of saturated activations"),
     "dead": ("dead", "share of dead units"),
+    "entropy": ("entropy", "entropy of attention and routers, as a share of the largest"),
 }
 _OF_TENSORS = {"largest of each tensor": "max", "root mean square of each": "rms", "least of each": "min"}
 SHADED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -122,11 +123,12 @@ def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -
 
 
 def plot_activations(source: Any, value: str = "dead") -> Any:
-    """A heat map of modules by sampled steps: the share of dead units, of (near) zero or of saturated activations.
+    """A heat map of modules by sampled steps: the share of dead units, of (near) zero or of saturated activations;
+    or of attention and routers the entropy, as a share of the largest that it could be.
 
     Args:
         source: a guard, a `TrainingHistory`, the path of a log.
-        value: "dead", "zeros" or "saturation".
+        value: "dead", "zeros", "saturation" or "entropy".
 
     Returns:
         A `plotly.graph_objects.Figure`.

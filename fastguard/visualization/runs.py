@@ -30,7 +30,7 @@ class DrawnRun(TrainingHistory):
         curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step.
         rails: steps that were "NaN", "Inf" or "skipped", had a norm of "zero", or a loss that is "bad".
         grids: "norm", "rms", "max", "min" (not zero) and "zeros" of each tensor's gradient; "update" of each weight;
-            "near zero", "saturated" and "dead" of each module.
+            "near zero", "saturated", "dead" and "entropy" of each module.
         ribbon: what became of each step; of a history, those of its window.
         guard: that it is of, or None.
         path: of the log that it was read from, or None.
@@ -47,7 +47,7 @@ class DrawnRun(TrainingHistory):
         keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
         self.curves = {key: Curve(MAX_POINTS) for key in keys}
         self.rails = {key: Rail(MAX_POINTS) for key in ("NaN", "Inf", "skipped", "zero", "bad")}
-        kinds = ("norm", "rms", "max", "min", "zeros", "update", "near zero", "saturated", "dead")
+        kinds = ("norm", "rms", "max", "min", "zeros", "update", "near zero", "saturated", "dead", "entropy")
         self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
         self.ribbon = Ribbon()
 
@@ -154,9 +154,14 @@ class DrawnRun(TrainingHistory):
     def _draw_samples(self, record: StepStats) -> None:
         if record.activations:
             modules = record.activations
-            names = [module.name for module in modules]
-            self.grids["near zero"].add(record.step, names, [m.stats.near_zero_ratio for m in modules])
-            self.grids["saturated"].add(record.step, names, [m.stats.saturation_ratio for m in modules])
+            plain = [m for m in modules if not m.is_choice]
+            names = [module.name for module in plain]
+            self.grids["near zero"].add(record.step, names, [m.stats.near_zero_ratio for m in plain])
+            self.grids["saturated"].add(record.step, names, [m.stats.saturation_ratio for m in plain])
+            choosing = [m for m in modules if m.entropy is not None]
+            if choosing:
+                entropies = [m.entropy or 0.0 for m in choosing]
+                self.grids["entropy"].add(record.step, [m.name for m in choosing], entropies)
             told_apart = [m for m in modules if m.num_units]
             self.grids["dead"].add(record.step, [m.name for m in told_apart], [m.dead_unit_ratio for m in told_apart])
         measured = [w for w in record.weights if w.update_ratio is not None]
@@ -296,8 +301,9 @@ def _take_samples(run: DrawnRun, history: TrainingHistory) -> None:
         (
             history.activations,
             {
-                "near zero": lambda m: m.stats.near_zero_ratio,
-                "saturated": lambda m: m.stats.saturation_ratio,
+                "near zero": lambda m: None if m.is_choice else m.stats.near_zero_ratio,
+                "saturated": lambda m: None if m.is_choice else m.stats.saturation_ratio,
+                "entropy": lambda m: m.entropy,
                 "dead": lambda m: m.dead_unit_ratio if m.num_units else None,
             },
         ),

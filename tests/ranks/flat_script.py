@@ -13,8 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import fastguard
@@ -30,7 +29,7 @@ def net() -> nn.Sequential:
 
 def flat(**settings: Any) -> FSDP:
     policy = ModuleWrapPolicy({nn.Linear})
-    return FSDP(net(), device_id=torch.device("cpu"), auto_wrap_policy=policy, **settings)
+    return FullyShardedDataParallel(net(), device_id=torch.device("cpu"), auto_wrap_policy=policy, **settings)
 
 
 def train(bad: int | None = None, **settings: Any) -> dict[str, Any]:
@@ -77,7 +76,9 @@ def train(bad: int | None = None, **settings: Any) -> dict[str, Any]:
 
 def refusals() -> dict[str, str]:
     model = flat(use_orig_params=True)
-    whole = FSDP(nn.Linear(5, 5), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu"))
+    whole = FullyShardedDataParallel(
+        nn.Linear(5, 5), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu")
+    )
     mixed = nn.Sequential(flat(use_orig_params=True), whole)
     said = {}
     cases: dict[str, tuple[nn.Module, nn.Module | None, dict[str, Any]]] = {

@@ -8,7 +8,7 @@ from ...history import TrainingHistory
 from ...stats.samples import ModuleActivity
 from ..finding import Finding, count, listed
 from ..registry import rule
-from ..signals import signals_of
+from ..signals import is_felt_by_the_loss, signals_of
 
 TITLE = "Units"
 
@@ -137,18 +137,31 @@ def saturated_units(
 
 @rule(
     "attention-collapse",
-    reads="sampled outputs of softmax modules",
+    reads="sampled outputs of softmax modules, and attention weights of scaled_dot_product_attention",
     source="our own; entropy collapse of Zhai et al. 2023",
     remedy="Each query looks at one key only: lower the learning rate, normalise queries and keys, or scale the logits "
     "down.",
 )
-def attention_collapse(history: TrainingHistory, *, share: float = 0.9, samples: int = 2) -> Finding | None:
+def attention_collapse(
+    history: TrainingHistory, *, share: float = 0.9, entropy: float = 0.03, samples: int = 2
+) -> Finding | None:
     """At least a `share` of a softmax's output is zero to within 1e-6, in `samples` samples in a row.
 
-    A causal mask alone makes less than half of it zero.
+    A causal mask alone makes less than half of it zero. Of `scaled_dot_product_attention`: the mean entropy of a
+    query's weights is at most `entropy` of what it could be, and the loss has not kept what it had gained, as a task
+    may be solved by looking at one place.
     """
-    found = _lasting(history, ("softmax", "attention_weights"), lambda m: m.stats.near_zero_ratio, share, samples)
-    return _finding(found, history, "{:.0f} % of the weights of {} are zero", share) if found else None
+    found = _lasting(history, ("softmax",), lambda m: m.stats.near_zero_ratio, share, samples)
+    if found:
+        return _finding(found, history, "{:.0f} % of the weights of {} are zero", share)
+    found = _lasting(history, ("attention_weights",), _certainty, 1.0 - entropy, samples)
+    if not found or not is_felt_by_the_loss(history):
+        return None
+    return _finding(found, history, "The attention of {1} is {0:.0f} % certain: nearly each query has one key", entropy)
+
+
+def _certainty(module: ModuleActivity) -> float:
+    return 0.0 if module.entropy is None else 1.0 - module.entropy
 
 
 @rule(

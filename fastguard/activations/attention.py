@@ -1,0 +1,192 @@
+"""Attention weights and logits of some queries, where attention is `torch.nn.functional.scaled_dot_product_attention`.
+
+That function makes neither: they are computed once more, of a few queries, at a sampled step.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .collector import Collector
+from .families import ATTENTION_WEIGHTS
+from .outputs import Extract, is_dense, unreadable
+from .selection import Target, class_name, names_of
+
+KIND = "[attention]"
+_NAME = "scaled_dot_product_attention"
+_MAX_SEQUENCES, _MAX_HEADS, _MAX_QUERIES = 2, 16, 16
+_MAX_ELEMENTS = 1 << 23  # of the keys that are read, in float32
+_MASKED = -9e3  # what is added to a logit that is left out: -Inf, the least of a dtype, -1e9, -1e4
+_ours: set[Callable[..., torch.Tensor]] = set()  # what was made by `_watching`
+
+_Site = tuple[ModuleType, str]
+
+_lock = threading.Lock()
+_watches: list[AttentionWatch] = []
+_replaced: dict[_Site, tuple[Any, Any]] = {}  # the function that stood there, and what stands there now
+
+
+class AttentionWatch:
+    """Sees what the modules of one model call the function with, while it is on.
+
+    Args:
+        fits: which modules' calls are looked at.
+    """
+
+    def __init__(self, collector: Collector, model: nn.Module, fits: Callable[[Target], bool]) -> None:
+        self._collector = collector
+        named = names_of(model)
+        targets = [Target(module, name or class_name(module), ATTENTION_WEIGHTS) for name, module in named.items()]
+        self._names = {id(target.module): target.name if fits(target) else None for target in targets}
+        self._turn = 0
+        self.sites = _sites(named)
+
+    def begin(self) -> None:
+        """From here on."""
+        with _lock:
+            if self in _watches:
+                return
+            self._turn += 1
+            _watches.append(self)
+            for site in self.sites:
+                if site not in _replaced:
+                    before = getattr(*site)
+                    _replaced[site] = before, _watching(before)
+                    setattr(*site, _replaced[site][1])
+
+    def end(self) -> None:
+        """Up to here. The functions are put back when nobody watches; one that was replaced once more stays so."""
+        with _lock:
+            if self not in _watches:
+                return
+            _watches.remove(self)
+            for site, (before, now) in list(_replaced.items()) if not _watches else ():
+                if getattr(*site, None) is now:
+                    setattr(*site, before)
+                    del _replaced[site]
+
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """At one call."""
+        if self._collector.is_wanted() and (name := self._caller(sys._getframe(1))) is not None:
+            make = functools.partial(attention_extract, *args, **kwargs, turn=self._turn)
+            self._collector.see_extract(name, KIND, ATTENTION_WEIGHTS, make)
+
+    def _caller(self, frame: FrameType | None) -> str | None:
+        """The name of the model's module whose method is nearest on the stack; None if it is none, or not wanted."""
+        while frame is not None:
+            found = frame.f_locals.get("self")
+            if isinstance(found, nn.Module) and id(found) in self._names:
+                return self._names[id(found)]
+            frame = frame.f_back
+        return None
+
+
+def _sites(named: Mapping[str, nn.Module]) -> list[_Site]:
+    """Where the function is called from: torch's own module, and those of the model's classes that imported it."""
+    function = inspect.unwrap(getattr(nn.functional, _NAME))
+    modules = {sys.modules.get(kind.__module__) for module in named.values() for kind in type(module).__mro__}
+    found = [(m, key) for m in modules if m is not None for key, value in list(vars(m).items()) if value is function]
+    return list(dict.fromkeys([(nn.functional, _NAME), *found]))
+
+
+@functools.cache  # one for each function: a compiled graph is guarded by which one it is
+def _watching(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    if function in _ours:
+        return function
+
+    @functools.wraps(function)
+    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            for watch in list(_watches):
+                watch.look(args, kwargs)
+        return function(*args, **kwargs)
+
+    _ours.add(scaled_dot_product_attention)
+    return scaled_dot_product_attention
+
+
+def attention_extract(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor | None = None,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    turn: int = 0,
+) -> Extract | str:
+    """Weights, entropy and largest logit of some queries of a call of `scaled_dot_product_attention`, before dropout.
+
+    Up to 17 queries of up to 16 heads of up to 2 sequences, evenly spaced, other heads at each `turn`. Masked keys have
+    weight 0 and do not count for the largest entropy. In float32; nothing is drawn, and nothing is waited for.
+
+    Cost: 2 · queries · keys · width multiplications; fewer heads where the keys of all would be over 32 MB.
+    """
+    for x in (query, key):
+        problem = unreadable(x) or (None if is_dense(x) else f"a {type(x).__name__}")
+        if problem is not None:
+            return problem
+    if not (query.numel() and key.numel()):
+        return "nothing to attend to"
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        q, k = _four(query.detach()), _four(key.detach())
+        rows = slice((q.shape[2] - 1) % (step := -(-q.shape[2] // _MAX_QUERIES)), None, step)
+        size = k.shape[2] * k.shape[3]
+        sequences = _spread(q.shape[0], min(_MAX_SEQUENCES, max(1, _MAX_ELEMENTS // size)), 0)
+        heads = _spread(q.shape[1], min(_MAX_HEADS, max(1, _MAX_ELEMENTS // (size * len(sequences)))), turn)
+        picked = q[sequences.start :: sequences.step, heads.start :: heads.step, rows].float()
+        keys = _picked(k, sequences, heads, q.shape[0], q.shape[1]).float()
+        logits = (picked * (query.shape[-1] ** -0.5 if scale is None else scale)) @ keys.mT
+        allowed = None
+        if attn_mask is not None:
+            whole = attn_mask.detach().broadcast_to((*query.shape[:-1], key.shape[-2]))
+            mask = _four(whole)[sequences.start :: sequences.step, heads.start :: heads.step, rows]
+            allowed = mask if mask.dtype is torch.bool else mask > _MASKED
+            if mask.dtype is not torch.bool:
+                logits = logits + mask
+        elif is_causal:
+            places = torch.arange(q.shape[2], device=q.device)[rows]
+            allowed = (torch.arange(k.shape[2], device=q.device) <= places[:, None]).expand(logits.shape)
+        return _figures(logits, allowed)
+
+
+def _figures(logits: torch.Tensor, allowed: torch.Tensor | None) -> Extract:
+    if allowed is None:
+        allowed = torch.ones((), dtype=torch.bool, device=logits.device).expand(logits.shape)
+    logits = logits.masked_fill(~allowed, -torch.inf)
+    count = allowed.sum(-1)
+    weights = logits.softmax(-1).masked_fill((count == 0)[..., None], 0.0)
+    entropy = torch.special.entr(weights).sum(-1) / count.log()
+    return Extract(weights, None, entropy.masked_fill(count < 2, torch.nan), logits.amax(-1))
+
+
+def _four(x: torch.Tensor) -> torch.Tensor:
+    """`x` as [sequences, heads, places, width]; of further dimensions in front, the first."""
+    while x.ndim > 4:
+        x = x[0]
+    return x[(None,) * (4 - x.ndim)]
+
+
+def _spread(size: int, count: int, turn: int) -> range:
+    """Up to `count` of `size`, evenly spaced, others at each turn."""
+    step = -(-size // count)
+    return range(turn % step, size, step)
+
+
+def _picked(k: torch.Tensor, sequences: range, heads: range, num_sequences: int, num_heads: int) -> torch.Tensor:
+    """The keys of these heads, which several may share, as sequences may."""
+    if k.shape[:2] == (num_sequences, num_heads):
+        return k[sequences.start :: sequences.step, heads.start :: heads.step]
+    own = [[k[i * k.shape[0] // num_sequences, h * k.shape[1] // num_heads] for h in heads] for i in sequences]
+    return torch.stack([torch.stack(row) for row in own])

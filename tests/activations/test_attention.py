@@ -1,0 +1,297 @@
+"""Attention that is scaled_dot_product_attention: what is computed of it, for whom, and what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+
+import choosing_models
+import pytest
+import torch
+from choosing_models import Block, Heads, Language
+from torch import nn
+from torch.nn import functional as F
+
+import fastguard
+from fastguard import ActivationMonitor
+from fastguard.activations import attention
+from fastguard.activations.attention import attention_extract
+from fastguard.diagnosis import RULES
+
+ORIGINAL = F.scaled_dot_product_attention
+
+
+def truth(q, k, mask=None, causal=False, scale=None):
+    """(mean entropy as a share of the largest, largest logit), in float64, query by query."""
+    q, k = q.double(), k.double()
+    lead = torch.broadcast_shapes(q.shape[:-2], (*k.shape[:-3], q.shape[-3]) if k.ndim > 2 else ())
+    if k.ndim > 2 and k.shape[-3] not in (1, q.shape[-3]):
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    logits = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    logits = logits.broadcast_to((*lead, *logits.shape[-2:])).clone()
+    if causal:
+        logits += torch.full(logits.shape[-2:], -math.inf).triu(1)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else logits + mask
+    entropies = []
+    for row in logits.flatten(0, -2):
+        row = row[row > -9e3]
+        if len(row) > 1:
+            p = row.softmax(0)
+            entropies.append(float(-(p * p.log()).sum()) / math.log(len(row)))
+    return sum(entropies) / len(entropies), float(logits.max())
+
+
+def figures(extract):
+    finite = extract.entropy[extract.entropy.isfinite()]
+    return float(finite.mean()), float(extract.largest.max())
+
+
+class TestWhatIsComputed:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(self, *shape, scale=1.0):
+        return scale * torch.randn(*shape, generator=self.generator)
+
+    @pytest.mark.parametrize(
+        ("q", "k"),
+        [
+            ((2, 4, 9, 8), (2, 4, 9, 8)),
+            ((2, 4, 1, 8), (2, 4, 30, 8)),
+            ((2, 8, 5, 4), (2, 2, 7, 4)),  # grouped queries
+            ((2, 8, 5, 4), (1, 1, 7, 4)),  # one key head, one sequence
+            ((4, 6, 8), (4, 6, 8)),
+            ((6, 8), (5, 8)),
+            ((1, 2, 3, 6, 8), (1, 2, 3, 6, 8)),
+        ],
+    )
+    @pytest.mark.parametrize("scale", [None, 3.0])
+    def test_entropy_and_largest_logit(self, q, k, scale):
+        q, k = self.draw(*q), self.draw(*k)
+        found = figures(attention_extract(q, k, enable_gqa=True, scale=scale))
+        expected = truth(q[0, 0] if q.ndim == 5 else q, k[0, 0] if k.ndim == 5 else k, scale=scale)
+        if q.ndim == 5:
+            expected = truth(q[0], k[0], scale=scale)
+            assert found[1] <= expected[1] + 1e-5
+        assert found == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("kind", ["causal", "bool", "least", "-inf", "bias", "of each sequence"])
+    def test_masks(self, kind):
+        q, k = self.draw(2, 3, 8, 4), self.draw(2, 3, 8, 4)
+        keep = torch.ones(8, 8, dtype=torch.bool).tril()
+        if kind == "causal":
+            assert figures(attention_extract(q, k, is_causal=True)) == pytest.approx(truth(q, k, causal=True), rel=1e-5)
+            return
+        least = torch.finfo(torch.bfloat16).min
+        mask = {
+            "bool": keep,
+            "least": torch.zeros(8, 8).masked_fill(~keep, least),
+            "-inf": torch.zeros(8, 8).masked_fill(~keep, -math.inf),
+            "bias": self.draw(1, 3, 8, 8),
+            "of each sequence": (torch.arange(8) < torch.tensor([5, 8])[:, None])[:, None, None],
+        }[kind]
+        assert figures(attention_extract(q, k, None, mask)) == pytest.approx(truth(q, k, mask), rel=1e-5)
+
+    def test_a_query_without_keys_says_nothing(self):
+        q = self.draw(1, 1, 4, 8)
+        mask = torch.ones(4, 4, dtype=torch.bool)
+        mask[2] = False
+        extract = attention_extract(q, q, None, mask)
+        assert extract.values.isfinite().all() and extract.entropy[0, 0, 2].isnan()
+        assert figures(extract) == pytest.approx(truth(q, q, mask), rel=1e-5)
+
+    def test_bfloat16_is_read_in_float32_and_overflow_is_seen(self):
+        q = self.draw(1, 2, 5, 8).bfloat16()
+        assert figures(attention_extract(q, q)) == pytest.approx(truth(q, q), rel=1e-5)
+        assert attention_extract(torch.full_like(q, math.nan), q).values.isnan().all()
+
+    def test_of_a_large_call_a_few_queries_and_each_head_in_turn(self):
+        q, k = self.draw(5, 40, 100, 4), self.draw(5, 40, 100, 4)
+        q[:, 17] *= 100.0  # one head of forty
+        found = [attention_extract(q, k, is_causal=True, turn=turn) for turn in range(3)]
+        assert all(one.values.shape[:2] in ((2, 14), (2, 13)) and one.values.shape[2] <= 17 for one in found)
+        assert [float(one.largest.max()) > 50 for one in found].count(True) == 1
+        assert attention_extract(q, k).values[..., -1, :].sum(-1).allclose(torch.ones(()))
+
+    def test_memory_is_bounded(self, monkeypatch):
+        monkeypatch.setattr(attention, "_MAX_ELEMENTS", 64)
+        q = self.draw(4, 8, 10, 8)
+        assert attention_extract(q, q).values.shape[:2] == (1, 1)
+
+    def test_what_cannot_be_read_is_said(self):
+        q = torch.ones(1, 2, 4, 8)
+        assert attention_extract(q.to("meta"), q.to("meta")) == "a tensor without values"
+        assert attention_extract(q[:, :, :0], q) == "nothing to attend to"
+
+
+def attended(monitor):
+    return {r.name.removesuffix("[attention]"): r for r in monitor.activities if r.family == "attention_weights"}
+
+
+class TestWhoIsSeen:
+    x = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1))
+
+    @pytest.mark.parametrize("imported", [False, True], ids=["by torch.nn.functional", "imported by name"])
+    def test_own_modules_by_name(self, imported):
+        model = nn.Sequential(Heads(imported=imported), nn.Sequential(nn.Identity(), Heads(num_keys=2)))
+        monitor = ActivationMonitor(model)
+        model(self.x)
+        found = attended(monitor)
+        assert list(found) == ["0", "1.1"]
+        assert 0.0 < found["0"].entropy < 1.0 and found["0"].max_logit is not None and found["0"].load is None
+
+    def test_multihead_attention_and_encoder_layers(self):
+        model = nn.ModuleDict({"mha": nn.MultiheadAttention(16, 2), "layer": nn.TransformerEncoderLayer(16, 2, 8)})
+        monitor = ActivationMonitor(model, every=1)
+        monitor.follow_guard()
+        model["mha"](self.x, self.x, self.x, need_weights=False)
+        model["mha"](self.x, self.x, self.x)  # weights are asked for: written out by torch
+        model["layer"](self.x)
+        monitor.end_step(0)
+        assert list(attended(monitor)) == ["mha", "layer.self_attn"]
+
+    def test_two_calls_of_one_module_are_told_apart(self):
+        class Both(nn.Module):
+            def forward(self, x):
+                return F.scaled_dot_product_attention(x, x, x) + F.scaled_dot_product_attention(3 * x, x, x)
+
+        model = nn.Sequential(nn.ReLU(), Both())
+        monitor = ActivationMonitor(model)
+        model(self.x)
+        found = attended(monitor)
+        assert list(found) == ["1", "1#2"] and found["1#2"].max_logit == pytest.approx(3 * found["1"].max_logit)
+
+    def test_another_model_and_calls_of_nobody_are_left_out(self):
+        model, other = nn.Sequential(Heads()), Heads()
+        monitor = ActivationMonitor(model)
+        with torch.no_grad():
+            other(self.x)
+            F.scaled_dot_product_attention(self.x, self.x, self.x)
+            model.eval()(self.x)
+        model.train()(self.x)
+        assert list(attended(monitor)) == ["0"]
+
+    def test_selection_and_switching_off(self):
+        model = nn.Sequential(Heads(), Heads())
+        for settings, names in (({"exclude": "^0"}, ["1"]), ({"modules": "^0"}, ["0"]), ({"attention": False}, [])):
+            monitor = ActivationMonitor(model, **settings)
+            model(self.x)
+            assert list(attended(monitor)) == names
+            monitor.detach()
+
+    def test_recomputation_is_not_counted_twice(self):
+        model = nn.Sequential(Heads())
+        monitor = ActivationMonitor(model)
+        x = self.x.clone().requires_grad_()
+        torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True).sum().backward()
+        assert list(attended(monitor)) == ["0"]
+
+    def test_a_failure_stops_no_forward_pass(self, monkeypatch, caplog):
+        model = nn.Sequential(Heads())
+        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, activations=True)
+        monkeypatch.setattr(attention, "attention_extract", lambda *args, **kwargs: 1 / 0)
+        model(self.x).sum().backward()
+        optimizer.step()
+        assert "ZeroDivisionError" in optimizer.guard.activations.skipped["0[attention]"]
+        assert "0" in {r.name for r in optimizer.guard.last.activations}
+
+
+class TestWhatIsLeftBehind:
+    def run(self, steps, **settings):
+        torch.manual_seed(0)
+        model = Language(Block(Heads(dropout=0.2), nn.Linear(16, 16)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        if settings:
+            fastguard.wrap(optimizer, model, **settings)
+        functions = []
+        for _ in range(steps):
+            x = torch.randint(11, (3, 8))
+            functions.append(F.scaled_dot_product_attention)
+            F.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if settings:
+            optimizer.guard.detach()
+        return model, functions
+
+    def test_training_is_bit_identical_and_the_function_replaced_at_sampled_steps_alone(self):
+        plain, _ = self.run(6)
+        watched, functions = self.run(6, activations={"every": 3, "overhead_budget": None})
+        assert all(map(torch.equal, plain.parameters(), watched.parameters()))
+        assert [f is not ORIGINAL for f in functions] == [True, False, False, True, False, False]
+        assert F.scaled_dot_product_attention is choosing_models.scaled_dot_product_attention is ORIGINAL
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_two_monitors_one_after_the_other(self, first):
+        models = [nn.Sequential(Heads()), nn.Sequential(Heads())]
+        monitors = [ActivationMonitor(model, every=1) for model in models]
+        for model in models:
+            model(torch.ones(1, 3, 16))
+        assert [len(attended(monitor)) for monitor in monitors] == [1, 1]
+        monitors[first].detach()
+        assert F.scaled_dot_product_attention is not ORIGINAL
+        monitors[1 - first].detach()
+        assert F.scaled_dot_product_attention is ORIGINAL
+
+    def test_after_a_pass_that_raised_and_a_monitor_that_is_gone(self):
+        model = nn.Sequential(Heads(), nn.Linear(3, 3))
+        monitor = ActivationMonitor(model)
+        with pytest.raises(RuntimeError, match="shapes"):
+            model(torch.ones(1, 3, 16))
+        assert attended(monitor) == {}
+        del monitor
+        gc.collect()
+        assert F.scaled_dot_product_attention is ORIGINAL
+
+    def test_a_function_that_was_put_there_meanwhile_stays(self, monkeypatch):
+        calls = itertools.count()
+        monitor = ActivationMonitor(model := nn.Sequential(Heads()))
+        below = F.scaled_dot_product_attention
+        monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: (next(calls), below(*a, **k))[1])
+        model(torch.ones(1, 3, 16))
+        monitor.detach()
+        model(torch.ones(1, 3, 16))
+        assert next(calls) == 2 and list(attended(monitor)) == ["0"]
+        monkeypatch.setattr(F, "scaled_dot_product_attention", ORIGINAL)
+        attention._replaced.clear()
+
+    @pytest.mark.slow
+    def test_a_compiled_model_trains_and_shows_none(self):
+        torch.manual_seed(0)
+        model = Language(Block(Heads(), nn.Linear(16, 16)))
+        optimizer = fastguard.wrap(
+            torch.optim.SGD(model.parameters(), lr=1e-3), model, activations={"every": 2, "overhead_budget": None}
+        )
+        compiled = torch.compile(model, backend="aot_eager")
+        torch._dynamo.utils.counters.clear()
+        for _ in range(6):
+            compiled(torch.ones(2, 5, dtype=torch.long)).mean().backward()
+            optimizer.step()
+        names = {r.name for r in optimizer.guard.activations.activities}
+        assert "blocks.0.ln1" in names and not any("[attention]" in name for name in names)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # as with attention=False
+
+
+def test_queries_that_are_far_too_large_are_found():
+    torch.manual_seed(0)
+    model = Language(Block(Heads(), nn.Linear(16, 16)))
+    optimizer = fastguard.wrap(
+        torch.optim.SGD(model.parameters(), lr=1e-3), model, activations={"every": 2, "overhead_budget": None}
+    )
+    for step in range(30):
+        if step == 10:
+            with torch.no_grad():
+                model.blocks[0].attn.q.weight.mul_(1e4)
+                model.blocks[0].attn.kv.weight.mul_(10.0)
+        x = torch.randint(11, (4, 12))
+        loss = F.cross_entropy(model(x).flatten(0, 1), x.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.guard.observe(loss=loss)
+    history = optimizer.guard.history
+    large, collapse = RULES["attention-logits-large"](history), RULES["attention-collapse"](history)
+    assert large.severity in ("warning", "critical") and "from" in large.summary
+    assert large.layers == collapse.layers == ("blocks.0.attn[attention]",)
+    optimizer.guard.close()

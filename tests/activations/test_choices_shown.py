@@ -1,0 +1,43 @@
+"""Attention and routers in the report, on the page and in figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastguard.page.parts import module_rows as page_rows
+from fastguard.report import build_report
+from fastguard.report.tables import choice_lines, module_lines, module_rows
+from fastguard.visualization import plot_activations
+
+from made_runs import activity, attending, routing, with_activities
+
+
+@pytest.fixture
+def history():
+    return with_activities(activity("relu"), attending(max_logit=123.0, entropy=0.25), routing([0.9, 0.9, 0.2, 0.0]))
+
+
+def test_in_the_report(history):
+    rows = module_rows(history)
+    assert [line.split() for line in choice_lines(rows)] == [
+        ["choices", "of", "entropy", "max", "logit", "max", "load", "unused", "experts"],
+        ["attn[attention]", "25%", "123", "-", "-"],
+        ["moe.gate[router]", "50%", "-", "90%", "1", "of", "4"],
+    ]
+    assert [line.split()[0] for line in module_lines(rows)] == ["activations", "relu"]
+    report = build_report(history)
+    assert "choices of" in str(report)
+    page = page_rows(report)
+    assert page["columns"][-3:] == ["entropy", "largest logit", "largest load"]
+    assert [row[-3:] for row in page["rows"]] == [[None] * 3, [0.25, 123.0, None], [0.5, None, 0.9]]
+
+
+def test_nothing_of_it_where_there_is_none():
+    report = build_report(with_activities(activity("relu")))
+    assert choice_lines(report.modules) == [] and "entropy" not in page_rows(report)["columns"]
+
+
+def test_in_figures(history):
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    rows = lambda value: plot_activations(history, value).data[0].y  # noqa: E731
+    assert {"attn[attention]", "moe.gate[router]"} == {*rows("entropy")} and {*rows("zeros")} == {"relu"}
