@@ -27,7 +27,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 48), nn.Tanh(), nn.Linear(48, 5))
 
 
-def flat(**settings: Any) -> FSDP:
+def flat(**settings: Any) -> FullyShardedDataParallel:
     policy = ModuleWrapPolicy({nn.Linear})
     return FullyShardedDataParallel(net(), device_id=torch.device("cpu"), auto_wrap_policy=policy, **settings)
 
