@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <string>
 
 #include "gradients.h"
 #include "slot.h"
@@ -12,78 +11,96 @@ namespace fastguard {
 
 namespace {
 
+// Room for a line: some 400 bytes of keys, and 18 numbers of 25 bytes at most.
+constexpr size_t kRoom = 2048;
+
 #if defined(__cpp_lib_to_chars)
+char* put(char* to, const char* from, size_t count) { return static_cast<char*>(std::memcpy(to, from, count)) + count; }
+
 // A finite number as Python's repr has it: the fewest digits that read back as the same number, with an exponent from 1e16
-// on and below 1e-4. Several times as quick as Python's own.
-void append_repr(std::string& text, double value) {
+// on and below 1e-4. Several times as quick as Python's own. Writes at most 25 bytes, and returns their end.
+char* put_repr(char* to, double value) {
   char buffer[32];
   const char* end = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific).ptr;
-  const char* mark = static_cast<const char*>(std::memchr(buffer, 'e', size_t(end - buffer)));
-  const char* digit = buffer;
-  if (*digit == '-') text += *digit++;
-  std::string digits(1, *digit);
-  if (mark - digit > 2) digits.append(digit + 2, mark);
-  int exponent = 0;
-  std::from_chars(mark + (mark[1] == '+' ? 2 : 1), end, exponent);
-  const int count = int(digits.size());
+  const char* mark = end - 4;  // of the exponent, which has two digits or three
+  if (*mark != 'e') --mark;
+  char* first = buffer;
+  if (*first == '-') *to++ = *first++;
+  if (mark > first + 1) first[1] = first[0], ++first;  // over the point: from here on there are only digits
+  const size_t count = size_t(mark - first);
+  const int size = (mark[2] - '0') * 10 + mark[3] - '0';
+  const int exponent = (mark[1] == '-' ? -1 : 1) * (end - mark == 5 ? size * 10 + mark[4] - '0' : size);
   if (exponent < -4 || exponent >= 16) {
-    text += digits[0];
-    if (count > 1) text.append(1, '.').append(digits, 1);
-    text.append(mark, end);  // at least two digits, as Python's
-  } else if (exponent < 0) {
-    text.append("0.").append(size_t(-exponent - 1), '0').append(digits);
-  } else if (count <= exponent + 1) {
-    text.append(digits).append(size_t(exponent + 1 - count), '0').append(".0");
-  } else {
-    text.append(digits, 0, size_t(exponent + 1)).append(1, '.').append(digits, size_t(exponent + 1));
+    *to++ = first[0];
+    if (count > 1) *to++ = '.', to = put(to, first + 1, count - 1);
+    return put(to, mark, size_t(end - mark));  // at least two digits, as Python's
   }
+  if (exponent < 0) {
+    to = put(to, "0.0000", size_t(1 - exponent));
+    return put(to, first, count);
+  }
+  const size_t whole = size_t(exponent) + 1;
+  if (count <= whole) {
+    to = put(to, first, count);
+    std::memset(to, '0', whole - count);
+    return put(to + (whole - count), ".0", 2);
+  }
+  to = put(to, first, whole);
+  *to++ = '.';
+  return put(to, first + whole, count - whole);
 }
 #else
-void append_repr(std::string& text, double value) {
+char* put_repr(char* to, double value) {
   char* digits = PyOS_double_to_string(value, 'r', 0, Py_DTSF_ADD_DOT_0, nullptr);
   if (!digits) throw py::error_already_set();
-  text += digits;
+  to = stpcpy(to, digits);
   PyMem_Free(digits);
+  return to;
 }
 #endif
 
-// Text as Python's json writes it, so that nobody can tell who wrote a line.
+// Text as Python's json writes it, so that nobody can tell who wrote a line. Keys are given as they stand in it.
 class Line {
  public:
-  Line() { text_.reserve(512); }
-
-  void key(const char* name) {
-    text_ += text_.empty() ? "{\"" : ",\"";
-    text_ += name;
-    text_ += "\":";
+  template <size_t size>
+  void text(const char (&key)[size]) {
+    std::memcpy(end_, key, size - 1);
+    end_ += size - 1;
   }
 
-  void number(const char* name, double value) {
-    key(name);
-    if (!std::isfinite(value)) {
-      text_ += std::isnan(value) ? "\"NaN\"" : value > 0 ? "\"Infinity\"" : "\"-Infinity\"";
-      return;
-    }
-    append_repr(text_, value);
+  template <size_t size>
+  void number(const char (&key)[size], double value) {
+    text(key);
+    if (std::isfinite(value))
+      end_ = put_repr(end_, value);
+    else if (std::isnan(value))
+      text("\"NaN\"");
+    else if (value > 0)
+      text("\"Infinity\"");
+    else
+      text("\"-Infinity\"");
   }
 
-  void count(const char* name, double value) {
-    key(name);
-    text_ += std::to_string(int64_t(value));
+  template <size_t size>
+  void count(const char (&key)[size], double value) {
+    text(key);
+    end_ = std::to_chars(end_, text_ + kRoom, int64_t(value)).ptr;
   }
 
-  void truth(const char* name, bool value) {
-    key(name);
-    text_ += value ? "true" : "false";
+  template <size_t size>
+  void truth(const char (&key)[size], bool value) {
+    text(key);
+    value ? text("true") : text("false");
   }
 
   py::bytes end() {
-    text_ += "}\n";
-    return py::bytes(text_);
+    text("}\n");
+    return py::bytes(text_, size_t(end_ - text_));
   }
 
  private:
-  std::string text_;
+  char text_[kRoom];
+  char* end_ = text_;
 };
 
 // As TensorRow.mean_and_std in fastguard/stats/columns.py.
@@ -111,26 +128,26 @@ py::bytes json_line(const py::bytearray& headers, Py_ssize_t index, const py::by
   const int flags = int(header[kFlags]);
 
   Line line;
-  line.count("step", header[kStep]);
-  line.number("time", time);
-  if (flags & kHasLoss) line.number("loss", header[kLoss]);
-  if (flags & kHasValLoss) line.number("val_loss", header[kValLoss]);
-  if (flags & kHasLr) line.number("lr", header[kLr]);
-  if (flags & kHasLossScale) line.number("loss_scale", header[kLossScale]);
-  line.number("grad/norm", norm_of(total));
-  line.number("grad/max", total.abs_max);
-  line.number("grad/min", total.abs_min_nonzero);
-  line.number("grad/mean", mean);
-  line.number("grad/std", std);
-  line.count("grad/num_zeros", total.num_zeros);
-  line.count("grad/num_nans", total.num_nans);
-  line.count("grad/num_infs", total.num_infs);
-  line.count("grad/num_elements", total.numel);
-  line.number("clip/coef", header[kClipCoef]);
-  if (flags & kHasTrigger) line.number("clip/trigger", header[kTrigger]);
-  if (header[kClipCoef] != 1.0) line.number("grad/clipped_norm", norm_of(total) * header[kClipCoef]);
-  line.truth("clipped", header[kClipCoef] != 1.0);
-  line.truth("skipped", flags & kSkipped);
+  line.count("{\"step\":", header[kStep]);
+  line.number(",\"time\":", time);
+  if (flags & kHasLoss) line.number(",\"loss\":", header[kLoss]);
+  if (flags & kHasValLoss) line.number(",\"val_loss\":", header[kValLoss]);
+  if (flags & kHasLr) line.number(",\"lr\":", header[kLr]);
+  if (flags & kHasLossScale) line.number(",\"loss_scale\":", header[kLossScale]);
+  line.number(",\"grad/norm\":", norm_of(total));
+  line.number(",\"grad/max\":", total.abs_max);
+  line.number(",\"grad/min\":", total.abs_min_nonzero);
+  line.number(",\"grad/mean\":", mean);
+  line.number(",\"grad/std\":", std);
+  line.count(",\"grad/num_zeros\":", total.num_zeros);
+  line.count(",\"grad/num_nans\":", total.num_nans);
+  line.count(",\"grad/num_infs\":", total.num_infs);
+  line.count(",\"grad/num_elements\":", total.numel);
+  line.number(",\"clip/coef\":", header[kClipCoef]);
+  if (flags & kHasTrigger) line.number(",\"clip/trigger\":", header[kTrigger]);
+  if (header[kClipCoef] != 1.0) line.number(",\"grad/clipped_norm\":", norm_of(total) * header[kClipCoef]);
+  line.truth(",\"clipped\":", header[kClipCoef] != 1.0);
+  line.truth(",\"skipped\":", flags & kSkipped);
   return line.end();
 }
 
