@@ -9,7 +9,9 @@ import random
 import pytest
 
 from fastguard.diagnosis import RULES, Finding, diagnose, rule
-from fastguard.history import TrainingHistory
+from fastguard.diagnosis.rules import explosion_ahead
+from fastguard.diagnosis.signals import signals_of
+from fastguard.history import Entry, TrainingHistory
 from fastguard.stats import StepStats, TensorRow
 
 from faulty_runs import BAD, HEALTHY
@@ -357,3 +359,35 @@ class TestRegistry:
     def test_confidence_is_a_share(self, confidence):
         with pytest.raises(ValueError, match="`confidence` must be from 0 to 1"):
             Finding("x.", confidence=confidence)
+
+
+def test_a_loss_that_comes_down_is_let_go_without_a_look_at_the_window(monkeypatch):
+    """What the rule says early is what it would say, and it says it of the newest 40 losses, however many there are."""
+    ahead = RULES["divergence-ahead"]
+    found, num_early = [], 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        rise = 1.0 + 0.0006 * rng.randint(-6, 9)
+        losses = [3.0 * 0.985 ** min(i, 90) * rise ** max(0, i - 90) * rng.uniform(0.9, 1.1) for i in range(240)]
+        history = TrainingHistory()
+        for step, loss in enumerate(losses):
+            history.record(step, loss, 0.0 if rng.random() < 0.01 * (seed % 3) else loss * loss, 1e-3)
+        with monkeypatch.context() as patch:
+            patch.setattr(explosion_ahead, "_comes_down", lambda near: False)
+            at_length = ahead(history)
+        assert ahead(history) == at_length
+        found.append(at_length is not None)
+        num_early += explosion_ahead._comes_down(signals_of(history).newest_loss_entries(40))
+    assert any(found) and not all(found) and num_early > 5
+
+
+@pytest.mark.parametrize("losses", [[1.0, None, math.nan, 2.0] * 9, [1.0, 1e160] * 20])
+def test_the_newest_losses_are_the_end_of_all(losses):
+    history = TrainingHistory()
+    for step, loss in enumerate(losses):
+        history.defer_entry(Entry(step, 1.0, 1.0, False, loss, None, None, None, None))
+    history.settle()
+    signals = signals_of(history)
+    newest = [signals.newest_loss_entries(num) for num in (5, 100)]  # before all are there
+    assert newest == [signals.loss_entries[-5:], signals.loss_entries]
+    assert len(newest[0]) == 5 and signals.newest_loss_entries(5) == newest[0]
