@@ -347,6 +347,8 @@ def _constant_share(table: torch.Tensor) -> float:
     """Share of the columns that are the same all along; NaN of a single row."""
     if len(table) < 2:
         return math.nan
+    if not (table[0] == table[1]).any():
+        return 0.0
     return float((table == table[:1]).all(0).sum()) / table.shape[1]
 
 

@@ -13,6 +13,7 @@ from guard_helpers import loss_at, make_model, poison, take_step
 from torch import nn
 
 import fastguard
+from fastguard.guard import sketches
 from fastguard.guard.evidence import _next_after, is_compared, is_pair, is_sketched
 from fastguard.history import ModelNotes
 
@@ -325,3 +326,39 @@ def test_memory_that_was_freed_is_not_read() -> None:
     optimizer.step()
     optimizer.step()
     assert not notes_of(optimizer).overwritten
+
+
+def test_of_many_gradients_only_the_largest_are_asked_whether_they_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each that is asked, torch keeps an object of Python for its storage as long as the gradient lives."""
+    parameters = [nn.Parameter(torch.ones(1 + i % 50)) for i in range(600)]
+    optimizer = fastguard.wrap(torch.optim.SGD(parameters, lr=0.0))
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    asked = []
+    is_plain = sketches.is_plain
+    monkeypatch.setattr(sketches, "is_plain", lambda x: asked.append(id(x)) or is_plain(x))
+    for _ in range(3):
+        optimizer.step()
+    gradients = {id(p.grad) for p in parameters}
+    assert 4 <= len(gradients.intersection(asked)) <= 8
+    assert [cosine for _, cosine in optimizer.guard.history.grad_cosines] == pytest.approx([1.0])
+
+
+def test_parameters_that_stay_where_they_are_are_asked_once_whether_they_are_plain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make_model("mlp")
+    optimizer = guarded(model)
+    take_step(model, optimizer, 0)
+    asked = []
+    is_plain = sketches.is_plain
+    monkeypatch.setattr(sketches, "is_plain", lambda x: asked.append(id(x)) or is_plain(x))
+    for number in range(1, 20):
+        take_step(model, optimizer, number)
+    parameters = [id(p) for p in model.parameters()]
+    assert 0 < max(map(asked.count, parameters)) == 1
+    moved = next(model.parameters())
+    moved.data = moved.data.clone()
+    for number in range(20, 60):
+        take_step(model, optimizer, number)
+    assert asked.count(id(moved)) > 1 and not notes_of(optimizer).overwritten
