@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from recovery_helpers import loss_of, make
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fastguard
 
@@ -32,18 +34,22 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def run(case: str) -> dict[str, Any]:
     model = make(norm=False)
-    for layer in model:
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer)
-    fully_shard(model)
+    own = 0 if case == "tp" else RANK  # of the data
+    if case == "tp":
+        mesh = init_device_mesh("cpu", (2,))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    else:
+        fully_shard(model[0])
+        fully_shard(model[2])
+        fully_shard(model)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
     settings = None if case == "without" else fastguard.Recovery(every=10, patience=3, quarantine=4)
     optimizer = fastguard.wrap(optimizer, model, recovery=settings, check_every=0, max_consecutive_skips=8)
     places, before = [local(p).data_ptr() for p in model.parameters()], []
     for step in range(90):
-        if step == 60 and RANK == 1 and case in ("large", "nan", "lost snapshots"):
+        if step == 60 and RANK == 1 and case in ("large", "tp", "nan", "lost snapshots"):
             with torch.no_grad():
-                local(model[2].weight).mul_(1e4 if case == "large" else float("nan"))
+                local(model[2].weight).mul_(1e4 if case in ("large", "tp") else float("nan"))
         if step == 60 and case == "lost state":  # what a snapshot has, and the optimizer no longer
             optimizer.state.clear()
             with torch.no_grad():
@@ -52,7 +58,7 @@ def run(case: str) -> dict[str, Any]:
             guard = optimizer.guard
             guard._rescue._keeper.snapshots.choose(older=True)  # as if the newest could not have been taken here
         optimizer.zero_grad()
-        loss = loss_of(model, 2 * step + RANK)
+        loss = loss_of(model, 2 * step + own)
         loss.backward()
         before.append(digest(model, optimizer))
         try:
@@ -72,7 +78,32 @@ def run(case: str) -> dict[str, Any]:
     }
 
 
+def pipeline() -> dict[str, Any]:
+    """Each rank has a stage of plain tensors, and only the last one knows losses; the first one is ruined."""
+    torch.manual_seed(RANK)
+    stage = torch.nn.Linear(4 + RANK, 3)
+    optimizer: Any = torch.optim.AdamW(stage.parameters(), lr=0.01)
+    settings = fastguard.Recovery(every=10, patience=3, quarantine=4)
+    world = dist.group.WORLD
+    optimizer = fastguard.wrap(optimizer, stage, recovery=settings, check_every=0, process_group=world)
+    before, random = [], torch.Generator().manual_seed(3)
+    for step in range(80):
+        if step == 62 and RANK == 0:
+            with torch.no_grad():
+                stage.weight.mul_(float("nan"))
+        optimizer.zero_grad()
+        loss = (stage(torch.randn(32, 4 + RANK, generator=random)) - 1.0).square().mean()
+        loss.backward()
+        before.append(digest(stage, optimizer))
+        optimizer.step()
+        if RANK == 1:
+            optimizer.guard.observe(loss=loss.detach())
+    (back,) = [one for one in optimizer.guard.history.model.recoveries if one["kind"] == "rollback"]
+    return {"to": back["to"], "is_as_it_was": before[back["step"] + 1] == before[back["to"]]}
+
+
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{STORE}", rank=RANK, world_size=2)
-print(json.dumps({case: run(case) for case in ("without", "healthy", "large", "nan", "lost state", "lost snapshots")}))
+CASES = ("without", "healthy", "large", "tp", "nan", "lost state", "lost snapshots")
+print(json.dumps({**{case: run(case) for case in CASES}, "pipeline": pipeline()}))
 dist.destroy_process_group()

@@ -97,7 +97,7 @@ def test_a_healthy_sharded_run_is_the_same_to_the_bit(sharded: list[dict[str, An
         assert found["healthy"]["told"] == [] and found["healthy"]["bits"] == found["without"]["bits"]
 
 
-@pytest.mark.parametrize("case", ["large", "nan", "lost state"])
+@pytest.mark.parametrize("case", ["large", "tp", "nan", "lost state"])
 def test_ruin_on_one_rank_puts_the_parts_on_both_back(sharded: list[dict[str, Any]], case: str) -> None:
     for found in sharded:
         (told,) = found[case]["told"]
@@ -112,3 +112,8 @@ def test_copies_of_different_steps_are_put_back_nowhere(sharded: list[dict[str, 
     for found in sharded:
         told = found["lost snapshots"]["told"]
         assert "a process has no snapshot of the step that others go back to" in told and "Nothing could be" in told
+
+
+def test_stages_go_back_together_though_one_alone_knows_losses(sharded: list[dict[str, Any]]) -> None:
+    for found in sharded:
+        assert found["pipeline"] == {"to": 50, "is_as_it_was": True}
