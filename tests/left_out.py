@@ -1,4 +1,5 @@
-"""Leaves out tests that cannot run here: a line that says how many and why, in place of a skip for each."""
+"""Leaves out tests that cannot run here: a line that says how many and why, in place of a skip for each. And marks slow
+what ordinary runs try some cases of."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ class LeftOut:
     @pytest.hookimpl(tryfirst=True)  # before `-m` is asked
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         kept, dropped = [], []
+        num_cases: Counter[str] = Counter()
         for item in items:
             if _is_about_the_kernels(item):
                 item.add_marker("triton")
@@ -33,6 +35,8 @@ class LeftOut:
             (dropped if reason else kept).append(item)
             if reason:
                 self.counts[reason] += 1
+            elif item.get_closest_marker("thinned") and not item.get_closest_marker("slow"):
+                _thin(item, num_cases)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = kept
@@ -48,6 +52,18 @@ class LeftOut:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for reason, count in self.counts.items():
             terminalreporter.write_line(f"left out: {count} tests that {reason}")
+
+
+def _thin(item: pytest.Item, num_cases: Counter[str]) -> None:
+    """Marks a case slow, unless it is the first of the next `n` cases of its test."""
+    is_interpreted = _env.triton_interpreter() and item.get_closest_marker("triton") is not None
+    mark = item.get_closest_marker("thinned")
+    assert mark is not None
+    test = f"{item.nodeid.split('[')[0]}, interpreted: {is_interpreted}"
+    n = mark.kwargs.get("interpreted" if is_interpreted else "n", 1)
+    if num_cases[test] % n:
+        item.add_marker("slow")
+    num_cases[test] += 1
 
 
 def _params(item: pytest.Item) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def test_a_planted_fault_is_named_first(name, tmp_path, capsys):
     assert text.rstrip().endswith(f": {tmp_path / f'{name}.html'}") and (tmp_path / f"{name}.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_fault_that_is_not_there_is_not_named(tmp_path, capsys, monkeypatch):
     harmless = lambda setup, dice: Planted()  # noqa: E731
     fault = FAULTS["overfit"]

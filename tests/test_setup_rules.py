@@ -296,6 +296,7 @@ class TestDescent:
         assert {"loss-not-decreasing", "overfitting", "bounded-output", "steps-too-large", "loss-gone"} <= set(DESCENT)
         assert not {"non-finite-loss", "no-gradient", "output-against-loss", "input-scale"} & set(DESCENT)
 
+    @pytest.mark.thinned(n=4)
     @pytest.mark.parametrize("name", DESCENT)
     @pytest.mark.parametrize(
         ("notes", "fires"),

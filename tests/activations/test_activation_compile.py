@@ -33,6 +33,7 @@ def counted(model: nn.Module, backend: str = "aot_eager") -> tuple[nn.Module, Co
     return torch.compile(model, backend=counter, fullgraph=True), counter
 
 
+@pytest.mark.thinned(n=2)
 @pytest.mark.parametrize("make", [lambda: relu_net(dead=(3,)), lambda: nn.Sequential(GatedMlp())])
 def test_records_are_those_of_the_model_uncompiled(make):
     net = make()
@@ -65,6 +66,7 @@ def test_two_graphs_whatever_the_number_of_steps():
     assert counter.frame_count == 2  # with hooks, and without
 
 
+@pytest.mark.slow
 def test_following_a_guard_the_graph_between_samples_holds_no_operator_of_ours():
     net = relu_net()
     graphs = []
@@ -99,6 +101,7 @@ def test_under_inductor():
     assert monitor.skipped == {}
 
 
+@pytest.mark.slow
 def test_a_block_compiled_on_its_own():
     net = Transformer(num_blocks=2)
     net.blocks[1].compile(backend="aot_eager", fullgraph=True)
@@ -111,6 +114,7 @@ def test_a_block_compiled_on_its_own():
     assert not net.blocks[0].attn._forward_hooks and net.blocks[1].attn._forward_hooks
 
 
+@pytest.mark.slow
 def test_in_place_activations_and_evaluation():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True))
     with torch.no_grad():
@@ -135,6 +139,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=False)
 
 
+@pytest.mark.slow
 def test_checkpointing_inside_a_graph_is_counted_once():
     net = Checkpointed()
     model, _ = counted(net)
@@ -162,6 +167,7 @@ class Takes(nn.Module):
         return output.logits * 2
 
 
+@pytest.mark.slow
 def test_dataclasses_inside_a_graph():
     model, _ = counted(nn.Sequential(Returns(), Takes()))
     monitor = ActivationMonitor(model, modules="all")
@@ -182,6 +188,7 @@ def test_a_model_compiled_before_it_was_watched_says_so(caplog):
     assert "hooks must come before its first call" in caplog.text
 
 
+@pytest.mark.slow
 def test_replay_runs_compiled_code_as_it_was_written():
     net = relu_net()
     model, counter = counted(net)

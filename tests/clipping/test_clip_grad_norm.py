@@ -35,6 +35,7 @@ def test_the_signature_is_torchs() -> None:
         assert [p.default for p in ours.parameters.values()] == [p.default for p in theirs.parameters.values()]
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("norm_type", NORM_TYPES)
 @pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("max_norm", [0.1, 1e4])
@@ -42,6 +43,7 @@ def test_every_order_of_norm(norm_type: Any, foreach: bool | None, max_norm: flo
     assert_as_torch(make_gradients(FULL), max_norm, norm_type, foreach=foreach)
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("max_norm", [0.1, 1.0, 1e4])
@@ -75,6 +77,7 @@ def test_every_max_norm(max_norm: float, as_tensor: bool) -> None:
     assert_as_torch(make_gradients(), torch.tensor(float(max_norm)) if as_tensor else max_norm)
 
 
+@pytest.mark.thinned(n=4)
 @pytest.mark.parametrize("error_if_nonfinite", [False, True])
 @pytest.mark.parametrize("foreach", [None, False])
 @pytest.mark.parametrize("norm_type", [0.5, 1, 2, 4, math.inf])

@@ -54,6 +54,7 @@ def test_a_fault_is_found_with_its_cause(name):
         assert verdict.delay == 0
 
 
+@pytest.mark.thinned(n=4)
 @pytest.mark.parametrize("name", QUIET)
 def test_a_healthy_run_is_left_alone(name):
     run = trained(name)

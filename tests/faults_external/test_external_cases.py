@@ -134,6 +134,7 @@ def test_the_tests_of_harm_are_those_of_their_sets():
     assert harm.welch([1.0, 1.0], [1.0, 1.0]) == 1.0 and harm.welch([1.0, 1.0], [2.0, 2.0]) == 0.0
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_and_without_a_guard():
     make = CASES["sound/wine-tanh/adamw"].make
     assert carry_out(make(3), Watch()) == carry_out(make(3), Guarded(runs.Notebook, {}))
@@ -174,6 +175,7 @@ def test_a_run_comes_back_from_the_cache_until_its_source_changes(tmp_path, monk
     assert len(list(tmp_path.rglob("*.z"))) == 1  # the old one is gone
 
 
+@pytest.mark.slow
 def test_recorded_gives_the_runs_that_count(tmp_path, monkeypatch):
     names = ("sound/iris-softmax/adam", "sound/wine-tanh/adamw")
     monkeypatch.setattr(runs, "CACHE", tmp_path)

@@ -75,6 +75,7 @@ def test_trap_2_12_records_are_right_and_nothing_recompiles(make: Any) -> None:
     assert len(set(guard.history.grad_norm)) == 12  # each step's own, not that of the tracing
 
 
+@pytest.mark.slow
 @every_optimizer
 def test_a_compiled_step_is_clipped_and_skipped(make: Any) -> None:
     plain = make_model(dtype=torch.float64)
@@ -131,6 +132,7 @@ def test_wrapping_what_is_compiled_already() -> None:
     assert optimizer.guard.history.step == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_with_a_compiled_model() -> None:
     model = make_model()
     guarded = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), torch.compile(model, backend="eager"))

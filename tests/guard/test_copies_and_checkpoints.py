@@ -78,6 +78,7 @@ def test_an_optimizer_that_was_never_guarded_says_so_too() -> None:
         fastguard.Guard.of(None)
 
 
+@pytest.mark.thinned(n=4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_state_goes_into_and_out_of_a_guarded_optimizer(case: Case) -> None:
     plain = make_model(case.model)

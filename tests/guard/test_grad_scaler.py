@@ -100,6 +100,7 @@ def _train(
     return scales
 
 
+@pytest.mark.thinned(n=2)
 @cases_and_ways
 def test_guarded_training_is_bit_identical(case: Case, way: Way) -> None:
     plain = make_model(case.model)
@@ -119,6 +120,7 @@ def test_guarded_training_is_bit_identical(case: Case, way: Way) -> None:
     assert [e.loss_scale for e in guard.history.recent] == (as_float32 if still_scaled else [None] * NUM_STEPS)
 
 
+@pytest.mark.thinned(n=4)
 @pytest.mark.parametrize(
     ("case", "unscales", "value", "bad_step"),
     pairs(DENSE, [False, True], [math.inf, math.nan], [0, 3]),
@@ -144,6 +146,7 @@ def test_the_scalers_skip(case: Case, unscales: bool, value: float, bad_step: in
     assert guard.history.first_events[0].names == ("0.weight",)
 
 
+@pytest.mark.thinned(n=4)
 @every_way
 @some_cases
 def test_clipping_is_that_of_unscale_and_clip_grad_norm(case: Case, way: Way, backend: str) -> None:
@@ -159,6 +162,7 @@ def test_clipping_is_that_of_unscale_and_clip_grad_norm(case: Case, way: Way, ba
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.thinned(n=3)
 @every_way
 @some_cases
 def test_clipping_and_skipping_together(case: Case, way: Way) -> None:
@@ -171,6 +175,7 @@ def test_clipping_and_skipping_together(case: Case, way: Way) -> None:
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.thinned(n=4)
 @every_way
 @some_cases
 def test_norms_are_of_unscaled_gradients(case: Case, way: Way, backend: str) -> None:

@@ -85,6 +85,7 @@ def plain_copy(model: nn.Module) -> nn.Module:
     return twin
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("whose", ["wrap_backward's", "the user's, before", "the user's, after", "only the user's"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 def test_idle_guarding_is_bit_identical_whoever_sets_the_hooks(make: Make, whose: str) -> None:

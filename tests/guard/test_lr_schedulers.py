@@ -75,6 +75,7 @@ def test_every_scheduler_of_torch_is_here() -> None:
     assert families - {"LRScheduler"} <= SCHEDULERS.keys()
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("is_made", ["before", "after"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_rates_and_training_are_the_same(name: str, is_made: str) -> None:
@@ -99,6 +100,7 @@ def test_rates_and_training_are_the_same(name: str, is_made: str) -> None:
     assert guarded.guard.history.learning_rate == [rates[0] for rates in expected]
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("is_made", ["before", "after"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_skipped_step_is_a_step_to_the_scheduler(name: str, is_made: str) -> None:

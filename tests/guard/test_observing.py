@@ -74,6 +74,7 @@ def run(order: Any, tell: Tell, num_parts: int, first: int, model: nn.Module) ->
 ORDERS = [after_the_step, before_the_step, before_backward]
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("num_parts", [1, 2, 5])
 @pytest.mark.parametrize("tell", [as_tensor, as_number])
 @pytest.mark.parametrize("order", ORDERS)

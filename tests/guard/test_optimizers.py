@@ -30,6 +30,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 every_skipping_case = pytest.mark.parametrize("case", SKIPPING, ids=lambda case: case.id)
 
 
+@pytest.mark.thinned(n=3)
 @every_case
 def test_guarded_training_is_bit_identical(case: Case, backend: str) -> None:
     plain = make_model(case.model)
@@ -58,6 +59,7 @@ def test_a_limit_that_is_not_reached_changes_nothing(case: Case) -> None:
     assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
 
 
+@pytest.mark.thinned(n=5)
 @every_case
 def test_clipping_is_torchs(case: Case, backend: str) -> None:
     # In float64, so that the rounding of torch's own norm does not count.
@@ -82,6 +84,7 @@ def test_clipping_is_torchs(case: Case, backend: str) -> None:
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.thinned(n=5)
 @every_skipping_case
 @pytest.mark.parametrize(("bad_step", "value"), [(0, math.nan), (3, -math.inf)])
 def test_a_skipped_step_never_was(case: Case, bad_step: int, value: float, backend: str) -> None:

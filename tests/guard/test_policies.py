@@ -51,6 +51,7 @@ def test_the_formula_of_torch() -> None:
     assert policy.limits() == (1.0, 1.0)
 
 
+@pytest.mark.thinned(n=3)
 @every_policy
 def test_in_a_guard(make: Any, backend: str) -> None:
     """It acts, a step that is not finite is skipped as ever, and the record says what it did."""
@@ -75,6 +76,7 @@ def test_in_a_guard(make: Any, backend: str) -> None:
     assert repr(optimizer.guard.clip) == repr(make())
 
 
+@pytest.mark.thinned(n=2)
 @every_policy
 def test_the_short_way_is_the_long_way(make: Any) -> None:
     """Same parameters, same records, to the bit."""
@@ -92,6 +94,7 @@ def test_the_short_way_is_the_long_way(make: Any) -> None:
     assert repr(found[0][1]) == repr(found[1][1])
 
 
+@pytest.mark.thinned(n=2)
 @every_policy
 def test_a_resumed_run_goes_on_to_the_bit(make: Any) -> None:
     """State as JSON holds it; nothing that was not finite is in there."""

@@ -45,6 +45,7 @@ TOO_LARGE = 1e308  # a number, but what it makes of the gradients is none
 RIGHT = [0.5, Fraction(1, 2), Decimal("0.5"), np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5)]
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("answer", [*WRONG, ValueError("no idea"), TOO_LARGE], ids=repr)
 def test_a_policy_that_says_what_is_no_factor(answer: Any, backend: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,6 +42,7 @@ def _plain(record: fastguard.StepStats) -> tuple[Any, ...]:
     return (*map(repr, values), record.tensors.names, bytes(record.tensors.table))
 
 
+@pytest.mark.thinned(n=5)
 @pytest.mark.parametrize("max_norm", [None, 0.05, 1e9])
 @pytest.mark.parametrize("skip_nonfinite", [True, False])
 @pytest.mark.parametrize("fused", [False, True])
@@ -129,6 +130,7 @@ LOOKS = {
 }
 
 
+@pytest.mark.thinned(n=5)
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 @pytest.mark.parametrize("skip_nonfinite", [True, False])
 @pytest.mark.parametrize("log", [False, True])

@@ -154,6 +154,7 @@ def test_interrupted_at_every_line(way: Way) -> None:
     _check(way, range(1, number, 1 if number < 300 else 7))
 
 
+@pytest.mark.thinned(n=4)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.id)
 def test_interrupted_at_some_lines(way: Way) -> None:
     number = _num_lines(way)

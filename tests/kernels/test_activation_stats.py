@@ -30,12 +30,14 @@ def test_sizes(backend: str, dtype: torch.dtype) -> None:
         check(torch.randn(size, dtype=torch.float64).to(dtype), backend, f"{size} elements")
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
     check(LAYOUTS[layout](image(dtype)), backend, layout)
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("value", NASTY)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nasty_values(backend: str, dtype: torch.dtype, value: str) -> None:
@@ -112,6 +114,7 @@ THRESHOLDS = [
 ]
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("saturation", "near_zero"), THRESHOLDS)
 def test_thresholds_are_compared_by_value(backend: str, saturation, near_zero: float, dtype: torch.dtype) -> None:

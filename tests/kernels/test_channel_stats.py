@@ -64,6 +64,7 @@ SPATIAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("layout", SPATIAL)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_images(backend: str, dtype: torch.dtype, layout: str) -> None:

@@ -43,6 +43,7 @@ def check_table(tensor: torch.Tensor, dim: int, what: str = "") -> None:
 
 
 # Around a thread's 16 bytes, a load's 2048, four of them, the least chunk of 16384.
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sizes(dtype: torch.dtype) -> None:
     load = 2048 // dtype.itemsize
@@ -64,6 +65,7 @@ def test_nasty_values(dtype: torch.dtype) -> None:
         check_row(torch.full((600,), value, dtype=torch.float64).to(dtype), f"all {name}")
 
 
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ratio", [3.0, 1000.0, 1e5])
 def test_std_where_the_mean_dominates(ratio: float, dtype: torch.dtype) -> None:
@@ -73,6 +75,7 @@ def test_std_where_the_mean_dominates(ratio: float, dtype: torch.dtype) -> None:
     check_table(tensor.view(7, 600), 0)
 
 
+@pytest.mark.long_interpreted
 def test_std_where_the_first_elements_say_nothing_of_the_rest() -> None:
     check_row(torch.arange(0.0, 9000.0), "a ramp")
     check_row(torch.cat([torch.zeros(4000), torch.full((96,), 1e4), torch.randn(4096)]), "a jump")
@@ -84,6 +87,7 @@ def test_std_where_the_first_elements_say_nothing_of_the_rest() -> None:
     check_table(torch.randn(60, 90) + levels[:, None], 0, "channels of different means")
 
 
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("value", [0.1, -1e30, 1e-40, 3.3e38])
 def test_std_of_a_constant_is_nothing(value: float) -> None:
     for size in (1, 100, 9000):
@@ -92,6 +96,7 @@ def test_std_of_a_constant_is_nothing(value: float) -> None:
         assert stats.mean == float(np.float32(value))
 
 
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("scale", [1e-45, 1e-38, 2e-22, 1e-14, 1e18, 1e30, 1e38])
 def test_no_overflow_and_no_underflow(scale: float) -> None:
     tensor = ((torch.rand(1200, dtype=torch.float64) * 3 - 1) * scale).float()
@@ -140,6 +145,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 _IN_ALL_DTYPES = ("whole blocks of columns", "no multiple of 16 bytes", "runs of 4 side by side")
 
 
+@pytest.mark.thinned(interpreted=5)
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -174,6 +180,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout: str) -> None:
     tensor = LAYOUTS[layout](torch.randn(4, 9, 7, 5))
@@ -221,6 +228,7 @@ def test_chunks_are_of_bounded_size_and_a_program_s_counts_have_room() -> None:
                 assert each <= 128 * lanes or made.sizes[2] == 1
 
 
+@pytest.mark.long_interpreted
 def test_thresholds_are_compared_by_value() -> None:
     for dtype in DTYPES:
         for low, high, near in ((0.1, 0.1, 0.1), (-1e-320, 1e-320, 5e-324), (-1e100, 1e100, 1e100), (-3.3, 0.7, 1e-45)):

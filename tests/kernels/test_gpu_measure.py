@@ -47,6 +47,7 @@ def test_rows_are_in_the_order_of_the_list_and_the_norm_is_theirs(workspace: Wor
     assert (header.clip_coef, header.factor, header.loss_scale, header.skipped, header.step) == (1, 1, 1, False, 77)
 
 
+@pytest.mark.thinned(interpreted=3)
 @pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1.0, 1e9, math.inf])
 def test_the_coefficient_is_torch_s_formula(workspace: Workspace, max_norm: float) -> None:
     header, _, _ = run(workspace, mixed(), max_norm=max_norm)
@@ -54,6 +55,7 @@ def test_the_coefficient_is_torch_s_formula(workspace: Workspace, max_norm: floa
     assert header.factor == header.clip_coef
 
 
+@pytest.mark.thinned(interpreted=5)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 2, 3])
 @pytest.mark.parametrize("skip", [True, False])
@@ -81,6 +83,7 @@ def test_a_norm_that_overflows_is_infinite(workspace: Workspace) -> None:
     assert stats[0].num_infs == 0 and not stats[0].is_finite
 
 
+@pytest.mark.thinned(interpreted=3)
 @pytest.mark.parametrize("size", [1e-300, 1e-170, 1e200, 1e300])
 def test_a_norm_whose_square_leaves_the_range_of_float64(workspace: Workspace, size: float) -> None:
     tensors = [torch.full((n,), size, dtype=torch.float64) for n in (3, 40_000)]
@@ -92,6 +95,7 @@ def test_a_norm_whose_square_leaves_the_range_of_float64(workspace: Workspace, s
     assert header.norm == math.inf and header.skipped
 
 
+@pytest.mark.thinned(interpreted=3)
 @pytest.mark.parametrize(("found_inf", "skipped"), [(0.0, False), (1.0, True), (2.0, True), (math.nan, True)])
 def test_the_scaler_s_flag_becomes_exactly_0_or_1(workspace: Workspace, found_inf: float, skipped: bool) -> None:
     given = torch.tensor([found_inf])
@@ -101,6 +105,7 @@ def test_the_scaler_s_flag_becomes_exactly_0_or_1(workspace: Workspace, found_in
     assert (header.factor == 1.0) is skipped
 
 
+@pytest.mark.thinned(interpreted=5)
 @pytest.mark.parametrize("scale", [65536.0, 3.0, 0.1])
 @pytest.mark.parametrize("unscales_itself", [False, True])
 def test_a_loss_scale(workspace: Workspace, scale: float, unscales_itself: bool) -> None:
@@ -183,6 +188,7 @@ def read_rows(workspace: Workspace, tensors: list[torch.Tensor]) -> bytes:
     return bytes(read_slot(slots[0].words.cpu(), len(tensors)).rows)
 
 
+@pytest.mark.long_interpreted
 def test_a_row_does_not_depend_on_what_else_is_in_the_list(workspace: Workspace) -> None:
     tensors = mixed()
     together = read_rows(workspace, tensors)
@@ -200,6 +206,7 @@ def test_a_chunk_that_reads_itself_again_leaves_the_others_alone(workspace: Work
     assert stats[1].sum == pytest.approx(stats[0].sum - float(calm[40_000]), abs=1e-3)
 
 
+@pytest.mark.thinned(interpreted=3)
 @pytest.mark.parametrize(("share", "target"), [(0.5, 0.25), (0.5, 2.0), (1.0, 0.25), (2.0, 0.25), (0.5, 0.0)])
 def test_a_trigger_and_a_target(workspace: Workspace, share: float, target: float) -> None:
     """Above the trigger the norm becomes the target, without the 1e-6 of torch's formula; a target of 0 is a skip."""

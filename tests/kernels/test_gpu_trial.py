@@ -26,6 +26,7 @@ def test_right_kernels_pass() -> None:
     assert trial.problem_on(DEVICE) is None
 
 
+@pytest.mark.thinned(interpreted=3)
 @pytest.mark.parametrize("column", ["sum_sq", "abs_max", "num_nans"])
 def test_a_wrong_statistic_is_caught(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original, place = trial.read_slot, INDEX[column]
@@ -41,6 +42,7 @@ def test_a_wrong_statistic_is_caught(column: str, monkeypatch: pytest.MonkeyPatc
     assert problem is not None and f"wrong statistics: {column} of tensor 3 is" in problem
 
 
+@pytest.mark.long_interpreted
 def test_a_missing_skip_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Workspace.measure
     monkeypatch.setattr(Workspace, "measure", lambda *a, **k: original(*a, **{**k, "skip_nonfinite": False}))
@@ -48,6 +50,7 @@ def test_a_missing_skip_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem is not None and "did not see NaN and Inf" in problem
 
 
+@pytest.mark.long_interpreted
 def test_a_scale_that_does_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workspace, "scale", lambda *a, **k: None)
     problem = trial.problem_on(DEVICE)

@@ -29,12 +29,14 @@ def test_any_float32(backend: str, values: np.ndarray) -> None:
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
 
 
+@pytest.mark.long_interpreted
 @given(values=hnp.arrays(np.uint32, st.integers(4096, 4200)))
 def test_any_float32_bits_in_a_full_block(backend: str, values: np.ndarray) -> None:
     tensor = torch.as_tensor(values.view(np.float32))
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
 
 
+@pytest.mark.long_interpreted
 @given(values=_float32, seed=st.integers(0, 2**32 - 1))
 def test_permutation_keeps_counts_and_extremes(backend: str, values: np.ndarray, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(values)
@@ -44,6 +46,7 @@ def test_permutation_keeps_counts_and_extremes(backend: str, values: np.ndarray,
     assert math.sqrt(a.sum_sq) == pytest.approx(math.sqrt(b.sum_sq), rel=tolerances.NORM, abs=0)
 
 
+@pytest.mark.long_interpreted
 @given(values=_float32, data=st.data())
 def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))

@@ -28,6 +28,7 @@ def test_sizes(backend: str, dtype: torch.dtype) -> None:
         assert_row(row, tensor, f"{tensor.numel()} elements")
 
 
+@pytest.mark.thinned(n=3, interpreted=5)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
 def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
@@ -35,6 +36,7 @@ def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor, layout)
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.long_interpreted
 @pytest.mark.parametrize("value", NASTY)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -43,6 +45,7 @@ def test_nasty_values_among_normal_ones(backend: str, dtype: torch.dtype, value:
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor, value)
 
 
+@pytest.mark.thinned(interpreted=3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nasty_values_alone(backend: str, dtype: torch.dtype) -> None:
     all_of = {
@@ -66,6 +69,7 @@ def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
         assert tensor_stats(list(some.split(1)), backend=backend).num_nans == tuple(int(x) for x in some.isnan())
 
 
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-30, 1e-20, 1e-14, 1e-13, 1e-12, 1e17, 1e18, 4e18, 1e19, 1e30, 1e38])
 def test_no_overflow_and_no_underflow_across_the_fast_range(backend: str, scale: float) -> None:
     tensor = (torch.rand(3 * 4096 + 5, dtype=torch.float64) * scale).float()
@@ -95,6 +99,7 @@ def test_tiny_values_beside_a_large_one_in_the_same_block(backend: str) -> None:
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
 
 
+@pytest.mark.thinned(interpreted=3)
 @pytest.mark.long_interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 9.0, 11.0, 100.0, 1000.0])
@@ -106,6 +111,7 @@ def test_std_where_the_mean_dominates(backend: str, ratio: float, dtype: torch.d
     assert row.mean == pytest.approx(values.mean(), rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("size", [1, 100, 4096, 70_000])
 def test_std_of_a_constant_is_nothing(backend: str, size: int) -> None:
     row = tensor_stats([torch.full((size,), 0.1)], backend=backend)[0]

@@ -40,6 +40,7 @@ def verdict_on(cls: Any, **way: Any) -> Verdict:
     return judge(cls, Way(lambda model: cls(model.parameters()), **STEPS, **way), bad=BAD)
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize(("cls", "way"), CASES)
 def test_guarded(cls, way):
     verdict = verdict_on(cls, **way)

@@ -57,6 +57,7 @@ def _train(make: Callable[[], Any], engine: Any, fused: bool, scale: float | Non
     return snapshot(model, optimizer), list(memory.records), waits
 
 
+@pytest.mark.thinned(n=5, interpreted=5)
 @pytest.mark.parametrize(("fused", "scale"), [(True, None), (True, 1024.0), (False, None), (False, 1024.0)])
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
 def test_as_on_the_host_and_without_waiting(make: Callable[[], Any], fused: bool, scale: float | None) -> None:

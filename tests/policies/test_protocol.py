@@ -109,6 +109,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("scope", ["model", "tensor", "group"])
 @pytest.mark.parametrize("answer", WRONG, ids=repr)
 def test_what_is_no_limits_clips_nothing(answer: Any, scope: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -88,6 +88,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("kind", ["short", "long", "closure", "fused"])
 def test_it_is_as_if_the_batch_had_never_been(way: str, kind: str) -> None:
     bad = math.inf if kind == "long" else math.nan
@@ -128,6 +129,7 @@ def test_without_the_guard_it_is_not_so() -> None:
     assert not is_finite(model)
 
 
+@pytest.mark.thinned(n=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("scaled", [False, True])

@@ -70,6 +70,7 @@ def _clipped_by_value(scaler: GradScaler, optimizer: Any, model: torch.nn.Module
 WAYS = {"plain": _plain, "unscaled": _unscaled, "clipped": _clipped, "clipped by value": _clipped_by_value}
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("name", OPTIMIZERS_HERE)
 @pytest.mark.parametrize("enabled", [True, False])
 @in_all_modes
@@ -94,6 +95,7 @@ def test_growth_and_backoff(name: str, enabled: bool, thorough: bool) -> Any:
     return results
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("name", [name for name in WITHOUT_CLOSURE if name != "Muon"])
 @in_all_modes
 def test_every_optimizer_under_a_scaler(name: str) -> Any:

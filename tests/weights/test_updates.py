@@ -48,6 +48,7 @@ def assert_norms(found, truth, tolerance) -> None:
     assert found == [pytest.approx(norm, rel=tolerance[0], abs=tolerance[1] * size) for norm, size in truth]
 
 
+@pytest.mark.thinned(n=5)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_as_the_exact_difference(case, dtype):
@@ -70,6 +71,7 @@ def test_where_there_is_a_formula_nothing_is_copied(case):
     assert_norms(found, truth, ROUNDING)
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("case", WITH_FORMULA, ids=lambda case: case.id)
 def test_the_way_that_waits_for_no_device(case, monkeypatch):
     monkeypatch.setattr(updates, "_may_wait", lambda tensor: False)

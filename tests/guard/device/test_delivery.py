@@ -34,6 +34,7 @@ def _norms(num_steps: int) -> list[float]:
     return memory.series("grad/norm")
 
 
+@pytest.mark.long_interpreted
 def test_records_come_in_order_and_are_right() -> None:
     model, memory = make_model(), fastguard.MemorySink()
     optimizer = _guarded(model, [memory])
@@ -81,6 +82,7 @@ def test_a_host_that_runs_ahead_waits_for_the_oldest() -> None:
     assert "lost-records" not in {f.rule for f in optimizer.guard.report().findings}
 
 
+@pytest.mark.long_interpreted
 def test_or_it_drops_the_newest_and_says_so() -> None:
     model, memory = make_model(), fastguard.MemorySink()
     optimizer = _guarded(model, [memory], when_behind="drop")
@@ -199,6 +201,7 @@ def test_bad_tensors_are_named_when_the_record_arrives(caplog: pytest.LogCapture
     assert optimizer.guard.last.nonfinite == ["2.weight", "0.bias"]
 
 
+@pytest.mark.thinned(interpreted=3)
 @pytest.mark.parametrize("ending", ["drop", "detach", "close"])
 def test_nothing_on_its_way_is_lost_at_the_end(ending: str) -> None:
     model, memory = make_model(), fastguard.MemorySink()

@@ -37,6 +37,7 @@ def _train_watched(model: nn.Module, optimizer: Any, num_steps: int = 6, bad: in
         assert step == 0 or not watch.waits, f"step {step}"
 
 
+@pytest.mark.thinned(interpreted=4)
 @every_fused
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
 @pytest.mark.parametrize("max_norm", [pytest.param(None, marks=pytest.mark.slow), 0.05])
@@ -62,6 +63,7 @@ def test_two_that_share_a_guard(engine: str) -> None:
         assert step == 0 or not watch.waits, f"step {step}"
 
 
+@pytest.mark.thinned(interpreted=2)
 @pytest.mark.parametrize("unscales", [False, True])
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 def test_under_a_scaler(unscales: bool, max_norm: float | None, engine: str) -> None:
@@ -85,6 +87,7 @@ def test_under_a_scaler(unscales: bool, max_norm: float | None, engine: str) -> 
     assert [e.loss_scale for e in optimizer.guard.history.recent] == ([None] * 5 if unscales else scales)
 
 
+@pytest.mark.thinned(interpreted=2)
 @pytest.mark.parametrize(("skip_nonfinite", "waits"), [(True, 1), (False, 0)])
 def test_others_wait_for_one_number(skip_nonfinite: bool, waits: int, engine: str) -> None:
     model = make_model()
@@ -126,6 +129,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> list[str]:
     return names
 
 
+@pytest.mark.thinned(interpreted=2)
 @pytest.mark.parametrize(("max_norm", "scaling"), [(None, 0), (math.inf, 0), (0.05, 1), (1e6, 1)])
 def test_two_launches_and_one_to_scale(max_norm: float | None, scaling: int, launches: list[str]) -> None:
     model = make_model()
@@ -137,6 +141,7 @@ def test_two_launches_and_one_to_scale(max_norm: float | None, scaling: int, lau
         assert launches == ["stats_kernel", "finalise_kernel", "scale_kernel"][: 2 + scaling]
 
 
+@pytest.mark.thinned(interpreted=2)
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 def test_dividing_needs_no_launch_to_scale(max_norm: float | None, launches: list[str]) -> None:
     model = make_model()
@@ -155,6 +160,7 @@ def test_dividing_needs_no_launch_to_scale(max_norm: float | None, launches: lis
     assert launches == ["stats_kernel", "finalise_kernel"]
 
 
+@pytest.mark.thinned(interpreted=2)
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
 def test_nothing_is_allocated_in_the_steady_state(clip_through: str, launches: list[str]) -> None:
     model = make_model()

@@ -34,6 +34,7 @@ def _guarded(model: nn.Module, make: Any, **settings: Any) -> tuple[Any, list[An
     return optimizer, slow(optimizer, device_of=_spread(model))
 
 
+@pytest.mark.thinned(interpreted=3)
 @every_one
 @pytest.mark.parametrize("max_norm", [pytest.param(None, marks=pytest.mark.slow), 0.05])
 def test_it_is_as_on_one(make: Any, max_norm: float | None) -> None:

@@ -35,6 +35,7 @@ def _guarded(model: nn.Module, **settings: Any) -> Any:
     return fastguard.wrap(FUSED["AdamW"](model.parameters()), model, **settings)
 
 
+@pytest.mark.thinned(interpreted=3)
 @every_one
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 def test_a_skipped_step_changes_no_bit_although_nobody_has_heard_of_it(make: Any, max_norm: float | None) -> None:
@@ -53,6 +54,7 @@ def test_a_skipped_step_changes_no_bit_although_nobody_has_heard_of_it(make: Any
     assert [e.skipped for e in optimizer.guard.history.recent] == [False, False, True, True]
 
 
+@pytest.mark.thinned(interpreted=3)
 @every_one
 def test_training_goes_on_as_if_the_step_had_never_been(make: Any) -> None:
     plain = make_model()
@@ -64,6 +66,7 @@ def test_training_goes_on_as_if_the_step_had_never_been(make: Any) -> None:
     assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
 
 
+@pytest.mark.thinned(interpreted=3)
 @every_one
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
 def test_clipping_is_torchs_whichever_way(make: Any, clip_through: str) -> None:
@@ -206,6 +209,7 @@ class Halving:
         self.norms = list(state["norms"])
 
 
+@pytest.mark.thinned(interpreted=4)
 @every_one
 def test_other_policies_decide_on_the_host(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Same norms, coefficients, parameters and records as on the host, and one line that says what it costs."""
