@@ -17,7 +17,7 @@ from .._text import prose, shown
 from ..stats import failures
 from ..stats.tail import newest_log
 from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, drop_output
-from .watching.run import FollowedRun
+from .watching.run import NUM_LAYERS, FollowedRun
 
 TAIL_BYTES = 1 << 18  # what is shown first of a long log: some 700 steps
 ASSESS_EVERY_S = 2.0
@@ -38,7 +38,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("log", metavar="RUN.jsonl", help="the log; of a folder the newest in it")
     parser.add_argument("--once", action="store_true", help="print a line for each finding so far, and end")
     parser.add_argument("--interval", type=float, default=0.5, help="seconds from one look to the next (default: 0.5)")
+    parser.add_argument("--layers", type=int, default=NUM_LAYERS, help=f"how many to show (default: {NUM_LAYERS})")
     arguments = parser.parse_args(argv)
+    if not 0 <= arguments.layers <= 1000:
+        parser.error(f"`--layers` must be from 0 to 1000, got {arguments.layers}")
     if not 0.05 <= arguments.interval <= 3600:
         parser.error(f"`--interval` must be from 0.05 to 3600, got {arguments.interval:g}")
     try:
@@ -49,7 +52,7 @@ def main(argv: list[str]) -> int:
             console = _terminal()
             if console is None:
                 return _print_lines(path, arguments.interval)
-            return _show(path, arguments.interval, console)
+            return _show(path, arguments.interval, console, arguments.layers)
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
@@ -201,12 +204,12 @@ class _Closed:
 class _Views:
     """A long log: its end at once, and all of it when it has been read from its beginning."""
 
-    def __init__(self, path: Path) -> None:
-        first = FollowedRun(path, TAIL_BYTES)
+    def __init__(self, path: Path, num_layers: int) -> None:
+        first = FollowedRun(path, TAIL_BYTES, num_layers)
         first.read()
         first.assess()
         self._part = first if first.is_part else None
-        self._whole = FollowedRun(path) if first.is_part else first
+        self._whole = FollowedRun(path, None, num_layers) if first.is_part else first
         self._assessed_at = time.monotonic()
 
     @property
@@ -237,7 +240,7 @@ class _Views:
         return is_behind
 
 
-def _show(path: Path, interval: float, console: Any) -> int:
+def _show(path: Path, interval: float, console: Any, num_layers: int) -> int:
     """The live view, on the terminal's second screen; on the first one stays a summary."""
     from rich.live import Live
 
@@ -257,7 +260,7 @@ def _show(path: Path, interval: float, console: Any) -> int:
         try:
             options: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
             with Live(console=console, screen=True, **options) as live:
-                views = _Views(path)
+                views = _Views(path, num_layers)
                 drawn: object = None
                 drawn_at = 0.0
                 while True:

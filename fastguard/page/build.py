@@ -17,7 +17,7 @@ from ..report import Report, build_report
 from ..visualization.runs import DrawnRun, runs_of
 from .charts import charts_of
 from .comparing import differences, parting
-from .parts import LOOKS, cards_of, cost_rows, infection, module_rows, ribbon_svg, tensor_rows
+from .parts import LOOKS, cards_of, cost_rows, infection, module_rows, ribbon_svg, tensor_lines, tensor_rows
 
 _ASSETS = importlib.resources.files(__name__.rpartition(".")[0]) / "assets"
 _NUM_STATIC_ROWS = 100
@@ -77,8 +77,11 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
     packed = {f"chart-{chart.name}": _packed(_json(chart.figure).encode()) for chart in charts}
     packed["ribbon"] = _packed(bytes(runs[0].ribbon.states))
     packed["tensors"] = _packed(_json(tensors["rows"]).encode())
+    lines, values = tensor_lines(runs[0])
+    packed["lines"] = _packed(values)
     data = {
         "ribbon": {"first": runs[0].ribbon.first_step, "width": runs[0].ribbon.width, "looks": list(LOOKS.values())},
+        "lines": lines,
         "charts": [{"name": chart.name, "height": chart.height, "group": chart.group} for chart in charts],
     }
     neat: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
@@ -116,8 +119,21 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
             parting=parting(runs),
             differences=differences(runs, reports),
             looks=LOOKS,
+            logs=[log for log in map(_log_of, runs) if log],
         )
     )
+
+
+def _log_of(run: DrawnRun) -> dict[str, str] | None:
+    """By what a run's log can be told from others, if it is a file."""
+    if run.path is None or not os.path.isfile(run.path):
+        return None
+    digest = hashlib.sha256()
+    with open(run.path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+        size = file.tell()
+    return {"name": run.name, "size": f"{size:,}", "digest": digest.hexdigest()}
 
 
 def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -> Path:

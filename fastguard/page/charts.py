@@ -12,10 +12,12 @@ from .._text import shown
 from ..stats.magnitudes import MagnitudeHistogram
 from ..visualization import (
     plot_activations,
+    plot_clip_rate,
     plot_gradient_norm,
     plot_layers,
     plot_learning_rate,
     plot_loss,
+    plot_loss_scale,
     plot_magnitudes,
     plot_updates,
 )
@@ -29,7 +31,9 @@ _MAX_TOLD = 16
 _CHARTS = (
     ("loss", "Loss", plot_loss),
     ("norm", "Gradient norm", plot_gradient_norm),
+    ("clip-rate", "Clip rate", plot_clip_rate),
     ("lr", "Learning rate", plot_learning_rate),
+    ("loss-scale", "Loss scale", plot_loss_scale),
     ("updates", "Updates", plot_updates),
 )
 _MAPS: tuple[tuple[str, str, Callable[[DrawnRun], Any]], ...] = (

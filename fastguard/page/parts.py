@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
 from .._text import NAME_WIDTH, listed, shown
 from ..diagnosis import RULES, Finding
 from ..report import Report
+from ..visualization.curves import worst
 from ..visualization.ribbon import STATES
 from ..visualization.runs import DrawnRun
 
 _WIDTH = 1000  # of the ribbon, in parts
 _MAX_EVENTS, _MAX_NAMES = 8, 8
+_MAX_VALUES = 1 << 17  # in the lines of all tensors together
+# A value of such a line, in two bytes: 0 for what was not there, up to `_TOP` a norm, by its logarithm.
+_TOP, _ZERO, _BAD = 65_000, 65_534, 65_535
 # Height and shade: told apart in greyscale too.
 LOOKS = {
     "good": (40, "#7fb8a4"),
@@ -167,6 +173,37 @@ def tensor_rows(run: DrawnRun) -> dict[str, Any]:
         )
     columns = ["tensor", "norm", "largest norm", "largest |g|", "zeros", "update / weights", "not finite in samples"]
     return {"columns": columns, "rows": rows}
+
+
+def tensor_lines(run: DrawnRun) -> tuple[dict[str, Any], bytes]:
+    """The norm of each tensor at the sampled steps, in the order of `tensor_rows`.
+
+    Of more than 131,072 values, the largest of neighbouring steps stand for all of them.
+
+    Returns:
+        The steps, and the logarithms that 1 and the largest code stand for; the values, two bytes each, a row a tensor.
+    """
+    grid = run.grids["norm"]
+    names = run.in_order(grid.rows)
+    width = max(1, math.ceil(len(grid) * len(names) / _MAX_VALUES))
+    places = range(0, len(grid), width)
+    steps = [grid.steps[min(place + width, len(grid)) - 1][1] for place in places]
+    lines = [grid.values(name) for name in names]
+    if width > 1:
+        lines = [[worst(line[place : place + width]) for place in places] for line in lines]
+    known = [value for line in lines for value in line if 0.0 < value < math.inf]
+    low, high = (math.log(min(known)), math.log(max(known))) if known else (0.0, 0.0)
+    per_log = (_TOP - 1) / (high - low) if high > low else 0.0
+
+    def code(value: float) -> int:
+        if 0.0 < value < math.inf:
+            return 1 + round((math.log(value) - low) * per_log)
+        return 0 if math.isnan(value) else _ZERO if value == 0.0 else _BAD
+
+    codes = array("H", [code(value) for line in lines for value in line])
+    if sys.byteorder == "big":
+        codes.byteswap()
+    return {"steps": steps, "low": low, "high": high, "top": _TOP, "zero": _ZERO, "bad": _BAD}, codes.tobytes()
 
 
 def _last(grid: Any, name: str) -> float:

@@ -90,3 +90,14 @@ class Ribbon:
         states, size = self.states, len(self.states)
         cuts = [i * size // num for i in range(num + 1)]
         return [STATES[max(states[a : max(b, a + 1)], default=0)] for a, b in itertools.pairwise(cuts)]
+
+    def shares(self, state: str, num: int) -> list[tuple[int, int, float]]:
+        """First step, last step and the share of steps in `state`, of each of `num` equal stretches that had steps."""
+        states, size, rank = self.states, len(self.states), _RANK[state]
+        found = []
+        for a, b in itertools.pairwise(i * size // min(num, size or 1) for i in range(min(num, size) + 1)):
+            known = b - a - states.count(0, a, b)
+            if known:
+                steps = self.first_step + a * self.width, min(self.last_step, self.first_step + b * self.width - 1)
+                found.append((*steps, states.count(rank, a, b) / known))
+        return found

@@ -11,6 +11,8 @@ from . import style
 from .curves import Curve, Rail, Stretch
 from .runs import MAX_POINTS, DrawnRun, runs_of
 
+_NUM_SHARES = 100  # points of a rate
+
 
 def _names(runs: list[DrawnRun], what: str) -> list[str]:
     """What a line is called: by the run where there are several."""
@@ -95,6 +97,44 @@ def plot_learning_rate(source: Any) -> Any:
         style.add_curve(made, run.curves["lr"], name, colour, what=_middle(run))
     if min(values) == max(values) > 0.0:
         made.update_yaxes(range=[0.0, 2.0 * values[0]])  # plotly would draw 3e-4 between -1 and 1
+    return made
+
+
+def plot_clip_rate(source: Any) -> Any:
+    """The share of steps that were clipped, in a hundred stretches of the run.
+
+    Args, Returns, Cost: as for `plot_loss`. Of a history it is of its window.
+
+    Raises:
+        ValueError: no step was clipped. Others as for `plot_loss`.
+    """
+    runs = runs_of(source)
+    if not any(run.ribbon.counts["clipped"] for run in runs):
+        raise ValueError("no step was clipped")
+    made = style.figure("Clip rate", "share of steps clipped")
+    for run, name, colour in zip(runs, _names(runs, "clipped"), style.COLOURS):
+        curve = Curve(MAX_POINTS)
+        for first, last, share in run.ribbon.shares("clipped", _NUM_SHARES):
+            curve.add_stretch(Stretch(first, last, share, share, share))
+        style.add_curve(made, curve, name, colour)
+    made.update_yaxes(range=[0.0, 1.0], tickformat=".0%")
+    return made
+
+
+def plot_loss_scale(source: Any) -> Any:
+    """The loss scale of a GradScaler by step, on a logarithmic axis. It falls where half precision overflowed.
+
+    Args, Returns, Cost: as for `plot_loss`.
+
+    Raises:
+        ValueError: no step had a loss scale. Others as for `plot_loss`.
+    """
+    runs = runs_of(source)
+    made = style.figure("Loss scale", "loss scale", log=True)
+    for run, name, colour in zip(runs, _names(runs, "loss scale"), style.COLOURS):
+        style.add_curve(made, run.curves["loss_scale"], name, colour, what=_middle(run))
+    if not made.data:
+        raise ValueError("no step had a loss scale: there is no GradScaler, or gradients were unscaled before the step")
     return made
 
 

@@ -210,6 +210,28 @@ def test_mouse_tables_and_maps(chromium, pages):
         assert tab.locator("#map-layers-norm").is_hidden()
 
 
+def test_a_tensor_that_is_clicked_is_drawn(chromium, pages):
+    with opened(chromium, pages["plain"]) as tab:
+        line, plot = tab.locator("#line"), tab.locator("#line > div")
+        assert line.is_hidden()
+        tab.locator("#tensors tbody button", has_text="layers.2.block.7.weight").click()
+        tab.locator("#line > div.drawn").wait_for(timeout=30_000)
+        assert line.locator("figcaption").inner_text() == "layers.2.block.7.weight"
+        assert "not finite at 3" in plot.get_attribute("aria-label")
+        traces = tab.evaluate("document.querySelector('#line > div').data.map(one => [one.name, one.x, one.y])")
+        assert [name for name, *_ in traces] == ["norm", "NaN or Inf"]
+        assert traces[1][1] == [333, 500, 501] and len(traces[0][1]) == 22
+        worst, newest = (
+            float(tab.locator("#tensors tbody tr:first-child td").nth(place).inner_text()) for place in (1, 0)
+        )
+        tab.locator("#tensors tbody tr:first-child button").click()
+        name = tab.locator("#tensors tbody tr:first-child button").inner_text()
+        tab.wait_for_timeout(500)
+        assert line.locator("figcaption").inner_text() == name
+        drawn = tab.evaluate("document.querySelector('#line > div').data[0].y.filter(one => one !== null)")
+        assert max(drawn) == pytest.approx(worst, rel=1e-3) and drawn[-1] == pytest.approx(newest, rel=1e-3)
+
+
 def test_a_zoom_can_be_sent(chromium, pages, tmp_path):
     with opened(chromium, pages["plain"]) as tab:
         tab.goto(pages["plain"].as_uri() + "#100-200")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import html.parser
 import json
 import math
@@ -11,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+from array import array
 
 import pytest
 import torch
@@ -18,11 +20,13 @@ import torch
 import fastguard
 from fastguard.commands import cli, report
 from fastguard.visualization.ribbon import Ribbon
+from fastguard.visualization.runs import from_log
 
 pytest.importorskip("plotly", reason="the page is an extra: pip install fastguard[report]")
 jinja2 = pytest.importorskip("jinja2", reason="the page is an extra: pip install fastguard[report]")
 
-from fastguard.page import build_page, save_page  # noqa: E402
+from fastguard.page import build_page, parts, save_page  # noqa: E402
+from fastguard.page.parts import tensor_lines, tensor_rows  # noqa: E402
 
 HOSTILE = [
     "</script><script>document.title='PWNED'</script>",
@@ -123,6 +127,38 @@ def test_the_same_log_gives_the_same_page(log, page):
     assert build_page(log, command="fastguard report run.jsonl") == page
 
 
+def test_the_footer_says_which_log_it_was(log, page):
+    digest = hashlib.sha256(log.read_bytes()).hexdigest()
+    assert f"Read from run.jsonl, {log.stat().st_size:,} bytes, SHA-256 <code>{digest}</code>." in page
+
+
+def test_each_tensors_norms_are_there(log):
+    run = from_log(log, "run")
+    about, values = tensor_lines(run)
+    assert about["steps"] == sorted({*range(0, 60, 5), 31})
+    rows = [row[0] for row in tensor_rows(run)["rows"]]
+    codes = array("H", values)
+    assert len(codes) == len(rows) * len(about["steps"])
+    per_code = (about["high"] - about["low"]) / (about["top"] - 1)
+    for place, name in enumerate(run.in_order(run.grids["norm"].rows)):
+        line = codes[place * len(about["steps"]) : (place + 1) * len(about["steps"])]
+        for code, norm in zip(line, run.grids["norm"].values(name)):
+            if math.isfinite(norm):
+                assert math.exp(about["low"] + (code - 1) * per_code) == pytest.approx(norm, rel=1e-3)
+            else:
+                assert code == about["bad"]
+    assert list(codes).count(about["bad"]) == 1
+
+
+def test_of_too_many_norms_the_largest_stand(log, monkeypatch):
+    run = from_log(log, "run")
+    highest = tensor_lines(run)[0]["high"]
+    monkeypatch.setattr(parts, "_MAX_VALUES", 6 * len(run.grids["norm"].rows))
+    about, values = tensor_lines(run)
+    assert len(about["steps"]) <= 6 and about["steps"][-1] == run.grids["norm"].steps[-1][1]
+    assert list(array("H", values)).count(about["bad"]) == 1 and about["high"] == highest
+
+
 def test_several_runs_are_compared(log, tmp_path):
     lines = log.read_text().splitlines()
     other = tmp_path / "other.jsonl"
@@ -157,6 +193,7 @@ ODD = {
 }
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("lines", ODD.values(), ids=ODD)
 def test_odd_runs(tmp_path, lines):
     plain = {"step": 0, "loss": 1.0, "lr": 0.1, "grad/norm": 1.0}

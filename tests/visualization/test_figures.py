@@ -18,6 +18,7 @@ NUM_STEPS = 40
 BY_STEP = (
     visualization.plot_loss,
     visualization.plot_gradient_norm,
+    visualization.plot_clip_rate,
     visualization.plot_learning_rate,
     visualization.plot_updates,
 )
@@ -57,6 +58,7 @@ def traces(figure) -> dict[str, object]:
     return {trace.name: trace for trace in figure.data}
 
 
+@pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("plot", [*BY_STEP, *BY_LAYER])
 def test_whatever_it_is_given(trained, plot):
     optimizer, path = trained
@@ -74,6 +76,34 @@ def test_norms_are_those_of_the_log(trained):
     assert list(found["norm"].y) == [line["grad/norm"] for line in good]
     assert list(found["norm after clipping"].y) == pytest.approx([x["grad/norm"] * x["clip/coef"] for x in good])
     assert set(found["clip limit 0.5"].y) == {0.5}
+
+
+def test_the_rate_of_clipping_is_that_of_the_log(trained, tmp_path):
+    _, path = trained
+    found = traces(visualization.plot_clip_rate(path))["clipped"]
+    log = fastguard.sinks.read_jsonl(path)
+    clipped = {line["step"] for line in log if line["clipped"] and not line["skipped"]}
+    assert 0 < len(clipped) < NUM_STEPS
+    assert list(found.y) == [float(step in clipped) for step in found.x] and len(found.x) == NUM_STEPS
+    lines = [{"step": s, "grad/norm": 2.0, "clip/coef": 1.0 if s % 4 else 0.5} for s in range(1000)]
+    (tmp_path / "long.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    shares = traces(visualization.plot_clip_rate(tmp_path / "long.jsonl"))["clipped"].y
+    assert len(shares) == 100 and set(shares) == {0.2, 0.3}
+    (tmp_path / "short.jsonl").write_text(json.dumps(lines[1]))
+    with pytest.raises(ValueError, match="no step was clipped"):
+        visualization.plot_clip_rate(tmp_path / "short.jsonl")
+
+
+def test_loss_scales(tmp_path):
+    path = tmp_path / "run.jsonl"
+    lines = [{"step": s, "grad/norm": 1.0, "loss_scale": 65536.0 / 2 ** (s // 10)} for s in range(40)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    figure = visualization.plot_loss_scale(path)
+    assert list(traces(figure)["loss scale"].y) == [line["loss_scale"] for line in lines]
+    assert figure.layout.yaxis.type == "log"
+    path.write_text(json.dumps({"step": 0, "grad/norm": 1.0}))
+    with pytest.raises(ValueError, match="no step had a loss scale"):
+        visualization.plot_loss_scale(path)
 
 
 def test_no_step_that_is_not_finite_is_left_out(trained):

@@ -91,6 +91,12 @@ class TestOnce:
         assert self.run(path) == 0
         assert capsys.readouterr() == ("", "fastguard watch: not judged after 0 steps\n")
 
+    @pytest.mark.parametrize("layers", ["-1", "1001", "x"])
+    def test_a_number_of_layers_out_of_range(self, path, capsys, layers):
+        with pytest.raises(SystemExit) as leaving:
+            cli.main(["watch", str(path), "--layers", layers])
+        assert leaving.value.code == 64 and "--layers" in capsys.readouterr().err
+
     @pytest.mark.parametrize("interval", ["0", "-1", "nan", "1e9", "x"])
     def test_an_interval_out_of_range(self, path, capsys, interval):
         with pytest.raises(SystemExit) as leaving:

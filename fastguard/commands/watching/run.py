@@ -98,6 +98,7 @@ class FollowedRun:
         path: the log; it need not be there yet.
         newest_bytes: of a longer log, begin with so many at its end. Rules are not asked then: they would take that for
             the beginning of the run.
+        num_layers: how many layers to look at.
 
     Attributes:
         tail: the file.
@@ -110,7 +111,8 @@ class FollowedRun:
         num_misfits: lines that are JSON, and no record.
     """
 
-    def __init__(self, path: Path, newest_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, newest_bytes: int | None = None, num_layers: int = NUM_LAYERS) -> None:
+        self._num_layers = num_layers
         self.log = _FollowedLog(path, newest_bytes)
         self.tail = self.log.tail
         self.num_misfits = self.num_records = 0
@@ -215,7 +217,7 @@ class FollowedRun:
             named = self.findings.layers
         tracks = dict(self.history.tensors.items())
         by_norm = sorted(tracks, key=lambda name: tracks[name].norm, reverse=True)
-        chosen = [name for name in dict.fromkeys((*named, *by_norm)) if name in tracks][:NUM_LAYERS]
+        chosen = [name for name in dict.fromkeys((*named, *by_norm)) if name in tracks][: self._num_layers]
         weights = {name: sampled.last.value for name, sampled in self.history.weights.items() if name in chosen}
         ratios = [weights[name].update_ratio if name in weights else None for name in chosen]
         self.layers = [

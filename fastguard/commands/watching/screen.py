@@ -46,7 +46,8 @@ def lines_of(
     numbers = _numbers(run, width, ASCII if ascii_only else BLOCKS) if run.history.recent else []
     layers, findings = _layers(run, width), _findings(run)
     room = 10**6 if height is None else height - len(head) - len(numbers)
-    parts = [head, numbers, layers if room >= len(layers) + min(len(findings), 4) else [], findings]
+    fitting = room - min(len(findings), 4)
+    parts = [head, numbers, layers[:fitting] if fitting > 1 else [], findings]
     gap: list[Line] = [[]] if height is None or height > 20 else []
     lines: list[Line] = []
     for part in filter(None, parts):

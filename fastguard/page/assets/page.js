@@ -8,6 +8,8 @@
   let view = null; // first and last step that are shown; null for all
   let states = null; // of the ribbon
   let busy = false;
+  let isThere;
+  const library = new Promise((done) => { isThere = done; });
 
   async function unpack(name) {
     const raw = Uint8Array.from(atob(find("packed-" + name).textContent), (c) => c.charCodeAt(0));
@@ -144,12 +146,53 @@
     });
   }
 
+  function clickable(cell) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.title = "Draw its norm";
+    button.textContent = cell.textContent;
+    cell.replaceChildren(button);
+  }
+
+  // The norm of one tensor, of a row that was clicked.
+  async function line(name, place) {
+    await library;
+    const { steps, low, high, top, zero, bad } = data.lines, figure = find("line"), plot = figure.lastElementChild;
+    const codes = new Uint16Array(await (await unpack("lines")).arrayBuffer(), 2 * place * steps.length, steps.length);
+    const norm = (code) => (code && code <= top ? Math.exp(low + ((code - 1) / (top - 1)) * (high - low)) : null);
+    const marks = (code) => steps.filter((_, i) => codes[i] === code);
+    const y = [...codes].map(norm), told = y.filter((value) => value !== null), notFinite = marks(bad), zeros = marks(zero);
+    const rail = { type: "scatter", mode: "markers", yaxis: "y2" };
+    const layout = apply({
+      height: 300, margin: { l: 70, r: 20, t: 10, b: 40 }, showlegend: notFinite.length + zeros.length > 0,
+      xaxis: { title: { text: "step" } }, legend: { orientation: "h", y: 1.15 },
+      yaxis: { title: { text: "norm" }, type: "log", exponentformat: "power", domain: [0, 0.9] },
+      yaxis2: { domain: [0.92, 1], range: [-1, 1], visible: false, fixedrange: true },
+    }, themed());
+    if (view) layout.xaxis.range = view;
+    figure.hidden = false;
+    figure.firstElementChild.textContent = name;
+    const range = told.length ? Math.min(...told).toPrecision(4) + " to " + Math.max(...told).toPrecision(4) : "none is finite";
+    plot.setAttribute("aria-label", "Norm of " + name + " at " + steps.length + " sampled steps: " + range + "; not finite at " + notFinite.length);
+    await Plotly.react(plot, [
+      { type: "scatter", mode: "lines+markers", x: steps, y, name: "norm", line: { color: "#0072b2" } },
+      { ...rail, x: notFinite, y: notFinite.map(() => 0), name: "NaN or Inf", marker: { symbol: "x", color: "#c1121f", size: 9 } },
+      { ...rail, x: zeros, y: zeros.map(() => 0), name: "zero", marker: { symbol: "circle-open", color: "#6c757d", size: 9 } },
+    ].filter((trace) => trace.x.length), layout, { displayModeBar: false, responsive: true });
+    plot.classList.add("drawn");
+    if (!linked.includes(plot)) linked.push(plot);
+    figure.scrollIntoView({ block: "nearest" });
+  }
+
   function tensors() {
     const table = find("tensors"), box = find("find"), told = find("found");
     if (table === null) return;
     let rows = null, order = null;
-    async function fill() {
+    async function load() {
       if (rows === null) rows = await (await unpack("tensors")).json();
+    }
+    async function fill() {
+      await load();
       let test;
       try { const wanted = new RegExp(box.value, "i"); test = (name) => wanted.test(name); }
       catch { const text = box.value.toLowerCase(); test = (name) => name.toLowerCase().includes(text); }
@@ -162,6 +205,7 @@
           const cell = document.createElement(place ? "td" : "th");
           if (!place) cell.scope = "row";
           cell.textContent = value === null ? "-" : String(value);
+          if (!place) clickable(cell);
           line.append(cell);
         });
         return line;
@@ -169,6 +213,13 @@
     }
     sortable(table, (wanted) => { order = wanted; fill(); });
     box.addEventListener("input", fill);
+    for (const row of table.tBodies[0].rows) clickable(row.cells[0]);
+    table.tBodies[0].addEventListener("click", async (event) => {
+      const button = event.target.closest("button");
+      if (button === null) return;
+      await load();
+      line(button.textContent, rows.findIndex((row) => row[0] === button.textContent));
+    });
   }
 
   function modules() {
@@ -207,7 +258,7 @@
 
   function retheme() {
     const look = themed();
-    for (const where of document.querySelectorAll(".plot.drawn")) Plotly.relayout(where, look);
+    for (const where of document.querySelectorAll(".drawn")) Plotly.relayout(where, look);
   }
 
   function toggle() {
@@ -262,9 +313,10 @@
   requestAnimationFrame(() => setTimeout(async () => {
     states = new Uint8Array(await (await unpack("ribbon")).arrayBuffer());
     if (asked) show(view);
-    const library = document.createElement("script");
-    library.textContent = find("plotly").textContent;
-    document.head.append(library);
+    const script = document.createElement("script");
+    script.textContent = find("plotly").textContent;
+    document.head.append(script);
+    isThere();
     await work();
   }));
 })();
