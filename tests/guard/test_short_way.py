@@ -106,6 +106,8 @@ def test_the_history_is_the_same_without_a_sink_and_with_one() -> None:
         for m, optimizer in ((model, batched), (twin, each)):
             take_step(m, optimizer, step, bad=math.nan if step == 50 else None)
             optimizer.guard.observe(loss=0.5 / (step + 1), val_loss=1.0 if step % 10 == 0 else None)
+    for optimizer in (batched, each):
+        optimizer.guard.report()  # tells facts of the model anew; else they are of when the clock had the rules asked
     one, other = (optimizer.guard.history.state_dict() for optimizer in (batched, each))
 
     def without_time(state: Any) -> Any:
