@@ -62,6 +62,25 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: error: {shown(message)}. See `{self.prog} --help`.\n")
 
 
+def bug(error: Exception) -> str:
+    """What is said of an error that nobody foresaw: Python's own exit code would be 1, which means something else."""
+    from ..stats import failures  # the commands' list needs none of that
+
+    return f"this is a bug of fastguard, please report it: {failures.describe(error)}"
+
+
+def print_report(text: str, code: int, fail: Callable[[object], int]) -> int:
+    """Prints a report, and gives its exit code; `fail` says that it cannot be printed, and gives another."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # whoever reads it has seen enough
+        drop_output()
+    except OSError as error:
+        drop_output()
+        return fail(f"the report cannot be written: {error}")
+    return code
+
+
 def _parser() -> Parser:
     width = max(map(len, COMMANDS)) + 3
     listed = "\n".join(f"  {name:<{width}}{command.help}" for name, command in COMMANDS.items())

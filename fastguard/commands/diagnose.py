@@ -14,10 +14,9 @@ from ..diagnosis.presets import PRESETS
 from ..history import TrainingHistory
 from ..history.loading import fill
 from ..report import Report, build_report
-from ..stats import failures
 from ..stats.log import LogReader
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
-from .cli import Parser, as_json, drop_output
+from .cli import Parser, as_json, bug, print_report
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2, "no-evidence": 4}
 MAX_WINDOW = 10**7  # 4 GB
@@ -80,16 +79,9 @@ def diagnose(argv: list[str]) -> int:
         text = as_json(report.to_dict()) if arguments.json else str(report)
     except (OSError, ValueError) as error:
         return _fail(error)
-    except Exception as error:  # of Python itself it would have the exit code 1, which says that there are warnings
-        return _fail(f"this is a bug of fastguard, please report it: {failures.describe(error)}")
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # whoever reads it has seen enough
-        drop_output()
-    except OSError as error:
-        drop_output()
-        return _fail(f"the report cannot be written: {error}")
-    return EXIT_CODES[report.status]
+    except Exception as error:
+        return _fail(bug(error))
+    return print_report(text, EXIT_CODES[report.status], _fail)
 
 
 def _report(path: str, window: int, rules: Sequence[Rule], thresholds: Mapping[str, Mapping[str, float]]) -> Report:

@@ -13,7 +13,7 @@ from typing import Any
 from .._text import prose, shown
 from ..report import Report
 from ..stats import failures
-from .cli import CommandError, Parser, as_json, drop_output
+from .cli import CommandError, Parser, as_json, bug, print_report
 from .diagnose import EXIT_CODES, EXIT_UNREADABLE
 
 _PARTS = ("model", "optimizer", "loss_fn", "batch")
@@ -51,16 +51,9 @@ def main(argv: list[str]) -> int:
         return _fail(problem)
     except CommandError:
         raise
-    except Exception as error:  # of Python itself it would have the exit code 1, which says that there are warnings
-        return _fail(f"this is a bug of fastguard, please report it: {failures.describe(error)}")
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # whoever reads it has seen enough
-        drop_output()
-    except OSError as error:
-        drop_output()
-        return _fail(f"the report cannot be written: {error}")
-    return EXIT_CODES[report.status]
+    except Exception as error:
+        return _fail(bug(error))
+    return print_report(text, EXIT_CODES[report.status], _fail)
 
 
 class _NoReportError(Exception):

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from .._text import prose, shown
 from ..report import build_report
-from ..stats import failures
 from ..visualization.runs import DrawnRun, from_log
-from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, as_json
+from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, as_json, bug
 
 _TELL_EVERY_S = 0.5
 _LEVELS = {"warning": ("warning", "critical", "no-evidence"), "critical": ("critical",)}
@@ -63,7 +62,7 @@ def main(argv: list[str]) -> int:
     except (OSError, ValueError, ImportError) as error:
         return _fail(error)
     except Exception as error:
-        return _fail(f"this is a bug of fastguard, please report it: {failures.describe(error)}")
+        return _fail(bug(error))
     bad = _LEVELS.get(arguments.fail_on, ())
     return EXIT_FAILED if any(report.status in bad for report in reports) else 0
 

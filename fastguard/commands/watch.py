@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .._text import prose, shown
-from ..stats import failures
 from ..stats.tail import newest_log
-from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, drop_output
+from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, bug, drop_output
 from .watching.run import NUM_LAYERS, FollowedRun
 
 TAIL_BYTES = 1 << 18  # what is shown first of a long log: some 700 steps
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> int:
     except (OSError, ValueError) as error:
         return _fail(error)
     except Exception as error:
-        return _fail(f"this is a bug of fastguard, please report it: {failures.describe(error)}")
+        return _fail(bug(error))
 
 
 def _fail(problem: object) -> int:

@@ -60,10 +60,7 @@ class Rule:
 
     def check_thresholds(self, thresholds: Mapping[str, float]) -> None:
         """Raises TypeError for a threshold that the rule does not have."""
-        unknown = sorted(thresholds.keys() - self.thresholds.keys())
-        if unknown:
-            known = ", ".join(self.thresholds) or "none"
-            raise TypeError(f"`{unknown[0]}` must be a threshold of the rule {self.name!r}; it has: {known}")
+        check_names(thresholds, self.thresholds, f"rule {self.name!r}")
 
     @property
     def family(self) -> str:
@@ -75,6 +72,13 @@ class Rule:
     def page(self) -> str:
         """The page that explains it, from the root of the repository; empty for a user's rule."""
         return "" if self.family == "own" else f"docs/rules/{self.name}.md"
+
+
+def check_names(given: Mapping[str, float], known: Mapping[str, float], owner: str) -> None:
+    """Raises TypeError for a threshold that its `owner` does not have."""
+    unknown = sorted(given.keys() - known.keys())
+    if unknown:
+        raise TypeError(f"`{unknown[0]}` must be a threshold of the {owner}; it has: {', '.join(known) or 'none'}")
 
 
 def rule(

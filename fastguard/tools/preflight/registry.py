@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...diagnosis import Finding, Severity
+from ...diagnosis.registry import check_names
 from ...stats.failures import Failures
 from .evidence import Evidence
 
@@ -48,10 +49,7 @@ class Check:
 
     def check_thresholds(self, thresholds: Mapping[str, float]) -> None:
         """Raises TypeError for a threshold that the check does not have."""
-        unknown = sorted(thresholds.keys() - self.thresholds.keys())
-        if unknown:
-            known = ", ".join(self.thresholds) or "none"
-            raise TypeError(f"`{unknown[0]}` must be a threshold of the check {self.name!r}; it has: {known}")
+        check_names(thresholds, self.thresholds, f"check {self.name!r}")
 
     @property
     def page(self) -> str:
