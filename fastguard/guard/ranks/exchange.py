@@ -13,7 +13,7 @@ from ...kernels import fold_rows
 from ...stats.columns import COLUMNS, INDEX, TABLE
 
 NUM_COLUMNS = len(COLUMNS)
-MOST_GATHERED = 32  # ranks of a group: what each receives, and folds, grows with them; two reductions hardly do
+MOST_GATHERED = 64  # ranks of a group: what each receives, and folds, grows with them; two reductions hardly do
 _ADDED = tuple(i for i, column in enumerate(TABLE) if column.fold == "add")
 _COUNTS = tuple(i for i, column in enumerate(TABLE) if column.is_count)
 _SUM, _SUM_SQ, _DEVIATIONS, _NORM = (INDEX[name] for name in ("sum", "sum_sq", "sum_sq_dev", "finite_norm"))

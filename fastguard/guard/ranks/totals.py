@@ -39,7 +39,7 @@ def tensors_over_ranks(tensors: list[torch.Tensor], backend: str) -> Pieces | No
 def norm_over_ranks(pieces: Pieces) -> float:
     """The 2-norm of the whole tensors, the same bits on every rank.
 
-    Those that are plain are the same on every rank. Cost: a gather of ten numbers a rank; among more than 32 ranks two
+    Those that are plain are the same on every rank. Cost: a gather of ten numbers a rank; among more than 64 ranks two
     reductions of as many.
     """
     wire = Wire(shards.groups_of(pieces.meshes))
