@@ -2,7 +2,10 @@
 
 Each case starts its own processes. A call is timed between two barriers on every rank, and counts as long as the
 slowest; ours and torch's `clip_grad_norm_` take turns on gradients of the same shapes. torch's result is waited for
-(`full_tensor().item()`), as whoever wants to know it does. The ranks share the machine's cores.
+(`full_tensor().item()`), as whoever wants to know it does. The ranks share the machine's cores. "local" is what of ours
+needs no other rank: finding the parts and reading them.
+
+What checksums add to the kernels' pass is measured on one process, in passes over gradients that are not in cache.
 
 The constants of docs/scale.md come from a gather of a header and from tables of 100 and of 3000 tensors, on 2, 4 and 8
 ranks: what each would take without a tensor, and what a tensor adds. A table of 1000 tensors, which nothing was fitted
@@ -31,6 +34,7 @@ CASES = {
 }
 WORLDS, SIZES, UNSEEN = (2, 4, 8), (100, 3000), 1000  # ranks; tensors of a table, fitted and predicted
 LIMITS = dict(zip(CASES, (0.25, 0.10, 0.40, 0.40)))
+COLUMN_CASES, COLUMN_LIMIT = ("gpt2-float32", "gpt2-bfloat16", "300x1000"), 1.05
 
 
 def timed(call: Any) -> float:
@@ -52,16 +56,17 @@ def wire_main(world: int, rounds: int, rank: int, folder: str) -> None:
     import torch.distributed as dist
 
     from fastguard.guard.ranks.exchange import NUM_COLUMNS, Wire
-    from fastguard.guard.ranks.ranks import _folded
+    from fastguard.guard.ranks.ranks import _folded, _reduced
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
     group: Any = dist.group.WORLD
     wire, words = Wire([group]), [1.0] * (NUM_COLUMNS + 7)
     tables = {size: torch.ones(size, NUM_COLUMNS, dtype=torch.float64) for size in (*SIZES, UNSEEN)}
-    found: dict[str, list[float]] = {"gather": [], **{str(size): [] for size in tables}}
+    found: dict[str, list[float]] = {"gather": [], "reduce": [], **{str(size): [] for size in tables}}
     for turn in range(rounds + 3):
         took = {"gather": timed(lambda: _folded(wire.gather(words, group), is_one_model=True))}
+        took["reduce"] = timed(lambda: _reduced(wire, words, is_one_model=True))
         took |= {str(size): timed(lambda rows=rows: wire.table(rows)) for size, rows in tables.items()}
         if turn >= 3:
             for name, one in took.items():
@@ -80,6 +85,7 @@ def constants(world: int, rounds: int) -> dict[str, float]:
     predicted = table + UNSEEN * each
     return {
         "gather_us": us["gather"],
+        "reduce_us": us["reduce"],
         "table_us": table,
         "table_us_per_tensor": each,
         f"predicted_{UNSEEN}_us": predicted,
@@ -109,6 +115,7 @@ def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: i
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     import fastguard
+    from fastguard.guard.ranks import gradients_over_ranks
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
@@ -130,12 +137,13 @@ def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: i
     optimizer = torch.optim.SGD(guarded, lr=0.0)
     fastguard.wrap(optimizer, max_norm=1e9, check_every=0)
     plain = torch.optim.SGD(parameters(), lr=0.0)
-    found: dict[str, list[float]] = {"ours": [], "theirs": [], "guarded": [], "plain": []}
+    found: dict[str, list[float]] = {"ours": [], "theirs": [], "local": [], "guarded": [], "plain": []}
     clip = torch.nn.utils.clip_grad_norm_
     for turn in range(rounds + 3):
         both = {
             "ours": lambda: fastguard.clip_grad_norm_(ours, 1e9),
             "theirs": lambda: clip(theirs, 1e9).full_tensor().item(),
+            "local": lambda: gradients_over_ranks(ours, "cpu"),
             "guarded": optimizer.step,
             "plain": plain.step,
         }
@@ -167,6 +175,35 @@ def measure(case: str, rounds: int) -> dict[str, Any]:
     return {**spread, **found, "at_most": LIMITS[case]}
 
 
+def column(name: str, rounds: int) -> dict[str, Any]:
+    """One pass with checksums beside one without, in turn: milliseconds, and ratios of neighbours."""
+    import torch
+
+    from benchmarks.speed.cases import CASES as SPEED_CASES
+    from fastguard.guard.ranks.parity import checksum
+    from fastguard.kernels import cpu
+
+    case = SPEED_CASES[name]
+    torch.manual_seed(0)
+    tensors = [torch.randn(shape).to(case.dtype) for shape in case.shapes]
+    away = torch.ones(32_000_000)  # what is read in between, so that nothing of the tensors is in cache
+    calls: dict[str, Any] = {"without": cpu.plain_stats, "with": cpu.stats_and_checksums}
+    sums = torch.frombuffer(cpu.stats_and_checksums(tensors)[2], dtype=torch.int64)  # type: ignore[index]
+    if sums.tolist() != [int(checksum(tensor)) for tensor in tensors]:
+        raise RuntimeError(f"{name}: the checksums are wrong")
+    found: dict[str, list[float]] = {"without": [], "with": []}
+    for turn in range(rounds + 3):
+        for kind in list(calls) if turn % 2 else list(calls)[::-1]:
+            away.sum()
+            started = time.perf_counter()
+            calls[kind](tensors)
+            if turn >= 3:
+                found[kind].append(1e3 * (time.perf_counter() - started))
+    ratios = [a / b for a, b in zip(found["with"], found["without"])]
+    three = {**{f"{kind}_ms": values for kind, values in found.items()}, "ratio": ratios}
+    return {key: [statistics.median(one), min(one), max(one)] for key, one in three.items()}
+
+
 def main() -> int:
     """Measures all cases, prints them, and saves them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -190,7 +227,8 @@ def main() -> int:
         ratio, guarding = one["ratio"], one["guarding_ratio"]
         print(
             f"{case:36} ours {one['ours_us'][0]:7.0f} us, torch's {one['theirs_us'][0]:7.0f} us, ratio {ratio[0]:.3f} "
-            f"({ratio[1]:.3f} - {ratio[2]:.3f}), at most {one['at_most']}; guarding adds {guarding[0]:.3f} of it; "
+            f"({ratio[1]:.3f} - {ratio[2]:.3f}), at most {one['at_most']}, {one['local_us'][0]:.0f} us of it local; "
+            f"guarding adds {guarding[0]:.3f} of it; "
             f"{one['collectives_a_step']:.2f} collectives and {one['bytes_a_step']:.0f} bytes a guarded step",
             flush=True,
         )
@@ -198,15 +236,25 @@ def main() -> int:
     for world in WORLDS:
         fitted[str(world)] = one = constants(world, arguments.rounds)
         print(
-            f"{world} ranks: a gather {one['gather_us']:.0f} us; a table {one['table_us']:.0f} us and "
+            f"{world} ranks: a gather {one['gather_us']:.0f} us, reduced {one['reduce_us']:.0f} us; "
+            f"a table {one['table_us']:.0f} us and "
             f"{one['table_us_per_tensor']:.3f} us a tensor; of {UNSEEN} tensors {one[f'measured_{UNSEEN}_us']:.0f} us, "
             f"predicted {one[f'predicted_{UNSEEN}_us']:.0f} us",
+            flush=True,
+        )
+    columns = {name: column(name, arguments.rounds) for name in COLUMN_CASES}
+    for name, one in columns.items():
+        ratio = one["ratio"]
+        print(
+            f"{name}: a pass with checksums / without {ratio[0]:.3f} ({ratio[1]:.3f} - {ratio[2]:.3f}), "
+            f"at most {COLUMN_LIMIT}",
             flush=True,
         )
     if not arguments.dry:
         about = {"torch": torch.__version__, "cores": os.cpu_count(), "rounds": arguments.rounds}
         RESULTS.write_text(
-            json.dumps({**about, "cases": results, "constants": fitted}, indent=1) + "\n", encoding="utf-8"
+            json.dumps({**about, "cases": results, "constants": fitted, "checksums": columns}, indent=1) + "\n",
+            encoding="utf-8",
         )
         print(f"wrote {RESULTS}")
     return 0

@@ -2,7 +2,7 @@
 
 Nothing is run. The formula of docs/scale.md is put to figures that others published of networks, and its tables are
 written there. A collective takes what NCCL's own tuner reckons with, in its protocol for short messages (LL, at half of
-a link's rate): a start, latencies of hops within nodes and between them, and its bytes over the slowest link. Rings take
+a link's rate): a start, latencies of hops within nodes and between them, its bytes over the slowest link. Rings take
 n - 1 hops for a gather and twice as many for a reduction, trees twice the logarithm of the nodes; of both the quicker.
 
 Not in it: waiting for the slowest rank, which an optimizer's own collectives do as well; the host's part, which
