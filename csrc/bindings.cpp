@@ -74,12 +74,12 @@ py::object py_tensor_stats(const py::sequence& tensors, int num_threads, double 
 // The same with each tensor's sum of bits as int64 bytes, and no set of DTypes; None if some tensor would need preparing.
 py::object py_stats_and_checksums(const py::sequence& tensors, int num_threads) {
   py::tuple held(tensors);
-  std::vector<py::object> keep_alive;
   std::vector<View> views;
-  if (!read_held(held, Odd::refuse, views, keep_alive)) return py::none();
   RowBytes table(held.size());
   std::vector<uint64_t> bits(held.size());
-  Row total = without_lock(views, [&] { return tensor_stats(views, num_threads, 1.0, table.rows(), bits.data()); });
+  Row total;
+  auto items = PySequence_Fast_ITEMS(held.ptr());
+  if (!measure_plain(items, held.size(), num_threads, 1.0, table.rows(), views, total, bits.data())) return py::none();
   py::bytearray sums(reinterpret_cast<const char*>(bits.data()), 8 * bits.size());
   return py::make_tuple(table.keep(views.size()), as_tuple(total), std::move(sums));
 }

@@ -27,9 +27,10 @@ constexpr int64_t kNearTotal = kParallelMin;
 
 class Walk {
  public:
-  // `values` takes what was made of sparse tensors; null refuses them.
-  Walk(size_t count, double unscale, Row* rows, std::vector<View>& views, Row& total, std::vector<py::object>* values)
-      : room_(count), unscale_(unscale), rows_(rows), views_(views), total_(total), values_(values) {
+  // `values` takes what was made of sparse tensors; null refuses them. `bits` as for `tensor_rows`.
+  Walk(size_t count, double unscale, Row* rows, std::vector<View>& views, Row& total, std::vector<py::object>* values,
+       uint64_t* bits = nullptr)
+      : room_(count), unscale_(unscale), rows_(rows), views_(views), total_(total), values_(values), bits_(bits) {
     views_.reserve(count);
   }
 
@@ -56,7 +57,7 @@ class Walk {
         continue;
       }
       near_ += numel;
-      rows_[t] = row_of(kernels_, views_[t], stats_of(kernels_, views_[t], 0, numel));
+      rows_[t] = row_of(kernels_, views_[t], stats_of(kernels_, views_[t], 0, numel, bits_ ? bits_ + t : nullptr));
       if (aside_.empty()) fold(t);
     }
     return true;
@@ -67,12 +68,14 @@ class Walk {
     if (aside_.empty()) return;
     std::vector<View> views;
     std::vector<Row> rows(aside_.size());
+    std::vector<uint64_t> bits(bits_ ? aside_.size() : 0);
     views.reserve(aside_.size());
     for (size_t t : aside_) views.push_back(std::move(views_[t]));
-    without_lock(views, [&] { tensor_rows(views, num_threads, rows.data()); });
+    without_lock(views, [&] { tensor_rows(views, num_threads, rows.data(), bits_ ? bits.data() : nullptr); });
     for (size_t i = 0; i < aside_.size(); ++i) {
       views_[aside_[i]] = std::move(views[i]);
       rows_[aside_[i]] = rows[i];
+      if (bits_) bits_[aside_[i]] = bits[i];
     }
     for (size_t t = aside_.front(); t < views_.size(); ++t) fold(t);
   }
@@ -99,6 +102,7 @@ class Walk {
   std::vector<View>& views_;
   Row& total_;
   std::vector<py::object>* const values_;
+  uint64_t* const bits_;
   std::vector<size_t> aside_;
   int64_t near_ = 0;
 };
@@ -170,8 +174,8 @@ bool measure_gradients(const Groups& groups, int num_threads, double unscale, Ro
 }
 
 bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows,
-                   std::vector<View>& views, Row& total) {
-  Walk walk(count, unscale, rows, views, total, nullptr);
+                   std::vector<View>& views, Row& total, uint64_t* bits) {
+  Walk walk(count, unscale, rows, views, total, nullptr, bits);
   for (size_t i = 0; i < count; i += kBatch) {
     for (size_t next = i + 2 * kBatch; next < std::min(count, i + 3 * kBatch); ++next) tensor_path().want_object(tensors[next]);
     for (size_t next = i + kBatch; next < std::min(count, i + 2 * kBatch); ++next)

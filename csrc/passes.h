@@ -9,10 +9,10 @@ namespace fastguard {
 
 // Fills one row a tensor, as if its elements had been multiplied by `unscale`, and returns the fold of the rows from
 // first to last. Reads every element once; extra memory: about 150 bytes a tensor, and an Accumulation for each
-// 65536 elements of a large one. To each of `bits`, if given, is added the sum of a tensor's bits (see isa.h).
-Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows, uint64_t* bits = nullptr);
+// 65536 elements of a large one.
+Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows);
 
-// The rows alone, as the elements are.
+// The rows alone, as the elements are. To each of `bits`, if given, is added the sum of a tensor's bits (see isa.h).
 void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows, uint64_t* bits = nullptr);
 
 // What a pass accumulates over elements [begin, end) of one view, at most a chunk.

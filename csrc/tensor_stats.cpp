@@ -74,8 +74,8 @@ void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows, uin
   }
 }
 
-Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows, uint64_t* bits) {
-  tensor_rows(views, num_threads, rows, bits);
+Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows) {
+  tensor_rows(views, num_threads, rows);
   IEEEArithmetic ieee;
   Row total;
   for (size_t t = 0; t < views.size(); ++t) {
