@@ -30,6 +30,12 @@ def triton_interpreter() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 
+def num_restarts() -> int:
+    """TORCHELASTIC_RESTART_COUNT, which torchrun sets: how often it has started the processes anew."""
+    given = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(given) if given.isdecimal() else 0
+
+
 def in_effect() -> dict[str, dict[str, str | None]]:
     """Each variable that is read, its value (None if it is not set), and what that means; for `fastguard info`."""
     chosen = backend()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import kernels
+from .. import _env, kernels
 from ..activations import ActivationMonitor, Replay
 from ..diagnosis import Finding
 from ..errors import NotGuardedError
@@ -39,6 +39,7 @@ from .sampling import Sampling
 from .told import Told
 from .wrappers import inwards
 
+_log = logging.getLogger("fastguard")
 GUARD = "_guard"  # where an optimizer has it: no public attribute, of which torch expects that copies have it too
 _HOW_TO_GUARD = (
     "Guard it with `optimizer = fastguard.wrap(optimizer, model)`; "
@@ -97,6 +98,8 @@ class Guard:
             self.ledger.where_among_ranks = local.told_trouble
         if is_quiet:
             self.ledger.level = logging.DEBUG
+        if _env.num_restarts():
+            _log.log(self.ledger.level, "torchrun has started this run anew: attempt %d", _env.num_restarts() + 1)
         self.judge = Judge(self.run, self.ledger, when_behind, clip_through)
         if self.judge.waits:
             self.ledger.lend(held_weakly(self.magnitudes))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import _env
 from ..names import Namer
 from .facts import ModelFacts
 from .ledger import Ledger
@@ -75,6 +76,7 @@ class Told:
             "clip_policy": "" if policy is None else _shown(policy),
             "has_scaler": run.has_scaler if run.step else None,
             "num_ranks": self._num_ranks,
+            "num_restarts": _env.num_restarts() or None,
         }
 
     @property

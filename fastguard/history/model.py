@@ -93,6 +93,7 @@ class ModelNotes:
         odd_ranks: those whose own gradients were of another size than the others' (`wrap(..., watch_ranks=True)`), a
             dict each (`fastguard.history.odd_ranks`).
         noise_scale: the gradient noise scale, in batches of one rank; None if not known.
+        num_restarts: how often torchrun had started the processes anew before the newest steps; None for never.
         num_changes: how often a fact became another; not saved.
     """
 
@@ -151,6 +152,7 @@ class ModelNotes:
     bad_ranks: tuple[dict[str, Any], ...] = ()
     odd_ranks: tuple[dict[str, Any], ...] = ()
     noise_scale: float | None = None
+    num_restarts: int | None = None
     num_changes: int = field(default=0, compare=False)
 
     @property
@@ -288,7 +290,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "recoveries": recoveries_of,
     "bad_ranks": bad_ranks_of,
     "odd_ranks": odd_ranks_of,
-    **dict.fromkeys(("steps_per_epoch", "num_ranks"), _length),
+    **dict.fromkeys(("steps_per_epoch", "num_ranks", "num_restarts"), _length),
     "replica_differences": differences_of,
     "steps_per_epoch": _length,
 }

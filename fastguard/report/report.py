@@ -300,6 +300,8 @@ def _numbers(history: TrainingHistory) -> dict[str, float]:
     if history.model.num_ranks is not None:
         numbers["num_ranks"] = history.model.num_ranks
         numbers["num_bad_ranks"] = len(history.model.bad_ranks)
+    if history.model.num_restarts is not None:
+        numbers["num_restarts"] = history.model.num_restarts
     if history.model.noise_scale is not None:
         numbers["noise_scale"] = history.model.noise_scale
     if history.recent:
@@ -396,6 +398,8 @@ def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any
     if "num_ranks" in n:
         bad = f"; {n['num_bad_ranks']} held NaN or Inf" if numbers["num_bad_ranks"] else ""
         rows.append(("ranks", f"{n['num_ranks']}{bad}"))
+    if "num_restarts" in n:
+        rows.append(("restarts", f"{n['num_restarts']} by torchrun"))
     if "noise_scale" in n:
         rows.append(("noise scale", f"{n['noise_scale']} batches of one rank, of {n.get('num_ranks', 1)} a step"))
     if "num_collectives_per_step" in n:

@@ -22,13 +22,18 @@ TRAININGS = ("fsdp", "fsdp, NaN", "hsdp", "tp", "tp on a part", "tp and fsdp", "
 TRAININGS += ("many ranks, NaN",)
 
 
-def run(script: Path, world: int, folder: Path, timeout: float = 300) -> list[dict[str, Any]]:
-    """What each of `world` processes printed last."""
+def start(script: Path, world: int, folder: Path) -> list[subprocess.Popen[str]]:
+    """The script as `world` processes."""
     code = f"import sys, runpy; sys.path[:0] = [{str(SCRIPT.parents[2])!r}]; sys.argv[0] = {str(script)!r}; "
     code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     commands = [[sys.executable, "-c", code, str(rank), str(world), str(folder)] for rank in range(world)]
-    started = [subprocess.Popen(command, **pipes) for command in commands]
+    return [subprocess.Popen(command, **pipes) for command in commands]
+
+
+def run(script: Path, world: int, folder: Path, timeout: float = 300) -> list[dict[str, Any]]:
+    """What each of `world` processes printed last."""
+    started = start(script, world, folder)
     try:
         said = [process.communicate(timeout=timeout) for process in started]
     finally:
