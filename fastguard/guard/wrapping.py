@@ -200,6 +200,7 @@ def _over_ranks(
     scope = getattr(policy, "scope", "model")
     for argument, is_given, reason in (
         ("recovery", recovery is not None and recovery.recompute, "recompute=True compares the bits of one rank"),
+        ("recovery", recovery is not None and flat is not None, "FSDP1 keeps its parameters in storage of its own"),
         ("weights", weights is not None, "rows of a weight lie on several ranks"),
         ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
     ):

@@ -153,7 +153,7 @@ def zero(bad: int = 5) -> dict[str, Any]:
     }
 
 
-def known_noise() -> dict[str, Any]:
+def known_noise(num_steps: int = 110, scaler: Any = None, unscales: bool = False) -> dict[str, Any]:
     """Gradients whose noise is known: of (w - x)^2 / 2 with x of the true mean 0 and variance NOISE^2, kept at w."""
     w = nn.Linear(8, 1, bias=False)
     nn.init.constant_(w.weight, TRUTH)
@@ -171,16 +171,24 @@ def known_noise() -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     fastguard.wrap(optimizer, model, watch_ranks=True, sinks=[memory], ranks="all")
     torch.manual_seed(7 + RANK)
-    for _ in range(110):
+    for _ in range(num_steps):
         optimizer.zero_grad()
-        model(NOISE * torch.randn(BATCH, 8)).backward()
-        optimizer.step()
+        loss = model(NOISE * torch.randn(BATCH, 8))
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+            continue
+        scaler.scale(loss).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
     # tr(Sigma) = 8 NOISE^2 a sample, |G|^2 = 8 TRUTH^2, in samples; a rank's batch has BATCH of them
     guard = optimizer.guard
     guard.flush()
     sampled = [[record.step, record.noise_scale] for record in memory.records if record.noise_scale is not None]
     return {
-        "found": guard.report().numbers["noise_scale"],
+        "found": guard.report().numbers.get("noise_scale"),
         "exact": (NOISE / TRUTH) ** 2 / BATCH,
         "sampled": sampled,
         "text": str(guard.report()),
@@ -243,6 +251,9 @@ def main() -> None:
         "not asked": train(bad=BAD, watch_ranks=None),
         "zero": zero(),
         "noise": known_noise(),
+        "noise of 40": known_noise(40),
+        "noise, scaled": known_noise(40, torch.amp.GradScaler("cpu", init_scale=1024.0)),
+        "noise, unscaled": known_noise(40, torch.amp.GradScaler("cpu", init_scale=1024.0), unscales=True),
         "of another mind": of_another_mind(),
         "refused": refused(),
     }

@@ -23,6 +23,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import fastguard
 from fastguard.guard.ranks import exchange
 
+sys.path.append(str(Path(__file__).parent))
+from flat_cases import flat_cases
+
 RANK, WORLD, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 LIMIT = 0.05
 Make = Callable[[nn.Module], nn.Module]
@@ -263,6 +266,7 @@ def main() -> None:
         "scaled": scaled(line),
         "out of step": out_of_step(line),
         "without gradients": without_gradients(line),
+        "flat": flat_cases(),
         "told": told,
     }
     dist.destroy_process_group()

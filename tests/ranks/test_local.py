@@ -163,6 +163,11 @@ class TestOnRealRanks:
             assert noise["sampled"][-1][1] == noise["found"]
             assert " batches of one rank, of 3 a step\n" in noise["text"]
 
+    def test_a_scaler_leaves_the_noise_scale_as_it_is_or_untold(self, found: list[dict[str, Any]]) -> None:
+        for each in found:
+            assert each["noise, scaled"]["found"] == pytest.approx(each["noise of 40"]["found"], rel=1e-6)
+            assert each["noise, unscaled"]["found"] is None  # of averages unscaled before the step, beside scaled parts
+
     def test_what_all_know_is_the_same_on_all(self, found: list[dict[str, Any]]) -> None:
         for case in ("sound", "odd", *BAD):
             for each in found[1:]:

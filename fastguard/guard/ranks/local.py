@@ -23,6 +23,7 @@ from .ranks import told
 EVERY = 10  # steps
 _MAX_HELD = 4  # tensors of a rank
 _TIMEOUT = datetime.timedelta(seconds=60)
+_task_now: Callable[[], int] = torch._C._current_graph_task_id
 _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
 _WHAT, _SO = "comparison of the ranks' own gradients", "Nothing more is said of single ranks."
 
@@ -64,7 +65,11 @@ class _Arrived:
 
     def __call__(self, parameter: torch.Tensor) -> None:
         local = self._local()
-        if local is not None:
+        if local is None:
+            return
+        if local._task == _task_now():
+            local._fired[self._index] = parameter  # the first of this pass has seen to the rest
+        else:
             local._arrived(self._index, parameter)
 
 
@@ -88,7 +93,7 @@ class LocalGradients:
     Attributes:
         num_ranks: that take part.
 
-    Cost: a step's backward pass 0.5 us a parameter, one read of the gradients, and on a GPU a sync; every tenth step
+    Cost: a step's backward pass 1 us a parameter, one read of the gradients, and on a GPU a sync; every tenth step
     224 bytes from each rank, for which nobody waits, and some 0.3 ms.
     """
 
@@ -179,11 +184,9 @@ class LocalGradients:
         if model.gradient_as_bucket_view or (model.static_graph and self._num_passes < 2):
             self._measure()  # written over while the pass goes on, as all are in the first one of a static graph
             return
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task = task
-            # First queued, first called: the averages are written back by what is queued with the last bucket.
-            torch.autograd.Variable._execution_engine.queue_callback(self._measure)
+        self._task = _task_now()
+        # First queued, first called: the averages are written back by what is queued with the last bucket.
+        torch.autograd.Variable._execution_engine.queue_callback(self._measure)
 
     def _measure(self) -> None:
         """Reads what has arrived."""
