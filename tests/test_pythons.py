@@ -32,7 +32,7 @@ EVERY_MODULE = """
 import importlib.abc, importlib.machinery, sys, types
 from pathlib import Path
 
-STOOD_IN_FOR = "torch triton numpy matplotlib tqdm transformers lightning ignite skorch".split()
+STOOD_IN_FOR = "torch triton numpy matplotlib tqdm transformers lightning ignite skorch fastai".split()
 
 class Anything(type):  # a class, a function, a decorator, a value: whatever a module wants to hold
     __code__ = None

@@ -1,7 +1,7 @@
 """Callbacks for training frameworks, one file each; each imports its framework, and is imported when first used.
 
-`transformers` (with TRL and PEFT), `lightning`, `accelerate`, `ignite` and `skorch`. docs/frameworks.md has the
-shortest program of each.
+`transformers` (with TRL and PEFT), `lightning`, `accelerate`, `ignite`, `skorch` and `fastai`. docs/frameworks.md has
+the shortest program of each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["accelerate", "ignite", "lightning", "skorch", "transformers"]
+__all__ = ["accelerate", "fastai", "ignite", "lightning", "skorch", "transformers"]
 
 
 def __getattr__(name: str) -> Any:
