@@ -2,11 +2,12 @@
 
 With `--cpu-time`, one thread and its CPU time, for a machine that does other things as well.
 
-A transformer of 300 tensors, an AdamW for each, stepped within the backward pass: by torch's recipe (a hook that steps and
-lets the gradient go), by `wrap_backward`, and by `wrap_backward` with a `max_norm` that is never reached. One step of each
-in turn, forward and backward, from the same weights on the same batch. Correct first: the three must end with the same
-parameters, bit for bit, and no gradient may be left. Then memory, in a pass that is not timed: at each gradient that comes,
-how many bytes of gradients are alive, those included that only somebody else's reference keeps.
+A transformer of 300 tensors, an AdamW for each, stepped within the backward pass: by torch's recipe (a hook that
+steps and lets the gradient go), by `wrap_backward`, and by `wrap_backward` with a `max_norm` that is never reached.
+One step of each in turn, forward and backward, from the same weights on the same batch. Correct first: the three must
+end with the same parameters, bit for bit, and no gradient may be left. Then memory, in a pass that is not timed: at
+each gradient that comes, how many bytes of gradients are alive, those included that only somebody else's reference
+keeps.
 """
 
 from __future__ import annotations
