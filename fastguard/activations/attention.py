@@ -75,8 +75,13 @@ class AttentionWatch:
                     del _replaced[site]
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """At one call."""
-        if self._collector.is_wanted() and (name := self._caller(sys._getframe(1))) is not None:
+        """At one call. Raises nothing."""
+        if not self._collector.is_wanted():
+            return
+        name = None
+        with self._collector.failures.kept("activation sampler", "This call of attention was left out."):
+            name = self._caller(sys._getframe(1))
+        if name is not None:
             make = functools.partial(attention_extract, *args, **kwargs, turn=self._turn)
             self._collector.see_extract(name, KIND, ATTENTION_WEIGHTS, make)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from choosing_models import Block, Experts, Heads, Language
 from torch import nn
 
 from fastguard import ActivationMonitor
@@ -199,3 +200,27 @@ def test_figures_stay_on_the_device_through_triton_too(interpreted):
 def counts(units: bytes | None) -> torch.Tensor:
     """All columns but the sum."""
     return torch.frombuffer(bytearray(units), dtype=torch.float64).view(-1, 4)[:, :3] if units else torch.empty(0)
+
+
+def test_attention_and_routers_are_read_later_as_at_once(clock):
+    torch.manual_seed(0)
+    net, found = Language(Block(Heads(), Experts())), []
+    for is_late in (True, False):
+        if not is_late:
+            collecting.reader_for = reader_for  # put back by the fixture
+        monitor = ActivationMonitor(net)
+        net(torch.arange(16).remainder(11).view(2, 8))
+        assert is_late == (not monitor.activities)
+        clock.now += 100
+        monitor.flush()
+        found.append([one for one in monitor.activities if one.is_choice])
+        monitor.detach()
+    assert len(found[0]) == 2
+    for late, now in zip(*found, strict=True):
+        assert (late.name, late.max_logit, late.load, late.dead_units) == (
+            now.name,
+            now.max_logit,
+            now.load,
+            now.dead_units,
+        )
+        assert late.entropy == pytest.approx(now.entropy, rel=1e-6)
