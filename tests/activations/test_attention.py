@@ -180,6 +180,7 @@ class TestWhoIsSeen:
             assert list(attended(monitor)) == names
             monitor.detach()
 
+    @pytest.mark.slow  # importing checkpoints takes seconds
     def test_recomputation_is_not_counted_twice(self):
         model = nn.Sequential(Heads())
         monitor = ActivationMonitor(model)

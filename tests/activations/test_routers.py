@@ -154,7 +154,7 @@ class TestWhatTheyChoose:
         assert found[0]["0.router"].load == found[1]["0.router"].load
 
 
-@pytest.mark.parametrize("num_lost", [3, 7])
+@pytest.mark.parametrize("num_lost", [3, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_router_that_leaves_experts_out_is_found(num_lost):
     torch.manual_seed(0)
     model = Language(Block(Heads(), Experts(top_k=1)))
