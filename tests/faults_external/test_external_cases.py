@@ -17,6 +17,7 @@ from benchmarks.faults.external.bases import Recipe, maker
 from benchmarks.faults.external.case import HALVES, SETS, Case, Truth, half_of
 from benchmarks.faults.external.cases import CASES
 from benchmarks.faults.external.loop import Guarded, Watch, carry_out
+from benchmarks.faults.external.score import ask
 from benchmarks.faults.external.wild.case import APART, GROUP, GROUPS
 from fastguard.diagnosis import CAUSES, RULES, diagnose
 from fastguard.guard import Guard
@@ -95,6 +96,18 @@ def test_the_runs_written_afresh_are_in_two_halves_and_have_no_validation_where_
     assert run.outcome.quality >= case.make(case.seed).least
     (part,) = run.parts
     assert len(part.records) == 12 * 33 and not part.history().validations
+
+
+def test_the_faults_written_afresh_again_are_in_two_halves_with_their_tasks():
+    afresh = [case for case in CASES.values() if case.set == "afresh2"]
+    halves = [case.half for case in afresh]
+    assert min(halves.count(half) for half in ("tune", APART)) >= 50 and {*halves} == {"tune", APART}
+    assert all(case.truth is not None and case.harm is not None for case in afresh)
+    assert len({case.kind for case in afresh}) == len(afresh)
+    of_tasks = {(case.kind.partition("/")[0], case.half) for case in afresh}
+    assert len({task for task, _ in of_tasks}) == len(of_tasks)
+    run = trained("afresh2/two-questions/cleared-late")
+    assert "no-gradient" in {rule for part in run.parts for rule in ask(part).alarms}
 
 
 @pytest.mark.slow

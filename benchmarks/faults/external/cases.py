@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from .afresh import loops, pictures, structures, tables
 from .afresh import sequences as series
+from .afresh2 import others as remaining
+from .afresh2 import pictures as drawn
+from .afresh2 import sequences as told
+from .afresh2 import tables as counted
 from .case import Case
 from .faulty import autotrainer, deepcrime, deepfd, symptoms, traincheck
 from .sound import games, generative, images, others, sequences, tabular
@@ -13,7 +17,7 @@ from .wild import games as duels
 
 _HOMES = (tabular, images, generative, sequences, games, others, autotrainer, deepfd, deepcrime, symptoms, traincheck)
 _WILD = (duels, densities, pairs, regimes, architectures, settings, planted)
-_AFRESH = (tables, series, pictures, loops, structures)
+_AFRESH = (tables, series, pictures, loops, structures, counted, drawn, told, remaining)
 CASES: dict[str, Case] = {}
 for _home in (*_HOMES, *_WILD, *_AFRESH):
     for _case in _home.CASES:

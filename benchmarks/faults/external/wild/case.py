@@ -11,7 +11,7 @@ import torch
 from ..case import Case, Make, changed
 
 GROUP = "wild"
-GROUPS = (GROUP, "afresh")
+GROUPS = (GROUP, "afresh", "afresh2")
 APART = "apart"
 
 
