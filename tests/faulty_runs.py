@@ -292,6 +292,9 @@ BAD = {
     ),
     "loss-without-floor": run([-0.01 * 1.1**s for s in range(200)], [1.05**s for s in range(200)]),
     "one-target": run(falling_losses(60), num_targets=200, num_target_classes=1, target_top_share=1.0),
+    "answer-in-inputs": run(
+        falling_losses(60), loss_kind="binary cross-entropy with logits", target_in_inputs=1.0
+    ),
     "uneven-targets": run(flat_losses(60), num_targets=200, num_target_classes=3, target_top_share=0.95),
     "target-scale": run(
         [1e4, *flat_losses(100, level=1e4, noise=10.0)], loss_kind="squared error", squared_losses=[1e4],

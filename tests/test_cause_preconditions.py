@@ -9,7 +9,20 @@ import pytest
 from fastguard.diagnosis import RULES, diagnose, find_causes
 
 from faulty_runs import BAD
-from made_runs import bend, falling_losses, flat_losses, layered, noisy_norms, run, settings
+from made_runs import (
+    batch,
+    batches_run,
+    bend,
+    chance_losses,
+    falling_losses,
+    flat_losses,
+    layered,
+    noisy_norms,
+    run,
+    settings,
+    with_bad_steps,
+)
+from records import make_record
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 
@@ -80,6 +93,92 @@ class TestOthers:
         assert first_cause(run(flat_losses(100), **lrs)) == "learning-rate-too-high"
         findings = [RULES["steps-too-large"](run(flat_losses(100), **lrs)), RULES["input-scale"](BAD["input-scale"])]
         assert find_causes(findings, BAD["input-scale"])[0].rule == "unnormalised-inputs"
+
+
+def skipping(num_clean, **notes):
+    """A run whose gradients are NaN at every step from the `num_clean`th on."""
+    history = with_bad_steps(num_clean + 30, {step: ["a"] for step in range(num_clean, num_clean + 30)})
+    history.note_model(**notes)
+    return history
+
+
+class TestNothingFinite:
+    @pytest.mark.parametrize(
+        ("notes", "expected"),
+        [
+            ({}, "corrupted-weights"),
+            ({"is_smooth": False}, "unknown"),  # an operation may have no finite value for what finite weights give
+            ({"autocast": "float16"}, "half-precision-overflow"),
+            ({"dtypes": ["float16"]}, "half-precision-overflow"),
+            ({"autocast": "bfloat16"}, "corrupted-weights"),
+        ],
+    )
+    def test_weights_are_corrupted_only_where_finite_ones_cannot_be(self, notes, expected):
+        assert first_cause(skipping(40, **notes)) == expected
+
+    def test_what_overflows_in_float16_at_once_does_not_explode(self):
+        assert first_cause(skipping(1)) == "exploding-gradients"
+        assert first_cause(skipping(1, dtypes=["float16"])) == "half-precision-overflow"
+
+    def test_inputs_far_off_are_to_blame_for_gradients_that_never_were_finite(self):
+        findings = [*diagnose(skipping(1)), RULES["input-scale"](BAD["input-scale"])]
+        scale = findings[-1]
+        assert scale.evidence["rms"] > 100.0
+        assert find_causes(findings, skipping(1))[0].rule == "unnormalised-inputs"
+
+
+class TestNoGradient:
+    @pytest.mark.parametrize(
+        ("notes", "expected"),
+        [
+            ({"loss_kind": "zero"}, "no-gradient-arrives"),
+            ({"loss_kind": "cross-entropy", "autocast": "float16"}, "half-precision-underflow"),
+            ({"loss_kind": "zero", "autocast": "float16"}, "no-gradient-arrives"),
+        ],
+    )
+    def test_where_it_is_lost(self, notes, expected):
+        history = zeros_at(*NAMES)
+        history.note_model(**notes)
+        assert first_cause(history) == expected
+
+    def test_an_activation_at_the_end_is_seen_below_what_changes_the_shape(self):
+        findings, last = diagnose(zeros_at(*NAMES)), {"last_operations": ["View", "Relu", "Addmm"]}
+        dead = batch(output_spread=0.0, output_abs_max=0.0)
+        history = zeros_at(*NAMES)
+        for step in range(150, 160):
+            history.add(make_record(step, 0.0, batches=(dead(step),)))
+        history.note_model(loss_kind="squared error", **last)
+        assert find_causes(findings, history)[0].rule == "wrong-output-layer"
+
+    @pytest.mark.parametrize(("width", "expected"), [(1, "wrong-output-layer"), (2, "no-gradient-arrives")])
+    def test_a_softmax_over_one_unit_that_the_loss_makes(self, width, expected):
+        findings = diagnose(zeros_at(*NAMES))
+        ops = ["BinaryCrossEntropyBackward0", "SelectBackward0", "SoftmaxBackward0", "AddmmBackward0"]
+        history = batches_run(flat_losses(60), batch(output_width=width), loss_ops=ops, loss_kind="zero")
+        assert find_causes(findings, history)[0].rule == expected
+
+
+class TestWhatSpeaksForIt:
+    def test_functions_that_are_bounded_do_not_die(self):
+        zeros = zeros_at(*NAMES[:2])
+        assert first_cause(zeros) == "dead-units"
+        zeros = zeros_at(*NAMES[:2])
+        zeros.note_model(module_kinds={"Linear": 2}, loss_ops=["NllLossBackward0", "AddmmBackward0", "TanhBackward0"])
+        assert first_cause(zeros) != "dead-units"
+
+    @pytest.mark.parametrize(("lr", "is_named"), [(1e-3, True), (1e-7, False)])
+    def test_targets_are_not_wrong_where_weights_hardly_move(self, lr, is_named):
+        notes = {"loss_kind": "cross-entropy", "initialization": {"a": (0.1, 0.1)}, "lrs": [lr] * 150}
+        notes["optimizer_settings"] = settings(lr=lr)
+        history = batches_run(chance_losses(150), batch(output_width=4), **notes)
+        assert (first_cause(history) == "wrong-targets") == is_named
+
+    @pytest.mark.parametrize(("is_smooth", "is_named"), [(True, True), (False, False)])
+    def test_a_loss_that_is_nan_after_a_rise_is_not_surely_of_the_rate(self, is_smooth, is_named):
+        losses = [2.0, 2.0, 2.0, *(2.0 * 1.3**step for step in range(12)), *[math.nan] * 30]
+        norms = [*noisy_norms(15), *[math.nan] * 30]
+        told = first_cause(run(losses, norms, is_smooth=is_smooth))
+        assert (told == "learning-rate-too-high") == is_named
 
 
 class TestJumps:

@@ -103,6 +103,19 @@ class TestSizeOfSteps:
         ):
             assert severity("learning-rate-unusual", sized(lr=0.1, num_steps=100, losses=losses)) == expected
 
+    def test_one_that_made_the_loss_rise_at_once_is_no_remark(self):
+        losses = [0.7, 4.3, 119.0, *[175.0] * 8, *[112.0] * 89]
+        assert severity("learning-rate-unusual", sized(lr=0.1, num_steps=100, losses=losses)) == "warning"
+        history = run(losses, loss_kind="cross-entropy")
+        assert severity("loss-explosion", history) == "critical"
+        assert severity("loss-explosion", run(losses)) is None  # a loss that may rise by schedule
+
+    def test_a_run_that_ends_while_the_rate_still_rises(self):
+        lrs = [1e-9 * (s + 1) for s in range(100)]
+        history = run(flat_losses(100), lrs=lrs, optimizer_settings=settings(), initialization={"w": (0.1, 0.1)})
+        history.has_ended = True
+        assert severity("steps-too-small", history) == severity("learning-rate-still-rising", history) == "warning"
+
     def test_an_unusual_learning_rate_is_told_after_eighty_steps(self):
         assert severity("learning-rate-unusual", sized(lr=0.1, num_steps=79)) is None
         assert severity("learning-rate-unusual", sized(lr=0.1, num_steps=80)) == "warning"

@@ -80,6 +80,41 @@ def test_sorted(notes, num_samples, fires):
 
 
 @pytest.mark.parametrize(
+    ("fields", "notes", "losses", "expected"),
+    [
+        ({}, {}, flat_losses(60), "warning"),
+        ({}, {"target_in_inputs": 0.999}, flat_losses(60), None),
+        ({}, {"target_in_inputs": None}, flat_losses(60), None),  # as of an old log
+        ({}, {"loss_kind": ""}, flat_losses(60), None),
+        ({}, {"loss_kind": "squared error"}, flat_losses(60), None),  # not proved
+        ({"input_is_integer": True}, {}, flat_losses(60), "info"),  # an autoencoder's
+        ({"input_is_integer": True}, {}, [2.3] * 10 + [0.1] * 90, "warning"),
+    ],
+)
+def test_answer_in_inputs(fields, notes, losses, expected):
+    known = {"loss_kind": "cross-entropy", "target_in_inputs": 1.0, **notes}
+    assert severity("answer-in-inputs", batches_run(losses, batch(**fields), **known)) == expected
+
+
+@pytest.mark.parametrize(("times", "expected"), [(0.25, "Sigmoid"), (2.0, None)])
+def test_targets_of_hubers_loss_lie_further_than_its_gradient_says(times, expected):
+    history = squared(loss_ops=["SmoothL1LossBackward0"], last_operations=["View", "Sigmoid", "Addmm"])
+    history.note_model(squared_losses=[times])
+    finding = RULES["targets-beyond-output"](history)
+    assert (finding and finding.evidence["last_layer"]) == expected
+
+
+@pytest.mark.parametrize(("pace", "expected"), [(60.0, "warning"), (15.0, "info")])
+def test_large_targets_on_the_way_to_which_a_run_ends(pace, expected):
+    losses = [1e4 * loss for loss in falling_losses(100, start=4.0, floor=0.0, pace=pace)]
+    notes = {"target_mean": 180.0, "target_std": 100.0, "squared_losses": [losses[0]]}
+    history = run(losses, loss_kind="squared error", **notes)
+    assert severity("target-scale", history) == "info"
+    history.has_ended = True
+    assert severity("target-scale", history) == expected
+
+
+@pytest.mark.parametrize(
     ("losses", "notes", "expected"),
     [
         (flat_losses(60), {"target_top_share": 0.91}, "warning"),

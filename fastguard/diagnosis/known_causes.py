@@ -10,12 +10,14 @@ from ..history.updates import is_bias
 from . import needs
 from .causes import cause
 from .finding import Finding
+from .rules.lr_size import estimated_update_ratio
 from .signals import signals_of
 
 Found = Mapping[str, Finding]
 _STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining loss-at-chance bounded-output"
 _BROKEN = "non-finite-gradients non-finite-loss skip-run non-finite-activations"
 _TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion")
+_DIED_AFTER = (*_TOO_LARGE_STEPS, "loss-spike")
 _ALIVE_STEPS = 30
 _SETTINGS = ("dropout-high", "shrinking-weights", "poor-initialisation")
 _DEAD = "dead-relu-units dead-smooth-units zero-gradients zero-gradient-tensors vanishing-norm"
@@ -34,16 +36,24 @@ def has_finite_gradients(history: TrainingHistory) -> bool:
 def _going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Skipped steps change nothing, so what is bad at every step since is in the weights, unless those are known.
 
-    A run that was never finite began with weights that are.
+    A run that was never finite began with weights that are. Finite weights will do where float16 overflows, and where
+    an operation has no finite value or derivative for what they give.
     """
-    return (
-        0.6
-        if history.num_clean >= 3
-        and history.skip_run >= 3
-        and not history.num_scaled
-        and not _weights_are_fine(history)
-        else 0.0
-    )
+    may_be_finite = _weights_are_fine(history) or history.model.is_smooth is False or needs.float16(history)
+    goes_on = history.num_clean >= 3 and history.skip_run >= 3 and not history.num_scaled
+    return 0.6 if goes_on and not may_be_finite else 0.0
+
+
+def is_lost_in_float16(history: TrainingHistory) -> bool:
+    """The loss pulls at the output, and in float16, without a scaler, nothing of that is left."""
+    return needs.float16(history) and not history.num_scaled and history.model.loss_kind not in ("", "zero")
+
+
+def _overflows_on(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Bad at every step since some, in float16, without a scaler that would have made it so, and of fine weights."""
+    is_of_data = "batch-not-finite" in found or history.weights.bad or history.model.is_smooth is False
+    is_so = needs.float16(history) and history.skip_run >= 3 and not history.num_scaled
+    return 0.7 if is_so and not is_of_data else 0.0
 
 
 def _overflowed(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -58,7 +68,13 @@ def _overflowed(finding: Finding, history: TrainingHistory, found: Found) -> flo
 
 
 def _never_finite(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Finite inputs and weights whose gradients were never finite: the way through the model makes them so large."""
+    """Finite inputs and weights whose gradients were never finite: the way through the model makes them so large.
+
+    Unless it is inputs that are, or float16 that ends early.
+    """
+    scale = found.get("input-scale")
+    if needs.float16(history) or (scale is not None and scale.evidence["rms"] > 100.0):
+        return 0.0
     losses = [entry.loss for entry in history.recent if entry.loss is not None]
     is_of_loss = not losses or not all(map(math.isfinite, losses))
     has_fine_start = "batch-not-finite" not in found and not history.weights.bad
@@ -80,11 +96,13 @@ def _from_input(finding: Finding, history: TrainingHistory, found: Found) -> flo
     return 0.0 if finding.evidence["is_origin"] else 0.6
 
 
-def _of_itself(weight: float) -> Callable[[Finding, TrainingHistory, Found], float]:
-    """`weight`, unless steps that were too large came first, or a setting explains it: units die of those."""
+def _of_itself(
+    weight: float, before: tuple[str, ...] = _TOO_LARGE_STEPS
+) -> Callable[[Finding, TrainingHistory, Found], float]:
+    """`weight`, unless steps that were too large came `before`, or a setting explains it: units die of those."""
 
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
-        steps = [found[name].first_step for name in _TOO_LARGE_STEPS if name in found]
+        steps = [found[name].first_step for name in before if name in found]
         began = finding.first_step
         if any(name in found and found[name].severity != "info" for name in _SETTINGS):
             return 0.2 * weight
@@ -101,7 +119,7 @@ def _on_the_way(finding: Finding, history: TrainingHistory, found: Found) -> flo
     """Dead units stop what lies before them; what is beside the way, such as an expert, is rather not chosen."""
     share = finding.evidence["num_zero_tensors"] / finding.evidence["num_tensors"]
     is_on_it = finding.evidence["from_the_first"] or share >= 0.5 or signals_of(history).progress >= 0.1
-    return _of_itself(0.8 if is_on_it else 0.25)(finding, history, found)
+    return _of_itself(0.8 if is_on_it else 0.25, _DIED_AFTER)(finding, history, found)
 
 
 def _decays(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -130,11 +148,17 @@ def _is_low(finding: Finding) -> bool:
 
 
 def _after_growth(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """NaN at the end of a loss or a norm that had run away: steps overshot until numbers ended."""
+    """NaN at the end of a loss or a norm that had run away: steps overshot until numbers ended.
+
+    Seen once, in loss or gradients; less where an operation may have no finite value there.
+    """
+    if finding.rule == "non-finite-loss" and "non-finite-gradients" in found:
+        return 0.0
     losses, norms = history.loss_trend, history.norm_trend
     has_risen = losses.count >= 3 and losses.first > 0.0 and losses.mean > 3.0 * losses.first
     has_grown = norms.count >= 3 and norms.mean - norms.first > 4.6  # a hundredfold
-    return 0.75 if has_risen or has_grown else 0.0
+    weight = 0.5 if history.model.is_smooth is False else 0.75
+    return weight if has_risen or has_grown else 0.0
 
 
 def _if_nothing_carries_over(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -149,7 +173,11 @@ def _if_nothing_carries_over(finding: Finding, history: TrainingHistory, found: 
 def _if_steps_are_sound(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Weights that move as they should and learn nothing: the targets do not follow from the inputs."""
     odd = ("steps-too-large", "steps-too-small", "learning-rate-unusual", "vanishing-layers", "same-output-for-all",
-           "zero-gradient-tensors", "update-ratio-high", "update-ratio-low", "vanishing-norm")  # fmt: skip
+           "zero-gradient-tensors", "update-ratio-high", "update-ratio-low", "vanishing-norm",
+           "learning-rate-still-rising", "learning-rate-gone")  # fmt: skip
+    ratio = estimated_update_ratio(history)
+    if ratio is not None and not 5e-4 <= ratio <= 0.3:  # of the weights a step
+        return 0.2
     return 0.2 if any(name in found and found[name].severity != "info" for name in odd) else 0.6
 
 
@@ -260,7 +288,7 @@ cause(
     "half-precision-overflow",
     "A layer's output leaves the range of its half precision.",
     "Use bfloat16, or keep that layer in float32; look why its weights or inputs are so large.",
-    {"non-finite-activations": _overflowed, "loss-scale-collapse": 0.8},
+    {"non-finite-activations": _overflowed, "loss-scale-collapse": 0.8, "skip-run": _overflows_on},
     _BROKEN,
     needs=[needs.half_precision],
 )
@@ -268,7 +296,10 @@ cause(
     "half-precision-underflow",
     "Gradients are too small for float16 and become zero.",
     "Use a GradScaler, or bfloat16.",
-    {"half-precision-underflow": 0.9},
+    {
+        "half-precision-underflow": 0.9,
+        "no-gradient": lambda finding, history, found: 0.9 if is_lost_in_float16(history) else 0.0,
+    },
     "zero-gradients zero-gradient-tensors vanishing-norm " + _STANDSTILL,
     needs=[needs.half_precision],
 )
@@ -393,10 +424,10 @@ cause(
     "Units that answer nothing to any input cut the layers before them off.",
     "Go back to a checkpoint from before; lower the learning rate, look at the bias before them, or use LeakyReLU.",
     {
-        "dead-relu-units": _of_itself(0.85),
-        "dead-smooth-units": _of_itself(0.85),
+        "dead-relu-units": _of_itself(0.85, _DIED_AFTER),
+        "dead-smooth-units": _of_itself(0.85, _DIED_AFTER),
         "zero-gradient-tensors": _on_the_way,
-        "zero-gradients": _of_itself(0.5),
+        "zero-gradients": _of_itself(0.5, _DIED_AFTER),
     },
     f"loss-divergence vanishing-norm vanishing-layers loss-spike norm-spike unchanged-weights {_STANDSTILL}",
     needs=[needs.rectifiers],

@@ -89,10 +89,19 @@ def half_precision(history: TrainingHistory) -> bool | None:
     return any(dtype.startswith(_HALF) for dtype in notes.dtypes)
 
 
+def float16(history: TrainingHistory) -> bool:
+    """A float16 parameter, or autocast to it: what ends at 65504 and at 6e-8."""
+    return history.model.autocast == "float16" or "float16" in history.model.dtypes
+
+
 def rectifiers(history: TrainingHistory) -> bool | None:
     """Units that can die: ReLUs and their kin; False where there are activations of other kinds only."""
     found = _any_of(history, _RELUS)
-    return None if found is False and not _any_of(history, _BOUNDED) else found
+    if found is False and not _any_of(history, _BOUNDED):  # then functions, of which the loss's graph tells
+        kinds = {op.partition("Backward")[0].lower() for op in history.model.loss_ops}
+        is_bounded = bool(kinds & {"tanh", "sigmoid"})
+        return False if is_bounded and not any("lu" in kind or "hard" in kind for kind in kinds) else None
+    return found
 
 
 def bounded_units(history: TrainingHistory) -> bool | None:

@@ -9,7 +9,7 @@ from ..history import TrainingHistory
 from . import needs
 from .causes import cause
 from .finding import Finding
-from .known_causes import has_finite_gradients
+from .known_causes import has_finite_gradients, is_lost_in_float16
 from .rules.output_targets import last_activation
 from .signals import signals_of
 
@@ -57,6 +57,8 @@ def _first_loss_is_huge(finding: Finding, history: TrainingHistory, found: Found
 
 def _ends_in_one_softmax(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """A softmax over one unit is 1, whatever comes in; over a batch of such no gradient passes."""
+    if _takes_one_softmax(history):
+        return 0.95
     samples = [x for _, x in history.batches if x.training and x.with_grad]
     is_flat = bool(samples) and all(x.output_spread == 0.0 for x in samples if x.num_samples > 1)
     return 0.9 if is_flat and _reaches_the_output(history, found) else 0.0
@@ -95,8 +97,17 @@ def _never_learnt(history: TrainingHistory, found: Found) -> bool:
     return signals_of(history).progress < 0.05
 
 
+def _takes_one_softmax(history: TrainingHistory) -> bool:
+    """The loss makes a softmax of one unit, and no gradient of it is anything but zero."""
+    widths = {x.output_width for _, x in history.batches if x.training and x.with_grad}
+    is_made = any(op in ("SoftmaxBackward0", "LogSoftmaxBackward0") for op in history.model.loss_ops[:5])
+    return widths == {1} and is_made and history.model.loss_kind == "zero"
+
+
 def _reaches_the_output(history: TrainingHistory, found: Found) -> bool:
     """The loss pulls at the output, and gradients are there, all zeros: the last activation ends them."""
+    if _takes_one_softmax(history) or is_lost_in_float16(history):
+        return True
     has_elements = history.last is not None and bool(history.last.tensors.total_row()[0])
     return history.model.loss_kind not in ("", "zero") and has_elements and bool(last_activation(history))
 
@@ -263,9 +274,9 @@ cause(
 )
 cause(
     "trivial-targets",
-    "The loss is nearly nothing after a few steps: the targets are constant, or can be read off the inputs.",
+    "There is nothing to learn: the targets are constant, or can be read off the inputs.",
     "Look at single samples with their targets; remove what gives the answer away.",
-    {"one-target": 0.96, "loss-gone": _without_repetition},
+    {"one-target": 0.96, "answer-in-inputs": 0.95, "loss-gone": _without_repetition},
     "vanishing-norm loss-plateau zero-gradients overtraining",
 )
 cause(

@@ -107,7 +107,7 @@ class BatchWatch:
             mode = bool(module.training if inner is None else inner.training)
             sample = sample_of(args, kwargs, output, mode, with_grad)
             if is_training:
-                self.loss.watch(output)
+                self.loss.watch(output, [x for x in inputs_of(Call(args, kwargs)) if _can_be_read(x)][:4])
                 if self._num_taken in _COMPARED:
                     self.norms.arm()
             if sample is not None:

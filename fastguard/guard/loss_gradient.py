@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ _TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 1e-2}  # what rounding does t
 _USUAL_TOLERANCE = 2e-3
 _LEAST_SMOOTHING = 5e-3
 _ALL_BUT = 0.01  # elements that rounding may spoil
+_LEAST_SAMPLES = 8
+_MAX_ELEMENTS = 65536  # of an input that is held against the targets
 
 
 class LossGradient:
@@ -43,19 +46,24 @@ class LossGradient:
         self._targets: list[tuple[float, float, float, float]] = []
         self._losses: list[float] = []
         self._tops: list[float] = []
+        self._follows: list[torch.Tensor] | None = None
+        self._num_held = 0
 
-    def watch(self, returned: Any) -> None:
-        """Has the gradient of the output looked at when it is there: of the first tensor with dimensions in it."""
+    def watch(self, returned: Any, given: Sequence[torch.Tensor] = ()) -> None:
+        """Has the gradient of the output looked at when it is there: of the first tensor with dimensions in it.
+
+        Its targets are then held against what the model was `given`, which is kept until then.
+        """
         if not self._left:
             return
         floating = [y for _, y in leaves(returned) if y.is_floating_point() and y.requires_grad]
         output = next((y for y in floating if y.dim()), None)
         if output is not None and type(output) is torch.Tensor and output.is_cpu:
             self._left -= 1
-            output.register_hook(_Look(self, output.detach()))
+            output.register_hook(_Look(self, output.detach(), tuple(x.detach() for x in given)))
 
-    def look(self, output: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Takes an output and the gradient of the loss with respect to it."""
+    def look(self, output: torch.Tensor, gradient: torch.Tensor, given: Sequence[torch.Tensor] = ()) -> None:
+        """Takes an output, the gradient of the loss with respect to it, and what the model was given."""
         with self._failures.kept("loss gradient", "The rules do not know what loss it is."), torch.no_grad():
             is_dense = gradient.shape == output.shape and gradient.layout is torch.strided and gradient.numel()
             if not is_dense or kernels.lacks_memory(gradient) or kernels.lacks_memory(output):
@@ -75,6 +83,20 @@ class LossGradient:
                 self.facts["target_entropy"] = _entropy(self._classes)
             elif targets is not None:
                 self._take_numbers(targets, gradient)
+            if targets is not None:
+                self._hold_against(given, targets)
+
+    def _hold_against(self, given: Sequence[torch.Tensor], targets: torch.Tensor) -> None:
+        """How closely one place of the inputs follows the targets, in all passes."""
+        found = [how_it_follows(x, targets) for x in given]
+        if not any(map(len, found)):
+            return
+        before = found if self._follows is None else self._follows
+        alike = [a.shape == b.shape for a, b in zip(before, found)]
+        self._follows = [torch.minimum(a, b) if same else a[:0] for a, b, same in zip(before, found, alike)]
+        self._num_held += 1
+        if self._num_held >= 3:
+            self.facts["target_in_inputs"] = max((float(x.max()) for x in self._follows if len(x)), default=0.0)
 
     def _take_numbers(self, targets: torch.Tensor, gradient: torch.Tensor) -> None:
         """The targets that a mean squared error would have, and the losses that would prove it to be one."""
@@ -99,17 +121,48 @@ def _entropy(classes: Counter[int]) -> float:
 
 
 class _Look:
-    """The hook; keeps nothing alive but the values of the output, until backward has passed."""
+    """The hook; keeps nothing alive but the values of output and inputs, until backward has passed."""
 
-    def __init__(self, owner: LossGradient, output: torch.Tensor) -> None:
+    def __init__(self, owner: LossGradient, output: torch.Tensor, given: tuple[torch.Tensor, ...]) -> None:
         self._owner = weakref.ref(owner)
-        self._output: torch.Tensor | None = output
+        self._held: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = (output, given)
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        owner, output = self._owner(), self._output
-        self._output = None
-        if owner is not None and output is not None:
-            owner.look(output, gradient)
+        owner, held = self._owner(), self._held
+        self._held = None
+        if owner is not None and held is not None:
+            owner.look(held[0], gradient, held[1])
+
+
+def how_it_follows(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """How closely each place of the inputs follows the targets, from 0 to 1.
+
+    Of one target a sample, the size of the correlation with it of each of several features; of several, and inputs that
+    are integers, the share of them that is equal, where the inputs are as many or a multiple. Empty of anything else.
+
+    Args:
+        x: [n, ...], an input.
+        targets: of any shape, n of them or a multiple.
+
+    >>> how_it_follows(torch.tensor([[1.0, 5.0], [2.0, 3.0], [3.0, 9.0]] * 3), torch.tensor([1, 3, 5] * 3))[0].item()
+    1.0
+    """
+    nothing = torch.zeros(0, dtype=torch.float64)
+    count, y = x.shape[0] if x.dim() else 0, targets.flatten()
+    if count < _LEAST_SAMPLES or len(y) % count or x.numel() > _MAX_ELEMENTS or x.is_complex():
+        return nothing
+    each, features = len(y) // count, x.flatten(1)
+    if each == 1 and features.shape[1] > 1:
+        a, b = features.double() - features.double().mean(0), y.double() - y.double().mean()
+        sizes = a.norm(dim=0) * b.norm()
+        return torch.where(sizes > 0.0, (a.T @ b).abs() / sizes.clamp(min=1e-300), 0.0).nan_to_num_(0.0).clamp_(max=1.0)
+    if each == 1 or x.is_floating_point() or features.shape[1] % each:
+        return nothing
+    rows = y.view(count, 1, each)
+    if bool((rows == rows.flatten()[0]).all()):
+        return nothing
+    ways = features.view(count, -1, each), features.view(count, each, -1).transpose(1, 2)
+    return torch.cat([(way == rows).double().mean((0, 2)) for way in ways])
 
 
 SMOOTHED = "cross-entropy with smoothed labels"

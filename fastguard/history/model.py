@@ -80,6 +80,8 @@ class ModelNotes:
         target_batch_top_share: the share of the most frequent class within a batch, on average.
         target_range, target_mean, target_std, target_binary_share: of a squared error's targets; the last is the share
             that is 0 or 1.
+        target_in_inputs: how closely one place of the inputs follows the targets in all passes looked at, three at
+            least: the correlation with it, or of sequences of classes the share that is equal; None if not known.
         recoveries: what was done to bring the run through, a dict each (`fastguard.history.recoveries`).
         replica_differences: what replicas were found to differ in, a dict each (`fastguard.history.replicas`).
         norm_statistics: of BatchNorm modules, eight at most, how the running statistics stood to those of the newest
@@ -144,6 +146,7 @@ class ModelNotes:
     target_mean: float | None = None
     target_std: float | None = None
     target_binary_share: float | None = None
+    target_in_inputs: float | None = None
     recoveries: tuple[dict[str, Any], ...] = ()
     replica_differences: tuple[dict[str, Any], ...] = ()
     norm_statistics: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -278,6 +281,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
             "target_mean",
             "target_std",
             "target_binary_share",
+            "target_in_inputs",
         ),
         _number,
     ),

@@ -287,6 +287,34 @@ class TestWatch:
         assert (facts["target_batch_top_share"], facts["target_top_share"]) == (1.0, 0.25)
         assert (facts["num_targets"], facts["num_target_classes"]) == (64, 4)
 
+    @pytest.mark.parametrize("kind", ["classes", "numbers", "symbols", "elsewhere", "single", "alike"])
+    def test_whether_an_input_is_the_target(self, kind: str) -> None:
+        looker, width = LossGradient(Failures()), 1 if kind in ("numbers", "single") else 4
+        for step in range(3):
+            x, labels = numbers(16, 6, seed=step), classes(16, num=4)
+            place = step if kind == "elsewhere" else 2
+            if kind in ("classes", "elsewhere"):
+                x[:, place] = 4.0 * labels - 2.0
+            y = numbers(16, width, seed=9).requires_grad_()
+            if kind in ("numbers", "single"):
+                x = x[:, 2:3] if kind == "single" else x
+                looker.watch(given := y * 1.0, [x])
+                F.mse_loss(given, 3.0 * x[:, -1:] + 1.0).backward()
+                continue
+            if kind in ("symbols", "alike"):
+                x = torch.randint(4, (16, 5)) if kind == "symbols" else torch.ones(16, 5, dtype=torch.long)
+                y = numbers(16, 5, width, seed=9).requires_grad_()
+                looker.watch(given := y * 1.0, [x])
+                F.cross_entropy(given.flatten(0, 1), x.flatten()).backward()
+                continue
+            looker.watch(given := y * 1.0, [x])
+            F.cross_entropy(given, labels).backward()
+        found = looker.facts.get("target_in_inputs")
+        if kind in ("single", "alike"):
+            assert found is None  # a line through one feature, and one symbol, say nothing
+        else:
+            assert (found is not None and found > 0.9995) == (kind != "elsewhere")
+
     def test_a_mean_of_what_the_batches_have(self) -> None:
         looker, y = LossGradient(Failures()), numbers(4, 3)
         for targets in ([0, 0, 0, 1], [2, 2, 1, 0]):
@@ -324,9 +352,9 @@ class TestWatch:
         values = weakref.ref(y)
         loss = F.cross_entropy(y, classes(16, num=4))
         [hook] = y._backward_hooks.values()  # type: ignore[union-attr]
-        assert hook._output is not None
+        assert hook._held is not None
         loss.backward()
-        assert hook._output is None
+        assert hook._held is None
         del y, loss, hook
         gc.collect()
         assert values() is None

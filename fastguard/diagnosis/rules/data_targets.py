@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...history import TrainingHistory
 from ..finding import Finding
 from ..registry import rule
-from ..signals import signals_of
+from ..signals import Signals, median, signals_of
 from .output import loss_and_activation
 from .output_targets import loss_kind, span, stands
 
@@ -43,6 +43,34 @@ def one_target(history: TrainingHistory, *, num_targets: int = 64, coarse: float
         f"In the first batches {what}.",
         *span(history),
         evidence={"num_targets": notes.num_targets or 0, "threshold": num_targets},
+        confidence=0.95,
+    )
+
+
+@rule(
+    "answer-in-inputs",
+    reads="the inputs and the targets of the first batches, held against each other",
+    source="leakage: Kaufman et al. 2012 (a feature that is known only once the target is)",
+    remedy="One of the inputs gives the answer: take it away. Of sequences, shift the targets by one step.",
+    needs_targets=True,
+)
+def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progress: float = 0.9) -> Finding | None:
+    """One feature follows the target with a correlation of `share` or more; or all of a sequence is to be given back.
+
+    In all batches looked at. The latter is info, as of an autoencoder, unless a share `progress` of the first loss was
+    gained.
+    """
+    notes, kind = history.model, loss_kind(history)
+    if notes.target_in_inputs is None or notes.target_in_inputs < share or kind in ("", "zero"):
+        return None
+    is_sequence = any(x.input_is_integer for _, x in history.batches if x.training and x.with_grad)
+    is_met = not is_sequence or signals_of(history).progress >= progress
+    return Finding(
+        "The model is given what it is asked for: "
+        + ("the targets are the inputs." if is_sequence else "one of the inputs is the target, up to its scale."),
+        *span(history),
+        severity="warning" if is_met and history.num_clean >= 20 else "info",
+        evidence={"follows": notes.target_in_inputs, "threshold": share},
         confidence=0.95,
     )
 
@@ -128,7 +156,7 @@ def target_scale(
     """Targets of a squared error whose size (root of mean square) is above `size`.
 
     Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained, or the loss
-    is twice what their mean alone would give, or stands or ends there.
+    is twice what their mean alone would give, or stands or ends there, or the run ends on its way down from there.
     """
     notes = history.model
     if loss_kind(history) != "squared error" or notes.target_mean is None or notes.target_std is None:
@@ -139,6 +167,7 @@ def target_scale(
     s, is_known = signals_of(history), history.losses.count >= min_steps
     is_hurt = is_known and (s.loss_level > 2.0 * notes.target_std**2 or not s.fall >= progress)
     is_hurt = is_hurt or (is_known and s.progress < 0.05 and (s.stands or history.has_ended))
+    is_hurt = is_hurt or (is_known and history.has_ended and _ends_on_its_way(s, 0.3 * notes.target_std**2))
     return Finding(
         f"The targets have mean {notes.target_mean:.3g} and standard deviation {notes.target_std:.3g}, where a model "
         "begins with outputs of about 1.",
@@ -147,3 +176,10 @@ def target_scale(
         evidence={"rms": rms, "mean": notes.target_mean, "std": notes.target_std, "threshold": size},
         confidence=0.9 if rms > 5 * size else 0.7,
     )
+
+
+def _ends_on_its_way(s: Signals, high: float) -> bool:
+    """Whether the newest fifth of the losses stand above `high`, and a fifth below those before them."""
+    part = len(s.losses) // 5
+    late, before = median(s.losses[-part:]), median(s.losses[-2 * part : -part])
+    return part > 0 and high < late < 0.8 * before

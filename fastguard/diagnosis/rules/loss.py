@@ -23,13 +23,25 @@ TITLE = "Loss"
     needs_descent=True,
 )
 def loss_explosion(
-    history: TrainingHistory, *, ratio: float = 3.0, run: int = 3, peak: float = 30.0, peak_ratio: float = 1.5
+    history: TrainingHistory,
+    *,
+    ratio: float = 3.0,
+    run: int = 3,
+    peak: float = 30.0,
+    peak_ratio: float = 1.5,
+    early: float = 10.0,
 ) -> Finding | None:
-    """At least `run` losses in a row above `ratio` times the first, or one above `peak` and the next `peak_ratio`."""
+    """At least `run` losses in a row above `ratio` times the first, or one above `peak` and the next `peak_ratio`.
+
+    Or, of a loss whose floor is zero, a level of `early` times the first two: it rose before there were ten.
+    """
     if any(settings.get("kind") == "LBFGS" for settings in history.model.optimizer_settings):
         return None  # whose line search looks far out
     s = signals_of(history)
+    begin = max(history.loss_trend.firsts[:2], default=0.0)
     first = max(s.initial_loss, *history.loss_trend.firsts[:1], 0.0)  # a loss may be gone within the first ten
+    if s.loss_level > early * begin > 0.0 and floor_at_zero(history):
+        first = begin
     if not first > 0.0 or not s.losses or max(s.losses) <= ratio * first:
         return None
     entries, losses = s.loss_entries, s.losses

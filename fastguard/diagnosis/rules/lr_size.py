@@ -97,7 +97,7 @@ def steps_too_small(
     or weights that moved by less than `still` of themselves in all. Asked from `patience` losses on, and at the end.
     """
     value, s = estimated_update_ratio(history), signals_of(history)
-    if value is None or value >= ratio or s.num_full_lr < min_steps or s.is_lr_rising:
+    if value is None or value >= ratio or s.num_full_lr < min_steps or (s.is_lr_rising and not history.has_ended):
         return None
     moved = value * history.num_clean
     is_slow = s.progress < progress or (moved < still and s.progress < 0.5)
@@ -133,7 +133,8 @@ def learning_rate_unusual(history: TrainingHistory, *, progress: float = 0.1, mi
     """The largest learning rate so far lies outside of what optimizers of this kind are used with.
 
     From `min_steps` steps on, once it rises no longer. Info; a warning if after as many losses less than a share
-    `progress` of the first has been gained. Silent of several kinds of optimizers, and of kinds that are not known.
+    `progress` of the first has been gained, or the loss is three times the first two. Silent of several kinds of
+    optimizers, and of kinds that are not known.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
@@ -143,7 +144,8 @@ def learning_rate_unusual(history: TrainingHistory, *, progress: float = 0.1, mi
     largest = history.lrs.max
     if low <= largest <= high:
         return None
-    is_slow = history.losses.count >= min_steps and not signals_of(history).fall >= progress
+    s, begin = signals_of(history), max(history.loss_trend.firsts[:2], default=0.0)
+    is_slow = history.losses.count >= min_steps and (not s.fall >= progress or s.loss_level > 3.0 * begin > 0.0)
     return Finding(
         f"{kind} runs with a learning rate of {largest:.3g}; it is used with {low:g} to {high:g}.",
         history.clean[0].step if history.clean else None,

@@ -15,6 +15,8 @@ _WITH_LOGITS = "binary cross-entropy with logits"
 _UNIT = ("Softmax", "Sigmoid", "Hardsigmoid")
 _SYMMETRIC = ("Tanh", "Softsign", "Hardtanh")
 _POSITIVE = ("ReLU", "Softplus", "ReLU6", "Relu")
+_OF_SHAPE = ("View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Transpose", "Permute", "Clone", "ToCopy")
+_CLOSE = ("SmoothL1LossBackward0", "HuberLossBackward0")
 
 
 def loss_kind(history: TrainingHistory) -> str:
@@ -31,7 +33,8 @@ def loss_kind(history: TrainingHistory) -> str:
 def last_activation(history: TrainingHistory) -> str:
     """The activation that the model ends in, module or function; empty if none is seen."""
     notes = history.model
-    names = [*notes.last_modules[:1], *notes.last_operations[:1]]
+    operations = [name for name in notes.last_operations if name.rstrip("0123456789") not in _OF_SHAPE]
+    names = [*notes.last_modules[:1], *operations[:1]]
     known = (*_UNIT, *_SYMMETRIC, *_POSITIVE)
     return next((name for name in names if name in known), "")
 
@@ -56,7 +59,8 @@ def stands(history: TrainingHistory, progress: float, min_steps: int) -> bool:
 def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> Finding | None:
     """Targets beyond the range of the last activation by more than a `margin` of their own range."""
     last, reach = last_activation(history), history.model.target_range
-    if not last or len(reach) != 2 or loss_kind(history) != "squared error":
+    is_known = loss_kind(history) == "squared error" or _lie_beyond(history)
+    if not last or len(reach) != 2 or not is_known:
         return None
     low = -1.0 if last in _SYMMETRIC else 0.0
     high = float("inf") if last in _POSITIVE else 1.0
@@ -71,6 +75,16 @@ def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> 
         evidence={"last_layer": last, "low": reach[0], "high": reach[1]},
         confidence=0.95,
     )
+
+
+def _lie_beyond(history: TrainingHistory) -> bool:
+    """Whether the loss is a mean of Huber's, whose gradient, read as a squared error's, puts targets too near.
+
+    At most half of the way, so that a squared error of what it says is at most half of the loss.
+    """
+    notes, firsts = history.model, history.loss_trend.firsts
+    is_one = notes.loss_kind == "squared error" and notes.loss_ops[:1] in [(name,) for name in _CLOSE]
+    return is_one and any(0.0 < found <= 0.51 * loss for found, loss in zip(notes.squared_losses[:1], firsts))
 
 
 @rule(

@@ -242,22 +242,22 @@ def layers_without_activation(
     remedy="The learning rate only ever rises: look at the length of the warm-up, and at what multiplies the rate.",
 )
 def learning_rate_still_rising(
-    history: TrainingHistory, *, ratio: float = 1.0, share: float = 0.9, min_steps: int = 200
+    history: TrainingHistory, *, ratio: float = 1.0, share: float = 0.9, min_steps: int = 200, few: int = 80
 ) -> Finding | None:
-    """Over at least `min_steps` steps the rate never fell, and rose after a `share` of them.
+    """Over at least `min_steps` steps, or `few` of a run that has ended, the rate never fell, and rose after a `share`.
 
     It is above `ratio` times the middle's, while the newest losses stand above half of the first, or above twice their
     best.
     """
     entries = [e for e in history.clean if e.lr is not None]
-    if len(entries) < min_steps or len(entries) != history.num_clean:
+    if len(entries) < (few if history.has_ended else min_steps) or len(entries) != history.num_clean:
         return None
     rates = [e.lr or 0.0 for e in entries]
     last, late, middle = rates[-1], rates[int(share * len(rates))], rates[len(rates) // 2]
     if any(b < a for a, b in pairwise(rates)) or not last > late or not last > ratio * middle or not rates[0] > 0.0:
         return None
     trend = history.loss_trend
-    if trend.count >= min_steps and trend.mean <= 0.5 * trend.first and trend.mean <= 2.0 * trend.best:
+    if trend.count >= few and trend.mean <= 0.5 * trend.first and trend.mean <= 2.0 * trend.best:
         return None
     return Finding(
         f"The learning rate has risen from {rates[0]:.3g} to {last:.3g} over {len(rates)} steps, and still rises.",
