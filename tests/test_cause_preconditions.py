@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fastguard.diagnosis import RULES, diagnose, find_causes
+from fastguard.diagnosis import CAUSES, RULES, diagnose, find_causes
 
 from faulty_runs import BAD
 from made_runs import (
@@ -159,6 +159,14 @@ class TestNoGradient:
 
 
 class TestWhatSpeaksForIt:
+    @pytest.mark.parametrize("is_over", [True, False])
+    def test_a_batch_does_not_leave_tensors_without_gradient(self, is_over):
+        found = {"loss-spike": RULES["loss-spike"](BAD["loss-spike"])}
+        if not is_over:
+            found["zero-gradient-tensors"] = RULES["zero-gradient-tensors"](zeros_at(*NAMES[:2]))
+        strength = CAUSES["bad-batch"].signs(found, BAD["loss-spike"])["loss-spike"]
+        assert (strength > 0.3) == is_over
+
     def test_functions_that_are_bounded_do_not_die(self):
         zeros = zeros_at(*NAMES[:2])
         assert first_cause(zeros) == "dead-units"

@@ -264,6 +264,12 @@ def _without_clipping(finding: Finding, history: TrainingHistory, found: Found) 
     return 0.6 if not history.num_clipped else 0.3
 
 
+def _stays_broken(found: Found) -> bool:
+    """Units or tensors that answer no more at the end: what a batch that was skipped or clipped does not leave."""
+    rules = ("zero-gradient-tensors", "same-output-for-all", "dead-relu-units")
+    return any(name in found and found[name].severity != "info" for name in rules)
+
+
 def _many_spikes(finding: Finding, history: TrainingHistory, found: Found) -> float:
     return _without_clipping(finding, history, found) if finding.evidence["num_spikes"] >= 3 else 0.0
 
@@ -313,7 +319,9 @@ cause(
         ),
         "non-finite-gradients": _isolated,
         "non-finite-activations": _from_input,
-        "loss-spike": lambda finding, history, found: _few(finding, 0.6) * _of_itself(1.0)(finding, history, found),
+        "loss-spike": lambda finding, history, found: (
+            _few(finding, 0.6) * _of_itself(1.0)(finding, history, found) * (0.3 if _stays_broken(found) else 1.0)
+        ),
         "batch-not-finite": 0.95,
         "norm-spike": _few_spikes,
     },
