@@ -216,7 +216,7 @@ def test_a_tensor_that_is_clicked_is_drawn(chromium, pages):
         assert line.is_hidden()
         tab.locator("#tensors tbody button", has_text="layers.2.block.7.weight").click()
         tab.locator("#line > div.drawn").wait_for(timeout=30_000)
-        assert line.locator("figcaption").inner_text() == "layers.2.block.7.weight"
+        assert line.locator("figcaption").inner_text() == "Norm of layers.2.block.7.weight"
         assert "not finite at 3" in plot.get_attribute("aria-label")
         traces = tab.evaluate("document.querySelector('#line > div').data.map(one => [one.name, one.x, one.y])")
         assert [name for name, *_ in traces] == ["norm", "NaN or Inf"]
@@ -227,7 +227,7 @@ def test_a_tensor_that_is_clicked_is_drawn(chromium, pages):
         tab.locator("#tensors tbody tr:first-child button").click()
         name = tab.locator("#tensors tbody tr:first-child button").inner_text()
         tab.wait_for_timeout(500)
-        assert line.locator("figcaption").inner_text() == name
+        assert line.locator("figcaption").inner_text() == f"Norm of {name}"
         drawn = tab.evaluate("document.querySelector('#line > div').data[0].y.filter(one => one !== null)")
         assert max(drawn) == pytest.approx(worst, rel=1e-3) and drawn[-1] == pytest.approx(newest, rel=1e-3)
 

@@ -171,7 +171,7 @@
     }, themed());
     if (view) layout.xaxis.range = view;
     figure.hidden = false;
-    figure.firstElementChild.textContent = name;
+    figure.firstElementChild.textContent = "Norm of " + name;
     const range = told.length ? Math.min(...told).toPrecision(4) + " to " + Math.max(...told).toPrecision(4) : "none is finite";
     plot.setAttribute("aria-label", "Norm of " + name + " at " + steps.length + " sampled steps: " + range + "; not finite at " + notFinite.length);
     await Plotly.react(plot, [
