@@ -53,10 +53,10 @@ class Shared(NamedTuple):
 class Ranks:
     """Measures the gradients of a step over all ranks that hold parts of the model.
 
-    One pass over what is here, and one gather of 17 numbers a rank and group, or two reductions where a group has more
-    than 64 ranks. At the first ten steps, then at every
-    tenth, at a step that is not finite, and wherever the clip policy wants norms of tensors, two reductions more: 96
-    bytes a tensor. All ranks have to step together, as they have to for the optimizer's own collectives.
+    One pass over what is here, and one gather of 17 numbers a rank and group, or two reductions where one has more
+    than 64 ranks. At the first ten steps, then at every tenth, at a step that is not finite, and wherever the clip
+    policy wants norms of tensors, two reductions more: 96 bytes a tensor. All ranks have to step together, as they have
+    to for the optimizer's own collectives.
 
     Args:
         params: of all optimizers.
