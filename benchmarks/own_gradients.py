@@ -7,6 +7,7 @@ and the largest, and of rank 0 the medians of both.
 
 from __future__ import annotations
 
+import logging
 import statistics
 import sys
 import tempfile
@@ -53,6 +54,7 @@ def timed(step: Callable[[], None]) -> float:
 
 def rank(number: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
+    logging.getLogger("fastguard").setLevel(logging.ERROR)  # what is trained here is no training
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=number, world_size=world)
     for case, (depth, width) in CASES.items():
         plain, watched = (step_of(depth, width, watches=watches) for watches in (False, True))
