@@ -200,7 +200,7 @@ BAD = {
     "parameters-not-in-optimizer": run(
         falling_losses(50), names=["a", "b", "c"], names_not_in_optimizer=["b"]
     ),
-    "frozen-parameters": run(falling_losses(50), names=["a", "b", "c"], names_without_gradient=["b"]),
+    "frozen-parameters": run(falling_losses(120), names=["a", "b", "c"], names_without_gradient=["b"]),
     "missing-gradients": run(falling_losses(50), names=["v", "w", "x"]),
     "poor-initialisation": run(falling_losses(50), initialization={"a": (1.0, 0.1), "b": (0.1, 0.1)}),
     "shrinking-weights": weights_run(

@@ -56,7 +56,7 @@ class TestZeroGradients:
 class TestFrozen:
     @pytest.mark.parametrize(("held", "expected"), [(64, "info"), (96, "warning")])
     def test_what_the_optimizer_was_not_given_is_frozen_on_purpose(self, held, expected):
-        history = layered(60, lambda step, place: 1.0, falling_losses(60), names=("b.weight",) * 4)
+        history = layered(120, lambda step, place: 1.0, falling_losses(120), names=("b.weight",) * 4)
         names = [*NAMES[:2], "b.weight", "c.weight"]
         numbers = {"names": names, "names_without_gradient": NAMES[:2]}
         history.note_model(**numbers, optimizer_settings=[{"kind": "Adam", "lr": 1e-3, "num_parameters": held}])

@@ -263,11 +263,11 @@ class TestWeights:
     @pytest.mark.parametrize(
         ("frozen", "losses", "severity"),
         [
-            ("efghij", flat_losses(40), "warning"),  # the last layer is among them
-            ("efghij", flat_losses(39), "info"),
+            ("efghij", flat_losses(100), "warning"),  # the last layer is among them
+            ("efghij", flat_losses(99), "info"),
             ("efghij", falling_losses(200, pace=20.0), "info"),
-            ("cdefgh", flat_losses(40), "info"),
-            ("abcdefghij", flat_losses(40), "info"),
+            ("cdefgh", flat_losses(100), "info"),
+            ("abcdefghij", flat_losses(100), "info"),
         ],
     )
     def test_a_frozen_last_layer_where_little_is_learnt(self, frozen, losses, severity):
@@ -289,7 +289,14 @@ class TestWeights:
         ],
     )
     def test_a_backbone_is_frozen_on_purpose(self, frozen, severity):
-        history = run(falling_losses(20), names=list("abcdefghij"), names_without_gradient=list(frozen))
+        history = run(falling_losses(100), names=list("abcdefghij"), names_without_gradient=list(frozen))
+        assert ask("frozen-parameters", history).severity == severity
+
+    @pytest.mark.parametrize(
+        ("losses", "severity"), [(falling_losses(99), "info"), (falling_losses(300, pace=20.0), "info")]
+    )
+    def test_what_is_frozen_in_turns_or_while_all_is_learnt_is_a_remark(self, losses, severity):
+        history = run(losses, names=list("abcdefghij"), names_without_gradient=["b"])
         assert ask("frozen-parameters", history).severity == severity
 
     @pytest.mark.parametrize(

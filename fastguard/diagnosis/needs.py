@@ -6,6 +6,7 @@ the model's own modules show that something else stands in its place.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from ..history import TrainingHistory
@@ -69,6 +70,8 @@ _SCALE_FREE = frozenset(
 )
 _SCALED = frozenset(("SGD", "ASGD"))
 ZERO_FLOORED = ("NllLoss", "Mse", "L1Loss", "SmoothL1", "Huber", "BinaryCrossEntropy", "Ctc")
+_TERMS = ("AddBackward0", "SubBackward0")
+_SUMS = ("Add", "Sub", "Neg", "Mul", "Div")  # what terms are put together with
 _MARGINS = ("Margin", "Hinge", "ClampMin", "ReluBackward")
 _FEW = 3  # parameters, which a loss may have of its own
 _HALF = ("float16", "bfloat16", "float8")
@@ -181,6 +184,18 @@ def takes_turns(history: TrainingHistory) -> bool:
     return min(high) - max(low) > 3.0 * max(spans)
 
 
+def rewarded(history: TrainingHistory) -> bool:
+    """Whether a term of the loss is to grow, as what is won or an entropy: it is subtracted, or negated within a sum.
+
+    Of such a loss the height says little, and it may rise while all is well.
+    """
+    if history.model.objective:
+        return history.model.objective == "reward"
+    ops = history.model.loss_ops
+    outer = list(itertools.takewhile(lambda op: op.startswith(_SUMS), ops))
+    return ops[:1] == ("SubBackward0",) or ("NegBackward0" in outer and len({*outer} & {*_TERMS}) > 0)
+
+
 def margin(history: TrainingHistory) -> bool:
     """A loss that is zero where a margin is met, such as a hinge: what is learnt easily soon has no gradient."""
     return any(part in op for op in history.model.loss_ops[:3] for part in _MARGINS)
@@ -213,6 +228,12 @@ def is_squared_error(history: TrainingHistory) -> bool:
     pairs = zip(notes.squared_losses[:3], history.loss_trend.firsts)
     may_be = notes.loss_kind == "squared error" or notes.loss_ops[:1] == ("MseLossBackward0",)
     return may_be and any(abs(loss - then) <= rounding * abs(then) for then, loss in pairs)
+
+
+def is_of_numbers(history: TrainingHistory) -> bool:
+    """Whether the loss is an error between numbers, squared or not: its least value is the noise of the targets."""
+    kind, ops = history.model.loss_kind, history.model.loss_ops[:3]
+    return "error" in kind or any(op.startswith(("Mse", "L1", "SmoothL1", "Huber")) for op in ops)
 
 
 def floor_at_zero(history: TrainingHistory) -> bool | None:

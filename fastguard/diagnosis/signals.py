@@ -140,9 +140,21 @@ class Signals:
         if needs.is_squared_error(history):
             return (history.model.target_std or 0.0) ** 2
         widths = [batch.output_width for _, batch in history.batches if batch.training]
-        if history.model.loss_kind not in kinds or not widths or widths[0] < 2:
+        ops = history.model.loss_ops
+        is_of_classes = history.model.loss_kind in kinds or ops[:2] == ("NllLossBackward0", "LogSoftmaxBackward0")
+        if not is_of_classes or not widths or widths[0] < 2 or self._is_scaled(math.log(widths[0])):
             return 0.0
         return math.log(widths[0])
+
+    def _is_scaled(self, chance: float) -> bool:
+        """Whether the loss is another in size than a mean over samples: a sum, or times a factor, with terms beside."""
+        ops = self.history.model.loss_ops
+        outer = list(itertools.takewhile(lambda op: not op.startswith(("Nll", "LogSoftmax")), ops))
+        sizes = [batch.num_samples for _, batch in self.history.batches if batch.training]
+        first = self.initial_loss
+        is_times = any(op.startswith(("Mul", "Div")) for op in outer) and len(outer) < len(ops)
+        is_sum = bool(sizes) and 0.5 < first / (chance * sizes[0]) < 2.0 and sizes[0] > 4
+        return first > 2.0 * chance and (is_times or is_sum)
 
     @cached_property
     def progress(self) -> float:

@@ -21,6 +21,8 @@ _MAX_KINDS = 256  # of modules
 _NUMBERS = ("lr", "eps", "momentum", "alpha", "rho", "dampening", "weight_decay")
 _SWITCHES = ("nesterov", "amsgrad", "maximize")
 _LOOKED_UP = (torch.nn.Embedding, torch.nn.EmbeddingBag)  # whose rows are not summed: no fan-in
+# Where else a weight has three dimensions, the first is as a rule the number of matrices, as of experts.
+_CONVOLVING = (torch.nn.modules.conv._ConvNd, torch.nn.utils.parametrize.ParametrizationList)
 
 
 class ModelFacts:
@@ -57,8 +59,11 @@ class ModelFacts:
             return {"dtypes": self._dtypes}
         named = [(name, p) for p, name in self._namer.known()]
         looked_up = {id(p) for m in model.modules() if isinstance(m, _LOOKED_UP) for p in m.parameters(recurse=False)}
+        stacks = {id(p) for m in model.modules() if not isinstance(m, _CONVOLVING) for p in m.parameters(recurse=False)}
         matrices = [(name, p) for name, p in named if p.device in self._devices and _is_matrix(name, p)]
-        weights = [(name, p) for name, p in matrices if id(p) not in looked_up]
+        weights = [
+            (name, p) for name, p in matrices if id(p) not in looked_up and not (p.dim() == 3 and id(p) in stacks)
+        ]
         rows = kernels.tensor_stats([p.detach() for _, p in weights], backend=self._backend)
         spread = {
             name: (row.std, math.sqrt(2.0 * p.shape[0] / p.numel()))

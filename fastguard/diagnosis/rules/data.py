@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ...history import Spike, TrainingHistory
 from ..finding import Finding
+from ..needs import descent
 from ..registry import rule
 from ..signals import median, signals_of
 
@@ -27,7 +28,8 @@ def periodic_loss_spikes(
 
     To within `tolerance` steps, at least `min_period` apart; one in two may be missing. Where the steps of an epoch are
     known, two spikes exactly an epoch apart are enough. Info where they are not known and no spike
-    rises above the run's first losses: copies that are renewed and restarts of a schedule keep a calendar too.
+    rises above the run's first losses: copies that are renewed and restarts of a schedule keep a calendar too; and
+    where the loss is not one that is to come down, as in a game.
     """
     spikes = [s for s in history.loss_trend.spikes if s.value > ratio * s.mean and s.last_step - s.first_step < 5]
     epoch = history.model.steps_per_epoch
@@ -40,12 +42,13 @@ def periodic_loss_spikes(
     if period is None:
         return None
     worst = max(spikes, key=lambda spike: spike.value)
+    hurts = (epoch is not None or worst.value > history.loss_trend.first) and descent(history) is not False
     where = f", place {worst.first_step % epoch} of each epoch of {epoch}" if epoch == period else ""
     return Finding(
         f"The loss spikes every {period} steps{where}: {len(spikes)} times so far, up to {worst.value:.4g}.",
         spikes[0].first_step,
         spikes[-1].last_step,
-        severity="warning" if epoch is not None or worst.value > history.loss_trend.first else "info",
+        severity="warning" if hurts else "info",
         evidence={"period": period, "num_spikes": len(spikes), "largest": worst.value, "threshold": num_spikes},
         confidence=0.95 if len(spikes) > num_spikes else 0.85,
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...history import Entry, TrainingHistory
 from ..finding import Finding
 from ..registry import rule
-from ..signals import BLOCK, comes_down_from_a_jump, median, signals_of
+from ..signals import BLOCK, comes_down_from_a_jump, median, noise, signals_of
 
 TITLE = "Gradients too large"
 
@@ -65,8 +65,10 @@ def divergence_ahead(
     is_new, lr = _is_new_rate(history, entries, start + BLOCK * (best + 1), rate_ratio)
     if grown <= (ratio_at_new_rate if is_new else ratio):
         return None
-    of_best = [e.loss or 0.0 for e in blocks[best]]
-    spread = 1.48 * median([abs(loss - low) for loss in of_best]) * math.sqrt(2.0 * 1.57 / BLOCK)  # of two medians
+    of_best, of_now = ([e.loss or 0.0 for e in block] for block in (blocks[best], blocks[-1]))
+    # Noise may go with the level, and the best of many blocks is one of little noise; a slope is none.
+    noises = 1.48 * median([abs(loss - low) for loss in of_best]), noise(of_now)
+    spread = max(noises) * math.sqrt(2.0 * 1.57 / BLOCK)  # of two medians
     norms = _middle([e.norm for e in blocks[-1]]) / _middle([e.norm for e in blocks[best]])
     is_clear = norms > norm_ratio and now - low > max(share * (first - low), z * spread)
     is_at_rate = is_new and norms >= 1.0 and now - low > z_at_new_rate * spread

@@ -7,7 +7,7 @@ import math
 from ...history import TrainingHistory
 from ...stats.running import quantiles
 from ..finding import Finding
-from ..needs import floor_at_zero
+from ..needs import floor_at_zero, rewarded
 from ..registry import rule
 from ..signals import comes_down_from_a_jump, median, noise, signals_of, slow_noise
 
@@ -123,7 +123,8 @@ def loss_spike(
     """Losses `z` standard deviations above their average, and above `ratio` times the run's first losses.
 
     Or, at any height, with a norm that is `norm_ratio` times its average at the same step. Spikes that last longer than
-    `max_run` steps are a new level, not a spike, and so are those from which the loss comes back in tens of steps.
+    `max_run` steps are a new level, not a spike, and so are those from which the loss comes back in tens of steps. Info
+    where a term of the loss is to grow, as a reward is.
     """
     trend = history.loss_trend
     confirmed = _norm_spikes(history, norm_ratio)
@@ -143,6 +144,7 @@ def loss_spike(
         f"at step {worst.first_step}, from an average of {worst.mean:.4g}.",
         spikes[0].first_step,
         spikes[-1].last_step,
+        severity="info" if rewarded(history) else "warning",
         evidence={"loss": worst.value, "mean": worst.mean, "z": worst.z, "num_spikes": len(spikes), "threshold_z": z},
         confidence=0.9,
     )
@@ -195,7 +197,8 @@ def loss_oscillation(
 ) -> Finding | None:
     """The loss's noise is `ratio` times what it was at its calmest, above a `share` of the first losses, and rising.
 
-    Over blocks of 40 steps of the window, from `min_steps` losses on; a loss near its best is silent.
+    Over blocks of 40 steps of the window, from `min_steps` losses on; a loss near its best is silent. Info where a term
+    of the loss is to grow, as a reward is.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -215,6 +218,7 @@ def loss_oscillation(
         "at its calmest, and has come up from its best.",
         s.loss_entries[-80].step,
         s.loss_entries[-1].step,
+        severity="info" if rewarded(history) else "warning",
         evidence={"noise": now, "calmest": blocks[calmest], "threshold_ratio": ratio},
         confidence=0.75,
     )

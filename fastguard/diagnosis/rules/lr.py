@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ...history import TrainingHistory
 from ..finding import Finding
+from ..needs import rewarded
 from ..registry import rule
 from ..signals import noise, signals_of
 
@@ -83,8 +84,9 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     """The run began at its full learning rate, and its loss rose above `rise` times its first three for `run` steps in
     a row.
 
-    `within` the first so many steps, and while those are still in the window. Above by their noise, too. Info until all
-    of these steps are taken, and once the loss is below its first.
+    `within` the first so many steps, and while those are still in the window. Above by twice their noise, too, for
+    the lowest of three is taken. Info until all of these steps are taken, once the loss is below its first, where a
+    term of the loss is to grow, and where it stays below a tenth of the loss of one who knows nothing.
     """
     s = signals_of(history)
     losses, lrs = s.losses[:within], s.lrs
@@ -94,7 +96,8 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
         return None
     first = sorted(losses[:3])[0]
     usual, has_lasted = noise(losses), len(losses) >= within or history.has_ended
-    limit = max(rise * first, 0.0 if math.isnan(usual) else first + usual)
+    is_harmless = s.loss_level < first or rewarded(history) or max(losses, default=0.0) < 0.1 * s.chance
+    limit = max(rise * first, 0.0 if math.isnan(usual) else first + 2.0 * usual)
     in_a_row = 0
     for i, loss in enumerate(losses):
         in_a_row = in_a_row + 1 if loss > limit else 0
@@ -104,7 +107,7 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
                 f"{max(losses):.4g} in its first {within} steps.",
                 s.loss_entries[i - run + 1].step,
                 s.loss_entries[i].step,
-                severity="info" if s.loss_level < first or not has_lasted else "warning",
+                severity="info" if is_harmless or not has_lasted else "warning",
                 evidence={"first": first, "largest": max(losses), "lr": lrs[0], "threshold_rise": rise},
                 confidence=0.8,
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...history import TrainingHistory
 from ..finding import Finding, count, listed
-from ..needs import batch_statistics, dropout
+from ..needs import batch_statistics, dropout, is_of_numbers
 from ..registry import rule
 from ..signals import has_had_time, median, signals_of
 
@@ -130,15 +130,16 @@ def learning_rate_gone(
     remedy="Something other than the optimizer writes to these weights: a load_state_dict in the loop, an average that "
     "is swapped in and not back, initialisation called again. Clamping on purpose (a WGAN's) looks the same.",
 )
-def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_steps: int = 40) -> Finding | None:
+def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_steps: int = 80) -> Finding | None:
     """Weights changed between two steps.
 
-    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained.
+    Info; a warning if after `min_steps` losses, or at the end, less than a share `progress` of the first has been
+    gained.
     """
     names = history.model.overwritten
     if not names or not history.num_clean:
         return None
-    is_stuck = history.losses.count >= min_steps and signals_of(history).progress < progress
+    is_stuck = has_had_time(history, min_steps) and signals_of(history).progress < progress
     return Finding(
         f"{count(len(names), 'parameter')} changed while no optimizer under guard stepped: {listed(names)}.",
         *_steps(history),
@@ -185,7 +186,8 @@ def tiny_batches(
     """Training batches of at most `num_samples` samples, and a loss whose noise is above `noise` of its level.
 
     From `min_steps` losses on. Info, unless the newest level stands above four tenths of where the loss began, and no
-    longer falls beyond its noise.
+    longer falls beyond its noise. All of that
+    of an error between numbers, whose noise may be that of the targets.
     """
     sizes = [sample.num_samples for _, sample in history.batches if sample.training and sample.with_grad]
     s = signals_of(history)
@@ -196,12 +198,13 @@ def tiny_batches(
         return None
     before = median(s.losses[-min_steps - 64 : -min_steps])
     of_medians = 0.22 * s.loss_noise  # the standard error of the difference of two of 64 losses
+    least = 1.0 if is_of_numbers(history) else 0.4
     stands = len(s.losses) >= 2 * min_steps and level > before - 3.0 * of_medians
     return Finding(
         f"Batches have {max(sizes)} sample{'s' if max(sizes) > 1 else ''}, and the loss changes by {s.loss_noise:.3g} "
         f"from step to step, at a level of {level:.3g}.",
         *_steps(history),
-        severity="warning" if stands and level > 0.4 * history.loss_trend.first else "info",
+        severity="warning" if stands and level > least * history.loss_trend.first else "info",
         evidence={"num_samples": max(sizes), "noise": s.loss_noise, "level": level, "threshold": num_samples},
         confidence=0.75,
     )

@@ -9,7 +9,7 @@ from ...history import TrainingHistory, UpdateRatio
 from ...history.updates import is_bias
 from ..finding import Finding, Severity, count, listed
 from ..registry import rule
-from ..signals import is_felt_by_the_loss, median, signals_of
+from ..signals import has_had_time, is_felt_by_the_loss, median, signals_of
 from .units_experts import idle_branches
 
 TITLE = "Weights and updates"
@@ -42,8 +42,9 @@ def update_ratio_high(
     Or, in between, above `grown` and `growth` times the first, at the learning rate of the first: steps shrink against
     the weights as those grow, unless steps overshoot. Asked `min_steps` steps after the first sample; silent if the
     learning rate has come down by then, or still rises. A warning where the loss rises, or where of `patience` losses
-    less than a share `kept` of the first has been gained and is kept, or they change from step to step by more than
-    a share `restless` of their level, or where more than half of the units of a module are dead; else info.
+    less than a share `kept` of the first has been gained and no more is being gained, or it is not kept, or they change
+    from step to step by more than a share `restless` of their level far from its end, or where more than half of the
+    units of a module are dead; else info.
     """
     updates = history.updates
     first_sample, early, peak = updates.first, updates.early, updates.peak
@@ -81,9 +82,11 @@ def _is_hurt(history: TrainingHistory, kept: float, patience: int, restless: flo
     if trend.count < patience and not history.has_ended:
         return False
     s = signals_of(history)
-    if s.loss_noise > max(restless * s.loss_level, _FELT * trend.first):  # near zero any loss is restless
+    is_near_zero = s.loss_noise <= _FELT * trend.first or s.progress >= 0.85  # where any loss is restless
+    if s.loss_noise > restless * s.loss_level and not is_near_zero:
         return True
-    return not signals_of(history).progress >= kept or is_felt_by_the_loss(history)
+    goes_on = len(s.loss_levels) >= 3 and s.loss_levels[-1] < 0.95 * s.loss_levels[-3] - 0.5 * s.loss_noise
+    return not (s.progress >= kept or goes_on) or is_felt_by_the_loss(history)
 
 
 def _is_at_lr_of(first: UpdateRatio, sample: UpdateRatio) -> bool:
@@ -230,8 +233,9 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
 
     First layers are a run of at least four parameters from the beginning of the model on; fewer will do where
     their weights look trained: their spread differs by more than a share `near` from those that layers begin with.
-    Info, too, where the optimizer was given none of them. A warning where the last layer is frozen while earlier ones
-    are not, and less than half of the first loss was gained in 40 steps.
+    Info, too, where the optimizer was given none of them, for the first 100 losses, since blocks may be trained in
+    turns, and where eight tenths of the first loss were gained. A warning where the last layer is frozen while earlier
+    ones are not, and less than half of the first loss was gained in as many.
     """
     notes = history.model
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since that was noted
@@ -244,14 +248,17 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
         leading += 1
     on_purpose = leading == len(frozen) and (leading >= 4 or _were_trained(history, frozen, near))
     on_purpose = on_purpose or _are_left_out(history)
-    is_stuck = history.losses.count >= 40 and not signals_of(history).progress >= 0.5
+    progress, num_losses = signals_of(history).progress, history.losses.count
+    is_stuck = has_had_time(history, 100) and not progress >= 0.5
+    is_harmless = (num_losses > 0 and not has_had_time(history, 100)) or progress >= 0.8
+    usual = "info" if is_harmless else _severity_of_share(len(names), total, share)
     ends_frozen = total > 0 and notes.names[-1] in frozen and len(frozen) < total and is_stuck
     return Finding(
         f"{count(len(names), 'parameter')} of {total} cannot learn (frozen, or with a learning rate of 0): "
         f"{listed(names)}.",
         history.recent[0].step,
         history.recent[-1].step,
-        severity="info" if on_purpose else "warning" if ends_frozen else _severity_of_share(len(names), total, share),
+        severity="info" if on_purpose else "warning" if ends_frozen else usual,
         layers=tuple(names[:8]),
         evidence={"num_frozen": len(names), "num_parameters": total, "threshold_share": share},
         confidence=0.8,

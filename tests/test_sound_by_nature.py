@@ -1,0 +1,72 @@
+"""Findings that are remarks where nothing is harmed: noise, rewards, turns, scales."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fastguard.diagnosis import RULES
+from fastguard.diagnosis.needs import rewarded
+from fastguard.diagnosis.signals import signals_of
+
+from made_runs import batch, batches_run, falling_losses, flat_losses, run
+
+
+def severity(rule, history):
+    finding = RULES[rule](history)
+    return None if finding is None else finding.severity
+
+
+ACTOR_CRITIC = ("SubBackward0", "AddBackward0", "NegBackward0", "MeanBackward0")
+
+
+@pytest.mark.parametrize(
+    ("ops", "expected"),
+    [
+        (ACTOR_CRITIC, True),
+        (("AddBackward0", "NegBackward0", "MeanBackward0"), True),
+        (("NegBackward0", "MeanBackward0", "LogSoftmaxBackward0"), False),  # a likelihood
+        (("AddBackward0", "MseLossBackward0"), False),
+        (("MeanBackward0", "PowBackward0", "SubBackward0"), False),
+        ((), False),
+    ],
+)
+def test_a_term_that_is_to_grow_is_seen_in_the_graph(ops, expected):
+    history = run(falling_losses(20), loss_ops=ops)
+    assert rewarded(history) is expected
+
+
+@pytest.mark.parametrize(("ops", "expected"), [((), "warning"), (ACTOR_CRITIC, "info")])
+def test_a_loss_with_a_reward_in_it_may_rise(ops, expected):
+    history = run([1.0, 1.0, 1.0, *[4.0] * 70], loss_ops=ops)
+    assert severity("no-warm-up", history) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_around_one_level_is_no_rise(seed):
+    dice = random.Random(seed)
+    assert severity("no-warm-up", run([abs(dice.gauss(0.0, 1.0)) for _ in range(80)])) is None
+
+
+def test_what_is_far_below_chance_has_not_risen():
+    losses = [0.01, 0.01, 0.01, *[0.05] * 70]
+    ops = ("NllLossBackward0", "LogSoftmaxBackward0")
+    known = batches_run(losses, batch(output_width=10), loss_ops=ops)
+    assert signals_of(known).chance > 2.3
+    assert (severity("no-warm-up", known), severity("no-warm-up", run(losses))) == ("info", "warning")
+
+
+@pytest.mark.parametrize(
+    ("losses", "ops", "is_known"),
+    [
+        (flat_losses(100, level=2.4), ("NllLossBackward0", "LogSoftmaxBackward0"), True),
+        (flat_losses(100, level=20.0), ("NllLossBackward0", "LogSoftmaxBackward0"), True),  # begins far off
+        (flat_losses(100, level=74.0), ("NllLossBackward0", "LogSoftmaxBackward0"), False),  # a sum over 32
+        (flat_losses(100, level=60.0), ("AddBackward0", "MulBackward0", "NllLossBackward0"), False),
+    ],
+)
+def test_chance_is_that_of_a_mean_over_samples(losses, ops, is_known):
+    sample = batch(output_width=10, num_samples=32)
+    history = batches_run(losses, sample, loss_kind="cross-entropy", loss_ops=ops)
+    assert (signals_of(history).chance > 0.0) is is_known
