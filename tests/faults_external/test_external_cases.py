@@ -110,6 +110,25 @@ def test_the_faults_written_afresh_again_are_in_two_halves_with_their_tasks():
     assert "no-gradient" in {rule for part in run.parts for rule in ask(part).alarms}
 
 
+def test_sound_scripts_are_in_two_halves_and_say_how_good_they_became():
+    scripts = [case for case in CASES.values() if case.set == "sound2"]
+    halves = [case.half for case in scripts]
+    assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 40
+    assert all(case.truth is None and case.title for case in scripts)
+    case = CASES["sound2/hastie-in-float64"]
+    run = trained(case.name)
+    assert run.outcome.quality >= case.make(case.seed).least
+    (part,) = run.parts
+    assert part.records[-1].loss < part.records[0].loss and not part.history().validations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["angles", "binary-weights", "matching-pennies", "scaled-float16", "moving-target"])
+def test_sound_scripts_reach_their_quality(name):
+    plan = CASES[f"sound2/{name}"].make(0)
+    assert carry_out(plan, Watch()).quality >= plan.least
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arms-value/adam", "listwise/sgd", "half-scaled/clipped", "line-search/lbfgs"])
 def test_wild_ones_reach_their_quality(name):
