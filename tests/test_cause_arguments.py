@@ -50,7 +50,7 @@ class TestArgument:
         assert signs == {"a": 0.5, "b": 0.4}
         assert one.score(signs) == pytest.approx(5.2 * 0.9 - 2.2)
         [found] = told(findings.values())
-        assert found.confidence == pytest.approx(1 / (1 + math.exp(2.2 - 5.2 * 0.9)))
+        assert found.confidence == pytest.approx(fitted.TRUST / (1 + math.exp(2.2 - 5.2 * 0.9)))
         assert found.evidence == {"speaks_for_it": ["a", "b"]}
 
     def test_doubt_and_remarks_weaken_a_reason(self, own):
@@ -62,7 +62,7 @@ class TestArgument:
         own("x", {"a": 0.9})
         own("y", {"a": 0.9})
         power = math.exp(5.2 * 0.9 - 2.2)
-        assert told(say("a"))[0].confidence == pytest.approx(power / (2 * power + 1))
+        assert told(say("a"))[0].confidence == pytest.approx(fitted.TRUST * power / (2 * power + 1))
         own("z", {"a": 0.9})
         assert [one.rule for one in told(say("a"))] == [UNKNOWN]  # one in three is no answer
 
@@ -74,7 +74,7 @@ class TestArgument:
         monkeypatch.setitem(fitted.OFFSETS, "y", 2.0)
         found = told(say("a"))[0]
         scores = {"x": 1.0 * 0.9 - 2.2, "y": 5.2 * 0.3 + 2.0}
-        assert found.rule == "y" and found.confidence == pytest.approx(shares(scores)["y"])
+        assert found.rule == "y" and found.confidence == pytest.approx(fitted.TRUST * shares(scores)["y"])
 
     def test_what_is_fitted_is_known(self):
         assert fitted.WEIGHTS.keys() | fitted.OFFSETS.keys() <= CAUSES.keys()
@@ -116,7 +116,7 @@ class TestArgument:
         found = told([*say("a", severity="critical"), *say("b")])
         assert [one.rule for one in found] == expected
         doubtful = next(one for one in found if one.rule == "x")
-        assert doubtful.severity == "critical" and (doubtful.confidence < 0.6) == (expected[0] == "y")
+        assert doubtful.severity == "critical" and (doubtful.confidence < 0.6 * fitted.TRUST) == (expected[0] == "y")
 
     def test_what_one_cause_has_taken_speaks_for_no_other(self, own):
         own("x", {"a": 0.9})
@@ -124,7 +124,7 @@ class TestArgument:
         found = told(say("a", "b"))
         assert [one.rule for one in found] == ["x", "y"]
         assert found[1].evidence == {"speaks_for_it": ["b"]}
-        assert found[1].confidence == pytest.approx(shares({"y": 5.2 * 0.5 - 2.2})["y"])
+        assert found[1].confidence == pytest.approx(fitted.TRUST * shares({"y": 5.2 * 0.5 - 2.2})["y"])
 
     def test_a_cause_all_of_whose_reasons_another_explains_is_not_told(self, own):
         own("x", {"a": 0.9}, "b")

@@ -5,11 +5,17 @@ what speaks for each cause at the end (`fastguard.diagnosis.causes.evidence_for`
 run, none. The weights and offsets are those under which the right answers are likeliest, held near the usual ones by a
 Gaussian prior, and weights stay above zero: what speaks for a cause never speaks against it. They go to
 fastguard/diagnosis/fitted.json. Nothing of the reporting halves is read.
+
+Of the sure causes nearly all are right on these runs, also where kinds are left out of the fit (`--leave-kinds-out`):
+rules were written while looking at them, and no fit on them tells how sure one may be elsewhere. So shares are
+multiplied by a trust, which is what was right of the sure causes where nobody had looked before: 0.77 to 0.82 in the
+report half, as its table has it; 0.73 of thirty that were told of faults just written.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,11 +24,12 @@ from pathlib import Path
 import torch
 
 from fastguard.diagnosis import CAUSES, diagnose, fitted
-from fastguard.diagnosis.causes import evidence_for
+from fastguard.diagnosis.causes import UNKNOWN, evidence_for, shares
 
 from . import cases, external
 from .alarms import histories
 from .external.cases import CASES as EXTERNAL
+from .external.score import SURE, calibration_error
 from .runs import load_or_train
 
 PATH = Path(fitted.__file__).with_name("fitted.json")
@@ -104,17 +111,56 @@ def fit(known: list[Example], prior: float, steps: int = 400) -> tuple[dict[str,
     return found, known_offsets
 
 
+def out_of_sample(known: list[Example], prior: float, folds: int = 5) -> list[tuple[float, bool]]:
+    """The share of each run's first cause, and whether it is right, by weights fitted without its kind.
+
+    A kind is what stands ahead of the last part of a run's name.
+    """
+    told = []
+    for fold in range(folds):
+        apart = [one for one in known if _fold(one.name, folds) == fold]
+        weights, offsets = fit([one for one in known if _fold(one.name, folds) != fold], prior)
+        for one in apart:
+            scores = {
+                name: offsets.get(name, fitted.USUAL_OFFSET)
+                + sum(weights.get(name, {}).get(sign, fitted.USUAL_WEIGHT) * value for sign, value in signs.items())
+                for name, signs in one.evidence.items()
+            }
+            best, share = max(shares(scores).items(), key=lambda item: item[1])
+            if best != UNKNOWN:
+                told.append((share, best in one.right))
+    return told
+
+
+def _fold(name: str, folds: int) -> int:
+    return hashlib.sha256(name.rpartition("/")[0].encode()).digest()[0] % folds
+
+
 def main() -> int:
     """Fits, and writes the weights."""
     parser = argparse.ArgumentParser("python -m benchmarks.faults.fit", description=__doc__.partition("\n")[0])
     parser.add_argument("--prior", type=float, default=1.0, help="one over the variance of the prior (default: 1)")
+    parser.add_argument("--trust", type=float, default=fitted.TRUST, help="(default: %(default)s)")
+    parser.add_argument(
+        "--leave-kinds-out", action="store_true", help="of how much is right out of sample; fits nothing"
+    )
     parser.add_argument("--dry", action="store_true", help="write nothing")
     arguments = parser.parse_args()
     known = list(examples())
+    if arguments.leave_kinds_out:
+        told = out_of_sample(known, arguments.prior)
+        sure = [right for share, right in told if share >= SURE]
+        right = sum(sure) / max(len(sure), 1)
+        print(f"{len(told)} told, {len(sure)} of them at {SURE} or more: {right:.2f} right")
+        print(f"calibration error: {calibration_error(told)}")
+        return 0
     weights, offsets = fit(known, arguments.prior)
     print(f"{len(known)} runs, {sum(map(len, weights.values()))} weights of {len(weights)} of {len(CAUSES)} causes")
     if not arguments.dry:
-        PATH.write_text(json.dumps({"offsets": offsets, "weights": weights}, indent=1, sort_keys=True) + "\n")
+        PATH.write_text(
+            json.dumps({"offsets": offsets, "trust": arguments.trust, "weights": weights}, indent=1, sort_keys=True)
+            + "\n"
+        )
         print(PATH)
     return 0
 

@@ -5,6 +5,7 @@ overflow of it); *reasons*: rules whose firing it predicts, each with a weight; 
 findings that it *explains*. The weights make a score, and the scores of all causes, and that of "unknown", which is
 zero, make shares of one (softmax): a confidence is what evidence leaves to a cause beside all others. The surest is
 told if it outweighs "unknown"; then the others, for what it does not explain. What nobody explains is "unknown".
+What is told is that share times how far the weights are to be trusted on kinds of runs that they were not fitted on.
 
 A cause takes no finding as its symptom that is more severe than every one of its reasons.
 """
@@ -171,6 +172,7 @@ def find_causes(
         evidence = {name: signs for name, signs in evidence.items() if _is_worth_a_cause(signs, found)}
     told = [dataclasses.replace(one, confidence=_beside_others(one.rule, rivals)) for one in told]
     told.sort(key=_rank, reverse=True)  # equals stay as surely as they were chosen
+    told = [dataclasses.replace(one, confidence=fitted.TRUST * one.confidence) for one in told]
     left = [finding for finding in found.values() if finding.severity != "info"]
     if left and (not told or any(finding.severity == "critical" for finding in left)):
         told.append(_unknown(left, told))
