@@ -151,7 +151,9 @@ class Signals:
         ops = self.history.model.loss_ops
         outer = list(itertools.takewhile(lambda op: not op.startswith(("Nll", "LogSoftmax")), ops))
         sizes = [batch.num_samples for _, batch in self.history.batches if batch.training]
-        first = self.initial_loss
+        first, best = self.initial_loss, self.history.loss_trend.best
+        if abs(best - chance) < 0.15 * chance:
+            return False  # a mean that came down to chance
         is_times = any(op.startswith(("Mul", "Div")) for op in outer) and len(outer) < len(ops)
         is_sum = bool(sizes) and 0.5 < first / (chance * sizes[0]) < 2.0 and sizes[0] > 4
         return first > 2.0 * chance and (is_times or is_sum)
