@@ -232,3 +232,35 @@ def test_an_interrupt_while_steps_are_taken_together_loses_and_doubles_none():
     for at in [*range(1, num_places + 1, 7), *range(num_places - 12, num_places + 1)]:
         history = interrupted(at)[0]
         assert history.state_dict() == known, at
+
+
+def test_steps_are_taken_together_after_an_interrupt_within_one_step():
+    def interrupted(at: int) -> tuple[overview.Overview, int]:
+        one, places = overview.Overview(), 0
+        for step in range(255):  # the next one merges all buckets
+            one.add(step, loss=1.0, norm=2.0, lr=None)
+
+        def profile(frame, event, argument):
+            nonlocal places
+            if event in ("call", "c_return") and frame.f_code.co_filename == overview.__file__:
+                places += 1
+                if places == at:
+                    sys.setprofile(None)
+                    raise InterruptError
+
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            one.add(255, loss=1.0, norm=2.0, lr=None)
+        except InterruptError:
+            pass
+        finally:
+            sys.setprofile(before)
+        return one, places
+
+    num_places = interrupted(-1)[1]
+    assert num_places > 5
+    for at in range(1, num_places + 1):
+        grown = interrupted(at)[0].grown(range(256, 300), [1.0] * 44, [2.0] * 44, None)
+        assert sum(bucket.num_steps for bucket in grown.buckets) in (299, 300), at
+        assert [b.last_step < a.first_step for b, a in zip(grown.buckets, grown.buckets[1:])].count(False) == 0, at

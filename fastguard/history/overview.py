@@ -45,9 +45,6 @@ class _Open(Part):
     _fields: ClassVar = {"count": COUNT, **dict.fromkeys(("total", "min", "max", "last"), NUMBER)}
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
         self.count = 0
         self.total = 0.0
         self.min = math.inf
@@ -173,6 +170,8 @@ class Overview(Part):
         """
         place = 0
         while place < len(steps):
+            if self._num >= self.steps_per_bucket:  # an interrupt came before it could be closed
+                self._close_bucket()
             if not self._num:
                 self._first = steps[place]
             end = min(len(steps), place + self.steps_per_bucket - self._num)
@@ -194,13 +193,12 @@ class Overview(Part):
         return twin
 
     def _close_bucket(self) -> None:
-        self._closed.append(self._open_bucket())
-        self._num = 0
-        for series in self._open:
-            series.clear()
-        if len(self._closed) >= NUM_BUCKETS:
-            self._closed = [merge(a, b) for a, b in zip(self._closed[::2], self._closed[1::2])]
-            self.steps_per_bucket *= 2
+        closed, steps_per_bucket = [*self._closed, self._open_bucket()], self.steps_per_bucket
+        if len(closed) >= NUM_BUCKETS:
+            closed, steps_per_bucket = [merge(a, b) for a, b in zip(closed[::2], closed[1::2])], 2 * steps_per_bucket
+        fresh = (_Open(), _Open(), _Open())
+        # From here on no call is made, after which an interrupt could come.
+        self._closed, self.steps_per_bucket, self._open, self._num = closed, steps_per_bucket, fresh, 0
 
     def _open_bucket(self) -> Bucket:
         return Bucket(self._first, self._last, self._num, *(series.close() for series in self._open))
