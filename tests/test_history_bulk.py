@@ -264,3 +264,37 @@ def test_steps_are_taken_together_after_an_interrupt_within_one_step():
         grown = interrupted(at)[0].grown(range(256, 300), [1.0] * 44, [2.0] * 44, None)
         assert sum(bucket.num_steps for bucket in grown.buckets) in (299, 300), at
         assert [b.last_step < a.first_step for b, a in zip(grown.buckets, grown.buckets[1:])].count(False) == 0, at
+
+
+def test_a_step_that_was_counted_when_an_interrupt_came_is_not_counted_among_those_taken_together():
+    files = {module.__file__ for module in (core, overview, running, trend)}
+    rng = random.Random(6)
+    entries = [_entry(step, rng, 0.0) for step in range(20)]
+    for at in range(1, 60):
+        history, places = TrainingHistory(window=16), 0
+        for entry in entries[:10]:
+            history.defer_entry(entry)
+        history.settle()
+
+        def profile(frame, event, argument):
+            nonlocal places
+            if event in ("call", "c_return") and frame.f_code.co_filename in files:
+                places += 1
+                if places == at:  # noqa: B023
+                    sys.setprofile(None)
+                    raise InterruptError
+
+        before = sys.getprofile()
+        history.defer_entry(entries[10])
+        sys.setprofile(profile)
+        try:
+            history.settle()  # one by one
+        except InterruptError:
+            pass
+        finally:
+            sys.setprofile(before)
+        for entry in entries[11:]:
+            history.defer_entry(entry)
+        history.settle()
+        assert history.num_steps == len(entries), at
+        assert [one.step for one in history.recent] == list(range(4, 20)), at

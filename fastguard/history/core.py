@@ -233,13 +233,14 @@ class TrainingHistory(Series):
 
     def settle(self) -> None:
         """Takes into account what was deferred. After an interrupt the next call goes on from there."""
-        if len(self._deferred) >= _AT_ONCE and take_deferred(self):
-            return
         deferred, recent = self._deferred, self.recent
+        if deferred and recent and recent[-1] is deferred[0]:  # the interrupt came when it had been counted
+            del deferred[0]
+        if len(deferred) >= _AT_ONCE and take_deferred(self):
+            return
+        deferred = self._deferred
         while deferred:
-            entry = deferred[0]
-            if not recent or recent[-1] is not entry:  # else the interrupt came when it had been counted
-                self._push(entry)
+            self._push(deferred[0])
             del deferred[0]
 
     def record(self, step: int, loss: float, grad_norm: float, lr: float, val_loss: float | None = None) -> None:
