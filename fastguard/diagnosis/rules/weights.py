@@ -233,9 +233,9 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
 
     First layers are a run of at least four parameters from the beginning of the model on; fewer will do where
     their weights look trained: their spread differs by more than a share `near` from those that layers begin with.
-    Info, too, where the optimizer was given none of them, and for the first 100 losses, since blocks may be trained in
-    turns. A warning where the last layer is frozen while earlier ones are not, and less than half of the first loss was
-    gained in as many.
+    Info, too, where the optimizer was given none of them, for the first 100 losses, since blocks may be trained in
+    turns, and where eight tenths of the first loss were gained though they are not the first layers. A warning where
+    the last layer is frozen while earlier ones are not, and less than half of the first loss was gained in 100 losses.
     """
     notes = history.model
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since that was noted
@@ -251,7 +251,8 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     progress, num_losses = signals_of(history).progress, history.losses.count
     is_stuck = has_had_time(history, 100) and not progress >= 0.5
     is_early = num_losses > 0 and not has_had_time(history, 100)
-    usual = "info" if is_early else _severity_of_share(len(names), total, share)
+    is_learnt = progress >= 0.8 and leading < len(frozen)  # without first layers a loss comes low, too
+    usual = "info" if is_early or is_learnt else _severity_of_share(len(names), total, share)
     ends_frozen = total > 0 and notes.names[-1] in frozen and len(frozen) < total and is_stuck
     return Finding(
         f"{count(len(names), 'parameter')} of {total} cannot learn (frozen, or with a learning rate of 0): "
