@@ -30,6 +30,14 @@ def write(path: Path, steps, bad=(), name: str = "b") -> None:
             sink.write(record or make_record(step, 1.0 + math.sin(step) / 9, loss=2.0 - step / 500))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _heeding_ctrl_c():
+    """A shell's background job ignores SIGINT, and so would what is started here."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "run.jsonl"
