@@ -109,10 +109,18 @@ def test_a_readme_is_read_in_one_sitting():
     assert TEXT.count("\n") <= 250
 
 
+class Attending(torch.nn.Module):
+    """Of each row of a batch to all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+
+
 def test_the_report_shown_has_the_lines_that_a_report_has():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Tanh())
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Attending(), torch.nn.Linear(4, 1), torch.nn.Tanh())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    fastguard.wrap(optimizer, model, max_norm=1.0, activations={"every": 1}, weights=1)
+    sinks = [fastguard.sinks.MemorySink()]
+    fastguard.wrap(optimizer, model, max_norm=1.0, activations={"every": 1}, weights=1, sinks=sinks)
     for bad in (False, False, True, False):
         loss = model(torch.full((2, 4), torch.inf if bad else 1.0)).mean()
         loss.backward()
