@@ -1,4 +1,4 @@
-"""What `wrap_backward` costs: `python benchmarks/backward.py [--rounds N] [--json FILE] [--cpu-time]`; about a minute.
+"""What `wrap_backward` costs: `python -m benchmarks.backward [--rounds N] [--json FILE] [--cpu-time]`; about a minute.
 
 With `--cpu-time`, one thread and its CPU time, for a machine that does other things as well.
 
@@ -12,13 +12,10 @@ keeps.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fastguard
+from benchmarks.clocks import keep, make_clock, make_parser
 from fastguard.commands.bench.harness import garbage_collector_off
 
 RECIPE, GUARDED, CLIPPING = "torch's recipe", "wrap_backward", "wrap_backward, max_norm"
@@ -135,16 +133,8 @@ def measure(settings: dict[str, bool], rounds: int, clock: Callable[[], float]) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=60, help="steps of each kind")
-    parser.add_argument("--json", type=Path, help="where to keep the figures")
-    parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread instead of time passed")
-    arguments = parser.parse_args()
-    clock = time.process_time if arguments.cpu_time else time.perf_counter
-    if arguments.cpu_time:
-        torch.set_num_threads(1)
-    what = "CPU time" if arguments.cpu_time else "time passed"
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, fastguard {fastguard.__version__}, {what}")
+    arguments = make_parser("benchmarks.backward", __doc__, 60, "steps of each kind").parse_args()
+    clock = make_clock(arguments)
     results = {name: measure(settings, arguments.rounds, clock) for name, settings in SETTINGS.items()}
     for name, result in results.items():
         print(f"\nAdamW({name}), {result['num_tensors']} tensors, median of {result['rounds']} steps")
@@ -155,8 +145,7 @@ def main() -> None:
                 f"× {r['backward_ratio']:.3f} ({r['adds_us_per_tensor']:+.1f} us a tensor), "
                 f"gradients at most {r['peak_gradient_bytes'] / 2**20:.2f} MiB"
             )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    keep(arguments, results)
 
 
 if __name__ == "__main__":

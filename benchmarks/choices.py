@@ -1,4 +1,4 @@
-"""What watching attention and routers costs a sampled step: `python benchmarks/choices.py [--rounds N] [--json FILE]`.
+"""What watching attention and routers costs a sampled step: `python -m benchmarks.choices [--rounds N] [--json FILE]`.
 
 With `--cpu-time`, one thread and its CPU time, for a machine that does other things as well; about a minute.
 
@@ -9,12 +9,8 @@ differences in the same round. Correct first: both must end with the same parame
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fastguard
+from benchmarks.clocks import keep, make_clock, make_parser
 from fastguard.commands.bench.harness import garbage_collector_off
 
 WIDTH, LENGTH, BATCH, NUM_BLOCKS, NUM_EXPERTS = 256, 256, 4, 4, 8
@@ -110,16 +107,8 @@ def measure(case: str, rounds: int, clock: Callable[[], float]) -> dict[str, Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="steps of each run")
-    parser.add_argument("--json", type=Path, help="where to keep the figures")
-    parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread instead of time passed")
-    arguments = parser.parse_args()
-    clock = time.process_time if arguments.cpu_time else time.perf_counter
-    if arguments.cpu_time:
-        torch.set_num_threads(1)
-    what = "CPU time" if arguments.cpu_time else "time passed"
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, fastguard {fastguard.__version__}, {what}")
+    arguments = make_parser("benchmarks.choices", __doc__, 40, "steps of each run").parse_args()
+    clock = make_clock(arguments)
     print(f"{NUM_BLOCKS} blocks {WIDTH} wide, {BATCH} sequences of {LENGTH}, 8 heads, {NUM_EXPERTS} experts")
     results = {case: measure(case, arguments.rounds, clock) for case in CASES}
     for case, r in results.items():
@@ -128,8 +117,7 @@ def main() -> None:
             f"{r['sampled_step_adds_ms']:+7.2f} ms, {r['adds_us_per_module']:.0f} us a module, "
             f"{r['share_of_a_sampled_step']:.1%} of that step"
         )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    keep(arguments, results)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,11 @@
 Each case starts its own processes. A call is timed between two barriers on every rank, and counts as long as the
 slowest; ours and torch's `clip_grad_norm_` take turns on gradients of the same shapes. torch's result is waited for
 (`full_tensor().item()`), as whoever wants to know it does. The ranks share the machine's cores. "local" is what of ours
-needs no other rank: finding the parts and reading them.
+needs no other rank: finding the parts and reading them. "bare" is the gather alone, of tensors that are there: with
+"local" the least that such a clip can take.
+
+Under DistributedDataParallel every rank has whole gradients, and the guard asks nobody: "replicas" is what guarding
+adds to a step there, over what `clip_grad_norm_` adds, on two ranks and on one.
 
 What checksums add to the kernels' pass is measured on one process, in passes over gradients that are not in cache.
 
@@ -76,6 +80,50 @@ def wire_main(world: int, rounds: int, rank: int, folder: str) -> None:
         print(json.dumps({name: statistics.median(values) for name, values in found.items()}))
 
 
+def replicas_main(world: int, count: int, size: int, rounds: int, rank: int, folder: str) -> None:
+    """One rank of a DistributedDataParallel run; each step follows a backward pass, and is timed without it."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    import fastguard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    models = [nn.Sequential(*(nn.Linear(size, size, bias=False) for _ in range(count))) for _ in range(3)]
+    sharing = [nn.parallel.DistributedDataParallel(model) for model in models]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.0, fused=True) for model in models]
+    guard = fastguard.wrap(optimizers[0], sharing[0], max_norm=1e9, check_every=0).guard
+    params = list(models[1].parameters())
+
+    def clipped() -> None:
+        nn.utils.clip_grad_norm_(params, 1e9)
+        optimizers[1].step()
+
+    calls: dict[str, Any] = {"guarded": optimizers[0].step, "clipped": clipped, "plain": optimizers[2].step}
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 3):
+        for i, name in list(enumerate(calls))[:: 1 if turn % 2 else -1]:
+            optimizers[i].zero_grad()
+            sharing[i](torch.randn(4, size)).square().mean().backward()
+            took = timed(calls[name])
+            if turn >= 3:
+                found[name].append(took)
+    num_collectives = 0 if guard.run.ranks is None else guard.run.ranks.wire.num_collectives
+    dist.destroy_process_group()
+    if rank == 0:
+        print(json.dumps({"us": found, "num_collectives": num_collectives}))
+
+
+def replicas(world: int, rounds: int) -> dict[str, Any]:
+    """What guarding adds to a step under DistributedDataParallel over what clipping adds: of medians."""
+    found = started_on(world, ["replicas", str(world), "300", "96", str(rounds)])
+    us = {name: statistics.median(values) for name, values in found["us"].items()}
+    added = {name: us[name] - us["plain"] for name in ("guarded", "clipped")}
+    ratio = added["guarded"] / added["clipped"]
+    return {**{f"{k}_us": v for k, v in us.items()}, "ratio": ratio, "num_collectives": found["num_collectives"]}
+
+
 def constants(world: int, rounds: int) -> dict[str, float]:
     """Of the cost model, on `world` ranks: microseconds of a gather, of a table without tensors, and of each tensor."""
     us = started_on(world, ["wire", str(world), "0", "0", str(rounds)])
@@ -116,6 +164,8 @@ def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: i
 
     import fastguard
     from fastguard.guard.ranks import gradients_over_ranks
+    from fastguard.guard.ranks.exchange import NUM_COLUMNS, _gather
+    from fastguard.guard.ranks.shards import groups_across, layouts_of
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
@@ -137,13 +187,17 @@ def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: i
     optimizer = torch.optim.SGD(guarded, lr=0.0)
     fastguard.wrap(optimizer, max_norm=1e9, check_every=0)
     plain = torch.optim.SGD(parameters(), lr=0.0)
-    found: dict[str, list[float]] = {"ours": [], "theirs": [], "local": [], "guarded": [], "plain": []}
+    (group,) = groups_across(layouts_of(ours))
+    row = torch.zeros(NUM_COLUMNS, dtype=torch.float64)
+    everyone = torch.empty(group.size() * NUM_COLUMNS, dtype=torch.float64)
+    found: dict[str, list[float]] = {"ours": [], "theirs": [], "local": [], "bare": [], "guarded": [], "plain": []}
     clip = torch.nn.utils.clip_grad_norm_
     for turn in range(rounds + 3):
         both = {
             "ours": lambda: fastguard.clip_grad_norm_(ours, 1e9),
             "theirs": lambda: clip(theirs, 1e9).full_tensor().item(),
             "local": lambda: gradients_over_ranks(ours, "cpu"),
+            "bare": lambda: _gather(everyone, row, group=group),
             "guarded": optimizer.step,
             "plain": plain.step,
         }
@@ -216,6 +270,8 @@ def main() -> int:
         if kind == "wire":
             world, _, _, rounds, rank = map(int, numbers)
             wire_main(world, rounds, rank, folder)
+        elif kind == "replicas":
+            replicas_main(*map(int, numbers), folder)  # type: ignore[call-arg]
         else:
             rank_main(kind, *map(int, numbers), folder)  # type: ignore[call-arg]
         return 0
@@ -227,9 +283,17 @@ def main() -> int:
         ratio, guarding = one["ratio"], one["guarding_ratio"]
         print(
             f"{case:36} ours {one['ours_us'][0]:7.0f} us, torch's {one['theirs_us'][0]:7.0f} us, ratio {ratio[0]:.3f} "
-            f"({ratio[1]:.3f} - {ratio[2]:.3f}), at most {one['at_most']}, {one['local_us'][0]:.0f} us of it local; "
+            f"({ratio[1]:.3f} - {ratio[2]:.3f}), at most {one['at_most']}, {one['local_us'][0]:.0f} us of it local, "
+            f"a bare gather {one['bare_us'][0]:.0f}; "
             f"guarding adds {guarding[0]:.3f} of it; "
             f"{one['collectives_a_step']:.2f} collectives and {one['bytes_a_step']:.0f} bytes a guarded step",
+            flush=True,
+        )
+    replicated = {str(world): replicas(world, arguments.rounds) for world in (1, 2)}
+    for on, one in replicated.items():
+        print(
+            f"DDP on {on}: guarding adds {one['guarded_us'] - one['plain_us']:.0f} us to a step, {one['ratio']:.2f} of "
+            f"what clipping adds; {one['num_collectives']} collectives",
             flush=True,
         )
     fitted = {}
@@ -253,7 +317,10 @@ def main() -> int:
     if not arguments.dry:
         about = {"torch": torch.__version__, "cores": os.cpu_count(), "rounds": arguments.rounds}
         RESULTS.write_text(
-            json.dumps({**about, "cases": results, "constants": fitted, "checksums": columns}, indent=1) + "\n",
+            json.dumps(
+                {**about, "cases": results, "constants": fitted, "checksums": columns, "replicas": replicated}, indent=1
+            )
+            + "\n",
             encoding="utf-8",
         )
         print(f"wrote {RESULTS}")

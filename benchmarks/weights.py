@@ -1,4 +1,4 @@
-"""What sampling weights and updates costs: `python benchmarks/weights.py [--rounds N] [--json FILE]`; about 30 s.
+"""What sampling weights and updates costs: `python -m benchmarks.weights [--rounds N] [--json FILE]`; about 30 s.
 
 With `--cpu-time`, one thread and its CPU time, for a machine that does other things as well.
 
@@ -11,17 +11,15 @@ for bit, and the last sample's update norms must be those of the exact differenc
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import fastguard
+from benchmarks.clocks import keep, make_clock, make_parser
 from fastguard.commands.bench.cases import STEP_CASES
 from fastguard.commands.bench.harness import garbage_collector_off
 from fastguard.weights import WeightSampler
@@ -110,16 +108,8 @@ def measure(case: str, name: str, num_rounds: int, clock: Callable[[], float]) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=float, default=1.0, help="times as many rounds as usual")
-    parser.add_argument("--json", type=Path, help="where to keep the figures")
-    parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread instead of time passed")
-    arguments = parser.parse_args()
-    clock = time.process_time if arguments.cpu_time else time.perf_counter
-    if arguments.cpu_time:
-        torch.set_num_threads(1)
-    what = "CPU time" if arguments.cpu_time else "time passed"
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, fastguard {fastguard.__version__}, {what}")
+    arguments = make_parser("benchmarks.weights", __doc__, 1.0, "times as many rounds as usual").parse_args()
+    clock = make_clock(arguments)
     results = []
     for case, rounds in NUM_ROUNDS.items():
         print(f"\n{STEP_CASES[case].title}")
@@ -131,8 +121,7 @@ def main() -> None:
                 f"sampled step {r['sampled_step_adds_ms']:+8.3f} ms, copies {r['copied_MiB']:5.1f} MiB: "
                 f"× {r[f'ratio_every_{EVERY}']:.4f} at every={EVERY}"
             )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    keep(arguments, results)
 
 
 if __name__ == "__main__":

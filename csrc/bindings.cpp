@@ -105,6 +105,37 @@ void py_scale(const py::sequence& tensors, double factor, int num_threads) {
   without_lock(views, [&] { scale(views, factor, num_threads); });
 }
 
+bool is_contiguous(const Strided& x) {
+  int64_t expected = 1;
+  for (size_t d = x.shape.size(); d-- > 0; expected *= x.shape[d])
+    if (x.shape[d] != 1 && x.strides[d] != expected) return false;
+  return expected != 0;
+}
+
+// Copies each of `source` that is contiguous to its place in `to`, if that is such another tensor; the numbers of the
+// others, which are left as they are.
+std::vector<size_t> py_copy(const py::sequence& to, const py::sequence& source, int num_threads) {
+  py::tuple places(to), values(source);
+  if (places.size() != values.size()) throw py::value_error("as many of each");
+  std::vector<Copy> copies;
+  std::vector<size_t> others;
+  for (size_t i = 0; i < places.size(); ++i) {
+    Strided a, b;
+    const bool are_read = read_strided(PyTuple_GET_ITEM(places.ptr(), Py_ssize_t(i)), a) &&
+                          read_strided(PyTuple_GET_ITEM(values.ptr(), Py_ssize_t(i)), b);
+    if (are_read && a.dtype == b.dtype && a.shape == b.shape && is_contiguous(a) && is_contiguous(b)) {
+      size_t size = size_t(itemsize(a.dtype));
+      for (int64_t length : a.shape) size *= size_t(length);
+      copies.push_back({a.data, b.data, size});
+    } else {
+      others.push_back(i);
+    }
+  }
+  py::gil_scoped_release release;
+  copy(copies, num_threads);
+  return others;
+}
+
 py::tuple row_of(const Activation& a, int64_t numel) {
   return py::make_tuple(double(numel), a.mean, a.m2, a.min, a.max, double(a.num_zeros), double(a.num_near_zero),
                         double(a.num_saturated), double(a.num_nans), double(a.num_infs));
@@ -191,13 +222,12 @@ py::object py_gradient_stats(const py::list& groups, int num_threads, double uns
 }
 
 // What is here of sharded tensors: (rows as bytes, their fold, positions, fingerprint, set of DTypes, the parts, kind of
-// each as int32 bytes, kinds that there are, meshes).
+// each as int32 bytes, kinds that there are, those of parameters without gradients too).
 py::tuple as_python(ShardPlan& plan, RowBytes& table, Gradients& found) {
   py::bytearray kinds(reinterpret_cast<const char*>(plan.kinds.data()), 4 * plan.kinds.size());
-  const std::set<int32_t> different(plan.kinds.begin(), plan.kinds.end());
   py::object positions = py_positions(found);
   return py::make_tuple(table.keep(found.views.size()), as_tuple(found.total), std::move(positions), found.fingerprint,
-                        found.dtypes, py_tensors(found), std::move(kinds), py::cast(different), plan.meshes);
+                        found.dtypes, py_tensors(found), std::move(kinds), py::cast(plan.used));
 }
 
 // Of gradients, and of tensors themselves; None if something would need preparing, and for tensors that are all plain.
@@ -269,11 +299,16 @@ PYBIND11_MODULE(_C, m) {
   m.def("magnitude_counts", &py_magnitude_counts, py::arg("tensors"), py::arg("num_threads"));
   m.def("locate_tensors", &py_locate_tensors, py::arg("tensors"));
   m.def("scale_", &py_scale, py::arg("tensors"), py::arg("factor"), py::arg("num_threads"));
+  m.def("copy", &py_copy, py::arg("to"), py::arg("source"), py::arg("num_threads"));
   m.def("read_stream", &py_read_stream, py::arg("tensors"), py::arg("num_threads"), py::arg("prefetch"));
   m.def("collect_gradients", &py_collect_gradients, py::arg("groups"));
   m.def("gradient_stats", &py_gradient_stats, py::arg("groups"), py::arg("num_threads"), py::arg("unscale"));
-  static PyMethodDef step = {"take_step", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(take_step)), METH_FASTCALL, nullptr};
-  m.attr("take_step") = py::reinterpret_steal<py::object>(PyCFunction_New(&step, nullptr));
+  using Fast = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+  const auto fast = [](Fast function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)); };
+  static PyMethodDef quick[] = {{"take_step", fast(take_step), METH_FASTCALL, nullptr},
+                                {"note_loss", fast(note_loss), METH_FASTCALL, nullptr},
+                                {"write_line", fast(write_line), METH_FASTCALL, nullptr}};
+  for (PyMethodDef& one : quick) m.attr(one.ml_name) = py::reinterpret_steal<py::object>(PyCFunction_New(&one, nullptr));
   m.def("clip_gradients", &py_clip_gradients, py::arg("parameters"), py::arg("num_threads"), py::arg("max_norm"),
         py::arg("finite_only"));
   m.def("stats_and_checksums", &py_stats_and_checksums, py::arg("tensors"), py::arg("num_threads"));

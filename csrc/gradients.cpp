@@ -109,7 +109,8 @@ class Walk {
 
 // Calls take(first, end) for stretches of `found.tensors` as they are found; stops and returns false where it does.
 template <class Take>
-bool for_each_batch(const Groups& groups, Gradients& found, Take take) {
+bool for_each_batch(const Groups& groups, Gradients& found, Take take, const ShardPlan* plan = nullptr) {
+  const auto is_known = [plan](PyObject* tensor) { return is_plain_type(tensor) || (plan && plan->takes(tensor)); };
   found.tensors.reserve(count_parameters(groups));
   const TensorPath& path = tensor_path();
   int64_t position = 0;
@@ -123,8 +124,8 @@ bool for_each_batch(const Groups& groups, Gradients& found, Take take) {
         return at < PyList_GET_SIZE(group) ? PyList_GET_ITEM(group, at) : nullptr;
       };
       if (PyObject* next = ahead(3)) path.want_object(next);
-      if (PyObject* next = ahead(2); next && is_plain_type(next)) path.want_inner(next);
-      if (PyObject* next = ahead(1); next && is_plain_type(next)) path.want_parts(next);
+      if (PyObject* next = ahead(2); next && is_known(next)) path.want_inner(next);
+      if (PyObject* next = ahead(1); next && is_known(next)) path.want_parts(next);
       found.fingerprint = (found.fingerprint ^ reinterpret_cast<uintptr_t>(parameter)) * 0x100000001b3u;
       py::object g = gradient_of(parameter);
       if (g.is_none()) {
@@ -166,7 +167,7 @@ bool measure_gradients(const Groups& groups, int num_threads, double unscale, Ro
   if (!for_each_batch(groups, found, [&](size_t first, size_t end) {
         if (plan && !plan->unwrap(found.tensors.data() + first, end - first, first)) return false;
         return walk.take(found.items() + first, end - first);
-      }))
+      }, plan))
     return false;
   walk.finish(num_threads);
   found.dtypes = dtypes_of(found.views);

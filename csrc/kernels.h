@@ -316,6 +316,35 @@ FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a, 
   return true;
 }
 
+// A whole block of which nothing is finite, as all gradients are after a step that was taken with NaN: exact_block's
+// result in a third of its time. False if something is; `a` is then meaningless.
+template <class D>
+static bool none_finite(const typename D::raw* p, Accumulation& a) {
+  constexpr int kAhead = 8192 / sizeof(*p);
+  u32v least[kFast32], infs[kFast32] = {};
+  for (int i = 0; i < kFast32; ++i) least[i] = ~(u32v){};
+  for (int64_t j = 0; j < kBlock; j += kFastLanes) {
+    for (size_t line = 0; line < kFastLanes * sizeof(*p); line += 64)
+      __builtin_prefetch((const char*)(p + j + kAhead) + line);
+#pragma GCC unroll 8
+    for (int i = 0; i < kFast32; ++i) {
+      f32v value;
+      u32v key;
+      D::read(p + j + i * kW32, value, key);
+      least[i] = umin(least[i], key);
+      infs[i] -= (u32v)(key == D::kInf);
+    }
+  }
+  for (int i = 0; i < kFast32; ++i)
+    for (int k = 0; k < kW32; ++k) {
+      if (least[i][k] < D::kInf) return false;
+      a.num_infs += infs[i][k];
+    }
+  a.num_nans = kBlock - a.num_infs;
+  count(a, kBlock, 0);
+  return true;
+}
+
 // What the kernels of both kinds call.
 template <class D, bool kBits>
 FG_INLINE Accumulation blocks(const void* data, int64_t n, uint64_t& bits) {
@@ -324,6 +353,16 @@ FG_INLINE Accumulation blocks(const void* data, int64_t n, uint64_t& bits) {
   for (int64_t j = 0; j < n; j += kBlock) {
     const int64_t size = n - j < kBlock ? n - j : kBlock;
     Accumulation a;
+    if constexpr (!kBits) {
+      constexpr uint32_t kMagnitude = sizeof(*p) == 4 ? 0x7fffffffu : 0x7fffu;
+      if (size == kBlock && (p[j] & kMagnitude) >= D::kInf) {
+        Accumulation lost;
+        if (none_finite<D>(p + j, lost)) {
+          total.merge(lost);
+          continue;
+        }
+      }
+    }
     if (size < kFastSize || !fast_block<D, kBits>(p + j, size, a, bits)) a = exact_block<D, kBits>(p + j, size, bits);
     total.merge(a);
   }

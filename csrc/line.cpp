@@ -4,6 +4,11 @@
 #include <cmath>
 #include <cstring>
 
+#if !defined(_WIN32)
+#include <time.h>
+#include <unistd.h>
+#endif
+
 #include "gradients.h"
 #include "slot.h"
 
@@ -93,10 +98,9 @@ class Line {
     value ? text("true") : text("false");
   }
 
-  py::bytes end() {
-    text("}\n");
-    return py::bytes(text_, size_t(end_ - text_));
-  }
+  void end() { text("}\n"); }
+  const char* data() const { return text_; }
+  size_t size() const { return size_t(end_ - text_); }
 
  private:
   char text_[kRoom];
@@ -112,22 +116,14 @@ double std_of(const Row& total, double finite, double mean) {
   return std::isnan(rest) ? HUGE_VAL : rms * std::sqrt(rest > 0 ? rest : 0.0);
 }
 
-}  // namespace
-
-py::bytes json_line(const py::bytearray& headers, Py_ssize_t index, const py::bytearray& table, double time) {
-  const size_t start = size_t(index) * kHeaderWords * sizeof(double);
-  if (index < 0 || start + kHeaderWords * sizeof(double) > headers.size())
-    throw py::value_error("`headers` must hold the header of that index");
-  double header[kHeaderWords];
-  std::memcpy(header, PyByteArray_AS_STRING(headers.ptr()) + start, sizeof(header));
-  const Row total = fold_rows(PyByteArray_AS_STRING(table.ptr()), table.size() / sizeof(Row));
+void write_step(Line& line, const double* header, const char* table, size_t num_rows, double time) {
+  const Row total = fold_rows(table, num_rows);
   const double finite = total.numel - total.num_nans - total.num_infs;
   const double nothing = total.numel != 0 ? std::nan("") : 0.0;
   const double mean = finite != 0 ? total.sum / finite : nothing;
   const double std = finite != 0 ? std_of(total, finite, mean) : nothing;
   const int flags = int(header[kFlags]);
 
-  Line line;
   line.count("{\"step\":", header[kStep]);
   line.number(",\"time\":", time);
   if (flags & kHasLoss) line.number(",\"loss\":", header[kLoss]);
@@ -148,7 +144,69 @@ py::bytes json_line(const py::bytearray& headers, Py_ssize_t index, const py::by
   if (header[kClipCoef] != 1.0) line.number(",\"grad/clipped_norm\":", norm_of(total) * header[kClipCoef]);
   line.truth(",\"clipped\":", header[kClipCoef] != 1.0);
   line.truth(",\"skipped\":", flags & kSkipped);
-  return line.end();
+  line.end();
+}
+
+// The header of that slot, or null.
+const double* header_at(PyObject* headers, Py_ssize_t index) {
+  const Py_ssize_t bytes = kHeaderWords * Py_ssize_t(sizeof(double));
+  if (!PyByteArray_CheckExact(headers) || index < 0 || index >= PyByteArray_GET_SIZE(headers) / bytes) return nullptr;
+  return reinterpret_cast<const double*>(PyByteArray_AS_STRING(headers) + index * bytes);
+}
+
+#if !defined(_WIN32)
+// Seconds since 1970, in whole microseconds: fewer digits to write.
+double now() {
+  timespec t{};
+  clock_gettime(CLOCK_REALTIME, &t);
+  return double(int64_t(t.tv_sec) * 1000000 + t.tv_nsec / 1000) / 1e6;
+}
+#endif
+
+}  // namespace
+
+py::bytes json_line(const py::bytearray& headers, Py_ssize_t index, const py::bytearray& table, double time) {
+  const double* header = header_at(headers.ptr(), index);
+  if (!header) throw py::value_error("`headers` must hold the header of that index");
+  Line line;
+  write_step(line, header, PyByteArray_AS_STRING(table.ptr()), table.size() / sizeof(Row), time);
+  return py::bytes(line.data(), line.size());
+}
+
+PyObject* write_line(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 6) return PyErr_Format(PyExc_TypeError, "write_line takes 6 arguments, got %zd", count);
+  const double* header = header_at(args[0], PyLong_AsSsize_t(args[1]));
+  PyObject *table = args[2], *told = args[3], *torn = args[5];
+  const int file = int(PyLong_AsLong(args[4]));
+  if (PyErr_Occurred()) return nullptr;
+  if (!header || !PyByteArray_CheckExact(table) || !PyList_CheckExact(told) || PyList_GET_SIZE(told) != 1 ||
+      !PyByteArray_CheckExact(torn) || PyByteArray_GET_SIZE(torn) != 1) {
+    PyErr_SetString(PyExc_ValueError, "write_line needs headers that hold the index, a table, a list of one, a byte");
+    return nullptr;
+  }
+#if defined(_WIN32)
+  (void)file;
+  Py_RETURN_FALSE;
+#else
+  if (file < 0 || PyByteArray_AS_STRING(torn)[0]) Py_RETURN_FALSE;
+  try {
+    Line line;
+    write_step(line, header, PyByteArray_AS_STRING(table), size_t(PyByteArray_GET_SIZE(table)) / sizeof(Row), now());
+    PyObject* step = PyLong_FromDouble(header[kStep]);
+    if (!step) return nullptr;
+    const ssize_t written = write(file, line.data(), line.size());
+    if (written == ssize_t(line.size())) {
+      PyList_SetItem(told, 0, step);
+      Py_RETURN_TRUE;
+    }
+    Py_DECREF(step);
+    PyByteArray_AS_STRING(torn)[0] = written > 0;
+    Py_RETURN_FALSE;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  }
+  return nullptr;
+#endif
 }
 
 }  // namespace fastguard

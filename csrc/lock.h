@@ -8,8 +8,9 @@
 
 namespace fastguard {
 
-// Work below this many elements takes a few microseconds: less than another thread may keep the lock for.
-constexpr int64_t kReleaseMin = 65536;
+// Work below this many elements takes some twenty microseconds, of the five thousand that Python lets a thread keep the
+// lock for. Giving it up and taking it back costs one, after a backward pass.
+constexpr int64_t kReleaseMin = 196608;
 
 template <class Work>
 auto without_lock(int64_t elements, Work work) {

@@ -28,6 +28,16 @@ void scale(const std::vector<View>& views, double factor, int num_threads);
 // x *= factors[t] for tensor t; one whose factor is 1 is not touched.
 void scale_each(const std::vector<View>& views, const double* factors, int num_threads);
 
+// Bytes to copy; `to` and `from` do not overlap.
+struct Copy {
+  char* to;
+  const char* from;
+  size_t size;
+};
+
+// All of them, past the caches where they are large.
+void copy(const std::vector<Copy>& copies, int num_threads);
+
 // The sum of all 64-bit words, modulo 2^64: a pass that does nothing but read, for benchmarks. Dense views only.
 uint64_t read_stream(const std::vector<View>& views, int num_threads, bool prefetch);
 

@@ -26,6 +26,16 @@ py::object attribute(PyObject* object, PyObject* name) {
   return py::reinterpret_steal<py::object>(value);
 }
 
+py::object mesh_of(PyObject* spec) {
+  static PyObject* const name = PyUnicode_InternFromString("mesh");
+  return attribute(spec, name);
+}
+
+py::object placements_of(PyObject* spec) {
+  static PyObject* const name = PyUnicode_InternFromString("placements");
+  return attribute(spec, name);
+}
+
 void want(const PyObject* object) {  // with what CPython keeps ahead of it: where its attributes are
   __builtin_prefetch(reinterpret_cast<const char*>(object) - 32);
   __builtin_prefetch(reinterpret_cast<const char*>(object) + 32);
@@ -50,16 +60,7 @@ void ShardPlan::begin() {
     known_ = py::list();
   }
   kinds.clear();
-  meshes = py::list();
-  last_mesh_ = nullptr;
-}
-
-void ShardPlan::meet(PyObject* mesh) {
-  if (mesh == last_mesh_) return;
-  last_mesh_ = mesh;
-  for (py::handle known : meshes)
-    if (known.ptr() == mesh) return;
-  meshes.append(py::handle(mesh));
+  used.clear();
 }
 
 int32_t ShardPlan::number_of(const py::object& mesh, const py::object& placements) {
@@ -75,22 +76,18 @@ int32_t ShardPlan::number_of(const py::object& mesh, const py::object& placement
 }
 
 int32_t ShardPlan::kind_of(PyObject* spec, size_t place) {
-  static PyObject* const mesh_name = PyUnicode_InternFromString("mesh");
-  static PyObject* const placements_name = PyUnicode_InternFromString("placements");
   if (place >= seen_.size()) seen_.resize(place + 1);
   Seen& seen = seen_[place];
-  py::object placements = attribute(spec, placements_name), mesh = attribute(spec, mesh_name);
+  py::object placements = placements_of(spec), mesh = mesh_of(spec);
   if (seen.spec.ptr() != spec || seen.placements.ptr() != placements.ptr() || seen.mesh.ptr() != mesh.ptr())
     seen = {py::reinterpret_borrow<py::object>(spec), mesh, placements, number_of(mesh, placements)};
-  meet(seen.mesh.ptr());
   return seen.kind;
 }
 
 bool ShardPlan::unwrap(py::object* tensors, size_t count, size_t place) {
   for (size_t i = 0; i < count; ++i) {
-    PyTypeObject* type = Py_TYPE(tensors[i].ptr());
     if (is_plain_type(tensors[i].ptr())) continue;
-    if (reinterpret_cast<PyObject*>(type) != type_.ptr() && !learn(type)) return false;
+    if (!takes(tensors[i].ptr()) && !learn(Py_TYPE(tensors[i].ptr()))) return false;
     PyObject *local = at(tensors[i].ptr(), local_), *spec = at(tensors[i].ptr(), spec_);
     if (!local || !spec) return false;
     want(local);
@@ -99,20 +96,20 @@ bool ShardPlan::unwrap(py::object* tensors, size_t count, size_t place) {
   for (size_t i = 0; i < count; ++i) {
     int32_t kind = -1;
     if (!is_plain_type(tensors[i].ptr())) {
-      if (reinterpret_cast<PyObject*>(Py_TYPE(tensors[i].ptr())) != type_.ptr()) return false;  // two such classes at once
+      if (!takes(tensors[i].ptr())) return false;  // two such classes at once
       kind = kind_of(at(tensors[i].ptr(), spec_), place + i);
       tensors[i] = py::reinterpret_borrow<py::object>(at(tensors[i].ptr(), local_));
+      if (is_plain_type(tensors[i].ptr())) tensor_path().want_inner(tensors[i].ptr());
     }
+    if (kinds.empty() || kind != kinds.back()) used.insert(kind);
     kinds.push_back(kind);
   }
   return true;
 }
 
 void ShardPlan::note(PyObject* parameter) {
-  static PyObject* const name = PyUnicode_InternFromString("mesh");
-  PyTypeObject* type = Py_TYPE(parameter);
-  if (is_plain_type(parameter) || (reinterpret_cast<PyObject*>(type) != type_.ptr() && !learn(type))) return;
-  if (PyObject* spec = at(parameter, spec_)) meet(attribute(spec, name).ptr());
+  if (is_plain_type(parameter) || (!takes(parameter) && !learn(Py_TYPE(parameter)))) return;
+  if (PyObject* spec = at(parameter, spec_)) used.insert(number_of(mesh_of(spec), placements_of(spec)));
 }
 
 bool measure_shards(ShardPlan& plan, const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found) {
@@ -133,7 +130,8 @@ bool measure_shards(ShardPlan& plan, const py::list& tensors, int num_threads, R
   plan.begin();
   for (py::handle tensor : tensors) found.tensors.push_back(py::reinterpret_borrow<py::object>(tensor));
   const size_t count = found.tensors.size();
-  if (!plan.unwrap(found.tensors.data(), count, 0) || plan.meshes.empty()) return false;
+  if (!plan.unwrap(found.tensors.data(), count, 0) || plan.used.empty() || *plan.used.rbegin() < 0)
+    return false;
   if (!measure_plain(found.items(), count, num_threads, 1.0, rows, found.views, found.total)) return false;
   found.dtypes = dtypes_of(found.views);
   return true;

@@ -1,5 +1,6 @@
 // Tensors of which a part is here (torch's DTensors): the parts, and which kind of sharding each has.
 #pragma once
+#include <set>
 #include <vector>
 
 #include "gradients.h"
@@ -14,15 +15,18 @@ class ShardPlan {
   // for one that is neither a plain tensor nor kept as DTensors are.
   bool unwrap(py::object* tensors, size_t count, size_t place);
 
-  // Notes the mesh of a parameter that has no gradient here; others may have one.
+  // Notes how a parameter lies that has no gradient here; others may have one.
   void note(PyObject* parameter);
+
+  // Whether `tensor` is laid out as a plain one and keeps its part in a slot, so that it may be asked for ahead.
+  bool takes(PyObject* tensor) const { return reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == type_.ptr(); }
 
   // (mesh, placements) of each kind that was ever seen.
   const py::list& known() const { return known_; }
 
   void begin();
   std::vector<int32_t> kinds;  // of the tensors since `begin`: their numbers; -1 for plain ones
-  py::list meshes;             // since `begin`, each once
+  std::set<int32_t> used;      // of these and of what was noted
 
  private:
   // References are owned, so that an address is that of the same object as long as it stands here.
@@ -33,13 +37,10 @@ class ShardPlan {
   bool learn(PyTypeObject* type);
   int32_t kind_of(PyObject* spec, size_t place);
   int32_t number_of(const py::object& mesh, const py::object& placements);
-  void meet(PyObject* mesh);
-
   py::object type_;                 // whose instances keep their part in a slot,
   Py_ssize_t local_ = 0, spec_ = 0;  // which is here
   std::vector<Seen> seen_;          // by place
   py::list known_;
-  PyObject* last_mesh_ = nullptr;   // borrowed of `meshes`
 };
 
 // `measure_gradients`, and `measure_plain`, of what is here; false also for sparse ones, and for a list of tensors of which none is sharded.

@@ -158,7 +158,42 @@ int take(const Question& q) {
   return outcome;
 }
 
+// What `loss` is as a number; false where asking torch is left to Python.
+bool number_of(PyObject* loss, double& number) {
+  if (PyFloat_CheckExact(loss)) return number = PyFloat_AS_DOUBLE(loss), true;
+  View view;
+  if (!is_plain_type(loss) || !read_plain(loss, view) || view.numel != 1) return false;
+  float narrow = 0;
+  double wide = 0;
+  if (view.dtype == DType::f64) return std::memcpy(&wide, view.data, sizeof(wide)), number = wide, true;
+  if (view.dtype != DType::f32) return false;
+  return std::memcpy(&narrow, view.data, sizeof(narrow)), number = narrow, true;
+}
+
 }  // namespace
+
+PyObject* note_loss(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "note_loss takes 3 arguments, got %zd", count);
+  const Py_ssize_t index = PyLong_AsSsize_t(args[1]), bytes = kHeaderWords * Py_ssize_t(sizeof(double));
+  if (PyErr_Occurred()) return nullptr;
+  if (!PyByteArray_CheckExact(args[0]) || index < 0 || index >= PyByteArray_GET_SIZE(args[0]) / bytes) {
+    PyErr_SetString(PyExc_ValueError, "note_loss needs a bytearray of headers that holds the index");
+    return nullptr;
+  }
+  auto header = reinterpret_cast<double*>(PyByteArray_AS_STRING(args[0]) + index * bytes);
+  try {
+    double number = 0;
+    if (int(header[kFlags]) & kHasLoss || !number_of(args[2], number)) Py_RETURN_FALSE;
+    header[kLoss] = number;
+    header[kFlags] += kHasLoss;
+    Py_RETURN_TRUE;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
 
 PyObject* take_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 9) return PyErr_Format(PyExc_TypeError, "take_step takes 9 arguments, got %zd", count);

@@ -9,4 +9,8 @@ namespace fastguard {
 // is called at every step of a training. Arguments, and what comes back, as fastguard/_C.pyi says.
 PyObject* take_step(PyObject* self, PyObject* const* args, Py_ssize_t count);
 
+// note_loss(headers, index, loss) -> bool: puts a loss into the slot `index`, and says that it did. Not where the slot has
+// one, nor for anything but a float and a tensor of one real element that can be read as it is. As take_step.
+PyObject* note_loss(PyObject* self, PyObject* const* args, Py_ssize_t count);
+
 }  // namespace fastguard

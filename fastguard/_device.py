@@ -75,7 +75,7 @@ class Device:
     def pinned(self, num_words: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """Host memory that copies from and to the device can use while the host goes on."""
         has_streams = hasattr(self._module, "Stream")
-        return torch.empty(num_words, dtype=dtype, pin_memory=has_streams)
+        return torch.empty(num_words, dtype=dtype, device="cpu", pin_memory=has_streams)
 
 
 class Parcel:

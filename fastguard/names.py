@@ -14,7 +14,7 @@ import torch
 _WRAPPER_PREFIXES = re.compile(
     r"(^|(?<=\.))(module|_orig_mod|_forward_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-_PEFT_PREFIX = "base_model.model."
+PEFT_PREFIX = "base_model.model."
 
 
 def strip_wrappers(name: str) -> str:
@@ -23,7 +23,7 @@ def strip_wrappers(name: str) -> str:
     >>> strip_wrappers("module._orig_mod.layers.0.weight"), strip_wrappers("base_model.model.layers.0.lora_A.weight")
     ('layers.0.weight', 'layers.0.lora_A.weight')
     """
-    return _WRAPPER_PREFIXES.sub("", name).removeprefix(_PEFT_PREFIX)
+    return _WRAPPER_PREFIXES.sub("", name).removeprefix(PEFT_PREFIX)
 
 
 class Namer:

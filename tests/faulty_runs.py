@@ -291,6 +291,15 @@ BAD = {
         [-2.3 - 0.1 * s for s in range(60)], loss_ops=["NegBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
     ),
     "loss-without-floor": run([-0.01 * 1.1**s for s in range(200)], [1.05**s for s in range(200)]),
+    "outweighed-term": batches_run(
+        flat_losses(60, level=1e6), batch(), loss_ops=["AddBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
+    ),
+    "loss-begins-high": batches_run(
+        [90.0, *flat_losses(120, level=4.0)], batch(output_std=40.0), loss_kind="cross-entropy"
+    ),
+    "outputs-become-alike": batches_run(
+        falling_losses(120, pace=20.0), lambda s: batch(output_spread=0.5 * 0.97**s, output_std=0.5)(s)
+    ),
     "one-target": run(falling_losses(60), num_targets=200, num_target_classes=1, target_top_share=1.0),
     "answer-in-inputs": run(
         falling_losses(60), loss_kind="binary cross-entropy with logits", target_in_inputs=1.0

@@ -167,6 +167,11 @@ def moments_run(rms: Callable[[int], float], largest=lambda step: 0.1, losses=No
     return run(flat_losses(140) if losses is None else losses, change=sampled, **notes)
 
 
+def lost_losses(count, since, rate=0.02):
+    """As `falling_losses`, and `rate` more at each step from `since` on: soon most of what was gained is lost."""
+    return [loss + rate * max(0, step - since) for step, loss in enumerate(falling_losses(count))]
+
+
 def flat_losses(count, level=2.3, noise=0.01, seed=0):
     rng = random.Random(seed)
     return [level + rng.gauss(0.0, noise) for _ in range(count)]

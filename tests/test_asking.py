@@ -7,9 +7,11 @@ import time
 
 import pytest
 
-from fastguard.diagnosis import RULES, Watch, diagnose, find_causes
+from fastguard.diagnosis import RULES, Watch, diagnose, find_causes, needs
 from fastguard.diagnosis.presets import PRESETS
+from fastguard.diagnosis.signals import median, signals_of
 from fastguard.history import TrainingHistory
+from fastguard.stats.running import quantiles
 
 from faulty_runs import BAD, HEALTHY
 from made_runs import (
@@ -128,6 +130,30 @@ def test_presets_keep_to_their_definition(name):
     assert finding is not None and finding.rule == name
     assert rule(good) is None
     assert rule.source and rule.family == "own"
+
+
+@pytest.mark.parametrize("values", [[], [2.0], [3.0, 1.0], [5.0, 1.0, 2.0], [-1e308, 1e308], [math.inf] * 2, [0.1] * 4])
+def test_the_median_is_the_quantile_to_the_bit(values):
+    assert str(median(values)) == str(quantiles(values, (0.5,))[0])
+
+
+@pytest.mark.parametrize("odd", [None, math.nan, math.inf, -1e200])
+def test_losses_are_those_of_the_steps_that_have_a_finite_one(odd):
+    usual, history = [2.0 - step / 100 for step in range(60)], TrainingHistory()
+    for step, loss in enumerate([*usual[:30], odd, *usual[30:]]):
+        history.add(make_record(step, 1.0, loss=loss))
+    newest, s = signals_of(history).newest_loss_entries(40), signals_of(history)
+    entries = [e for e in history.clean if e.loss is not None and math.isfinite(e.loss)]
+    known = [max(e.loss, -1e150) for e in entries]
+    assert s.losses == [e.loss for e in s.loss_entries] == known and newest == s.loss_entries[-40:]
+
+
+def test_what_many_rules_need_is_worked_out_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(needs, "descent", lambda history: asked.append(history))
+    assert sum(rule.needs_descent for rule in RULES.values()) > 10
+    diagnose(TrainingHistory(), rules=[rule for rule in RULES.values() if rule.needs_descent])
+    assert len(asked) <= 2  # rules that need targets of data besides are asked for both
 
 
 def test_all_rules_are_asked_within_a_millisecond_or_so():

@@ -50,8 +50,8 @@ class TestArgument:
         assert signs == {"a": 0.5, "b": 0.4}
         assert one.score(signs) == pytest.approx(5.2 * 0.9 - 2.2)
         [found] = told(findings.values())
-        assert found.confidence == pytest.approx(fitted.TRUST / (1 + math.exp(2.2 - 5.2 * 0.9)))
-        assert found.evidence == {"speaks_for_it": ["a", "b"]}
+        assert found.evidence["share"] == pytest.approx(1 / (1 + math.exp(2.2 - 5.2 * 0.9)))
+        assert found.evidence["speaks_for_it"] == ["a", "b"]
 
     def test_doubt_and_remarks_weaken_a_reason(self, own):
         one, history = own("x", {"a": 0.8}), TrainingHistory()
@@ -62,7 +62,7 @@ class TestArgument:
         own("x", {"a": 0.9})
         own("y", {"a": 0.9})
         power = math.exp(5.2 * 0.9 - 2.2)
-        assert told(say("a"))[0].confidence == pytest.approx(fitted.TRUST * power / (2 * power + 1))
+        assert told(say("a"))[0].evidence["share"] == pytest.approx(power / (2 * power + 1))
         own("z", {"a": 0.9})
         assert [one.rule for one in told(say("a"))] == [UNKNOWN]  # one in three is no answer
 
@@ -74,9 +74,29 @@ class TestArgument:
         monkeypatch.setitem(fitted.OFFSETS, "y", 2.0)
         found = told(say("a"))[0]
         scores = {"x": 1.0 * 0.9 - 2.2, "y": 5.2 * 0.3 + 2.0}
-        assert found.rule == "y" and found.confidence == pytest.approx(fitted.TRUST * shares(scores)["y"])
+        assert found.rule == "y" and found.evidence["share"] == pytest.approx(shares(scores)["y"])
+
+    def test_a_share_is_trusted_as_far_as_such_shares_were_right(self, own, monkeypatch):
+        own("x", {"loss-spike": 0.9}, explains="norm-spike")
+        trust = {"offset": -0.5, "by_share": 0.5, "by_families": 1.0}
+        monkeypatch.setattr(fitted, "TRUST", trust)
+        monkeypatch.setattr(fitted, "OF_CAUSE", {})
+        score = -0.5 + 0.5 * (5.2 * 0.9 - 2.2)
+        assert told(say("loss-spike"))[0].confidence == pytest.approx(1 / (1 + math.exp(-score)))
+        of_two = told(say("loss-spike", "norm-spike"))[0].confidence
+        assert of_two == pytest.approx(1 / (1 + math.exp(-score - 1.0)))
+        monkeypatch.setattr(fitted, "OF_CAUSE", {"x": -1.0})
+        assert told(say("loss-spike"))[0].confidence == pytest.approx(1 / (1 + math.exp(1.0 - score)))
+
+    def test_confidences_are_probabilities_that_rise_with_the_share(self):
+        for name in ["never-told", *CAUSES]:
+            told_with = [fitted.confidence(name, share / 100, n) for n in (1, 2) for share in range(101)]
+            assert all(0.0 < one < 1.0 for one in told_with)
+            assert told_with[:101] == sorted(told_with[:101]) and told_with[101:] == sorted(told_with[101:])
+            assert all(one < two for one, two in zip(told_with[:101], told_with[101:]))
 
     def test_what_is_fitted_is_known(self):
+        assert fitted.OF_CAUSE.keys() <= CAUSES.keys()
         assert fitted.WEIGHTS.keys() | fitted.OFFSETS.keys() <= CAUSES.keys()
         assert all(weights.keys() <= CAUSES[name].reasons.keys() for name, weights in fitted.WEIGHTS.items())
 
@@ -116,15 +136,15 @@ class TestArgument:
         found = told([*say("a", severity="critical"), *say("b")])
         assert [one.rule for one in found] == expected
         doubtful = next(one for one in found if one.rule == "x")
-        assert doubtful.severity == "critical" and (doubtful.confidence < 0.6 * fitted.TRUST) == (expected[0] == "y")
+        assert doubtful.severity == "critical" and (doubtful.evidence["share"] < 0.6) == (expected[0] == "y")
 
     def test_what_one_cause_has_taken_speaks_for_no_other(self, own):
         own("x", {"a": 0.9})
         own("y", {"a": 0.2, "b": 0.5})
         found = told(say("a", "b"))
         assert [one.rule for one in found] == ["x", "y"]
-        assert found[1].evidence == {"speaks_for_it": ["b"]}
-        assert found[1].confidence == pytest.approx(fitted.TRUST * shares({"y": 5.2 * 0.5 - 2.2})["y"])
+        assert found[1].evidence["speaks_for_it"] == ["b"]
+        assert found[1].evidence["share"] == pytest.approx(shares({"y": 5.2 * 0.5 - 2.2})["y"])
 
     def test_a_cause_all_of_whose_reasons_another_explains_is_not_told(self, own):
         own("x", {"a": 0.9}, "b")

@@ -62,6 +62,29 @@ class TestFrozen:
         history.note_model(**numbers, optimizer_settings=[{"kind": "Adam", "lr": 1e-3, "num_parameters": held}])
         assert severity("frozen-parameters", history) == expected
 
+    @pytest.mark.parametrize(
+        ("frozen", "spread", "held", "expected"),
+        [
+            ("b.weight", 0.4, 96, "warning"),  # as layers begin, and the optimizer has it
+            ("b.weight", 0.57, 96, "info"),  # trained before
+            ("b.weight", 0.4, 64, "info"),  # the optimizer was not given it
+            ("a.weight", 0.4, 96, "info"),  # has had gradients: blocks in turns
+        ],
+    )
+    def test_a_layer_that_was_forgotten_is_told_however_much_is_learnt(self, frozen, spread, held, expected):
+        losses = falling_losses(300, pace=20.0)
+        history = layered(300, lambda step, place: 1.0, losses, names=("0.weight", "a.weight", "c.weight", "d.weight"))
+        if frozen == "a.weight":
+            history.add(make_record(300, 1.0, loss=losses[-1]))
+        names = ["0.weight", "a.weight", "b.weight", "c.weight", "d.weight"]
+        history.note_model(
+            names=names,
+            names_without_gradient=[frozen],
+            initialization={frozen: (spread, 1.0)},
+            optimizer_settings=[{"kind": "Adam", "lr": 1e-3, "num_parameters": held}],
+        )
+        assert severity("frozen-parameters", history) == expected
+
     def test_what_has_a_gradient_now_is_frozen_no_longer(self):
         history = layered(60, lambda step, place: 1.0, falling_losses(60), names=NAMES)
         history.note_model(names=NAMES, names_without_gradient=NAMES[:2])
@@ -201,6 +224,28 @@ class TestJumps:
         assert severity("loss-divergence", history) is None
         assert severity("divergence-ahead", history) is None
         assert severity("loss-spike", history) is None
+
+    FIRST = tuple(2.3 * math.exp(-step / 8) + 0.01 for step in range(50))
+    TASKS = (*FIRST, *3 * [8.0 * math.exp(-step / 12) + 0.3 for step in range(45)])
+
+    @pytest.mark.parametrize("seen", [53, 60, 90, 98, 140, 150, 185])
+    def test_tasks_one_after_another_alarm_nobody(self, seen):
+        norms = [2.0 * loss for loss in self.TASKS]
+        found = diagnose(run(self.TASKS[:seen], norms[:seen], lrs=[0.01] * seen))
+        assert [finding.rule for finding in found if finding.severity != "info"] == []
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"lrs": [0.01] * 48 + [0.1] * 137},  # the learning rate rose just before
+            {"losses": (*FIRST[:47], 0.05, 0.5, 1.5, *TASKS[50:])},  # the loss rose before it
+            {"losses": (*FIRST, *flat_losses(135, level=8.0))},  # nothing is learnt
+        ],
+    )
+    def test_a_jump_that_is_of_the_steps_is_told(self, change):
+        losses, lrs = change.get("losses", self.TASKS), change.get("lrs", [0.01] * 185)
+        for seen in (62, 90):
+            assert severity("loss-explosion", run(losses[:seen], lrs=lrs[:seen])) == "critical"
 
     def test_one_that_stays_up_is(self):
         assert severity("loss-divergence", run([*self.AGAIN[:100], *flat_losses(40, level=4.0)])) == "critical"

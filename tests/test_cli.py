@@ -193,3 +193,14 @@ def test_a_closed_pipe_is_no_traceback():
     process.stderr.close()
     assert process.wait() == 1
     assert not stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("names", [[], ["dead-relu-units"]], ids=["more than a buffer", "less than one"])
+def test_a_full_disk_behind_stdout_is_no_traceback(names):
+    command = [sys.executable, "-m", "fastguard", "rules", *names]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 64
+    assert done.stderr.startswith("fastguard: error: ") and "No space left" in done.stderr
+    assert done.stderr.count("\n") == 1

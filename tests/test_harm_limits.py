@@ -208,7 +208,8 @@ def test_a_remark_alone_makes_no_cause():
 
 @pytest.mark.parametrize(("output", "fires"), [(2.0, True), (5e10, False)])
 def test_targets_that_vanish_beside_the_outputs_are_not_known(output, fires):
-    notes = {"loss_kind": "squared error", "squared_losses": [4.0], "target_range": [0.0, 0.0], "target_std": 0.0}
+    notes = {"loss_kind": "squared error", "loss_ops": ["MseLossBackward0"], "squared_losses": [4.0]}
+    notes |= {"target_range": [0.0, 0.0], "target_std": 0.0}
     history = batches_run([4.0, *flat_losses(60)], batch(output_abs_max=output), **notes)
     assert (RULES["one-target"](history) is not None) == fires
 

@@ -214,7 +214,24 @@ class TestInputs:
         assert severity("input-scale", batches_run(flat_losses(60), batch(**fields))) == expected
 
     def test_inputs_of_any_scale_that_are_learnt_are_a_remark(self):
-        assert severity("input-scale", batches_run(falling_losses(200), batch(input_std=90.0))) == "info"
+        assert severity("input-scale", batches_run(falling_losses(200), batch(input_std=40.0))) == "info"
+
+    @pytest.mark.parametrize(
+        ("num_steps", "std", "kinds", "expected"),
+        [
+            (60, 51.0, {}, "warning"),
+            (59, 51.0, {}, "info"),
+            (60, 1e-4, {}, "warning"),
+            (60, 1e3, {"Linear": 3, "BatchNorm1d": 1}, "info"),  # which brings them to a usual size
+        ],
+    )
+    def test_inputs_far_off_are_a_warning_whatever_is_learnt(self, num_steps, std, kinds, expected):
+        made = batches_run(falling_losses(num_steps), batch(input_std=std, input_mean=0.0), module_kinds=kinds)
+        assert severity("input-scale", made) == expected
+
+    def test_inputs_far_off_are_critical_where_the_loss_runs_away(self):
+        made = batches_run([2.0] * 10 + [1e6] * 60, batch(input_std=1e4, input_mean=0.0))
+        assert severity("input-scale", made) == "critical"
 
     @pytest.mark.parametrize(
         ("losses", "expected"),
@@ -226,7 +243,7 @@ class TestInputs:
         ],
     )
     def test_inputs_of_any_scale_with_which_little_is_learnt_are_a_warning(self, losses, expected):
-        assert severity("input-scale", batches_run(losses, batch(input_std=90.0))) == expected
+        assert severity("input-scale", batches_run(losses, batch(input_std=40.0, input_mean=0.0))) == expected
 
     def test_nan_in_validation_counts_too(self):
         history = batches_run(falling_losses(60), batch(), passed(input_num_nonfinite=2))

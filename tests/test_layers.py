@@ -68,7 +68,8 @@ ARRAYS = {"torch", "numpy"}
 # Inside the guard, from what knows least to what knows most: a module imports from earlier ones only.
 GUARD = (
     *("policies", "ranks", "asked", "scaler", "backup", "undo", "detour", "wrappers", "engines", "lanes"),
-    *("facts", "loss_graph", "loss_gradient", "norm_statistics", "batches", "left_gradients", "sketches"),
+    *("facts", "loss_graph", "loss_gradient", "norm_statistics", "quiet_hooks", "batches"),
+    *("left_gradients", "sketches"),
     *("buffers", "checkup", "seen", "ring", "run", "coverage", "evidence", "flight", "ledger", "endings"),
     *("decision", "onboard", "clipping", "judge", "observed", "sampling", "told", "recovery", "resuming"),
     *("hooks", "guard", "in_backward", "wrapping", "wrapping_backward"),

@@ -102,7 +102,7 @@ class TestExitCode:
             ([{"step": s, "loss": 1.0 + s % 3} for s in range(40)], 4),  # a log without a gradient is not one of zeros
             ([{"step": s, "loss": 1.0, "grad/norm": 0.0} for s in range(9)], 4),
             ([{"step": s, "loss": 1.0, "grad/norm": 0.0} for s in range(10)], 2),
-            ([{"step": s, "loss": 1.0, "grad/norm": 1.0} for s in range(9)], 0),
+            ([{"step": s, "loss": 1.0 / (s + 1), "grad/norm": 1.0} for s in range(9)], 0),
             ([{"step": s, "loss": math.nan} for s in range(9)], 2),
         ],
     )

@@ -139,6 +139,21 @@ class TestSetUp:
         for level, expected in ((1.25, "warning"), (1.05, None)):
             assert severity("learning-rate-gone", run([2.3] * 50 + [level] * 100, lrs=lrs)) == expected
 
+    @pytest.mark.parametrize(
+        ("full", "lr", "rates", "expected"),
+        [
+            (50, 0.0, (1e-3,), "warning"),
+            (50, 1e-6, (1e-3,), None),
+            (90, 0.0, (1e-3,), None),  # a schedule that ends a little before the run
+            (50, 0.0, (1e-3, 1e-2), None),  # of the first group alone, perhaps
+        ],
+    )
+    def test_a_learning_rate_of_zero_for_most_of_a_run_leaves_it_standing(self, full, lr, rates, expected):
+        groups = [{"kind": "SGD", "lr": rate} for rate in rates]
+        lrs = [1e-3 if s < full else lr for s in range(150)]
+        history = run(falling_losses(150, pace=15.0), lrs=lrs, optimizer_settings=groups)
+        assert severity("learning-rate-gone", history) == expected
+
     def test_clamped_weights_of_a_run_that_learns_are_a_remark(self):
         noted = {"overwritten": ["a"], "num_overwritten": 5, "num_compared": 5}
         assert severity("weights-overwritten", run(falling_losses(120), **noted)) == "info"
@@ -281,8 +296,16 @@ class TestSetUp:
             history.has_ended = is_over
             assert severity("large-weight-decay", history) == expected
         assert severity("large-weight-decay", ended(run(flat_losses(40), optimizer_settings=given))) == "warning"
-        for level, expected in ((1.45, "warning"), (1.3, "info")):
-            history = run([2.3] * 10 + [level] * 90, optimizer_settings=given)
+        adamw, small = settings("AdamW", weight_decay=1.0), settings(weight_decay=0.05)
+        for to, level, expected in (
+            (given, 0.95, "warning"),
+            (given, 0.9, "info"),
+            (adamw, 1.45, "warning"),
+            (adamw, 1.3, "info"),
+            (small, 2.15, "warning"),
+            (small, 2.0, "info"),
+        ):
+            history = run([2.3] * 10 + [level] * 90, optimizer_settings=to)
             assert severity("large-weight-decay", history) == expected
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from fastguard.diagnosis import RULES
-from fastguard.diagnosis.needs import rewarded
+from fastguard.diagnosis.needs import may_rise, rewarded
 from fastguard.diagnosis.signals import signals_of
 
 from made_runs import batch, batches_run, falling_losses, flat_losses, run
@@ -41,6 +41,38 @@ def test_a_term_that_is_to_grow_is_seen_in_the_graph(ops, expected):
 def test_a_loss_with_a_reward_in_it_may_rise(ops, expected):
     history = run([1.0, 1.0, 1.0, *[4.0] * 70], loss_ops=ops)
     assert severity("no-warm-up", history) == expected
+
+
+VALUES = ("SmoothL1LossBackward0", "SelectBackward0", "GatherBackward0", "AddmmBackward0")
+
+
+@pytest.mark.parametrize(
+    ("ops", "expected"),
+    [
+        (VALUES, True),
+        (("MseLossBackward0", "GatherBackward0", "AddmmBackward0"), True),
+        (("NegBackward0", "MeanBackward0", "GatherBackward0", "LogSoftmaxBackward0"), False),  # a likelihood
+        (("MseLossBackward0", "AddmmBackward0", "ReluBackward0", "AddmmBackward0", "GatherBackward0"), False),
+        (("MseLossBackward0", "SelectBackward0", "AddmmBackward0"), False),  # one output of several
+    ],
+)
+def test_an_error_of_chosen_outputs_has_targets_that_grow(ops, expected):
+    assert may_rise(run(falling_losses(20), loss_ops=ops)) is expected
+
+
+@pytest.mark.parametrize(("ops", "is_told"), [((), True), (ACTOR_CRITIC, False), (VALUES, False)])
+def test_a_loss_that_rises_with_what_is_learnt_has_not_diverged(ops, is_told):
+    losses = [*falling_losses(100, noise=0.01, pace=15.0), *(0.3 + 0.02 * step for step in range(90))]
+    norms = [1.0] * 100 + [1.0 + 0.1 * step for step in range(90)]
+    told = {name: severity(name, run(losses, norms, loss_ops=ops)) for name in ("loss-divergence", "divergence-ahead")}
+    assert [one is not None for one in told.values()] == [is_told, is_told]
+    flat = run(flat_losses(150), loss_ops=ops)
+    assert severity("loss-not-decreasing", flat) == ("warning" if is_told else "info")
+
+
+@pytest.mark.parametrize(("ops", "expected"), [((), "critical"), (VALUES, "critical"), (ACTOR_CRITIC, "info")])
+def test_a_loss_many_times_its_first_is_critical_unless_it_has_a_reward_in_it(ops, expected):
+    assert severity("loss-explosion", run([*flat_losses(60), *flat_losses(60, level=9.0)], loss_ops=ops)) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,10 +6,12 @@ run, none. The weights and offsets are those under which the right answers are l
 Gaussian prior, and weights stay above zero: what speaks for a cause never speaks against it. They go to
 fastguard/diagnosis/fitted.json. Nothing of the reporting halves is read.
 
-Of the sure causes nearly all are right on these runs, also where kinds are left out of the fit (`--leave-kinds-out`):
-rules were written while looking at them, and no fit on them tells how sure one may be elsewhere. So shares are
-multiplied by a trust, which is what was right of the sure causes where nobody had looked before: 0.77 to 0.82 in the
-report half, as its table has it; 0.73 of thirty that were told of faults just written.
+Of the sure causes nearly all are right on these runs, also where kinds are left out of the fit: rules were written
+while looking at them, and no fit on them tells how sure one may be elsewhere. So confidences are fitted on what was
+told of runs when rules were asked of them for the first time (benchmarks/results/faults-first-asked.json, by
+`benchmarks.faults.external.by_rule`): a logistic regression on a cause's share, on whether its symptoms are of several
+families, and an offset a cause, which a Gaussian prior holds near that of all. `--leave-kinds-out` prints how right
+these confidences are on kinds and on sets that were left out of their fit, and fits nothing.
 """
 
 from __future__ import annotations
@@ -17,23 +19,25 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from fastguard.diagnosis import CAUSES, diagnose, fitted
-from fastguard.diagnosis.causes import UNKNOWN, evidence_for, shares
+from fastguard.diagnosis.causes import evidence_for
 
 from . import cases, external
 from .alarms import histories
+from .external.by_rule import FIRST_ASKED
 from .external.cases import CASES as EXTERNAL
 from .external.score import SURE, calibration_error
 from .runs import load_or_train
 
 PATH = Path(fitted.__file__).with_name("fitted.json")
 LEAST_WEIGHT = 0.5
+TRUST_SPREAD = 0.3
 Evidence = Mapping[str, Mapping[str, float]]
 
 
@@ -111,56 +115,102 @@ def fit(known: list[Example], prior: float, steps: int = 400) -> tuple[dict[str,
     return found, known_offsets
 
 
-def out_of_sample(known: list[Example], prior: float, folds: int = 5) -> list[tuple[float, bool]]:
-    """The share of each run's first cause, and whether it is right, by weights fitted without its kind.
+@dataclass(frozen=True)
+class Told:
+    """A cause that was told of a run that was new.
 
-    A kind is what stands ahead of the last part of a run's name.
+    Attributes:
+        run: its name.
+        cause, share, num_families: what `fitted.confidence` takes.
+        right: whether it is.
     """
-    told = []
-    for fold in range(folds):
-        apart = [one for one in known if _fold(one.name, folds) == fold]
-        weights, offsets = fit([one for one in known if _fold(one.name, folds) != fold], prior)
-        for one in apart:
-            scores = {
-                name: offsets.get(name, fitted.USUAL_OFFSET)
-                + sum(weights.get(name, {}).get(sign, fitted.USUAL_WEIGHT) * value for sign, value in signs.items())
-                for name, signs in one.evidence.items()
-            }
-            best, share = max(shares(scores).items(), key=lambda item: item[1])
-            if best != UNKNOWN:
-                told.append((share, best in one.right))
-    return told
+
+    run: str
+    cause: str
+    share: float
+    num_families: int
+    right: bool
 
 
-def _fold(name: str, folds: int) -> int:
-    return hashlib.sha256(name.rpartition("/")[0].encode()).digest()[0] % folds
+def told_first() -> list[Told]:
+    """What was told of each run when it was new."""
+    runs = json.loads(FIRST_ASKED.read_text(encoding="utf-8"))
+    return [Told(run["run"], *one) for run in runs for one in run["told"]]
+
+
+def fit_trust(known: list[Told], spread: float = TRUST_SPREAD) -> tuple[dict[str, float], dict[str, float]]:
+    """`fitted.TRUST` and `fitted.OF_CAUSE`; `spread` is the standard deviation of the offsets of causes."""
+    causes = sorted({one.cause for one in known})
+    place = torch.tensor([causes.index(one.cause) for one in known])
+    features = [[fitted.log_odds(one.share), float(one.num_families > 1)] for one in known]
+    inputs = torch.tensor(features, dtype=torch.float64)
+    targets = torch.tensor([one.right for one in known], dtype=torch.float64)
+    offset, slopes, own = (torch.zeros(n, dtype=torch.float64, requires_grad=True) for n in (1, 2, len(causes)))
+    optimizer = torch.optim.LBFGS([offset, slopes, own], max_iter=400, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        scores = offset + inputs @ slopes.clamp_min(0.0) + own[place]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, targets, reduction="sum")
+        loss = loss + 0.05 * slopes.square().sum() + 0.5 * own.square().sum() / spread**2
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        slopes += 0.5  # from where both have a gradient
+    optimizer.step(closure)
+    by_share, by_families = slopes.detach().clamp_min(0.0).tolist()
+    trust = {"offset": offset.item(), "by_share": by_share, "by_families": by_families}
+    rounded = {name: round(value, 3) for name, value in trust.items()}
+    return rounded, {name: round(value, 3) for name, value in zip(causes, own.tolist())}
+
+
+def out_of_sample(known: list[Told], group: Callable[[str], object]) -> list[tuple[float, bool]]:
+    """The confidence of each cause, and whether it is right, by a fit without the runs of its group."""
+    said = []
+    for left_out in {group(one.run) for one in known}:
+        fitted.TRUST, fitted.OF_CAUSE = fit_trust([one for one in known if group(one.run) != left_out])
+        apart = [one for one in known if group(one.run) == left_out]
+        said += [(fitted.confidence(one.cause, one.share, one.num_families), one.right) for one in apart]
+    return said
+
+
+def set_of(run: str) -> str:
+    """The set of a run."""
+    return run.partition("/")[0]
+
+
+def fold_of(run: str, folds: int = 10) -> int:
+    """One of ten, by the set and the task of a run: its first two parts."""
+    return hashlib.sha256("/".join(run.split("/")[:2]).encode()).digest()[0] % folds
 
 
 def main() -> int:
     """Fits, and writes the weights."""
     parser = argparse.ArgumentParser("python -m benchmarks.faults.fit", description=__doc__.partition("\n")[0])
     parser.add_argument("--prior", type=float, default=1.0, help="one over the variance of the prior (default: 1)")
-    parser.add_argument("--trust", type=float, default=fitted.TRUST, help="(default: %(default)s)")
-    parser.add_argument(
-        "--leave-kinds-out", action="store_true", help="of how much is right out of sample; fits nothing"
-    )
+    parser.add_argument("--leave-kinds-out", action="store_true", help="how right confidences are; fits nothing")
+    parser.add_argument("--trust-only", action="store_true", help="fit confidences alone, and keep the weights")
     parser.add_argument("--dry", action="store_true", help="write nothing")
     arguments = parser.parse_args()
-    known = list(examples())
     if arguments.leave_kinds_out:
-        told = out_of_sample(known, arguments.prior)
-        sure = [right for share, right in told if share >= SURE]
-        right = sum(sure) / max(len(sure), 1)
-        print(f"{len(told)} told, {len(sure)} of them at {SURE} or more: {right:.2f} right")
-        print(f"calibration error: {calibration_error(told)}")
+        for title, group in (("kinds, in ten folds", fold_of), ("sets", set_of)):
+            said = out_of_sample(told_first(), group)
+            sure = [right for confidence, right in said if confidence >= SURE]
+            share = f"{sum(sure) / len(sure):.2f} right" if sure else "none"
+            error = calibration_error(said)
+            print(f"{title}: {len(said)} told, {len(sure)} at {SURE} or more: {share}; calibration error {error:.3f}")
         return 0
-    weights, offsets = fit(known, arguments.prior)
-    print(f"{len(known)} runs, {sum(map(len, weights.values()))} weights of {len(weights)} of {len(CAUSES)} causes")
+    weights, offsets = fitted.WEIGHTS, fitted.OFFSETS
+    if not arguments.trust_only:
+        known = list(examples())
+        weights, offsets = fit(known, arguments.prior)
+        print(f"{len(known)} runs, {sum(map(len, weights.values()))} weights of {len(weights)} of {len(CAUSES)} causes")
+    trust, of_cause = fit_trust(told_first())
+    print(f"trust: {trust}")
     if not arguments.dry:
-        PATH.write_text(
-            json.dumps({"offsets": offsets, "trust": arguments.trust, "weights": weights}, indent=1, sort_keys=True)
-            + "\n"
-        )
+        found = {"offsets": offsets, "trust": trust, "trust_of_cause": of_cause, "weights": weights}
+        PATH.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         print(PATH)
     return 0
 

@@ -14,36 +14,52 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import fastguard
 from fastguard.commands.bench import machine
 
 from ..readme import update
 from . import table
 from .packages import PACKAGES
+from .worker import PATIENCE, SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "optimizers.json"
 PAGE = Path(__file__).with_name("README.md")
-SECONDS = 1200.0  # for one package, on a machine that does nothing else
+PARTIAL = ROOT / "build" / "optimizers.json"  # packages that are done, until all are
 
 
-def lines_of(package: str, eager: bool, only: Sequence[str], seconds: float = SECONDS) -> list[dict[str, Any]]:
-    """What a process of its own says of a package, in at most so many seconds: a line about it, and one a class."""
+def _ended(ran: subprocess.Popen[bytes], path: Path) -> int | str:
+    """The exit code of a process, which is killed where its file has not grown for longer than any class may take."""
+    size, limit = -1, 2 * PATIENCE * SECONDS
+    while path.stat().st_size != size:
+        size = path.stat().st_size
+        try:
+            return ran.wait(limit)
+        except subprocess.TimeoutExpired:
+            continue
+    ran.kill()
+    return f"saying nothing for {limit:.0f} s"
+
+
+def lines_of(package: str, eager: bool, only: Sequence[str]) -> list[dict[str, Any]]:
+    """What a process of its own says of a package: a line about it, and one a class.
+
+    Raises:
+        RuntimeError: it crashed, or said nothing for longer than any class may take.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1" if eager else "0"}
     with tempfile.TemporaryDirectory() as folder:
         path, log = Path(folder) / "lines", Path(folder) / "log"
+        path.touch()
         command = [sys.executable, "-m", f"{__package__}.worker", package, str(path), *only]
-        with log.open("wb") as output:
-            try:
-                code = subprocess.run(
-                    command, env=environment, stdout=output, stderr=output, timeout=seconds, check=False
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = f"taking longer than {seconds:.0f} s"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        with log.open("wb") as output, subprocess.Popen(command, env=environment, stdout=output, stderr=output) as ran:
+            code = _ended(ran, path)
+        lines = path.read_text(encoding="utf-8").splitlines()
         if code:
             said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-            raise RuntimeError(f"{package}: its process ended with {code}\n" + "\n".join(said))
+            raise RuntimeError(f"{package}: its process ended with {code} after {len(lines)} lines\n" + "\n".join(said))
     return [json.loads(line) for line in lines]
 
 
@@ -81,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", metavar="PACKAGE", help="these packages; or PACKAGE:CLASS for one class")
     parser.add_argument("--processes", type=int, default=2, help="packages at the same time (default: 2)")
     parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="at most, for one package (default: %(default)g)"
+        "--resume", action="store_true", help="keep the packages that an earlier run of this commit was done with"
     )
     parser.add_argument(
         "--json", type=Path, help="results (default: benchmarks/results/optimizers.json; nowhere with --only)"
@@ -102,17 +118,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wanted.keys() - known.keys():
         parser.error(f"--only: no package {sorted(wanted.keys() - known.keys())}; there are {sorted(known)}")
     chosen = [known[name] for name in (wanted or known)]
-    described, started = machine.Machine(), time.perf_counter()
+    described = machine.Machine()
+    measured = {"commit": commit(), "torch": torch.__version__}
     found: dict[str, dict[str, Any]] = {}
+    if arguments.resume and PARTIAL.exists():
+        earlier = json.loads(PARTIAL.read_text(encoding="utf-8"))
+        if {name: earlier[name] for name in measured} != measured:
+            parser.error(f"--resume: {PARTIAL} is of another commit or torch than {measured}. Remove it")
+        found = {p.name: earlier["packages"][p.name] for p in chosen if p.name in earlier["packages"]}
+    failed = []
     with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
         asked = {
-            pool.submit(lines_of, p.name, p.eager, wanted.get(p.name, []), arguments.seconds): p.name for p in chosen
+            pool.submit(lines_of, p.name, p.eager, wanted.get(p.name, [])): p.name
+            for p in chosen
+            if p.name not in found
         }
         for done in concurrent.futures.as_completed(asked):
-            name = asked[done]
-            found[name] = collected(done.result())
-            elapsed = time.perf_counter() - started
-            print(f"[{elapsed:4.0f} s] {table.one_line(found[name])}", file=sys.stderr, flush=True)
+            try:
+                found[asked[done]] = collected(done.result())
+            except RuntimeError as error:  # the others go on
+                failed.append(str(error))
+                continue
+            print(f"[{time.strftime('%H:%M')}] {table.one_line(found[asked[done]])}", file=sys.stderr, flush=True)
+            if not wanted:
+                PARTIAL.parent.mkdir(exist_ok=True)
+                PARTIAL.write_text(json.dumps({**measured, "packages": found}), encoding="utf-8")
+    if failed:
+        print("\n".join([*failed, "--resume tries these again"]), file=sys.stderr)
+        return 1
     results = {
         "conditions": {**described.to_dict(), "commit": commit()},
         "packages": {package.name: found[package.name] for package in chosen},
@@ -126,4 +159,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"results: {path}", file=sys.stderr)
     if path == RESULTS:
         update(PAGE, results, table.TABLES)
+    if not wanted:
+        PARTIAL.unlink(missing_ok=True)
     return 1 if any("missing" in package for package in found.values()) else 0

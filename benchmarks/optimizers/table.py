@@ -133,7 +133,7 @@ def one_line(package: Record) -> str:
     c = counts(package["verdicts"])
     return (
         f"{package['package']}: {c['run']} of {c['classes']} classes run; idle {c['idle']}, skip {c['skip']}, "
-        f"clip {c['clip']}; {package['seconds']:.0f} s"
+        f"clip {c['clip']}; {package['cpu_seconds']:.0f} s of CPU time"
     )
 
 
@@ -157,10 +157,10 @@ def _table(results: Results) -> list[str]:
 
 def conditions(results: Results) -> str:
     """What it was measured with, in a sentence."""
-    c = results["conditions"]
+    c, cpu_s = results["conditions"], sum(p.get("cpu_seconds", 0.0) for p in results.get("packages", {}).values())
     return (
         f"fastguard {c['fastguard']} ({c['commit'] or 'commit unknown'}), torch {c['torch']}, Python {c['python']}, "
-        f"{c['cpu']}, {c['date']}; {c['seconds'] / 60:.0f} minutes."
+        f"{c['cpu']}, {c['date']}; {cpu_s / 60:.0f} minutes of CPU time."
     )
 
 

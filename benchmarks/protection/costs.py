@@ -6,8 +6,10 @@ import logging
 import math
 import os
 import statistics
+import time
 import unittest.mock
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from . import criteria
 Loss = Callable[[], torch.Tensor]
 GPT2_BYTES = 10e9  # parameters, gradients, Adam's state, and two snapshots of all but the gradients
 EVERY = 50
+_BUDGET_S = 40.0  # of a loop over steps, some of which take seconds
 _NUM_PROFILED = 2  # rollbacks: the first makes what it needs
 _MARK = "recovery acts"
 
@@ -73,6 +76,7 @@ class Run:
         self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
         fastguard.wrap(self.optimizer, self.model, max_norm=1.0, recovery=fastguard.Recovery(**recovery))
         self.guard: fastguard.Guard = self.optimizer.guard
+        self.cpu_us = 0.0  # of the newest step of the optimizer, all threads together
 
     def step(self) -> tuple[int, int]:
         """Nanoseconds of the optimizer's step, and of the whole."""
@@ -84,7 +88,9 @@ class Run:
             losses[0].backward()
 
         rest = call_ns(backward)
+        began = time.process_time()
         own = call_ns(self.optimizer.step)
+        self.cpu_us = 1e6 * (time.process_time() - began)
         self.guard.observe(loss=losses[0])
         return own, own + rest
 
@@ -98,11 +104,15 @@ def snapshot(build: Callable[[], tuple[nn.Module, Loss]], every: int, num_snapsh
 
     Taken every `every` steps here, to have more of them: the steps with one are those whose number leaves the same
     remainder and take the longest; what they take more than their neighbours' median is the snapshot. The first
-    `keep` of them, which make their memory, are left out.
+    `keep` of them, which make their memory, are left out. Two are enough where more would take over `_BUDGET_S`.
     """
-    run = Run(build, every=every, keep=keep)
+    run, ends = Run(build, every=every, keep=keep), time.monotonic() + _BUDGET_S
+    steps: list[tuple[int, int]] = []
     with garbage_collector_off():
-        steps = [run.step() for _ in range(every * (num_snapshots + keep + 1))]
+        while len(steps) < every * (num_snapshots + keep + 1):
+            if time.monotonic() > ends and len(steps) >= every * (keep + 3):
+                break
+            steps.append(run.step())
     counted = range(every * (keep + 1), len(steps))
     own = {r: statistics.median(steps[i][0] for i in counted if i % every == r) for r in range(every)}
     remainder = max(own, key=lambda r: own[r])
@@ -120,24 +130,33 @@ def snapshot(build: Callable[[], tuple[nn.Module, Loss]], every: int, num_snapsh
 
 
 def rollback(build: Callable[[], tuple[nn.Module, Loss]], num_rollbacks: int) -> dict[str, Any]:
-    """The step of the optimizer in which a rollback happens, in steps of the same optimizer without a guard.
+    """The step of the optimizer in which a rollback happens, in steps of the same optimizer without a guard, and of the
+    one that `torch.optim.AdamW` is where nothing is asked for, which takes some three times as long.
 
     One parameter is made NaN when a snapshot counts; the step that goes back is the one after which the history has one
-    rollback more.
+    rollback more. Steps of the other two are taken before and after each rollback, and it is held against the median of
+    those next to it: what else the machine does is the same for all. "cpu_steps" is the least CPU time of a rollback,
+    of all threads, over the least of a fused step: for OMP_NUM_THREADS=1, since a thread that waits takes time, too.
     """
     plain_model, plain_loss = build()
-    plain = torch.optim.AdamW(plain_model.parameters(), lr=1e-6, fused=True)
+    fused, default = (torch.optim.AdamW(plain_model.parameters(), lr=1e-6, fused=kind) for kind in (True, None))
 
-    def step_alone() -> float:
-        plain.zero_grad()
+    def alone(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+        optimizer.zero_grad()
         plain_loss().backward()
-        return call_ns(plain.step) / 1e3
+        began = time.process_time()
+        us = call_ns(optimizer.step) / 1e3
+        return us, 1e6 * (time.process_time() - began)
 
-    alone = [step_alone() for _ in range(12)][2:]
     run = Run(build, every=4, quarantine=4, attempts=10**6, window=1)
-    taken, allocated = [], []
+    taken: list[float] = []
+    allocated: list[int] = []
+    cpu: list[float] = []
+    beside: dict[str, list[list[tuple[float, float]]]] = {"steps": [], "default_steps": []}
     with garbage_collector_off():
         for number in range(num_rollbacks + _NUM_PROFILED):
+            for name, one in (("default_steps", default), ("steps", fused)):
+                beside[name].append([alone(one) for _ in range(5)][1:])
             for _ in range(12):
                 run.step()
             with torch.no_grad():
@@ -155,9 +174,18 @@ def rollback(build: Callable[[], tuple[nn.Module, Loss]], num_rollbacks: int) ->
                 allocated.append(found)
             else:
                 taken.append(own / 1e3)
-    optimizer_us = statistics.median(alone)
-    steps = Spread.of(criteria.rollback_steps(one, optimizer_us) for one in taken)
-    return {"figure": steps.median, "steps": steps.to_dict(), "optimizer_us": optimizer_us, "allocated": allocated}
+                cpu.append(run.cpu_us)
+        for name, one in (("default_steps", default), ("steps", fused)):
+            beside[name].append([alone(one) for _ in range(5)][1:])
+    result: dict[str, Any] = {"allocated": allocated}
+    for (name, rounds), us_of in zip(beside.items(), ("optimizer_us", "default_us"), strict=True):
+        near = [[us for us, _ in [*a, *b]] for a, b in pairwise(rounds[_NUM_PROFILED:])]
+        steps = [criteria.rollback_steps(one, statistics.median(us)) for one, us in zip(taken, near, strict=True)]
+        result[name] = Spread.of(steps).to_dict()
+        result[us_of] = statistics.median(us for round_ in near for us in round_)
+    least = min(us for round_ in beside["steps"] for _, us in round_)
+    result["cpu_steps"] = criteria.rollback_steps(min(cpu), least)
+    return {"figure": result["steps"]["median"], **result}
 
 
 def num_allocations(call: Callable[[], tuple[int, int]], least_bytes: int = 4096) -> int:

@@ -24,7 +24,7 @@ from ..faults.runs import ROOT
 from . import costs, criteria, guide, replay, table
 from .rivals import OURS as RULE
 from .rivals import RULES
-from .sources import Source, load, sources
+from .sources import CACHE, Source, digest_of, keep, load, name_of, sources
 from .tasks import TASKS, TROUBLES, prepared, troubled
 from .training import NOTHING, OURS, PROTECTIONS, Guarded, recovery, train
 
@@ -37,8 +37,14 @@ Work = tuple[Any, ...]
 
 
 def replayed(source: Source) -> list[dict[str, Any]]:
-    """What each rule did on the traces of a source."""
-    return [
+    """What each rule did on the traces of a source: kept, so that a run that was interrupted goes on where it was."""
+    here = Path(__file__).parent
+    asked = [here / name for name in ("criteria.py", "norms.py", "replay.py", "rivals.py")]
+    rules = digest_of((*asked, *(ROOT / "fastguard" / "guard" / "policies").glob("*.py")))
+    path = CACHE / "replayed" / f"{name_of(source)}.{rules}.json"
+    if path.exists():
+        return list(strict_json.decode(json.loads(path.read_text(encoding="utf-8"))))
+    found = [
         {
             "trace": trace.name,
             "calm": replay.is_calm(trace),
@@ -46,6 +52,8 @@ def replayed(source: Source) -> list[dict[str, Any]]:
         }
         for trace in load(source)
     ]
+    keep(path, json.dumps(strict_json.encode(found)).encode())
+    return found
 
 
 def in_trouble(task: str, seed: int, length: float, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -113,10 +121,14 @@ def all_of(what: str, work: Sequence[Work], processes: int) -> list[Any]:
 
 
 def policies(seeds: range, options: argparse.Namespace) -> dict[str, Any]:
-    """Every rule on all recorded norms; and on those traces alone whose own norms keep below twice their median."""
+    """Every rule on all recorded norms; on the fault suite's alone; and on those that keep below twice their median."""
     work = [("replayed", source) for source in sources(seeds, quick=options.quick)]
     traces = [one for some in all_of("policies", work, options.processes) for one in some]
-    chosen = {"all": traces, "calm": [one for one in traces if one["calm"]]}
+    chosen = {
+        "all": traces,
+        "faults": [one for one in traces if one["trace"].startswith("faults/")],
+        "calm": [one for one in traces if one["calm"]],
+    }
     return {
         which: {rule: criteria.policy_measures([one["rules"][rule] for one in some]) for rule in RULES}
         for which, some in chosen.items()

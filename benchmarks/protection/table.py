@@ -59,10 +59,10 @@ def policy_rows(results: Results) -> tuple[list[str], list[list[str]]]:
     part = results["parts"]["policies"]
     rows = [
         [
-            f"{rule}{', calm traces' if which == 'calm' else ''}",
+            f"{rule}{title}",
             *(number(found.get(key), unit) for _, key, unit in columns),
         ]
-        for which in ("all", "calm")
+        for which, title in (("all", ""), ("faults", ", the fault suite's traces"), ("calm", ", calm traces"))
         for rule, found in part.get(which, {}).items()
     ]
     return ["rule", *(title for title, _, _ in columns)], rows

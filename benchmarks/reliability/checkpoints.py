@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
-import platform
 import random
 import signal
 import sys
@@ -31,6 +29,7 @@ import torch
 from torch import nn
 
 import fastguard
+from benchmarks.reliability.saving import finish
 from fastguard.tools import whole_file as module
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reliability-checkpoints.json"
@@ -234,17 +233,8 @@ def main() -> int:
         }
     parts = list(figures.values())
     figures = {"number": sum(p["number"] for p in parts), "num_wrong": sum(p["num_wrong"] for p in parts), **figures}
-    figures |= {
-        "seed": arguments.seed,
-        "fastguard": fastguard.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-    }
-    print(json.dumps(figures, indent=2))
-    if not arguments.dry:
-        RESULTS.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return int(figures["num_wrong"] > 0)
+    figures["seed"] = arguments.seed
+    return finish(figures, RESULTS, dry=arguments.dry)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import json
 import logging
 import os
-import platform
 import resource
 import shutil
 import subprocess
@@ -30,6 +28,7 @@ import torch
 from torch import nn
 
 import fastguard
+from benchmarks.reliability.saving import finish
 from fastguard.sinks import jsonl, read_jsonl
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reliability-disks.json"
@@ -347,16 +346,7 @@ def main() -> int:
     logging.getLogger("fastguard").propagate = False
     with tempfile.TemporaryDirectory() as folder:
         figures = run(Path(folder))
-    figures |= {
-        "fastguard": fastguard.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-    }
-    print(json.dumps(figures, indent=2))
-    if not arguments.dry:
-        RESULTS.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return int(figures["num_wrong"] > 0)
+    return finish(figures, RESULTS, dry=arguments.dry)
 
 
 if __name__ == "__main__":

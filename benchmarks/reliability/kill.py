@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import math
 import mmap
 import os
-import platform
 import random
 import signal
 import struct
@@ -33,6 +31,7 @@ import torch
 from torch import nn
 
 import fastguard
+from benchmarks.reliability.saving import finish
 from fastguard.sinks import read_jsonl
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reliability-kill.json"
@@ -267,17 +266,8 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         figures = run(arguments.number, arguments.seed, Path(folder))
-    figures |= {
-        "wall_s": round(time.monotonic() - started, 1),
-        "fastguard": fastguard.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-    }
-    print(json.dumps(figures, indent=2))
-    if not arguments.dry:
-        RESULTS.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return int(figures["num_wrong"] > 0)
+    figures["wall_s"] = round(time.monotonic() - started, 1)
+    return finish(figures, RESULTS, dry=arguments.dry)
 
 
 if __name__ == "__main__":

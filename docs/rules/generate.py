@@ -27,6 +27,7 @@ FILL_IN = {
     "Symptom": "FILL IN: what a user sees, in a sentence or two; the first goes into the index.",
     "Cause": "FILL IN: what is at work where a run looks like this.",
 }
+REMARK = "; a remark (*info*) where nothing is [the worse for it](README.md#what-is-told)"
 BEGIN, END = "<!-- rules:begin (written by generate.py) -->", "<!-- rules:end -->"
 
 
@@ -84,7 +85,8 @@ def page(rule: Rule | Check, text: str) -> str:
         "Remedy": filled(rule.remedy),
         "Source": filled(rule.source[:1].upper() + rule.source[1:] + "."),
     }
-    head = f"# {rule.name}\n\n{title_of(rule)} · at most *{rule.severity}*\n"
+    is_doubtful = isinstance(rule, Rule) and rule.needs_harm
+    head = f"# {rule.name}\n\n{title_of(rule)} · at most *{rule.severity}*{REMARK if is_doubtful else ''}\n"
     return "\n".join([head, *(f"## {heading}\n\n{body}\n" for heading, body in new.items())])
 
 

@@ -18,8 +18,9 @@ from torch import nn
 
 from .collector import Collector
 from .families import ATTENTION_WEIGHTS
+from .hooks import PlaceHook, Switch, is_traced
 from .outputs import Extract, is_dense, unreadable
-from .selection import Target, class_name, names_of
+from .selection import Target, class_name, is_never_caller, names_of
 
 KIND = "[attention]"
 _NAME = "scaled_dot_product_attention"
@@ -47,11 +48,26 @@ class AttentionWatch:
         named = names_of(model)
         targets = [Target(module, name or class_name(module), ATTENTION_WEIGHTS) for name, module in named.items()]
         self._names = {id(target.module): target.name if fits(target) else None for target in targets}
+        self._within: list[int] = []  # which compiled modules are called now, the innermost last
         self._turn = 0
         self.sites = _sites(named)
 
+    def hooks(self, model: nn.Module, switch: Switch) -> list[PlaceHook]:
+        """What tells compiled graphs in which module they are, where no stack of Python's does."""
+        return [
+            PlaceHook(module, switch, self._collector, functools.partial(move, id(module)), at_end=at_end)
+            for module in names_of(model).values()
+            for at_end, move in ((False, self._within.append), (True, self._leave))
+            if not is_never_caller(module)
+        ]
+
+    def _leave(self, left: int) -> None:
+        while self._within and self._within.pop() != left:
+            pass  # one that raised
+
     def begin(self) -> None:
         """From here on."""
+        self._within.clear()
         with _lock:
             if self in _watches:
                 return
@@ -74,13 +90,16 @@ class AttentionWatch:
                     setattr(*site, before)
                     del _replaced[site]
 
-    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_compiled: bool = False) -> None:
         """At one call. Raises nothing."""
         if not self._collector.is_wanted():
             return
         name = None
         with self._collector.failures.kept("activation sampler", "This call of attention was left out."):
-            name = self._caller(sys._getframe(1))
+            if is_compiled and self._within:
+                name = self._names.get(self._within[-1])
+            else:
+                name = self._caller(sys._getframe(1))
         if name is not None:
             make = functools.partial(attention_extract, *args, **kwargs, turn=self._turn)
             self._collector.see_extract(name, KIND, ATTENTION_WEIGHTS, make)
@@ -113,10 +132,50 @@ def _watching(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
         if not torch.compiler.is_compiling():
             for watch in list(_watches):
                 watch.look(args, kwargs)
+        elif is_traced():
+            _show(*args, **kwargs)
         return function(*args, **kwargs)
 
     _ours.add(scaled_dot_product_attention)
     return scaled_dot_product_attention
+
+
+def _show(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor | None = None,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> None:
+    """Puts the operator that looks into the graph that is being compiled."""
+    if is_dense(query) and is_dense(key) and (attn_mask is None or is_dense(attn_mask)):
+        mask = None if attn_mask is None else attn_mask.detach()
+        torch.ops.fastguard.attend(query.detach(), key.detach(), mask, is_causal, scale, Switch.token)
+
+
+@torch.library.custom_op(
+    "fastguard::attend",
+    mutates_args={"token"},
+    schema="(Tensor query, Tensor key, Tensor? mask, bool is_causal, float? scale, Tensor(a!) token) -> ()",
+)
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    token: torch.Tensor,
+) -> None:
+    for watch in list(_watches):
+        watch.look((query, key, None, mask, 0.0, is_causal, scale), {}, is_compiled=True)
+
+
+@_attend.register_fake
+def _attend_fake(*args: Any) -> None:
+    return None
 
 
 def attention_extract(

@@ -140,7 +140,7 @@ class Collector:
                     None if x is None else reader.measure(x, PLAIN, None) for x in (found.entropy, found.largest)
                 )
                 self._pass.append(Sighting(key, judgement, measured, entropy=entropy, largest=largest))
-        except Exception as error:
+        except Exception as error:  # whatever a model's own objects raise: noted, and this output left out
             self._note(name + kind, error)
         self.seconds += time.perf_counter() - started
 
@@ -151,13 +151,7 @@ class Collector:
         self.failures.note("activation sampler", f"{said}, at {name}", "This output was left out.")
 
     def see_one(
-        self,
-        name: str,
-        judgement: Judgement,
-        unit_dim: int | None,
-        call: Call | None,
-        tensor: torch.Tensor,
-        path: str,
+        self, name: str, judgement: Judgement, unit_dim: int | None, call: Call | None, tensor: torch.Tensor, path: str
     ) -> None:
         """Measures one tensor of an output; one with a path is only looked at for NaN and Inf."""
         key = self._numbered(name, path)
@@ -217,12 +211,7 @@ class Collector:
         return known if known is not None and known.tensor() is x else None
 
     def _judge_inputs(
-        self,
-        call: Call | None,
-        output: torch.Tensor,
-        before: _Known | None,
-        reader: Reader,
-        measured: Measurement,
+        self, call: Call | None, output: torch.Tensor, before: _Known | None, reader: Reader, measured: Measurement
     ) -> tuple[bool | None, tuple[tuple[Measurement, bool], ...] | None]:
         """Whether the inputs were finite, or the readings that will tell."""
         if call is None:

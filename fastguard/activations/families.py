@@ -55,14 +55,7 @@ _SIGMOIDS = (nn.Sigmoid, nn.Hardsigmoid)
 _TANHS = (nn.Tanh, nn.Softsign, nn.RNNBase, nn.RNNCellBase)
 _SOFTMAXES = (nn.Softmax, nn.Softmin, nn.LogSoftmax)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_CONVOLUTIONS = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (
     *_BATCH_NORMS,
     nn.LayerNorm,

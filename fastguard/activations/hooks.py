@@ -29,9 +29,15 @@ _hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
 class Switch:
     """Whether the step under way is sampled. Compiled graphs are guarded by `on`, a bool for that reason."""
 
+    token = torch.zeros(1, device="cpu")  # what the operators claim to change, so that none is dropped or moved
+
     def __init__(self) -> None:
         self.on = False
-        self.token = torch.zeros(1)  # what the operators claim to change, so that none is dropped or moved
+
+
+def is_traced() -> bool:
+    """Whether dynamo reads this, instead of Python running it, and not for an export."""
+    return torch.compiler.is_dynamo_compiling() and not _is_exporting()
 
 
 def inert(*args: Any, **kwargs: Any) -> None:
@@ -176,13 +182,7 @@ class PassHook(Hook):
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        switch: Switch,
-        collector: Collector,
-        call: Callable[[], None],
-        *,
-        at_end: bool,
+        self, module: nn.Module, switch: Switch, collector: Collector, call: Callable[[], None], *, at_end: bool
     ) -> None:
         super().__init__(module, switch, collector)
         self.call = call
@@ -206,6 +206,14 @@ class PassHook(Hook):
             self.call()
 
 
+class PlaceHook(PassHook):
+    """Where a compiled module begins, or ends."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
+        if self.switch.on and is_traced():
+            torch.ops.fastguard.mark(self.switch.token, self.number)
+
+
 def _run(number: int, output: Any, inputs: list[torch.Tensor], path: str) -> None:
     hook = _hooks.get(number)
     if hook is not None:  # else its monitor is gone, and the graph is not
@@ -222,7 +230,7 @@ def _leave_to_python() -> None:
     if not hasattr(frames, "set_code_exec_strategy"):  # an older torch compiles them: the same records, more graphs
         return
     leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    for kind in (OutputHook, InputHook, RouterHook, PassHook):
+    for kind in (OutputHook, InputHook, RouterHook, PassHook, PlaceHook):
         frames.set_code_exec_strategy(kind.__call__.__code__, leave)
 
 

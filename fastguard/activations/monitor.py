@@ -72,9 +72,9 @@ class ActivationMonitor:
     Limits: an activation that is called as a function is no module: it is seen in what the module around it puts out.
     Each process of a distributed run sees its own part. nn.DataParallel on several GPUs runs hooks in threads, which
     are not told apart. Replays of CUDA graphs, and with them torch.compile(mode="reduce-overhead"), call no hooks.
-    Attention is seen where Python calls the function, also through nn.MultiheadAttention with `need_weights=False`; not
-    within a compiled graph, nor where it is FlexAttention, another package's kernel, or written out (a softmax module
-    is seen as one). A router whose scores are no module's output is not seen.
+    Attention is seen where the function is called, also in a compiled graph, or else by an nn.MultiheadAttention with
+    `need_weights=False`; not where it is FlexAttention, another package's kernel, or written out (a softmax module is
+    seen as one). A router whose scores are no module's output is not seen.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
@@ -131,6 +131,7 @@ class ActivationMonitor:
             fits = chosen_by(modules, include, exclude)
             if attention:
                 self._attention = AttentionWatch(self._collector, model, fits)
+                self._hooks += self._attention.hooks(model, self._switch)
             self._watch(unwrapped(model), targets, routers_of(names_of(model), routers, fits), self._collector)
 
     def _watch(

@@ -95,8 +95,8 @@ class _Buffers:
         self.rows = torch.empty(num_rows, len(ACTIVATION_COLUMNS), dtype=dtype, device=device)
         self.units = torch.empty(num_units, _WIDTH, dtype=dtype, device=device)
         pinned = device.type in ("cuda", "xpu")
-        self.host_rows = torch.empty(self.rows.shape, dtype=dtype, pin_memory=pinned)
-        self.host_units = torch.empty(self.units.shape, dtype=dtype, pin_memory=pinned)
+        self.host_rows = torch.empty(self.rows.shape, dtype=dtype, device="cpu", pin_memory=pinned)
+        self.host_units = torch.empty(self.units.shape, dtype=dtype, device="cpu", pin_memory=pinned)
         self.num_rows = self.num_units = 0
 
     def has_room(self, channels: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -72,7 +73,7 @@ class Router:
             entropy = chosen = None
             if scores is not None:
                 probabilities = _probabilities(_tokens(scores.detach()).float())
-                entropy = torch.special.entr(probabilities).sum(-1) / torch.tensor(num).log()
+                entropy = torch.special.entr(probabilities).sum(-1) / math.log(num)
                 chosen = probabilities.topk(min(self.top_k, num)).indices
             chosen = chosen if indices is None else _tokens(indices.detach())
             assert chosen is not None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
+from ..names import PEFT_PREFIX
 from .families import BLOCK, GELU, RELU, Judgement, is_activation, is_block, judgement_of, unit_dim_after
 
 Selector: TypeAlias = str | type[nn.Module] | nn.Module | Iterable[Any]
@@ -23,6 +24,7 @@ _WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
 }
 _SILENT = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called
+_CALL_MODULES = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)  # and nothing else
 
 
 class Target(NamedTuple):
@@ -59,8 +61,14 @@ def class_name(module: nn.Module) -> str:
     return next(name for name in bases if name != "FSDPModule") if "FSDPModule" in bases else kind.__name__
 
 
+def is_never_caller(module: nn.Module) -> bool:
+    """Whether no attention is computed in its own `forward`: containers, and torch's layers without parts."""
+    is_layer = not module._modules and type(module).__module__.startswith("torch.nn.")
+    return is_layer or isinstance(module, _SILENT) or type(module) in _CALL_MODULES
+
+
 def names_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Every module of `model` by name, wrappers and their names left out; "" is the model itself.
+    """Every module of `model` by name, wrappers, PEFT's too, and their names left out; "" is the model itself.
 
     >>> [name for name in names_of(nn.DataParallel(nn.Sequential(nn.ReLU())))]
     ['', '0']
@@ -76,7 +84,10 @@ def names_of(model: nn.Module) -> dict[str, nn.Module]:
             clean[raw] = above if hidden else f"{above}.{key}" if above else key
             parents[raw] = module
         found[clean[raw]] = module  # of a wrapper and what it holds, the latter
-    return found
+    return {
+        name.removeprefix(PEFT_PREFIX) if name.removeprefix(PEFT_PREFIX) not in found else name: module
+        for name, module in found.items()
+    }
 
 
 def choose(

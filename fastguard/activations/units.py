@@ -62,7 +62,7 @@ class UnitRuns:
         self._runs: dict[str, torch.Tensor] = {}  # int32 [C, 2]
         self._seen: dict[str, int] = {}
         self._sizes: tuple[int, ...] = ()
-        self._ends = self._owners = torch.empty(0, dtype=torch.int64)  # of the modules among all units
+        self._ends = self._owners = torch.empty(0, dtype=torch.int64, device="cpu")  # of the modules among all units
 
     def add(self, batches: Sequence[UnitBatch]) -> dict[str, UnitVerdict]:
         """Takes one sampled step. Cost: a dozen small torch operations, whatever the number of modules."""
@@ -71,16 +71,16 @@ class UnitRuns:
             return {}
         sizes = tuple(batch.num_units for batch in batches)
         if sizes != self._sizes:
-            self._sizes, ends = sizes, torch.tensor((0, *sizes)).cumsum(0)
-            self._ends, self._owners = ends, torch.repeat_interleave(torch.arange(len(sizes)), ends.diff())
+            self._sizes, ends = sizes, torch.tensor((0, *sizes), device="cpu").cumsum(0)
+            self._ends, self._owners = ends, torch.repeat_interleave(ends.diff())
         runs = torch.cat([self._runs_of(batch) for batch in batches])
         table = torch.frombuffer(bytearray().join(b.table for b in batches), dtype=torch.float64).view(-1, _WIDTH)
-        elements = torch.tensor([batch.elements for batch in batches], dtype=torch.float64)
+        elements = torch.tensor([batch.elements for batch in batches], dtype=torch.float64, device="cpu")
         shares = [self._share if batch.share is None else batch.share for batch in batches]
-        needed = (elements * torch.tensor(shares, dtype=torch.float64))[self._owners]
+        needed = (elements * torch.tensor(shares, dtype=torch.float64, device="cpu"))[self._owners]
         runs = (runs + 1) * (table[:, :2] >= needed[:, None])
         lengths = [self._count(batch.key) for batch in batches]
-        flags = runs >= torch.tensor(lengths)[self._owners, None]
+        flags = runs >= torch.tensor(lengths, device="cpu")[self._owners, None]
         counts = torch.nn.functional.pad(flags.cumsum(0), (0, 0, 1, 0))[self._ends].diff(dim=0).tolist()
         verdicts = {}
         parts, flag_parts = runs.split(sizes), flags.split(sizes)
@@ -95,7 +95,7 @@ class UnitRuns:
         runs = self._runs.get(batch.key)
         if runs is None or len(runs) != batch.num_units:  # other units than before: nothing is known of them
             self._seen[batch.key] = 0
-            return torch.zeros(batch.num_units, 2, dtype=torch.int32)
+            return torch.zeros(batch.num_units, 2, dtype=torch.int32, device="cpu")
         return runs
 
     def _count(self, key: str) -> int:

@@ -157,13 +157,20 @@ def _run(arguments: list[str]) -> int:
             parser.parse_args(arguments)
             parser.print_help()
             return 0 if arguments else EXIT_USAGE
-        return _entry(arguments[0])(arguments[1:])
+        code = _entry(arguments[0])(arguments[1:])
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.flush()  # here, where an error still has an exit code
+        return code
     except (CommandError, FastguardError) as error:
         print(f"fastguard: error: {shown(error)}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:  # `fastguard info | head`
         drop_output()
         return EXIT_FAILED
+    except OSError as error:  # a full disk behind stdout
+        drop_output()
+        print(f"fastguard: error: {shown(error)}", file=sys.stderr)
+        return EXIT_USAGE
     except KeyboardInterrupt:
         print("\nfastguard: interrupted", file=sys.stderr)
         return 130

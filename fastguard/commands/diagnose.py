@@ -79,7 +79,7 @@ def diagnose(argv: list[str]) -> int:
         text = as_json(report.to_dict()) if arguments.json else str(report)
     except (OSError, ValueError) as error:
         return _fail(error)
-    except Exception as error:
+    except Exception as error:  # a bug of ours is told with an exit code of its own
         return _fail(bug(error))
     return print_report(text, EXIT_CODES[report.status], _fail)
 

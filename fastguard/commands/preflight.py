@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         return _fail(problem)
     except CommandError:
         raise
-    except Exception as error:
+    except Exception as error:  # a bug of ours is told with an exit code of its own
         return _fail(bug(error))
     return print_report(text, EXIT_CODES[report.status], _fail)
 

@@ -265,12 +265,7 @@ def _show(path: Path, interval: float, console: Any, num_layers: int) -> int:
                 while True:
                     began = time.monotonic()
                     run = views.run
-                    state = (
-                        run.num_records,
-                        run.num_assessed,
-                        run.tail.problem,
-                        console.size,
-                    )
+                    state = (run.num_records, run.num_assessed, run.tail.problem, console.size)
                     if state != drawn or began - drawn_at >= REDRAW_EVERY_S:
                         live.update(draw(height=console.height, reading=views.reading), refresh=True)
                         drawn, drawn_at = state, began

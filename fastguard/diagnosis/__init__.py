@@ -22,20 +22,6 @@ from .registry import make_rule as make_rule
 from .registry import rule as rule
 from .watch import Watch as Watch
 
-__all__ = [
-    "CAUSES",
-    "RULES",
-    "UNKNOWN",
-    "Cause",
-    "Finding",
-    "Rule",
-    "Severity",
-    "Watch",
-    "cause",
-    "diagnose",
-    "find_causes",
-    "make_rule",
-    "rule",
-    "unexplained",
-]
+__all__ = ["CAUSES", "RULES", "UNKNOWN", "Cause", "Finding", "Rule", "Severity", "Watch", "cause", "diagnose",
+           "find_causes", "make_rule", "rule", "unexplained"]  # fmt: skip
 del _causes, _rare_causes, _rules, _setup_causes

@@ -5,7 +5,7 @@ overflow of it); *reasons*: rules whose firing it predicts, each with a weight; 
 findings that it *explains*. The weights make a score, and the scores of all causes, and that of "unknown", which is
 zero, make shares of one (softmax): a confidence is what evidence leaves to a cause beside all others. The surest is
 told if it outweighs "unknown"; then the others, for what it does not explain. What nobody explains is "unknown".
-What is told is that share times how far the weights are to be trusted on kinds of runs that they were not fitted on.
+The confidence that is told is how often a cause with such a share was right on new runs (`fitted.confidence`).
 
 A cause takes no finding as its symptom that is more severe than every one of its reasons.
 """
@@ -21,6 +21,7 @@ from ..history import TrainingHistory
 from ..stats.failures import Failures
 from . import fitted
 from .finding import SEVERITIES, Finding, listed
+from .registry import RULES
 
 # From finding, history, and all findings by rule.
 Weight = float | Callable[[Finding, TrainingHistory, Mapping[str, Finding]], float]
@@ -114,6 +115,8 @@ def evidence_for(
     failures = Failures() if failures is None else failures
     evidence = {}
     for one in CAUSES.values():
+        if one.reasons.keys().isdisjoint(found):
+            continue
         try:
             signs = one.signs(found, history)
             if signs and one.can_be(found, history):
@@ -172,7 +175,7 @@ def find_causes(
         evidence = {name: signs for name, signs in evidence.items() if _is_worth_a_cause(signs, found)}
     told = [dataclasses.replace(one, confidence=_beside_others(one.rule, rivals)) for one in told]
     told.sort(key=_rank, reverse=True)  # equals stay as surely as they were chosen
-    told = [dataclasses.replace(one, confidence=fitted.TRUST * one.confidence) for one in told]
+    told = [_trusted(one) for one in told]
     left = [finding for finding in found.values() if finding.severity != "info"]
     if left and (not told or any(finding.severity == "critical" for finding in left)):
         told.append(_unknown(left, told))
@@ -182,6 +185,13 @@ def find_causes(
 def _beside_others(name: str, rivals: Mapping[str, Mapping[str, float]]) -> float:
     """The share of a cause when those that are told of other findings no longer stand against it."""
     return shares({other: score for other, score in rivals[name].items() if other == name or other not in rivals})[name]
+
+
+def _trusted(one: Finding) -> Finding:
+    """A cause as it is told: its share is kept among the evidence."""
+    families = {RULES[symptom.rule].family for symptom in one.symptoms if symptom.rule in RULES}
+    confidence = fitted.confidence(one.rule, one.confidence, len(families))
+    return dataclasses.replace(one, confidence=confidence, evidence={**one.evidence, "share": one.confidence})
 
 
 def _rank(one: Finding) -> int:

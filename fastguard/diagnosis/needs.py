@@ -11,63 +11,14 @@ import math
 
 from ..history import TrainingHistory
 
-_RELUS = frozenset(
-    [
-        "ReLU",
-        "ReLU6",
-        "LeakyReLU",
-        "PReLU",
-        "RReLU",
-        "ELU",
-        "SELU",
-        "CELU",
-        "GELU",
-        "SiLU",
-        "Mish",
-        "Softplus",
-        "GLU",
-        "Hardswish",
-        "Hardtanh",
-        "Threshold",
-    ]
-)
-_BOUNDED = frozenset(
-    [
-        "Tanh",
-        "Sigmoid",
-        "Hardsigmoid",
-        "Hardtanh",
-        "Softsign",
-        "LogSigmoid",
-        "Softmax",
-        "LSTM",
-        "GRU",
-        "RNN",
-        "LSTMCell",
-        "GRUCell",
-    ]
-)
+_RELUS = frozenset(("ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish",
+                    "Softplus", "GLU", "Hardswish", "Hardtanh", "Threshold"))  # fmt: skip
+_BOUNDED = frozenset(("Tanh", "Sigmoid", "Hardsigmoid", "Hardtanh", "Softsign", "LogSigmoid", "Softmax", "LSTM", "GRU",
+                      "RNN", "LSTMCell", "GRUCell"))  # fmt: skip
 _NORMS = frozenset(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LazyBatchNorm1d", "LazyBatchNorm2d"))
 _DROPOUTS = frozenset(("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"))
-_SCALE_FREE = frozenset(
-    [
-        "Adam",
-        "AdamW",
-        "NAdam",
-        "RAdam",
-        "Adamax",
-        "Adagrad",
-        "RMSprop",
-        "Rprop",
-        "Adadelta",
-        "Adafactor",
-        "Lion",
-        "Muon",
-        "SignSGD",
-        "SOAP",
-        "LAMB",
-    ]
-)
+_SCALE_FREE = frozenset(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "Adadelta",
+                         "Adafactor", "Lion", "Muon", "SignSGD", "SOAP", "LAMB"))  # fmt: skip
 _SCALED = frozenset(("SGD", "ASGD"))
 ZERO_FLOORED = ("NllLoss", "Mse", "L1Loss", "SmoothL1", "Huber", "BinaryCrossEntropy", "Ctc")
 _TERMS = ("AddBackward0", "SubBackward0")
@@ -194,6 +145,13 @@ def rewarded(history: TrainingHistory) -> bool:
     ops = history.model.loss_ops
     outer = list(itertools.takewhile(lambda op: op.startswith(_SUMS), ops))
     return ops[:1] == ("SubBackward0",) or ("NegBackward0" in outer and len({*outer} & {*_TERMS}) > 0)
+
+
+def may_rise(history: TrainingHistory) -> bool:
+    """Whether the loss may rise while all is well: `rewarded`, or an error of one chosen output a row, as of values of
+    actions, whose targets grow with them."""
+    is_of_values = is_of_numbers(history) and "GatherBackward0" in history.model.loss_ops[:4]
+    return rewarded(history) or (is_of_values and not history.model.objective)
 
 
 def margin(history: TrainingHistory) -> bool:

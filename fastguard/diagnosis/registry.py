@@ -12,8 +12,10 @@ from ..history import TrainingHistory
 from ..stats.failures import Failures
 from . import needs
 from .finding import SEVERITIES, Finding, Severity
+from .harm import is_harmed
 
 RULES: dict[str, Rule] = {}
+_NONE: Mapping[str, float] = {}
 _OURS = __name__.rpartition(".")[0] + ".rules."
 
 
@@ -32,6 +34,10 @@ class Rule:
             of games and rewards, nor where a loss was below zero.
         needs_targets: whether it reads the targets of the data; in a game what the output is drawn to is no target of
             the data, and it says nothing.
+        needs_harm: whether it is no more than a remark while the run has come to no harm (`harm.is_harmed`), unless
+            another that does not need this warns, or its evidence says `is_certain`. Of sound runs that nobody had
+            tuned on it spoke in some, and it found no fault there that no other rule found:
+            `benchmarks.faults.external.by_rule`.
     """
 
     name: str
@@ -43,13 +49,20 @@ class Rule:
     check: Callable[..., Finding | None]
     needs_descent: bool = False
     needs_targets: bool = False
+    needs_harm: bool = False
 
     def __call__(self, history: TrainingHistory, **thresholds: float) -> Finding | None:
         self.check_thresholds(thresholds)
+        return self._ask(history, thresholds) if self._may_speak(history) else None
+
+    def _may_speak(self, history: TrainingHistory) -> bool:
+        """Whether the run has what it needs: a loss that is to come down, targets of data."""
         if self.needs_descent and needs.descent(history) is False:
-            return None
-        if self.needs_targets and (needs.game(history) or needs.takes_turns(history)):
-            return None
+            return False
+        return not (self.needs_targets and (needs.game(history) or needs.takes_turns(history)))
+
+    def _ask(self, history: TrainingHistory, thresholds: Mapping[str, float]) -> Finding | None:
+        """As a call, of a rule that may speak, with thresholds that it has."""
         finding = self.check(history, **thresholds)
         if finding is None:
             return None
@@ -76,7 +89,7 @@ class Rule:
 
 def check_names(given: Mapping[str, float], known: Mapping[str, float], owner: str) -> None:
     """Raises TypeError for a threshold that its `owner` does not have."""
-    unknown = sorted(given.keys() - known.keys())
+    unknown = sorted(given.keys() - known.keys()) if given else ()
     if unknown:
         raise TypeError(f"`{unknown[0]}` must be a threshold of the {owner}; it has: {', '.join(known) or 'none'}")
 
@@ -90,12 +103,13 @@ def rule(
     remedy: str = "",
     needs_descent: bool = False,
     needs_targets: bool = False,
+    needs_harm: bool = False,
 ) -> Callable[[Callable[..., Finding | None]], Rule]:
     """Registers a function of a `TrainingHistory` as a rule; its keyword-only arguments are the thresholds.
 
     Args:
         name: must be new, unless the same function is defined again (as when a notebook cell is run twice).
-        severity, reads, source, remedy, needs_descent, needs_targets: as in `Rule`.
+        severity, reads, source, remedy, needs_descent, needs_targets, needs_harm: as in `Rule`.
 
     Raises:
         ValueError: if another function has that name, the severity is unknown, or a threshold has no default.
@@ -113,7 +127,8 @@ def rule(
 
     def register(check: Callable[..., Finding | None]) -> Rule:
         texts = {"reads": reads, "source": source, "remedy": remedy}
-        about: dict[str, Any] = {**texts, "needs_descent": needs_descent, "needs_targets": needs_targets}
+        wants = {"needs_descent": needs_descent, "needs_targets": needs_targets, "needs_harm": needs_harm}
+        about: dict[str, Any] = {**texts, **wants}
         made = make_rule(check, name, severity=severity, **about)
         known = RULES.get(name)
         if known is not None and _identity(known.check) != _identity(check):
@@ -134,6 +149,7 @@ def make_rule(
     remedy: str = "",
     needs_descent: bool = False,
     needs_targets: bool = False,
+    needs_harm: bool = False,
 ) -> Rule:
     """As `rule`, without registering: a rule to be asked by name only, `diagnose(history, rules=[...])`."""
     thresholds: dict[str, Any] = {}
@@ -143,7 +159,7 @@ def make_rule(
         if argument.default is argument.empty:
             raise ValueError(f"`{argument.name}` must have a default - at rule {name!r}")
         thresholds[argument.name] = argument.default
-    return Rule(name, severity, reads, source, remedy, thresholds, check, needs_descent, needs_targets)
+    return Rule(name, severity, reads, source, remedy, thresholds, check, needs_descent, needs_targets, needs_harm)
 
 
 def _identity(check: Callable[..., Finding | None]) -> tuple[str, str]:
@@ -181,16 +197,26 @@ def diagnose(
             raise ValueError(f"`thresholds` must name rules, got {name!r}; the rules are: {', '.join(names)}")
     failures = Failures() if failures is None else failures
     found = []
+    may_speak: dict[tuple[bool, bool], bool] = {}  # by what is needed, worked out once for all rules
     for a in asked:
-        chosen = thresholds.get(a.name, {})
-        a.check_thresholds(chosen)
+        chosen = thresholds.get(a.name, _NONE)
+        if chosen:
+            a.check_thresholds(chosen)
+        needed = a.needs_descent, a.needs_targets
         try:
-            finding = a(history, **chosen)
+            if needed not in may_speak:
+                may_speak[needed] = a._may_speak(history)
+            finding = a._ask(history, chosen) if may_speak[needed] else None
         except Exception as error:
             failures.note(rule_called(a.name), error, "What it looks for was not checked.")
         else:
             if finding is not None:
                 found.append(finding)
+    certain = {finding.rule for finding in found if finding.evidence.get("is_certain")}
+    doubtful = {a.name for a in asked if a.needs_harm} - certain
+    warns = {finding.rule for finding in found if finding.severity != "info"}
+    if warns and warns <= doubtful and is_harmed(history) is False:
+        found = [dataclasses.replace(finding, severity="info") for finding in found]
     return sorted(found, key=lambda finding: finding.weight, reverse=True)
 
 

@@ -9,7 +9,7 @@ from ..history import TrainingHistory
 from . import needs
 from .causes import cause
 from .finding import Finding
-from .known_causes import has_finite_gradients, is_lost_in_float16
+from .reasons import has_finite_gradients, is_lost_in_float16, is_undefined
 from .rules.output_targets import last_activation
 from .signals import signals_of
 
@@ -85,10 +85,18 @@ def _without_repetition(finding: Finding, history: TrainingHistory, found: Found
 
 
 def _collapsed(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    return 0.0 if finding.evidence["began_so"] else 0.55
+    """Not from outputs in eval mode alone: those may be of other statistics, or of noise that is missing."""
+    return 0.0 if finding.evidence["began_so"] or finding.evidence["in_eval_mode"] else 0.55
+
+
+def _unless_others_speak(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Outputs become alike where units die, weights shrink or steps overshoot, too."""
+    return 0.9 if _is_alone(finding.rule, found) else 0.3
 
 
 def _from_the_start(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    if finding.evidence["in_eval_mode"]:
+        return 0.0
     return 0.55 if finding.evidence["began_so"] and history.model.last_modules[:1] != ("Linear",) else 0.2
 
 
@@ -121,6 +129,8 @@ def _finite_loss(finding: Finding, history: TrainingHistory, found: Found) -> fl
     """Gradients that are NaN while the loss is a number, and the norm had not grown: a derivative ends there."""
     bad = [e for e in history.recent if e.skipped or not math.isfinite(e.norm)]
     known = [e.loss for e in bad if e.loss is not None]
+    if is_undefined(history):
+        return 0.88
     if not known or "non-finite-loss" in found or not all(math.isfinite(loss) for loss in known):
         return 0.0
     has_grown = history.norm_trend.count >= 3 and history.norm_trend.mean - history.norm_trend.first > 4.6
@@ -133,8 +143,11 @@ def _loss_alone(finding: Finding, history: TrainingHistory, found: Found) -> flo
 
 
 def _is_of_data_or_precision(history: TrainingHistory, found: Found) -> bool:
-    """A batch that is not finite itself, half precision, which overflows, or no operation that could be to blame."""
-    return "batch-not-finite" in found or needs.half_precision(history) is True or history.model.is_smooth is True
+    """A batch that is not finite itself, half precision, which overflows, no operation that could be to blame, or a
+    loss that had no floor."""
+    is_smooth = history.model.is_smooth is True and not is_undefined(history)
+    is_elsewhere = "batch-not-finite" in found or "loss-without-floor" in found
+    return is_elsewhere or needs.half_precision(history) is True or is_smooth
 
 
 def _is_alone(name: str, found: Found) -> bool:
@@ -184,15 +197,16 @@ cause(
         "no-gradient": _ends_in_one_softmax,
     },
     f"zero-gradients zero-gradient-tensors no-gradient vanishing-norm vanishing-layers training-above-validation "
-    f"{_STANDSTILL}",
+    f"non-finite-loss non-finite-gradients skip-run {_STANDSTILL}",
 )
 cause(
     "unnormalised-inputs",
     "The inputs are far from the scale that the layers were initialised for.",
     "Bring each feature to mean 0 and standard deviation 1, with the training set's numbers.",
     {"input-scale": _from_scale},
-    f"norm-spike growing-norm loss-explosion loss-divergence loss-oscillation clip-rate-high no-warm-up spiky-loss "
-    f"loss-spike update-ratio-high saturated-units dead-relu-units zero-gradient-tensors {_STANDSTILL}",
+    "loss-begins-high norm-spike growing-norm loss-explosion loss-divergence loss-oscillation clip-rate-high "
+    "no-warm-up spiky-loss loss-spike update-ratio-high saturated-units dead-relu-units zero-gradient-tensors "
+    f"{_STANDSTILL}",
 )
 cause(
     "unnormalised-targets",
@@ -214,12 +228,14 @@ cause(
         "broadcast-targets": 0.97,
         "negated-loss": 0.97,
         "loss-without-floor": 0.9,
+        "outweighed-term": 0.9,
         "loss-against-targets": lambda finding, history, found: (
             0.95 if finding.confidence >= 0.9 else if_nothing_is_learnt(0.85, 0.7)(finding, history, found)
         ),
     },
     f"loss-divergence vanishing-norm zero-gradients zero-gradient-tensors same-output-for-all no-warm-up growing-norm "
-    f"norm-spike layer-norm-imbalance norm-jump update-ratio-high clip-rate-high {_STANDSTILL}",
+    "norm-spike layer-norm-imbalance norm-jump update-ratio-high clip-rate-high non-finite-loss non-finite-gradients "
+    f"skip-run {_STANDSTILL}",
 )
 cause(
     "imbalanced-targets",
@@ -248,7 +264,9 @@ cause(
     "The learning rate was taken away too early: the schedule is too short, or stepped too often.",
     "Look at the schedule's length and unit, and at where scheduler.step() is called.",
     {"learning-rate-gone": 0.92, "learning-rate-still-rising": 0.93},
-    f"update-ratio-low {_STANDSTILL}",
+    "update-ratio-low loss-explosion loss-divergence growing-norm norm-spike norm-jump loss-spike spiky-loss "
+    "loss-oscillation zero-gradients zero-gradient-tensors same-output-for-all learning-rate-out-of-bounds "
+    f"update-ratio-high {_STANDSTILL}",
 )
 cause(
     "weights-overwritten",
@@ -305,7 +323,7 @@ cause(
     "collapsed-representation",
     "The model has come to give one answer to every input.",
     "Look for a loss that can be met by a constant: no negatives, a stop-gradient left out, one term that outweighs.",
-    {"same-output-for-all": _collapsed},
+    {"same-output-for-all": _collapsed, "outputs-become-alike": _unless_others_speak},
     f"zero-gradients vanishing-norm loss-gone {_STANDSTILL}",
     contradicted=_has_not_learnt,
 )
@@ -315,14 +333,14 @@ cause(
     "See whether it can learn one batch by heart; then make it wider or deeper, or give it what tells inputs apart.",
     {
         "layers-without-activation": 0.85,
-        "underfitting": lambda finding, history, found: 0.6 if _is_alone("underfitting", found) else 0.0,
+        "underfitting": lambda finding, history, found: 0.4 if _is_alone("underfitting", found) else 0.0,
     },
     "loss-plateau overtraining bounded-output",
     contradicted=_never_learnt,
 )
 cause(
     "stopped-too-early",
-    "The run ended while the loss was still falling.",
+    "The run ended before its loss had settled.",
     "Train for more steps; or raise the learning rate, or shorten the schedule to the steps there are.",
     {"loss-still-falling": 0.6},
 )
@@ -336,9 +354,10 @@ cause(
 )
 cause(
     "singular-operation",
-    "An operation in model or loss has no finite derivative where it was asked: a root or a logarithm of 0, 0 / 0.",
+    "An operation in model or loss, or in what prepares the targets, has no finite value or derivative where it was "
+    "asked: a root or a logarithm of 0, 0 / 0.",
     "Look at square roots, norms, logarithms, divisions and powers: add a small eps inside, or clamp before them.",
     {"non-finite-gradients": _finite_loss, "skip-run": _finite_loss, "non-finite-loss": _loss_alone},
-    "non-finite-activations",
+    "non-finite-activations non-finite-loss",
     contradicted=_is_of_data_or_precision,
 )

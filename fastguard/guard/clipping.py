@@ -153,9 +153,9 @@ class DeviceClipping:
         places = range(count) if flight.positions is None else flight.positions
         own = list(places) if assigned is None else [assigned[place] for place in places]
         is_pinned = device.type == "cuda"
-        limits = torch.tensor([triggers.tolist(), targets.tolist()], dtype=dtype, pin_memory=is_pinned)
+        limits = torch.tensor([triggers.tolist(), targets.tolist()], dtype=dtype, device="cpu", pin_memory=is_pinned)
         trigger, target = limits.to(device, non_blocking=True)
-        index = torch.tensor(own, pin_memory=is_pinned).to(device, non_blocking=True)
+        index = torch.tensor(own, device="cpu", pin_memory=is_pinned).to(device, non_blocking=True)
         each = slot.rows[:count, INDEX["finite_norm"]]
         norm = slot.decided[0]
         shares = (each / torch.where(norm == 0.0, 1.0, norm)).nan_to_num(0.0)

@@ -98,7 +98,7 @@ class TorchEngine:
         self.device = device
         self.dtype = wide_dtype(device)
         # A list that became a tensor on the device at each step would be waited for.
-        self._powers = torch.tensor(POWERS, dtype=self.dtype).to(device)
+        self._powers = torch.tensor(POWERS, dtype=self.dtype, device="cpu").to(device)
 
     def plan(self, tensors: Sequence[torch.Tensor], *, writable: bool = False) -> TorchPlan:
         """`tensors`, which must all be on this device."""

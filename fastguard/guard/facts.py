@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -83,8 +83,10 @@ class ModelFacts:
             "dtypes": _dtypes(p for p, _ in self._namer.known()) or self._dtypes,
         }
 
-    def now(self, optimizers: Sequence[torch.optim.Optimizer], elsewhere: Collection[int] = ()) -> dict[str, Any]:
-        """What may change while a run goes on; `elsewhere` are ids of parameters that other guards see.
+    def now(
+        self, optimizers: Sequence[torch.optim.Optimizer], elsewhere: Callable[[], Collection[int]] = tuple
+    ) -> dict[str, Any]:
+        """What may change while a run goes on; `elsewhere` gives the ids of parameters that other guards see.
 
         Cost: 0.3 us a parameter; no sync.
         """
@@ -97,10 +99,10 @@ class ModelFacts:
         known = {id(p): name for p, name in named}
         facts["names_with_zero_lr"] = [known.get(i, "a parameter without a name") for i in _not_moving(optimizers)]
         if named:
-            held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}.union(elsewhere)
-            facts["names_not_in_optimizer"] = [
-                n for p, n in named if p.requires_grad and id(p) not in held and n not in self._namer.given
-            ]
+            held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+            left = [(id(p), n) for p, n in named if p.requires_grad and id(p) not in held]
+            others = elsewhere() if left else ()
+            facts["names_not_in_optimizer"] = [n for i, n in left if i not in others and n not in self._namer.given]
             facts["names_without_gradient"] = [n for p, n in named if not p.requires_grad]
         return facts
 

@@ -90,12 +90,13 @@ class Guard:
         self.run.ranks = over
         self.run.watch_buffers(model)
         self.ledger = Ledger(self.run.ring, self.run.failures, sinks, max_consecutive_skips)
-        if over is not None:
-            self.ledger.where_among_ranks = over.told_trouble
         self._local = local
         if local is not None:
             local.start(self.run, partial(getattr, self.ledger, "history"))
             self.ledger.where_among_ranks = local.told_trouble
+        if over is not None:
+            over.own = local
+            self.ledger.where_among_ranks = over.told_trouble
         if is_quiet:
             self.ledger.level = logging.DEBUG
         if _env.num_restarts():
@@ -119,6 +120,10 @@ class Guard:
         self._checkup = Checkup(self.history, self.run.failures, self.told.tell, check_every, tell)
         self.ledger.watch(self._checkup)
         hold(self, self.ledger, self.judge.flush)
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(type(one).__name__ for one in self.run.optimizers())
+        return f"<fastguard.Guard of {kinds} at step {self.run.step}, clip={self.run.clip!r}>"
 
     def _attach(self) -> list[Any]:
         """Sets hooks on the optimizers; each has `remove`."""

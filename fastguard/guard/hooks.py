@@ -143,7 +143,7 @@ class Hooks:
             if ring.num_open >= ring.limit:
                 self._ledger.deliver()
             elif ring.num_open and self._ledger.writes_lines:
-                self._ledger.write(as_lines=True)
+                self._ledger.write_line()
             if not self._handles:
                 return None  # a sink has detached the guard
             limits: Any = math.inf if clip is None else clip.limit
@@ -223,11 +223,7 @@ class Hooks:
         return None
 
     def _leave_out(
-        self,
-        optimizer: torch.optim.Optimizer,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        repairs: Undo | None,
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any], repairs: Undo | None
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Has the step not be taken; where that can't be, has it do nothing that lasts."""
         junction = junction_of(optimizer) if self._is_content or not may_communicate() else None

@@ -300,10 +300,7 @@ class StepHooks:
         self._member, self._together = member, together
         self._undo: Undo | None = None
         self._is_content = is_content_without_gradients(optimizer)
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
-        ]
+        self._handles = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def remove(self) -> None:
         """Leaves the optimizer as it was."""

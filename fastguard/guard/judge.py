@@ -16,6 +16,7 @@ import torch
 
 from .. import kernels
 from .._device import Courier, is_capturing
+from ..errors import UnsupportedTensorError
 from ..history.bad_ranks import with_step
 from ..stats.columns import norm_of, norm_parts
 from . import engines
@@ -155,6 +156,8 @@ class Judge:
         except ElsewhereError:  # a gradient where no engine can reach: to the host, which reaches everywhere
             self.choose(waits=True)
             decision, follows = self._decision_for(member, optimizer, handed, first, loss)
+        except UnsupportedTensorError as error:
+            raise self._named(error, self._run.members) from None
         decision.taken.add(member.index)
         if len(decision.taken) == len(self._run.members):
             self._decision = None
@@ -245,7 +248,8 @@ class Judge:
         step = run.step if first else run.step - 1
         is_news = not again or (not finite and ring.is_finite)  # of several evaluations the first bad one is kept
         if is_news:
-            told: dict[str, Any] = {"again": again, "trigger": clipping.trigger, "over": ruling.over or None}
+            trigger = None if run.is_vetoed else clipping.trigger  # what is left out is not the policy's doing
+            told: dict[str, Any] = {"again": again, "trigger": trigger, "over": ruling.over or None}
             if shared is not None:
                 told["total"], told["present"] = total, shared.present
             ring.arrive(step, norm, ruling.coefficient, skipped, scaling.scale, table, positions, names, **told)
@@ -281,8 +285,9 @@ class Judge:
 
     def _find_trouble(self, ranks: Ranks, shared: Shared, names: Sequence[str], first: bool) -> None:
         """Asks which ranks hold what is not finite, and notes it among what is known of the run."""
-        ranks.find_trouble(shared.own, names, shared.present)
-        if first and not ranks.is_alone:
+        step = self._run.step if first else self._run.step - 1
+        is_noted = ranks.find_trouble(step, shared.own, names, shared.present)
+        if first and not is_noted and not ranks.is_alone:
             history = self._ledger.history
             bad = with_step(history.model.bad_ranks, self._run.step, ranks.num_ranks, ranks.trouble)
             history.note_model(bad_ranks=bad)
@@ -353,12 +358,22 @@ class Judge:
     def scale(self, optimizer: torch.optim.Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
         """Multiplies the gradients of one optimizer, or says how it will do so in its own pass."""
         if self._run.ranks is None and not from_scaler and self.divides(optimizer):
-            divisor = torch.tensor(1.0 / factor if factor else math.inf, dtype=torch.float32)
+            divisor = torch.tensor(1.0 / factor if factor else math.inf, dtype=torch.float32, device="cpu")
             return HandedOver(optimizer, {"grad_scale": divisor}, None)
         gradients = gradients_of(optimizer)
         if gradients:
-            kernels.run_scale(self._here(gradients), factor, self._run.backend)
+            try:
+                kernels.run_scale(self._here(gradients), factor, self._run.backend)
+            except UnsupportedTensorError as error:
+                raise self._named(error, [m for m in self._run.members if m.optimizer is optimizer]) from None
         return None
+
+    def _named(self, error: UnsupportedTensorError, members: Sequence[Member]) -> UnsupportedTensorError:
+        """The same, of a gradient of `members`, with its parameter's name."""
+        of_all = [(m, p) for m in self._run.members for group in m.optimizer.param_groups for p in group["params"]]
+        named = zip(self._run.names_now(), of_all)
+        names = [name for name, (member, p) in named if member in members and p.grad is not None]
+        return UnsupportedTensorError(error.index, error.problem, f"{names[error.index]}.grad", "optimizer.step()")
 
     def _here(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         """What of `gradients` is to be written to by this rank."""

@@ -15,6 +15,7 @@ from ..errors import NonFiniteGradientsError, PolicySkipsError
 from ..history import NUM_DEFERRED, Entry, TrainingHistory
 from ..kernels import cpu
 from ..sinks import SafeSink
+from ..sinks.sink import TIMED_EVERY
 from ..stats import StepStats, values
 from ..stats.failures import Failures
 from ..stats.slot import HEADER_WORDS, STEP, read_headers
@@ -22,7 +23,7 @@ from .checkup import FIRST_GLANCE, GLANCE_EVERY, Checkup
 from .ring import NUM_SLOTS, TABLE, Ring
 
 _log = logging.getLogger("fastguard")
-_time = time.time
+_time, _perf_counter = time.time, time.perf_counter
 _AT_ONCE = 4  # open slots, from so many on it pays
 EQUAL_NORMS_RUN = 10  # from so many on, the rule "already-clipped" is asked
 
@@ -114,7 +115,10 @@ class Ledger:
         self.sinks = sinks
         self._due = sinks  # those that the newest record still has to go to; fewer after an interrupt
         self._json_line: Any = cpu.json_line
+        self._write_slot: Any = cpu.write_line
         self.writes_lines = cpu.json_line is not None and any(sink.takes_lines for sink in sinks)
+        is_alone = self.writes_lines and len(sinks) == 1 and sinks[0].write_slot is not None
+        self._slots: Any = sinks[0] if is_alone else None
         self._noted: dict[str, Any] = {}
         self._num_noted = 0  # changes of what is known of the model that the sinks were told
 
@@ -159,7 +163,10 @@ class Ledger:
             return
         if not but_held:
             if self.fetch is not None:
-                self.fetch()
+                try:
+                    self.fetch()
+                except ReferenceError:
+                    self.fetch = None  # the guard is gone, and hands over its last record
             if self.sinks:
                 self.write()
                 if not ring.num_open:
@@ -210,17 +217,17 @@ class Ledger:
 
         Cost: 3 us for a log as a line; no record is made.
         """
-        ring = self.ring
-        count, line, error = ring.num_open, None, None
-        if ring.num_written >= count or self.is_writing:
+        ring, line, error = self.ring, None, None
+        step = int(ring.words[HEADER_WORDS * ring.newest + STEP])
+        if ring.told[0] == step or self.is_writing or not ring.num_open:
             return
         if self._history.model.num_changes != self._num_noted:
             self._note_model()
         if as_lines:
             line = self._json_line(ring.headers, ring.newest, ring.found[TABLE], _time())
-        step, is_done = int(ring.words[HEADER_WORDS * ring.newest + STEP]), False
-        self.is_writing = True
+        is_done = False
         try:
+            self.is_writing = True
             for sink in self._due:
                 try:
                     if line is None or not sink.write_line(step, line):
@@ -229,12 +236,13 @@ class Ledger:
                     error = raised
             is_done = error is None
         finally:
-            if not is_done:
-                self._due = [sink for sink in self._due if sink.newest != step]
-            if is_done or not self._due:
-                # A sink may have asked for the history, and there are fewer; or another thread has taken a step.
-                self._due, ring.num_written = self.sinks, count if count < ring.num_open else ring.num_open
-            self.is_writing = False
+            try:
+                if not is_done:
+                    self._due = [sink for sink in self._due if sink.newest != step]
+                if is_done or not self._due:
+                    self._due, ring.told[0] = self.sinks, step
+            finally:
+                self.is_writing = False  # whatever came in between: else nothing would be written any more
             if self.when_idle is not None:
                 self._call_when_idle()
         if error is not None:
@@ -242,6 +250,27 @@ class Ledger:
                 raise error
             finally:
                 del error  # whose traceback holds this frame
+
+    def write_line(self) -> None:
+        """As `write`, of a clean step. Cost: two frames and one call into C++, where a log is the only sink."""
+        ring, sink = self.ring, self._slots
+        step = int(ring.words[HEADER_WORDS * ring.newest + STEP])
+        is_timed = step % TIMED_EVERY == 0
+        started = _perf_counter() if is_timed else 0.0
+        if (
+            sink is None
+            or self._due is not self.sinks
+            or self.is_writing
+            or ring.told[0] == step
+            or self._history.model.num_changes != self._num_noted
+            or not sink.write_slot(step, self._write_slot, ring.headers, ring.newest, ring.found[TABLE], ring.told)
+        ):
+            self.write(as_lines=True)
+            return
+        sink.num_lines += 1
+        if is_timed:
+            sink.num_lines_timed += 1
+            sink.line_seconds += _perf_counter() - started
 
     def _call_when_idle(self) -> None:
         call, self.when_idle = self.when_idle, None
@@ -330,7 +359,7 @@ class Ledger:
         """From now on the sinks are another process's, that which forked this one: they are neither told nor closed."""
         self._left, self.writes_lines = self.sinks, False
         self.sinks = self._due = [SafeSink(self._say_silent)]
-        self.ring.num_written = self.ring.num_open
+        self.ring.told[0] = self.ring.step
 
     def _say_silent(self, record: StepStats) -> None:
         self.sinks = []
@@ -395,8 +424,9 @@ class Ledger:
         self.skipped_by_policy = [step for step in skipped_by_policy if step in skipped_run]
         self.skipped_tensors = dict.fromkeys(skipped_tensors)
         self.due = None
+        self.ring.told[0] = None  # steps may have the numbers of earlier ones
         for sink in self.sinks:
-            sink.newest = -1  # steps may have the numbers of earlier ones
+            sink.newest = -1
         if self._steps_to_glance:
             first = FIRST_GLANCE - history.num_steps
             self._steps_to_glance = first if first > 0 else GLANCE_EVERY
@@ -447,7 +477,8 @@ class Ledger:
     def _say_skipped_by_policy(self, record: StepStats) -> None:
         policy = self._history.model.clip_policy
         where = f" in {listed(record.over, 4)}" if record.over else f" of {record.norm:.4g}, above {record.trigger:.4g}"
-        _log.log(self.level, "step %d: skipped by the clip policy %s, for a norm%s", record.step, policy, where)
+        where = f"for a norm{where}" if record.over or record.trigger else "whatever its norm is"  # as after a loss
+        _log.log(self.level, "step %d: skipped by the clip policy %s, %s", record.step, policy, where)
 
     def _say_already_clipped(self, last: int) -> None:
         self._history.settle()

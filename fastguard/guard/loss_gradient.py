@@ -33,12 +33,14 @@ class LossGradient:
 
     Attributes:
         facts: `loss_kind` and what is known of the targets.
+        is_late: whether passes were looked at before a run was resumed: what the first losses were is known then.
 
     Cost: a tensor hook, and 0.1 ms for an output of 8192 elements, at eight passes of a run.
     """
 
     def __init__(self, failures: Failures) -> None:
         self.facts: dict[str, Any] = {}
+        self.is_late = False
         self._failures = failures
         self._left = NUM_LOOKED_AT
         self._kinds: Counter[str] = Counter()
@@ -58,7 +60,7 @@ class LossGradient:
             return
         floating = [y for _, y in leaves(returned) if y.is_floating_point() and y.requires_grad]
         output = next((y for y in floating if y.dim()), None)
-        if output is not None and type(output) is torch.Tensor and output.is_cpu:
+        if output is not None and type(output) is torch.Tensor and output.is_cpu and not _is_wrapped(output):
             self._left -= 1
             output.register_hook(_Look(self, output.detach(), tuple(x.detach() for x in given)))
 
@@ -66,7 +68,7 @@ class LossGradient:
         """Takes an output, the gradient of the loss with respect to it, and what the model was given."""
         with self._failures.kept("loss gradient", "The rules do not know what loss it is."), torch.no_grad():
             is_dense = gradient.shape == output.shape and gradient.layout is torch.strided and gradient.numel()
-            if not is_dense or kernels.lacks_memory(gradient) or kernels.lacks_memory(output):
+            if not is_dense or _is_wrapped(gradient) or kernels.lacks_memory(gradient) or kernels.lacks_memory(output):
                 return
             kind, targets = kind_of_loss(output, gradient)
             self._kinds[kind] += 1
@@ -108,7 +110,8 @@ class LossGradient:
         self.facts["target_std"] = sum(stds) / len(stds)
         away = gradient.double() * (gradient.numel() / 2.0)
         self._losses.append(float(away.square().mean()))
-        self.facts["squared_losses"] = tuple(self._losses)
+        if not self.is_late:
+            self.facts["squared_losses"] = tuple(self._losses)
         ends = (x.abs() < 1e-3) | ((x - 1.0).abs() < 1e-3)
         self.facts["target_binary_share"] = float(ends.double().mean())
 
@@ -147,7 +150,7 @@ def how_it_follows(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     >>> how_it_follows(torch.tensor([[1.0, 5.0], [2.0, 3.0], [3.0, 9.0]] * 3), torch.tensor([1, 3, 5] * 3))[0].item()
     1.0
     """
-    nothing = torch.zeros(0, dtype=torch.float64)
+    nothing = torch.zeros(0, dtype=torch.float64, device="cpu")
     count, y = x.shape[0] if x.dim() else 0, targets.flatten()
     if count < _LEAST_SAMPLES or len(y) % count or x.numel() > _MAX_ELEMENTS or x.is_complex():
         return nothing
@@ -168,6 +171,12 @@ def how_it_follows(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 SMOOTHED = "cross-entropy with smoothed labels"
 CLASSIFYING = ("cross-entropy", "binary cross-entropy with logits", "binary cross-entropy", "log of the output",
                "negative log-likelihood", SMOOTHED)  # fmt: skip
+
+
+def _is_wrapped(x: torch.Tensor) -> bool:
+    """Whether `x` stands for many within vmap, or is followed by another transform of torch.func."""
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x)
 
 
 def kind_of_loss(output: torch.Tensor, gradient: torch.Tensor) -> tuple[str, torch.Tensor | None]:

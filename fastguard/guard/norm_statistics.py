@@ -27,7 +27,8 @@ class NormStatistics:
 
     Attributes:
         found: by module, how many standard deviations of the batch's the means lie apart (root mean square over the
-            channels), and the running variance over the batch's (geometric mean).
+            channels), and the running variance over the batch's (geometric mean). Both are Inf where the running
+            statistics are not finite, whatever the batch.
 
     Cost: 40 us a module, at the passes after `arm`.
     """
@@ -56,6 +57,9 @@ class NormStatistics:
         with self._failures.kept("batch sampler", "Running statistics are not compared."), torch.no_grad():
             mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
             if not isinstance(x, torch.Tensor) or mean is None or variance is None or not _can_be_read(x, mean):
+                return
+            if not math.isfinite(float(mean.sum(dtype=torch.float64) + variance.sum(dtype=torch.float64))):
+                self.found[name] = math.inf, math.inf
                 return
             x = x.detach().transpose(0, 1).flatten(1).float()
             x = x[:, :: -(-x.numel() // _MAX_ELEMENTS)]

@@ -76,11 +76,7 @@ class Onboard:
             self._arrived = self._run.step - 1
 
     def board(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        groups: list[list[torch.Tensor]],
-        handed: Handed,
-        first: bool,
+        self, optimizers: Sequence[torch.optim.Optimizer], groups: list[list[torch.Tensor]], handed: Handed, first: bool
     ) -> tuple[Flight, Decision]:
         """A flight and plans for the gradients of `groups`. Waits if all slots are in flight."""
         run, lanes, flights = self._run, self.lanes, self.flights
@@ -145,7 +141,7 @@ class Onboard:
         while len(self._flags) <= index or self._flags[index].device != device:
             self._flags[index:] = [torch.zeros((), dtype=torch.float32, device=device)]
         flag = self._flags[index]
-        own = own_flag if isinstance(own_flag, torch.Tensor) else torch.full((), float(own_flag))
+        own = own_flag if isinstance(own_flag, torch.Tensor) else torch.full((), float(own_flag), device="cpu")
         torch.logical_or(slot.skip_flag, own.to(device, non_blocking=True), out=flag)
         return flag
 
@@ -167,10 +163,7 @@ class Onboard:
         kernels.tell_autograd(gradients)
 
     def _need_straightening(
-        self,
-        parts: list[tuple[Lane, Any, Any]],
-        optimizers: Sequence[torch.optim.Optimizer],
-        fused: Sequence[bool],
+        self, parts: list[tuple[Lane, Any, Any]], optimizers: Sequence[torch.optim.Optimizer], fused: Sequence[bool]
     ) -> bool:
         key = tuple([id(plan) for _, plan, _ in parts])
         known = self._checked.get(key)

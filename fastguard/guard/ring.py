@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import kernels
+from ..kernels import cpu
 from ..kernels.slots import copy_slot
 from ..stats import StepStats, TensorStats
 from ..stats.slot import (
@@ -33,6 +34,7 @@ from ..stats.slot import (
 )
 from .seen import SeenParameters
 
+_note_loss: Any = cpu.note_loss
 NUM_SLOTS = 32
 TABLE, POSITIONS, FINGERPRINT, WRITTEN, OVER, SEEN = range(6)  # places in `Ring.found`
 
@@ -56,7 +58,8 @@ class Ring:
         seen: which of them had a gradient at any step.
         newest: index of the newest slot; -1 before there was one.
         num_open, limit: as above.
-        num_written: how many of the open slots the sinks have had.
+        told: number of the newest step that the sinks have had, in a list of one, where C++ writes it too; None if they
+            have had none since steps are numbered as they are.
         is_over: whether nothing more comes to the newest slot: neither another evaluation nor a loss.
         made: the newest slot as a record, if it was made. Whoever fills a slot without `arrive` sets it to None before.
         closure_step: number of the newest step that has the loss of a closure.
@@ -74,7 +77,7 @@ class Ring:
         self.names: tuple[str, ...] = ()
         self.newest = -1
         self.num_open = 0
-        self.num_written = 0
+        self.told: list[int | None] = [None]
         self.limit = NUM_SLOTS
         self.is_over = False
         self.closure_step = -1
@@ -86,6 +89,11 @@ class Ring:
     def is_held(self) -> bool:
         """Whether the newest slot is open and may still be added to."""
         return self.num_open > 0 and not self.is_over
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the sinks have had the newest slot."""
+        return self.told[0] == self.words[HEADER_WORDS * self.newest + STEP]
 
     @property
     def is_finite(self) -> bool:
@@ -206,12 +214,15 @@ class Ring:
     def note_loss(self, loss: Any) -> bool:
         """Adds a loss that is a number, or a tensor of one, to the newest slot; False if it is neither, or too late, or
         there is one already."""
+        if not self.num_open or self.is_over:
+            return False
+        if _note_loss is not None and _note_loss(self.headers, self.newest, loss):
+            self.made = None
+            return True
         if type(loss) is not float:
             if type(loss) is not torch.Tensor or loss.dim():
                 return False
             loss = loss.item()
-        if not self.num_open or self.is_over:
-            return False
         at = HEADER_WORDS * self.newest
         words = self.words
         flags = int(words[at + FLAGS])
@@ -294,19 +305,18 @@ class Ring:
 
     def keep_newest(self) -> None:
         """All open slots but the newest have been delivered."""
-        num_written = max(0, self.num_written + 1 - self.num_open)
         if self.newest > 0:  # from here on no call is made, after which an interrupt could come
             start = HEADER_BYTES * self.newest
             self.headers[:HEADER_BYTES] = self.headers[start : start + HEADER_BYTES]
-        self.newest, self.num_written, self.num_open = 0, num_written, 1
+        self.newest, self.num_open = 0, 1
 
     def forget(self) -> None:
         """The open slots have been delivered, and the table of the newest is lost: there is no step to look at."""
-        self.newest, self.num_open, self.num_written, self.made = -1, 0, 0, None
+        self.newest, self.num_open, self.made = -1, 0, None
 
     def close(self) -> None:
         """The open slots have been delivered."""
         if self.newest >= 0:
             self.latest()  # with its samples, before they go
             self.samples = {step: fields for step, fields in self.samples.items() if step > self.step}
-        self.num_open = self.num_written = 0
+        self.num_open = 0

@@ -60,7 +60,7 @@ class Handed(NamedTuple):
         scale, inverse = None, 1.0
         if self.grad_scale is not None:
             scale = float(self.grad_scale)
-            inverse = float(torch.as_tensor(self.grad_scale).double().reciprocal().float())
+            inverse = float(torch.tensor(scale, dtype=torch.float64, device="cpu").reciprocal().float())
         return Scaling(scale, inverse, self.found_inf is not None and bool(self.found_inf), self.fused, True)
 
 

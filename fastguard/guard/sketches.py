@@ -189,11 +189,7 @@ class ParameterSketch:
         """What was found, as facts about the model."""
         if not self.num_compared:
             return {}
-        return {
-            "overwritten": list(self.names),
-            "num_overwritten": self.num_changed,
-            "num_compared": self.num_compared,
-        }
+        return {"overwritten": list(self.names), "num_overwritten": self.num_changed, "num_compared": self.num_compared}
 
     def close(self) -> None:
         """The optimizers are not guarded any more."""

@@ -49,7 +49,7 @@ class Told:
         optimizers = self._optimizers()
         if optimizers:
             with self._run.failures.kept("model facts", "The rules may not know how optimizer and model are set now."):
-                facts = self.facts.now(optimizers, guarded_parameters())
+                facts = self.facts.now(optimizers, guarded_parameters)
                 self._ledger.history.note_model(**facts, **self._seen())
 
     def tell_of_loss(self, loss: Any) -> None:

@@ -19,7 +19,7 @@ from .asked import Asked
 from .flight import WHEN_BEHIND
 from .guard import GUARD, Guard
 from .policies import ClipPolicy, GivenPolicy, GlobalNorm, as_policy
-from .ranks import LocalGradients, Parity, Ranks, flat_shards, is_sharded
+from .ranks import LocalGradients, Parity, Ranks, flat_shards, is_sharded, is_under_fully_shard, ranks_of
 from .recovery import Recovery, as_recovery
 from .wrappers import innermost, inwards, refuse_sharding_model, unwrapped
 
@@ -77,6 +77,25 @@ def sinks_of_rank(sinks: list[Any], ranks: str) -> tuple[list[Any], bool]:
     if sinks:
         _log.info("rank %d writes to no sink: rank 0 does, and ranks='all' has each write to its own", dist.get_rank())
     return [], True
+
+
+def as_sinks(sinks: Any) -> list[Any]:
+    """`sinks` as a list; raises TypeError for a lone sink, and for the path of a log."""
+    if isinstance(sinks, (str, bytes)) or not isinstance(sinks, Iterable):
+        raise TypeError(f"`sinks` must be a list of sinks, got {sinks!r}. Pass [sink] for one, [] for none.")
+    return list(sinks)
+
+
+def _check_parted(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raises ValueError where optimizers share a parameter: its gradient would count twice, and be clipped twice."""
+    if len(optimizers) < 2:
+        return  # a tenth of a kilobyte a parameter would be needed to find that out
+    held = [{id(p) for group in o.param_groups for p in group["params"]} for o in optimizers]
+    if len(set().union(*held)) < sum(map(len, held)):
+        raise ValueError(
+            "`optimizer` must be a list of optimizers that share no parameters, whose gradients would count twice in "
+            "the norm and be clipped twice. Wrap each by itself."
+        )
 
 
 def _has_guard(optimizer: Any) -> bool:
@@ -158,20 +177,37 @@ def _local(
 
     Raises:
         ValueError: no number of steps.
-        TypeError: the model is not the wrapper that averages gradients.
+        TypeError: the model is not what averages gradients.
     """
     if not _is_asked("watch_ranks", every):
         return None
-    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise TypeError(
-            "`watch_ranks` must come with a model under DistributedDataParallel, got "
-            f"{'none' if model is None else type(model).__name__}. Pass the wrapped model: wrap(optimizer, ddp_model, "
-            "watch_ranks=True). Where gradients are sharded nobody has a rank's own."
-        )
-    if dist.get_world_size(model.process_group) == 1:
-        return None
     params = [p for group in groups for p in group]
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        num_ranks = dist.get_world_size(model.process_group)
+    elif model is not None and is_under_fully_shard(model):
+        num_ranks = len(ranks_of(params))
+    else:
+        raise TypeError(
+            "`watch_ranks` must come with a model under DistributedDataParallel or fully_shard, got "
+            f"{'none' if model is None else type(model).__name__}. Pass the wrapped model: wrap(optimizer, ddp_model, "
+            "watch_ranks=True)."
+        )
+    if num_ranks == 1:
+        return None
     return LocalGradients(model, params) if every is True or every is None else LocalGradients(model, params, every)
+
+
+def _copies(
+    params: Sequence[torch.Tensor], model: torch.nn.Module | None, group: dist.ProcessGroup | None
+) -> list[int] | None:
+    """How many ranks of `group` hold each parameter alike: those that DistributedDataParallel averages it over, which
+    leaves alone what it was told to, as experts. None where nothing is averaged there."""
+    if group is None or not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return None
+    ranks = set(dist.get_process_group_ranks(group))
+    shared = len(ranks.intersection(dist.get_process_group_ranks(model.process_group)))
+    averaged = {id(p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore}
+    return [shared if id(p) in averaged else 1 for p in params] if shared > 1 else None
 
 
 def _over_ranks(
@@ -185,8 +221,11 @@ def _over_ranks(
     """The ranks over which the parameters lie; None where all are here, and no DTensors.
 
     Raises:
-        TypeError: for flat parameters without their model, and for what needs whole tensors.
+        TypeError: for flat parameters without their model, and for what needs whole tensors; for no group, as
+            `new_group` gives to processes that are not in it.
     """
+    if process_group is not None and not hasattr(process_group, "size"):
+        raise TypeError(f"`process_group` must be a process group that this process is in, got {process_group!r}")
     params = [p for group in groups for p in group]
     flat = flat_shards(model, params)
     if flat is None:
@@ -194,7 +233,7 @@ def _over_ranks(
     has_shards = flat is not None or any(map(is_sharded, params))
     if process_group is None and not has_shards:
         return None
-    over = Ranks(params, process_group, flat)
+    over = Ranks(params, process_group, flat, _copies(params, model, process_group))
     if over.is_alone and not has_shards:
         return None
     scope = getattr(policy, "scope", "model")
@@ -250,7 +289,7 @@ def wrap(
         clip: a clip policy.
         skip_nonfinite: skip steps whose gradients hold NaN or Inf. Not with LBFGS, which has no step without gradients.
         max_consecutive_skips: so many skipped steps in a row raise NonFiniteGradientsError.
-        sinks: where records go: `JsonlSink`, `MemorySink`, any object with `write(record)`, or a function.
+        sinks: where records go: `JsonlSink`, `MemorySink`, objects with `write(record)` and `close()`, functions.
         backend: "auto" or a name from `fastguard.backends()`.
         when_behind: on a GPU, what happens when records of 16 steps are on their way and none has arrived: "wait" for
             the oldest, or "drop" the newest, which the report then counts.
@@ -279,15 +318,16 @@ def wrap(
             go on, with `sinks`, if given, in place of the old ones, as when a notebook's cell is run again; others
             raise. "raise": raise in any case. "replace": detach that guard, and make a new one.
         process_group: of `torch.distributed`, whose ranks hold other tensors of the same model, as pipeline stages and
-            experts are: their gradients come into the norm too. What DTensors are on needs no telling.
+            experts are: their gradients come into the norm too. What DTensors are on needs no telling; nor does what a
+            `model` under DistributedDataParallel averages over ranks of the group, and so counts once.
         parity: compare what ranks are to hold alike, bit for bit: True for gradients at every 20th step and weights at
             every 100th, a number for both at every so many. Found differences are the rule `replicas-differ`. It reads
             the tensors once more at these steps, and reduces 16 bytes a tensor.
-        watch_ranks: under DistributedDataParallel, read each rank's own gradients before they are averaged: a skip then
-            names the rank that brought NaN and its tensor; a rank whose norms are of another size is the rule
-            `odd-rank`; and the report has the gradient noise scale. A number: the ranks tell each other every so many
-            steps instead of every tenth. All ranks have to ask for it. Bits and communication of the training stay as
-            they are; the gradients are read once more (docs/scale.md).
+        watch_ranks: under DistributedDataParallel or `fully_shard`, read each rank's own gradients before they are
+            averaged: a skip then names the rank that brought NaN and its tensor; a rank whose norms are of another size
+            is the rule `odd-rank`; and the report has the gradient noise scale. A number: the ranks tell each other
+            every so many steps instead of every tenth. All ranks have to ask for it. Bits and communication of the
+            training stay as they are; the gradients are read once more (docs/scale.md).
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; an unknown setting.
@@ -343,10 +383,11 @@ def wrap(
         parity=parity,
         watch_ranks=watch_ranks,
     )
-    sinks, is_quiet = sinks_of_rank(list(sinks), ranks)
+    sinks, is_quiet = sinks_of_rank(as_sinks(sinks), ranks)
     if met_again(given, inner, model, asked, sinks, on_guarded):
         return optimizer
     groups = [group["params"] for o in inner for group in o.param_groups]
+    _check_parted(inner)
     over = _over_ranks(groups, model, process_group, policy, settings, sampling)
     kernels.require_devices(backend, groups)
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]

@@ -15,7 +15,7 @@ from .guard import Guard
 from .in_backward import BackwardGuard
 from .policies import ClipPolicy, GivenPolicy
 from .wrappers import innermost, refuse_sharding_model, refuse_shards
-from .wrapping import check_choices, check_counts, clip_policy, met_again, show, sinks_of_rank
+from .wrapping import as_sinks, check_choices, check_counts, clip_policy, met_again, show, sinks_of_rank
 
 
 def wrap_backward(
@@ -87,7 +87,7 @@ def wrap_backward(
     given = list({id(optimizer): optimizer for _, optimizer in pairs}.values())
     by_parameter = not isinstance(optimizers, Mapping)
     policy = clip_policy(max_norm, clip)
-    sinks, is_quiet = sinks_of_rank(list(sinks), ranks)
+    sinks, is_quiet = sinks_of_rank(as_sinks(sinks), ranks)
     asked = Asked(
         clip=policy.given if isinstance(policy, GivenPolicy) else policy,
         skip_nonfinite=skip_nonfinite,

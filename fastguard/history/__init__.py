@@ -22,22 +22,3 @@ from .trend import Spike as Spike
 from .trend import Trend as Trend
 from .updates import UpdateRatio as UpdateRatio
 from .updates import UpdateRatios as UpdateRatios
-
-__all__ = [
-    "Bucket",
-    "Entry",
-    "GradientCosine",
-    "LoneElement",
-    "ModelNotes",
-    "NonFiniteEvent",
-    "Overview",
-    "Sampled",
-    "SampledBatch",
-    "SampledBatches",
-    "Spike",
-    "TensorTrack",
-    "TrainingHistory",
-    "Trend",
-    "UpdateRatio",
-    "UpdateRatios",
-]

@@ -40,10 +40,7 @@ def _encode(batches: Iterable[SampledBatch]) -> list[Any]:
     return [[step, strict_json.encode(batch.to_dict())] for step, batch in batches]
 
 
-_BATCHES = Kind(
-    _encode,
-    lambda plain, now: deque(values.each(_read, plain), now.maxlen),
-)
+_BATCHES = Kind(_encode, lambda plain, now: deque(values.each(_read, plain), now.maxlen))
 
 
 class SampledBatches(Part):

@@ -10,6 +10,7 @@ import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from ..stats import StepStats
@@ -170,8 +171,8 @@ class TrainingHistory(Series):
             if self.tensors.num_samples > looked_at or not len(record.tensors):
                 numel, total, largest = _for_totals(row)
                 if numel:
-                    at = [i for i, of_one in enumerate(record.tensors.abs_max) if of_one == largest][:4]
-                    holders = tuple(record.tensors.names[i] for i in at)
+                    of_each = zip(record.tensors.names, record.tensors.column("abs_max"))  # no list of all is made
+                    holders = tuple(islice((name for name, of_one in of_each if of_one == largest), 4))
                     self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel), holders))
         if record.activations:
             self.activations.add(record.step, record.activations)
@@ -230,6 +231,12 @@ class TrainingHistory(Series):
         """Number of the newest step, deferred or not; -1 before there was one."""
         entries = self._deferred or self.recent
         return entries[-1].step if entries else -1
+
+    @property
+    def num_skipped_by_policy(self) -> int:
+        """How many steps were skipped with finite gradients, and not left out by recovery."""
+        skipped_nonfinite = self.num_nonfinite - self.num_nonfinite_applied
+        return max(0, self.num_skipped - skipped_nonfinite - self.model.num_left_out)
 
     def settle(self) -> None:
         """Takes into account what was deferred. After an interrupt the next call goes on from there."""

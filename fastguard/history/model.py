@@ -83,10 +83,12 @@ class ModelNotes:
         target_in_inputs: how closely one place of the inputs follows the targets in all passes looked at, three at
             least: the correlation with it, or of sequences of classes the share that is equal; None if not known.
         recoveries: what was done to bring the run through, a dict each (`fastguard.history.recoveries`).
+        num_left_out: steps that recovery had left out, whatever their gradients were.
         replica_differences: what replicas were found to differ in, a dict each (`fastguard.history.replicas`).
         norm_statistics: of BatchNorm modules, eight at most, how the running statistics stood to those of the newest
             training batch that was looked at: how many of its standard deviations their means lie apart, root mean
-            square over the channels, and the running variance over the batch's, geometric mean.
+            square over the channels, and the running variance over the batch's, geometric mean. Both are Inf where the
+            running statistics are not finite.
         objective: "minimise", "game" or "reward", as told to `wrap`; empty: not told.
         num_ranks: over which the gradients lie, or the model's stages, or that are watched; None where all are here.
         bad_ranks: those whose own gradients were not finite, the sixteen first, a dict each: `rank` and of how many
@@ -148,6 +150,7 @@ class ModelNotes:
     target_binary_share: float | None = None
     target_in_inputs: float | None = None
     recoveries: tuple[dict[str, Any], ...] = ()
+    num_left_out: int = 0
     replica_differences: tuple[dict[str, Any], ...] = ()
     norm_statistics: dict[str, tuple[float, float]] = field(default_factory=dict)
     objective: str = ""
@@ -217,6 +220,11 @@ def _usable(initialization: Mapping[str, Sequence[float]]) -> dict[str, tuple[fl
     return {name: pair for name, pair in pairs.items() if math.isfinite(pair[0]) and 0.0 < pair[1] < math.inf}
 
 
+def _statistics(pairs: Any) -> dict[str, tuple[float, float]]:
+    found = {name: values.at(name, _pair, pair) for name, pair in values.mapping(pairs).items()}
+    return {**_usable(pairs), **{name: pair for name, pair in found.items() if pair == (math.inf, math.inf)}}
+
+
 def _number(value: Any) -> float:
     return float(values.number(value))
 
@@ -267,26 +275,17 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("never_seen", "unseen_lately", "moved_in_step", "moved_between"), _texts),
     **dict.fromkeys(("num_cleared_gradients", "num_seen", "num_reached_unseen"), values.count),
     **dict.fromkeys(("last_modules", "last_operations", "loss_ops", "dtypes", "overwritten"), _texts),
-    **dict.fromkeys(("initialization", "norm_statistics"), _usable),
+    "initialization": _usable,
+    "norm_statistics": _statistics,
     "dropout": _shares,
     "module_kinds": _counts,
     **dict.fromkeys(("decay_per_step", "initial_lr", "clip_limit", "noise_scale"), _number),
     **dict.fromkeys(("num_left_gradients", "num_watched_backwards", "num_overwritten"), values.count),
     **dict.fromkeys(("num_compared", "num_foreign_parameters", "num_target_classes", "num_targets"), values.count),
-    **dict.fromkeys(
-        (
-            "target_top_share",
-            "target_batch_top_share",
-            "target_entropy",
-            "target_mean",
-            "target_std",
-            "target_binary_share",
-            "target_in_inputs",
-        ),
-        _number,
-    ),
+    **dict.fromkeys(("target_top_share", "target_batch_top_share", "target_entropy", "target_mean"), _number),
+    **dict.fromkeys(("target_std", "target_binary_share", "target_in_inputs"), _number),
     **dict.fromkeys(("target_range", "squared_losses"), lambda value: tuple(values.each(_number, value))),
-    "backward_per_step": values.count,
+    **dict.fromkeys(("backward_per_step", "num_left_out"), values.count),
     **dict.fromkeys(("has_scheduler", "has_scaler", "is_smooth"), values.truth),
     **dict.fromkeys(("autocast", "loss_kind", "clip_policy", "gradients_elsewhere"), values.text),
     "optimizer_settings": _settings,
@@ -296,7 +295,6 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "odd_ranks": odd_ranks_of,
     **dict.fromkeys(("steps_per_epoch", "num_ranks", "num_restarts"), _length),
     "replica_differences": differences_of,
-    "steps_per_epoch": _length,
 }
 _LONG_NAMES = {  # as callers may also spell them
     "names_not_in_optimizer": "not_in_optimizer",

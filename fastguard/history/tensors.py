@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -18,22 +19,8 @@ _MIN_INTERVAL = 20
 _TENSORS_PER_STEP = 5
 
 # A track is so many float64 in a row: 112 bytes, where an object of Python numbers would take six hundred.
-(
-    _NUMEL,
-    _NUM_SAMPLES,
-    _NUM_ZERO,
-    _SAME_RUN,
-    _NUM_LOGS,
-    _FIRST_STEP,
-    _LAST_STEP,
-    _FIRST_LOG_RMS,
-    _LOG_RMS,
-    _ZERO_SHARE,
-    _MIN_NONZERO,
-    _ZERO_SINCE,  # -1 for never
-    _LAST_SUM_SQ,
-    _LAST_SUM,
-) = range(14)
+_NUMEL, _NUM_SAMPLES, _NUM_ZERO, _SAME_RUN, _NUM_LOGS, _FIRST_STEP, _LAST_STEP = range(7)
+_FIRST_LOG_RMS, _LOG_RMS, _ZERO_SHARE, _MIN_NONZERO, _ZERO_SINCE, _LAST_SUM_SQ, _LAST_SUM = range(7, 14)
 _WIDTH = 14
 _FIELDS = {
     "num_samples": _NUM_SAMPLES,
@@ -163,10 +150,12 @@ class TensorTracks(Part):
         super().load(state)
         if len(self._data) != _WIDTH * len(self._places):
             raise values.MisfitError(f"must be {_WIDTH} numbers for each of {len(self._places)} names", ("_data",))
-        counts = {_NUMEL, _NUM_SAMPLES, _NUM_ZERO, _SAME_RUN, _NUM_LOGS, _FIRST_STEP, _LAST_STEP, _ZERO_SINCE}
+        counts = (_NUMEL, _NUM_SAMPLES, _NUM_ZERO, _SAME_RUN, _NUM_LOGS)
+        least = {**dict.fromkeys(counts, 0.0), **dict.fromkeys((_FIRST_STEP, _LAST_STEP, _ZERO_SINCE), -1.0)}
         for place, number in enumerate(self._data):
-            if place % _WIDTH in counts and not math.isfinite(number):
-                raise values.MisfitError(f"must be finite, got {number}", ("_data", place))
+            low = least.get(place % _WIDTH)
+            if low is not None and not low <= number < math.inf:
+                raise values.MisfitError(f"must be finite and >= {low:g}, got {number}", ("_data", place))
 
     @property
     def due_in(self) -> int:
@@ -204,6 +193,14 @@ class TensorTracks(Part):
         "min_nonzero", or "zero_since", which is -1 for never. Cost: 10 us at 1000 tensors, of which each track takes 1.
         """
         return self._data[_FIELDS[field] :: _WIDTH].tolist()
+
+    def all_are(self, field: str, value: float) -> bool:
+        """Whether that field, as in `column`, is `value` in all tracks. Cost: 2 us at 1000 tensors."""
+        return self._data[_FIELDS[field] :: _WIDTH].tobytes() == struct.pack("d", value) * len(self._places)
+
+    def hold(self, names: Sequence[str]) -> bool:
+        """Whether all of these have a track. Cost: 5 us at 1000 names where they are in this order, else 20 us."""
+        return [*self._places] == [*names] or all(map(self._places.__contains__, names))
 
     def __getitem__(self, name: str) -> TensorTrack:
         return TensorTrack(self._data, self._places[name])

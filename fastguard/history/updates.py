@@ -48,13 +48,7 @@ class UpdateRatios(Part):
     """
 
     __slots__ = ("count", "early", "first", "peak", "recent")
-    _fields: ClassVar = {
-        "count": COUNT,
-        "first": _MAYBE,
-        "early": _MAYBE,
-        "peak": _MAYBE,
-        "recent": rows(_READ),
-    }
+    _fields: ClassVar = {"count": COUNT, "first": _MAYBE, "early": _MAYBE, "peak": _MAYBE, "recent": rows(_READ)}
 
     def __init__(self) -> None:
         self.count = 0

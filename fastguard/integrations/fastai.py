@@ -33,6 +33,7 @@ class FastguardCallback(Callback):
 
     order = 55  # after the Recorder
     _stateattrs = ("guard", "step_loss")
+    _has_stepped = False  # since `before_fit`, which comes with Learner.validate too
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -50,6 +51,7 @@ class FastguardCallback(Callback):
         self.step_loss = StepLoss()
         self.guard = guard_of(optimizer, self.learn.model, self.settings)
         begin(self.guard, None, None)
+        self._has_stepped = False
 
     def after_loss(self) -> None:
         """Takes the loss of a batch."""
@@ -58,6 +60,7 @@ class FastguardCallback(Callback):
 
     def after_step(self) -> None:
         """Tells the guard the loss."""
+        self._has_stepped = True
         loss = self.step_loss.take(mean=True)
         if self.guard is not None and loss is not None:
             self.guard.observe(loss=loss)
@@ -65,7 +68,7 @@ class FastguardCallback(Callback):
     def after_validate(self) -> None:
         """Tells the guard the validation loss."""
         recorder = getattr(self.learn, "recorder", None)
-        if recorder is None or not (recorder.valid_metrics and recorder.loss.count):
+        if recorder is None or not (self._has_stepped and recorder.valid_metrics and recorder.loss.count):
             return
         if self.guard is not None and self.guard.last is not None:
             self.guard.observe(val_loss=recorder.loss.value)

@@ -28,9 +28,11 @@ class FastguardCallback(Callback):
     and manual optimization, one or several optimizers, each with a guard of its own. The guard clips in place of
     `gradient_clip_val`, by norm or by value, and is told the loss of each optimizer step: under automatic optimization
     the mean over the batches that were accumulated, under manual optimization the sum of what was given to
-    `manual_backward` since the last step. Figures go to the trainer's loggers and `callback_metrics`, every
-    `log_every_n_steps`, as `fastguard/grad/norm` and the like, with several optimizers `fastguard/0/grad/norm`.
-    Checkpoints hold the guards' state, from which `fit(ckpt_path=...)` goes on.
+    `manual_backward` since the last step; optimizers that step one after the other have the same. Figures go to the
+    trainer's loggers and `callback_metrics`, every `log_every_n_steps`, as `fastguard/grad/norm` and the like, with
+    several optimizers `fastguard/0/grad/norm`.
+    Checkpoints hold the guards' state, from which `fit(ckpt_path=...)` goes on; so does a further `fit` of the same
+    trainer, though Lightning makes new optimizers for it.
 
     Args:
         max_norm: as of `fastguard.wrap`. None, and no `clip`: the trainer's `gradient_clip_val`.
@@ -72,10 +74,13 @@ class FastguardCallback(Callback):
                 "fastguard.wrap(optimizer, self, sinks=...) in configure_optimizers."
             )
         clipped_elsewhere = self._check_clipping(trainer, pl_module)
+        before = self.guards
         self.guards = [guard_of(one, pl_module, copy.copy(self._settings)) for one in optimizers]
         if not clipped_elsewhere:
             self._take_over(trainer)
         state, self._state = self._state, None
+        if state is None and trainer.global_step and trainer.ckpt_path is None and len(before) == len(self.guards):
+            state = [guard.state_dict() for guard in before]  # `fit` goes on, with optimizers that are made anew
         if state is not None and len(state) != len(self.guards):
             raise ValueError(
                 f"the checkpoint must hold the state of {len(self.guards)} guards, one an optimizer, got {len(state)}"
@@ -97,8 +102,9 @@ class FastguardCallback(Callback):
         """Under manual optimization, takes note of whose step is to come."""
         if pl_module.automatic_optimization or not self.guards:
             return
-        self._settle()
-        self._under_way = Guard.of(optimizer), self._loss.take(mean=False)
+        before = self._settle()
+        loss = self._loss.take(mean=False)
+        self._under_way = Guard.of(optimizer), before if loss is None else loss  # of two that step one after the other
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Tells the guards the loss of a step that was taken, and the loggers what they saw."""
@@ -121,8 +127,8 @@ class FastguardCallback(Callback):
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Tells the guards the validation loss."""
         loss = trainer.callback_metrics.get(self._monitor)
-        if loss is None or trainer.sanity_checking:
-            return
+        if loss is None or trainer.sanity_checking or trainer.state.fn != "fit":
+            return  # of no step: `Trainer.validate` may come before the first, or after the last was handed over
         for guard in self.guards:
             if guard.last is not None:
                 guard.observe(val_loss=loss)
@@ -186,9 +192,11 @@ class FastguardCallback(Callback):
 
         self._give_back = give_back
 
-    def _settle(self) -> None:
-        """A manual step is over, if one was under way: its guard is told the loss."""
+    def _settle(self) -> Any:
+        """A manual step is over, if one was under way: its guard is told the loss, which is returned."""
+        loss = None
         if self._under_way is not None:
             (guard, loss), self._under_way = self._under_way, None
             if loss is not None:
                 guard.observe(loss=loss)
+        return loss

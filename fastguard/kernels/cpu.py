@@ -79,9 +79,11 @@ def _initialise() -> None:
             raise BackendUnavailableError(f"FASTGUARD_ISA: {error}") from None
 
 
-# The whole step of a guard, where every tensor is plain; and a step as a line of a log.
+# The whole step of a guard, where every tensor is plain; a loss in its slot; a step as a line of a log, written too.
 take_step = None if _problem is not None else _C.take_step
+note_loss = None if _problem is not None else _C.note_loss
 json_line = None if _problem is not None else _C.json_line
+write_line = None if _problem is not None else _C.write_line
 follow = None if _problem is not None else _C.follow  # see `AdaGC`
 ShardPlan: Any = None if _problem is not None else _C.ShardPlan  # see `guard/ranks/pieces.py`
 if _problem is None:
@@ -129,19 +131,28 @@ def scale_plain(tensors: Sequence[torch.Tensor], factor: float) -> bool:
     return True
 
 
-def collect_gradients(
-    groups: list[list[torch.Tensor]],
-) -> tuple[list[torch.Tensor], list[int] | None, int]:
+def copy_plain(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> list[int]:
+    """Copies each of `source` that lies as its place in `to` does, in one call; returns the numbers of the others."""
+    return _C.copy(to, source, torch.get_num_threads())
+
+
+def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:
     """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
     fingerprint of which parameters these were."""
-    return _C.collect_gradients(groups)
+    try:
+        return _C.collect_gradients(groups)
+    except TypeError:  # a group may be a tuple, which optimizers take too
+        return _C.collect_gradients(list(map(list, groups)))
 
 
 def gradient_stats(
     groups: list[list[torch.Tensor]], unscale: float
 ) -> tuple[bytearray, tuple[float, ...], list[int] | None, int, int] | None:
     """`collect_gradients` and `plain_stats` in one call: rows, fold, positions, fingerprint, bits for `dtypes`."""
-    return _C.gradient_stats(groups, torch.get_num_threads(), unscale)
+    try:
+        return _C.gradient_stats(groups, torch.get_num_threads(), unscale)
+    except TypeError:  # as above
+        return _C.gradient_stats(list(map(list, groups)), torch.get_num_threads(), unscale)
 
 
 def clip_gradients(

@@ -100,9 +100,7 @@ def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([row[column.name] for column in TABLE])
 
 
-def collect_gradients(
-    groups: list[list[torch.Tensor]],
-) -> tuple[list[torch.Tensor], list[int] | None, int]:
+def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:
     """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
     fingerprint of which parameters these were."""
     every = [p.grad for params in groups for p in params]
@@ -133,7 +131,7 @@ class ReferenceBackend(Backend):
             return table, None
         with torch.no_grad():
             rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
-            powers = torch.tensor(POWERS, dtype=torch.float64)
+            powers = torch.tensor(POWERS, dtype=torch.float64, device="cpu")
             torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
         return table, None
 

@@ -145,7 +145,7 @@ def magnitude_counts(tensors: Sequence[torch.Tensor]) -> list[int]:
 
     Cost: a dozen passes; one sync a tensor, as `bincount` has it, and one at the end.
     """
-    total = torch.zeros(NUM_COUNTS, dtype=torch.int64)
+    total = torch.zeros(NUM_COUNTS, dtype=torch.int64, device="cpu")
     with torch.no_grad():
         for i, tensor in enumerate(tensors):
             x = plain(tensor, i)

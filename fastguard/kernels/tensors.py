@@ -11,15 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..errors import UnsupportedTensorError
 
 NATIVE_DTYPES = frozenset(
-    {
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.complex64,
-        torch.complex128,
-        torch.complex32,
-    }
+    {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32}
 )
 OVERLAP = (
     "cannot be scaled in place: several of its indices share one memory location (expanded?). "
@@ -37,7 +29,7 @@ def as_tensor(array: Any) -> torch.Tensor:
     backwards = any(stride < 0 for stride in getattr(array, "strides", None) or ())
     if backwards or not getattr(getattr(array, "flags", None), "writeable", True):
         array = array.copy()
-    return torch.as_tensor(array)
+    return torch.as_tensor(array, device="cpu" if hasattr(array, "__array_interface__") else None)
 
 
 def as_list(tensors: Any, argument: str = "tensors") -> list[Any]:

@@ -137,7 +137,7 @@ def _log_of(run: DrawnRun) -> dict[str, str] | None:
 
 
 def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-    """Writes `page` as a whole or not at all.
+    """Writes `page` as a whole or not at all; into a link's target, and a device or pipe as into any.
 
     Raises:
         FileExistsError: there is something at `path`, and not `force`.
@@ -146,15 +146,19 @@ def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -
     path = Path(path)
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists already; --force writes over it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    if path.exists() and not path.is_file():  # which a rename would put a file in the place of: /dev/null, as root
+        path.write_text(page, encoding="utf-8", newline="\n")
+        return path
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(page)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(unfinished, 0o666 & ~umask)
-        os.replace(unfinished, path)
+        os.replace(unfinished, target)
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
         raise

@@ -294,9 +294,10 @@ def _numbers(history: TrainingHistory) -> dict[str, float]:
         "clip_rate": history.clip_rate,
         "num_nonfinite": history.num_nonfinite,
     }
-    by_policy = history.num_skipped - (history.num_nonfinite - history.num_nonfinite_applied)
-    if history.model.clip_policy and by_policy > 0:
-        numbers["num_skipped_by_policy"] = by_policy
+    if history.model.clip_policy and history.num_skipped_by_policy:
+        numbers["num_skipped_by_policy"] = history.num_skipped_by_policy
+    if history.model.num_left_out:
+        numbers["num_left_out"] = history.model.num_left_out
     if history.model.num_ranks is not None:
         numbers["num_ranks"] = history.model.num_ranks
         numbers["num_bad_ranks"] = len(history.model.bad_ranks)
@@ -383,6 +384,8 @@ def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any
         skipped += f", at most {n['longest_skip_run']} in a row"
     if "num_skipped_by_policy" in n:
         skipped += f"; {n['num_skipped_by_policy']} by the clip policy"
+    if "num_left_out" in n:
+        skipped += f"; {n['num_left_out']} left out by recovery"
     rows.append(("skipped", skipped))
     rows.append(("NaN or Inf", "never" if not numbers["num_nonfinite"] else f"in {_steps(numbers['num_nonfinite'])}"))
     if "loss_last" in n:

@@ -19,21 +19,6 @@ from .tracker import TrackerSink as TrackerSink
 from .trackio import TrackioSink as TrackioSink
 from .wandb import WandbSink as WandbSink
 
-__all__ = [
-    "Sink",
-    "as_sink",
-    "flatten",
-    "FunctionSink",
-    "SafeSink",
-    "MemorySink",
-    "JsonlSink",
-    "JsonlLog",
-    "read_jsonl",
-    "BackgroundSink",
-    "TrackerSink",
-    "TensorBoardSink",
-    "WandbSink",
-    "MlflowSink",
-    "TrackioSink",
-    "PrometheusSink",
-]
+__all__ = ["Sink", "as_sink", "flatten", "FunctionSink", "SafeSink", "MemorySink", "JsonlSink", "JsonlLog",
+           "read_jsonl", "BackgroundSink", "TrackerSink", "TensorBoardSink", "WandbSink", "MlflowSink",
+           "TrackioSink", "PrometheusSink"]  # fmt: skip

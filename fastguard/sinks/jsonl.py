@@ -7,6 +7,7 @@ import logging
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -60,6 +61,7 @@ class JsonlSink(Sink):
         self.tensors_every = tensors_every
         self._model: dict[str, Any] = {}
         self._owed: list[bytes] = []  # lines that have to come before the next one
+        self._torn = bytearray(1)  # whether the file ends within a line; C++ writes it too
         self._newest: int | None = None  # the last step that was written whole
         self._is_unsure = False
         self._look_at = _monotonic() + LOOK_EVERY_S
@@ -69,7 +71,7 @@ class JsonlSink(Sink):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         is_cut_off = append and _is_cut_off(self.path)
         self._fd = _open(self.path, 0 if append else os.O_TRUNC)
-        self._is_cut_off = is_cut_off
+        self._torn[0] = is_cut_off
         status = os.fstat(self._fd)
         # What is no file cannot be missed; nor can one to which the file system gives another number at each look.
         self._is_watched = stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.stat(self.path))
@@ -110,6 +112,17 @@ class JsonlSink(Sink):
         self._append(line, step)
         return True
 
+    def write_slot(self, step: int, write: Callable[..., bool], *slot: Any) -> bool:
+        """Has a clean step written as a line, by `write(*slot, file, torn)` in C++; whether it was.
+
+        It is not where that takes more than a write, and where the write fails: then it is for `write_line`.
+        """
+        if _monotonic() >= self._look_at or not self._is_watched:
+            return False
+        if self.tensors_every and step % self.tensors_every == 0:
+            return False
+        return write(*slot, self._fd, self._torn)
+
     def note(self, facts: dict[str, Any]) -> None:
         """Writes what is known of the model, or what changed of it, as a line of its own: a dict under `model`.
 
@@ -137,7 +150,7 @@ class JsonlSink(Sink):
         if _monotonic() >= self._look_at:
             self._look_after_the_file()
         try:
-            if self._is_cut_off:
+            if self._torn[0]:
                 self._finish(b"\n" + text, 0)
             elif (num_written := os.write(self._fd, text)) < len(text):
                 self._finish(text, num_written)
@@ -151,9 +164,9 @@ class JsonlSink(Sink):
 
     def _finish(self, text: bytes, num_written: int) -> None:
         while num_written < len(text):
-            self._is_cut_off = self._is_cut_off or num_written > 0
+            self._torn[0] |= num_written > 0
             num_written += os.write(self._fd, text[num_written:])
-        self._is_cut_off = False
+        self._torn[0] = False
 
     def _has_written(self, text: bytes) -> bool | None:
         """Whether `text` is what was last written through this descriptor; None where it cannot be read."""
@@ -163,7 +176,7 @@ class JsonlSink(Sink):
         except (OSError, AttributeError):  # a FIFO, a file that may only be written, a system without pread
             return None
         if end:
-            self._is_cut_off = found[-1:] != b"\n"
+            self._torn[0] = found[-1:] != b"\n"
         return found == text
 
     def _look_after_the_file(self) -> None:
@@ -182,7 +195,7 @@ class JsonlSink(Sink):
                 self._size = 0
                 _log.warning("log %s was emptied while it was being written", self.path)
         while self._owed:
-            self._finish(b"\n" + self._owed[0] if self._is_cut_off else self._owed[0], 0)
+            self._finish(b"\n" + self._owed[0] if self._torn[0] else self._owed[0], 0)
             del self._owed[0]
         self._size = os.fstat(self._fd).st_size
         self._look_at = _monotonic() + LOOK_EVERY_S

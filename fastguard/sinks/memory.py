@@ -16,7 +16,9 @@ class MemorySink(Sink):
     """Keeps the records in memory: all of them, or the newest `max_records`.
 
     Args:
-        max_records: how many to keep; older ones are dropped. None keeps all: 80 bytes a tensor and step.
+        max_records: how many to keep; older ones are dropped. None keeps all.
+
+    Cost: 80 bytes a tensor and step that is kept.
 
     Attributes:
         records: a deque of `StepStats`, oldest first.

@@ -241,6 +241,8 @@ class SafeSink(Sink):
         sink: the sink inside.
         name: what warnings and reports call it.
         takes_lines: whether the sink has a method `write_line(step, line) -> bool`, as `JsonlSink`, for clean steps.
+        write_slot: of a `JsonlSink`, its method; else None. Who calls it counts `num_lines`, and times some.
+        num_lines, num_lines_timed, line_seconds: lines written, how many of them were timed, and what these took.
         num_taken: records that the sink was given: written, left out or lost; without the lines.
         num_lost: records that `sink.write` or `sink.write_line` raised for, and those that the sink says it has lost
             since, by a `num_lost` of its own: on a thread, say.
@@ -256,12 +258,14 @@ class SafeSink(Sink):
         self._take_line: Callable[[int, bytes], bool] | None = getattr(self.sink, "write_line", None)
         if not self.takes_lines:
             self._take_line = None
+        has_slots = self.takes_lines and "write_slot" in type(self.sink).__dict__
+        self.write_slot: Callable[..., bool] | None = getattr(self.sink, "write_slot") if has_slots else None  # noqa: B009
         self.num_taken = self._num_lost = self._num_told = 0
         self.last_error: BaseException | None = None
         self.newest = -1
         self._again = (-1, 0)  # a step that is tried again, and how often it was broken off
-        self.seconds = self._line_seconds = 0.0
-        self._num_lines = self._num_lines_timed = 0
+        self.seconds = self.line_seconds = 0.0
+        self.num_lines = self.num_lines_timed = 0
         self._since: float | None = None
         self._has_warned = self._is_known_slow = False
 
@@ -294,10 +298,10 @@ class SafeSink(Sink):
             if not self._take_line(step, line):
                 return False
             self.newest = step
-            self._num_lines += 1
+            self.num_lines += 1
             if started:
-                self._line_seconds += _perf_counter() - started
-                self._num_lines_timed += 1
+                self.line_seconds += _perf_counter() - started
+                self.num_lines_timed += 1
         except Exception as error:
             self._lose(step, error)
         except BaseException as error:
@@ -346,10 +350,10 @@ class SafeSink(Sink):
             `name`; `num_steps`, that it was given; `mean_us`, microseconds a step; `total_s`, seconds in all;
             `num_lost`. Of lines of JSON one in 16 is timed, and stands for the others.
         """
-        num_steps = self.num_taken + self._num_lines
+        num_steps = self.num_taken + self.num_lines
         total_s = self.seconds
-        if self._num_lines_timed:
-            total_s += self._line_seconds * self._num_lines / self._num_lines_timed
+        if self.num_lines_timed:
+            total_s += self.line_seconds * self.num_lines / self.num_lines_timed
         mean_us = 1e6 * total_s / num_steps if num_steps else 0.0
         numbers = {"num_steps": num_steps, "mean_us": mean_us, "total_s": total_s, "num_lost": self.num_lost}
         return {"name": self.name, **numbers}

@@ -210,5 +210,5 @@ def positive(name: str, value: Any, remedy: str) -> float:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         found = math.nan
     if not found > 0.0:
-        raise ValueError(f"`{name}` must be > 0, got {value!r}. {remedy}")
+        raise ValueError(f"`{name}` must be > 0, got {value!r}. {remedy}".rstrip())
     return found

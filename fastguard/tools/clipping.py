@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import types
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 # By name, for good: whoever puts ours in the place of torch's must not be passed on to himself.
 from torch.nn.utils import clip_grad_norm_ as _torch_clip_grad_norm_
@@ -27,6 +29,8 @@ from ..guard.ranks import (
     tensors_over_ranks,
 )
 from ..stats import TensorStats
+
+_FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 def _served(tensors: list[Any]) -> bool:
@@ -56,7 +60,7 @@ def _result(
     if math.isfinite(norm) and norm > torch.finfo(dtype).max:
         dtype = torch.float32 if dtype.itemsize < 4 else dtype
         norm = norm if norm <= torch.finfo(dtype).max else math.inf
-    result = torch.scalar_tensor(norm, dtype=dtype, device=tensors[0].device if tensors else None)
+    result = torch.scalar_tensor(norm, dtype=dtype, device=tensors[0].device if tensors else "cpu")
     return result if mesh is None else as_everywhere(result, mesh)
 
 
@@ -80,29 +84,25 @@ def _check_foreach(tensors: list[Any], foreach: bool | None) -> None:
 
 
 def _norm(
-    tensors: list[Any],
-    norm_type: float,
-    foreach: bool | None,
-    backend: str,
-    holders: list[Any] | None = None,
+    tensors: list[Any], norm_type: float, foreach: bool | None, backend: str, holders: list[Any] | None = None
 ) -> tuple[float, Iterable[torch.dtype], Any] | None:
     """The norm and the dtypes of `tensors`, over the ranks of `holders`, and a mesh; None for what torch has to do."""
-    if norm_type != 2.0 or not tensors:
+    is_shared = any(map(is_sharded, holders or ()))  # though none of `tensors` may be, or there may be none here
+    if norm_type != 2.0 or not (tensors or is_shared):
         return None
-    quick = kernels.plain_stats(tensors, backend)
+    quick = None if is_shared else kernels.plain_stats(tensors, backend)
     if quick is not None:
         table, total, dtypes = quick
         return TensorStats(table, None, total).total().norm, dtypes, None
     pieces = tensors_over_ranks(tensors, backend) if holders is None else None
     if pieces is not None:
-        return norm_over_ranks(pieces), pieces.dtypes, pieces.meshes[0]
+        return norm_over_ranks(pieces), pieces.dtypes, pieces.mesh
     if not _served(tensors):
         return None
     _check_foreach(tensors, foreach)
-    if any(map(is_sharded, holders or tensors)):
+    if is_shared or any(map(is_sharded, tensors)):
         pieces = measured(tensors, holders or tensors, backend)
-        sharded = next(filter(is_sharded, tensors), None)
-        return norm_over_ranks(pieces), pieces.dtypes, None if sharded is None else sharded.device_mesh
+        return norm_over_ranks(pieces), pieces.dtypes or {h.dtype for h in holders or ()}, pieces.mesh
     table, fold = kernels.run_stats(tensors, backend)
     return TensorStats(table, None, fold).total().norm, {t.dtype for t in tensors}, None
 
@@ -117,7 +117,8 @@ def get_total_norm(
 
     The 2-norm of plain tensors comes from the one-pass kernels and is accurate to 1e-6 for every dtype; other orders,
     sparse tensors and tensor subclasses but DTensor are passed on to torch. Of DTensors it is the norm of the whole
-    tensors, by one gather of ten numbers a rank, as a DTensor that every rank has.
+    tensors, by one gather of ten numbers a rank, as a DTensor that every rank has; as in torch, over those dimensions
+    of their mesh along which one of them is cut, so that replicas are taken for alike.
 
     Args:
         tensors: a tensor, or an iterable of them.
@@ -177,6 +178,7 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
+        TypeError: flat parameters of FSDP1 on several ranks, which do not say whose they are.
 
     Cost: one read of every gradient; one more read and write if they are clipped. Synchronises on an accelerator.
 
@@ -192,10 +194,15 @@ def clip_grad_norm_(
         parameters = list(parameters)
         if is_generator and not parameters:
             warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=2)
+    is_sharded_first = bool(parameters) and is_sharded(parameters[0])
+    if not is_sharded_first and _FSDP1 in sys.modules:
+        _refuse_flat(parameters)
     norm_type = float(norm_type)
     backend = kernels.resolve_backend("auto")
     if norm_type == 2.0:
-        clipped = kernels.clip_gradients(parameters, float(max_norm), backend, finite_only=error_if_nonfinite)
+        clipped = None
+        if not is_sharded_first:  # which would be found out at the first sixteen
+            clipped = kernels.clip_gradients(parameters, float(max_norm), backend, finite_only=error_if_nonfinite)
         if clipped is not None:
             _check_finite(clipped[0], norm_type, error_if_nonfinite)
             return _result(*clipped, ())
@@ -203,14 +210,26 @@ def clip_grad_norm_(
         if pieces is not None:
             norm = norm_over_ranks(pieces)
             _clip(pieces.local, norm, max_norm, error_if_nonfinite, backend)
-            return _result(norm, pieces.dtypes, pieces.local, pieces.meshes[0])
+            return _result(norm, pieces.dtypes, pieces.local, pieces.mesh)
     gradients = kernels.collect_gradients([parameters])[0]
     found = _norm(gradients, norm_type, foreach, backend, [*parameters, *gradients])
     if found is None:
         return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     norm, dtypes, mesh = found
     _clip(locals_of(gradients), norm, max_norm, error_if_nonfinite, backend)
-    return _result(norm, dtypes, gradients, mesh)
+    return _result(norm, dtypes, gradients or parameters, mesh)
+
+
+def _refuse_flat(parameters: list[torch.Tensor]) -> None:
+    is_alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+    if is_alone or not any(getattr(p, "_fsdp_flattened", False) for p in parameters):
+        return
+    # Its own clip_grad_norm_ calls torch's, in whose place ours may stand, where nothing is sharded.
+    if sys._getframe(2).f_globals.get("__name__") != _FSDP1:
+        raise TypeError(
+            "`parameters` must not be the flat ones of FullyShardedDataParallel: their norm here would be one rank's "
+            "own. Clip with model.clip_grad_norm_(max_norm), or by fastguard.wrap(optimizer, model, max_norm=max_norm)."
+        )
 
 
 def _clip(tensors: list[torch.Tensor], norm: float, max_norm: float, error_if_nonfinite: bool, backend: str) -> None:
@@ -282,7 +301,7 @@ def _copy(gradient: Any, index: int) -> tuple[Any, torch.Tensor]:
     elif hasattr(gradient, "__array_interface__") and hasattr(gradient, "__setitem__"):
         array = gradient.copy()  # has no negative strides and is writable, whatever the original is
         try:
-            return array, torch.as_tensor(array)
+            return array, torch.as_tensor(array, device="cpu")
         except (TypeError, ValueError) as error:
             problem = f"must be of a dtype that torch has: {error}"
     raise UnsupportedTensorError(index, problem, f"gradients[{index}]")

@@ -101,7 +101,8 @@ class EarlyStopping:
         side = "below" if self.mode == "min" else "above"
         by = f" by more than {self.min_delta:g}" if self.min_delta else ""
         than = f"{side} {self.best:g}{by}, that of check {self.best_check}" if self.best_check else "that is finite"
-        return f"{self.num_bad} checks without a value {than}"
+        checks = "check" if self.num_bad == 1 else "checks"
+        return f"{self.num_bad} {checks} without a value {than}"
 
     def __call__(self, guard_or_model: Any, value: Any) -> bool:
         """Takes the value of one more check; returns whether to stop, True ever after.

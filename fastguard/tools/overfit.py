@@ -47,12 +47,12 @@ class OverfitResult:
 
     def __str__(self) -> str:
         lines = [("LEARNT" if self.learnt else "NOT LEARNT") + f" in {self.num_steps} steps on one batch", ""]
-        lines.append(f"{'loss':<22}{self.start:.4g} -> {self.end:.4g} at lr {self.lr:.3g}")
+        lines.append(f"{'loss':<24}{self.start:.4g} -> {self.end:.4g} at lr {self.lr:.3g}")
         if self.floor is not None:
-            lines.append(f"{'the same answer to all':<22}{self.floor:.4g}")
+            lines.append(f"{'the same answer to all':<24}{self.floor:.4g}")
         for title, tried in (("other rates", self.others), ("Adam", self.with_adam)):
             for lr, loss in tried.items():
-                lines.append(f"{title:<22}{loss:.4g} at lr {lr:.3g}")
+                lines.append(f"{title:<24}{loss:.4g} at lr {lr:.3g}")
                 title = ""
         return "\n".join([*lines, *([f"\n{self.advice}"] if self.advice else [])])
 
@@ -140,7 +140,7 @@ def _check_trainable(evidence: Evidence) -> None:
         problem = f"is {first.loss}"
     elif not first.requires_grad:
         problem = "has no gradient"
-    elif not evidence.in_optimizer:
+    elif not any(id(p) in evidence.in_optimizer for p in evidence.parameters.values()):
         problem = "has no parameter in `optimizer`"
     if problem:
         raise ValueError(

@@ -16,16 +16,6 @@ from .steps import plot_loss_scale as plot_loss_scale
 from .steps import plot_lr_finder as plot_lr_finder
 from .steps import plot_updates as plot_updates
 
-__all__ = [
-    "plot_activations",
-    "plot_clip_rate",
-    "plot_gradient_flow",
-    "plot_gradient_norm",
-    "plot_layers",
-    "plot_learning_rate",
-    "plot_loss",
-    "plot_loss_scale",
-    "plot_lr_finder",
-    "plot_magnitudes",
-    "plot_updates",
-]
+__all__ = ["plot_activations", "plot_clip_rate", "plot_gradient_flow", "plot_gradient_norm", "plot_layers",
+           "plot_learning_rate", "plot_loss", "plot_loss_scale", "plot_lr_finder", "plot_magnitudes",
+           "plot_updates"]  # fmt: skip

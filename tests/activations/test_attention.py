@@ -12,6 +12,7 @@ import torch
 from choosing_models import Block, Heads, Language
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import fastguard
 from fastguard import ActivationMonitor
@@ -275,21 +276,93 @@ class TestWhatIsLeftBehind:
         monkeypatch.setattr(F, "scaled_dot_product_attention", ORIGINAL)
         attention._replaced.clear()
 
-    @pytest.mark.slow
-    def test_a_compiled_model_trains_and_shows_none(self):
-        torch.manual_seed(0)
-        model = Language(Block(Heads(), nn.Linear(16, 16)))
-        optimizer = fastguard.wrap(
-            torch.optim.SGD(model.parameters(), lr=1e-3), model, activations={"every": 2, "overhead_budget": None}
-        )
-        compiled = torch.compile(model, backend="aot_eager")
+
+class Broken(nn.Module):
+    """A module in which the graph breaks ahead of attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = Heads()
+        self.heads.q.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+
+    def forward(self, x):
+        return self.heads(x)
+
+
+class Stored(Language):
+    """Recomputes its blocks in the backward pass."""
+
+    def forward(self, x):
+        y = self.tokens(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks:
+            y = checkpoint(block, y, use_reentrant=False)
+        return self.head(y)
+
+
+def each_block(model):
+    for block in model.blocks:
+        block.compile(backend="eager", fullgraph=True)
+    return model
+
+
+def whole(model, **settings):
+    return torch.compile(model, **{"backend": "aot_eager", "fullgraph": True, **settings})
+
+
+COMPILED = {
+    "whole": (Language, [lambda: Heads(num_keys=2), lambda: Heads(imported=True)], whole),
+    "block by block": (Language, [Heads, Heads], each_block),
+    "recomputed": (Stored, [Heads, Heads], whole),
+    "with a break": (Language, [Broken, Heads], lambda model: whole(model, backend="eager", fullgraph=False)),
+    "multi-head": (
+        Language,
+        [lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)],
+        whole,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf", "ignore::DeprecationWarning")
+class TestWithinACompiledGraph:
+    def train(self, name, *, compiled=True, **settings):
+        """Losses, records of attention at the last sampled step, and the number of graphs."""
+        kind, attention, compile_ = COMPILED[name]
+        torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        for _ in range(6):
-            compiled(torch.ones(2, 5, dtype=torch.long)).mean().backward()
+        torch.manual_seed(0)
+        model = kind(*(Block(make(), nn.Linear(16, 16)) for make in attention))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        if settings:
+            fastguard.wrap(optimizer, model, activations={"every": 2, "overhead_budget": None, **settings})
+        run = compile_(model) if compiled else model
+        losses = []
+        for step in range(3):
+            tokens = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(step))
+            loss = run(tokens).square().mean()
+            loss.backward()
             optimizer.step()
-        names = {r.name for r in optimizer.guard.activations.activities}
-        assert "blocks.0.ln1" in names and not any("[attention]" in name for name in names)
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # as with attention=False
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        records = optimizer.guard.activations.activities if settings else ()
+        found = {r.name: (r.entropy, r.max_logit) for r in records if "[attention]" in r.name}
+        return losses, found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    @pytest.mark.parametrize("name", [name for name in COMPILED if name != "multi-head"])
+    def test_each_layer_is_seen_and_training_stays_to_the_bit(self, name):
+        plain, _, _ = self.train(name)
+        guarded, found, num_graphs = self.train(name, attention=True)
+        _, expected, _ = self.train(name, compiled=False, attention=True)
+        assert guarded == plain
+        assert len(found) == 2 and found.keys() == expected.keys()
+        for record, figures in found.items():
+            assert figures == pytest.approx(expected[record], rel=1e-4)
+        assert name != "whole" or num_graphs == 3  # as with attention=False: it is in that of the sampled steps
+
+    def test_what_torch_takes_whole_into_the_graph_is_not_seen(self):
+        plain, _, _ = self.train("multi-head")
+        guarded, found, _ = self.train("multi-head", attention=True)
+        assert guarded == plain and found == {}
 
 
 def test_queries_that_are_far_too_large_are_found():

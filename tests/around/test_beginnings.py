@@ -287,6 +287,9 @@ def test_what_cannot_be_learnt_is_an_error():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="must be one finite number to train on, and is nan"):
         fastguard.overfit_one_batch(model, optimizer, (x * math.nan, y), F.cross_entropy)
+    others = torch.optim.SGD(make_task()[0].parameters(), lr=0.1)  # of another model
+    with pytest.raises(ValueError, match="and has no parameter in `optimizer`"):
+        fastguard.overfit_one_batch(model, others, (x, y), F.cross_entropy)
     with pytest.raises(ValueError, match="and has 8 elements"):
         fastguard.overfit_one_batch(model, optimizer, (x, y), nn.CrossEntropyLoss(reduction="none"))
     with pytest.raises(IndexError):
@@ -299,10 +302,10 @@ def test_what_cannot_be_learnt_is_an_error():
 def test_the_result_tells_what_it_knows():
     result = OverfitResult(False, 1.0, math.nan, None, 3, 0.1, {1e-3: 0.5, 1e-2: 0.4}, {1e-3: 0.01}, "Do this.")
     assert str(result).splitlines()[2:] == [
-        "loss                  1 -> nan at lr 0.1",
-        "other rates           0.5 at lr 0.001",
-        "                      0.4 at lr 0.01",
-        "Adam                  0.01 at lr 0.001",
+        "loss                    1 -> nan at lr 0.1",
+        "other rates             0.5 at lr 0.001",
+        "                        0.4 at lr 0.01",
+        "Adam                    0.01 at lr 0.001",
         "",
         "Do this.",
     ]

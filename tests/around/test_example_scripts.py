@@ -77,5 +77,5 @@ def test_the_list_is_complete():
     scripts = {path.name for path in EXAMPLES.glob("*.py")}
     assert len(scripts) >= 10 and all(f"]({name})" in text for name in scripts)
     tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    tests.add("fsdp2")  # of several processes: tests/ranks/test_example.py
+    tests |= {"fsdp2", "elastic"}  # of several processes: tests/ranks/test_example.py and test_elastic.py
     assert {path.stem for path in EXAMPLES.glob("*.py")} <= tests

@@ -129,6 +129,59 @@ def test_sound_scripts_reach_their_quality(name):
     assert carry_out(plan, Watch()).quality >= plan.least
 
 
+def test_the_third_fresh_set_has_a_sound_twin_for_each_fault_in_the_same_half():
+    fresh = {case.name: case for case in CASES.values() if case.set == "fresh3"}
+    sound = {case.kind: case for case in fresh.values() if case.truth is None}
+    faulty = [case for case in fresh.values() if case.truth is not None]
+    assert len(sound) >= 70 and len(faulty) >= 60 and len(sound) + len(faulty) == len(fresh)
+    for cases in (sound.values(), faulty):
+        halves = [case.half for case in cases]
+        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 30
+    for case in faulty:
+        twin = sound[case.kind.partition("/")[0]]
+        assert case.twin is twin.make and case.half == twin.half, case.name
+    case = CASES["fresh3/thirty-steps"]
+    run = trained(case.name)
+    assert run.outcome.quality >= case.make(case.seed).least
+    (part,) = run.parts
+    assert len(part.records) == 30 and len(part.history().validations) == 3
+    short = CASES["fresh3/customers/few-steps"]
+    assert short.harm is not None and short.harm(short).holds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["worth-of-places", "sources-unmixed", "only-rising", "codons", "all-rows-by-layers"])
+def test_scripts_of_the_third_fresh_set_reach_their_quality(name):
+    plan = CASES[f"fresh3/{name}"].make(0)
+    assert carry_out(plan, Watch()).quality >= plan.least
+
+
+def test_the_fourth_fresh_set_has_several_sound_ways_and_several_faults_of_a_task_in_the_same_half():
+    fresh = [case for case in CASES.values() if case.set == "fresh4"]
+    sound = [case for case in fresh if case.truth is None]
+    faulty = [case for case in fresh if case.truth is not None]
+    first = {case.kind: case for case in reversed(sound)}
+    assert len(first) >= 30 and len(sound) >= 60 and len(faulty) >= 90
+    for cases in (sound, faulty):
+        halves = [case.half for case in cases]
+        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 20
+    for case in faulty:
+        twin = first[case.kind.partition("/")[0]]
+        assert case.twin is twin.make and case.half == twin.half, case.name
+    case = CASES["fresh4/fifteen-steps"]
+    run = trained(case.name)
+    assert run.outcome.quality >= case.make(case.seed).least and len(run.parts[0].records) == 15
+    short = CASES["fresh4/steel/one-epoch"]
+    assert short.harm is not None and short.harm(short).holds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["patients/rmsprop", "spoken-words", "letters-for-visitors", "shares/lion-like"])
+def test_ways_of_the_fourth_fresh_set_reach_their_quality(name):
+    plan = CASES[f"fresh4/{name}"].make(0)
+    assert carry_out(plan, Watch()).quality >= plan.least
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arms-value/adam", "listwise/sgd", "half-scaled/clipped", "line-search/lbfgs"])
 def test_wild_ones_reach_their_quality(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from guard_helpers import make_model, take_step
+from guard_helpers import loss_at, make_model, take_step
 
 import fastguard
 from fastguard.stats.samples import WeightStats
@@ -61,3 +61,13 @@ def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
     assert optimizer.guard.last.weights == weights("e")
     optimizer.guard.flush()
     assert not ring.samples
+
+
+def test_a_guard_says_of_what_it_is_and_how_far() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
+    for step in range(2):
+        loss_at(model, step).backward()
+        optimizer.step()
+    assert repr(optimizer.guard) == "<fastguard.Guard of SGD at step 2, clip=GlobalNorm(1)>"
+    assert "clip=None" in repr(fastguard.wrap(torch.optim.Adam(model.parameters()), model).guard)

@@ -8,17 +8,21 @@ import gc
 import math
 import pickle
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch._dynamo.testing
 from guard_helpers import assert_identical, make_model, snapshot, take_step, train
 from torch import nn
 
 import fastguard
-from fastguard.guard.batches import sample_of
+from fastguard.guard import quiet_hooks
+from fastguard.guard.batches import BatchWatch, sample_of
 from fastguard.stats import BatchSample
+from fastguard.stats.failures import Failures
 
 
 def guarded(model: nn.Module, **settings: Any) -> Any:
@@ -139,6 +143,14 @@ def test_training_is_the_same_to_the_bit(closure: bool, make: Any) -> None:
 
 
 # --- what is read ---
+
+
+def test_a_number_beside_the_data_is_none_of_them() -> None:
+    """As the count of targets that the Trainer passes along."""
+    tokens = torch.randint(9, (4, 8))
+    found = sample_of((), {"count": torch.tensor(64.0), "tokens": tokens}, torch.randn(4, 2), True, True)
+    assert found is not None and found.input_is_integer and found.num_samples == 4 and found.input_abs_max < 9.0
+    assert sampled(torch.tensor(3.0), torch.randn(2)).input_abs_max == 3.0  # where there is nothing else
 
 
 def test_figures() -> None:
@@ -409,3 +421,87 @@ def test_a_resumed_run_goes_on_sampling_where_it_was() -> None:
     state["evidence"] = {"batches": [1]}
     with pytest.raises(ValueError, match=r"must have 5 numbers, got 1 - at `state\['evidence'\]\['batches'\]`"):
         resumed.guard.load_state_dict(state)
+
+
+_QUIET = pytest.mark.skipif(not quiet_hooks.can_be_traced(), reason="not with this torch: its dynamo may not trace it")
+
+
+@_QUIET
+def test_torch_goes_past_the_hook_while_there_is_nothing_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make_model(), torch.randn(5, 6)
+    optimizer = guarded(model)
+    called: list[int] = []
+    look, call = BatchWatch._look, BatchWatch.__call__
+    monkeypatch.setattr(BatchWatch, "_look", lambda self, *args: (called.append(1), look(self, *args))[1])
+    monkeypatch.setattr(BatchWatch, "__call__", lambda self, *args: (called.append(0), call(self, *args))[1])
+    for _ in range(43):
+        step(model, optimizer, x)
+    assert called == [0, 1] * 5  # at steps 0, 1, 2, 22 and 42
+    model.register_forward_pre_hook(lambda module, args: None)
+    for _ in range(20):
+        step(model, optimizer, x)
+    assert called == [0, 1] * 6  # though it is asked twice at each pass
+    seen: list[Any] = []
+    handle = model.register_forward_hook(lambda module, args, output: seen.append(output))
+    for _ in range(20):
+        step(model, optimizer, x)
+    assert len(seen) == 20 and [at for at, _ in batches_of(optimizer)] == [0, 1, 2, 22, 42, 62, 82]
+    handle.remove()
+    called.clear()
+    model.eval()
+    for _ in range(3):
+        model(x)
+    assert called == [0, 1]  # the first of an evaluation
+    optimizer.guard.detach()
+    assert type(model._forward_hooks) is OrderedDict and not model._forward_hooks
+
+
+@_QUIET
+def test_hooks_of_others_are_seen_whenever_they_came() -> None:
+    model, x = make_model(), torch.randn(5, 6)
+    seen: list[str] = []
+    before = model.register_forward_hook(lambda module, args, output: seen.append("before"))
+    optimizer = guarded(model)
+    assert type(model._forward_hooks) is OrderedDict  # its handle knows this one
+    before.remove()
+    step(model, optimizer, x)
+    optimizer.guard.detach()
+    optimizer = guarded(model)
+    assert type(model._forward_hooks) is not OrderedDict
+    after = model.register_forward_hook(lambda module, args, output: seen.append("after"))
+    optimizer.guard.detach()
+    for _ in range(2):
+        model(x)
+    after.remove()
+    model(x)
+    assert seen == ["after"] * 2
+    twin = copy.deepcopy(model)
+    assert type(twin._forward_hooks) is OrderedDict and not twin._forward_hooks
+
+
+def test_the_hook_of_a_guard_that_is_gone_lets_the_pass_be() -> None:
+    model = make_model()
+
+    def place() -> int:
+        raise ReferenceError
+
+    watch = BatchWatch(model, place, lambda: None, Failures(), "cpu")
+    model(torch.ones(2, 6))
+    assert not watch.found
+    watch.close()
+
+
+def test_a_model_within_a_compiled_function_is_one_graph() -> None:
+    model, x = make_model(), torch.randn(5, 6)
+    optimizer = guarded(model)
+    counter = torch._dynamo.testing.CompileCounter()
+    run = torch.compile(lambda x: model(x).square().mean(), backend=counter, fullgraph=True)
+    for _ in range(30):
+        run(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert counter.frame_count == 1 and not len(optimizer.guard.run.failures)
+    before = len(batches_of(optimizer))
+    model(x).sum().backward()
+    optimizer.step()
+    assert len(batches_of(optimizer)) == before + 1

@@ -63,6 +63,10 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "a short entry": (lambda s: s["history"]["clean"][0].pop(), r"must have 9 entries, got 8 - at .*\['clean'\]\[0\]`"),
     "a tensor without its numbers": (lambda s: s["history"]["tensors"][-1].pop(), r"\['tensors'\]\['_data'\]`"),
+    "a tensor seen less than never": (
+        lambda s: s["history"]["tensors"][-1].__setitem__(4, -1.0),
+        r"must be finite and >= 0, got -1.0 - at .*\['tensors'\]\['_data'\]\[4\]`",
+    ),
     "a sample that is none": (
         lambda s: s["history"]["weights"][3]["0.weight"][1][1].pop("norm"),
         r"\['weights'\]\['_windows'\]\['0.weight'\]\[1\]\['norm'\]`",

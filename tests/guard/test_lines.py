@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
 import struct
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,53 @@ def test_a_log_that_cannot_be_written_to_loses_lines_and_says_so(tmp_path: Path)
     for step in range(41, 45):
         take_step(model, optimizer, step)
     assert optimizer.guard.report().numbers["num_records_lost"] == 5
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_line_costs_that_line_alone(tmp_path: Path) -> None:
+    """A limit on the size of files cuts the write off, as a full disk does."""
+    resource = pytest.importorskip("resource", reason="no limits on this system")
+    path, model = tmp_path / "run.jsonl", make_model()
+    optimizer = _guarded(model, [fastguard.JsonlSink(path, tensors_every=0)])
+    for step in range(5):
+        take_step(model, optimizer, step)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
+    try:
+        with pytest.warns(RuntimeWarning, match="could not write a record: OSError"):
+            take_step(model, optimizer, 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    for step in range(6, 12):
+        take_step(model, optimizer, step)
+    optimizer.guard.close()
+    log = fastguard.sinks.read_jsonl(path)
+    assert [line["step"] for line in log if "step" in line] == [step for step in range(12) if step != 4]
+    assert len(log.skipped_lines) == 1 and optimizer.guard.ledger.lost() == {f"JsonlSink({str(path)!r})": 1}
+
+
+def test_two_guards_on_one_log_count_their_own_lines(tmp_path: Path) -> None:
+    sink = fastguard.JsonlSink(tmp_path / "run.jsonl")
+    models = make_model(), make_model()
+    optimizers = [_guarded(model, [sink]) for model in models]
+    for step in range(40):
+        for model, optimizer in list(zip(models, optimizers))[: 1 + step % 2]:
+            take_step(model, optimizer, step)
+    counts = [optimizer.guard.ledger.costs()[0]["num_steps"] for optimizer in optimizers]
+    assert counts == [39, 19]
+    first, second = (optimizer.guard.ledger.sinks[0] for optimizer in optimizers)
+    assert (first.num_lines_timed, second.num_lines_timed) == (1, 0) and first.line_seconds > 0.0 == second.line_seconds
+
+
+@pytest.mark.parametrize(("torn", "file"), [(1, None), (0, -1)])
+def test_nothing_is_written_behind_half_a_line_or_to_no_file(tmp_path: Path, torn: int, file: int | None) -> None:
+    path = tmp_path / "run.jsonl"
+    sink, told = fastguard.JsonlSink(path), [None]
+    where = sink._fd if file is None else file
+    assert cpu.write_line(Ring().headers, 0, bytearray(), told, where, bytearray([torn])) is False
+    assert told == [None] and path.read_bytes() == b""
+    assert cpu.write_line(Ring().headers, 0, bytearray(), told, sink._fd, bytearray(1)) is True
+    assert told == [0] and json.loads(path.read_text())["step"] == 0
+    with pytest.raises(ValueError, match="a list of one, a byte"):
+        cpu.write_line(Ring().headers, 32, bytearray(), told, sink._fd, bytearray(1))

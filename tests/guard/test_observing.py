@@ -12,6 +12,8 @@ from guard_helpers import loss_at, make_model, take_step
 from torch import nn
 
 import fastguard
+from fastguard.guard.ring import Ring
+from fastguard.kernels import cpu
 
 NUM_STEPS = 12
 Tell = Callable[[Any, torch.Tensor], None]
@@ -209,3 +211,32 @@ def test_a_loss_that_is_divided_after_the_step_is_of_the_step_that_it_led_to() -
         losses.append((float(loss.detach()) / 4 + 1.0) * 2)
     optimizer.guard.close()
     assert [record.loss for record in memory.records] == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x[None], lambda x: (2.0 * x).requires_grad_().mean() / 2.0])
+def test_a_tensor_is_noted_as_the_number_that_it_is(dtype: torch.dtype, make: Any) -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
+    p.grad = torch.ones(3)
+    loss = torch.tensor(3.1415926535, dtype=dtype)
+    if dtype.is_floating_point:
+        loss = make(loss)
+    optimizer.step()
+    optimizer.guard.observe(loss=loss)
+    assert optimizer.guard.last.loss == float(loss.detach())
+
+
+def test_a_loss_is_put_into_a_slot_that_has_none() -> None:
+    note_loss = cpu.note_loss
+    if note_loss is None:
+        pytest.skip("there is no extension")
+    ring = Ring()
+    for odd in (1, True, "1.0", None, torch.ones(2), torch.tensor(1j), torch.tensor(2), torch.ones(1).to_sparse()):
+        assert note_loss(ring.headers, 3, odd) is False and not any(ring.words)
+    assert note_loss(ring.headers, 3, -torch.tensor(0.1)) is True
+    assert note_loss(ring.headers, 3, 5.0) is False
+    assert ring.header(3).loss == float(torch.tensor(-0.1)) and ring.header(2).loss is None
+    for index in (-1, 32):
+        with pytest.raises(ValueError, match="holds the index"):
+            note_loss(ring.headers, index, 1.0)

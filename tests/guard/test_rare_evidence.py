@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
+import math
 import pickle
 
 import pytest
@@ -14,6 +16,7 @@ import fastguard
 from fastguard.diagnosis import diagnose
 from fastguard.guard.checkup import GLANCE_EVERY
 from fastguard.guard.norm_statistics import NormStatistics
+from fastguard.history import ModelNotes
 from fastguard.stats.failures import Failures
 
 
@@ -59,6 +62,34 @@ class TestNormStatistics:
         assert gap == pytest.approx(float(expected), rel=1e-3)
         assert ratio == pytest.approx(1.0 / float(deviations.square().log().mean().exp()), rel=1e-3)
         assert not model._forward_pre_hooks  # for one pass
+
+    @pytest.mark.parametrize("kind", ["float16", "NaN"])
+    def test_running_statistics_that_are_not_finite_are_no_health(self, kind):
+        model = normed()
+        if kind == "float16":
+            model[1].half()
+
+        def spoilt(step):
+            if kind == "NaN" and step == 30:
+                model[1].running_mean[3] = math.nan
+
+        class Cast(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, x):
+                x = self.model[0](x) * 1200.0
+                x = self.model[1](x.half()).float() if kind == "float16" else self.model[1](x)
+                return self.model[3](self.model[2](x))
+
+        guard = train(Cast(), change=spoilt)
+        assert not torch.isfinite(model[1].running_mean + model[1].running_var).all() and guard.history.num_skipped == 0
+        assert guard.history.model.norm_statistics == {"model.1": (math.inf, math.inf)}
+        report = guard.report()
+        assert report.status == "critical" and report.causes[0].rule == "normalisation-statistics"
+        again = ModelNotes.of(json.loads(json.dumps(guard.history.model.state(), allow_nan=False)))
+        assert again.norm_statistics == guard.history.model.norm_statistics
 
     @pytest.mark.parametrize("x", [torch.zeros(15, 2), torch.zeros(64, 3)[:, :2].to_sparse()], ids=["few", "sparse"])
     def test_what_cannot_be_told_is_left_out(self, x):

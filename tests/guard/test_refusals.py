@@ -280,3 +280,27 @@ def test_fsdp_is_refused() -> None:
     model = torch.nn.Sequential(FullyShardedDataParallel(2, 2))
     with pytest.raises(TypeError, match="must not be sharded, got a FullyShardedDataParallel module"):
         fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def test_a_lone_sink_is_refused_with_the_remedy() -> None:
+    with pytest.raises(TypeError, match=r"`sinks` must be a list of sinks, got MemorySink.*\. Pass \[sink\] for one"):
+        fastguard.wrap(_sgd(make_model()), sinks=fastguard.MemorySink())
+    with pytest.raises(TypeError, match=r"`sinks` must be a list of sinks, got 'run.jsonl'"):
+        fastguard.wrap(_sgd(make_model()), sinks="run.jsonl")
+
+
+def test_a_process_group_that_this_process_is_not_in_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"`process_group` must be a process group that this process is in, got -100"):
+        fastguard.wrap(_sgd(make_model()), process_group=-100)  # torch's NON_GROUP_MEMBER
+
+
+@pytest.mark.parametrize(("dtype", "max_norm"), [(torch.int64, None), (torch.float8_e4m3fn, 1e-3)])
+def test_a_gradient_that_cannot_be_served_is_told_by_its_name(dtype: torch.dtype, max_norm: float | None) -> None:
+    model = make_model()
+    loss_at(model, 0).backward()
+    next(model.parameters()).grad = None
+    model.register_parameter("odd", nn.Parameter(torch.ones(3).to(dtype), requires_grad=False))
+    optimizer = fastguard.wrap(_sgd(model), model, max_norm=max_norm)
+    model.odd.grad = torch.ones(3).to(dtype)
+    with pytest.raises(fastguard.UnsupportedTensorError, match=r"`odd\.grad` must be .*, got .* - at optimizer\.step"):
+        optimizer.step()

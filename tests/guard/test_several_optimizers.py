@@ -153,6 +153,14 @@ def test_the_same_optimizer_twice_is_an_error() -> None:
     assert not hasattr(optimizer, "guard")
 
 
+def test_optimizers_that_share_a_parameter_are_an_error() -> None:
+    model = make_model()
+    both = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(list(model.parameters())[:1], lr=0.1)]
+    with pytest.raises(ValueError, match=r"share no parameters, whose gradients would count twice .* Wrap each by"):
+        fastguard.wrap(both, model)
+    assert not both[0]._optimizer_step_pre_hooks
+
+
 def test_an_empty_list_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         fastguard.wrap([])

@@ -180,3 +180,21 @@ def test_parameters_of_every_dtype(dtype: torch.dtype, backend: str) -> None:
         assert_identical(gradients(model), gradients(plain))
     assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
     assert guarded.guard.last.tensors.names == ("0", "1", "2")
+
+
+def test_a_group_whose_parameters_are_a_tuple_is_guarded_as_torch_steps_it() -> None:
+    plain, model = make_model(), make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.01)
+    other = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for step in range(4):
+        for one, steps in ((model, optimizer), (plain, other)):
+            steps.param_groups[0]["params"] = tuple(steps.param_groups[0]["params"])
+            steps.zero_grad()
+            loss_at(one, step).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        optimizer.step()
+        other.step()
+    optimizer.guard.flush()
+    assert optimizer.guard.history.num_clipped == 4
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0.0)

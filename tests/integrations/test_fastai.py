@@ -106,6 +106,14 @@ def test_a_second_fit_goes_on():
     assert pickle.loads(pickle.dumps(learn.fastguard)).settings == {"max_norm": 1.0}
 
 
+def test_validating_after_training_is_of_no_step():
+    learn = learner(max_norm=1.0)
+    learn.fit(1, 1e-3)
+    told = learn.fastguard.guard.last.val_loss
+    learn.validate()
+    assert told is not None and learn.fastguard.guard.last.val_loss == told
+
+
 def test_an_optimizer_of_fastai_is_refused():
     with pytest.raises(TypeError, match=r"`opt_func` must make an OptimWrapper of .*, got Optimizer\."):
         learner(opt=Adam).fit(1, 1e-3)

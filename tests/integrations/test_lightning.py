@@ -206,6 +206,27 @@ def test_manual_optimization_with_two_optimizers(tmp_path, scaled):
         assert f"fastguard/{index}/grad/norm" in trainer.callback_metrics
 
 
+class Shared(Game):
+    """Two optimizers for one loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = self.loss(batch)
+        self.manual_backward(loss)
+        self.told.append((0, loss.item()))
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_optimizers_that_step_one_after_the_other_have_the_same_loss(tmp_path):
+    model = Shared()
+    guarding = fastguard.integrations.lightning.FastguardCallback()
+    fit(tmp_path, model, [guarding])
+    for guard in guarding.guards:
+        guard.flush()
+        assert [entry.loss for entry in guard.history.recent] == pytest.approx([loss for _, loss in model.told])
+
+
 def test_sinks_of_several_optimizers_are_refused(tmp_path):
     guarding, _ = callback()
     with pytest.raises(ValueError, match="`sinks` must be given to each of 2 optimizers"):
@@ -227,6 +248,30 @@ def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path):
     assert [record.step for record in sink.records] == list(range(8, 16))
     assert gist(resumed) == gist(guard)
     assert_same_parameters(whole, again)
+
+
+def test_validating_around_training_is_of_no_step(tmp_path):
+    guarding, sink = callback()
+    model = Regression()
+    trainer = fit(tmp_path, model, [guarding], validate=True)
+    told = [record.val_loss for record in sink.records]
+    trainer.validate(model, loader(3), verbose=False)
+    assert told[:-1] == [None] * 7 and told[-1] is not None
+    assert guarding.guard.last.val_loss == told[-1]
+
+
+def test_a_second_fit_goes_on(tmp_path):
+    guarding, sink = callback(clip=fastguard.Percentile(50.0, window=8, min_steps=2))
+    model = Regression()
+    trainer = fit(tmp_path, model, [guarding])
+    first = guarding.guard
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(model, loader())
+    assert guarding.guard is not first  # Lightning makes new optimizers
+    assert [record.step for record in sink.records] == list(range(16))
+    assert guarding.guard.history.num_steps == 16
+    fit(tmp_path, model, [guarding])
+    assert [record.step for record in sink.records][16:] == list(range(8))  # another trainer
 
 
 def test_a_checkpoint_without_a_guard_is_told_of(tmp_path, caplog):

@@ -36,6 +36,7 @@ def varied() -> list[torch.Tensor]:
     tensors = [torch.randn(n).to(dtype) for dtype in DTYPES for n in (1, 100, 4097, 300_001)]
     tensors += [nasty(value, dtype, 9001) for dtype in DTYPES for value in NASTY.values()]
     tensors += [layout(image(dtype)) for dtype in DTYPES for layout in LAYOUTS.values()]
+    tensors += [torch.full((9001,), value).to(dtype) for dtype in DTYPES for value in (math.nan, math.inf)]
     tensors += [torch.randn(2_000_003) * 1e-3 + 1e-3, torch.rand(700_001).bfloat16() + 20, torch.full((99_999,), 0.1)]
     return tensors
 

@@ -58,6 +58,16 @@ def test_nasty_values_alone(backend: str, dtype: torch.dtype) -> None:
         assert_row(row, tensor, what)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_blocks_of_which_nothing_or_next_to_nothing_is_finite(backend: str, dtype: torch.dtype) -> None:
+    lost = torch.full((3 * 4096 + 5,), math.nan, dtype=dtype)
+    lost[::3], lost[1::5] = math.inf, -math.inf
+    some, first = lost.clone(), torch.randn(2 * 4096).to(dtype)
+    some[4096 + 17], some[-1], first[0] = -2.0, 0.0, math.nan
+    for row, tensor in zip(tensor_stats([lost, some, first], backend=backend), (lost, some, first), strict=True):
+        assert_row(row, tensor, "not finite")
+
+
 @pytest.mark.long_interpreted
 def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
     patterns = torch.arange(1 << 16).to(torch.int32).to(torch.int16)

@@ -32,7 +32,7 @@ def parser(request, monkeypatch):
     if request.param == "json":
         monkeypatch.setitem(sys.modules, "orjson", None)
     elif request.param == "orjson":
-        pytest.importorskip("orjson")
+        pytest.importorskip("orjson", reason="orjson is not installed: pip install fastguard[logs]")
     else:
 
         def refuse(name):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 import types
 from typing import Any
@@ -17,7 +20,7 @@ pytest.importorskip("benchmarks.optimizers", reason="what measures is not beside
 import odd_optimizers as odd
 
 import fastguard
-from benchmarks.optimizers import discovery, packages, state, table, worker
+from benchmarks.optimizers import discovery, packages, state, suite, table, worker
 from benchmarks.optimizers.training import RefusedError, Way, train
 from benchmarks.optimizers.trial import judge
 
@@ -180,6 +183,12 @@ class Hangs(odd.Odd):
         time.sleep(60)
 
 
+class Spins(odd.Odd):
+    def __init__(self, params: odd.Params) -> None:
+        while True:
+            pass
+
+
 class CrashesUnderGuard(odd.Odd):
     """A hook on the step is a guard's."""
 
@@ -190,9 +199,17 @@ class CrashesUnderGuard(odd.Odd):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize(("cls", "reason"), [(Crashes, "ended its process: SIGTERM"), (Hangs, "took longer than")])
+@pytest.mark.parametrize(
+    ("cls", "reason"),
+    [
+        (Crashes, "ended its process: SIGTERM"),
+        (Hangs, "took longer than 1 s"),
+        (Spins, "took more than 1 s of CPU time"),
+    ],
+)
 def test_a_class_that_takes_its_process_along(monkeypatch, cls, reason):
-    monkeypatch.setattr(worker, "SECONDS", 1.0)
+    monkeypatch.setattr(worker, "SECONDS", 0.1)  # as a limit of the system that is 1 s
+    monkeypatch.setattr(worker, "PATIENCE", 200 if cls is Spins else 10)
     assert worker.ask(packages.Package("none", ()), cls).unusable.startswith(reason)
 
 
@@ -205,6 +222,34 @@ def test_a_class_that_takes_its_process_along_only_under_guard():
     assert signs["idle"] == "wrap: ended its process: SIGTERM"
 
 
+def test_a_package_that_fails_loses_no_other(monkeypatch, tmp_path, capsys):
+    def lines(name: str, *_: Any) -> list[dict[str, Any]]:
+        if name == "madgrad" and failing:
+            raise RuntimeError("madgrad: its process ended with 9")
+        asked.append(name)
+        return [{"package": name, "version": "1", "cpu_seconds": 1.0}]
+
+    monkeypatch.setattr(suite, "lines_of", lines)
+    monkeypatch.setattr(suite, "PARTIAL", tmp_path / "partial.json")
+    asked: list[str] = []
+    failing, path = True, tmp_path / "results.json"
+    assert suite.main(["--json", str(path)]) == 1
+    assert "madgrad: its process ended with 9" in capsys.readouterr().err and not path.exists()
+    assert len(asked) == len(packages.PACKAGES) - 1
+    asked.clear()
+    failing = False
+    assert suite.main(["--json", str(path), "--resume"]) == 0
+    assert asked == ["madgrad"] and not suite.PARTIAL.exists()
+    assert [*json.loads(path.read_text())["packages"]] == [package.name for package in packages.PACKAGES]
+
+
+def test_a_package_that_says_nothing_is_given_up(monkeypatch, tmp_path):
+    monkeypatch.setattr(suite, "SECONDS", 0.001)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        (tmp_path / "lines").touch()
+        assert suite._ended(process, tmp_path / "lines") == "saying nothing for 0 s"
+
+
 def test_classes_are_found_in_modules():
     classes, failed = discovery.classes(("torch.optim",))
     names = [cls.__qualname__ for cls in classes]
@@ -214,7 +259,7 @@ def test_classes_are_found_in_modules():
 
 def test_the_tables():
     def package(*verdicts: dict[str, Any]) -> dict[str, Any]:
-        return {"package": "p", "version": "1", "seconds": 2.0, "verdicts": list(verdicts)}
+        return {"package": "p", "version": "1", "cpu_seconds": 60.0, "verdicts": list(verdicts)}
 
     good = {"name": "Good", "module": "p.a", "clip_torch": 1e-8}
     twin = {"name": "Good", "module": "p.b", "clip_torch": 0.5, "clip_torch_ulp": 0.4}
@@ -223,12 +268,13 @@ def test_the_tables():
     missing = {"package": "q", "missing": "ImportError: q", "verdicts": []}
     results = {
         "packages": {"p": package(good, twin, bad, none), "q": missing},
-        "conditions": dict.fromkeys(("fastguard", "commit", "torch", "python", "cpu", "date"), "x") | {"seconds": 60},
+        "conditions": dict.fromkeys(("fastguard", "commit", "torch", "python", "cpu", "date"), "x"),
     }
     assert table.rows(results)[-1] == ("all", "", "4", "3", "2", "2", "3", "2")
     assert table.rows(results)[1][:2] == ("q", "not installed")
     pages = {name: "\n".join(make(results)) for name, make in table.TABLES.items()}
     assert "| p: Bad | skip | `parameters[w] and 1 more` |" in pages["failures"]
+    assert pages["optimizers"].endswith("fastguard x (x), torch x, Python x, x, x; 1 minutes of CPU time.")
     assert "| p: b.Good | 5.0e-01 | 4.0e-01 |" in pages["far"]
     assert "`needs \\| a GPU` (base class of 2)" in pages["unusable"]
     mended = {"packages": {"p": package(good, twin, {**good, "name": "Bad", "module": "p.b"}, none)}}

@@ -19,6 +19,10 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: 
 
 from fastguard.page import build_page  # noqa: E402
 
+# A key or a click is answered by the page when it gets to it: what follows is waited for, not read at once.
+expect = sync_api.expect
+expect.set_options(timeout=30_000)
+
 measuring = pytest.importorskip(
     "benchmarks.page", reason="the benchmarks are not beside these tests", exc_type=ImportError
 )
@@ -63,6 +67,12 @@ CONTRASTS = """() => {
     found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.textContent.trim().slice(0, 40)]);
   }
   return found;
+}"""
+
+IS_SORTED = """() => {
+  const all = document.querySelectorAll("#tensors tbody tr td:nth-child(3)");
+  const cells = [...all].map((one) => Number(one.textContent));
+  return cells.every((one, place) => !place || cells[place - 1] >= one);
 }"""
 
 
@@ -173,41 +183,44 @@ def test_the_keyboard(chromium, pages):
     with opened(chromium, pages["plain"]) as tab:
         first = tab.locator(".card").first
         tab.keyboard.press("j")
-        assert first.evaluate("card => card === document.activeElement")
+        expect(first).to_be_focused()
         tab.keyboard.press("j")
         tab.keyboard.press("k")
-        assert first.evaluate("card => card === document.activeElement")
+        expect(first).to_be_focused()
         tab.keyboard.press("+")
-        assert tab.locator("#range").inner_text() == "steps 250 to 750"
-        assert tab.url.endswith("#250-750")
+        expect(tab.locator("#range")).to_have_text("steps 250 to 750")
+        expect(tab).to_have_url(re.compile("#250-750$"))
         ranges = "[...document.querySelectorAll('.plot.drawn')].map(p => p.layout.xaxis.range.map(Math.round).join())"
-        assert tab.evaluate(ranges).count("250,750") >= 4
+        tab.wait_for_function(f"{ranges}.filter(one => one === '250,750').length >= 4")
         tab.keyboard.press("Escape")
-        assert tab.locator("#zoom").is_hidden() and tab.url.endswith("#")
+        expect(tab.locator("#zoom")).to_be_hidden()
+        expect(tab).to_have_url(re.compile("#$"))
         tab.keyboard.press("/")
+        expect(tab.locator("#find")).to_be_focused()
         tab.keyboard.type("block.3")
-        assert tab.locator("#tensors tbody tr").count() == 3
-        assert tab.locator("#found").inner_text() == "3 of 24"
+        expect(tab.locator("#tensors tbody tr")).to_have_count(3)
+        expect(tab.locator("#found")).to_have_text("3 of 24")
         tab.keyboard.press("Escape")
-        dark = "document.documentElement.dataset.theme"
+        expect(tab.locator("#find")).not_to_be_focused()
         tab.keyboard.press("d")
-        assert tab.evaluate(dark) == "dark"
+        expect(tab.locator("html")).to_have_attribute("data-theme", "dark")
         tab.reload()
         tab.locator("html[data-drawn=yes]").wait_for(state="attached", timeout=60_000)
-        assert tab.evaluate(dark) == "dark"  # it is kept
+        expect(tab.locator("html")).to_have_attribute("data-theme", "dark")  # it is kept
 
 
 def test_mouse_tables_and_maps(chromium, pages):
     with opened(chromium, pages["plain"]) as tab:
         tab.locator("button[data-first]").first.click()
-        assert tab.locator("#range").inner_text().startswith("steps ")
+        expect(tab.locator("#range")).to_have_text(re.compile("^steps "))
         tab.locator("#tensors thead button", has_text="largest norm").click()
+        expect(tab.locator("#tensors th[aria-sort=descending]")).to_have_text("largest norm")
+        tab.wait_for_function(IS_SORTED)
         cells = [float(text) for text in tab.locator("#tensors tbody tr td:nth-child(3)").all_inner_texts()]
         assert cells == sorted(cells, reverse=True) and len(cells) == 24
-        assert tab.locator("#tensors th[aria-sort=descending]").inner_text() == "largest norm"
         tab.locator("#which").select_option("layers-zeros")
         tab.locator("#chart-layers-zeros.drawn").wait_for(timeout=30_000)
-        assert tab.locator("#map-layers-norm").is_hidden()
+        expect(tab.locator("#map-layers-norm")).to_be_hidden()
 
 
 def test_a_tensor_that_is_clicked_is_drawn(chromium, pages):
@@ -216,7 +229,7 @@ def test_a_tensor_that_is_clicked_is_drawn(chromium, pages):
         assert line.is_hidden()
         tab.locator("#tensors tbody button", has_text="layers.2.block.7.weight").click()
         tab.locator("#line > div.drawn").wait_for(timeout=30_000)
-        assert line.locator("figcaption").inner_text() == "Norm of layers.2.block.7.weight"
+        expect(line.locator("figcaption")).to_have_text("Norm of layers.2.block.7.weight")
         assert "not finite at 3" in plot.get_attribute("aria-label")
         traces = tab.evaluate("document.querySelector('#line > div').data.map(one => [one.name, one.x, one.y])")
         assert [name for name, *_ in traces] == ["norm", "NaN or Inf"]
@@ -226,8 +239,9 @@ def test_a_tensor_that_is_clicked_is_drawn(chromium, pages):
         )
         tab.locator("#tensors tbody tr:first-child button").click()
         name = tab.locator("#tensors tbody tr:first-child button").inner_text()
-        tab.wait_for_timeout(500)
-        assert line.locator("figcaption").inner_text() == f"Norm of {name}"
+        expect(line.locator("figcaption")).to_have_text(f"Norm of {name}")
+        labelled = "name => document.querySelector('#line > div').getAttribute('aria-label').includes(name)"
+        tab.wait_for_function(labelled, arg=name)
         drawn = tab.evaluate("document.querySelector('#line > div').data[0].y.filter(one => one !== null)")
         assert max(drawn) == pytest.approx(worst, rel=1e-3) and drawn[-1] == pytest.approx(newest, rel=1e-3)
 
@@ -237,7 +251,7 @@ def test_a_zoom_can_be_sent(chromium, pages, tmp_path):
         tab.goto(pages["plain"].as_uri() + "#100-200")
         tab.reload()
         tab.locator("html[data-drawn=yes]").wait_for(state="attached", timeout=60_000)
-        assert tab.locator("#range").inner_text() == "steps 100 to 200"
+        expect(tab.locator("#range")).to_have_text("steps 100 to 200")
         shown = tab.evaluate("document.getElementById('chart-loss').layout.xaxis.range")
         assert shown == [100, 200]
 
@@ -263,7 +277,7 @@ def test_other_ways_to_look_at_it(chromium, pages, kind):
             assert tab.locator(".plot").first.is_hidden() and tab.locator(".controls:visible").count() == 0
             assert tab.locator("#tensors").is_visible()
             assert tab.pdf()[:5] == b"%PDF-"
-            assert tab.locator("details:not([open])").count() == 0  # printing has opened them
+            expect(tab.locator("details:not([open])")).to_have_count(0)  # printing has opened them
 
 
 def test_in_a_frame_that_may_run_scripts_and_nothing_else(chromium, pages, tmp_path):
@@ -280,7 +294,7 @@ def test_in_a_frame_that_may_run_scripts_and_nothing_else(chromium, pages, tmp_p
     inner.locator("html[data-drawn=yes]").wait_for(state="attached", timeout=60_000)
     inner.locator("button[data-first]").first.click()
     inner.locator("#theme").click()
-    assert inner.locator("#range").inner_text().startswith("steps ")
+    expect(inner.locator("#range")).to_have_text(re.compile("^steps "))
     assert inner.locator("h1").count() == 1  # it is still there, and not what is around it
     tab.close()
     assert said == []

@@ -324,3 +324,16 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         save_page("text", tmp_path / "a.html")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_page_is_written_into_a_pipe_and_through_a_link(tmp_path):
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link.html", tmp_path / "there" / "page.html"
+    os.mkfifo(pipe)  # as a device is; who may make one would have /dev/null replaced
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert save_page("text", pipe, force=True) == pipe
+    assert os.read(reader, 99) == b"text" and pipe.is_fifo()
+    os.close(reader)
+    link.symlink_to(target)
+    save_page("text", link)
+    assert link.is_symlink() and target.read_text() == "text"

@@ -250,6 +250,16 @@ def test_a_policy_of_a_users_within_groups_is_counted(caplog: pytest.LogCaptureF
     assert optimizer.guard.run.failures.known("clip policy Says").times == 3
 
 
+def test_each_tensor_may_have_a_policy_of_its_own() -> None:
+    model = make_model()
+    optimizer = _wrap(model, PerGroup(0.01, by="tensor"))
+    take_step(model, optimizer, 0)
+    norms = {name: float(p.grad.norm()) for name, p in model.named_parameters() if p.grad is not None}
+    assert [group.name for group in optimizer.guard.last.groups] == list(norms)
+    assert all(norm == pytest.approx(0.01, rel=1e-5) for norm in norms.values())
+    assert all(group.norm > 0.01 and group.trigger == 0.01 for group in optimizer.guard.last.groups)
+
+
 def test_late_gradients_are_no_part_of_it() -> None:
     """Of the second optimizer under a guard, which gets a gradient after the first has stepped."""
     model = make_model()

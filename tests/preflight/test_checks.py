@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 import fastguard
 from fastguard.diagnosis import RULES
 from fastguard.tools.preflight import CHECKS
+from fastguard.tools.preflight.fitting import Attempt, Fit
 
 N, FEATURES, CLASSES = 48, 6, 3
 
@@ -325,6 +327,13 @@ def test_large_targets_are_a_remark_where_the_rate_is_up_to_them():
     setup |= {"model": nn.Linear(FEATURES, 1), "batch": (x, 100 + 50 * y), **using(torch.optim.SGD, lr=0.3)}
     report = asked(setup, "targets-out-of-scale")
     assert report.status == "healthy" and report.findings[0].severity == "info"
+
+
+@pytest.mark.parametrize(("peak", "warns"), [(4715.0, True), (46.0, False)])
+def test_a_loss_that_was_thrown_far_up_overshoots_wherever_it_ends_by_luck(peak, warns):
+    calm, given = Attempt(0.01, 0.1, 1.18, 1e-5, 1.18, 60, 0.4), Attempt(1.0, 10.0, 1.18, 0.0, peak, 60, 0.7)
+    finding = CHECKS["trial-steps-overshoot"].check(SimpleNamespace(fit=Fit({0.01: calm, 1.0: given})))
+    assert (finding is not None and finding.severity == "warning") == warns
 
 
 def test_another_threshold_counts():

@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import fastguard
 from fastguard.guard.ranks import exchange
+from fastguard.guard.ranks.shards import groups_across, layouts_of
 
 sys.path.append(str(Path(__file__).parent))
 from flat_cases import flat_cases
@@ -142,8 +143,8 @@ def pipeline() -> dict[str, Any]:
     return {"norm": last.norm, "exact": exact, "names": list(last.tensors.names), "coef": last.clip_coef.hex()}
 
 
-def functions(make: Make) -> dict[str, Any]:
-    """`clip_grad_norm_` and `get_total_norm` beside torch's own."""
+def functions(make: Make, *, bad: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    """`clip_grad_norm_` and `get_total_norm` beside torch's own; `bad` ranks then have an Inf."""
     found: dict[str, Any] = {}
     for limit in (0.05, 1e6):
         ours, theirs = make(net(32)), make(net(32))
@@ -160,13 +161,28 @@ def functions(make: Make) -> dict[str, Any]:
         pairs = zip(ours.parameters(), theirs.parameters())
         apart = [float((local(p.grad) - local(q.grad)).abs().sum()) for p, q in pairs]
         found[str(limit)] = [max(abs(value / values[-1] - 1.0) for value in values), max(apart)]
-    local(ours[0].weight.grad).fill_(math.inf if RANK == 0 else 1.0)
+    found["groups"] = [group.size() for group in groups_across(layouts_of(ours.parameters()))]
+    local(ours[0].weight.grad).fill_(math.inf if RANK in bad else 1.0)
     found["norm"] = str(float(fastguard.get_total_norm([p.grad for p in ours.parameters()]).full_tensor()))
     try:
         fastguard.clip_grad_norm_(ours.parameters(), 1.0, error_if_nonfinite=True)
     except RuntimeError as error:
         found["error"] = "non-finite" in str(error)
     return found
+
+
+def function_without_gradients(mesh: Any) -> list[Any]:
+    """`clip_grad_norm_` where rank 1 has no gradients, as of an expert that nothing was sent to: it takes part."""
+    model = fsdp(net(33), mesh)
+    model(torch.ones(2, 16)).sum().backward()
+    if RANK == 1:
+        for p in model.parameters():
+            p.grad = None
+    square = sum(float(local(p.grad).double().square().sum()) for p in model.parameters() if p.grad is not None)
+    exact = torch.tensor(float(square), dtype=torch.float64)
+    dist.all_reduce(exact)
+    norm = fastguard.clip_grad_norm_(model.parameters(), 1e6)
+    return [abs(float(norm.full_tensor()) / float(exact.sqrt()) - 1.0), type(norm).__name__]
 
 
 def scaled(mesh: Any) -> dict[str, Any]:
@@ -260,6 +276,8 @@ def main() -> None:
         "pipeline, many ranks": among_many(pipeline),
         "out of step, many ranks": among_many(lambda: out_of_step(line)),
         "functions, fsdp": functions(lambda m: fsdp(m, line)),
+        "functions, hsdp": functions(lambda m: fsdp(m, square), bad=(0, 2)),
+        "function without gradients": function_without_gradients(line),
         "functions, tp": functions(lambda m: tp(nn.Sequential(*m[:3]), line)),
         "refusals": refusals(line),
         "pipeline": pipeline(),

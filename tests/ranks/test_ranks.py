@@ -180,13 +180,20 @@ def test_steps_and_parameters_without_gradients_hang_nobody(found: list[dict[str
         assert each["without gradients"] == {"empty": 0.0, "names": ["0.weight", "0.bias"]}
 
 
-@pytest.mark.parametrize("case", ["functions, fsdp", "functions, tp", "functions, many ranks"])
+@pytest.mark.parametrize("case", ["functions, fsdp", "functions, hsdp", "functions, tp", "functions, many ranks"])
 def test_the_functions_agree_with_torchs_on_dtensors(found: list[dict[str, Any]], case: str) -> None:
     for each in found:
         for limit in ("0.05", "1000000.0"):
             norm, gradients = each[case][limit]
             assert norm < 1e-6 and gradients < 1e-6
         assert each[case]["norm"] == "inf" and each[case]["error"] is True
+        assert each[case]["groups"] == ([WORLD // 2] if "hsdp" in case else [WORLD])  # of replicas one is asked
+
+
+def test_a_rank_without_gradients_takes_part_in_clipping(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        apart, kind = each["function without gradients"]
+        assert apart < 1e-6 and kind == "DTensor"
 
 
 @pytest.mark.parametrize("case", FLAT)

@@ -41,6 +41,16 @@ def test_noise_is_no_reason_and_a_rise_is(noise: str) -> None:
     assert found is not None and found < 12
 
 
+def test_a_loss_near_zero_may_be_restless() -> None:
+    rng, ladder = random.Random(0), Ladder(Recovery())
+    losses = [math.exp(-step / 60) + 1e-5 * rng.lognormvariate(0.0, 0.1) for step in range(1500)]
+    for start in range(800, 1500, 100):  # as Adam's leaps where gradients have become small, which go by themselves
+        losses[start : start + 20] = [0.02 * math.exp(-i / 5) for i in range(20)]
+    assert _see(ladder, losses) is None
+    found = _see(ladder, [0.2] * 20)
+    assert found is not None and found < 12
+
+
 def test_harder_data_are_sat_out_once() -> None:
     rng, ladder = random.Random(0), Ladder(Recovery())
     started, step = 0, 0

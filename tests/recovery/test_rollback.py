@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from guard_helpers import assert_identical, snapshot
-from recovery_helpers import QUICK, loss_of, make, ruin, train, wrapped
+from recovery_helpers import QUICK, batch, loss_of, make, ruin, train, wrapped
 from torch import nn
 
 import fastguard
@@ -166,6 +166,22 @@ def test_it_gives_up_at_the_best(closure: bool) -> None:
     assert [event["kind"] for event in guarded.guard.history.model.recoveries] == ["rollback", "rollback", "failed"]
 
 
+def test_weights_that_are_ruined_again_and_again_are_no_new_level() -> None:
+    model = make(norm=False)
+    guarded = wrapped(model, fastguard.Recovery(every=10), max_norm=1.0)
+
+    def fault(step: int) -> None:
+        if step >= 100 and step % 20 == 0:
+            with torch.no_grad():
+                model[0].weight.mul_(1e4)
+                model[2].weight.mul_(1e4)
+
+    with pytest.raises(fastguard.RecoveryFailedError) as caught:
+        train(model, guarded, range(300), fault=fault)
+    assert caught.value.step is not None and caught.value.step <= 100 and len(caught.value.rollbacks) == 3
+    assert float(loss_of(model, 0).detach()) < float(loss_of(make(norm=False), 0).detach())
+
+
 def test_attempts_are_counted_across_resumes() -> None:
     model = make()
     settings = fastguard.Recovery(every=10, patience=3, quarantine=3, attempts=1)
@@ -246,6 +262,19 @@ def test_a_report_tells_and_a_log_too(tmp_path: Any, caplog: pytest.LogCaptureFi
     guarded.guard.close()
     loaded = fastguard.TrainingHistory.from_jsonl(tmp_path / "log.jsonl")
     assert loaded.model.recoveries == guarded.guard.history.model.recoveries
+
+
+def test_what_recovery_leaves_out_is_not_the_clip_policys_doing(caplog: pytest.LogCaptureFixture) -> None:
+    model = make()
+    guarded = wrapped(model, max_norm=1.0, sinks=[sink := fastguard.MemorySink()])
+    train(model, guarded, range(120), fault=lambda step: 50.0 if 60 <= step < 90 else None)
+    report = guarded.guard.report()
+    skipped = [record for record in sink.records if record.skipped]
+    assert len(skipped) > 20 and max(record.norm for record in skipped) > 1.0
+    assert not any(record.is_skipped_by_policy for record in skipped) and "clip policy" not in caplog.text
+    assert f"{len(skipped)} left out by recovery" in str(report) and "by the clip policy" not in str(report)
+    assert {"rolled-back"} <= {f.rule for f in report.findings} and "skip-run" not in {f.rule for f in report.findings}
+    assert not [cause for cause in report.causes if "skip-run" in str(cause)]
 
 
 @pytest.mark.parametrize(
@@ -332,3 +361,19 @@ def test_what_rules_find_in_losses_of_the_model_that_was_given_up_is_no_reason_a
     told = optimizer.guard.recoveries
     assert len(told) == 1 and told[0].startswith("rolled back from 6")
     assert any(finding.rule == "loss-explosion" for finding in optimizer.guard.report().findings)
+
+
+def test_a_statistic_that_overflows_at_a_step_that_is_taken_is_found_at_the_next_snapshot() -> None:
+    model = make(dtype=torch.float16)
+    optimizer = wrapped(model, make_optimizer=lambda params: torch.optim.SGD(params, lr=1e-3))
+    for step in range(45):
+        x, y = batch(step)
+        loss = (model((2000 * x if step == 25 else x).half()) - y.half()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        optimizer.guard.observe(loss=loss)
+        if step == 25:
+            assert optimizer.guard.history.num_skipped == 0 and not model[1].running_var.isfinite().all()
+    assert "buffers are not finite" in optimizer.guard.recoveries[0]
+    assert all(buffer.isfinite().all() for buffer in model.buffers())

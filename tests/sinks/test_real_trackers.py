@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
 import time
 import urllib.request
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
+from tracker_helpers import (
+    HOSTILE,
+    as_expected,
+    by_epoch,
+    by_step,
+    every_third,
+    needs,
+    nothing,
+    once,
+    twice,
+    write_some,
+)
 
 import fastguard
 from fastguard.sinks import MlflowSink, PrometheusSink, SafeSink, TensorBoardSink, TrackioSink, WandbSink
@@ -24,26 +34,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),  # the trackers' own
 ]
-HOSTILE = ["a/b", "", "../x", "/y//z", "NaN", "a#<b>", "x" * 400, "é\u202e", "a[/b]"]
-
-
-def needs(package):
-    return pytest.importorskip(package, reason=f"needs {package}; .ci/run installs it")
-
-
-def write_some(sink):
-    """Steps 0 to 4; NaN at 2, Inf at 3, both skipped; and a finding."""
-    for step, norm in enumerate((1.0, 2.0, math.nan, math.inf, 3.0)):
-        sink.write(make_record(step, norm, skipped=not math.isfinite(norm), loss=norm, lr=0.1))
-    sink.tell({"rule": "a-rule", "severity": "warning", "summary": "S.", "recommendation": "R.", "last_step": 4})
-
-
-def as_expected(norms):
-    """Whether these are the norms of `write_some`, by step."""
-    return len(norms) == 5 and all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(norms, EXPECTED))
-
-
-EXPECTED = [1.0, 2.0, math.nan, math.inf, 3.0]
 
 
 class TestTensorBoard:
@@ -189,170 +179,6 @@ for _ in range(3):
     assert done.returncode == 0, done.stderr
     assert [p.step for p in TestTensorBoard().read(tmp_path / "tb").Scalars("grad/norm")] == [0, 1, 2]
     assert len(client.get_metric_history(run_id, "grad/norm")) == 3
-
-
-def records_of(data):
-    """The records of a file of W&B's: LevelDB's log format after seven bytes."""
-    at, whole = 7, b""
-    while at + 7 <= len(data):
-        if at % 32768 > 32768 - 7:
-            at += -at % 32768
-            continue
-        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield whole
-            whole = b""
-
-
-def nothing(run, n): ...
-
-
-def once(run, n):
-    run.log({"mine": n})
-
-
-def twice(run, n):
-    run.log({"mine": n})
-    run.log({"mine": n + 0.5})
-
-
-def by_step(run, n):
-    run.log({"mine": n}, step=n)
-
-
-def every_third(run, n):
-    if n % 3 == 2:
-        run.log({"mine": n})
-
-
-def by_epoch(run, n):
-    if n % 2:
-        run.log({"mine": n}, step=n // 2)
-
-
-class TestWandb:
-    @pytest.fixture
-    def start(self, tmp_path, monkeypatch):
-        for name, value in {"MODE": "offline", "SILENT": "true", "DIR": str(tmp_path), "DISABLE_CODE": "true"}.items():
-            monkeypatch.setenv(f"WANDB_{name}", value)
-        wandb = needs("wandb")
-        return lambda **options: wandb.init(project="p", dir=str(tmp_path), **options)
-
-    def read(self, folder):
-        """Rows of the run's history, and its metrics with the axis of each; W&B may write after `finish`."""
-        from wandb.proto.wandb_internal_pb2 import Record
-
-        for _ in range(200):
-            (path,) = Path(folder).glob("wandb/offline-run-*/*.wandb")
-            records = [Record.FromString(data) for data in records_of(path.read_bytes())]
-            if any(record.WhichOneof("record_type") == "exit" for record in records):
-                break
-            time.sleep(0.1)
-        rows = [
-            {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            for record in records
-            if record.WhichOneof("record_type") == "history"
-        ]
-        return rows, {record.metric.name: record.metric.step_metric for record in records if record.metric.name}
-
-    # How many rows of six steps are kept: ours, and the user's; see docs/guide/trackers.md.
-    @pytest.mark.parametrize(
-        ("user", "options", "num_ours", "num_theirs"),
-        [
-            (nothing, {}, 6, 0),
-            (once, {}, 6, 6),
-            (twice, {}, 6, 12),
-            (by_step, {}, 6, 6),
-            (every_third, {}, 6, 2),
-            (by_epoch, {}, 6, 1),  # for which there is `commit=False`
-            (nothing, {"commit": False}, 1, 0),
-            (once, {"commit": False}, 6, 6),
-            (twice, {"commit": False}, 6, 12),
-            (by_step, {"commit": False}, 6, 6),
-            (every_third, {"commit": False}, 3, 2),
-            (by_epoch, {"commit": False}, 3, 3),
-        ],
-    )
-    def test_no_row_of_the_users_is_lost(self, start, tmp_path, user, options, num_ours, num_theirs):
-        run = start()
-        sink = WandbSink(run, **options)
-        for n in range(6):  # a record is handed over when the next step begins
-            if n:
-                sink.write(make_record(n - 1))
-            user(run, n)
-        sink.write(make_record(5))
-        run.finish()
-        rows, _ = self.read(tmp_path)
-        assert len({row["mine"] for row in rows if "mine" in row}) == num_theirs
-        assert len({row["fastguard/step"] for row in rows if "grad/norm" in row}) == num_ours
-
-    def test_records_that_come_late_and_together_cost_no_row_either(self, start, tmp_path):
-        run = start()
-        sink = WandbSink(run)
-        for n in range(8):
-            run.log({"mine": n}, step=n)
-            for late in range(n - 3, n + 1) if n % 4 == 3 else ():
-                sink.write(make_record(late))
-        run.finish()
-        rows, _ = self.read(tmp_path)
-        assert sorted(row["mine"] for row in rows if "mine" in row) == list(range(8))
-
-    def test_a_user_who_gets_ahead_later(self, start, tmp_path):
-        run = start()
-        sink = WandbSink(run)
-        for n in range(150):
-            run.log({"mine": n}, **({"step": n} if n < 40 else {}))
-            if n == 40:
-                run.log({"evaluated": 1})
-                run.log({"evaluated": 2})
-            sink.write(make_record(n))
-        run.finish()
-        rows, _ = self.read(tmp_path)
-        # Without the sink, too, 40 takes the place of 39, whose row was still open.
-        assert {row["mine"] for row in rows if "mine" in row} == set(range(150)) - {39}
-        assert len([row for row in rows if "evaluated" in row]) == 2
-        assert len({row["fastguard/step"] for row in rows if "grad/norm" in row}) >= 150 - 64
-
-    def test_what_was_written_is_read_back(self, start, tmp_path):
-        run = start()
-        sink = WandbSink(run, prefix="train/", tensors_every=2)
-        write_some(sink)
-        run.finish()
-        rows, axes = self.read(tmp_path)
-        assert as_expected([row["train/grad/norm"] for row in rows if "train/grad/norm" in row])
-        assert [row["train/fastguard/step"] for row in rows] == list(range(5))
-        assert axes["train/grad/norm"] == "train/fastguard/step" and axes["train/fastguard/step"] == ""
-        texts = [row["train/fastguard/finding/a-rule"] for row in rows if "train/fastguard/finding/a-rule" in row]
-        assert texts == ["[warning, step 4] S. R."]
-        assert rows[0]["train/grad/log10_norm/_type"] == "histogram"
-
-    def test_a_finished_run_loses_records_and_nothing_else(self, start, tmp_path):
-        run = start()
-        sink = SafeSink(WandbSink(run))
-        run.finish()
-        with pytest.warns(RuntimeWarning, match="could not write a record: "):
-            sink.write(make_record(0))
-        assert sink.num_lost == 1
-
-    def test_a_resumed_run_whose_steps_go_back(self, start, tmp_path):
-        run = start()
-        sink = WandbSink(run)
-        for n in (*range(4), *range(2, 8)):
-            run.log({"mine": n})
-            sink.write(make_record(n))
-        run.finish()
-        rows, _ = self.read(tmp_path)
-        assert len([row for row in rows if "mine" in row]) == 10
-        assert {row["fastguard/step"] for row in rows if "grad/norm" in row} == set(range(8))
-
-    def test_what_is_no_run_is_refused(self):
-        needs("wandb")
-        with pytest.raises(TypeError, match=r"`run` must be what wandb\.init returned, got 'p'"):
-            WandbSink("p")
-        with pytest.raises(ValueError, match=r"`run` must be what wandb\.init returned, got None"):
-            WandbSink(None).write(make_record(0))
 
 
 class TestMlflow:

@@ -16,7 +16,7 @@ pytest.importorskip("benchmarks.speed", reason="the benchmarks are not beside th
 
 from benchmarks import readme as documents
 from benchmarks.speed import __main__ as speed
-from benchmarks.speed import adamw, busy, further, memory, parts, plot, readme, rivals, sweep, table, truth
+from benchmarks.speed import adamw, busy, further, memory, parts, pieces, plot, readme, rivals, sweep, table, truth
 from benchmarks.speed import cases as speed_cases
 from fastguard import kernels
 from fastguard.commands import bench
@@ -160,6 +160,16 @@ def test_adamw_that_does_not_clip_is_refused(monkeypatch):
     monkeypatch.setattr(adamw.Run, "_clip_and_step", lambda run: run.optimizer.step())
     with pytest.raises(harness.WrongResultError, match="theirs: norm"):
         adamw.clipping_adamw(FLOAT32)
+
+
+def test_pieces_of_a_step_are_timed_in_every_run(tmp_path):
+    found = pieces.measure(20, tmp_path)
+    assert tuple(found) == pieces.KINDS
+    for kind, times in found.items():
+        assert tuple(times) == pieces.PIECES
+        assert all(0.0 < least <= tenth <= median for least, tenth, median in times.values()), kind
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "step" in line][:19] == list(range(19))
 
 
 @pytest.mark.skipif(not hasattr(os, "kill"), reason="needs signals")

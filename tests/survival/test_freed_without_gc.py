@@ -117,3 +117,16 @@ def test_a_report_keeps_no_history() -> None:
     optimizer.guard.ledger.history_with_held = noting.__get__(optimizer.guard.ledger)
     assert optimizer.guard.report().numbers["num_steps"] == 1
     assert [ref() for ref in held] == [None, None]
+
+
+def test_the_last_record_is_written_where_all_goes_at_once() -> None:
+    records = fastguard.MemorySink()
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    fastguard.wrap(optimizer, model, activations={"every": 1, "overhead_budget": None}, sinks=[records])
+    _step(model, optimizer)
+    optimizer.itself = optimizer  # left to the collector, which clears weak references before anybody is told
+    del optimizer, model
+    assert not records.records
+    gc.collect()
+    assert [record.step for record in records.records] == [0]

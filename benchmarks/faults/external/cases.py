@@ -10,6 +10,16 @@ from .afresh2 import sequences as told
 from .afresh2 import tables as counted
 from .case import Case
 from .faulty import autotrainer, deepcrime, deepfd, symptoms, traincheck
+from .fresh3 import makers, pieces, rewards, scans
+from .fresh3 import regimes as manners
+from .fresh3 import series as spoken
+from .fresh3 import tables as sheets
+from .fresh4 import changing
+from .fresh4 import codes as codings
+from .fresh4 import pictures as views
+from .fresh4 import rewards as gains
+from .fresh4 import sequences as orders
+from .fresh4 import tables as rows
 from .sound import games, generative, images, others, sequences, tabular
 from .sound2 import agents, text
 from .sound2 import densities as codes
@@ -25,8 +35,10 @@ _HOMES = (tabular, images, generative, sequences, games, others, autotrainer, de
 _WILD = (duels, densities, pairs, regimes, architectures, settings, planted)
 _AFRESH = (tables, series, pictures, loops, structures, counted, drawn, told, remaining)
 _SOUND2 = (tables2, text, depicted, agents, codes, built, regimes2)
+_FRESH3 = (sheets, rewards, scans, pieces, spoken, makers, manners)
+_FRESH4 = (rows, views, orders, codings, changing, gains)
 CASES: dict[str, Case] = {}
-for _home in (*_HOMES, *_WILD, *_AFRESH, *_SOUND2):
+for _home in (*_HOMES, *_WILD, *_AFRESH, *_SOUND2, *_FRESH3, *_FRESH4):
     for _case in _home.CASES:
         if _case.name in CASES:
             raise ValueError(f"`name` must be new, got {_case.name!r} twice - in {_home.__name__}")

@@ -126,7 +126,8 @@ def _hash(*folders: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _own_sources(case: Case) -> tuple[Path, ...]:
+def own_sources(case: Case) -> tuple[Path, ...]:
+    """The files that say how a case trains."""
     here = Path(__file__).parent
     home = here.joinpath(*case.home.removeprefix(__package__ + ".").split(".")).with_suffix(".py")
     # A fault of the group "wild" is planted in a task of another of its files.
@@ -159,7 +160,7 @@ def _keep(path: Path, content: bytes) -> None:
 
 def load_or_train(case: Case, settings: str = "default", *, fresh: bool = False) -> Run:
     """The run of a case: from the cache if it has it, unless `fresh`, else trained now and kept."""
-    path = _place(case, f"{settings}.pickle.z", *_own_sources(case), *_guard_sources())
+    path = _place(case, f"{settings}.pickle.z", *own_sources(case), *_guard_sources())
     if path.exists() and not fresh:
         run: Run = pickle.loads(zlib.decompress(path.read_bytes()))
         return run
@@ -172,7 +173,7 @@ def load_or_prove(case: Case, *, fresh: bool = False) -> Proof:
     """The proof of a case, from the cache if it has it. It hangs on the guard only where the run must be sound."""
     watching = _guard_sources() if case.harm is None else ()
     own = Path(__file__).parent / "harm.py"
-    path = _place(case, "proof.json", *_own_sources(case), own, *watching)
+    path = _place(case, "proof.json", *own_sources(case), own, *watching)
     if path.exists() and not fresh:
         return Proof(**json.loads(path.read_text(encoding="utf-8")))
     found = proof(case)

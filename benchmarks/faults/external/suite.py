@@ -8,14 +8,10 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fastguard.commands.bench import machine
-
+from ..suite import conditions
 from . import score, table
 from .case import HALVES as OF_THE_SETS
 from .case import Case, Proof
@@ -84,17 +80,6 @@ def half_of(verdicts: dict[str, list[Verdict]], cases: Sequence[Case], proofs: d
             }
             for watched, said in verdicts.items()
         },
-    }
-
-
-def conditions(check_every: int) -> dict[str, Any]:
-    """Machine, versions, date, and how often the rules were asked."""
-    described = machine.Machine().to_dict()
-    return {
-        **{key: described[key] for key in ("cpu", "num_cores", "python", "fastguard", "date")},
-        "torch": torch.__version__,
-        "sklearn": version("scikit-learn"),
-        "check_every": check_every,
     }
 
 

@@ -11,12 +11,7 @@ BAD, BACK = "x", "|"
 
 
 def sparkline(
-    values: Sequence[float | None],
-    width: int,
-    *,
-    is_log: bool = False,
-    ramp: str = BLOCKS,
-    backs: Sequence[int] = (),
+    values: Sequence[float | None], width: int, *, is_log: bool = False, ramp: str = BLOCKS, backs: Sequence[int] = ()
 ) -> str:
     """The values from left to right in at most `width` characters, the largest of those that share one.
 

@@ -20,6 +20,7 @@ TITLE = "Data"
     source="our own: chance does not keep a calendar",
     remedy="The same batch hurts in every epoch: find the samples at this place of the data, look at their inputs, "
     "scale and labels, and repair or drop them. Shuffle the data anew each epoch.",
+    needs_harm=True,
 )
 def periodic_loss_spikes(
     history: TrainingHistory, *, num_spikes: int = 3, tolerance: int = 1, min_period: int = 5, ratio: float = 1.5
@@ -79,7 +80,9 @@ def label_noise(
 ) -> Finding | None:
     """The training loss fell by a share `learnt` of where it began, the best validation loss by less than `carried`.
 
-    From `validations` validations on, the newest above the first. Only a hint: too few samples look alike.
+    From `validations` validations on, the newest above the first. Only a hint: too few samples look alike. More than
+    that where the best stands far above what knowing nothing gives: what is learnt is wrong for others. Silent where
+    sixty steps were enough to learn everything by heart, which so few samples take whatever their labels.
     """
     known = [v for v in history.validations if math.isfinite(v.train_loss)]
     first = signals_of(history).initial_loss
@@ -87,6 +90,8 @@ def label_noise(
         return None
     best = min(v.val_loss for v in known)
     newest = median([v.val_loss for v in known[-3:]])
+    if min(signals_of(history).loss_levels[:3], default=first) < 0.05 * first:
+        return None
     if known[-1].train_loss > (1.0 - learnt) * first or best < (1.0 - carried) * first or newest <= known[0].val_loss:
         return None
     return Finding(
@@ -95,5 +100,5 @@ def label_noise(
         known[0].step,
         known[-1].step,
         evidence={"train_loss": known[-1].train_loss, "first": first, "best_val_loss": best, "threshold": carried},
-        confidence=0.6,
+        confidence=0.9 if best > 1.3 * max(first, signals_of(history).chance) else 0.6,
     )

@@ -8,7 +8,7 @@ from ...history import TrainingHistory
 from ...stats import BatchSample
 from ..finding import Finding, count
 from ..registry import rule
-from ..signals import median, signals_of
+from ..signals import has_had_time, has_run_away, median, signals_of
 
 TITLE = "Data"
 
@@ -30,12 +30,19 @@ def _is_hurt(history: TrainingHistory, progress: float, min_steps: int) -> bool:
     "training set, and do the same to validation and test data.",
 )
 def input_scale(
-    history: TrainingHistory, *, spread: float = 10.0, small: float = 1e-3, progress: float = 0.3, min_steps: int = 60
+    history: TrainingHistory,
+    *,
+    spread: float = 10.0,
+    far: float = 50.0,
+    small: float = 1e-3,
+    progress: float = 0.3,
+    min_steps: int = 60,
 ) -> Finding | None:
     """Inputs whose size (root of mean square) is above `spread`, or below `small`.
 
-    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained. Integers, as
-    of tokens, say nothing.
+    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained; or, above
+    `far` or below `small`, after as many or at the end, whatever was gained, unless the model normalises; critical
+    where the loss then is three times the first, or no longer finite. Integers, as of tokens, say nothing.
     """
     sizes = [
         math.hypot(x.input_mean, x.input_std)
@@ -48,14 +55,16 @@ def input_scale(
     if not (size < small or size > spread) or size == 0.0:
         return None
     has_jumped = history.losses.count > 0 and history.losses.max > 3.0 * history.loss_trend.first > 0.0
+    is_far = has_had_time(history, min_steps) and (size > far or size < small)
     is_hurt = _is_hurt(history, progress, min_steps) or history.first_bad_loss_step >= 0 or has_jumped
+    is_hurt = is_hurt or (is_far and not any("Norm" in kind for kind in history.model.module_kinds))
     return Finding(
         f"The inputs have a size of about {size:.3g}, where layers are initialised for one of about 1.",
         history.recent[0].step if history.recent else None,
         history.recent[-1].step if history.recent else None,
-        severity="warning" if is_hurt else "info",
+        severity="critical" if size > far and has_run_away(history) else "warning" if is_hurt else "info",
         evidence={"rms": size, "threshold_spread": spread, "threshold_small": small},
-        confidence=0.85 if size > 5 * spread or size < small else 0.7,
+        confidence=0.85 if size > far or size < small else 0.7,
     )
 
 

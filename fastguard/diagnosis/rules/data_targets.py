@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from ...history import TrainingHistory
 from ..finding import Finding
 from ..registry import rule
-from ..signals import Signals, median, signals_of
+from ..signals import Signals, median, signals_of, span
 from .output import loss_and_activation
-from .output_targets import loss_kind, span, stands
+from .output_targets import last_activation, loss_kind, stands
 
 TITLE = "Data"
+_DIFFERENCES = ("MseLoss", "Sub", "Rsub")
 
 
 @rule(
@@ -22,18 +25,19 @@ TITLE = "Data"
 def one_target(history: TrainingHistory, *, num_targets: int = 64, coarse: float = 1e-5) -> Finding | None:
     """Of at least `num_targets` targets all are of one class, or of a squared error all are one number.
 
-    The latter where they are not below a share `coarse` of the outputs, beside which they would be rounded away.
+    The latter where they are not below a share `coarse` of the outputs, beside which they would be rounded away; of
+    zeros where the loss is known to take a difference, since the square of the output itself has no targets. Silent of
+    a class where the loss shows that others follow: it rose above its first, or jumps; or where nothing is learnt.
     """
     notes, kind = history.model, loss_kind(history)
-    has_classes = (
-        loss_and_activation(notes.loss_ops)[0] != "squared error"
-    )  # which may look like one, far from its targets
+    # What looks like a class may be a squared error far from its targets.
+    has_classes = loss_and_activation(notes.loss_ops)[0] != "squared error"
     is_one_class = has_classes and notes.num_target_classes == 1 and (notes.num_targets or 0) >= num_targets
+    is_one_class = is_one_class and not _others_follow(history)
     size = max((abs(x) for x in notes.target_range), default=0.0)
     outputs = [x.output_abs_max for _, x in history.batches if x.training and x.with_grad][:3]
-    is_known = (size or 0.1) > coarse * max(
-        outputs, default=0.0
-    )  # a target is the output less an error: digits get lost
+    is_known = (size or 0.1) > coarse * max(outputs, default=0.0)  # the output less an error: digits get lost
+    is_known &= size > 0.0 or any(op.startswith(_DIFFERENCES) for op in notes.loss_ops)
     is_one_number = kind == "squared error" and notes.target_std is not None and notes.target_std <= 1e-6 * size
     is_one_number = is_one_number and is_known
     if not is_one_class and not is_one_number:
@@ -45,6 +49,21 @@ def one_target(history: TrainingHistory, *, num_targets: int = 64, coarse: float
         evidence={"num_targets": notes.num_targets or 0, "threshold": num_targets},
         confidence=0.95,
     )
+
+
+def _rises_above_its_first(history: TrainingHistory) -> bool:
+    """Whether a later loss was well above those before anything was learnt: a class comes that was forgotten."""
+    s = signals_of(history)
+    begin = max(*history.loss_trend.firsts[:2], s.chance) if len(s.losses) > 5 else math.inf
+    return max(s.losses[5:], default=0.0) > 1.2 * begin > 0.0
+
+
+def _others_follow(history: TrainingHistory) -> bool:
+    s = signals_of(history)
+    newest = s.losses[-64:]
+    jumps = len(newest) == 64 and max(newest) > max(10.0 * median(newest), 0.05 * s.initial_loss)
+    stands = history.losses.count >= 100 and s.loss_level > 0.7 * s.initial_loss
+    return jumps or stands or _rises_above_its_first(history)
 
 
 @rule(
@@ -81,24 +100,29 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
     source="Bottou 2012, section 3.1: examples in random order",
     remedy="Batches hold one class each: shuffle the data before each epoch (DataLoader(shuffle=True)).",
     needs_targets=True,
+    needs_harm=True,
 )
 def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets: int = 64) -> Finding | None:
     """Within a batch a `share` of the targets is of one class, on average; over the batches there are several.
 
     From `num_targets` targets on, in batches of four or more. Silent where one class has three quarters of that share
-    over all batches, too.
+    over all batches, too; unless it has all of those looked at, and the loss rose above its first later.
     """
     notes = history.model
-    if notes.target_batch_top_share is None or (notes.num_target_classes or 0) < 2 or notes.target_top_share is None:
+    if notes.target_batch_top_share is None or not notes.num_target_classes or notes.target_top_share is None:
+        return None
+    is_first = notes.num_target_classes == 1  # of several, each after the other
+    if is_first and not (signals_of(history).chance and _rises_above_its_first(history)):
         return None
     sizes = [x.num_samples for _, x in history.batches if x.training and x.with_grad]
     if (notes.num_targets or 0) < num_targets or not sizes or max(sizes) < 4:
         return None
-    if notes.target_batch_top_share < share or notes.target_top_share > 0.75 * notes.target_batch_top_share:
+    is_even = notes.target_top_share <= 0.75 * notes.target_batch_top_share
+    if notes.target_batch_top_share < share or not (is_first or is_even):
         return None
     return Finding(
-        f"Within a batch {notes.target_batch_top_share:.0%} of the targets are of one class, of "
-        f"{notes.num_target_classes} in all.",
+        f"Within a batch {notes.target_batch_top_share:.0%} of the targets are of one class, "
+        + ("and the loss rises as others come." if is_first else f"of {notes.num_target_classes} in all."),
         *span(history),
         evidence={"batch_top_share": notes.target_batch_top_share, "num_classes": notes.num_target_classes},
         confidence=0.95,
@@ -119,23 +143,29 @@ def uneven_targets(
     share: float = 0.9,
     very: float = 0.94,
     num_targets: int = 128,
+    of_many: float = 0.8,
     progress: float = 0.3,
     min_steps: int = 50,
 ) -> Finding | None:
     """A class has more than a `share` of at least `num_targets` targets, and there is another.
 
-    Info; a warning if it has more than `very`, or if after `min_steps` losses less than a share `progress` of the first
-    has been gained.
+    Or, of five classes or more, a share `of_many` of half as many targets: always a warning. Else info;
+    a warning if it has more than `very`, or if after `min_steps` losses less than a share `progress` of the first has
+    been gained.
     """
     notes = history.model
-    if notes.target_top_share is None or (notes.num_targets or 0) < num_targets:
+    if notes.target_top_share is None or (notes.num_targets or 0) < num_targets // 2:
         return None
-    if notes.target_top_share <= share or notes.num_target_classes == 1:
+    is_of_many = (notes.num_target_classes or 0) >= 5 and notes.target_top_share > of_many
+    is_uneven = notes.target_top_share > share and (notes.num_targets or 0) >= num_targets
+    if notes.num_target_classes == 1 or not (is_of_many or is_uneven):
         return None
     return Finding(
         f"{notes.target_top_share:.0%} of the targets of the first batches are of one class.",
         *span(history),
-        severity="warning" if notes.target_top_share > very or stands(history, progress, min_steps) else "info",
+        severity="warning"
+        if is_of_many or notes.target_top_share > very or stands(history, progress, min_steps)
+        else "info",
         evidence={"top_share": notes.target_top_share, "num_targets": notes.num_targets, "threshold": share},
         confidence=0.8,
     )
@@ -151,23 +181,29 @@ def uneven_targets(
     needs_targets=True,
 )
 def target_scale(
-    history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3, min_steps: int = 80
+    history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3, min_steps: int = 80, reach: float = 2.0
 ) -> Finding | None:
     """Targets of a squared error whose size (root of mean square) is above `size`.
 
-    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained, or the loss
-    is twice what their mean alone would give, or stands or ends there, or the run ends on its way down from there.
+    Or of an absolute or Huber's error that began above `size`, and above ten times the first outputs; or, of any size,
+    targets whose mean no output ever came near, while the loss fell, and stands above `reach` times what that
+    mean alone would give. Info; a warning if after `min_steps` losses less than a share `progress` of the first has
+    been gained, or the loss is twice what their mean alone would give, or stands or ends there, or the run ends on its
+    way down from there; of an absolute error, if the newest losses are still above `size`.
     """
-    notes = history.model
+    notes, s = history.model, signals_of(history)
+    is_known = history.losses.count >= min_steps
     if loss_kind(history) != "squared error" or notes.target_mean is None or notes.target_std is None:
+        return _far_off(history, size, is_hurt=is_known and s.loss_level > size)
+    rms, variance = (notes.target_mean**2 + notes.target_std**2) ** 0.5, notes.target_std**2
+    is_apart = is_known and s.stands and s.fall > 0.1 and s.loss_level > reach * variance
+    is_apart = is_apart and _never_comes_near(history, notes.target_mean, 0.5 * notes.target_std)
+    if rms <= size and not is_apart:
         return None
-    rms = (notes.target_mean**2 + notes.target_std**2) ** 0.5
-    if rms <= size:
-        return None
-    s, is_known = signals_of(history), history.losses.count >= min_steps
-    is_hurt = is_known and (s.loss_level > 2.0 * notes.target_std**2 or not s.fall >= progress)
+    is_hurt = is_known and (s.loss_level > 2.0 * variance or not s.fall >= progress)
+    is_hurt = is_hurt or (is_known and history.has_ended and not s.progress >= progress)
     is_hurt = is_hurt or (is_known and s.progress < 0.05 and (s.stands or history.has_ended))
-    is_hurt = is_hurt or (is_known and history.has_ended and _ends_on_its_way(s, 0.3 * notes.target_std**2))
+    is_hurt = is_hurt or (is_known and history.has_ended and _ends_on_its_way(s, 0.3 * variance))
     return Finding(
         f"The targets have mean {notes.target_mean:.3g} and standard deviation {notes.target_std:.3g}, where a model "
         "begins with outputs of about 1.",
@@ -176,6 +212,34 @@ def target_scale(
         evidence={"rms": rms, "mean": notes.target_mean, "std": notes.target_std, "threshold": size},
         confidence=0.9 if rms > 5 * size else 0.7,
     )
+
+
+def _far_off(history: TrainingHistory, size: float, *, is_hurt: bool) -> Finding | None:
+    """Of an error that is as large as its targets are far from the output: the first loss says how far."""
+    ops = [op for op in history.model.loss_ops if not op.startswith("Mean")][:1]
+    outputs = [x.output_abs_max for _, x in history.batches if x.training and x.with_grad][:1]
+    first = history.loss_trend.firsts[0] if history.loss_trend.firsts else 0.0
+    if not ops or not ops[0].startswith(("L1Loss", "SmoothL1", "Huber")) or not outputs:
+        return None
+    if not size < first < math.inf or first <= 10.0 * outputs[0]:
+        return None
+    return Finding(
+        f"The targets are {first:.3g} away from the first outputs, which are at most {outputs[0]:.3g}.",
+        *span(history),
+        severity="warning" if is_hurt else "info",
+        evidence={"rms": first, "threshold": size},
+        confidence=0.9 if first > 5 * size else 0.7,
+    )
+
+
+def _never_comes_near(history: TrainingHistory, mean: float, room: float) -> bool:
+    """Whether all outputs that were seen lie on one side of the targets' mean, further away than `room`, and came
+    nearer as far as they could; where the model is seen to end in an activation, `targets-beyond-output` tells."""
+    seen = [x for _, x in history.batches if x.training and x.with_grad]
+    are_beside = all(x.output_max < mean - room for x in seen) or all(x.output_min > mean + room for x in seen)
+    if not are_beside or not seen or last_activation(history):
+        return False
+    return abs(seen[-1].output_mean - mean) < abs(seen[0].output_mean - mean) - seen[0].output_std
 
 
 def _ends_on_its_way(s: Signals, high: float) -> bool:

@@ -11,7 +11,7 @@ from ...stats.running import quantiles
 from ..finding import Finding, count
 from ..needs import steps_of_the_gradients_size
 from ..registry import rule
-from ..signals import exp, is_felt_by_the_loss, median, signals_of
+from ..signals import exp, is_felt_by_the_loss, is_learnt_anew, median, signals_of
 
 TITLE = "Gradients too large"
 
@@ -45,6 +45,8 @@ def clip_rate_high(
     a share `learnt` of the first loss has been gained, or the optimizer divides by the size of the gradient anyway.
     Silent under a policy that clips nearly every step on purpose: AdaGC, AGC, Value, Percentile.
     """
+    if not history.num_clipped:
+        return None
     newest = list(history.clean)[-max_steps:]
     num_clipped = sum(entry.clip_coef < 0.999 for entry in newest)
     if len(newest) < min_steps or num_clipped <= rate * len(newest):
@@ -88,6 +90,7 @@ def _is_felt(history: TrainingHistory) -> bool:
     "check for unexpectedly large gradients",
     remedy="Look at the data of that step. Clip at a small multiple of the usual norm; if spikes come back, lower the "
     "learning rate, or Adam's beta2 (0.95 instead of 0.999).",
+    needs_harm=True,
 )
 def norm_spike(
     history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0, baseline: int = 128, min_steps: int = 32
@@ -97,24 +100,25 @@ def norm_spike(
     Each is compared with the `baseline` clean steps before it (at least `min_steps`): norms that fall as training
     begins are no spikes. Info where the loss keeps what it has gained and did not jump with them.
     """
-    steps = [entry for entry in history.clean if entry.norm > 0.0]
-    if len(steps) <= min_steps:
-        return None
-    norms = [entry.norm for entry in steps]
+    norms, steps = signals_of(history).norms, signals_of(history).clean
+    if min(norms, default=0.0) <= 0.0:
+        steps = [entry for entry in steps if entry.norm > 0.0]
+        norms = [entry.norm for entry in steps]
+    if len(steps) <= min_steps or max(norms) <= ratio * min(norms):
+        return None  # a calm window is let through without a look at each step
     spikes: list[tuple[float, float, float, Entry]] = []
-    if max(norms) > ratio * min(norms):  # a calm window is let through without a look at each step
-        before = sorted(norms[:min_steps])  # kept sorted while it slides: its median is then at hand
-        for i in range(min_steps, len(norms)):
-            norm, median = norms[i], before[len(before) // 2]
-            if norm > ratio * median:
-                usual = math.log(median)  # of the quotients: they may be beyond the floats
-                spread = quantiles([abs(math.log(other) - usual) for other in before], (0.5,))[0]
-                score = 0.6745 * (math.log(norm) - usual) / max(spread, 1e-3)
-                if score > z:
-                    spikes.append((norm / median, score, median, steps[i]))
-            insort(before, norm)
-            if len(before) > baseline:
-                del before[bisect_left(before, norms[i - baseline])]
+    before = sorted(norms[:min_steps])  # kept sorted while it slides: its median is then at hand
+    for i in range(min_steps, len(norms)):
+        norm, median = norms[i], before[len(before) // 2]
+        if norm > ratio * median:
+            usual = math.log(median)  # of the quotients: they may be beyond the floats
+            spread = quantiles([abs(math.log(other) - usual) for other in before], (0.5,))[0]
+            score = 0.6745 * (math.log(norm) - usual) / max(spread, 1e-3)
+            if score > z:
+                spikes.append((norm / median, score, median, steps[i]))
+        insort(before, norm)
+        if len(before) > baseline:
+            del before[bisect_left(before, norms[i - baseline])]
     if not spikes:
         return None
     times, score, median, worst = max(spikes, key=lambda spike: spike[0])
@@ -184,13 +188,15 @@ def clipped_below_eps(
     remedy="Lower the learning rate, add warm-up, and clip (max_norm at a few times the usual norm) before the loss "
     "follows the norm.",
     needs_descent=True,
+    needs_harm=True,
 )
 def growing_norm(
     history: TrainingHistory, *, ratio: float = 10.0, ratio_alone: float = 100.0, min_steps: int = 100
 ) -> Finding | None:
     """The average norm is `ratio` times its least, and the loss is not at its best; without losses `ratio_alone` times.
 
-    From `min_steps` clean steps on. Norms that grow while the loss falls are how some models learn.
+    From `min_steps` clean steps on. Norms that grow while the loss falls are how some models learn. Silent while other
+    data are being learnt: the loss jumped within one step, and has been coming down since.
     """
     trend, losses = history.norm_trend, history.loss_trend
     if trend.count < min_steps:
@@ -200,6 +206,8 @@ def growing_norm(
     if grown <= (ratio if has_loss else ratio_alone):
         return None
     if has_loss and losses.mean <= losses.best + 0.25 * max(losses.first - losses.best, 0.0):
+        return None
+    if is_learnt_anew(signals_of(history).loss_entries):
         return None
     last = history.clean[-1].step
     return Finding(
@@ -218,12 +226,14 @@ def growing_norm(
     source="our own: a spike of 6 standard deviations that lasts is a new level",
     remedy="Something changed at that step: the learning rate, the data, the number of accumulated batches or whether "
     "their loss is divided by it, a layer that was unfrozen or overwritten.",
+    needs_harm=True,
 )
 def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, back: int = 512) -> Finding | None:
     """Norms jumped to at least `ratio` times their average within one step and stayed there for `run` steps or more.
 
     Of the newest `back` steps. Silent where the loss falls by a fifth in the 60 steps from there: learning has set in.
-    Info where the loss keeps what it has gained.
+    Info where the loss keeps what it has gained, and while other data are being learnt: it jumped within one step, and
+    has been coming down since.
     """
     newest = history.clean[-1].step if history.clean else 0
     for spike in reversed(history.norm_trend.spikes):
@@ -233,12 +243,13 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
             usual = exp(spike.mean)
             if not after or median(after) < ratio * usual or _has_begun_to_learn(history, spike.first_step):
                 continue
+            is_felt = is_felt_by_the_loss(history) and not is_learnt_anew(signals_of(history).loss_entries)
             return Finding(
                 f"The gradient norm jumped at step {spike.first_step} from about {usual:.3g} to {median(after):.3g}, "
                 "and stayed there.",
                 spike.first_step,
                 spike.last_step,
-                severity="warning" if is_felt_by_the_loss(history) else "info",
+                severity="warning" if is_felt else "info",
                 evidence={"before": usual, "after": median(after), "threshold_ratio": ratio},
                 confidence=0.85,
             )
@@ -268,12 +279,13 @@ def layer_norm_imbalance(
     With at least `min_tensors` tensors that have `min_samples` samples each. Info where the loss keeps what it has
     gained.
     """
-    columns = [history.tensors.column(field) for field in ("num_samples", "first_log_rms", "log_rms")]
-    if max(map(operator.sub, columns[2], columns[1]), default=0.0) <= math.log(ratio) / 2:
+    at_first, lately = history.tensors.column("first_log_rms"), history.tensors.column("log_rms")
+    if max(map(operator.sub, lately, at_first), default=0.0) <= math.log(ratio) / 2:
         return None
+    counts = history.tensors.column("num_samples")
     known = [  # NaN of what was never anything but zeros
         (now - first, now, place)
-        for place, (count, first, now) in enumerate(zip(*columns, strict=True))
+        for place, (count, first, now) in enumerate(zip(counts, at_first, lately, strict=True))
         if count >= min_samples and now == now
     ]
     if len(known) < min_tensors:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from ...history import Entry, TrainingHistory
 from ..finding import Finding
+from ..needs import may_rise
 from ..registry import rule
-from ..signals import BLOCK, comes_down_from_a_jump, median, noise, signals_of
+from ..signals import BLOCK, is_learnt_anew, median, noise, signals_of
 
 TITLE = "Gradients too large"
 
@@ -22,7 +23,8 @@ _OVER = 3.0  # times the first loss: it has exploded, and nothing is ahead any m
     reads="losses, norms and learning rates of the newest 240 clean steps, in blocks of 20",
     source="our own: a loss and a norm that rise together; limits are of the tune half of benchmarks/faults/early.py",
     remedy="The loss has turned, and gradients grow with it. Lower the learning rate now (by half to a tenth), end the "
-    "warm-up where it is, and clip; look for weights or inputs that grow. Keep the checkpoint from before the turn.",
+    "warm-up where it is, and clip at the usual norm; look for weights or inputs that grow. Keep the checkpoint from "
+    "before the turn.",
     needs_descent=True,
 )
 def divergence_ahead(
@@ -34,7 +36,7 @@ def divergence_ahead(
     z: float = 5.0,
     rate_ratio: float = 1.05,
     ratio_at_new_rate: float = 1.05,
-    z_at_new_rate: float = 3.0,
+    z_at_new_rate: float = 1.0,
     min_steps: int = 60,
 ) -> Finding | None:
     """The median loss of the newest 20 steps is `ratio` times that of the best 20, the median norm `norm_ratio` times
@@ -43,7 +45,8 @@ def divergence_ahead(
     By more than a share `share` of what was gained, and `z` times the uncertainty of the medians. At a learning rate
     `rate_ratio` times the highest one up to the best, `ratio_at_new_rate` and `z_at_new_rate` will do, and a norm that
     has not fallen. From `min_steps` losses on; losses below a fiftieth of the first count as that. Silent above three
-    times the first, where it has come.
+    times the first, where it has come; where a term of the loss is to grow, or targets with what is learnt; and where
+    other data are being learnt: the loss jumped within one step, and has been coming down since.
     """
     s, first = signals_of(history), history.loss_trend.first
     near = s.newest_loss_entries(2 * BLOCK)
@@ -60,7 +63,7 @@ def divergence_ahead(
     if best == len(levels) - 1 or now < levels[-2] or not first > low or now > _OVER * first:
         return None
     grown = max(now, _LEAST * first) / max(low, _LEAST * first)
-    if comes_down_from_a_jump([e.loss or 0.0 for e in entries[-41:]]):
+    if may_rise(history) or is_learnt_anew(entries):
         return None
     is_new, lr = _is_new_rate(history, entries, start + BLOCK * (best + 1), rate_ratio)
     if grown <= (ratio_at_new_rate if is_new else ratio):

@@ -9,7 +9,7 @@ from ...history.updates import is_bias
 from ..finding import Finding, listed
 from ..needs import half_precision
 from ..registry import rule
-from ..signals import median
+from ..signals import Signals, median, signals_of
 
 TITLE = "Gradients too large"
 
@@ -32,13 +32,7 @@ _DIGITS_OF_HALF = 4e-3
     "max_norm.",
 )
 def already_clipped(
-    history: TrainingHistory,
-    *,
-    run: int = 10,
-    few: int = 5,
-    share: float = 0.1,
-    samples: int = 4,
-    change: float = 0.01,
+    history: TrainingHistory, *, run: int = 10, few: int = 5, share: float = 0.1, samples: int = 4, change: float = 0.01
 ) -> Finding | None:
     """The norms of the last `run` clean steps or more lie within 1e-3 of one another and of a round number.
 
@@ -99,13 +93,13 @@ def _has_changed(history: TrainingHistory, entries: list[Entry], change: float) 
 
 
 def _now_and_then(history: TrainingHistory, few: int, run: int, change: float, share: float) -> Any:
-    entries = list(history.clean)
-    top = max((entry.norm for entry in entries), default=0.0)
+    s = signals_of(history)
+    entries, top = s.clean, max(s.norms, default=0.0)
     if not top:
         return None
-    at_top = _held_below(entries, top, max(1e-5, 2e-6 / top), few, _DIGITS)  # torch divides by norm + 1e-6
+    at_top = _held_below(s, top, max(1e-5, 2e-6 / top), few, _DIGITS)  # torch divides by norm + 1e-6
     if not at_top and half_precision(history) is True:
-        at_top = _held_below(entries, top, 2e-2, max(run, share * len(entries)), _DIGITS_OF_HALF)
+        at_top = _held_below(s, top, 2e-2, max(run, share * len(entries)), _DIGITS_OF_HALF)
     if not at_top or not _has_changed(history, at_top, change):
         return None
     norms = [entry.norm for entry in at_top]
@@ -118,16 +112,17 @@ def _now_and_then(history: TrainingHistory, few: int, run: int, change: float, s
     )
 
 
-def _held_below(entries: list[Entry], top: float, width: float, least: float, digits: float) -> list[Entry]:
+def _held_below(s: Signals, top: float, width: float, least: float, digits: float) -> list[Entry]:
     """Those within `width` of the largest norm, if it is held: it is round, they are enough, next to none lie below."""
-    at_top = [entry for entry in entries if entry.norm >= top * (1.0 - width)]
-    norms = [entry.norm for entry in at_top]
-    if len(at_top) < least or not _is_round(median(norms), digits):
+    limit = top * (1.0 - width)
+    norms = [norm for norm in s.norms if norm >= limit]
+    if len(norms) < least or not _is_round(median(norms), digits):
         return []
-    rest = {entry.norm for entry in entries if entry.norm < top * (1.0 - width)}
-    below = sum(entry.norm >= top * (1.0 - 3.0 * width) for entry in entries) - len(at_top)
+    rest = {norm for norm in s.norms if norm < limit}
+    below = sum(norm >= top * (1.0 - 3.0 * width) for norm in s.norms) - len(norms)
     differ = 2 * len({*norms}) > len(norms)  # else the same data came again
-    return at_top if 5 * below <= len(at_top) and len(rest) >= 5 and differ else []
+    is_held = 5 * below <= len(norms) and len(rest) >= 5 and differ
+    return [entry for entry in s.clean if entry.norm >= limit] if is_held else []
 
 
 def _each_element(history: TrainingHistory, samples: int, change: float) -> Any:

@@ -7,9 +7,9 @@ import math
 from ...history import TrainingHistory
 from ...stats.running import quantiles
 from ..finding import Finding
-from ..needs import floor_at_zero, rewarded
+from ..needs import floor_at_zero, may_rise, rewarded
 from ..registry import rule
-from ..signals import comes_down_from_a_jump, median, noise, signals_of, slow_noise
+from ..signals import is_learnt_anew, jumps, median, noise, signals_of, slow_noise
 
 TITLE = "Loss"
 
@@ -19,7 +19,7 @@ TITLE = "Loss"
     severity="critical",
     reads="losses of the clean steps in the window, against the run's first ten",
     source="KillLossSpike's factor of 2 over a mean and its run of spikes, taken relative to where the run began",
-    remedy="Divide the learning rate by 10, or warm it up, and clip the gradients (max_norm=1.0).",
+    remedy="Divide the learning rate by 10, or warm it up, and clip at the usual norm (max_norm, Spikes).",
     needs_descent=True,
 )
 def loss_explosion(
@@ -33,7 +33,9 @@ def loss_explosion(
 ) -> Finding | None:
     """At least `run` losses in a row above `ratio` times the first, or one above `peak` and the next `peak_ratio`.
 
-    Or, of a loss whose floor is zero, a level of `early` times the first two: it rose before there were ten.
+    Or, of a loss whose floor is zero, a level of `early` times the first two: it rose before there were ten. Info where
+    a term of the loss is to grow, as a reward is, and where other data are being learnt: it jumped within one step,
+    and has been coming down since.
     """
     if any(settings.get("kind") == "LBFGS" for settings in history.model.optimizer_settings):
         return None  # whose line search looks far out
@@ -60,7 +62,7 @@ def loss_explosion(
         f"The loss rose to {largest:.4g}, {largest / first:.3g} times what it was in the beginning.",
         entries[start].step,
         next(e.step for e, loss in zip(reversed(entries), reversed(losses)) if loss > ratio * first),
-        severity="critical",
+        severity="info" if rewarded(history) or is_learnt_anew(s.loss_entries) else "critical",
         evidence={"largest": largest, "first": first, "threshold_ratio": ratio},
         confidence=0.95,
     )
@@ -73,13 +75,16 @@ def loss_explosion(
     source="our own: what the run has gained, and how much of it is lost again",
     remedy="Go back to a checkpoint from before the loss turned, and lower the learning rate (by half to a tenth).",
     needs_descent=True,
+    needs_harm=True,
 )
 def loss_divergence(
     history: TrainingHistory, *, lost: float = 0.5, min_progress: float = 0.1, z: float = 6.0
 ) -> Finding | None:
     """The median of the newest 20 losses has lost more than a share `lost` of the way down, and `z` times the noise.
 
-    Once the best average was `min_progress` below the first losses. Critical when all of the way is lost.
+    Once the best average was `min_progress` below the first losses. Critical when all of the way is lost. Silent where
+    a term of the loss is to grow, or targets with what is learnt, and where other data are being learnt: the loss
+    jumped within one step, and has been coming down since.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -88,11 +93,13 @@ def loss_divergence(
     gained = trend.first - trend.best
     newest = s.losses[-20:]
     back = median(newest) - trend.best
+    if back <= lost * gained or sorted(newest)[3] - trend.best <= 0.5 * lost * gained:
+        return None
     calm = slow_noise([e.loss for e in s.loss_entries if e.step <= trend.best_step and e.loss is not None][-64:])
     spread = calm if not math.isnan(calm) else s.loss_noise
-    if comes_down_from_a_jump(s.losses[-41:]):
-        return None  # other data, such as the next task
-    if back <= lost * gained or back <= z * spread or sorted(newest)[3] - trend.best <= 0.5 * lost * gained:
+    if back <= z * spread:
+        return None
+    if may_rise(history) or is_learnt_anew(s.loss_entries):
         return None
     return Finding(
         f"The loss is back at {median(newest):.4g}, after an average of {trend.best:.4g} at step {trend.best_step}: "
@@ -113,9 +120,10 @@ def loss_divergence(
     "loss-spike",
     reads="spikes of the loss over the whole run",
     source="SkipStep's z-score (mean + 6 sigma, OLMo), held against where the run began",
-    remedy="Look at the batch of that step: its inputs, targets and scale. If spikes come back elsewhere, clip, and "
-    "lower the learning rate or Adam's beta2.",
+    remedy="Look at the batch of that step: its inputs, targets and scale. If spikes come back elsewhere, clip at the "
+    "usual norm, and lower the learning rate or Adam's beta2.",
     needs_descent=True,
+    needs_harm=True,
 )
 def loss_spike(
     history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0, norm_ratio: float = 8.0, max_run: int = 4
@@ -123,42 +131,39 @@ def loss_spike(
     """Losses `z` standard deviations above their average, and above `ratio` times the run's first losses.
 
     Or, at any height, with a norm that is `norm_ratio` times its average at the same step. Spikes that last longer than
-    `max_run` steps are a new level, not a spike, and so are those from which the loss comes back in tens of steps. Info
-    where a term of the loss is to grow, as a reward is.
+    `max_run` steps are a new level, not a spike, and so are other data, which stay for more than five. Info
+    where a term of the loss is to grow, as a reward is. Certain, whatever became of the run, where one or two spikes
+    are all there were, each of one step and above twice the largest of the first ten losses, and usual losses followed:
+    what the weights were before and after it is the same, so it was the batch.
     """
     trend = history.loss_trend
-    confirmed = _norm_spikes(history, norm_ratio)
+    confirmed = {s.first_step for s in history.norm_trend.spikes if s.value - s.mean > math.log(norm_ratio)}
     spikes = [
         spike
         for spike in trend.spikes
         if spike.z > z
         and (spike.value > ratio * trend.first or spike.first_step in confirmed)
         and spike.last_step - spike.first_step < max_run
-        and not _comes_back_slowly(history, spike.first_step, spike.mean, spike.value)
     ]
+    entries = signals_of(history).loss_entries if spikes else []
+    anew = {entries[place].step for place in jumps(entries)}
+    spikes = [spike for spike in spikes if spike.first_step not in anew]
     if not spikes or trend.first <= 0.0:
         return None
     worst = max(spikes, key=lambda spike: spike.value / max(abs(spike.mean), 1e-300))
+    limit = max(2.0 * max(trend.firsts), 0.0)
+    is_certain = len(trend.spikes) <= 2 and history.recent[-1].step > spikes[-1].last_step + 2
+    is_certain = is_certain and all(s.first_step == s.last_step and s.value > limit for s in spikes)
+    evidence = {"loss": worst.value, "mean": worst.mean, "z": worst.z, "num_spikes": len(spikes), "threshold_z": z}
     return Finding(
         f"The loss jumped {len(spikes)} time{'' if len(spikes) == 1 else 's'} for a step or so: to {worst.value:.4g} "
         f"at step {worst.first_step}, from an average of {worst.mean:.4g}.",
         spikes[0].first_step,
         spikes[-1].last_step,
         severity="info" if rewarded(history) else "warning",
-        evidence={"loss": worst.value, "mean": worst.mean, "z": worst.z, "num_spikes": len(spikes), "threshold_z": z},
+        evidence={**evidence, "is_certain": is_certain},
         confidence=0.9,
     )
-
-
-def _comes_back_slowly(history: TrainingHistory, step: int, before: float, peak: float) -> bool:
-    """Whether the fifth to twelfth loss after it still lie a tenth of the way up: other data, not a bad batch."""
-    after = [e.loss for e in signals_of(history).loss_entries if step + 5 <= e.step <= step + 12 and e.loss is not None]
-    return len(after) >= 6 and min(after) > before + 0.1 * (peak - before)
-
-
-def _norm_spikes(history: TrainingHistory, ratio: float) -> set[int]:
-    """The steps at which a spike of the norm began that reached `ratio` times its average."""
-    return {spike.first_step for spike in history.norm_trend.spikes if spike.value - spike.mean > math.log(ratio)}
 
 
 @rule(
@@ -191,6 +196,7 @@ def spiky_loss(history: TrainingHistory, *, num_spikes: int = 8, steps: int = 10
     source="our own, relative to the run; the toolkit calls a spread of 10 over 10 steps unstable",
     remedy="Steps overshoot: lower the learning rate (by half to a tenth), or take larger batches.",
     needs_descent=True,
+    needs_harm=True,
 )
 def loss_oscillation(
     history: TrainingHistory, *, ratio: float = 4.0, share: float = 0.1, min_steps: int = 120
@@ -198,27 +204,26 @@ def loss_oscillation(
     """The loss's noise is `ratio` times what it was at its calmest, above a `share` of the first losses, and rising.
 
     Over blocks of 40 steps of the window, from `min_steps` losses on; a loss near its best is silent. Info where a term
-    of the loss is to grow, as a reward is.
+    of the loss is to grow, or targets with what is learnt, and where other data are being learnt.
     """
     s = signals_of(history)
     trend = history.loss_trend
     if len(s.losses) < min_steps or trend.first <= 0.0:
         return None
+    if median(s.losses[-40:]) - trend.best <= 0.2 * max(trend.first - trend.best, 0.0):
+        return None
     start = len(s.losses) % 40
     blocks = [noise(s.losses[i : i + 40]) for i in range(start, len(s.losses), 40)]
     calmest = min(range(len(blocks)), key=blocks.__getitem__)
     now = min(blocks[-2:])
-    level = median(s.losses[-40:])
     if calmest >= len(blocks) - 2 or now <= ratio * blocks[calmest] or now <= share * trend.first:
-        return None
-    if level - trend.best <= 0.2 * max(trend.first - trend.best, 0.0):
         return None
     return Finding(
         f"The loss changes by {now:.3g} from step to step, {now / max(blocks[calmest], 1e-300):.3g} times as much as "
         "at its calmest, and has come up from its best.",
         s.loss_entries[-80].step,
         s.loss_entries[-1].step,
-        severity="info" if rewarded(history) else "warning",
+        severity="info" if may_rise(history) or is_learnt_anew(s.loss_entries) else "warning",
         evidence={"noise": now, "calmest": blocks[calmest], "threshold_ratio": ratio},
         confidence=0.75,
     )
@@ -238,7 +243,8 @@ def loss_not_decreasing(
     """After `min_steps` steps the best average of the loss is not a share `progress` below the run's first ten losses.
 
     Steps count from half of the largest learning rate on, and none while it rises: a warm-up is given its time. Silent
-    where the newest losses are twice that, or `z` times their noise, below the first: the fall has just begun.
+    where the newest losses are twice that, or `z` times their noise, below the first: the fall has just begun. Info
+    where a term of the loss is to grow, or targets with what is learnt.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -253,6 +259,7 @@ def loss_not_decreasing(
         f"After {trend.count} steps the loss is {s.loss_level:.4g}; it was {trend.first:.4g} in the beginning.",
         history.clean[0].step,
         s.loss_entries[-1].step,
+        severity="info" if may_rise(history) else "warning",
         evidence={"level": s.loss_level, "first": trend.first, "progress": s.fall, "threshold": progress},
         confidence=0.85,
     )

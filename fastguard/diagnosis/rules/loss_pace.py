@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ...history import TrainingHistory
 from ..finding import Finding
 from ..needs import margin
@@ -18,6 +20,7 @@ TITLE = "Loss"
     remedy="A loss of nearly nothing after a few steps is too good: are the targets constant, among the inputs, or "
     "computed from the output itself? Is the loss what it is meant to be?",
     needs_descent=True,
+    needs_harm=True,
 )
 def loss_gone(
     history: TrainingHistory, *, ratio: float = 1e-3, steps: int = 40, min_first: float = 1e-6
@@ -62,19 +65,36 @@ def loss_still_falling(
     high: float = 0.2,
     much: float = 0.25,
     few: int = 100,
+    very_few: int = 25,
+    left: float = 0.6,
     min_steps: int = 10,
 ) -> Finding | None:
     """Over the newest `share` of a run of at most a window the loss fell by more than `fall` of itself.
 
     Asked at the end of a run only, as of a log; from `min_steps` losses on, while the level is above `high` of where
     the loss began. Info; a warning, at any level, where the second half of a run of fewer than `few` steps brought the
-    loss down by a share `much` of where it began, and its newest part a quarter of `fall` of itself.
+    loss down by a share `much` of where it began, and its newest part a quarter of `fall` of itself; and where a run of
+    at most `very_few` steps has a share `left` of its first losses left, or of what knowing nothing gives.
     """
     s = signals_of(history)
-    if not history.has_ended or len(s.losses) < min_steps or history.num_clean > history.window:
+    if not history.has_ended or len(s.losses) < 4 or history.num_clean > history.window:
         return None
     part = max(3, int(share * len(s.losses)))
     late, before = median(s.losses[-part:]), median(s.losses[-2 * part : -part])
+    begin = min(median(s.losses[: part if len(s.losses) >= 2 * part else 1]), s.chance or math.inf)
+    kinds = {settings.get("kind") for settings in history.model.optimizer_settings}
+    is_run = "LBFGS" not in kinds and any(norm > 0.0 for norm in s.norms)
+    if is_run and history.num_steps <= very_few and 0.0 < left * begin < late < 2.0 * begin:
+        return Finding(
+            f"The run ended after {history.num_steps} steps, with the loss at {late:.4g}: {late / begin:.0%} of where "
+            "it began, or of what knowing nothing gives.",
+            s.loss_entries[0].step,
+            s.loss_entries[-1].step,
+            evidence={"level": late, "first": begin, "num_steps": history.num_steps, "threshold_steps": very_few},
+            confidence=0.85,
+        )
+    if len(s.losses) < min_steps:
+        return None
     first, tenth = median(s.losses[:part]), max(1, len(s.losses) // 10)
     middle = median(s.losses[len(s.losses) // 2 - tenth // 2 :][:tenth])
     gained = middle - median(s.losses[-tenth:])

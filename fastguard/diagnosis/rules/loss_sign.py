@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from ...history import TrainingHistory
 from ..finding import Finding
 from ..needs import ZERO_FLOORED, game, takes_turns
 from ..registry import rule
-from ..signals import exp
+from ..signals import exp, median, signals_of, span
 
 TITLE = "Loss"
 
@@ -42,8 +43,7 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Finding | 
     return Finding(
         f"The loss is {what}: it was {history.loss_trend.first:.4g} in the beginning, and is "
         f"{history.loss_trend.mean:.4g}.",
-        history.recent[0].step,
-        history.recent[-1].step,
+        *span(history),
         evidence={"operation": ops[1], "first": history.loss_trend.first, "level": history.loss_trend.mean},
         confidence=0.95,
     )
@@ -51,32 +51,85 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Finding | 
 
 @rule(
     "loss-without-floor",
-    reads="the least loss and the largest norm, against where the run began",
+    severity="critical",
+    reads="the least loss, norms against where the run began, how the newest losses fall, and cosines of gradients",
     source="our own: the gradients of a likelihood shrink as it is learnt; those of what has no floor grow with it",
     remedy="Look at the sign of each term of the loss: one of them can be made as small as one likes. If it is meant "
     'so, say objective="game" or "reward".',
 )
 def loss_without_floor(
-    history: TrainingHistory, *, times: float = 1e4, norm_ratio: float = 100.0, min_steps: int = 60
+    history: TrainingHistory,
+    *,
+    times: float = 1e4,
+    norm_ratio: float = 100.0,
+    min_steps: int = 60,
+    norms_grow: float = 4.0,
+    cosine: float = 0.9,
 ) -> Finding | None:
     """The loss is below zero by `times` its first size, and norms have grown `norm_ratio`-fold since the run began.
 
-    From `min_steps` losses on. First size: the largest of the first ten. Norms: the largest against the tenth.
+    From `min_steps` losses on. First size: the largest of the first ten. Norms: the largest against the tenth. Or of
+    the window's sixths each has fallen further below the one before, the last to below zero, while norms grew
+    `norms_grow`-fold and gradients kept their direction: a median `cosine`. Critical where a loss was minus Inf, or
+    anything else was not finite.
     """
+    if history.model.objective in ("game", "reward") or game(history) or takes_turns(history):
+        return None
+    has_ended = any(e.loss == -math.inf for e in history.recent)
     norms, trend = history.norm_trend, history.loss_trend
     first = max((abs(loss) for loss in trend.firsts), default=0.0)
-    if history.losses.count < min_steps or not first > 0.0 or not history.losses.min < -times * first:
+    grown = exp(math.log(history.norm_max) - norms.first) if history.norm_max > 0.0 and norms.count else 0.0
+    is_far = first > 0.0 and history.losses.min < -times * first and grown > norm_ratio
+    if not has_ended and (history.losses.count < min_steps or not (is_far or _runs_away(history, norms_grow, cosine))):
         return None
-    if history.model.objective in ("game", "reward") or game(history):
+    least = -math.inf if has_ended else history.losses.min
+    return Finding(
+        f"The loss has fallen from {trend.first:.4g} to {least:.4g}, and gradients have grown to "
+        f"{grown:.3g} times their first norm: nothing holds it.",
+        *span(history),
+        severity="critical" if has_ended or history.num_nonfinite else "warning",
+        evidence={"first": trend.first, "least": least, "norm_ratio": grown, "threshold_times": times},
+        confidence=0.9,
+    )
+
+
+def _runs_away(history: TrainingHistory, norms_grow: float, cosine: float) -> bool:
+    s = signals_of(history)
+    part = len(s.losses) // 6
+    if part < 10 or not s.losses[-1] < 0.0:
+        return False
+    levels = [median(s.losses[i * part : (i + 1) * part]) for i in range(6)]
+    falls = [a - b for a, b in pairwise(levels)]
+    turns = [found.cosine for found in history.grad_cosines][-8:]
+    is_growing = median(s.norms[-part:]) > norms_grow * median(s.norms[:part])
+    return is_growing and median(turns) > cosine and falls[0] > 0.0 and all(a < b for a, b in pairwise(falls))
+
+
+@rule(
+    "outweighed-term",
+    reads="the operations from the loss down, its first values and its newest, and the number of classes and samples",
+    source="our own: guessing among C classes costs ln C, whatever else is added",
+    remedy="Bring the terms to one size: normalise what the large one is taken of, take means and not sums, or weight "
+    "them.",
+    needs_descent=True,
+)
+def outweighed_term(history: TrainingHistory, *, times: float = 1e4, still: float = 100.0) -> Finding | None:
+    """The loss is a cross-entropy plus something, and began above `times` ln C a sample: the cross-entropy has no say.
+
+    Info where it has come below `still` times ln C since.
+    """
+    ops, sizes = history.model.loss_ops, [x for _, x in history.batches if x.training and x.with_grad][:1]
+    if ops[:3] != ("AddBackward0", "NllLossBackward0", "LogSoftmaxBackward0") or not sizes:
         return None
-    grown = exp(math.log(history.norm_max) - norms.first) if history.norm_max > 0.0 else 0.0
-    if not norms.count or not grown > norm_ratio:
+    width, num_samples = max(sizes[0].output_width, 2), max(sizes[0].num_samples, 1)
+    chance, s = math.log(width), signals_of(history)
+    if not times * num_samples * chance < s.initial_loss < math.inf:
         return None
     return Finding(
-        f"The loss has fallen from {trend.first:.4g} to {history.losses.min:.4g}, and gradients have grown to "
-        f"{grown:.3g} times their first norm: nothing holds it.",
-        history.recent[0].step,
-        history.recent[-1].step,
-        evidence={"first": trend.first, "least": history.losses.min, "norm_ratio": grown, "threshold_times": times},
+        f"The loss is a cross-entropy, which guessing brings to about {chance:.2g}, plus something: it began at "
+        f"{s.initial_loss:.4g}.",
+        *span(history),
+        severity="warning" if s.loss_level > still * chance else "info",
+        evidence={"first": s.initial_loss, "level": s.loss_level, "chance": chance, "threshold_times": times},
         confidence=0.9,
     )

@@ -24,12 +24,22 @@ TITLE = "Loss"
     needs_descent=True,
 )
 def overfitting(
-    history: TrainingHistory, *, ratio: float = 1.2, share: float = 0.08, gap: float = 0.1, validations: int = 5
+    history: TrainingHistory,
+    *,
+    ratio: float = 1.2,
+    share: float = 0.08,
+    gap: float = 0.1,
+    validations: int = 5,
+    by_heart: float = 0.02,
+    high: float = 0.3,
 ) -> Finding | None:
     """The newest `validations` validation losses are all above `ratio` times the best, the training loss fell since.
 
     Also by more than a `share` of the first validation loss, and by a `gap` above the training loss. A validation loss
     that dances around its best is silent.
+
+    Or none of them is the best, which is above a share `high` of where the losses began, and the training loss is below
+    `by_heart` of it.
     """
     known = [v for v in history.validations if math.isfinite(v.train_loss)]
     if len(known) <= validations:
@@ -39,6 +49,17 @@ def overfitting(
     if len(known) - 1 - best < validations:
         return None
     least, train = min(v.val_loss for v in newest), known[-1].train_loss
+    s = signals_of(history)
+    began = s.chance or s.initial_loss
+    if known[best].val_loss > high * began > 0.0 and 0.0 <= train < by_heart * known[best].val_loss:
+        return Finding(
+            f"The validation loss has stood at {known[best].val_loss:.4g} or above since step {known[best].step}, and "
+            f"the training loss is down to {train:.4g}.",
+            known[best].step,
+            known[-1].step,
+            evidence={"best": known[best].val_loss, "train_loss": train, "threshold": by_heart},
+            confidence=0.8,
+        )
     rise = least - known[best].val_loss
     if least <= ratio * known[best].val_loss or rise <= share * known[0].val_loss:
         return None

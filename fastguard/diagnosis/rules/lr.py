@@ -9,7 +9,7 @@ from ...history import TrainingHistory
 from ..finding import Finding
 from ..needs import rewarded
 from ..registry import rule
-from ..signals import noise, signals_of
+from ..signals import jumps, noise, signals_of
 
 TITLE = "Learning rate"
 
@@ -52,6 +52,7 @@ def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_step
     reads="learning rates of the whole run",
     source="the toolkit's bounds [1e-8, 1e-2], the upper one wider: SGD is used with 0.1 and more",
     remedy="Is the learning rate what you meant? Adam wants 1e-5 to 1e-2, SGD 1e-3 to 1.",
+    needs_harm=True,
 )
 def learning_rate_out_of_bounds(
     history: TrainingHistory, *, low: float = 1e-8, high: float = 10.0, min_steps: int = 20, progress: float = 0.1
@@ -79,6 +80,7 @@ def learning_rate_out_of_bounds(
     source="our own; warm-up over the first 5 to 10 % of the steps is the common remedy (Goyal et al. 2017)",
     remedy="Warm the learning rate up over the first hundred steps or 5 % of the run, whichever is more.",
     needs_descent=True,
+    needs_harm=True,
 )
 def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, within: int = 60) -> Finding | None:
     """The run began at its full learning rate, and its loss rose above `rise` times its first three for `run` steps in
@@ -86,7 +88,8 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
 
     `within` the first so many steps, and while those are still in the window. Above by twice their noise, too, for
     the lowest of three is taken. Info until all of these steps are taken, once the loss is below its first, where a
-    term of the loss is to grow, and where it stays below a tenth of the loss of one who knows nothing.
+    term of the loss is to grow, and where it stays below a tenth of the loss of one who knows nothing. Silent where it
+    jumped within one step after the first ten: the data did.
     """
     s = signals_of(history)
     losses, lrs = s.losses[:within], s.lrs
@@ -102,6 +105,8 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     for i, loss in enumerate(losses):
         in_a_row = in_a_row + 1 if loss > limit else 0
         if first > 0.0 and in_a_row >= run:
+            if jumps(s.loss_entries[:within]):
+                return None
             return Finding(
                 f"The run began at its full learning rate of {lrs[0]:.3g}, and the loss rose from {first:.4g} to "
                 f"{max(losses):.4g} in its first {within} steps.",

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...history import TrainingHistory
 from ..finding import Finding
+from ..needs import is_squared_error
 from ..registry import rule
 from ..signals import has_had_time, median, signals_of
 
@@ -15,6 +16,7 @@ TITLE = "Learning rate"
 # Optimizers whose first steps move an element by about the learning rate, whatever the gradient.
 _NORMALISING = frozenset(["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Lion", "SignSGD"])
 _LEAST_STD = 1e-3
+_ERRORS = ("Mse", "L1", "SmoothL1", "Huber")
 
 
 def estimated_update_ratio(history: TrainingHistory) -> float | None:
@@ -122,19 +124,31 @@ _USUAL = {  # from the least to the largest learning rate that people use
 }
 
 
+def _target_size(history: TrainingHistory) -> float:
+    """Root of mean square of targets that are numbers, which is how far weights have to go; 0.0 where not known."""
+    notes = history.model
+    is_of_numbers = is_squared_error(history) or notes.loss_ops[:1] in [(f"{name}LossBackward0",) for name in _ERRORS]
+    return math.hypot(notes.target_mean or 0.0, notes.target_std or 0.0) if is_of_numbers else 0.0
+
+
 @rule(
     "learning-rate-unusual",
     reads="learning rates of the whole run, and the optimizer's kind",
     source="our own: the defaults of torch.optim, and what is used in practice around them, with room to spare",
     remedy="Adam is used with 1e-5 to 1e-2, SGD with 1e-3 to 1, Adadelta with about 1, Adagrad with 1e-2.",
     needs_descent=True,
+    needs_harm=True,
 )
-def learning_rate_unusual(history: TrainingHistory, *, progress: float = 0.1, min_steps: int = 80) -> Finding | None:
+def learning_rate_unusual(
+    history: TrainingHistory, *, progress: float = 0.1, min_steps: int = 80, far: float = 4.0
+) -> Finding | None:
     """The largest learning rate so far lies outside of what optimizers of this kind are used with.
 
     From `min_steps` steps on, once it rises no longer. Info; a warning if after as many losses less than a share
-    `progress` of the first has been gained, or the loss is three times the first two. Silent of several kinds of
-    optimizers, and of kinds that are not known.
+    `progress` of the first has been gained, or the loss is three times the first two; or if it is above `far` times the
+    largest usual one, and of the size of the targets that are numbers, and moves the median weight by a third of itself
+    a step: that is certain, whatever the loss does, where steps do not depend on the size of gradients. Silent of
+    several kinds of optimizers, and of kinds that are not known.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
@@ -146,11 +160,13 @@ def learning_rate_unusual(history: TrainingHistory, *, progress: float = 0.1, mi
         return None
     s, begin = signals_of(history), max(history.loss_trend.firsts[:2], default=0.0)
     is_slow = history.losses.count >= min_steps and (not s.fall >= progress or s.loss_level > 3.0 * begin > 0.0)
+    is_far = largest > far * high * max(1.0, _target_size(history)) and (estimated_update_ratio(history) or 0.0) > 0.3
+    evidence = {"lr": largest, "is_high": largest > high, "threshold_low": low, "threshold_high": high}
     return Finding(
         f"{kind} runs with a learning rate of {largest:.3g}; it is used with {low:g} to {high:g}.",
         history.clean[0].step if history.clean else None,
         history.clean[-1].step if history.clean else None,
-        severity="warning" if is_slow else "info",
-        evidence={"lr": largest, "is_high": largest > high, "threshold_low": low, "threshold_high": high},
+        severity="warning" if is_slow or is_far else "info",
+        evidence={**evidence, "is_certain": is_far and kind in _NORMALISING},
         confidence=0.9,
     )

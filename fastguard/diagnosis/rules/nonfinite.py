@@ -119,16 +119,19 @@ def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) ->
     is_running = history.skip_run >= least
     end = history.longest_skip_run_end
     steps = [entry for entry in history.recent if end - longest < entry.step <= end]
-    num_finite = sum(entry.skipped and math.isfinite(entry.norm) for entry in steps)  # the clip policy's doing
-    by = f", {num_finite} of them by {history.model.clip_policy or 'the clip policy'} with finite gradients"
-    by = by if num_finite else ""
+    num_finite = sum(entry.skipped and math.isfinite(entry.norm) for entry in steps)
+    by_recovery = bool(history.model.num_left_out) and not history.num_skipped_by_policy
+    if by_recovery and longest - num_finite < least:  # `rolled-back` tells of these
+        return None
+    who = "recovery" if by_recovery else history.model.clip_policy or "the clip policy"
+    by = f", {num_finite} of them by {who} with finite gradients" if num_finite else ""
     return Finding(
         f"{longest} steps in a row were skipped{by}" + (", and the run goes on." if is_running else "; it has ended."),
         end - longest + 1,
         end,
         severity="critical" if is_running else "warning",
         evidence={"longest_run": longest, "current_run": history.skip_run, "threshold": least},
-        recommendation=_SCALES_INSTEAD if 2 * num_finite > longest else "",
+        recommendation=_SCALES_INSTEAD if 2 * num_finite > longest and not by_recovery else "",
     )
 
 
@@ -242,6 +245,8 @@ def non_finite_weights(history: TrainingHistory) -> Finding | None:
 )
 def loss_scale_collapse(history: TrainingHistory, *, factor: float = 256.0, low: float = 1.0) -> Finding | None:
     """The last step overflowed, and the scale is `factor` times below its largest in the window, or below `low`."""
+    if not history.num_scaled:
+        return None
     scaled = [e for e in history.recent if e.loss_scale is not None]
     if len(scaled) < 2 or not scaled[-1].skipped:
         return None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from ...history import TrainingHistory
 from ...stats import BatchSample
 from ..finding import Finding
 from ..needs import is_squared_error
 from ..registry import rule
-from ..signals import has_had_time, median, signals_of
+from ..signals import has_had_time, signals_of, span
 
 TITLE = "Output"
 
@@ -27,10 +28,12 @@ _PASSED = ("ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "Squ
            "UnsqueezeBackward0", "TransposeBackward0", "PermuteBackward0", "CloneBackward0", "ToCopyBackward0",
            "SelectBackward0", "SliceBackward0", "MeanBackward0", "DivBackward0", "AliasBackward0")  # fmt: skip
 _CLASSES = "cross-entropy"
+_LINEAR = "AddmmBackward0"
 _WITH_LOGITS = "binary cross-entropy with logits"
 _OF_PROBABILITIES = "binary cross-entropy"
-_OVER_CLASSES = (_CLASSES, "negative log-likelihood", "log of the output")
 _SQUARED = "squared error"
+OF_SEQUENCES = "connectionist temporal classification"
+_ONCE = {"ExpBackward0": "exponential", "SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
 
 
 def loss_and_activation(ops: tuple[str, ...]) -> tuple[str, str]:
@@ -53,6 +56,9 @@ def loss_and_activation(ops: tuple[str, ...]) -> tuple[str, str]:
         kind = _WITH_LOGITS
     elif rest[0] == "BinaryCrossEntropyBackward0":
         kind = _OF_PROBABILITIES
+    elif rest[0] == "CtcLossBackward0":
+        has_logarithm = len(rest) > 1 and any(op.startswith("Log") for op in rest[1:])
+        return OF_SEQUENCES, "log" if has_logarithm else "" if len(rest) < 2 else _ACTIVATIONS.get(rest[1], "none")
     elif rest[0] in ("MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"):
         kind = _SQUARED
     else:
@@ -60,7 +66,7 @@ def loss_and_activation(ops: tuple[str, ...]) -> tuple[str, str]:
     return kind, _ACTIVATIONS.get(rest[skipped], "none") if len(rest) > skipped else ""
 
 
-def _training(history: TrainingHistory) -> list[BatchSample]:
+def training_batches(history: TrainingHistory) -> list[BatchSample]:
     return [sample for _, sample in history.batches if sample.training and sample.with_grad]
 
 
@@ -71,38 +77,73 @@ def last_layer(history: TrainingHistory) -> tuple[str, ...]:
     return tuple(name for name in names if name.rpartition(".")[0] == module)[:8]
 
 
-def _begins(history: TrainingHistory) -> tuple[int | None, int | None]:
-    return (history.recent[0].step, history.recent[-1].step) if history.recent else (None, None)
-
-
 @rule(
     "output-against-loss",
+    severity="critical",
     reads="the operations between the loss and the model's last layer",
     source="torch's documentation of cross_entropy, nll_loss, binary_cross_entropy and its form with logits",
     remedy="cross_entropy and binary_cross_entropy_with_logits take what the last linear layer gives: no softmax, no "
-    "sigmoid, no ReLU before them. nll_loss takes log_softmax, binary_cross_entropy a sigmoid.",
+    "sigmoid, no ReLU before them. nll_loss and ctc_loss take log_softmax, binary_cross_entropy a sigmoid.",
 )
 def output_against_loss(history: TrainingHistory) -> Finding | None:
-    """The loss has its own softmax or sigmoid and gets the output of another activation, or lacks the one it needs."""
+    """The loss has its own softmax or sigmoid and gets the output of another activation, or lacks the one it needs.
+
+    Or an exponential, a softmax or a sigmoid is taken of itself: the loss, as `poisson_nll_loss` with `log_input`, has
+    one already. Or cross_entropy, which has classes second, is given those of a linear layer, which are last, by a view
+    and no transposition. Critical where `ctc_loss` was Inf at every step: no output is long enough for its targets.
+    """
     kind, activation = loss_and_activation(history.model.loss_ops)
+    misfit, is_short = _misfit(history, kind)
+    if misfit:
+        return Finding(
+            misfit,
+            *span(history),
+            severity="critical" if is_short else "warning",
+            layers=last_layer(history),
+            evidence={"loss": kind, "activation": activation},
+            confidence=0.95,
+        )
     if not kind or not history.num_clean:
         return None
     bad = {
         _CLASSES: activation in ("softmax", "sigmoid", "ReLU", "tanh", "softplus", "ELU", "LeakyReLU"),
         _WITH_LOGITS: activation in ("softmax", "sigmoid", "ReLU", "tanh", "softplus", "ELU", "LeakyReLU"),
         "negative log-likelihood": activation not in ("log", ""),
+        OF_SEQUENCES: activation not in ("log", ""),
         _OF_PROBABILITIES: activation in ("none", "ReLU", "tanh", "softplus", "ELU", "LeakyReLU"),
     }
     if not bad.get(kind):
         return None
-    what = "nothing that ends in [0, 1]" if activation == "none" else f"the output of a {activation}"
+    lacks = "no logarithm of probabilities" if kind == OF_SEQUENCES else "nothing that ends in [0, 1]"
+    what = lacks if activation == "none" else f"the output of a {activation}"
     return Finding(
         f"The loss is a {kind}, and takes {what}.",
-        *_begins(history),
+        *span(history),
         layers=last_layer(history),
         evidence={"loss": kind, "activation": activation},
         confidence=0.95,
     )
+
+
+def _misfit(history: TrainingHistory, kind: str) -> tuple[str, bool]:
+    """What is wrong, whatever activation there is, and whether no loss is finite; empty for nothing."""
+    ops = history.model.loss_ops
+    losses = [] if history.num_clean else [e.loss for e in history.recent if e.loss is not None]
+    is_of_sequences = kind == OF_SEQUENCES and "LogSoftmaxBackward0" in ops
+    if is_of_sequences and losses and all(loss == math.inf for loss in losses):
+        return "The loss is Inf at every step: the model's output has fewer frames than its targets have labels.", True
+    twice = next((_ONCE[a] for a, b in pairwise(ops) if a == b and a in _ONCE), "")
+    if twice and history.num_clean:
+        return f"The loss takes the {twice} of what is the output of a {twice} already.", False
+    if ops[:1] not in (("NllLoss2DBackward0",), ("NllLossNdBackward0",)) or "LogSoftmaxBackward0" not in ops:
+        return "", False
+    below = [op for op in ops[ops.index("LogSoftmaxBackward0") + 1 :] if op != "AddBackward0"][:3]
+    is_viewed = below[:2] == ["ViewBackward0", "UnsafeViewBackward0"] or below == [*["ViewBackward0"] * 2, _LINEAR]
+    widths = [x.output_width for x in training_batches(history)[:1] if x.output_width > 1]
+    first = history.loss_trend.firsts[0] if history.loss_trend.firsts else 0.0
+    if is_viewed and widths and abs(first - math.log(widths[0])) <= 0.1 * math.log(widths[0]):
+        return f"A view, which moves nothing, brings {widths[0]} classes from the last dimension to the second.", False
+    return "", False
 
 
 @rule(
@@ -126,13 +167,13 @@ def bounded_output(
         return None
     if last[0] == "LogSoftmax" or loss_and_activation(history.model.loss_ops)[0] == _OF_PROBABILITIES:
         return None
-    samples = _training(history)
+    samples = training_batches(history)
     stuck = [x for x in samples if _at_its_end(last[0], x)]
     is_stuck = len(samples) >= 2 and len(stuck) == len(samples)
     return Finding(
         f"The model ends in {last[0]}, and {s.progress:.0%} of the loss has been gained."
         + (" Its output stands at the end of its range." if is_stuck else ""),
-        *_begins(history),
+        *span(history),
         severity="warning" if is_stuck or (len(s.losses) >= 2 * min_steps and s.progress < clear) else "info",
         layers=last_layer(history),
         evidence={"last_layer": last[0], "progress": s.progress, "is_at_its_end": is_stuck, "threshold": progress},
@@ -161,7 +202,7 @@ def softmax_floor(history: TrainingHistory, *, margin: float = 0.02, min_steps: 
 
     The first losses must be those of cross_entropy on probabilities: within 0.1 of ln C, and C at least 2.
     """
-    samples = _training(history)
+    samples = training_batches(history)
     if len(samples) < 2 or not all(x.output_rows_sum_to_one and x.output_width > 1 for x in samples):
         return None
     classes = samples[0].output_width
@@ -174,7 +215,7 @@ def softmax_floor(history: TrainingHistory, *, margin: float = 0.02, min_steps: 
     return Finding(
         f"The output's rows sum to 1, and the loss, {history.loss_trend.mean:.4g}, has never been below {floor:.4g}, "
         f"the floor of a cross-entropy over {classes} classes that takes probabilities.",
-        *_begins(history),
+        *span(history),
         layers=last_layer(history),
         evidence={"floor": floor, "least": history.losses.min, "num_classes": classes, "first": first},
         confidence=0.85,
@@ -189,106 +230,49 @@ def softmax_floor(history: TrainingHistory, *, margin: float = 0.02, min_steps: 
     "and at the scale of the inputs.",
 )
 def same_output_for_all(
-    history: TrainingHistory, *, spread: float = 1e-4, samples: int = 2, patience: int = 200
+    history: TrainingHistory,
+    *,
+    spread: float = 1e-4,
+    samples: int = 2,
+    patience: int = 200,
+    spread_then: float = 1e-3,
+    many: int = 16,
 ) -> Finding | None:
     """In the `samples` newest samples the output's spread over a batch is below `spread` of its size; inputs differ.
 
-    Info until `patience` losses were seen, or the run has ended: codes and gates may open late.
+    Or, of `many` samples in eval mode, where no dropout and no noise hides it, below `spread_then` in the newest look;
+    of a squared error, below that share of the spread of its targets. Info until `patience` losses were seen, or the
+    run has ended: codes and gates may open late.
     """
-    known = [x for x in _training(history) if x.num_samples > 1 and not math.isnan(x.output_spread)]
+    known = [x for x in training_batches(history) if x.num_samples > 1 and not math.isnan(x.output_spread)]
     newest = known[-samples:]
-    if len(newest) < samples or history.num_steps < 20:
+    if history.num_steps < 20 or not known:
         return None
-    if any(x.output_spread > spread * max(x.output_abs_max, 1e-12) or x.input_constant_share >= 1.0 for x in newest):
+    is_same = len(newest) >= samples and all(_is_same(x, spread) for x in newest)
+    size = history.model.target_std if is_squared_error(history) else None
+    late = [x for step, x in history.batches if 2 * step >= history.num_steps and not x.training]
+    if not is_same:
+        newest = [x for x in late if x.num_samples >= many][-1:]
+    if not is_same and not any(_is_same(x, spread_then, size) for x in newest):
         return None
     began_so = known[0].output_spread <= spread * max(known[0].output_abs_max, 1e-12)
-    then = ", from the first batch on" if began_so else f"; in the first its spread was {known[0].output_spread:.3g}"
+    since = ", from the first batch on" if began_so else f"; in the first its spread was {known[0].output_spread:.3g}"
+    mode = "" if is_same else " in eval mode"
     return Finding(
-        f"The model gives the same output to every sample of a batch{then}.",
-        *_begins(history),
+        f"The model gives the same output to every sample of a batch{mode}{since}.",
+        *span(history),
         layers=last_layer(history),
         severity="warning" if has_had_time(history, patience) else "info",
-        evidence={"spread": newest[-1].output_spread, "at_first": known[0].output_spread, "began_so": began_so},
+        evidence={
+            "spread": newest[-1].output_spread,
+            "at_first": known[0].output_spread,
+            "began_so": began_so,
+            "in_eval_mode": not is_same,
+        },
         confidence=0.9,
     )
 
 
-@rule(
-    "loss-at-chance",
-    reads="the level of the loss against that of guessing among as many classes as the output is wide",
-    source="our own: a model that knows nothing of its inputs ends at the entropy of the targets",
-    remedy="Nothing of the targets is found in the inputs: look at single samples with their targets, as the model "
-    "gets them. Are they shuffled against each other, or do the inputs not arrive?",
-    needs_descent=True,
-)
-def loss_at_chance(
-    history: TrainingHistory,
-    *,
-    tolerance: float = 0.03,
-    frequent: float = 0.05,
-    num_targets: int = 512,
-    min_steps: int = 100,
-) -> Finding | None:
-    """After `min_steps` losses their median is within a share `tolerance` of ln C, and they have not moved since.
-
-    Or within a share `frequent` of the entropy of the targets, where `num_targets` or more of them are known.
-
-    Not moved: the best average is no lower than twice that share below. Info where the loss is not known to be one over
-    classes, nor began there. Or, of a squared error, the median is at least
-    nine tenths of the targets' variance, and the best average eight.
-    """
-    samples = _training(history)
-    s = signals_of(history)
-    if not samples or len(s.losses) < min_steps:
-        return None
-    if samples[-1].output_width < 2 or is_squared_error(history):
-        return _at_the_spread(history, median(s.losses[-64:]))
-    kind = history.model.loss_kind or loss_and_activation(history.model.loss_ops)[0]
-    if kind not in ("", *_OVER_CLASSES):
-        return None
-    width, level = samples[-1].output_width, median(s.losses[-64:])
-    for chance, near, what in (
-        (math.log(width), tolerance, f"guessing among {width} classes gives"),
-        (_known_entropy(history, num_targets), frequent, "knowing how frequent each class is gives about"),
-    ):
-        if abs(level - chance) <= near * chance and history.loss_trend.best >= (1.0 - 2 * near) * chance:
-            return Finding(
-                f"The loss stands at {level:.4g}; {what} {chance:.4g}.",
-                *_begins(history),
-                severity="warning" if kind or _begins_at(history, chance, near) else "info",
-                evidence={"level": level, "chance": chance, "num_classes": width, "threshold": near},
-                confidence=0.85,
-            )
-    return None
-
-
-def _begins_at(history: TrainingHistory, chance: float, near: float) -> bool:
-    """Whether the first loss was that of guessing, as a cross-entropy's is before anything is learnt."""
-    firsts = history.loss_trend.firsts
-    return bool(firsts) and abs(firsts[0] - chance) <= 2.0 * near * chance
-
-
-def _known_entropy(history: TrainingHistory, num_targets: int) -> float:
-    """Of the targets, where enough of them are known; else no loss stands there."""
-    entropy = history.model.target_entropy
-    return -math.inf if entropy is None or (history.model.num_targets or 0) < num_targets else entropy
-
-
-def _at_the_spread(history: TrainingHistory, level: float) -> Finding | None:
-    notes = history.model
-    if not is_squared_error(history) or not notes.target_std or notes.target_mean is None:
-        return None
-    variance = notes.target_std**2
-    is_scaled = abs(notes.target_mean) > max(10.0, 3.0 * notes.target_std)  # which is target-scale's
-    s = signals_of(history)
-    is_falling = len(s.losses) > 64 and not s.stands  # on the way to the mean, and on from it
-    if is_scaled or is_falling or not 0.9 * variance <= level <= 1.2 * variance:
-        return None
-    if history.loss_trend.best < 0.8 * variance:
-        return None
-    return Finding(
-        f"The loss stands at {level:.4g}; always giving the mean of the targets gives about {variance:.4g}.",
-        *_begins(history),
-        evidence={"level": level, "chance": variance},
-        confidence=0.75,
-    )
+def _is_same(x: BatchSample, share: float, size: float | None = None) -> bool:
+    """Whether outputs to inputs that differ are spread by no more than a `share` of `size`, or of the largest."""
+    return x.output_spread <= share * (size or max(x.output_abs_max, 1e-12)) and not x.input_constant_share >= 1.0

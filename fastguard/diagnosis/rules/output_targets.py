@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ...history import TrainingHistory
 from ..finding import Finding
-from ..needs import is_squared_error
+from ..needs import is_squared_error, rewarded
 from ..registry import rule
-from ..signals import signals_of
-from .output import last_layer, loss_and_activation
+from ..signals import signals_of, span
+from .output import OF_SEQUENCES, last_layer, loss_and_activation
 
 TITLE = "Output"
 
@@ -37,11 +37,6 @@ def last_activation(history: TrainingHistory) -> str:
     names = [*notes.last_modules[:1], *operations[:1]]
     known = (*_UNIT, *_SYMMETRIC, *_POSITIVE)
     return next((name for name in names if name in known), "")
-
-
-def span(history: TrainingHistory) -> tuple[int | None, int | None]:
-    """First and last step of the window."""
-    return (history.recent[0].step, history.recent[-1].step) if history.recent else (None, None)
 
 
 def stands(history: TrainingHistory, progress: float, min_steps: int) -> bool:
@@ -94,6 +89,7 @@ def _lie_beyond(history: TrainingHistory) -> bool:
     remedy="cross_entropy and losses with logits take the plain output of the last linear layer; nll_loss takes "
     "logarithms of probabilities (log_softmax).",
     needs_targets=True,
+    needs_harm=True,
 )
 def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -> Finding | None:
     """Probabilities where the loss makes its own, or no logarithms of probabilities where it needs them.
@@ -134,15 +130,22 @@ def loss_against_targets(
 ) -> Finding | None:
     """A squared error whose targets are 0 or 1 to a share `binary`, or a cross-entropy that was below zero.
 
-    Or a relative error that began above `huge`.
+    Or `ctc_loss` of logarithms of probabilities that was, unless a term of the loss is to grow; or a relative error
+    that began above `huge`.
 
     The first is info; a warning if after `min_steps` losses less than a share `progress` of the first was gained.
     """
-    notes, kind = history.model, loss_kind(history) or loss_and_activation(history.model.loss_ops)[0]
+    notes, (of_graph, activation) = history.model, loss_and_activation(history.model.loss_ops)
+    kind = loss_kind(history) or of_graph
     least = history.losses.min if history.losses.count else 0.0
-    if "cross-entropy" in kind and least < -1e-3:
+    is_of_sequences = (of_graph, activation) == (OF_SEQUENCES, "log")
+    is_weighted = "MulBackward0" in notes.loss_ops[:4]  # log-probabilities times an advantage have the same gradient
+    is_entropy = ("cross-entropy" in kind and not is_weighted) or is_of_sequences
+    if is_entropy and least < -1e-3 and not rewarded(history):
+        sound = "targets without the blank's index" if is_of_sequences else "targets within [0, 1]"
         return Finding(
-            f"The loss is a {kind}, and was {least:.4g}: below zero, which targets within [0, 1] do not allow.",
+            f"The loss is a {of_graph if is_of_sequences else kind}, and was {least:.4g}: below zero, which {sound} "
+            "do not allow.",
             *span(history),
             evidence={"loss": kind, "least": least},
             confidence=0.95,
@@ -158,7 +161,8 @@ def loss_against_targets(
             evidence={"first": history.loss_trend.first, "threshold": huge},
             confidence=0.9,
         )
-    if kind != "squared error" or (notes.target_binary_share or 0.0) < binary or notes.target_std == 0.0:
+    is_one = notes.target_std is not None and notes.target_std < 1e-3  # all 0, as of a residual: read off to rounding
+    if kind != "squared error" or (notes.target_binary_share or 0.0) < binary or is_one:
         return None
     return Finding(
         "The loss is a squared error, and all its targets are 0 or 1: they look like classes.",

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from ...history import TrainingHistory
+from ...history.updates import is_bias
 from ..finding import Finding, count, listed
-from ..needs import batch_statistics, dropout, is_of_numbers
+from ..harm import is_harmed
+from ..needs import batch_statistics, dropout, is_of_numbers, is_squared_error
 from ..registry import rule
-from ..signals import has_had_time, median, signals_of
+from ..signals import has_had_time, has_run_away, median, signals_of, span
 
 TITLE = "Set-up"
-
-
-def _steps(history: TrainingHistory) -> tuple[int | None, int | None]:
-    return (history.recent[0].step, history.recent[-1].step) if history.recent else (None, None)
 
 
 @rule(
@@ -27,14 +25,18 @@ def _steps(history: TrainingHistory) -> tuple[int | None, int | None]:
     "gradients since the run began.",
 )
 def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watched: int = 4) -> Finding | None:
-    """In more than a `share` of at least `watched` backward passes that followed a step, its gradients were there."""
+    """In more than a `share` of at least `watched` backward passes that followed a step, its gradients were there.
+
+    Critical where the loss is three times what it was in the beginning, or no longer finite.
+    """
     left, total = history.model.num_left_gradients, history.model.num_watched_backwards
     if not left or not total or total < watched or left <= share * total:
         return None
     return Finding(
         f"In {left} of the first {total} steps the gradients of the step before were still there when backward() "
         "began, and were added to.",
-        *_steps(history),
+        *span(history),
+        severity="critical" if has_run_away(history) else "warning",
         evidence={"num_left": left, "num_watched": total, "threshold": share},
         confidence=0.97,
     )
@@ -69,17 +71,21 @@ def odd_optimizer_settings(
     """eps from `eps` on, a momentum or beta1 above `momentum`, a beta2 below 0.5 or of nearly 1.
 
     Info; a warning if after `min_steps` losses, or at the end, less than a share `progress` of the first has been
-    gained.
+    gained; four fifths where a beta2 is below 0.5, or eps is 1 or more.
     """
     odd = [text for settings in history.model.optimizer_settings for text in _odd_settings(settings, eps, momentum)]
     if not odd or not history.num_clean:
         return None
     gained = signals_of(history).progress
-    is_slow = has_had_time(history, min_steps) and gained < progress
+    values = [settings.get("eps") for settings in history.model.optimizer_settings]
+    is_far = any("betas" in text and float(text[:-1].split()[-1]) < 0.5 for text in odd)
+    is_far = is_far or any(isinstance(value, (int, float)) and value >= 1.0 for value in values)
+    is_slow = has_had_time(history, min_steps) and gained < (max(progress, 0.8) if is_far else progress)
+    is_slow = is_slow and (is_far or is_harmed(history) is not False)
     kinds = {str(settings.get("kind")) for settings in history.model.optimizer_settings}
     return Finding(
         f"{listed(sorted(kinds))} runs with unusual settings: {listed(list(dict.fromkeys(odd)))}.",
-        *_steps(history),
+        *span(history),
         severity="warning" if is_slow else "info",
         evidence={"settings": list(dict.fromkeys(odd)), "threshold_eps": eps, "threshold_momentum": momentum},
         confidence=0.85 if is_slow else 0.6,
@@ -99,18 +105,17 @@ def learning_rate_gone(
 ) -> Finding | None:
     """Of all clean steps a `share`, the newest, had a learning rate below `ratio` of the largest.
 
-    From `min_steps` such steps on, while less than a share `progress` of the first loss has been gained.
+    From `min_steps` such steps on, while less than a share `progress` of the first loss has been gained; whatever has
+    been gained, where it is exactly zero, in all groups, for longer than it was anything else: no weight moves then.
     """
-    entries = [e for e in history.clean if e.lr is not None]
-    peak = history.lrs.max
-    if len(entries) < min_steps or not 0.0 < peak < math.inf or not signals_of(history).progress < progress:
+    peak, num, s = history.lrs.max, min(history.num_clean, history.window), signals_of(history)
+    if len(s.lrs) < max(min_steps, 1) or not 0.0 < peak < math.inf or s.lrs[-1] >= ratio * peak:
         return None
-    gone = 0
-    for entry in reversed(entries):
-        if entry.lr is None or entry.lr >= ratio * peak:
-            break
-        gone += 1
-    if gone < min_steps or gone < share * min(history.num_clean, history.window) or gone == history.num_clean:
+    entries = [e for e in history.clean if e.lr is not None]
+    gone = sum(1 for _ in takewhile(lambda e: (e.lr or 0.0) < ratio * peak, reversed(entries)))
+    if not s.progress < progress and not _stands(history, max(min_steps, 0.5 * history.num_clean)):
+        return None
+    if gone < min_steps or gone < share * num or gone == history.num_clean:
         return None
     first = entries[-gone]
     return Finding(
@@ -121,6 +126,15 @@ def learning_rate_gone(
         evidence={"lr": entries[-1].lr, "peak": peak, "num_steps": gone, "threshold_ratio": ratio},
         confidence=0.85,
     )
+
+
+def _stands(history: TrainingHistory, steps: float) -> bool:
+    """Whether the learning rate was zero for so many steps, the newest; False where groups began with several."""
+    rates = {settings.get("lr") for settings in history.model.optimizer_settings}
+    if len(rates) > 1 or history.clean[-1].lr != 0.0:
+        return False
+    zero = takewhile(lambda bucket: bucket.lr.max == 0.0, reversed(history.overview.buckets))
+    return sum(bucket.lr.num for bucket in zero) >= steps
 
 
 @rule(
@@ -142,7 +156,7 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
     is_stuck = has_had_time(history, min_steps) and signals_of(history).progress < progress
     return Finding(
         f"{count(len(names), 'parameter')} changed while no optimizer under guard stepped: {listed(names)}.",
-        *_steps(history),
+        *span(history),
         severity="warning" if is_stuck else "info",
         layers=tuple(names[:8]),
         evidence={"num_overwritten": len(names), "threshold": progress},
@@ -167,7 +181,7 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
     return Finding(
         f"The model was in training mode at each of {len(passes)} passes without gradients that "
         "was looked at, with dropout or batch statistics in it: its validation losses are not those of the model.",
-        *_steps(history),
+        *span(history),
         evidence={"num_passes": len(passes), "threshold": samples},
         confidence=0.9,
     )
@@ -179,6 +193,7 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
     source="our own; gradient noise goes with one over the square root of the batch (McCandlish et al. 2018)",
     remedy="Take larger batches, or accumulate gradients over several; or lower the learning rate by the same factor.",
     needs_descent=True,
+    needs_harm=True,
 )
 def tiny_batches(
     history: TrainingHistory, *, num_samples: int = 4, noise: float = 0.5, min_steps: int = 100
@@ -187,14 +202,16 @@ def tiny_batches(
 
     From `min_steps` losses on. Info, unless the newest level stands above four tenths of where the loss began, and no
     longer falls beyond its noise. All of that
-    of an error between numbers, whose noise may be that of the targets.
+    of an error between numbers, whose noise may be that of the targets. Whatever the noise where after twice as many
+    the level is that of one who knows nothing.
     """
     sizes = [sample.num_samples for _, sample in history.batches if sample.training and sample.with_grad]
     s = signals_of(history)
     if len(sizes) < 3 or max(sizes) > num_samples or len(s.losses) < min_steps:
         return None
     level = median(s.losses[-64:])
-    if not s.loss_noise > noise * abs(level):
+    is_at_chance = len(s.losses) >= 2 * min_steps and 0.0 < 0.9 * s.chance < level and not is_squared_error(history)
+    if not s.loss_noise > noise * abs(level) and not is_at_chance:
         return None
     before = median(s.losses[-min_steps - 64 : -min_steps])
     of_medians = 0.22 * s.loss_noise  # the standard error of the difference of two of 64 losses
@@ -203,8 +220,8 @@ def tiny_batches(
     return Finding(
         f"Batches have {max(sizes)} sample{'s' if max(sizes) > 1 else ''}, and the loss changes by {s.loss_noise:.3g} "
         f"from step to step, at a level of {level:.3g}.",
-        *_steps(history),
-        severity="warning" if stands and level > least * history.loss_trend.first else "info",
+        *span(history),
+        severity="warning" if is_at_chance or (stands and level > least * history.loss_trend.first) else "info",
         evidence={"num_samples": max(sizes), "noise": s.loss_noise, "level": level, "threshold": num_samples},
         confidence=0.75,
     )
@@ -223,19 +240,36 @@ def layers_without_activation(
 ) -> Finding | None:
     """Two linear layers follow each other directly in the graph of the loss.
 
-    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained.
+    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained, or if there
+    is nothing but linear layers, and none inside is narrower than both ends, as a code or a low rank is.
     """
     ops = [op for op in history.model.loss_ops if not op.startswith(("View", "Unsafe", "Transpose", "TBackward"))]
     if not any(a == b == "AddmmBackward0" for a, b in pairwise(ops)) or not history.num_clean:
         return None
-    is_slow = history.losses.count >= min_steps and not signals_of(history).progress >= progress
+    is_wrong = history.losses.count >= min_steps and not signals_of(history).progress >= progress
+    linear = [op for op in ops if not op.startswith(("Nll", "LogSoftmax", "Mse", "L1", "SmoothL1", "Huber", "Binary"))]
+    is_all = {*linear} == {"AddmmBackward0"} and history.num_clean >= 20
+    is_wrong = is_wrong or (is_all and _is_as_wide(history, len(linear)))
     return Finding(
         "Linear layers follow each other with nothing between them.",
-        *_steps(history),
-        severity="warning" if is_slow else "info",
+        *span(history),
+        severity="warning" if is_wrong else "info",
         evidence={"operations": list(ops), "threshold": progress},
         confidence=0.85,
     )
+
+
+def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:
+    """Whether the model is so many linear layers with biases, and each inside is as wide as its narrower end."""
+    if history.last is None:
+        return False
+    tensors = history.last.tensors
+    sizes = dict(zip(tensors.names, tensors.column("numel")))
+    widths = [size for name, size in sizes.items() if is_bias(name)]
+    if len(widths) != num_layers or len(sizes) != 2 * num_layers:
+        return False
+    first = next(size for name, size in sizes.items() if not is_bias(name)) / widths[0]
+    return min(widths[:-1]) >= min(first, widths[-1])
 
 
 @rule(
@@ -250,22 +284,22 @@ def learning_rate_still_rising(
     """Over at least `min_steps` steps, or `few` of a run that has ended, the rate never fell, and rose after a `share`.
 
     It is above `ratio` times the middle's, while the newest losses stand above half of the first, or above twice their
-    best.
+    best. Critical where they are three times the first, or no longer finite.
     """
-    entries = [e for e in history.clean if e.lr is not None]
-    if len(entries) < (few if history.has_ended else min_steps) or len(entries) != history.num_clean:
+    rates = signals_of(history).lrs
+    if len(rates) < (few if history.has_ended else min_steps) or len(rates) != history.num_clean:
         return None
-    rates = [e.lr or 0.0 for e in entries]
     last, late, middle = rates[-1], rates[int(share * len(rates))], rates[len(rates) // 2]
-    if any(b < a for a, b in pairwise(rates)) or not last > late or not last > ratio * middle or not rates[0] > 0.0:
+    if not last > late or not last > ratio * middle or not rates[0] > 0.0 or any(b < a for a, b in pairwise(rates)):
         return None
     trend = history.loss_trend
     if trend.count >= few and trend.mean <= 0.5 * trend.first and trend.mean <= 2.0 * trend.best:
         return None
     return Finding(
         f"The learning rate has risen from {rates[0]:.3g} to {last:.3g} over {len(rates)} steps, and still rises.",
-        entries[0].step,
-        entries[-1].step,
+        history.clean[0].step,
+        history.clean[-1].step,
+        severity="critical" if has_run_away(history) else "warning",
         evidence={"first": rates[0], "lr": last, "threshold_ratio": ratio},
         confidence=0.85,
     )
@@ -299,7 +333,7 @@ def few_steps_an_epoch(
     return Finding(
         f"There are {history.num_clean / len(known):.2g} steps of {max(sizes)} samples to an epoch, and the loss was "
         "still falling when the run ended.",
-        *_steps(history),
+        *span(history),
         evidence={"steps": history.num_clean / len(known), "num_samples": max(sizes), "threshold_steps": steps},
         confidence=0.75,
     )

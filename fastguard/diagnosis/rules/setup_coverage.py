@@ -6,15 +6,11 @@ from ...history import TrainingHistory
 from ..finding import Finding, Severity, count, listed
 from ..needs import descent, margin
 from ..registry import rule
-from ..signals import signals_of
+from ..signals import signals_of, span
 
 TITLE = "Set-up"
 
 _BACKWARD = "fastguard.wrap_backward guards optimizers that step within the backward pass."
-
-
-def _steps(history: TrainingHistory) -> tuple[int | None, int | None]:
-    return (history.recent[0].step, history.recent[-1].step) if history.recent else (None, None)
 
 
 def _pattern(history: TrainingHistory) -> tuple[str, str, str]:
@@ -92,7 +88,7 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Finding | None:
     what = "All gradients were zero" if are_there else "All gradients were zero, or missing,"
     return Finding(
         f"{what} at each of {history.num_clean} steps" + (f": {seen}." if seen else "."),
-        *_steps(history),
+        *span(history),
         severity="warning" if is_doubtful else "critical",
         layers=history.model.moved_in_step[:8] or history.model.moved_between[:8],
         evidence={"num_steps": history.num_clean, "threshold_steps": steps, **({"pattern": name} if name else {})},
@@ -124,7 +120,7 @@ def unseen_updates(history: TrainingHistory) -> Finding | None:
     return Finding(
         f"{count(len(names), 'parameter')} changed without a gradient that the guard saw: {listed(names)}"
         + (f"; {seen}." if seen else "."),
-        *_steps(history),
+        *span(history),
         severity="warning" if is_trained else "info",
         layers=tuple(names[:8]),
         evidence={"num_moved": len(names), "num_never_seen": len(never), "num_seen": notes.num_seen},
@@ -146,6 +142,8 @@ def no_signal(history: TrainingHistory, *, steps: int = 3, share: float = 0.01, 
     Info; a warning if they are more than a share `most` of at least 50, the loss is to come down, and it is not zero
     there: not with rewards, margins or games.
     """
+    if history.norm_min > 0.0:
+        return None
     zero = [e for e in history.clean if e.norm == 0.0]
     num = len(history.clean)
     if len(zero) < max(steps, share * num) or len(zero) == num or not history.norm_max > 0.0:

@@ -17,7 +17,8 @@ TITLE = "Set-up"
     reads="running mean and variance of BatchNorm modules beside those of a training batch; validation losses",
     source="Ioffe and Szegedy 2015, section 3.1: evaluation takes the population's statistics for the batch's",
     remedy="Look at momentum (0.1 is usual, 0 never follows), at eval() or reset_running_stats() in the loop, at "
-    "batches of a few samples, and at whether training data come in another order or scale than in validation.",
+    "batches of a few samples, at statistics in half precision, and at whether training data come in another order or "
+    "scale than in validation.",
 )
 def running_statistics_apart(
     history: TrainingHistory, *, gap: float = 0.5, ratio: float = 2.0, worse: float = 1.1, min_steps: int = 30
@@ -26,8 +27,11 @@ def running_statistics_apart(
     more than `ratio`, over all channels, after `min_steps` clean steps.
 
     A warning where the newest validation loss is `worse` times the training loss, and was so from the first one on;
-    info otherwise.
+    info otherwise. Critical, and at any step, where the running statistics are not finite.
     """
+    lost = [name for name, (away, _) in history.model.norm_statistics.items() if away == math.inf]
+    if lost:
+        return _lost(history, lost)
     if history.num_clean < min_steps:
         return None
     apart = {
@@ -58,4 +62,18 @@ def running_statistics_apart(
             "threshold_gap": gap,
         },
         confidence=0.9 if is_felt else 0.6,
+    )
+
+
+def _lost(history: TrainingHistory, names: list[str]) -> Finding:
+    newest = history.recent[-1].step if history.recent else None
+    return Finding(
+        f"The running statistics of {count(len(names), 'BatchNorm module')} of {len(history.model.norm_statistics)} "
+        f"are not finite ({listed(names)}): in eval mode what comes out is NaN, or zero.",
+        newest,
+        newest,
+        severity="critical",
+        layers=tuple(names)[:8],
+        evidence={"num_not_finite": len(names), "num_modules": len(history.model.norm_statistics)},
+        confidence=1.0,
     )

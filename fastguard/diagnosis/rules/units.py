@@ -8,7 +8,7 @@ from ...history import TrainingHistory
 from ...stats.samples import ModuleActivity
 from ..finding import Finding, count, listed
 from ..registry import rule
-from ..signals import is_felt_by_the_loss, signals_of
+from ..signals import is_felt_by_the_loss, signals_of, span
 
 TITLE = "Units"
 
@@ -179,8 +179,7 @@ def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Finding | N
     return Finding(
         f"{count(len(high), 'dropout module')} {'leaves' if len(high) == 1 else 'leave'} out {high[names[0]]:.0%} of "
         f"the units: {listed(names)}.",
-        history.recent[0].step,
-        history.recent[-1].step,
+        *span(history),
         layers=tuple(names[:8]),
         evidence={"dropout": high[names[0]], "num_modules": len(high), "threshold": share},
         confidence=0.9,

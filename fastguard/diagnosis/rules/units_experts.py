@@ -56,9 +56,11 @@ def idle_experts(
     tensors, frozen = history.tensors, {*history.model.without_gradient, *history.model.not_in_optimizer}
     if tensors.num_samples < samples or tensors.last_step < min_steps or not history.norm_max:
         return None
-    names = [name for name in history.model.names or tensors if not frozen or name not in frozen]
-    are_all_here = min(tensors.column("last_step")) == tensors.last_step and not {*names}.difference(tensors)
-    if are_all_here and max(tensors.column("zero_since")) < 0.0:
+    names = [*(history.model.names or tensors)]
+    if frozen:
+        names = [name for name in names if name not in frozen]
+    are_all_here = tensors.all_are("last_step", tensors.last_step) and tensors.hold(names)
+    if are_all_here and tensors.all_are("zero_since", -1.0):
         return None
     worst: tuple[float, list[str], list[str], list[str]] | None = None
     for modules in siblings(names):

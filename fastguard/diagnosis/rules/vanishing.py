@@ -23,6 +23,7 @@ _HALF_STEP = 2.0**-24  # the smallest positive float16
     source="SageMaker Debugger AllZero (100 % zeros)",
     remedy="Is the parameter used in the forward pass, and does its output reach the loss? Dead ReLUs, a detach(), "
     "a zero-initialised layer after it, or an expert or embedding that this batch did not use leave zeros.",
+    needs_harm=True,
 )
 def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float = 0.5) -> Finding | None:
     """A tensor whose gradient was all zeros at the last step: info, a warning from `share` of all tensors on.
@@ -76,7 +77,7 @@ def zero_gradient_tensors(
     `kept` and keeps it. Silent where the loss has come down to nothing: a hinge loss that is met has no gradient.
     """
     tensors = history.tensors
-    if max(tensors.column("zero_since"), default=-1.0) < 0.0:
+    if tensors.all_are("zero_since", -1.0):
         return None
     if signals_of(history).loss_level <= 1e-3 * history.loss_trend.first:
         return None
@@ -187,31 +188,41 @@ def vanishing_norm(
     "normalisation layers, residual connections, or an initialisation that keeps the variance.",
 )
 def vanishing_layers(
-    history: TrainingHistory, *, ratio: float = 1e-3, ratio_alone: float = 1e-5, progress: float = 0.6
+    history: TrainingHistory,
+    *,
+    ratio: float = 1e-3,
+    ratio_alone: float = 1e-5,
+    ratio_stuck: float = 0.02,
+    progress: float = 0.6,
+    min_steps: int = 100,
 ) -> Finding | None:
     """The first quarter of the tensors has a median gradient below `ratio` of the last quarter's, element for element.
 
-    A warning if the loss has not come down by a share `progress`, or below `ratio_alone`; else info. Each quarter has
-    at least two tensors; biases (which a normalisation after them makes idle) and zeros do not count. From the
-    fourth sample on.
+    Or below `ratio_stuck` where it falls off evenly from layer to layer, and after `min_steps` losses less than a third
+    of the share `progress` was gained. A warning if the loss has not come down by `progress`, or below `ratio_alone`;
+    else info. Each quarter has at least two tensors, of eight (six where it is stuck); biases (which a normalisation
+    after them makes idle) and zeros do not count. From the fourth sample on.
     """
     tensors = history.tensors
     if tensors.num_samples < 4:
         return None
     sizes = [size for size in tensors.column("log_rms") if size == size]
-    if not sizes or max(sizes) - min(sizes) < -math.log(ratio):
+    gained = signals_of(history).progress
+    stands = has_had_time(history, min_steps) and gained < progress / 3.0
+    limit = ratio_stuck if stands else ratio
+    if not sizes or max(sizes) - min(sizes) < -math.log(limit):
         return None
     known = [name for name, t in tensors.items() if not is_bias(name) and not math.isnan(t.log_rms)]
-    size = len(known) // 4
-    if size < 2:
+    if len(known) < (6 if stands else 8):
         return None
+    size = max(2, len(known) // 4)
     first, last = (median([tensors[n].log_rms for n in part]) for part in (known[:size], known[-size:]))
     at_first, at_last = (median([tensors[n].first_log_rms for n in part]) for part in (known[:size], known[-size:]))
     share = math.exp(max(min(first - last, 0.0), -700.0))
-    if share >= ratio:
+    if share >= limit or (share >= ratio and _evenness([tensors[n].log_rms for n in known]) < 0.8):
         return None
-    is_stuck = not signals_of(history).progress >= progress
-    names = [name for name in known if tensors[name].log_rms - last < math.log(ratio)]
+    is_stuck = not gained >= progress
+    names = [name for name in known if tensors[name].log_rms - last < math.log(limit)]
     return Finding(
         f"Per element, the gradients of the first {size} tensors are {share:.2g} of those of the last {size}; "
         f"{listed(names)} get the least.",
@@ -222,10 +233,18 @@ def vanishing_layers(
         evidence={
             "first_to_last": share,
             "at_the_beginning": math.exp(max(min(at_first - at_last, 700.0), -700.0)),
-            "threshold": ratio,
+            "threshold": limit,
         },
         confidence=0.95 if is_stuck else 0.6,
     )
+
+
+def _evenness(values: list[float]) -> float:
+    """The share of the variance of `values` that a line through them explains."""
+    middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
+    both = sum((i - middle) * (value - mean) for i, value in enumerate(values))
+    of_places, of_values = (sum((i - middle) ** 2 for i in range(len(values))), sum((v - mean) ** 2 for v in values))
+    return both * both / (of_places * of_values) if of_values else 0.0
 
 
 @rule(
@@ -239,12 +258,16 @@ def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, sh
 
     With a loss scale the scaled gradients are looked at. Fires when a `share` of all tensors is like that.
     """
-    scale = next((e.loss_scale for e in reversed(history.recent) if e.loss_scale is not None), 1.0) or 1.0
     tensors = history.tensors
+    if tensors.num_samples < 3:
+        return None
+    scale = 1.0
+    if history.num_scaled:
+        scale = next((e.loss_scale for e in reversed(history.recent) if e.loss_scale is not None), 1.0) or 1.0
     if min(tensors.column("min_nonzero"), default=math.inf) * scale > 4.0 * _HALF_STEP:
         return None
     lost = [name for name, track in tensors.items() if _is_underflowing(track, scale, zeros)]
-    if not lost or len(lost) < share * len(tensors) or tensors.num_samples < 3:
+    if not lost or len(lost) < share * len(tensors):
         return None
     return Finding(
         f"The gradients of {count(len(lost), 'tensor')} of {len(tensors)} end at the smallest float16, and most of "

@@ -9,7 +9,7 @@ from ...history import TrainingHistory, UpdateRatio
 from ...history.updates import is_bias
 from ..finding import Finding, Severity, count, listed
 from ..registry import rule
-from ..signals import has_had_time, is_felt_by_the_loss, median, signals_of
+from ..signals import has_had_time, is_felt_by_the_loss, median, signals_of, span
 from .units_experts import idle_branches
 
 TITLE = "Weights and updates"
@@ -193,6 +193,11 @@ def _severity_of_share(num: int, total: int, share: float) -> Severity:
     return "info" if total and num > share * total else "warning"
 
 
+def _learns_nothing(history: TrainingHistory) -> bool:
+    """Whether after a hundred losses less than 0.15 of the first was gained."""
+    return history.losses.count >= 100 and signals_of(history).progress < 0.15
+
+
 @rule(
     "parameters-not-in-optimizer",
     reads="parameters of the model against those of the optimizer",
@@ -203,17 +208,17 @@ def _severity_of_share(num: int, total: int, share: float) -> Severity:
 def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75) -> Finding | None:
     """Trainable parameters that the optimizer does not have; info if they are more than a `share` of the model's.
 
-    Critical if it has none of them.
+    Unless after a hundred losses hardly anything was learnt. Critical if it has none of them.
     """
     names = history.model.not_in_optimizer
     if not names or not history.num_steps:
         return None
     total = len(history.model.names)
+    share = 1.0 if _learns_nothing(history) else share
     return Finding(
         f"{count(len(names), 'trainable parameter')} of the model "
         f"{'is' if len(names) == 1 else 'are'} not in the optimizer: {listed(names)}.",
-        history.recent[0].step,
-        history.recent[-1].step,
+        *span(history),
         severity="critical" if len(names) == total > 1 else _severity_of_share(len(names), total, share),
         layers=tuple(names[:8]),
         evidence={"num_missing": len(names), "num_parameters": total, "threshold_share": share},
@@ -234,7 +239,8 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     First layers are a run of at least four parameters from the beginning of the model on; fewer will do where
     their weights look trained: their spread differs by more than a share `near` from those that layers begin with.
     Info, too, where the optimizer was given none of them, for the first 100 losses, since blocks may be trained in
-    turns, and where eight tenths of the first loss were gained though they are not the first layers. A warning where
+    turns, and where eight tenths of the first loss were gained though they are not the first layers, unless the
+    optimizer has them, their weights are as layers begin with, and none ever had a gradient. A warning where
     the last layer is frozen while earlier ones are not, and less than half of the first loss was gained in 100 losses.
     """
     notes = history.model
@@ -246,19 +252,22 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     leading = 0
     while leading < total and notes.names[leading] in frozen:
         leading += 1
-    on_purpose = leading == len(frozen) and (leading >= 4 or _were_trained(history, frozen, near))
-    on_purpose = on_purpose or _are_left_out(history)
+    are_fresh = _are_fresh(history, frozen, near)
+    on_purpose = leading == len(frozen) and (leading >= 4 or (bool(are_fresh) and not any(are_fresh)))
+    num_held = _num_held(history)
+    on_purpose = on_purpose or num_held == 0
     progress, num_losses = signals_of(history).progress, history.losses.count
     is_stuck = has_had_time(history, 100) and not progress >= 0.5
     is_early = num_losses > 0 and not has_had_time(history, 100)
-    is_learnt = progress >= 0.8 and leading < len(frozen)  # without first layers a loss comes low, too
+    is_held = num_held is not None and num_held > 0
+    are_forgotten = is_held and bool(are_fresh) and all(are_fresh) and not frozen.intersection(history.tensors)
+    is_learnt = progress >= 0.8 and leading < len(frozen) and not are_forgotten  # first layers need not learn for that
     usual = "info" if is_early or is_learnt else _severity_of_share(len(names), total, share)
     ends_frozen = total > 0 and notes.names[-1] in frozen and len(frozen) < total and is_stuck
     return Finding(
         f"{count(len(names), 'parameter')} of {total} cannot learn (frozen, or with a learning rate of 0): "
         f"{listed(names)}.",
-        history.recent[0].step,
-        history.recent[-1].step,
+        *span(history),
         severity="info" if on_purpose else "warning" if ends_frozen else usual,
         layers=tuple(names[:8]),
         evidence={"num_frozen": len(names), "num_parameters": total, "threshold_share": share},
@@ -266,20 +275,20 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     )
 
 
-def _are_left_out(history: TrainingHistory) -> bool:
-    """Whether the optimizer holds as many elements as have gradients: what is frozen was not given to it."""
+def _num_held(history: TrainingHistory) -> int | None:
+    """How many elements the optimizer holds that have no gradient: 0 where it was not given what is frozen."""
     settings, last = history.model.optimizer_settings, history.last
     held = [group.get("num_parameters") for group in settings]
     if last is None or history.model.zero_lr or not held or not all(isinstance(n, (int, float)) for n in held):
-        return False
-    return sum(n for n in held if isinstance(n, (int, float))) == last.tensors.total_row()[0]
+        return None
+    return sum(int(n) for n in held if isinstance(n, (int, float))) - int(last.tensors.total_row()[0])
 
 
-def _were_trained(history: TrainingHistory, names: Iterable[str], near: float) -> bool:
-    """Whether the weight matrices among `names` have another spread than any usual initialisation gives them."""
-    pairs = [history.model.initialization[name] for name in names if name in history.model.initialization]
-    ratios = [actual / expected for actual, expected in pairs]
-    return bool(ratios) and all(abs(r - usual) > near * usual for r in ratios for usual in _FRESH)
+def _are_fresh(history: TrainingHistory, names: Iterable[str], near: float) -> list[bool]:
+    """Of the weight matrices among `names`: whether their spread is one that a usual initialisation gives."""
+    known = history.model.initialization
+    ratios = [actual / expected for actual, expected in (known[name] for name in names if name in known)]
+    return [any(abs(ratio - usual) <= near * usual for usual in _FRESH) for ratio in ratios]
 
 
 @rule(
@@ -297,10 +306,13 @@ def missing_gradients(
     Not experts and other branches side by side, of which some have one: of these idle-experts tells.
     A warning where they are the first of the model, weights among them, as where something detaches the way to them;
     or where after `min_steps` losses less than a share `progress` of the first has been gained. Info if they are more
-    than a `share` of the model's.
+    than a `share` of the model's, unless hardly anything was gained in a hundred losses; of the
+    first ones, than seven tenths.
     """
     notes, tensors = history.model, history.tensors
     if not notes.names or tensors.num_samples < samples or not len(tensors):
+        return None
+    if tensors.hold(notes.names):
         return None
     explained = {*notes.not_in_optimizer, *notes.without_gradient, *notes.zero_lr}
     explained.update(notes.moved_in_step, notes.moved_between)  # of these unseen-updates tells
@@ -317,6 +329,8 @@ def missing_gradients(
     first = set(takewhile(set(names).__contains__, notes.names))
     is_lost = not first.isdisjoint(notes.initialization) or not history.losses.count
     is_lost = is_lost or (history.losses.count >= min_steps and not signals_of(history).progress >= progress)
+    if _learns_nothing(history) or not first.isdisjoint(notes.initialization):
+        share = max(share, 1.0 if _learns_nothing(history) else 0.7)
     return Finding(
         f"{count(len(names), 'parameter')} never had a gradient: {listed(names)}.",
         history.recent[0].step,
@@ -354,12 +368,14 @@ def poor_initialisation(
     """
     if not history.num_steps:
         return None
+    ratios_of_all = [actual and actual / expected for actual, expected in history.model.initialization.values()]
+    if not ratios_of_all or (small <= min(ratios_of_all) and max(ratios_of_all) <= min(recurrent, large_all, large)):
+        return None  # as most are
     flat = [name for name, (actual, _) in history.model.initialization.items() if actual == 0.0]
     if len(flat) > share * len(history.model.initialization) and not signals_of(history).progress >= 0.8:
         return Finding(
             f"{count(len(flat), 'layer')} began with all weights equal: its units stay alike. {listed(flat)}.",
-            history.recent[0].step,
-            history.recent[-1].step,
+            *span(history),
             layers=tuple(flat[:8]),
             evidence={"num_layers": len(flat), "ratio": 0.0, "threshold": share},
             confidence=0.95,
@@ -378,8 +394,7 @@ def poor_initialisation(
     return Finding(
         f"{count(len(names), 'layer')} began with weights that are too {'large' if too_large else 'small'}: "
         f"{names[0]} with {worst:.2g} times the standard deviation that its fan-in asks for.",
-        history.recent[0].step,
-        history.recent[-1].step,
+        *span(history),
         layers=tuple(names[:8]),
         evidence={"ratio": worst, "num_layers": len(names), "threshold": limits[names[0]] if too_large else small},
         confidence=0.85,
@@ -414,8 +429,7 @@ def shrinking_weights(
     text = " and ".join(said)
     return Finding(
         f"{text[0].upper()}{text[1:]}.",
-        history.recent[0].step,
-        history.recent[-1].step,
+        *span(history),
         evidence={"decay_per_step": taken, "norm_left": left, "threshold": decay, "threshold_norm": shrunk},
         confidence=0.95 if taken > decay else 0.8,
     )

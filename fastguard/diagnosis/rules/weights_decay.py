@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...history import TrainingHistory
 from ..finding import Finding
 from ..registry import rule
-from ..signals import has_had_time, signals_of
+from ..signals import has_had_time, signals_of, span
 
 TITLE = "Weights and updates"
 
@@ -18,6 +18,7 @@ _COUPLED = frozenset(["SGD", "ASGD", "Adam", "NAdam", "RAdam", "Adamax", "Adagra
     source="the usual 1e-4 to 1e-2 of SGD and Adam, 1e-2 to 0.3 of AdamW, and a decade beyond",
     remedy="Divide weight_decay by 100 or more, and leave biases and norms out of it.",
     needs_descent=True,
+    needs_harm=True,
 )
 def large_weight_decay(
     history: TrainingHistory,
@@ -25,28 +26,30 @@ def large_weight_decay(
     coupled: float = 0.05,
     decoupled: float = 1.0,
     progress: float = 0.4,
+    progress_coupled: float = 0.6,
     min_steps: int = 100,
 ) -> Finding | None:
     """A decay of `coupled` or more that goes through the gradient, or of `decoupled` or more in AdamW.
 
     Info; a warning if after `min_steps` losses, or forty at the end of a run, less than a share `progress` of the first
-    has been gained.
+    has been gained; where the decay goes through the gradient, `progress_coupled` from twice that on, a quarter below.
     """
-    largest = 0.0
+    largest, least = 0.0, progress
     for settings in history.model.optimizer_settings:
         value = settings.get("weight_decay")
         limit = coupled if settings.get("kind") in _COUPLED else decoupled
         if isinstance(value, (int, float)) and value >= limit:
             largest = max(largest, float(value))
+            if limit == coupled:
+                least = progress_coupled if value >= 2.0 * coupled else 0.25 * progress
     if not largest or not history.num_clean:
         return None
     is_slow = (
-        history.losses.count >= 40 and has_had_time(history, min_steps) and not signals_of(history).progress >= progress
+        history.losses.count >= 40 and has_had_time(history, min_steps) and not signals_of(history).progress >= least
     )
     return Finding(
         f"The weight decay is {largest:g}.",
-        history.recent[0].step,
-        history.recent[-1].step,
+        *span(history),
         severity="warning" if is_slow else "info",
         evidence={"weight_decay": largest, "threshold": coupled},
         confidence=0.85,

@@ -30,7 +30,7 @@ def second_moment_collapse(
     Of what it was at most, at an earlier sample. Or the moment of a weight is all zeros while its gradient is not, as
     where half precision rounds it away. A warning for zeros, and where the loss shows it; else info.
     """
-    coefs = {entry.step: entry.clip_coef for entry in history.clean}
+    coefs: dict[int, float] = {}  # made when one is wanted
     num: dict[int, int] = {}
     met: dict[int, list[str]] = {}
     zero: dict[str, int] = {}
@@ -46,9 +46,10 @@ def second_moment_collapse(
             num[step] = num.get(step, 0) + 1
             if value.moment_max == 0.0 and norm > 0.0 and value.update_norm:
                 zero[name] = step
-            gradient = norm * coefs.get(step, 1.0) / math.sqrt(value.numel)
-            if before < fallen * peak and gradient > times * rms:
-                met.setdefault(step, []).append(name)
+            if before < fallen * peak:
+                coefs = coefs or {entry.step: entry.clip_coef for entry in history.clean}
+                if norm * coefs.get(step, 1.0) / math.sqrt(value.numel) > times * rms:
+                    met.setdefault(step, []).append(name)
             peak, before = max(peak, rms), rms
     steps = [step for step, names in met.items() if len(names) >= share * num[step] and num[step] > 1]
     if not steps and not zero:

@@ -14,18 +14,5 @@ from .spikes import Spikes as Spikes
 from .value import Value as Value
 from .zclip import ZClip as ZClip
 
-__all__ = [
-    "ClipPolicy",
-    "GivenPolicy",
-    "Place",
-    "AGC",
-    "AdaGC",
-    "GlobalNorm",
-    "PerGroup",
-    "Percentile",
-    "SkipSpikes",
-    "Spikes",
-    "Value",
-    "ZClip",
-    "as_policy",
-]
+__all__ = ["ClipPolicy", "GivenPolicy", "Place", "AGC", "AdaGC", "GlobalNorm", "PerGroup", "Percentile",
+           "SkipSpikes", "Spikes", "Value", "ZClip", "as_policy"]  # fmt: skip

@@ -23,6 +23,9 @@ class GlobalNorm(ClipPolicy):
 
     Source: Pascanu et al. 2013, section 3.2; the 1e-6 is torch's.
 
+    Cost: none beyond the step's own read; gradients above the limit are written once, or scaled by a fused optimizer
+    as it reads them; no sync.
+
     >>> GlobalNorm(1.0).coefficient(0.5), round(GlobalNorm(1.0).coefficient(4.0), 6)
     (1.0, 0.25)
     """

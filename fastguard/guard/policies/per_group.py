@@ -14,7 +14,7 @@ from .given import GivenPolicy, as_policy
 from .global_norm import GlobalNorm
 from .policy import ClipPolicy, Place
 
-_BY = ("param_group", "optimizer")
+_BY = ("param_group", "optimizer", "tensor")
 
 
 class PerGroup(ClipPolicy):
@@ -24,7 +24,7 @@ class PerGroup(ClipPolicy):
         policies: a dict from patterns of tensor names, as of a shell (`"embed*"`), to a policy of the whole model or a
             number, which is short for `GlobalNorm`: a parameter belongs to the first pattern that its name matches,
             and is not clipped if it matches none. Or one policy or number, of which each group has a copy.
-        by: with one policy, what the groups are: "param_group" of the optimizers, or "optimizer".
+        by: with one policy, what the groups are: "param_group" of the optimizers, "optimizer", or each "tensor".
 
     Raises:
         ValueError: a pattern that no parameter is the first of, from `wrap`; an unknown `by`; an empty dict.
@@ -33,7 +33,7 @@ class PerGroup(ClipPolicy):
     A group whose policy skips (`SkipSpikes`) has the whole step skipped.
 
     Cost: no read beyond the step's own; the gradients of groups above their limits are written. 1 us a step and that of
-    the policies on the host; no sync.
+    the policies on the host, for each group or tensor; no sync.
 
     >>> PerGroup({"embed*": 0.1, "*": GlobalNorm(2.0)})
     PerGroup({'embed*': GlobalNorm(0.1), '*': GlobalNorm(2)})
@@ -58,6 +58,8 @@ class PerGroup(ClipPolicy):
 
     def group_of(self, place: Place) -> str | None:
         if not self._by_pattern:
+            if self.by == "tensor":
+                return place.name
             return f"group{place.group}" if self.by == "param_group" else f"optimizer{place.optimizer}"
         return next((pattern for pattern in self.policies if fnmatch.fnmatchcase(place.name, pattern)), None)
 

@@ -34,13 +34,7 @@ class ZClip(ClipPolicy):
     is_sound = True
 
     def __init__(
-        self,
-        z: float = 2.5,
-        alpha: float = 0.97,
-        *,
-        warmup: int = 25,
-        to: str = "mean",
-        max_norm: float | None = None,
+        self, z: float = 2.5, alpha: float = 0.97, *, warmup: int = 25, to: str = "mean", max_norm: float | None = None
     ) -> None:
         if to not in _TO:
             raise ValueError(f"`to` must be one of {list(_TO)}, got {to!r}")

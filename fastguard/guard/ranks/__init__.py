@@ -13,19 +13,5 @@ from .totals import as_everywhere as as_everywhere
 from .totals import gradients_over_ranks as gradients_over_ranks
 from .totals import norm_over_ranks as norm_over_ranks
 from .totals import tensors_over_ranks as tensors_over_ranks
-
-__all__ = [
-    "LocalGradients",
-    "Parity",
-    "Ranks",
-    "Shared",
-    "as_everywhere",
-    "flat_shards",
-    "gradients_over_ranks",
-    "is_sharded",
-    "local_of",
-    "locals_of",
-    "measured",
-    "norm_over_ranks",
-    "tensors_over_ranks",
-]
+from .unsharded import is_under_fully_shard as is_under_fully_shard
+from .unsharded import ranks_of as ranks_of

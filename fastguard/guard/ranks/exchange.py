@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ _COUNTS = tuple(i for i, column in enumerate(TABLE) if column.is_count)
 _SUM, _SUM_SQ, _DEVIATIONS, _NORM = (INDEX[name] for name in ("sum", "sum_sq", "sum_sq_dev", "finite_norm"))
 _MAX, _LEAST, _NUMEL = INDEX["abs_max"], INDEX["abs_min_nonzero"], INDEX["numel"]
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+_CPU = torch.device("cpu")
 _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
 
 
@@ -64,19 +66,19 @@ class Wire:
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
         self.groups = list(groups)
-        self.num_ranks = 1
-        for group in groups:
-            self.num_ranks *= dist.get_world_size(group)
-        self.is_wide = any(dist.get_world_size(group) > MOST_GATHERED for group in groups)
+        sizes = [dist.get_world_size(group) for group in groups]
+        self.num_ranks = math.prod(sizes)
+        self.is_wide = max(sizes, default=1) > MOST_GATHERED
         self.num_collectives = self.num_bytes = 0
 
     def gather(self, words: Sequence[float], group: dist.ProcessGroup) -> list[list[float]]:
         """`words` of each rank of a group, in their order."""
-        own = torch.tensor(words, dtype=torch.float64).to(device_of(group))
-        found = torch.empty((dist.get_world_size(group), len(words)), dtype=torch.float64, device=own.device)
+        own = torch.tensor(words, dtype=torch.float64, device=device_of(group))
+        found = own.new_empty(group.size() * len(words))
         self._count(8 * len(words))
-        _gather(found.view(-1), own, group=group)
-        return found.tolist()
+        _gather(found, own, group=group)
+        everyone = found.tolist()
+        return [everyone[i : i + len(words)] for i in range(0, len(everyone), len(words))]
 
     def tell(self, said: list[Any]) -> list[Any]:
         """The lists of all ranks as one list, in the order of the groups' ranks. Pickled: for what is rare."""
@@ -117,7 +119,7 @@ class Wire:
         return whole, [-one for one in ends[len(compared) :]], ends[: len(compared)], sums
 
     def _reduced(self, rows: torch.Tensor, more: Sequence[float], how: Any) -> tuple[torch.Tensor, list[float]]:
-        words = torch.cat([rows.flatten(), torch.tensor(more, dtype=torch.float64)]) if more else rows
+        words = torch.cat([rows.flatten(), torch.tensor(more, dtype=torch.float64, device="cpu")]) if more else rows
         for group in self.groups:
             sent = words.contiguous().to(device_of(group))
             self._count(8 * words.numel())
@@ -141,6 +143,6 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
     """Where a group takes tensors: the CPU, or the current device of a group that has no backend there."""
     known = dist.get_backend_config(group) if hasattr(dist, "get_backend_config") else dist.get_backend(group)
     if "gloo" in str(known) or "mpi" in str(known):
-        return torch.device("cpu")
+        return _CPU
     kind = "cuda" if "nccl" in str(known) else torch._C._get_accelerator().type
     return torch.device(kind, torch.accelerator.current_device_index() if kind != "cpu" else 0)

@@ -32,7 +32,9 @@ class FlatShards(NamedTuple):
         """How many ranks hold each gradient alike, of `present` parameters: float64, [T, 1]; None where one does."""
         places = range(len(self.are_flat)) if present is None else present
         times = [self.num_ranks / (self.num_shards if self.are_flat[i] else 1) for i in places]
-        return None if all(one == 1.0 for one in times) else torch.tensor(times, dtype=torch.float64).unsqueeze(1)
+        if all(one == 1.0 for one in times):
+            return None
+        return torch.tensor(times, dtype=torch.float64, device="cpu").unsqueeze(1)
 
 
 def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -> FlatShards | None:

@@ -1,8 +1,9 @@
-"""Each rank's own gradients under DistributedDataParallel, read before they are averaged."""
+"""Each rank's own gradients under DistributedDataParallel and `fully_shard`, read before they are averaged."""
 
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,8 +18,10 @@ from ...history import TrainingHistory
 from ...history.bad_ranks import with_step
 from ...stats.columns import COLUMNS, INDEX, norm_of, norm_parts
 from ...stats.failures import Failures
+from . import shards
 from .odd import NoiseScale, OddRanks
 from .ranks import told
+from .unsharded import Unsharded, ranks_of
 
 EVERY = 10  # steps
 _MAX_HELD = 4  # tensors of a rank
@@ -46,7 +49,7 @@ class _OwnGradients(NamedTuple):
     """This rank's own gradients at a step.
 
     Attributes:
-        sum_sq: their squared norm; NaN where that is not finite.
+        sum_sq: their squared norm; NaN where that is not finite, or where ranks have different tensors.
         num_passes: backward passes that were averaged, of which these are the newest.
         held: index of a parameter, its NaNs and Infs, of the first four in backward order.
     """
@@ -59,8 +62,8 @@ class _OwnGradients(NamedTuple):
 class _Arrived:
     """The hook on a parameter whose gradient was added to, ahead of DistributedDataParallel's own."""
 
-    def __init__(self, local: LocalGradients, index: int) -> None:
-        self._local, self._index = weakref.ref(local), index
+    def __init__(self, local: weakref.ref[LocalGradients], index: int) -> None:
+        self._local, self._index = local, index
         unserializable_hook(self)
 
     def __call__(self, parameter: torch.Tensor) -> None:
@@ -73,20 +76,26 @@ class _Arrived:
             local._arrived(self._index, parameter)
 
 
+def _hooked(local: weakref.ref[LocalGradients], index: int, parameter: torch.Tensor) -> Any:
+    return parameter.register_post_accumulate_grad_hook(_Arrived(local, index))
+
+
 class LocalGradients:
     """What each rank brings into the average: which held NaN or Inf, which is odd, and how noisy their gradients are.
 
     The gradients are read once, at the end of a backward pass that is averaged and before the average is written over
-    them; where they are views into buckets, each as it arrives. Every tenth step, and at once at a step that is not
-    finite, the ranks tell each other what they held since, over a gloo group of their own: DistributedDataParallel's
-    collectives and hooks are left alone, and so are the bits of the training. What comes of it is noted in the history:
-    `bad_ranks`, `odd_ranks`, `noise_scale`.
+    them; where they are views into buckets, and under `fully_shard`, which takes them away, each as it arrives. Every
+    tenth step, and at once at a step that is not finite, the ranks tell each other what they held since, over a gloo
+    group of their own: the wrapper's collectives and hooks are left alone, and so are the bits of the training. What
+    comes of it is noted in the history: `bad_ranks`, `odd_ranks`, `noise_scale`; the latter two not where tensor
+    parallelism leaves each rank a part of a gradient.
 
     All ranks must have one, and step together. Where one does not answer within a minute, this is given up, and
     training goes on.
 
     Args:
-        model: the wrapped one; its group, all of whose processes make one of these at the same time.
+        model: the wrapped one; all processes of its group, or of its parameters' mesh, make one of these at the same
+            time.
         params: of all optimizers, in order.
         every: steps from one exchange to the next.
 
@@ -94,23 +103,29 @@ class LocalGradients:
         num_ranks: that take part.
 
     Cost: a step's backward pass 1 us a parameter, one read of the gradients, and on a GPU a sync; every tenth step
-    224 bytes from each rank, for which nobody waits, and some 0.3 ms.
+    224 bytes from each rank, for which nobody waits, and some 0.3 ms. Under `fully_shard` a call of the kernels a
+    parameter, and on a GPU a sync.
     """
 
-    def __init__(
-        self, model: torch.nn.parallel.DistributedDataParallel, params: Sequence[torch.Tensor], every: int = EVERY
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, params: Sequence[torch.Tensor], every: int = EVERY) -> None:
         self._every = every
         self._model = weakref.ref(model)
-        members = dist.get_process_group_ranks(model.process_group)
+        self._handles: list[Any]
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            members = dist.get_process_group_ranks(model.process_group)
+            averaged = {id(p) for p in model.module.parameters() if p.requires_grad}
+            watched = {i for i, p in enumerate(params) if id(p) in averaged}
+            self._handles = [_hooked(weakref.ref(self), i, params[i]) for i in sorted(watched)]
+            self._is_ddp = True
+        else:
+            members = ranks_of(params)
+            unsharded = Unsharded(model, params, functools.partial(_hooked, weakref.ref(self)))
+            self._handles, watched = [unsharded], unsharded.places
+            self._is_ddp = False
         self._members, self.num_ranks = members, len(members)
         self._group: Any = dist.new_group(members, _TIMEOUT, "gloo", use_local_synchronization=True)
-        averaged = {id(p) for p in model.module.parameters() if p.requires_grad}
         self._num_params = len(params)
-        self._is_whole = all(id(p) in averaged for p in params if p.requires_grad)
-        self._handles = [
-            p.register_post_accumulate_grad_hook(_Arrived(self, i)) for i, p in enumerate(params) if id(p) in averaged
-        ]
+        self._is_whole = all(i in watched for i, p in enumerate(params) if p.requires_grad)
         self._fired: dict[int, torch.Tensor] = {}
         self._task, self._num_passes = -1, 0
         self._seen: set[int] = set()
@@ -118,7 +133,7 @@ class LocalGradients:
         self._next = 0  # the first step that was not told yet
         self._awaited: tuple[Any, list[torch.Tensor]] | None = None
         self._odd, self._noise = OddRanks(members), NoiseScale(self.num_ranks)
-        self._trouble: list[tuple[int, str, int, int]] = []
+        self._trouble: tuple[int, list[tuple[int, str, int, int]]] = -1, []
         self._num_exchanges = 0
 
     def start(self, run: _Run, history: Callable[[], TrainingHistory]) -> None:
@@ -137,22 +152,23 @@ class LocalGradients:
                 self._hear()
                 self._tell(step)
 
-    def told_trouble(self) -> str:
-        """Of the step just judged, whose average is not finite: which ranks held what, in words. Waits for all ranks.
+    def find_trouble(self, step: int) -> list[tuple[int, str, int, int]]:
+        """At `step`, whose average is not finite: which ranks held what, as `Ranks.trouble` has it. Waits for all.
 
-        Where the host does not wait for its device, the ranks come to this at different times: nothing is said then,
+        Where the host does not wait for its device, the ranks come to this at different times: nothing is found then,
         and the next exchange tells the history.
         """
-        step = self._run.step - 1
-        if not self._handles or not self._run.may_wait:
-            return ""
-        self._trouble = []
-        with self._kept():
-            self._hear()
-            if self._next <= step:
-                self._tell(step)
+        if self._handles and self._run.may_wait:
+            with self._kept():
                 self._hear()
-        return told(self._trouble, self.num_ranks)
+                if self._next <= step:
+                    self._tell(step)
+                    self._hear()
+        return self._trouble[1] if self._trouble[0] == step else []
+
+    def told_trouble(self) -> str:
+        """The same of the step just judged, in words."""
+        return told(self.find_trouble(self._run.step - 1), self.num_ranks)
 
     def facts(self) -> dict[str, Any]:
         """What is so now, as facts about the model. What single ranks held is noted when it is heard of."""
@@ -177,10 +193,13 @@ class LocalGradients:
         return _GivenUp(self, self._run.failures)
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
-        model = self._model()
-        if model is None or not model.require_backward_grad_sync:
+        model: Any = self._model()
+        if model is None or (self._is_ddp and not model.require_backward_grad_sync):
             return
         self._fired[index] = parameter
+        if not self._is_ddp:
+            self._measure()
+            return
         if model.gradient_as_bucket_view or (model.static_graph and self._num_passes < 2):
             self._measure()  # written over while the pass goes on, as all are in the first one of a static graph
             return
@@ -199,17 +218,19 @@ class LocalGradients:
             if not known.num_passes or not self._seen.isdisjoint(fired):
                 self._seen = set()  # another pass, which added to what the one before has left
                 self._num_passes += 1
-                known = _OwnGradients(0.0, known.num_passes + 1, [])
+                # of DistributedDataParallel; fully_shard may have reduced what was left, and begun anew
+                known = _OwnGradients(0.0, known.num_passes + 1, [] if self._is_ddp else known.held)
             self._seen.update(fired)
-            gradients = [parameter.grad for parameter in fired.values()]
-            table, fold = kernels.run_stats(gradients, self._run.backend)
+            gradients: list[Any] = [parameter.grad for parameter in fired.values()]
+            is_part = any(map(shards.is_sharded, gradients))
+            table, fold = kernels.run_stats(shards.locals_of(gradients), self._run.backend)
             norm = norm_of(*norm_parts(kernels.fold_rows(table) if fold is None else fold))
             held = known.held
             if not math.isfinite(norm):
                 rows = torch.frombuffer(table, dtype=torch.float64).view(-1, len(COLUMNS))[:, [_NANS, _INFS]].tolist()
                 bad = [(index, int(nans), int(infs)) for index, (nans, infs) in zip(fired, rows) if nans or infs]
-                held = sorted([*held, *bad], reverse=True)[:_MAX_HELD]
-            sum_sq = known.sum_sq + norm * norm
+                held = sorted({one[0]: one for one in [*held, *bad]}.values(), reverse=True)[:_MAX_HELD]
+            sum_sq = math.nan if is_part else known.sum_sq + norm * norm
             self._read[step] = _OwnGradients(sum_sq if math.isfinite(sum_sq) else math.nan, known.num_passes, held)
 
     def _tell(self, step: int) -> None:
@@ -219,7 +240,7 @@ class LocalGradients:
         words = [float(first), float(step), *(self._read[i].sum_sq if i in self._read else math.nan for i in steps)]
         held = [(i, *one) for i in steps if i in self._read for one in self._read[i].held][:_MAX_HELD]
         words += [float(word) for one in held for word in one] + [-1.0] * (4 * (_MAX_HELD - len(held)))
-        own = torch.tensor(words, dtype=torch.float64)
+        own = torch.tensor(words, dtype=torch.float64, device="cpu")
         everyone = [torch.empty_like(own) for _ in self._members]
         work = dist.all_gather(everyone, own, group=self._group, async_op=True)
         self._awaited = work, everyone
@@ -257,7 +278,7 @@ class LocalGradients:
                 by_step.setdefault(step, []).append((rank, names[index], counts[0], counts[1]))
         for step in sorted(by_step):
             history.note_model(bad_ranks=with_step(history.model.bad_ranks, step, self.num_ranks, by_step[step]))
-            self._trouble = by_step[step]
+            self._trouble = step, by_step[step]
 
     def _take_noise(self, first: int, sums: torch.Tensor, history: TrainingHistory) -> None:
         """Enters the steps of which everything is known: whole, finite, of one backward pass."""

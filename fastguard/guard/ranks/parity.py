@@ -102,7 +102,7 @@ class Parity:
         tensors: Sequence[torch.Tensor | None],
         names: Sequence[str],
     ) -> None:
-        sums = torch.full((len(tensors),), _MISSING, dtype=torch.int64)
+        sums = torch.full((len(tensors),), _MISSING, dtype=torch.int64, device="cpu")
         there = [i for i, tensor in enumerate(tensors) if tensor is not None]
         if there:
             sums[there] = checksums([tensor for tensor in tensors if tensor is not None])

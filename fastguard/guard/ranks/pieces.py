@@ -23,7 +23,7 @@ class Pieces(NamedTuple):
         dtypes: what there is.
         local: the parts themselves.
         num_shards: in how many parts each tensor lies over the ranks: one number, or float64 [T, 1].
-        meshes: of the tensors, and of parameters that have no gradient here.
+        layouts: of the tensors that are sharded, and of parameters that have no gradient here.
     """
 
     table: bytearray
@@ -33,14 +33,21 @@ class Pieces(NamedTuple):
     dtypes: frozenset[torch.dtype]
     local: list[torch.Tensor]
     num_shards: float | torch.Tensor
-    meshes: list[Any]
+    layouts: list[shards.ShardLayout]
+
+    @property
+    def mesh(self) -> Any:
+        """One that a tensor lies on; None where all are plain."""
+        return self.layouts[0].mesh if self.layouts else None
 
     def replication(self, num_ranks: int) -> torch.Tensor | None:
         """How many of `num_ranks` hold each tensor alike: float64, [T, 1] or [1, 1]; None where each is held once."""
         if isinstance(self.num_shards, torch.Tensor):
             times = num_ranks / self.num_shards
             return None if bool((times == 1.0).all()) else times
-        return None if self.num_shards == num_ranks else torch.full((1, 1), num_ranks / self.num_shards).double()
+        if self.num_shards == num_ranks:
+            return None
+        return torch.full((1, 1), num_ranks / self.num_shards, device="cpu").double()
 
 
 class PieceReader:
@@ -54,6 +61,7 @@ class PieceReader:
 
     def __init__(self) -> None:
         self._plan = None if cpu.ShardPlan is None else cpu.ShardPlan()
+        self._layouts: dict[int, tuple[Any, shards.ShardLayout]] = {}
 
     def quick_gradients(self, groups: list[list[torch.Tensor]], backend: str, inverse: float = 1.0) -> Pieces | None:
         """Of the gradients of `groups`, times `inverse`; None where one would have to be prepared or summed first."""
@@ -79,18 +87,25 @@ class PieceReader:
     def _taken(self, result: tuple[Any, ...] | None) -> Pieces | None:
         if result is None or self._plan is None:
             return None
-        table, total, present, fingerprint, dtypes, local, kinds, used, meshes = result
-        known = {kind: self._plan.known[kind] if kind >= 0 else (None, None) for kind in used}
-        if any(p.is_partial() for _, placements in known.values() for p in placements or ()):
+        table, total, present, fingerprint, dtypes, local, kinds, used = result
+        known = {kind: self._layout(kind) for kind in used if kind >= 0}
+        if any(layout.is_partial for layout in known.values()):
             return None
-        counts = {kind: shards.num_shards(*each) for kind, each in known.items()}
+        counts = {kind: known[kind].num_shards if kind >= 0 else 1 for kind in used}
         parts: float | torch.Tensor = max(counts.values(), default=1)
         if len({*counts.values()}) > 1:
-            each = torch.zeros(max(counts) + 2, dtype=torch.float64)  # of -1 the last
+            each = torch.zeros(max(counts) + 2, dtype=torch.float64, device="cpu")  # of -1 the last
             for kind, count in counts.items():
                 each[kind] = count
             parts = each[torch.frombuffer(kinds, dtype=torch.int32).long()].unsqueeze(1)
-        return Pieces(table, total, present, fingerprint, cpu.dtypes(dtypes), local, parts, meshes)
+        return Pieces(table, total, present, fingerprint, cpu.dtypes(dtypes), local, parts, [*known.values()])
+
+    def _layout(self, kind: int) -> shards.ShardLayout:
+        """That of a kind of sharding, made when it is first met."""
+        known = self._plan.known[kind]  # type: ignore[union-attr]
+        if kind not in self._layouts or self._layouts[kind][0] is not known:  # numbers begin anew after many kinds
+            self._layouts[kind] = known, shards.layout_of(*known)
+        return self._layouts[kind][1]
 
 
 def measured(
@@ -99,15 +114,17 @@ def measured(
     """What is here of `tensors`, DTensors and plain ones, times `inverse`, looked at one by one, on whatever device.
 
     Args:
-        holders: DTensors whose meshes say which ranks take part.
+        holders: DTensors whose layouts say which ranks take part.
 
     Cost: as one read, and some microseconds a tensor.
     """
     wholes = [shards.whole(tensor) for tensor in tensors]
     local = shards.locals_of(wholes)
     table, total = kernels.run_stats(local, backend, inverse)
-    counts = [shards.num_shards(getattr(t, "device_mesh", None), shards.placements(t)) for t in wholes]
-    parts = torch.tensor(counts, dtype=torch.float64).unsqueeze(1) if len({*counts}) > 1 else max(counts, default=1)
+    counts = [shards.layout_of(*shards.laid_out(t)).num_shards for t in wholes]
+    parts: float | torch.Tensor = max(counts, default=1)
+    if len({*counts}) > 1:
+        parts = torch.tensor(counts, dtype=torch.float64, device="cpu").unsqueeze(1)
     dtypes = frozenset(tensor.dtype for tensor in tensors)
     total = total or kernels.fold_rows(table)
-    return Pieces(table, total, None, 0, dtypes, local, parts, shards.meshes_of(holders))
+    return Pieces(table, total, None, 0, dtypes, local, parts, shards.layouts_of(holders))

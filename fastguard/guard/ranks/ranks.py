@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -50,6 +50,13 @@ class Shared(NamedTuple):
     own: bytearray
 
 
+class _OwnWatch(Protocol):
+    """What is needed of `LocalGradients`."""
+
+    def find_trouble(self, step: int) -> list[tuple[int, str, int, int]]: ...
+    def costs(self) -> dict[str, float]: ...
+
+
 class Ranks:
     """Measures the gradients of a step over all ranks that hold parts of the model.
 
@@ -61,12 +68,14 @@ class Ranks:
     Args:
         params: of all optimizers.
         beyond: a group whose ranks hold other tensors of the same model: pipeline stages, experts.
+        copies: how many ranks of `beyond` hold each parameter alike, where some do.
         flat: how the parameters lie over the ranks where they are FSDP1's.
 
     Attributes:
         wire: what was sent.
         trouble: what `find_trouble` found last: (rank, tensor, NaNs, Infs) each, in backward order, four a rank.
         wants_tables: whether the clip policy wants norms of tensors.
+        own: what knows of each rank's gradients before they were summed; None where nobody reads them.
 
     Raises:
         TypeError: the parameters lie on meshes of different ranks.
@@ -77,12 +86,17 @@ class Ranks:
         params: Sequence[torch.Tensor],
         beyond: dist.ProcessGroup | None = None,
         flat: FlatShards | None = None,
+        copies: Sequence[int] | None = None,
     ) -> None:
-        self.wire = Wire(shards.groups_of(shards.meshes_of(params)) if flat is None else flat.groups)
+        self.wire = Wire(
+            shards.groups_of(one.mesh for one in shards.layouts_of(params)) if flat is None else flat.groups
+        )
         self._flat = flat
+        self._copies = None if copies is None else torch.tensor(copies, dtype=torch.float64, device="cpu").unsqueeze(1)
         self._reader = PieceReader()
         self._beyond = None if beyond is None or dist.get_world_size(beyond) == 1 else Wire([beyond])
         self.wants_tables = False
+        self.own: _OwnWatch | None = None
         self.trouble: list[tuple[int, str, int, int]] = []
         self._decided = 0.0
         self._num_measured = 0
@@ -107,10 +121,12 @@ class Ranks:
         if self.is_alone:
             return {}
         wires, steps = [wire for wire in (self.wire, self._beyond) if wire is not None], max(1, self._num_measured)
-        return {
+        costs = {
             "num_collectives_per_step": sum(wire.num_collectives for wire in wires) / steps,
             "collective_bytes_per_step": sum(wire.num_bytes for wire in wires) / steps,
         }
+        own = {} if self.own is None else self.own.costs()
+        return {name: number + own.get(name, 0.0) for name, number in costs.items()}
 
     def measure(
         self,
@@ -140,7 +156,11 @@ class Ranks:
         own = pieces.table if times is None else divided(pieces.table, times)
         num_params = sum(map(len, groups))
         said = [step, num_params, len(pieces.local), loss or 0.0, loss is not None, found_inf, self._decided]
-        words = [*(pieces.total if times is None else kernels.fold_rows(own)), *map(float, said)]
+        total = pieces.total if times is None else kernels.fold_rows(own)
+        if self._copies is not None:
+            copies = self._copies if pieces.present is None else self._copies[pieces.present]
+            total = kernels.fold_rows(divided(own, copies))
+        words = [*total, *map(float, said)]
         everyone = self._exchange(words)
         total = counted(everyone[:NUM_COLUMNS])
         heads = everyone[NUM_COLUMNS:]
@@ -153,8 +173,15 @@ class Ranks:
         found = pieces.present, pieces.fingerprint, mean, heads[_FOUND_INF] > 0.0, pieces.table
         return Shared(rows, total, positions, *found)
 
-    def find_trouble(self, table: bytearray, names: Sequence[str], present: Sequence[int] | None) -> None:
-        """At a step that is not finite: which ranks hold what is not. A gather of what is to be told."""
+    def find_trouble(self, step: int, table: bytearray, names: Sequence[str], present: Sequence[int] | None) -> bool:
+        """At a step that is not finite: which ranks brought what is not, or else hold it. A gather of what is told.
+
+        Returns:
+            Whether it is known who brought it; the history has that then.
+        """
+        self.trouble = [] if self.own is None else self.own.find_trouble(step)
+        if self.trouble:
+            return True
         rank = dist.get_rank()
         told: list[tuple[int, str, int, int]] = []
         places = range(len(names)) if present is None else present
@@ -163,6 +190,7 @@ class Ranks:
                 told.append((rank, names[place], int(row[_NANS]), int(row[_INFS])))
         found = self.wire.tell(told) if self.wire.groups else told
         self.trouble = found if self._beyond is None else self._beyond.tell(found)
+        return False
 
     def told_trouble(self) -> str:
         """`trouble` in words; empty where all ranks have it, or none."""
@@ -181,7 +209,7 @@ class Ranks:
         self, own: bytearray, num_params: int, present: Sequence[int] | None
     ) -> tuple[bytearray, list[int] | None]:
         """Rows of whole tensors, and which parameters they are of."""
-        rows = torch.zeros((num_params, NUM_COLUMNS), dtype=torch.float64)
+        rows = torch.zeros((num_params, NUM_COLUMNS), dtype=torch.float64, device="cpu")
         if own:
             found = torch.frombuffer(own, dtype=torch.float64).view(-1, NUM_COLUMNS)
             rows[slice(None) if present is None else present] = found
@@ -217,7 +245,7 @@ def _folded(found: list[list[float]], *, is_one_model: bool) -> list[float]:
 
 def _reduced(wire: Wire, words: list[float], *, is_one_model: bool) -> list[float]:
     """The same by reductions, of a wire of many ranks."""
-    row, head = torch.tensor([words[:NUM_COLUMNS]], dtype=torch.float64), words[NUM_COLUMNS:]
+    row, head = torch.tensor([words[:NUM_COLUMNS]], dtype=torch.float64, device="cpu"), words[NUM_COLUMNS:]
     whole, lowest, highest, sums = wire.reduced(row, [head[i] for i in _ALIKE], [head[i] for i in _ADDED])
     for place, *ends in zip(_ALIKE, lowest, highest):
         _require_alike(place, ends, is_one_model)

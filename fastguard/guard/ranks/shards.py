@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -55,10 +55,37 @@ def whole(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.redistribute(placements=target)  # type: ignore[attr-defined]
 
 
-def num_shards(mesh: Any, placements: Any) -> int:
-    """In how many different parts a tensor lies over the ranks; 1 for what each rank has in full."""
-    cut = [i for i, p in enumerate(placements or ()) if not (p.is_replicate() or p.is_partial())]
-    return math.prod(mesh.size(i) for i in cut)
+class ShardLayout(NamedTuple):
+    """How a tensor lies over the ranks.
+
+    Attributes:
+        mesh: None for a plain tensor.
+        num_ranks: of the mesh.
+        num_shards: in how many different parts; 1 for what each rank has in full.
+        cut: dimensions of the mesh over which these lie.
+        is_partial: whether ranks hold terms of a sum.
+    """
+
+    mesh: Any
+    num_ranks: int
+    num_shards: int
+    cut: frozenset[int]
+    is_partial: bool
+
+
+def layout_of(mesh: Any, placements: Any) -> ShardLayout:
+    """That of a DTensor with these; of a plain tensor for None and None."""
+    if mesh is None:
+        return ShardLayout(None, 1, 1, frozenset(), False)
+    cut = [i for i, p in enumerate(placements) if not (p.is_replicate() or p.is_partial())]
+    shards = math.prod(mesh.size(i) for i in cut)
+    return ShardLayout(mesh, mesh.size(), shards, frozenset(cut), any(p.is_partial() for p in placements))
+
+
+def laid_out(tensor: Any) -> tuple[Any, Any]:
+    """What `layout_of` is given: mesh and placements of a DTensor, None and None of any other."""
+    spec = getattr(tensor, "_spec", None)
+    return (None, None) if spec is None or not is_sharded(tensor) else (spec.mesh, spec.placements)
 
 
 def replica_groups(tensor: Any) -> list[dist.ProcessGroup]:
@@ -77,14 +104,31 @@ def _placements(tensor: Any) -> Sequence[Any]:
     return tuple(tensor.placements)
 
 
-def meshes_of(tensors: Iterable[torch.Tensor]) -> list[Any]:
-    """What `tensors` lie on, each once."""
-    different: dict[int, Any] = {}
-    for tensor in tensors:
-        spec = getattr(tensor, "_spec", None)
-        if spec is not None and id(spec.mesh) not in different and is_sharded(tensor):
-            different[id(spec.mesh)] = spec.mesh
-    return [*different.values()]
+def layouts_of(tensors: Iterable[torch.Tensor]) -> list[ShardLayout]:
+    """Those of the DTensors among `tensors`, each once."""
+    different: list[ShardLayout] = []
+    for mesh, places in map(laid_out, tensors):
+        if mesh is not None:
+            layout = layout_of(mesh, places)
+            if layout not in different:
+                different.append(layout)
+    return different
+
+
+def groups_across(layouts: Collection[ShardLayout]) -> list[dist.ProcessGroup]:
+    """The groups to add parts up over, one after the other, where copies of a part are taken for alike, as torch does.
+
+    Those of the dimensions of the mesh over which some tensor is cut; of several meshes `groups_of`.
+    """
+    first, world = next(iter(layouts), None), dist.group.WORLD
+    if first is not None and all(layout.mesh is first.mesh for layout in layouts):
+        cut = frozenset[int]().union(*(layout.cut for layout in layouts))
+        if len(cut) < first.mesh.ndim:
+            return [group for group in map(first.mesh.get_group, sorted(cut)) if group.size() > 1]
+    num_ranks = max((layout.num_ranks for layout in layouts), default=1)
+    if world is not None and num_ranks == world.size() > 1:  # by far the most, and soon seen
+        return [world]
+    return groups_of(layout.mesh for layout in layouts)
 
 
 def groups_of(meshes: Iterable[Any]) -> list[dist.ProcessGroup]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ... import kernels
+from ...stats.columns import norm_parts
 from ..ranks.shards import locals_of
 
 _AT_FIRST, _AT_ONCE = 30_000, 1_000_000  # elements
@@ -27,7 +28,7 @@ def largest(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
         rows = kernels.tensor_stats(asked)
         known = zip(*(rows.column(name).tolist() for name in ("abs_max", "num_nans", "num_infs")))
         sizes = [math.nan if num_nans else math.inf if num_infs else size for size, num_nans, num_infs in known]
-        return torch.tensor(sizes, dtype=torch.float64)
+        return torch.tensor(sizes, dtype=torch.float64, device="cpu")
     with torch.no_grad():
         found = torch._foreach_norm(asked, math.inf)
         return torch.stack([x.to(asked[0].device, torch.float64) for x in found])
@@ -48,6 +49,9 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def _are_finite(tensors: list[torch.Tensor]) -> bool:
+    if all(t.is_cpu for t in tensors):
+        _, num_nans, num_infs = norm_parts(kernels.tensor_stats(tensors).total_row())
+        return not (num_nans or num_infs)
     sizes = largest(tensors)
     return sizes is None or bool(sizes.isfinite().all())
 

@@ -112,8 +112,10 @@ class Ladder:
             middle = median(losses[-_NUM_LEVEL:])
             sigma = _SIGMA * median([abs(x - middle) for x in losses])
             self._level = middle
-            self._spread = max(sigma, _LEAST_SPREAD * abs(middle), _LEAST_GAIN * (median(self._first) - middle))
-            self.limit = middle + max(self._settings.spread * sigma, _LEAST_SHARE * abs(middle), 1.5 * self._harder)
+            gain = _LEAST_GAIN * (median(self._first) - middle)  # near zero a loss is restless, and harms nothing
+            self._spread = max(sigma, _LEAST_SPREAD * abs(middle), gain)
+            above = max(self._settings.spread * sigma, _LEAST_SHARE * abs(middle), gain, 1.5 * self._harder)
+            self.limit = middle + above
 
     @property
     def is_healthy(self) -> bool:

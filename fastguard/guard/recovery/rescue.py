@@ -146,6 +146,8 @@ class Rescue:
             given = None if run.clip is None else run.clip.limit
             self._clip = run.clip, run.ring.tell_of_parts
             run.clip_by(GlobalNorm(limit if given is None else min(limit, given)))
+        if run.is_vetoed:
+            self._note(num_left_out=self._ledger.history.model.num_left_out + 1)
         return self._is_active
 
     @property
@@ -229,8 +231,9 @@ class Rescue:
         """Puts a snapshot back beside what is there, to see whether the loss of steps that are left out is lower."""
         run, ladder, is_kept = self._run, self.ladder, False
         earlier, most = ladder.attempts_before(step), self._settings.attempts
-        if earlier >= (most if self._is_to_fall else max(1, most - 1)):
-            if self._is_to_fall:
+        is_harm = self._is_to_fall or self._keeper.has_grown  # no training grows its weights like that
+        if earlier >= (most if is_harm else max(1, most - 1)):
+            if is_harm:
                 self._fail(step, reason)
             self._accept(step, 0)  # it has come again, from an older snapshot and at a lower learning rate
             return
@@ -337,9 +340,9 @@ class Rescue:
         _log.warning("%s", sentence(event))
         self._note()
 
-    def _note(self) -> None:
+    def _note(self, **facts: Any) -> None:
         with self._run.failures.kept("model facts", "The report does not tell what recovery did."):
-            self._ledger.history.note_model(recoveries=self.events)
+            self._ledger.history.note_model(recoveries=self.events, **facts)
 
     def recompute(self, closure: Any, step: int) -> tuple[Recomputation, Any]:
         """The gradients of `step` once more; returns what came of it, and what `closure` returned."""

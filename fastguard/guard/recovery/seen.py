@@ -55,7 +55,7 @@ def is_common(number: int, groups: Groups) -> bool:
 
 
 def _reduced(numbers: Sequence[float], groups: Groups, how: Any) -> list[float]:
-    found = torch.tensor([float(x) for x in numbers], dtype=torch.float64)
+    found = torch.tensor([float(x) for x in numbers], dtype=torch.float64, device="cpu")
     for group in groups:
         found = found.to(device_of(group))
         dist.all_reduce(found, op=how, group=group)

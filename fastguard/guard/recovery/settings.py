@@ -42,7 +42,8 @@ class Recovery:
         window: steps. A resumed run goes on counting.
         quarantine: steps; None: half of `every`.
         patience: steps in a row with a loss above the limit, which is the median of the newest 32 healthy losses and
-            `spread` times the robust standard deviation of 128, or 30 % of the median if that is more.
+            `spread` times the robust standard deviation of 128, or 30 % of the median if that is more, or 5 % of what
+            was gained since the beginning.
         spread: see `patience`.
         rules: of the diagnosis; what they find new and critical counts.
         state: what else is to go back, as an EMA: anything with `state_dict` and `load_state_dict`.

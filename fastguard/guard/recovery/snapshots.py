@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ... import kernels
 from ..buffers import BufferPlace, tensor_can_be_kept
 from ..ranks.shards import as_part_of, is_sharded, local_of
 
@@ -23,6 +24,7 @@ _OF_SCHEDULES = frozenset(
 )
 # Attributes that torch, its schedulers and the guard have put on an optimizer.
 _OF_TORCH = frozenset({"defaults", "state", "param_groups", "grad_scale", "found_inf"})
+Targets = tuple[list[torch.Tensor], list[torch.Tensor]]  # what is written to, and with what
 States = list[tuple[Callable[[Any], Any], Any]]  # what puts a state back, and the state
 _PREFIXES_OF_TORCH = ("_optimizer_", "_zero_grad", "_step_", "_opt_", "_warned_")
 _KEPT = (bool, int, float, complex, torch.Tensor, dict, list, deque, random.Random, torch.Generator)
@@ -94,7 +96,7 @@ class Snapshot:
             self._make_room(tensor, index)
         del self._copies[len(self._pairs) :]
         with torch.no_grad():
-            _copy(self._copies, [tensor.detach() for tensor, _ in self._pairs])
+            kernels.run_copy(self._copies, [tensor for tensor, _ in self._pairs])
         self._pairs, self._seen = [], {}
 
     def restore(self) -> None:
@@ -102,14 +104,15 @@ class Snapshot:
 
         Tensors stay the objects that they are, at the addresses where they are, if they have the shape that they had.
         """
-        targets: list[tuple[torch.Tensor, torch.Tensor]] = []
+        targets: Targets = [], []
         with torch.no_grad():
             for p, kept in self._params:
                 here = local_of(p)
                 if here.shape != self._copies[kept.index].shape:
                     p.data = self._fresh(kept, here)
                 else:
-                    targets.append((here, self._copies[kept.index]))
+                    targets[0].append(here)
+                    targets[1].append(self._copies[kept.index])
             for place, kept in self._buffers:
                 place.dict[place.key] = self._put(kept, place.dict.get(place.key), targets)
             for optimizer, state, groups, attributes in self._optimizers:
@@ -119,7 +122,7 @@ class Snapshot:
                 self._put_entries(attributes, optimizer.__dict__, targets, lambda key: True)
             for part, entries in self._parts:
                 self._put_entries(entries, part.__dict__, targets, lambda key: False)
-            _copy([tensor.data for tensor, _ in targets], [values for _, values in targets])
+            kernels.run_copy(*targets)
         for put_back, saved in self._others:
             put_back(copy.deepcopy(saved))
 
@@ -188,15 +191,16 @@ class Snapshot:
         fresh = self._copies[kept.index].to(like.device, copy=True)
         return fresh if kept.rebuilt is None else kept.rebuilt(fresh)
 
-    def _put(self, kept: Any, now: Any, targets: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    def _put(self, kept: Any, now: Any, targets: Targets) -> Any:
         """`kept` as it was, in `now` if that is of its kind."""
-        if isinstance(kept, _CopyAt):
+        if type(kept) is _CopyAt:
             values = self._copies[kept.index]
             if not isinstance(now, torch.Tensor):
                 return self._fresh(kept, values)
-            here = local_of(now)
-            if here.shape == values.shape and here.dtype == values.dtype:
-                targets.append((here, values))
+            here = now if type(now) is torch.Tensor else local_of(now)
+            if here.dtype is values.dtype and here.shape == values.shape:
+                targets[0].append(here)
+                targets[1].append(values)
                 return now
             return self._fresh(kept, here)
         if isinstance(kept, dict):
@@ -240,11 +244,6 @@ def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Ten
     """All of them, each once."""
     params = {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}
     return list(params.values())
-
-
-def _copy(to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
-    if to:
-        torch._foreach_copy_(to, source, non_blocking=any(t.is_cuda for t in to) or any(t.is_cuda for t in source))
 
 
 def random_states() -> States:

@@ -66,7 +66,9 @@ class Layout:
     """
 
     def __init__(self, sizes: bytes, staging: Staging) -> None:
-        packed = torch.frombuffer(bytearray(sizes), dtype=torch.int64) if sizes else torch.zeros(0, dtype=torch.int64)
+        packed = torch.zeros(0, dtype=torch.int64, device="cpu")
+        if sizes:
+            packed = torch.frombuffer(bytearray(sizes), dtype=torch.int64)
         numels, codes = packed >> 2, packed & 3
         counts = (numels + (CHUNK - 1)) // CHUNK
         order = torch.argsort(codes, stable=True)
@@ -74,7 +76,7 @@ class Layout:
         begins = torch.empty_like(counts)
         begins[order] = ends - counts[order]
         rows = order.repeat_interleave(counts[order])
-        within = torch.arange(len(rows)) - begins[rows]
+        within = torch.arange(len(rows), device="cpu") - begins[rows]
         self.num_rows, self.num_chunks = len(packed), len(rows)
         groups, first = [], 0
         for code, dtype in enumerate(DTYPES):

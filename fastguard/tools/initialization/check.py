@@ -22,10 +22,7 @@ _EXPECTED_RMS = {"norm": 1.0, "bias": 1.0}
 
 
 def check_initialization(
-    model_or_weights: nn.Module | Mapping[str, Any] | Iterable[Any],
-    batch: Any = None,
-    *,
-    backend: str = "auto",
+    model_or_weights: nn.Module | Mapping[str, Any] | Iterable[Any], batch: Any = None, *, backend: str = "auto"
 ) -> InitializationReport:
     """Whether each weight of a new model has about the standard deviation that it should have.
 

@@ -87,8 +87,7 @@ EXPLANATIONS = {
         _FIT | {"signal-dies-out", "gradient-vanishes-at-start", "all-gradients-zero"},
     ),
     "exploding-gradients": Explanation(
-        "Values or gradients grow from layer to layer.",
-        _FIT | {"loss-far-above-chance", "undefined-operation"},
+        "Values or gradients grow from layer to layer.", _FIT | {"loss-far-above-chance", "undefined-operation"}
     ),
     "vanishing-gradients": Explanation("Hardly any gradient reaches the first layers.", _FIT),
     "normalisation-statistics": Explanation(

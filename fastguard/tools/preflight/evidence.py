@@ -186,12 +186,7 @@ class Evidence:
 
 
 def trial_pass(
-    bench: Bench,
-    batch: Any,
-    parameters: dict[str, nn.Parameter],
-    *,
-    num_steps: int = 0,
-    find_origin: bool = False,
+    bench: Bench, batch: Any, parameters: dict[str, nn.Parameter], *, num_steps: int = 0, find_origin: bool = False
 ) -> TrialPass:
     """Runs one batch forward and back, watched, after `num_steps` training steps, and puts all back."""
     found = TrialPass()

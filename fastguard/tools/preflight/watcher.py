@@ -21,20 +21,8 @@ LOSSES = {
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 ACTIVATIONS = {
     *("relu", "relu6", "sigmoid", "tanh", "softmax", "log_softmax", "softplus", "softsign", "hardtanh", "hardsigmoid"),
-    *(
-        "leaky_relu",
-        "elu",
-        "selu",
-        "celu",
-        "gelu",
-        "silu",
-        "exp",
-        "softmin",
-        "logsigmoid",
-        "mish",
-        "hardswish",
-        "dropout",
-    ),
+    *("leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "logsigmoid", "softmin", "exp"),
+    *("dropout",),
 }
 # Functions with points where their value or derivative is infinite.
 BREAKERS = {

@@ -11,7 +11,7 @@ import torch
 from ..case import Case, Make, changed
 
 GROUP = "wild"
-GROUPS = (GROUP, "afresh", "afresh2", "sound2")
+GROUPS = (GROUP, "afresh", "afresh2", "sound2", "fresh3", "fresh4")
 APART = "apart"
 
 

@@ -83,4 +83,22 @@ class Fault:
     families: tuple[str, ...]
     causes: tuple[str, ...]
     proof: Proof
-    task: str = "char-mlp"
+    task: str
+
+
+_WORSE = worse(1.2)
+
+
+def make_fault(
+    name: str,
+    title: str,
+    plant: Plant,
+    families: str,
+    causes: str,
+    task: str = "char-mlp",
+    *,
+    proof: Proof = _WORSE,
+    kind: Kind = "slow",
+) -> Fault:
+    """A `Fault`; `families` and `causes` are names with blanks between them."""
+    return Fault(name, title, kind, plant, tuple(families.split()), tuple(causes.split()), proof, task)

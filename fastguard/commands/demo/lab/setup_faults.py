@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .fault import Fault, Kind, Proof, learns_less, never_learns, spikes, worse
+from .fault import learns_less, make_fault, never_learns, spikes, worse
 from .plant import Plant, Planted, a_third_in, flipped_bit, still_statistics, stubborn_router
 from .training import Batch, Setup, Training, warm_up_cosine
 
@@ -105,23 +105,6 @@ def same_batch(setup: Setup, dice: random.Random) -> Planted:
     return Planted()
 
 
-_WORSE = worse(1.2)
-
-
-def _fault(
-    name: str,
-    title: str,
-    plant: Plant,
-    families: str,
-    cause: str,
-    task: str = "char-mlp",
-    *,
-    proof: Proof = _WORSE,
-    kind: Kind = "slow",
-) -> Fault:
-    return Fault(name, title, kind, plant, tuple(families.split()), (cause,), proof, task)
-
-
 _EPS = with_fields(make_optimizer=lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, eps=1.0))
 _TIMES_300 = changed_data(lambda batch: (batch[0], 300.0 * batch[1]))
 _AS_COLUMN = changed_data(lambda batch: (batch[0], batch[1].unsqueeze(-1)), validation=False)
@@ -129,38 +112,38 @@ _ONE_CLASS = changed_data(lambda batch: (batch[0], torch.ones_like(batch[1])), v
 _SHORT = with_fields(schedule=warm_up_cosine(5, 40, floor=0.0))
 # fmt: off
 SETUP_FAULTS = (
-    _fault("no-zero-grad", "zero_grad() is never called", with_fields(clears_gradients="never"),
-           "setup", "missing-zero-grad"),
-    _fault("stale", "zero_grad() between backward() and step()", with_fields(clears_gradients="before the step"),
-           "setup", "no-gradient-arrives"),
-    _fault("val-train-mode", "no model.eval() before validation, in a model with dropout",
-           with_fields(calls_eval=False), "setup", "train-mode-in-validation", "char-mlp-dropout",
-           proof=worse(1.05)),
-    _fault("overwritten", "the first weights loaded again every 10 steps", weights_put_back(10),
-           "setup", "weights-overwritten", "numbers-mlp"),
-    _fault("schedule-short", "a schedule that ends at step 40", _SHORT, "setup", "wrong-schedule"),
-    _fault("eps", "AdamW with eps=1", _EPS, "setup", "wrong-optimizer-settings"),
-    _fault("clipped-away", "SGD, clipped to a norm of 0.003", with_fields(max_norm=3e-3),
-           "explosion", "clipped-away", "numbers-mlp"),
-    _fault("softmax-twice", "a softmax before cross_entropy", softmax_twice, "output data", "wrong-output-layer"),
-    _fault("wrong-loss", "a squared error between outputs [N] and targets [N, 1]", _AS_COLUMN,
-           "output data", "wrong-loss", "regression-mlp"),
-    _fault("inputs-large", "inputs from 0 to 255, not normalised", changed_data(raw_inputs),
-           "data", "unnormalised-inputs", "numbers-mlp", proof=worse(1.05)),
-    _fault("targets-large", "a regression with targets × 300", _TIMES_300,
-           "data", "unnormalised-targets", "regression-mlp", proof=learns_less(1.2)),
-    _fault("preprocessing", "inputs normalised in training, and not in validation",
-           changed_data(raw_inputs, training=False), "data", "preprocessing-differs", "numbers-mlp"),
-    _fault("outliers", "-999 for a missing input, in three of ten batches", missing_values(-999.0, 0.3),
-           "data explosion loss", "outliers", "numbers-relu-mlp", proof=spikes, kind="spike"),
-    _fault("same-batch", "the iterator made anew in each step: always the first batch", same_batch,
-           "data", "repeated-data"),
-    _fault("one-class", "all labels the same", _ONE_CLASS, "data loss", "trivial-targets", "numbers-mlp"),
-    _fault("bit-flip", "one bit of one element of one gradient flips, not clipped", flipped_bit,
-           "nonfinite", "hardware-fault", "numbers-mlp", kind="spike"),
-    _fault("experts", "a router that chooses one of four experts only", stubborn_router,
-           "units", "dead-experts", "routed-mlp", proof=never_learns),
-    _fault("batch-norm", "BatchNorm with a momentum of 1e-6", still_statistics,
-           "setup", "normalisation-statistics", "normed-mlp"),
+    make_fault("no-zero-grad", "zero_grad() is never called", with_fields(clears_gradients="never"),
+               "setup", "missing-zero-grad"),
+    make_fault("stale", "zero_grad() between backward() and step()", with_fields(clears_gradients="before the step"),
+               "setup", "no-gradient-arrives"),
+    make_fault("val-train-mode", "no model.eval() before validation, in a model with dropout",
+               with_fields(calls_eval=False), "setup", "train-mode-in-validation", "char-mlp-dropout",
+               proof=worse(1.05)),
+    make_fault("overwritten", "the first weights loaded again every 10 steps", weights_put_back(10),
+               "setup", "weights-overwritten", "numbers-mlp"),
+    make_fault("schedule-short", "a schedule that ends at step 40", _SHORT, "setup", "wrong-schedule"),
+    make_fault("eps", "AdamW with eps=1", _EPS, "setup", "wrong-optimizer-settings"),
+    make_fault("clipped-away", "SGD, clipped to a norm of 0.003", with_fields(max_norm=3e-3),
+               "explosion", "clipped-away", "numbers-mlp"),
+    make_fault("softmax-twice", "a softmax before cross_entropy", softmax_twice, "output data", "wrong-output-layer"),
+    make_fault("wrong-loss", "a squared error between outputs [N] and targets [N, 1]", _AS_COLUMN,
+               "output data", "wrong-loss", "regression-mlp"),
+    make_fault("inputs-large", "inputs from 0 to 255, not normalised", changed_data(raw_inputs),
+               "data", "unnormalised-inputs", "numbers-mlp", proof=worse(1.05)),
+    make_fault("targets-large", "a regression with targets × 300", _TIMES_300,
+               "data", "unnormalised-targets", "regression-mlp", proof=learns_less(1.2)),
+    make_fault("preprocessing", "inputs normalised in training, and not in validation",
+               changed_data(raw_inputs, training=False), "data", "preprocessing-differs", "numbers-mlp"),
+    make_fault("outliers", "-999 for a missing input, in three of ten batches", missing_values(-999.0, 0.3),
+               "data explosion loss", "outliers", "numbers-relu-mlp", proof=spikes, kind="spike"),
+    make_fault("same-batch", "the iterator made anew in each step: always the first batch", same_batch,
+               "data", "repeated-data"),
+    make_fault("one-class", "all labels the same", _ONE_CLASS, "data loss", "trivial-targets", "numbers-mlp"),
+    make_fault("bit-flip", "one bit of one element of one gradient flips, not clipped", flipped_bit,
+               "nonfinite", "hardware-fault", "numbers-mlp", kind="spike"),
+    make_fault("experts", "a router that chooses one of four experts only", stubborn_router,
+               "units", "dead-experts", "routed-mlp", proof=never_learns),
+    make_fault("batch-norm", "BatchNorm with a momentum of 1e-6", still_statistics,
+               "setup", "normalisation-statistics", "normed-mlp"),
 )
 # fmt: on

@@ -67,11 +67,7 @@ def magnitudes_kernel(
 
 @triton.jit(do_not_specialize=list(range(3)))
 def add_magnitudes_kernel(
-    partials: tl.int64,
-    num_programs: tl.int64,
-    out: tl.int64,
-    BINS: tl.constexpr,
-    COLS: tl.constexpr,
+    partials: tl.int64, num_programs: tl.int64, out: tl.int64, BINS: tl.constexpr, COLS: tl.constexpr
 ):
     """COLS bins a program, added up over the rows of `partials` into int64 [BINS]."""
     bins = tl.program_id(0) * COLS + tl.arange(0, COLS)

@@ -277,7 +277,7 @@ def rare_classes(evidence: Evidence, *, share: float = 0.9, least_samples: int =
 
 def _classes(target: object, kind: str, given: Tensor) -> Tensor:
     """One class a sample; empty where there are several, or none."""
-    none = torch.empty(0, dtype=torch.long)
+    none = torch.empty(0, dtype=torch.long, device="cpu")
     if not isinstance(target, Tensor) or not target.dim() or int(target.shape[0]) != target.numel():
         return target.argmax(-1) if isinstance(target, Tensor) and target.dim() == 2 and is_one_hot(target) else none
     flat = target.detach().reshape(-1)

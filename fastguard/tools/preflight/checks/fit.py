@@ -36,13 +36,19 @@ def _steps_to_halve(one: Attempt) -> float:
     remedy="Divide the learning rate by 10 or 100; fastguard.LearningRateFinder finds one. Warm it up.",
 )
 def trial_steps_overshoot(
-    evidence: Evidence, *, rises: float = 1.05, peak: float = 10.0, better: float = 0.8, update_ratio: float = 0.4
+    evidence: Evidence,
+    *,
+    rises: float = 1.05,
+    peak: float = 10.0,
+    better: float = 0.8,
+    update_ratio: float = 0.4,
+    far: float = 100.0,
 ) -> Finding | None:
     """Trained on a few batches the loss ends above `rises` times its start, or rises to `peak` times, or is lost.
 
     And with a tenth or less of the rate it ends lower, by 1 - `better` of the start at least, without rising.
     Or the first steps change weights by more than `update_ratio` of their size, the loss rises by half, and a lower
-    rate ends lower.
+    rate ends lower; or the loss rises to `far` times its start, wherever it ends by luck.
     """
     fit = evidence.fit
     if fit is None:
@@ -54,7 +60,8 @@ def trial_steps_overshoot(
     best = max(calm, key=lambda one: one.gain)
     start = abs(given.start)
     what = f"goes from {given.start:.3g} to {given.end:.3g}, with a peak of {given.peak:.3g}"
-    is_rough = given.update_ratio > update_ratio and given.peak - given.start > 0.5 * start and given.end > best.end
+    is_rough = given.update_ratio > update_ratio and given.peak - given.start > 0.5 * start
+    is_rough &= given.end > best.end or given.peak - given.start > far * start
     if math.isfinite(given.end) and not is_rough:
         is_above = given.end > given.start + (rises - 1.0) * start
         is_peak = given.peak - given.start > peak * start and given.end > best.end

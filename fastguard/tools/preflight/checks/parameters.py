@@ -181,8 +181,8 @@ def _changes(evidence: Evidence, inputs: object, dim: int) -> float | None:
     """How much the output of the first sample along `dim` changes when all others take new places; None: not known."""
     tensors = tensors_in(inputs)
     size = tensors[0].shape[dim]
-    others = torch.arange(1, size).flip(0)
-    order = torch.cat([torch.zeros(1, dtype=torch.long), others])
+    others = torch.arange(1, size, device="cpu").flip(0)
+    order = torch.cat([torch.zeros(1, dtype=torch.long, device="cpu"), others])
 
     def shuffled(t: Tensor) -> Tensor:
         changed = t.index_select(dim, order.to(t.device))

@@ -1,0 +1,107 @@
+"""FSDP2: a rank's own gradients, of whole parameters, as they are before they are reduced and cut."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import shards
+
+_Put = Callable[[int, torch.Tensor], Any]
+
+
+class Unsharded:
+    """Puts hooks on the whole parameters that a model under `fully_shard` computes with, when it first has them.
+
+    `fully_shard` gathers what a module needs ahead of its forward pass, and accumulates gradients in these tensors,
+    whose own hooks run before it takes them away to be reduced. They are the same from step to step, as a rule; where
+    they are not, the new ones get hooks in the next pass.
+
+    Args:
+        model: with modules under `fully_shard`, before a forward pass.
+        params: the sharded ones.
+        put: puts a hook on the whole parameter of a place among `params`, and returns its handle.
+
+    Attributes:
+        places: of the parameters that belong to such modules.
+
+    Cost: a dictionary look-up a parameter and forward pass.
+    """
+
+    def __init__(self, model: nn.Module, params: Sequence[torch.Tensor], put: _Put) -> None:
+        self._put = put
+        index = {id(p): i for i, p in enumerate(params)}
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
+        self._handles = []
+        self.places: set[int] = set()
+        for module in filter(_is_fsdp2, model.modules()):
+            owned = [(m, name, index[id(p)]) for m in _own(module) for name, p in _named(m) if id(p) in index]
+            if owned:
+                self.places.update(place for *_, place in owned)
+                self._handles.append(module.register_forward_pre_hook(_AfterUnshard(self, owned)))
+
+    def meet(self, owned: Sequence[tuple[nn.Module, str, int]]) -> None:
+        """Puts hooks on whole parameters that have none."""
+        for module, name, place in owned:
+            p = module._parameters.get(name)
+            known = self._known.get(place)
+            if p is None or not p.requires_grad or (known is not None and known[0]() is p):
+                continue
+            if known is not None:
+                known[1].remove()
+            self._known[place] = weakref.ref(p), self._put(place, p)
+
+    def remove(self) -> None:
+        """Takes all hooks away."""
+        for handle in [*self._handles, *(handle for _, handle in self._known.values())]:
+            handle.remove()
+        self._handles, self._known = [], {}
+
+
+class _AfterUnshard:
+    """The hook ahead of a module's forward pass, after that of `fully_shard`."""
+
+    def __init__(self, unsharded: Unsharded, owned: Sequence[tuple[nn.Module, str, int]]) -> None:
+        self._unsharded, self._owned = weakref.ref(unsharded), owned
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        unsharded = self._unsharded()
+        if unsharded is not None and not torch.compiler.is_compiling():
+            unsharded.meet(self._owned)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # in a copy of the model, something that does nothing
+
+
+def is_under_fully_shard(model: nn.Module | None) -> bool:
+    """Whether a module of it is."""
+    return model is not None and any(map(_is_fsdp2, model.modules()))
+
+
+def ranks_of(params: Sequence[torch.Tensor]) -> list[int]:
+    """All those that hold parts of some of `params`."""
+    layouts = shards.layouts_of(params)
+    if not layouts:
+        return [0]
+    ranks: list[int] = max(layouts, key=lambda layout: layout.num_ranks).mesh.mesh.flatten().tolist()
+    return ranks
+
+
+def _is_fsdp2(module: nn.Module) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(module, FSDPModule)
+
+
+def _own(module: nn.Module) -> list[nn.Module]:
+    """`module` and those in it whose parameters are gathered with its own."""
+    return [module, *(m for child in module.children() if not _is_fsdp2(child) for m in _own(child))]
+
+
+def _named(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(name, p) for name, p in module._parameters.items() if p is not None]

@@ -1,0 +1,272 @@
+"""One rank of two: `setups_script.py RANK WORLD FOLDER`. Set-ups as people write them, and what comes of them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import math
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import fastguard
+from fastguard.guard.ranks.odd import NoiseScale
+
+RANK, WORLD, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+LIMIT, BAD, NUM_STEPS = 0.05, 12, 42
+told: list[str] = []
+
+
+def net(width: int = 33) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 48), nn.Tanh(), nn.Linear(48, 5))
+
+
+def local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def sharded(model: nn.Module, **settings: Any) -> Any:
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, **settings)
+    return fully_shard(model, **settings)
+
+
+def whole_norm(params: Any) -> float:
+    """Of gradients, by their whole tensors, in float64."""
+    grads = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in params]
+    return math.sqrt(sum(float(g.double().square().sum()) for g in grads))
+
+
+def train(model: Any, num_micro: int = 1, *, bad: bool = True, sinks: Any = (), **settings: Any) -> dict[str, Any]:
+    """Trains a model that shards its parameters, with a NaN in one batch of rank 1."""
+    told.clear()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = fastguard.wrap(optimizer, model, max_norm=LIMIT, sinks=sinks, **settings)
+    guard, alone = optimizer.guard, net()
+    torch.manual_seed(10 + RANK)
+    found: dict[str, Any] = {"norm": 0.0, "own": 0.0, "bits": [], "skipped": [], "noises": []}
+    scale = NoiseScale(WORLD)
+    for step in range(NUM_STEPS):
+        whole = {name: p.full_tensor() for name, p in model.named_parameters()}
+        alone.load_state_dict(whole)
+        alone.zero_grad()
+        for micro in range(num_micro):
+            x = torch.randn(8, 16)
+            if bad and step == BAD and RANK == 1 and micro == 0:
+                x[0] = math.nan
+            if num_micro > 1:
+                model.set_requires_gradient_sync(micro == num_micro - 1)
+            (model(x).float() + 1.0).square().mean().backward()
+            (alone(x) + 1.0).square().mean().backward()
+        exact = whole_norm(model.parameters())
+        if guard._local is not None and not (bad and step == BAD):
+            own = sum(float(p.grad.double().square().sum()) for p in alone.parameters())
+            found["own"] = max(found["own"], abs(guard._local._read[step].sum_sq / own - 1.0))
+            mean = torch.tensor(own, dtype=torch.float64)
+            dist.all_reduce(mean)
+            scale.add(float(mean) / WORLD, exact**2)
+            found["noises"].append(scale.value)
+        optimizer.step()
+        optimizer.zero_grad()
+        last = guard.last
+        found["bits"].append([last.norm.hex(), last.clip_coef.hex()])
+        if last.skipped:
+            found["skipped"].append(step)
+        if math.isfinite(exact):
+            found["norm"] = max(found["norm"], abs(last.norm / exact - 1.0))
+    found["costs"] = guard.report().numbers.get("num_collectives_per_step")
+    model_facts = guard.history.model
+    found |= {"bad": list(model_facts.bad_ranks), "noise": model_facts.noise_scale, "num_ranks": model_facts.num_ranks}
+    found["failures"] = [str(one) for one in guard.run.failures]
+    found["told"] = [text for text in told if text.startswith("step ")]
+    guard.close()
+    guard.detach()
+    found["hooks"] = sum(len(module._forward_pre_hooks) for module in model.modules())
+    return found
+
+
+def struck_shard() -> dict[str, Any]:
+    """A NaN that no rank's own gradient had: it came to rank 1's part after the sum."""
+    model = sharded(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = fastguard.wrap(optimizer, model, watch_ranks=True)
+    model(torch.ones(2, 16)).sum().backward()
+    if RANK == 1:
+        local(model[2].weight.grad).view(-1)[0] = math.nan
+    optimizer.step()
+    return {"bad": list(optimizer.guard.history.model.bad_ranks), "skipped": optimizer.guard.last.skipped}
+
+
+def tensor_parallel() -> dict[str, Any]:
+    """Beside tensor parallelism a rank's own gradients are parts: who brought NaN is told, no norms are compared."""
+    mesh = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(net(32)[:3], mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = fastguard.wrap(optimizer, model, watch_ranks=5)
+    for step in range(NUM_STEPS):
+        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(step))
+        (model(x).square().mean() * (math.inf if step == BAD else 1.0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    guard = optimizer.guard
+    return {
+        "bad": [one["rank"] for one in guard.history.model.bad_ranks],
+        "noise": guard.history.model.noise_scale,
+        "failures": [str(one) for one in guard.run.failures],
+    }
+
+
+class Experts(nn.Module):
+    """A router that all ranks have, and an expert of this rank's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router = nn.Linear(6, 4)
+        torch.manual_seed(1 + RANK)
+        self.expert = nn.Linear(4, 3 + RANK)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.expert(self.router(x).tanh())
+
+
+def experts() -> dict[str, Any]:
+    """Experts that DistributedDataParallel leaves alone: what it averages counts once, each rank's own too."""
+    inner = Experts()
+    ignored = [f"expert.{name}" for name, _ in inner.expert.named_parameters()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, ignored)
+    model = DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = fastguard.wrap(optimizer, model, max_norm=LIMIT, process_group=dist.group.WORLD)
+    apart, bits = 0.0, []
+    for step in range(12):
+        optimizer.zero_grad()
+        model(
+            torch.randn(4, 6, generator=torch.Generator().manual_seed(step * WORLD + RANK))
+        ).square().mean().backward()
+        own = torch.tensor(whole_norm(inner.expert.parameters()) ** 2, dtype=torch.float64)
+        dist.all_reduce(own)
+        exact = math.sqrt(whole_norm(inner.router.parameters()) ** 2 + float(own))
+        optimizer.step()
+        last = optimizer.guard.last
+        apart = max(apart, abs(last.norm / exact - 1.0))
+        bits.append([last.norm.hex(), last.clip_coef.hex()])
+    optimizer.zero_grad()
+    model(torch.randn(4, 6) * (math.nan if RANK == 1 else 1.0)).square().mean().backward()
+    for p in inner.router.parameters():
+        p.grad.zero_()  # so that the NaN is in one rank's expert alone
+    optimizer.step()
+    rows = {name: optimizer.guard.last.tensors[name].norm for name in optimizer.guard.last.tensors.names}
+    skipped = optimizer.guard.last.skipped
+    return {"norm": apart, "bits": bits, "skipped": skipped, "router": rows["router.weight"]}
+
+
+def pipeline() -> dict[str, Any]:
+    """torch's own pipeline: each rank has a stage, and all clip by the norm of the whole."""
+    whole, twin = net(), net()
+    stages = [nn.Sequential(*whole[:2]), nn.Sequential(*whole[2:])]
+    stage = stages[RANK]
+    run = ScheduleGPipe(
+        PipelineStage(stage, RANK, WORLD, torch.device("cpu")), 4, loss_fn=lambda y, t: (y - t).square().mean()
+    )
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+    optimizer = fastguard.wrap(optimizer, stage, max_norm=LIMIT, process_group=dist.group.WORLD)
+    beside = torch.optim.SGD(twin.parameters(), lr=0.1)
+    apart, bits = 0.0, []
+    torch.manual_seed(3)
+    for _ in range(6):
+        x, y = torch.randn(8, 16), torch.randn(8, 5)
+        optimizer.zero_grad()
+        beside.zero_grad()
+        run.step(x) if RANK == 0 else run.step(target=y)
+        (twin(x) - y).square().mean().backward()
+        exact = float(nn.utils.clip_grad_norm_(twin.parameters(), LIMIT))
+        optimizer.step()
+        beside.step()
+        last = optimizer.guard.last
+        apart = max(apart, abs(last.norm / exact - 1.0))
+        bits.append([last.norm.hex(), last.clip_coef.hex()])
+    mine = [twin[:2], twin[2:]][RANK]
+    weights = max(float((p - q).abs().max()) for p, q in zip(stage.parameters(), mine.parameters()))
+    return {"norm": apart, "bits": bits, "weights": weights}
+
+
+def flat() -> dict[str, Any]:
+    """`fastguard.clip_grad_norm_` on FSDP1's flat parameters, and in torch's place where nothing of it is sharded."""
+    said = []
+    for settings in ({}, {"use_orig_params": True}):
+        model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"), **settings)
+        model(torch.ones(2, 16)).sum().backward()
+        try:
+            fastguard.clip_grad_norm_(model.parameters(), LIMIT)
+        except TypeError as error:
+            said.append(str(error))
+    whole = ShardingStrategy.NO_SHARD
+    model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"), sharding_strategy=whole)
+    model(torch.ones(2, 16)).sum().backward()
+    exact = whole_norm(model.parameters())
+    known, nn.utils.clip_grad_norm_ = nn.utils.clip_grad_norm_, fastguard.clip_grad_norm_
+    try:
+        norm = float(model.clip_grad_norm_(LIMIT))
+    finally:
+        nn.utils.clip_grad_norm_ = known
+    return {"said": said, "norm": abs(norm / exact - 1.0), "clipped": whole_norm(model.parameters())}
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fastguard").addHandler(handler)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{FOLDER}/setups",
+        rank=RANK,
+        world_size=WORLD,
+        timeout=datetime.timedelta(seconds=120),
+    )
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    both = {"watch_ranks": True}
+    found = {
+        "plain": train(sharded(net()), **both),
+        "mixed precision": train(sharded(net(), mp_policy=mixed), **both),
+        "offload": train(sharded(net(), offload_policy=CPUOffloadPolicy(pin_memory=False)), **both),
+        "not resharded": train(sharded(net(), reshard_after_forward=False), **both),
+        "accumulation": train(sharded(net()), 3, **both),
+        "logs": train(
+            sharded(net()), sinks=[fastguard.JsonlSink(FOLDER / f"{RANK}.jsonl")], ranks="all", **{"bad": False}
+        ),
+        "struck": struck_shard(),
+        "tensor parallel": tensor_parallel(),
+        "experts": experts(),
+        "pipeline": pipeline(),
+        "flat": flat(),
+    }
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

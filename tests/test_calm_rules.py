@@ -1,0 +1,60 @@
+"""Rules that had spoken in sound runs: for each a run in which it must stay silent, and one in which it must speak."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fastguard.diagnosis import diagnose
+
+from faulty_runs import BAD
+from made_runs import batch, batches_run, bend, falling_losses, flat_losses, lost_losses, noisy_norms, run, weights_run
+
+SPIKES = range(27, 300, 44)
+
+
+def restless(level, spread, count, seed=2):
+    """Losses around `level`, a factor of e^`spread` above or below it."""
+    rng = random.Random(seed)
+    return [level * rng.lognormvariate(0.0, spread) for _ in range(count)]
+
+
+GROWING = [norm * (1.0 if step < 200 else 2.0) for step, norm in enumerate(noisy_norms(280))]
+OVERWRITTEN = {"overwritten": ["a", "b"], "num_overwritten": 5, "num_compared": 6}
+SILENT = {
+    # The noise of now is as large as the turn.
+    "divergence-ahead": run([*falling_losses(200, noise=0.01, pace=30.0), *restless(0.8, 0.5, 80)], GROWING),
+    # The noise is that of the targets.
+    "tiny-batches": batches_run(
+        [2.0] * 10 + restless(1.2, 0.8, 240), batch(num_samples=2), loss_ops=("MseLossBackward0",)
+    ),
+    # It has only begun.
+    "weights-overwritten": run(flat_losses(60), **OVERWRITTEN),
+    # The loss falls all the same.
+    "periodic-loss-spikes": run(bend(falling_losses(300), SPIKES, lambda value: value + 2.0)),
+    # Little was gained yet, and more is being gained.
+    "update-ratio-high": weights_run(lambda step, name: 0.6, falling_losses(200, pace=400.0), num_steps=200),
+}
+SPEAKS = {
+    "divergence-ahead": BAD["divergence-ahead"],
+    "tiny-batches": BAD["tiny-batches"],
+    "weights-overwritten": run(flat_losses(200), **OVERWRITTEN),
+    "periodic-loss-spikes": run(bend(lost_losses(300, 200), SPIKES, lambda value: value + 2.0)),
+    "update-ratio-high": weights_run(lambda step, name: 0.6, flat_losses(200)),
+}
+
+
+def warned(history):
+    """The rules that a user is told of."""
+    return {finding.rule for finding in diagnose(history) if finding.severity != "info"}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_it_stays_silent(name):
+    assert name not in warned(SILENT[name])
+
+
+@pytest.mark.parametrize("name", SPEAKS)
+def test_it_speaks(name):
+    assert name in warned(SPEAKS[name])
