@@ -6,7 +6,8 @@ SOURCES = pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 WORKERS ?= 2
 NUMBER ?= 100000
 # One thread each: most tensors of the tests are tiny, and tests that are about threads ask for theirs.
-PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
+OPTIONS ?=
+PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(OPTIONS)
 INTERPRETED = tests/kernels tests/guard/device tests/activations
 
 .DEFAULT_GOAL := help
