@@ -1,9 +1,10 @@
 """A run that torchrun starts anew when a rank has died: it goes on from its checkpoint, and log and report say so.
 
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 --max-restarts 1 examples/elastic.py FOLDER
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+torchrun --standalone --nproc-per-node 2 --max-restarts 1 examples/elastic.py FOLDER
 
-The variable gives each attempt a store of its own: in one that attempts share, ranks may find the addresses of ranks that
-are gone, and fail or wait for them (pytorch/pytorch#135712).
+The variable gives each attempt a store of its own: in one that attempts share, a rank may find the addresses of ranks
+that are gone, and fail or wait for them (pytorch/pytorch#135712).
 
 Rank 1 dies at step 12 of the first attempt. The second goes on from the checkpoint of step 10 to step 20.
 """
