@@ -15,10 +15,10 @@ pytest.importorskip("benchmarks.faults.external", reason="the suite is not besid
 from benchmarks.faults.external import harm, runs
 from benchmarks.faults.external.bases import Recipe, maker
 from benchmarks.faults.external.case import HALVES, SETS, Case, Truth, half_of
-from benchmarks.faults.external.cases import CASES
+from benchmarks.faults.external.cases import CASES, GROUPS
 from benchmarks.faults.external.loop import Guarded, Watch, carry_out
 from benchmarks.faults.external.score import ask
-from benchmarks.faults.external.wild.case import APART, GROUP, GROUPS
+from benchmarks.faults.external.wild.case import APART, GROUP
 from fastguard.diagnosis import CAUSES, RULES, diagnose
 from fastguard.guard import Guard
 
@@ -179,6 +179,32 @@ def test_the_fourth_fresh_set_has_several_sound_ways_and_several_faults_of_a_tas
 @pytest.mark.parametrize("name", ["patients/rmsprop", "spoken-words", "letters-for-visitors", "shares/lion-like"])
 def test_ways_of_the_fourth_fresh_set_reach_their_quality(name):
     plan = CASES[f"fresh4/{name}"].make(0)
+    assert carry_out(plan, Watch()).quality >= plan.least
+
+
+def test_the_fifth_fresh_set_has_sound_ways_and_faults_of_a_task_in_the_same_half():
+    fresh = [case for case in CASES.values() if case.set == "fresh5"]
+    sound = [case for case in fresh if case.truth is None]
+    faulty = [case for case in fresh if case.truth is not None]
+    first = {case.kind: case for case in reversed(sound)}
+    assert len(first) >= 36 and len(sound) >= 70 and len(faulty) >= 140
+    for cases in (sound, faulty):
+        halves = [case.half for case in cases]
+        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 25
+    for case in faulty:
+        twin = first[case.kind.partition("/")[0]]
+        assert case.twin is twin.make and case.half == twin.half, case.name
+    case = CASES["fresh5/vineyards"]
+    run = trained(case.name)
+    assert run.outcome.quality >= case.make(case.seed).least and len(run.parts[0].records) == 40 * 8
+    short = CASES["fresh5/vineyards/three-epochs-at-1e-4"]
+    assert short.harm is not None and short.harm(short).holds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["shops/adafactor", "roads/sgd", "two-sellers", "turned-digits"])
+def test_ways_of_the_fifth_fresh_set_reach_their_quality(name):
+    plan = CASES[f"fresh5/{name}"].make(0)
     assert carry_out(plan, Watch()).quality >= plan.least
 
 

@@ -20,6 +20,13 @@ from .fresh4 import pictures as views
 from .fresh4 import rewards as gains
 from .fresh4 import sequences as orders
 from .fresh4 import tables as rows
+from .fresh5 import changing as turning
+from .fresh5 import pictures as scenes
+from .fresh5 import sequences as streams
+from .fresh5 import structures as made
+from .fresh5 import tables as ledgers
+from .fresh5 import tuned
+from .fresh5.case import GROUP as LATEST
 from .sound import games, generative, images, others, sequences, tabular
 from .sound2 import agents, text
 from .sound2 import densities as codes
@@ -30,6 +37,7 @@ from .sound2 import tabular as tables2
 from .wild import architectures, densities, pairs, regimes, settings
 from .wild import faulty as planted
 from .wild import games as duels
+from .wild.case import GROUPS as EARLIER
 
 _HOMES = (tabular, images, generative, sequences, games, others, autotrainer, deepfd, deepcrime, symptoms, traincheck)
 _WILD = (duels, densities, pairs, regimes, architectures, settings, planted)
@@ -37,8 +45,10 @@ _AFRESH = (tables, series, pictures, loops, structures, counted, drawn, told, re
 _SOUND2 = (tables2, text, depicted, agents, codes, built, regimes2)
 _FRESH3 = (sheets, rewards, scans, pieces, spoken, makers, manners)
 _FRESH4 = (rows, views, orders, codings, changing, gains)
+_FRESH5 = (ledgers, scenes, streams, made, tuned, turning)
+GROUPS = (*EARLIER, LATEST)  # what stands beside the halves; wild/case.py is in the hash of its own runs
 CASES: dict[str, Case] = {}
-for _home in (*_HOMES, *_WILD, *_AFRESH, *_SOUND2, *_FRESH3, *_FRESH4):
+for _home in (*_HOMES, *_WILD, *_AFRESH, *_SOUND2, *_FRESH3, *_FRESH4, *_FRESH5):
     for _case in _home.CASES:
         if _case.name in CASES:
             raise ValueError(f"`name` must be new, got {_case.name!r} twice - in {_home.__name__}")

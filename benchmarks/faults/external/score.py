@@ -10,8 +10,8 @@ from fastguard.diagnosis import CAUSES, RULES, diagnose, find_causes, unexplaine
 
 from ..alarms import histories
 from .case import SETS, Case
+from .cases import GROUPS
 from .runs import Part, Run
-from .wild.case import GROUPS
 
 UNKNOWN = "unknown"  # a report that says this names no cause
 NUM_BINS = 10
