@@ -331,6 +331,18 @@ class TestWeights:
         assert (finding is not None) == fires
         assert finding is None or finding.evidence["num_layers"] == stds.count(0.0)
 
+    @pytest.mark.parametrize(
+        ("norm", "residual", "fires"),
+        [("LayerNorm", 0.02 / 8**0.5, False), ("ReLU", 0.02 / 8**0.5, True), ("RMSNorm", 0.0005, True)],
+    )
+    def test_spreads_of_gpt2_are_no_poor_initialisation_where_it_normalises(self, norm, residual, fires):
+        """Of width 64, where He's spread is 0.18 and ten times 0.02 does not reach it at the ends of branches."""
+        told = {f"{i}.in": (0.0199, 0.177) for i in range(8)} | {f"{i}.out": (residual, 0.177) for i in range(8)}
+        history = run(falling_losses(20), initialization=told, module_kinds={"Linear": 16, norm: 9})
+        finding = ask("poor-initialisation", history)
+        assert (finding is not None) == fires
+        assert finding is None or (finding.first_step, finding.last_step) == (0, 0)
+
     def test_recurrent_weights_explode_earlier(self):
         for name, fires in (("rnn.weight_hh_l0", True), ("rnn.weight_ih_l0", False)):
             history = run(falling_losses(20), initialization={name: (0.16, 0.1), "head.weight": (0.04, 0.1)})

@@ -264,6 +264,16 @@ def test_embeddings_are_free_until_they_are_tied():
     assert fastguard.check_initialization(shared)["0"].expected_std == 1.0
 
 
+@pytest.mark.parametrize("normalises", [True, False])
+def test_a_narrow_gpt2_is_ok_where_it_normalises(normalises):
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)), nn.LayerNorm(64) if normalises else nn.Identity())
+    for i in range(8):
+        nn.init.normal_(model[i].weight, std=0.02 if i % 2 else 0.02 / math.sqrt(8))
+    result = fastguard.check_initialization(model)
+    assert {result[f"{i}.weight"].status for i in range(8)} == ({"ok"} if normalises else {"ok", "too_small"})
+    assert ("GPT-2" in result["0.weight"].rule) == normalises
+
+
 def test_norms_biases_and_raw_parameters():
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm((8,)), nn.ReLU())
     model.register_parameter("position", nn.Parameter(torch.zeros(1, 50, 8)))

@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from ...history import TrainingHistory, UpdateRatio
 from ...history.updates import is_bias
+from ...stats.initial import as_in_gpt2
 from ..finding import Finding, Severity, count, listed
 from ..registry import rule
 from ..signals import has_had_time, is_felt_by_the_loss, median, signals_of, span
@@ -364,27 +365,31 @@ def poor_initialisation(
     A single layer counts as too small below `tiny`: residual branches begin small on purpose. Above `large_all` a
     `share` of the layers is needed. Recurrent weights (weight_hh) count as too large above `recurrent`, where their
     spectral radius is about 1.5. A spread of exactly zero counts where more than a `share` of the layers has it, and
-    less than eight tenths of the first loss have been gained.
+    less than eight tenths of the first loss have been gained. GPT-2's spreads, which know no fan-in, are not too small.
     """
     if not history.num_steps:
         return None
-    ratios_of_all = [actual and actual / expected for actual, expected in history.model.initialization.values()]
+    known = history.model.initialization
+    ratios_of_all = [actual and actual / expected for actual, expected in known.values()]
     if not ratios_of_all or (small <= min(ratios_of_all) and max(ratios_of_all) <= min(recurrent, large_all, large)):
         return None  # as most are
-    flat = [name for name, (actual, _) in history.model.initialization.items() if actual == 0.0]
-    if len(flat) > share * len(history.model.initialization) and not signals_of(history).progress >= 0.8:
+    begin = history.overview.buckets[0].first_step
+    flat = [name for name, (actual, _) in known.items() if actual == 0.0]
+    if len(flat) > share * len(known) and not signals_of(history).progress >= 0.8:
         return Finding(
             f"{count(len(flat), 'layer')} began with all weights equal: its units stay alike. {listed(flat)}.",
-            *span(history),
+            begin,
+            begin,
             layers=tuple(flat[:8]),
             evidence={"num_layers": len(flat), "ratio": 0.0, "threshold": share},
             confidence=0.95,
         )
-    ratios = {n: actual / expected for n, (actual, expected) in history.model.initialization.items() if actual > 0.0}
+    ratios = {n: actual / expected for n, (actual, expected) in known.items() if actual > 0.0}
     all_large = sum(r > large_all for r in ratios.values()) >= share * max(len(ratios), 1)
     limits = {n: recurrent if "weight_hh" in n else large_all if all_large else large for n in ratios}
     too_large = sorted((n for n, r in ratios.items() if r > limits[n]), key=lambda n: -ratios[n])
-    too_small = sorted((n for n, r in ratios.items() if r < small), key=ratios.__getitem__)
+    usual = as_in_gpt2({n: actual for n, (actual, _) in known.items()}, history.model.module_kinds)
+    too_small = sorted((n for n, r in ratios.items() if r < small and n not in usual), key=ratios.__getitem__)
     if len(too_small) < share * len(ratios):
         too_small = [n for n in too_small if ratios[n] < tiny]
     names = too_large or too_small
@@ -394,7 +399,8 @@ def poor_initialisation(
     return Finding(
         f"{count(len(names), 'layer')} began with weights that are too {'large' if too_large else 'small'}: "
         f"{names[0]} with {worst:.2g} times the standard deviation that its fan-in asks for.",
-        *span(history),
+        begin,
+        begin,
         layers=tuple(names[:8]),
         evidence={"ratio": worst, "num_layers": len(names), "threshold": limits[names[0]] if too_large else small},
         confidence=0.85,

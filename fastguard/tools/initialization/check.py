@@ -13,6 +13,7 @@ from ... import kernels
 from ..._text import prose
 from ...kernels.tensors import as_tensor
 from ...stats import TensorRow
+from ...stats.initial import as_in_gpt2
 from .expected import Missing, Weight, bare, missing_values, modules_with_names, tied, weights_of
 from .followers import LINEAR, find_followers
 from .report import LARGE, NOT_FINITE, OK, SMALL, TOO_LARGE, TOO_SMALL, AttributeDict, InitializationReport
@@ -35,8 +36,9 @@ def check_initialization(
 
     fan_in is that of one group of a grouped convolution; of a transposed one, that of one output position (over the
     strides). Embeddings may be anything from 0.02, or 1/sqrt(dim), to 1; one tied to an output layer is judged as that
-    layer's. Biases and norms go to `others`: too large above a root mean square of 10, norms too small below 0.1 (all
-    zero is taken for a branch that starts off). Parametrized weights (weight norm) are judged as they are used.
+    layer's. GPT-2's spreads, 0.02 whatever the fan-in, are ok in a model that normalises. Biases and norms go to
+    `others`: too large above a root mean square of 10, norms too small below 0.1 (all zero is taken for a branch that
+    starts off). Parametrized weights (weight norm) are judged as they are used.
 
     Args:
         model_or_weights: a module; a dict by name (a state dict), or a list, of weights laid out [out, in, *kernel]:
@@ -135,7 +137,8 @@ def _check_model(model: nn.Module, batch: Any, backend: str) -> InitializationRe
                     seen[id(p)] = prefix + name
                     others[prefix + name] = (_kind(module, name), p.detach())
     variances = {} if batch is None else output_variances(model, batch, _modules(weights), backend)
-    return _judge(weights, others, missing, how, variances, backend, with_batch=batch is not None)
+    kinds = {type(module).__name__ for _, module in modules_with_names(model)}
+    return _judge(weights, others, missing, how, variances, backend, with_batch=batch is not None, kinds=kinds)
 
 
 def _modules(weights: dict[str, Weight]) -> dict[nn.Module, str]:
@@ -163,6 +166,7 @@ def _judge(
     variances: dict[str, tuple[float, float | None]],
     backend: str,
     with_batch: bool = False,
+    kinds: Iterable[str] = (),
 ) -> InitializationReport:
     if not weights:
         given = prose("; ".join(f"{name}: {m.reason}" for name, m in missing.items())) or "it has no weight matrices"
@@ -170,6 +174,9 @@ def _judge(
     tensors = [w.tensor.detach() for w in weights.values()] + [t for _, t in others.values()]
     rows = list(kernels.tensor_stats(tensors, names=[*weights, *others], backend=backend))
     layers = {n: _entry(w, row) for (n, w), row in zip(weights.items(), rows)}
+    for name in as_in_gpt2({n: layer.actual_std for n, layer in layers.items()}, kinds):
+        if layers[name].status == SMALL:
+            layers[name].update(status=OK, rule="GPT-2: 0.02, less at the ends of residual branches")
     for name, (variance, ratio) in variances.items():
         layers[name].update(output_variance=variance, variance_ratio=ratio)
     beside = {n: _other(kind, row) for (n, (kind, _)), row in zip(others.items(), rows[len(weights) :])}
