@@ -48,6 +48,15 @@ def listed(names: Iterable[object], most: int = 3) -> str:
     return ", ".join(shown(name, NAME_WIDTH) for name in every[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def count(number: float, noun: str) -> str:
+    """A whole number of things.
+
+    >>> count(1, "step"), count(1_000_000.0, "step")
+    ('1 step', '1000000 steps')
+    """
+    return f"{number:.0f} {noun}" + ("" if number == 1 else "s")
+
+
 def prose(text: object) -> str:
     """A message of several words, shown; a word that is far too long, or a message, loses its middle.
 

@@ -15,7 +15,17 @@ from fastguard.history import Entry, TrainingHistory
 from fastguard.stats import StepStats, TensorRow
 
 from faulty_runs import BAD, HEALTHY
-from made_runs import clipped_run, ending_in_zeros, noisy_norms, scaler_run, spiked, with_bad_steps
+from made_runs import (
+    clipped_run,
+    ending_in_zeros,
+    falling_losses,
+    noisy_norms,
+    run,
+    scaler_run,
+    settings,
+    spiked,
+    with_bad_steps,
+)
 from records import make_history, make_record, make_row, make_table, make_turning_history
 
 
@@ -96,6 +106,12 @@ class TestNonFinite:
         finding = self.check(with_bad_steps(100, {40: ["a"]}, skipped=False))
         assert finding.severity == "critical" and "skip_nonfinite=True" in finding.recommendation
 
+    def test_lbfgs_is_not_advised_to_skip(self):
+        history = with_bad_steps(100, {40: ["a"]}, skipped=False)
+        history.note_model(optimizer_settings=settings("LBFGS"))
+        advice = self.check(history).recommendation
+        assert "skip_nonfinite" not in advice and "strong_wolfe" in advice
+
     def test_most_frequent_origin_comes_first(self):
         finding = self.check(with_bad_steps(100, {10: ["b"], 20: ["c"], 30: ["c"], 40: ["a"]}))
         assert finding.layers == ("c", "b", "a")
@@ -158,6 +174,14 @@ class TestNormSpike:
         finding = only(RULES["norm-spike"](BAD["norm-spike"]))
         assert (finding.first_step, finding.last_step, finding.evidence["num_spikes"]) == (200, 200, 1)
         assert 25 < finding.evidence["ratio"] < 100
+
+    @pytest.mark.parametrize(("coef", "is_advised"), [(1.0, True), (0.02, False)])
+    def test_clipping_is_not_advised_for_a_step_that_was_clipped(self, coef, is_advised):
+        norms = noisy_norms(300)
+        norms[200] *= 50.0
+        history = run(falling_losses(300), norms, change=lambda step: {"clip_coef": coef} if step == 200 else {})
+        finding = only(RULES["norm-spike"](history))
+        assert ("Clip at" in (finding.recommendation or RULES["norm-spike"].remedy)) == is_advised
 
     def test_thresholds_can_be_given(self):
         history = spiked(noisy_norms(300), 200, 50.0)

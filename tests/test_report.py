@@ -15,7 +15,7 @@ import pytest
 
 from fastguard.diagnosis import Finding
 from fastguard.history import TrainingHistory
-from fastguard.report import build_report
+from fastguard.report import Report, build_report
 from fastguard.stats.samples import WeightStats
 
 from made_runs import activity, run
@@ -115,6 +115,14 @@ class TestText:
         text = str(build_report(make_history([1.0, 2.0])))
         for word in ("loss", "learning rate", "cost", "lost"):
             assert word not in text
+
+    @pytest.mark.parametrize(("num", "said"), [(1, "after 1 step:"), (1_234_567, "after 1234567 steps:")])
+    def test_steps_are_counted_to_the_last_one(self, num, said):
+        assert said in str(Report("healthy", (), [], {"num_steps": num}))
+
+    def test_the_unknown_cause_bears_no_confidence(self):
+        text = str(build_report(make_history([1.0] * 3), findings=[Finding("Odd.", severity="critical", rule="odd")]))
+        assert "Likely cause: unknown" in text and "confidence" not in text
 
     def test_all_steps_bad(self):
         report = build_report(make_history([math.nan] * 3))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .._text import prose, shown
+from .._text import count, prose, shown
 from ..stats.tail import newest_log
 from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, bug, drop_output
 from .watching.run import NUM_LAYERS, FollowedRun
@@ -149,11 +149,10 @@ def _print_once(path: Path) -> int:
 
 
 def _ending_of(run: FollowedRun) -> str:
-    steps = f"{run.history.num_steps} step" + ("" if run.history.num_steps == 1 else "s")
     report = run.findings and run.findings.report
     status = report.status.upper().replace("-", " ") if report else "not judged"
     odd = f"; {run.num_left_out} damaged lines left out" if run.num_left_out else ""
-    return f"{status} after {steps}{odd}"
+    return f"{status} after {count(run.history.num_steps, 'step')}{odd}"
 
 
 def _print_lines(path: Path, interval: float) -> int:

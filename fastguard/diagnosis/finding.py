@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .._text import count as count
 from ..stats import strict_json, values
 
 Severity = Literal["info", "warning", "critical"]
@@ -89,14 +90,6 @@ def _plain(value: Any) -> Any:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         shown = repr(value)
         return shown if len(shown) <= 100 else shown[:97] + "..."
-
-
-def count(number: int, noun: str) -> str:
-    """
-    >>> count(1, "step"), count(3, "step")
-    ('1 step', '3 steps')
-    """
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -38,7 +38,7 @@ cause(
 cause(
     "bad-batch",
     "One batch, or a few, held what the model cannot digest.",
-    "Look at the samples of these steps: NaN, scale, targets. The guard skipped or clipped the step; drop the batch.",
+    "Look at the samples of these steps: NaN, scale, targets. Repair or drop them; a skipped step has done no harm.",
     {
         "non-finite-loss": lambda finding, history, found: (
             0.0 if reasons.has_finite_gradients(history) else reasons.isolated(finding, history, found)

@@ -100,6 +100,11 @@ def steps_of_the_gradients_size(history: TrainingHistory) -> bool | None:
     return False if kinds and kinds <= _SCALE_FREE else None
 
 
+def is_lbfgs(history: TrainingHistory) -> bool:
+    """LBFGS: a step of it is many, its line search looks far out, and it has none without gradients."""
+    return any(settings.get("kind") == "LBFGS" for settings in history.model.optimizer_settings)
+
+
 def descent(history: TrainingHistory) -> bool | None:
     """The loss is to come down towards zero: told so, or neither told otherwise nor ever below zero."""
     if history.model.objective in ("game", "reward"):

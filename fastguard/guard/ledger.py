@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._text import listed
+from .._text import count, listed
 from ..diagnosis import RULES, Finding, diagnose
 from ..errors import NonFiniteGradientsError, PolicySkipsError
 from ..history import NUM_DEFERRED, Entry, TrainingHistory
@@ -461,8 +461,7 @@ class Ledger:
     def _say_nonfinite(self, record: StepStats, from_scaler: bool) -> None:
         level = min(self.level, logging.INFO) if from_scaler else self.level  # a scaler finds its scale by overflowing
         names = record.nonfinite
-        count = f"{len(names)} tensor" + ("" if len(names) == 1 else "s")
-        where = f"first in {names[0]!r}, {count} in all" if names else "only their norm overflowed"
+        where = f"first in {names[0]!r}, {count(len(names), 'tensor')} in all" if names else "only the norm overflowed"
         told = self.where_among_ranks()
         where = f"{where}; {told}" if told else where
         what = "skipped" if record.skipped else "taken all the same"

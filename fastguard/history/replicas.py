@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._text import count
 from ..stats import values
 
 _COUNTS = ("step", "num_tensors", "num_ranks")
@@ -33,9 +34,9 @@ def sentence(event: Mapping[str, Any]) -> str:
     >>> sentence({"step": 20, "what": "weights", "name": "a", "num_tensors": 2, "num_ranks": 4, "ranks": [3]})
     'at step 20 the weights of 2 tensors, first a, were not the same on all of 4 ranks: rank 3 has others'
     """
-    count = f"{event['num_tensors']} tensor" + ("" if event["num_tensors"] == 1 else "s")
+    tensors = count(event["num_tensors"], "tensor")
     said = (
-        f"at step {event['step']} the {event['what']} of {count}, first {event['name']}, were not the same on all of "
+        f"at step {event['step']} the {event['what']} of {tensors}, first {event['name']}, were not the same on all of "
     )
     odd = ", ".join(map(str, event["ranks"]))
     which = f": rank {odd} has others" if len(event["ranks"]) == 1 else f": ranks {odd} have others" if odd else ""

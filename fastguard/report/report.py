@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from .._text import listed, prose, shown
-from ..diagnosis import RULES, UNKNOWN, Finding, Rule, diagnose, find_causes
+from .._text import count, listed, prose, shown
+from ..diagnosis import RULES, UNKNOWN, Finding, Rule, Severity, diagnose, find_causes
 from ..history import TrainingHistory
 from ..stats import strict_json
 from ..stats.failures import Failure, Failures
@@ -76,9 +77,8 @@ class Report:
         return showing.save(self, path, title)
 
     def __repr__(self) -> str:
-        steps = f", {_steps(self.numbers['num_steps'])}" if "num_steps" in self.numbers else ""
-        num = len(self.findings)
-        return f"<{type(self).__name__}: {self.status}{steps}, {num} finding" + ("" if num == 1 else "s") + ">"
+        steps = f", {count(self.numbers['num_steps'], 'step')}" if "num_steps" in self.numbers else ""
+        return f"<{type(self).__name__}: {self.status}{steps}, {count(len(self.findings), 'finding')}>"
 
     def _repr_html_(self) -> str:
         return showing.to_html(self)
@@ -127,14 +127,8 @@ class Report:
         numbers = self.numbers
         if not numbers["num_steps"]:
             return "NOTHING TO REPORT: no step has been recorded yet"
-        said = []
-        for severity, noun in (("critical", "critical problem"), ("warning", "warning"), ("info", "remark")):
-            count = sum(finding.severity == severity for finding in self.findings)
-            if count:
-                said.append(f"{count} {noun}" + ("" if count == 1 else "s"))
-        return f"{self.status.upper().replace('-', ' ')} after {_steps(numbers['num_steps'])}: " + (
-            ", ".join(said) or "nothing to complain about"
-        )
+        after = count(numbers["num_steps"], "step")
+        return f"{self.status.upper().replace('-', ' ')} after {after}: {num_of_each(self.findings)}"
 
 
 def build_report(
@@ -179,7 +173,7 @@ def build_report(
         figures = {**_numbers(history), **(numbers or {})}
     with failures.kept("the report's tables", "They are missing."):
         modules, weights = module_rows(history), weight_rows(history)
-    lost = {name: count for name, count in (sinks_lost or {}).items() if count}
+    lost = {name: num for name, num in (sinks_lost or {}).items() if num}
     if lost:
         found.append(_lost_records(lost))
     failed_now = failures.since(before)
@@ -219,9 +213,9 @@ def _without_symptoms(plain: dict[str, Any]) -> dict[str, Any]:
 
 def _lost_records(lost: Mapping[str, int]) -> Finding:
     total = sum(lost.values())
-    by_sink = ", ".join(f"{count} by {name}" for name, count in lost.items())
+    by_sink = ", ".join(f"{num} by {name}" for name, num in lost.items())
     return Finding(
-        f"{total} record" + ("" if total == 1 else "s") + f" could not be written: {by_sink}.",
+        f"{count(total, 'record')} could not be written: {by_sink}.",
         evidence={"num_lost": total},
         recommendation="The log has gaps. See the warning of the sink for the reason (a full disk, a closed file).",
         rule="lost-records",
@@ -237,7 +231,7 @@ def not_checked(failed: list[Failure], num_asked: int) -> Finding | None:
     if not failed:
         return None
     num_rules = sum(failure.what.startswith("rule ") for failure in failed)
-    what = f"{num_rules} rule" + ("" if num_rules == 1 else "s") if num_rules == len(failed) else f"{len(failed)} parts"
+    what = count(num_rules, "rule") if num_rules == len(failed) else f"{len(failed)} parts"
     return Finding(
         f"{what} failed: what {'it looks' if len(failed) == 1 else 'they look'} for was not checked. {_told(failed)}.",
         evidence={"num_failed": num_rules, "num_asked": num_asked, "failed": [failure.what for failure in failed]},
@@ -250,7 +244,7 @@ def _failed_parts(failed: list[Failure]) -> Finding | None:
     """What failed while the run went on, and was kept from it."""
     if not failed:
         return None
-    times = ", ".join(f"{one.what} {one.times} time" + ("" if one.times == 1 else "s") for one in failed)
+    times = ", ".join(f"{one.what} {count(one.times, 'time')}" for one in failed)
     return Finding(
         f"Some of the monitoring failed: {times}. {_told(failed)}.",
         evidence={failure.what: failure.times for failure in failed},
@@ -271,7 +265,7 @@ def _no_steps() -> Finding:
 def _no_evidence(history: TrainingHistory) -> Finding:
     what = "The log holds no gradient norm" if history.lacks_norms else "No gradient but zeros has been seen"
     return Finding(
-        f"{what} in {_steps(history.num_steps)}: nothing says that this run is well.",
+        f"{what} in {count(history.num_steps, 'step')}: nothing says that this run is well.",
         history.recent[0].step,
         history.recent[-1].step,
         severity="info",
@@ -336,6 +330,17 @@ def headline(finding: Finding) -> str:
     return f"[{finding.severity}] {shown(finding.rule)}{place_of(finding)}"
 
 
+def num_of_each(findings: Iterable[Finding]) -> str:
+    """How many findings there are of each severity.
+
+    >>> num_of_each([Finding("a."), Finding("b."), Finding("c.", severity="critical")])
+    '1 critical problem, 2 warnings'
+    """
+    nums = Counter(finding.severity for finding in findings)
+    nouns: dict[Severity, str] = {"critical": "critical problem", "warning": "warning", "info": "remark"}
+    return ", ".join(count(nums[it], nouns[it]) for it in nouns if nums[it]) or "nothing to complain about"
+
+
 def place_of(finding: Finding) -> str:
     """Steps and layers, each after a comma."""
     text = ""
@@ -350,8 +355,9 @@ def place_of(finding: Finding) -> str:
 
 def _cause_lines(one: Finding) -> list[str]:
     seen = ", ".join(symptom.rule for symptom in one.symptoms)
+    sureness = f" (confidence {one.confidence:.2f})" if one.confidence else ""  # "unknown" has none
     return [
-        *_wrap(f"Likely cause: {one.rule} (confidence {one.confidence:.2f}){place_of(one)}", ""),
+        *_wrap(f"Likely cause: {one.rule}{sureness}{place_of(one)}", ""),
         *_wrap(one.summary, "    "),
         *_wrap(f"seen as: {seen}", "    "),
         *_wrap(f"what to do: {one.recommendation}", "    "),
@@ -387,7 +393,8 @@ def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any
     if "num_left_out" in n:
         skipped += f"; {n['num_left_out']} left out by recovery"
     rows.append(("skipped", skipped))
-    rows.append(("NaN or Inf", "never" if not numbers["num_nonfinite"] else f"in {_steps(numbers['num_nonfinite'])}"))
+    nonfinite = f"in {count(numbers['num_nonfinite'], 'step')}" if numbers["num_nonfinite"] else "never"
+    rows.append(("NaN or Inf", nonfinite))
     if "loss_last" in n:
         rows.append(("loss", f"last {n['loss_last']}" + (f", lowest {n['loss_min']}" if "loss_min" in n else "")))
     if "val_loss_last" in n:
@@ -410,7 +417,7 @@ def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any
         rows.append(("cost of ranks", f"{n['num_collectives_per_step']} collectives a step, {sent}"))
     for place, sink in enumerate(sinks):
         cost = f"mean {_time(sink['mean_us'])} a step, {_short(sink['total_s'])} s in all"
-        lost = f", {sink['num_lost']} of {_steps(sink['num_steps'])} lost" if sink["num_lost"] else ""
+        lost = f", {sink['num_lost']} of {count(sink['num_steps'], 'step')} lost" if sink["num_lost"] else ""
         rows.append(("" if place else "cost of sinks", f"{cost}{lost}: {sink['name']}"))
     if numbers["num_records_lost"]:
         rows.append(("records lost", f"{n['num_records_lost']} by the sinks"))
@@ -422,10 +429,6 @@ def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _steps(count: float) -> str:
-    return f"{count:g} step" + ("" if count == 1 else "s")
 
 
 def _time(us: float) -> str:

@@ -83,6 +83,12 @@ def _is_felt(history: TrainingHistory) -> bool:
     return not history.model.optimizer_settings or bool(steps_of_the_gradients_size(history)) or leaves_nothing
 
 
+_CLIPPED_SPIKE = (
+    "Look at the data of that step, which was clipped. If spikes come back, lower the learning rate, or Adam's beta2 "
+    "(0.95 instead of 0.999)."
+)
+
+
 @rule(
     "norm-spike",
     reads="gradient norms of the clean steps in the window",
@@ -138,6 +144,7 @@ def norm_spike(
             "threshold_z": z,
         },
         confidence=0.95,
+        recommendation=_CLIPPED_SPIKE if worst.clip_coef < 1.0 else "",
     )
 
 

@@ -7,7 +7,7 @@ import math
 from ...history import TrainingHistory
 from ...stats.running import quantiles
 from ..finding import Finding
-from ..needs import floor_at_zero, may_rise, rewarded
+from ..needs import floor_at_zero, is_lbfgs, may_rise, rewarded
 from ..registry import rule
 from ..signals import is_learnt_anew, jumps, median, noise, signals_of, slow_noise
 
@@ -37,8 +37,8 @@ def loss_explosion(
     a term of the loss is to grow, as a reward is, and where other data are being learnt: it jumped within one step,
     and has been coming down since.
     """
-    if any(settings.get("kind") == "LBFGS" for settings in history.model.optimizer_settings):
-        return None  # whose line search looks far out
+    if is_lbfgs(history):
+        return None
     s = signals_of(history)
     begin = max(history.loss_trend.firsts[:2], default=0.0)
     first = max(s.initial_loss, *history.loss_trend.firsts[:1], 0.0)  # a loss may be gone within the first ten
@@ -155,9 +155,10 @@ def loss_spike(
     is_certain = len(trend.spikes) <= 2 and history.recent[-1].step > spikes[-1].last_step + 2
     is_certain = is_certain and all(s.first_step == s.last_step and s.value > limit for s in spikes)
     evidence = {"loss": worst.value, "mean": worst.mean, "z": worst.z, "num_spikes": len(spikes), "threshold_z": z}
+    often = "once" if len(spikes) == 1 else f"{len(spikes)} times"
     return Finding(
-        f"The loss jumped {len(spikes)} time{'' if len(spikes) == 1 else 's'} for a step or so: to {worst.value:.4g} "
-        f"at step {worst.first_step}, from an average of {worst.mean:.4g}.",
+        f"The loss jumped {often} for a step or so: to {worst.value:.4g} at step {worst.first_step}, from an average "
+        f"of {worst.mean:.4g}.",
         spikes[0].first_step,
         spikes[-1].last_step,
         severity="info" if rewarded(history) else "warning",

@@ -6,7 +6,7 @@ import math
 
 from ...history import TrainingHistory
 from ..finding import Finding
-from ..needs import margin
+from ..needs import is_lbfgs, margin
 from ..registry import rule
 from ..signals import median, signals_of
 
@@ -31,8 +31,7 @@ def loss_gone(
     is met at once where the task is easy.
     """
     first = history.loss_trend.first
-    kinds = {settings.get("kind") for settings in history.model.optimizer_settings}
-    if history.loss_trend.count < 20 or not first > min_first or "LBFGS" in kinds:  # whose steps are many in one
+    if history.loss_trend.count < 20 or not first > min_first or is_lbfgs(history):
         return None
     buckets = [b for b in history.overview.buckets if b.loss.num and b.last_step < steps]
     small = [b for b in buckets if b.loss.max < ratio * first]
@@ -82,8 +81,7 @@ def loss_still_falling(
     part = max(3, int(share * len(s.losses)))
     late, before = median(s.losses[-part:]), median(s.losses[-2 * part : -part])
     begin = min(median(s.losses[: part if len(s.losses) >= 2 * part else 1]), s.chance or math.inf)
-    kinds = {settings.get("kind") for settings in history.model.optimizer_settings}
-    is_run = "LBFGS" not in kinds and any(norm > 0.0 for norm in s.norms)
+    is_run = not is_lbfgs(history) and any(norm > 0.0 for norm in s.norms)
     if is_run and history.num_steps <= very_few and 0.0 < left * begin < late < 2.0 * begin:
         return Finding(
             f"The run ended after {history.num_steps} steps, with the loss at {late:.4g}: {late / begin:.0%} of where "

@@ -8,10 +8,12 @@ from typing import Any
 from ...history import TrainingHistory
 from ...history.bad_ranks import sentence
 from ..finding import Finding, Severity, count, listed
+from ..needs import is_lbfgs
 from ..registry import rule
 
 TITLE = "NaN and Inf"
 
+_UNSKIPPABLE = 'take line_search_fn="strong_wolfe" or a lower learning rate: LBFGS has no step that could be skipped.'
 _SCALER_CALIBRATION = "GradScaler finds its scale by such skips; this is normal."
 
 
@@ -59,8 +61,8 @@ def non_finite_gradients(
     elif bad[-1] or history.num_nonfinite_applied or in_a_row >= run or (is_frequent and num_bad >= run):
         severity = "critical"
     if history.num_nonfinite_applied:
-        recommendation = "The parameters may hold NaN since: go back to a checkpoint from before these steps, and let "
-        recommendation += "the guard skip such steps (skip_nonfinite=True)."
+        recommendation = "The parameters may hold NaN since: go back to a checkpoint from before these steps, and "
+        recommendation += _UNSKIPPABLE if is_lbfgs(history) else "let the guard skip such steps (skip_nonfinite=True)."
     first, last = events[0], events[-1]
     layers = sorted(history.first_nonfinite, key=lambda name: -history.first_nonfinite[name])[:3]
     # Several tensors can each have been first once; then the first event's is the one with the best evidence.
@@ -232,6 +234,7 @@ def non_finite_weights(history: TrainingHistory) -> Finding | None:
         severity="critical",
         layers=tuple(names[:8]),
         evidence={"num_nonfinite": total, "num_tensors": len(bad)},
+        recommendation=f"Go back to a checkpoint from before, and {_UNSKIPPABLE}" if is_lbfgs(history) else "",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...report import Report
+from ...report.report import num_of_each
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -25,9 +26,4 @@ class PreflightReport(Report):
         return "\n".join(lines)
 
     def _status_line(self) -> str:
-        said = []
-        for severity, noun in (("critical", "critical problem"), ("warning", "warning"), ("info", "remark")):
-            count = sum(finding.severity == severity for finding in self.findings)
-            if count:
-                said.append(f"{count} {noun}" + ("" if count == 1 else "s"))
-        return f"{self.status.upper()} before the first step: " + (", ".join(said) or "nothing to complain about")
+        return f"{self.status.upper()} before the first step: {num_of_each(self.findings)}"
