@@ -70,7 +70,8 @@ GUARD = (
     *("policies", "ranks", "asked", "scaler", "backup", "undo", "detour", "wrappers", "engines", "lanes"),
     *("facts", "loss_graph", "loss_gradient", "norm_statistics", "quiet_hooks", "batches"),
     *("left_gradients", "sketches"),
-    *("buffers", "checkup", "seen", "ring", "run", "coverage", "evidence", "flight", "ledger", "endings"),
+    *("buffers", "checkup", "seen", "ring", "run", "coverage", "evidence", "flight"),
+    *("scalars", "skips", "ledger", "endings"),
     *("decision", "onboard", "clipping", "judge", "observed", "sampling", "told", "recovery", "resuming"),
     *("hooks", "guard", "in_backward", "wrapping", "wrapping_backward"),
 )

@@ -201,11 +201,11 @@ class Guard:
     @property
     def max_consecutive_skips(self) -> int:
         """How many skipped steps in a row raise."""
-        return self.ledger.max_consecutive_skips
+        return self.ledger.skips.limit
 
     @max_consecutive_skips.setter
     def max_consecutive_skips(self, number: int) -> None:
-        self.ledger.max_consecutive_skips = number
+        self.ledger.skips.limit = number
 
     def observe(self, loss: Any = None, val_loss: Any = None) -> None:
         """Adds a loss to its step: that just taken, or the one to come, whichever the loss was computed for.

@@ -24,12 +24,13 @@ from .clipping import DeviceClipping, HostClipping, scale_each_on_device
 from .decision import Decision, Verdict
 from .engines import ElsewhereError, Engine
 from .flight import Flight
-from .ledger import Ledger, check_scalar, is_loss, scalar
+from .ledger import Ledger
 from .onboard import Onboard, gradients_of
 from .policies import ClipPolicy, GivenPolicy
 from .policies.ruling import Ruling
 from .ranks import Ranks, Shared, locals_of
 from .run import Member, Run, held_weakly
+from .scalars import check_scalar, is_loss, scalar
 from .scaler import UNSCALED, Handed, Scaling
 from .undo import HandedOver, Skip, Undo, takes_flags
 
@@ -398,7 +399,7 @@ class Judge:
                 "forward and backward pass, and call optimizer.step() after the replay; or detach the guard before."
             )
         onboard.begin_step(first)
-        if self._ledger.due is not None:
+        if self._ledger.skips.due is not None:
             self._ledger.raise_due()
         flight, decision = onboard.board(optimizers, groups, handed, first)
         try:

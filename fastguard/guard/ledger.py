@@ -7,61 +7,23 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-
-from .._text import count, listed
 from ..diagnosis import RULES, Finding, diagnose
-from ..errors import NonFiniteGradientsError, PolicySkipsError
 from ..history import NUM_DEFERRED, Entry, TrainingHistory
 from ..kernels import cpu
 from ..sinks import SafeSink
 from ..sinks.sink import TIMED_EVERY
-from ..stats import StepStats, values
+from ..stats import StepStats
 from ..stats.failures import Failures
 from ..stats.slot import HEADER_WORDS, STEP, read_headers
 from .checkup import FIRST_GLANCE, GLANCE_EVERY, Checkup
 from .ring import NUM_SLOTS, TABLE, Ring
+from .scalars import scalar
+from .skips import SkipRun, say_nonfinite, say_skipped_by_policy
 
 _log = logging.getLogger("fastguard")
 _time, _perf_counter = time.time, time.perf_counter
 _AT_ONCE = 4  # open slots, from so many on it pays
 EQUAL_NORMS_RUN = 10  # from so many on, the rule "already-clipped" is asked
-
-
-def check_scalar(name: str, value: Any) -> None:
-    """Raises ValueError for what is neither a real number nor a tensor of one. Does not synchronise."""
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"`{name}` must be a scalar, got a tensor of shape {tuple(value.shape)}. Reduce it first.")
-        if value.is_complex() or value.is_meta:
-            raise ValueError(f"`{name}` must be a real number, got a tensor of {value.dtype} on {value.device}.")
-    elif type(value) is not float:
-        scalar(name, value)
-
-
-def is_loss(value: Any) -> bool:
-    """Whether what a closure returned is a loss: a number, or a tensor of one element."""
-    if not isinstance(value, (int, float, torch.Tensor)):
-        return False
-    try:
-        check_scalar("loss", value)
-    except ValueError:
-        return False
-    return True
-
-
-def scalar(name: str, value: Any) -> float:
-    """`value` as a number; synchronises if it is a tensor on an accelerator."""
-    if type(value) is float:
-        return value
-    if isinstance(value, torch.Tensor):
-        check_scalar(name, value)
-        return float(value.detach())
-    try:
-        return values.real(value.item() if getattr(value, "size", 0) == 1 else value)  # NumPy's
-    except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        what = f"a {type(value).__name__} ({error})"
-        raise ValueError(f"`{name}` must be a number or a tensor of one element, got {what}.") from None
 
 
 class Ledger:
@@ -74,15 +36,10 @@ class Ledger:
         writes_lines: whether some of them take a clean step as a line, so that it goes there before it is delivered.
         is_writing: whether a sink has a record in hand, which then may ask for anything but another record.
         when_idle: called, once, when it has not any more.
-        max_consecutive_skips: from so many skips in a row on, there is an error that is due.
-        skipped_run: numbers of the skipped steps in a row, up to now.
-        skipped_by_policy: those of them that the clip policy skipped.
-        skipped_tensors: what was not finite in them; an ordered set.
-        due: the error to raise when too many steps in a row were skipped, which the caller does when it can.
+        skips: the run of skipped steps; the error that is due is raised by the caller when it can.
         checkup: asked at intervals, when the steps before are in the history.
         fetch: attaches to the ring what was sampled and has arrived.
         seen: told that a step has arrived in the ring; None: nobody wants to know.
-        instead: told of an error that is due, which is not raised then.
         where_among_ranks: says which ranks hold what is not finite; nothing where there is one.
         level: at which it is logged that a step is out of the ordinary; lower where another process says the same.
     """
@@ -97,15 +54,10 @@ class Ledger:
         self.when_idle: Callable[[], None] | None = None
         self._is_delivering = False  # stays True where an interrupt came
         self._history = TrainingHistory()
-        self.max_consecutive_skips = max_consecutive_skips
-        self.skipped_run: list[int] = []
-        self.skipped_by_policy: list[int] = []
-        self.skipped_tensors: dict[str, None] = {}
-        self.due: NonFiniteGradientsError | None = None
+        self.skips = SkipRun(max_consecutive_skips)
         self.checkup: Checkup | None = None
         self.fetch: Callable[[], None] | None = None
         self.seen: Callable[[], None] | None = None
-        self.instead: Callable[[NonFiniteGradientsError], None] | None = None
         self.where_among_ranks: Callable[[], str] = str
         self._steps_to_checkup = self._steps_to_glance = 0
         self._told_already_clipped = False
@@ -328,18 +280,17 @@ class Ledger:
         ring = self.ring
         ring.limit = min(ring.limit, ring.num_open)
         if is_bad:
-            self._say_nonfinite(ring.latest(), from_scaler)
+            level = min(self.level, logging.INFO) if from_scaler else self.level  # which overflows to find its scale
+            say_nonfinite(ring.latest(), level, self.where_among_ranks())
         elif ring.is_skipped and ring.latest().is_skipped_by_policy:
-            self._say_skipped_by_policy(ring.latest())
-        if self.skipped_run or ring.is_skipped:
-            self._count_skip(ring.latest())
+            say_skipped_by_policy(ring.latest(), self.level, self._history.model.clip_policy)
+        if self.skips.steps or ring.is_skipped:
+            self.skips.count(ring.latest(), self._history.model.clip_policy)
 
     def raise_due(self) -> None:
-        """Raises `due`, once."""
-        due, self.due = self.due, None
-        if due is not None and self.instead is not None:
-            self.instead(due)
-        elif due is not None:
+        """Raises the error that is due, once."""
+        due = self.skips.take_due()
+        if due is not None:
             self.deliver()
             raise due
 
@@ -405,9 +356,7 @@ class Ledger:
         """What a run that is resumed at `step` needs of this."""
         return {
             "step": step,
-            "skipped_run": list(self.skipped_run),
-            "skipped_by_policy": list(self.skipped_by_policy),
-            "skipped_tensors": list(self.skipped_tensors),
+            **self.skips.state(),
             "history": self.history_with_held().state_dict(),
         }
 
@@ -420,10 +369,7 @@ class Ledger:
     ) -> None:
         """Goes on from what was saved. Cannot fail."""
         self.history.become(history)
-        self.skipped_run = skipped_run
-        self.skipped_by_policy = [step for step in skipped_by_policy if step in skipped_run]
-        self.skipped_tensors = dict.fromkeys(skipped_tensors)
-        self.due = None
+        self.skips.go_on(skipped_run, skipped_tensors, skipped_by_policy)
         self.ring.told[0] = None  # steps may have the numbers of earlier ones
         for sink in self.sinks:
             sink.newest = -1
@@ -439,45 +385,6 @@ class Ledger:
         for sink in self.sinks:
             sink.note(changed)
         self._noted, self._num_noted = known, num_noted  # after it: what an interrupt broke off is told again
-
-    def _count_skip(self, record: StepStats) -> None:
-        run, step = self.skipped_run, record.step
-        if run and run[-1] < step - 1:  # a step was taken in between
-            run.clear()
-            self.skipped_by_policy.clear()
-            self.skipped_tensors.clear()
-        if not record.skipped:
-            if run and run[-1] == step:  # an earlier evaluation of this step was bad
-                run.pop()
-            return
-        if not run or run[-1] != step:
-            run.append(step)
-            if record.is_skipped_by_policy:
-                self.skipped_by_policy.append(step)
-        self.skipped_tensors.update(dict.fromkeys(record.nonfinite))
-        if len(run) >= self.max_consecutive_skips:
-            self.due = self._too_many_skips()
-
-    def _say_nonfinite(self, record: StepStats, from_scaler: bool) -> None:
-        level = min(self.level, logging.INFO) if from_scaler else self.level  # a scaler finds its scale by overflowing
-        names = record.nonfinite
-        where = f"first in {names[0]!r}, {count(len(names), 'tensor')} in all" if names else "only the norm overflowed"
-        told = self.where_among_ranks()
-        where = f"{where}; {told}" if told else where
-        what = "skipped" if record.skipped else "taken all the same"
-        _log.log(level, "step %d: gradients are not finite (%s); the step was %s", record.step, where, what)
-
-    def _too_many_skips(self) -> NonFiniteGradientsError:
-        run, tensors = self.skipped_run, list(self.skipped_tensors)
-        if not self.skipped_by_policy:
-            return NonFiniteGradientsError(run, tensors)
-        return PolicySkipsError(run, tensors, self.skipped_by_policy, self._history.model.clip_policy)
-
-    def _say_skipped_by_policy(self, record: StepStats) -> None:
-        policy = self._history.model.clip_policy
-        where = f" in {listed(record.over, 4)}" if record.over else f" of {record.norm:.4g}, above {record.trigger:.4g}"
-        where = f"for a norm{where}" if record.over or record.trigger else "whatever its norm is"  # as after a loss
-        _log.log(self.level, "step %d: skipped by the clip policy %s, %s", record.step, policy, where)
 
     def _say_already_clipped(self, last: int) -> None:
         self._history.settle()

@@ -8,8 +8,8 @@ import torch
 from torch._C._autograd import _get_sequence_nr as num_operations
 
 from .judge import Judge
-from .ledger import check_scalar, scalar
 from .run import Run
+from .scalars import check_scalar, scalar
 
 _LAST_OPERATIONS = 8  # of a loss, which may have come after the step that it led to
 

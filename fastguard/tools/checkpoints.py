@@ -15,7 +15,7 @@ import torch
 
 from .._text import listed, prose, shown
 from ..guard import Guard
-from ..guard.ledger import scalar
+from ..guard.scalars import scalar
 from ..guard.wrappers import unwrapped
 from .run_state import load_state, not_finite, state_of
 from .whole_file import write_whole

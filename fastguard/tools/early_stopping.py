@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..guard import Guard
-from ..guard.ledger import scalar
+from ..guard.scalars import scalar
 from ..history import TrainingHistory
 from ..stats import values
 

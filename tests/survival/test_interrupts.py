@@ -7,6 +7,7 @@ function is called there, too, and may do what a handler does.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import math
 import os
@@ -20,13 +21,19 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.guard import endings, ledger, ring
+from fastguard.guard import endings, ledger, ring, skips
 from fastguard.history import core
 from fastguard.sinks import jsonl, memory, sink
 
-FILES = {module.__file__ for module in (ledger, ring, core, jsonl, memory, sink)}
+FILES = {module.__file__ for module in (ledger, skips, ring, core, jsonl, memory, sink)}
 NUM_STEPS = 7
 BAD_STEP = 3
+
+
+@pytest.fixture(autouse=True)
+def _no_guards_of_earlier_tests() -> None:
+    """Their ends, where they are collected within a step, would be among the places."""
+    gc.collect()
 
 
 class DeadError(BaseException):

@@ -66,7 +66,7 @@ class Keeper:
         if run.buffers is not None:
             run.buffers.refresh()
         self._sampling.forget()
-        self._ledger.due = None
+        self._ledger.skips.due = None
         self._flags.clear()
         self.has_grown = False
 

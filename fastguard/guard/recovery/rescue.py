@@ -75,7 +75,7 @@ class Rescue:
         self._groups: Groups = ()
         self._doubt: _Doubt | None = None
         self._random: RandomStates | None = RandomStates(model) if settings.recompute and model is not None else None
-        ledger.instead, ledger.seen = _while_alive(self._note_due), _while_alive(self.see)
+        ledger.skips.instead, ledger.seen = _while_alive(self._note_due), _while_alive(self.see)
         if self._random is not None:
             weakref.finalize(self, self._random.close).atexit = False
 
@@ -205,7 +205,7 @@ class Rescue:
     def _note_due(self, error: FastguardError) -> None:
         """Too many steps in a row were skipped: in place of the error that would be raised."""
         if not self.ladder.is_waiting and not self._run.is_vetoed and self._doubt is None:
-            self._cause = f"{self._ledger.max_consecutive_skips} steps in a row were skipped"
+            self._cause = f"{self._ledger.skips.limit} steps in a row were skipped"
 
     def _sit_out(self, step: int, *, heard: bool, can_veto: bool) -> None:
         """The run went back: whether the data that come now are such that it can go on."""
@@ -310,15 +310,12 @@ class Rescue:
         self._leave_out(step, has_closure, can_veto)
 
     def _went_back(self, step: int, snapshot: Snapshot, reason: str, num_batches: int) -> None:
-        ledger = self._ledger
         self._newest_to = snapshot.step
         factor = self.ladder.went_back(step, snapshot.baseline["ladder"])
         until = step + (self._settings.ramp if factor != 1.0 else 0)
         event = {"kind": "rollback", "step": step, "to": snapshot.step, "reason": reason, "num_batches": num_batches}
         self._tell({**event, "lr_factor": factor, "until": until})
-        ledger.skipped_run.clear()
-        ledger.skipped_by_policy.clear()
-        ledger.skipped_tensors.clear()
+        self._ledger.skips.clear()
         self._keeper.due = step + self._settings.every
 
     def _fail(self, step: int, reason: str) -> None:
@@ -364,7 +361,7 @@ class Rescue:
         """Takes the hook away; the optimizers are guarded no longer."""
         if self._random is not None:
             self._random.close()
-        self._ledger.instead = self._ledger.seen = None
+        self._ledger.skips.instead = self._ledger.seen = None
 
     def state_dict(self) -> dict[str, Any]:
         """What was seen and done; snapshots are not in it: a resumed run keeps what it finds first."""
