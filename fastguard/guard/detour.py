@@ -140,3 +140,18 @@ def junction_of(optimizer: torch.optim.Optimizer) -> Junction | None:
 def _junction_at(step: types.FunctionType, cell: types.CellType) -> Junction:
     junction = _junctions.get(step)
     return _junctions.setdefault(step, Junction(cell)) if junction is None else junction
+
+
+def left_to_python(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A method as dynamo runs it untraced: else it would be compiled into the step, and recompiled at every one.
+
+    An older torch has to be told so by a decorator.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return torch.compiler.disable(hook)
+    function: Any = hook.__func__  # type: ignore[attr-defined]
+    leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(function.__code__, leave)
+    function._torchdynamo_disable = True
+    return hook

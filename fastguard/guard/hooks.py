@@ -8,7 +8,6 @@ however it ends.
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -19,20 +18,19 @@ import torch
 from .. import kernels
 from ..history import NUM_LONE
 from ..kernels import cpu
-from ..stats import TensorStats
 from ..stats.slot import HEADER_WORDS, NORM, OVERHEAD_S
-from .backup import Preparations
-from .detour import Ticket, is_nested, junction_of, may_communicate, may_nest
+from .detour import Ticket, is_nested, junction_of, left_to_python, may_nest
 from .judge import Judge, learning_rate
 from .ledger import Ledger
+from .omission import Omission
 from .recovery import Rescue, Slowed
 from .ring import FINGERPRINT, POSITIONS, WRITTEN
 from .run import Member, Run
 from .sampling import Sampling
 from .scaler import Handed, ScalerContract
-from .undo import Both, Rehearsal, SetAside, Skip, Undo, is_content_without_gradients
+from .undo import Rehearsal, Skip, Undo
+from .wrappers import is_state_initialisation
 
-_log = logging.getLogger("fastguard")
 _perf_counter = time.perf_counter
 _get_num_threads = torch.get_num_threads
 
@@ -85,11 +83,10 @@ class Hooks:
         self._slowed: Slowed | None = None
         self._undo: Undo | None = None
         self._evaluations = 0
-        self._is_content = is_content_without_gradients(optimizer)
-        self._preparations = None if self._is_content or not member.can_skip else Preparations()
+        self._omission = Omission(optimizer, member.can_skip)
+        self._preparations = self._omission.preparations
         self._is_evaluating = False
         self._loss: Any = None  # what the closure of the step under way returned last
-        self._told: set[str] = set()
         self._depth = 0  # of steps under way that went the long way; more than 1 where a step calls its parent's
         self._silent = False
         self._take_step: Any = cpu.take_step
@@ -106,8 +103,8 @@ class Hooks:
         self._num_lone = 0
         self._odd: int | None = None  # fingerprint of parameters whose gradients the short way cannot read
         self._handles = [
-            optimizer.register_step_pre_hook(_left_to_python(self._before)),
-            optimizer.register_step_post_hook(_left_to_python(self._after)),
+            optimizer.register_step_pre_hook(left_to_python(self._before)),
+            optimizer.register_step_post_hook(left_to_python(self._after)),
         ]
 
     def remove(self) -> None:
@@ -226,7 +223,7 @@ class Hooks:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any], repairs: Undo | None
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Has the step not be taken; where that can't be, has it do nothing that lasts."""
-        junction = junction_of(optimizer) if self._is_content or not may_communicate() else None
+        junction = self._omission.junction(optimizer)
         if junction is None:
             self._do_without(optimizer, repairs)
             return None
@@ -235,18 +232,7 @@ class Hooks:
         return junction.admit(Ticket(optimizer), args), kwargs
 
     def _do_without(self, optimizer: torch.optim.Optimizer, repairs: Undo | None) -> None:
-        """Has a step that is taken change nothing that is not undone after it."""
-        change: Undo | None = None
-        if self._preparations is not None:
-            try:
-                change = Rehearsal(optimizer, self._preparations.backup(optimizer))
-            except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is one
-                self._tell("no-copy", "a skipped step could not be undone for want of a copy (%s)", error)
-            if self._preparations.is_late:
-                self._tell("late", "a skipped step had moved parameters or state before its closure was done")
-        if change is None:
-            change = SetAside(optimizer)
-        self._undo = change = change if repairs is None else Both(repairs, change)
+        self._undo = change = self._omission.change(optimizer, repairs)
         change.apply()
 
     def _go_the_long_way(
@@ -268,7 +254,7 @@ class Hooks:
         self._evaluations = 0
         handed = self._scaler.receive(optimizer, kwargs)
         self._run.has_scaler = self._run.has_scaler or handed is None or handed.from_scaler
-        self._silent = handed is None or (bool(kwargs) and _is_state_initialisation(optimizer, kwargs))
+        self._silent = handed is None or (bool(kwargs) and is_state_initialisation(optimizer, kwargs))
         if handed is None or self._silent:
             self._sampling.forget()
             return None
@@ -385,7 +371,8 @@ class Hooks:
         is nobody's."""
         if self._is_evaluating or not isinstance(self._undo, Rehearsal):
             return False
-        self._tell("raised", "a skipped step raised without its gradients, and was undone: %r", error)
+        said = "a skipped step raised without its gradients, and was undone: %r"
+        self._omission.tell(self._member.optimizer, "raised", said, error)
         return True
 
     def _end_attended(self) -> None:
@@ -397,11 +384,6 @@ class Hooks:
         if self._preparations is not None:
             self._preparations.end()
         self._loss = None
-
-    def _tell(self, what: str, text: str, *values: Any) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            _log.warning("%s: " + text, type(self._member.optimizer).__name__, *values)
 
     def _look_ahead(self) -> None:
         """Whether the next step may go the short way."""
@@ -444,38 +426,3 @@ class Hooks:
         if self._undo is not None:
             self._undo.give_back_late()
             self._undo = None
-
-
-def _leave_code_to_python() -> bool:
-    """Has dynamo run the hooks as they are. Whether it can: an older torch has to be told by a decorator."""
-    frames: Any = torch._C._dynamo.eval_frame
-    if not hasattr(frames, "set_code_exec_strategy"):
-        return False
-    leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    for hook in (Hooks._before, Hooks._after):
-        frames.set_code_exec_strategy(hook.__code__, leave)
-        hook._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return True
-
-
-_IS_LEFT_TO_PYTHON = _leave_code_to_python()
-
-
-def _left_to_python(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that dynamo traced would be compiled into the step, and recompiled at every one."""
-    return hook if _IS_LEFT_TO_PYTHON else torch.compiler.disable(hook)
-
-
-def _is_state_initialisation(optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> bool:
-    """Whether this is the step by which torch.distributed.checkpoint makes an optimizer create its state.
-
-    It calls `step(closure=None)` on an optimizer without state, with every learning rate and every gradient zero.
-    """
-    if kwargs.get("closure", True) is not None or optimizer.state:
-        return False
-    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
-    if any(rate is None or float(rate) != 0.0 for rate in rates):
-        return False
-    groups = [group["params"] for group in optimizer.param_groups]
-    total = TensorStats(kernels.gradient_stats(groups, "auto", 1.0)[0]).total()
-    return total.num_zeros == total.total_elements

@@ -1,4 +1,4 @@
-"""What stands around an optimizer or a model: wrappers, which are looked through, and shards, which are refused."""
+"""What stands around an optimizer or a model: wrappers, looked through; shards, refused; calls of `step` that are none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+
+from .. import kernels
+from ..stats import TensorStats
 
 _REMEDY = (
     "FSDP1 keeps its shards in flat parameters that do not say whose they are, so a norm taken here would be one "
@@ -112,3 +115,18 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
             model = model.module
         else:
             return model
+
+
+def is_state_initialisation(optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> bool:
+    """Whether this is the step by which torch.distributed.checkpoint makes an optimizer create its state.
+
+    It calls `step(closure=None)` on an optimizer without state, with every learning rate and every gradient zero.
+    """
+    if kwargs.get("closure", True) is not None or optimizer.state:
+        return False
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    if any(rate is None or float(rate) != 0.0 for rate in rates):
+        return False
+    groups = [group["params"] for group in optimizer.param_groups]
+    total = TensorStats(kernels.gradient_stats(groups, "auto", 1.0)[0]).total()
+    return total.num_zeros == total.total_elements
