@@ -1,4 +1,4 @@
-"""What stands around an optimizer or a model: wrappers, looked through; shards, refused; calls of `step` that are none."""
+"""What stands around an optimizer or a model: wrappers, shards, and calls of `step` that are none."""
 
 from __future__ import annotations
 

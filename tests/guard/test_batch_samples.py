@@ -1,0 +1,151 @@
+"""What is read of what goes into a model and comes out of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from fastguard.guard.batches import sample_of
+from fastguard.stats import BatchSample
+
+
+def sampled(x: Any, y: Any, **kwargs: Any) -> BatchSample:
+    found = sample_of((x,), kwargs, y, True, True)
+    assert found is not None
+    return found
+
+
+def test_a_number_beside_the_data_is_none_of_them() -> None:
+    """As the count of targets that the Trainer passes along."""
+    tokens = torch.randint(9, (4, 8))
+    found = sample_of((), {"count": torch.tensor(64.0), "tokens": tokens}, torch.randn(4, 2), True, True)
+    assert found is not None and found.input_is_integer and found.num_samples == 4 and found.input_abs_max < 9.0
+    assert sampled(torch.tensor(3.0), torch.randn(2)).input_abs_max == 3.0  # where there is nothing else
+
+
+def test_figures() -> None:
+    x = torch.tensor([[1.0, 2.0, -3.0, 7.0], [1.0, 4.0, -3.0, math.nan]])
+    y = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
+    found = sampled(x, y)
+    assert (found.num_samples, found.input_abs_max, found.input_num_nonfinite) == (2, 7.0, 1)
+    assert found.input_mean == pytest.approx(9 / 7) and found.input_constant_share == 0.5
+    assert (found.output_min, found.output_max, found.output_width) == (0.25, 0.75, 2)
+    assert (found.output_mean, found.output_spread) == (0.5, pytest.approx(0.125))
+    assert (found.output_is_unit, found.output_rows_sum_to_one, found.input_is_integer) == (True, True, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(7, 3), (1, 9, 1000), (2, 3, 70_000), (600, 50), (3, 5, 4, 11)])
+def test_outputs_of_a_softmax_add_up_to_one(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    y = torch.randn(shape).to(dtype).softmax(-1)
+    found = sampled(torch.randn(shape[0], 2), y)
+    assert found.output_is_unit and found.output_width == shape[-1]
+    assert found.output_rows_sum_to_one is (shape[-1] <= 65536)
+    assert not sampled(torch.randn(shape[0], 2), torch.randn(shape).to(dtype).sigmoid()).output_rows_sum_to_one
+
+
+def test_the_same_answer_to_every_input_has_no_spread() -> None:
+    x = torch.randn(16, 3)
+    assert sampled(x, torch.full((16, 5), 1 / 3).cumsum(1)).output_spread == 0.0
+    assert sampled(x, torch.randn(16, 5)).output_spread == pytest.approx(1.0, abs=0.3)
+    assert math.isnan(sampled(x[:1], torch.randn(1, 5)).output_spread)
+    assert sampled(x[:1], torch.randn(1, 7, 5)).output_spread > 0.5  # one sequence: its places are the samples
+
+
+def test_equal_batches_have_equal_digests() -> None:
+    y = torch.ones(64, 1)
+    images = torch.randn(64, 3, 32, 32)
+    assert sampled(images, y).input_digest == sampled(images.clone(), y).input_digest
+    tokens = torch.randint(0, 1000, (64, 100))
+    others = [images.flip(0), images * 2, images.double(), images.reshape(64, -1), tokens, tokens.flip(0), tokens.int()]
+    digests = {sampled(x, y).input_digest for x in (images, *others)}
+    assert len(digests) == 7 and all(0 <= digest < 2**63 for digest in digests)
+    assert sampled(torch.arange(40.0).reshape(4, 10), y).input_digest == 7031326959023229206  # in any process
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(4, 5000),
+        torch.randn(2000, 3),
+        torch.randn(8, 3, 64, 64).to(memory_format=torch.channels_last),
+        torch.randn(300, 40, 30).transpose(0, 2),
+        torch.randn(5),
+        torch.tensor(3.0),
+        torch.randn(6, 1).expand(6, 90_000),
+        torch.randint(0, 2, (9, 4), dtype=torch.bool),
+        torch.randint(0, 255, (9, 4), dtype=torch.uint8),
+        torch.randn(4, 4, dtype=torch.complex64).conj(),
+        torch.randn(40, 40).to(torch.float8_e4m3fn),
+    ],
+    ids=lambda x: f"{tuple(x.shape)}-{x.dtype}",
+)
+def test_any_input_can_be_sampled(x: torch.Tensor) -> None:
+    found = sampled(x, x) if x.is_floating_point() else sampled(x, torch.ones(9, 1))
+    values = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double()
+    assert found.num_samples == (x.shape[0] if x.dim() else 1)
+    assert found.input_abs_max <= float(values.abs().max()) + 1e-6
+    assert found.input_mean == pytest.approx(float(values.mean()), abs=0.2 + 5 * float(values.abs().mean()) / 90)
+    assert found.input_is_integer is not (x.is_floating_point() or x.is_complex())
+
+
+def test_no_more_than_a_bounded_number_of_elements_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastguard.guard import batches
+
+    sizes: list[int] = []
+    stats = batches.kernels.activation_stats
+    monkeypatch.setattr(batches.kernels, "activation_stats", lambda x: sizes.append(x.numel()) or stats(x))
+    for shape in ((64, 3, 224, 224), (1, 100_000), (100_000, 7), (3, 2000, 2000), (50, 50, 50, 50), (33, 257)):
+        sampled(torch.zeros(1).expand(shape), torch.zeros(1).expand(shape))
+    assert max(sizes) <= 4096 and min(sizes) > 500
+
+
+class Result(NamedTuple):
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+@dataclasses.dataclass
+class ModelOutput:
+    loss: torch.Tensor | None
+    logits: torch.Tensor
+
+
+OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tuple": lambda y: (y, None),
+    "nested": lambda y: [{"a": 3, "b": (y, y + 1)}],
+    "dict": lambda y: {"loss": y.sum(), "logits": y},  # what has dimensions goes first
+    "named tuple": lambda y: Result(y.sum(), y),
+    "dataclass": lambda y: ModelOutput(None, y),
+}
+
+
+@pytest.mark.parametrize("made", OUTPUTS.values(), ids=OUTPUTS)
+def test_tensors_are_found_in_what_models_take_and_return(made: Callable[[torch.Tensor], Any]) -> None:
+    y = torch.randn(4, 3)
+    ids, mask = torch.randint(0, 9, (4, 6)), torch.zeros(4, 6)
+    for args, kwargs in (((ids,), {}), ((), {"input_ids": ids, "attention_mask": mask}), (({"ids": ids},), {})):
+        found = sample_of(args, kwargs, made(y), False, True)
+        assert found is not None and found.input_is_integer and found.num_samples == 4
+        assert found.output_width == 3 and found.output_max == pytest.approx(float(y.max()))
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ("text", torch.ones(2)),
+        (torch.ones(2), object()),
+        (torch.ones(2), torch.ones(2, dtype=torch.long)),
+        (torch.ones(2, device="meta"), torch.ones(2, device="meta")),
+        (torch.ones(0, 3), torch.ones(0, 3)),
+        (torch.ones(2, 2).to_sparse(), torch.ones(2, 2).to_sparse()),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), torch.ones(2)),
+    ],
+)
+def test_where_there_is_nothing_to_read_there_is_no_sample(x: Any, y: Any) -> None:
+    assert sample_of((x,), {}, y, True, True) is None
