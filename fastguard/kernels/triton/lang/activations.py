@@ -173,7 +173,7 @@ def mean_of(total, count):
 
 
 @triton.jit
-def believe(n, total, square, least, most, shift, size, IS_DOUBLE: tl.constexpr):
+def _believe(n, total, square, least, most, shift, size, IS_DOUBLE: tl.constexpr):
     """Whether the fast loop may be believed, from sums over its lanes: nothing that is not finite (which makes the sum
     of squares NaN or Inf), no overflow, no underflow, and no sum of squares that is nearly all cancelled."""
     spread = tl.maximum(most - shift, shift - least)
@@ -221,7 +221,7 @@ def exact_packed(counts, bad):
 
 
 @triton.jit
-def store_moments(out, stride, n, shift, total, square):
+def _store_moments(out, stride, n, shift, total, square):
     """Count, mean and sum of squared deviations, from those around the shift. n > 0 or the totals are 0."""
     count = tl.maximum(n, 1.0)
     correction = total / count
@@ -232,7 +232,7 @@ def store_moments(out, stride, n, shift, total, square):
 
 
 @triton.jit
-def store_rest(out, stride, least, most, zeros, nears, outs, nans, infs):
+def _store_rest(out, stride, least, most, zeros, nears, outs, nans, infs):
     tl.store(out + LEAST * stride, least)
     tl.store(out + MOST * stride, most)
     tl.store(out + ZEROS * stride, zeros.to(tl.float64))
@@ -240,6 +240,35 @@ def store_rest(out, stride, least, most, zeros, nears, outs, nans, infs):
     tl.store(out + OUTS * stride, outs.to(tl.float64))
     tl.store(out + NANS * stride, nans.to(tl.float64))
     tl.store(out + INFS * stride, infs.to(tl.float64))
+
+
+@triton.jit
+def store_exact(out, stride, n, mean, total, square, least, most, zeros, bad, kinds):
+    """A program's row from the lanes of the exact loop; `kinds` are summed up as `exact_packed` has them."""
+    _store_moments(out, stride, n, mean, tl.sum(total), tl.sum(square))
+    low = tl.min(least).to(tl.float64)
+    high = tl.max(most).to(tl.float64)
+    nears = kinds & FIELD_MASK
+    outs = (kinds >> FIELD) & FIELD_MASK
+    _store_rest(out, stride, low, high, tl.sum(zeros), nears, outs, tl.sum(bad & 0xFFFF), tl.sum(bad >> 16))
+
+
+@triton.jit
+def store_believed(out, stride, n, shift, total, square, least, most, size, kinds, IS_DOUBLE: tl.constexpr):
+    """A program's row from the lanes of the fast loop, if that may be believed, and whether it was stored; `kinds` are
+    summed up as `packed` has them."""
+    total_64 = tl.sum(total.to(tl.float64))
+    square_64 = tl.sum(square.to(tl.float64))
+    low = tl.min(least).to(tl.float64)
+    high = tl.max(most).to(tl.float64)
+    shift_64 = shift.to(tl.float64)
+    believed = _believe(n, total_64, square_64, low, high, shift_64, size, IS_DOUBLE)
+    if believed:
+        _store_moments(out, stride, n, shift_64, total_64, square_64)
+        none = n * 0.0
+        outs = (kinds >> FIELD) & FIELD_MASK
+        _store_rest(out, stride, low, high, kinds >> (2 * FIELD), kinds & FIELD_MASK, outs, none, none)
+    return believed
 
 
 @triton.jit

@@ -9,11 +9,8 @@ import triton
 import triton.language as tl
 
 from .activations import (
-    FIELD,
-    FIELD_MASK,
     TABLE_MASK,
     begin_of,
-    believe,
     double,
     exact_mean_step,
     exact_packed,
@@ -24,8 +21,8 @@ from .activations import (
     mean_of,
     packed,
     promised,
-    store_moments,
-    store_rest,
+    store_believed,
+    store_exact,
 )
 from .stats import pointer
 
@@ -93,19 +90,7 @@ def _exact(
         )
     found = tl.sum(exact_packed(counts, bad), axis=0)
     _store_entries(table, num_entries, entry, wide, tl.sum(size, axis=0), found, COLS)
-    store_moments(out, stride, num_finite, mean, tl.sum(total), tl.sum(square))
-    kinds = tl.sum(found)
-    store_rest(
-        out,
-        stride,
-        tl.min(least).to(tl.float64),
-        tl.max(most).to(tl.float64),
-        tl.sum(counts & 1023),
-        kinds & FIELD_MASK,
-        (kinds >> FIELD) & FIELD_MASK,
-        tl.sum(bad & 0xFFFF),
-        tl.sum(bad >> 16),
-    )
+    store_exact(out, stride, num_finite, mean, total, square, least, most, counts & 1023, bad, tl.sum(found))
 
 
 @triton.jit(do_not_specialize=list(range(10)))
@@ -195,27 +180,9 @@ def columns_kernel(
     sizes = tl.sum(size.to(tl.float64), axis=0)
     _store_entries(table, num_entries, entry, wide, sizes, found & TABLE_MASK, COLS)
     num = n.to(tl.float64)
-    total_64 = tl.sum(total.to(tl.float64))
-    square_64 = tl.sum(square.to(tl.float64))
-    smallest = tl.min(least).to(tl.float64)
-    largest = tl.max(most).to(tl.float64)
-    shift_64 = shift.to(tl.float64)
-    if believe(num, total_64, square_64, smallest, largest, shift_64, tl.sum(sizes), DTYPE.is_fp64()):
-        store_moments(out, num_programs, num, shift_64, total_64, square_64)
-        kinds = tl.sum(found)
-        none = num * 0.0
-        store_rest(
-            out,
-            num_programs,
-            smallest,
-            largest,
-            kinds >> (2 * FIELD),
-            kinds & FIELD_MASK,
-            (kinds >> FIELD) & FIELD_MASK,
-            none,
-            none,
-        )
-    else:
+    all_sizes = tl.sum(sizes)
+    kinds = tl.sum(found)
+    if not store_believed(out, num_programs, num, shift, total, square, least, most, all_sizes, kinds, DTYPE.is_fp64()):
         tl.debug_barrier()  # entries are written again, by other threads
         _exact(
             start,

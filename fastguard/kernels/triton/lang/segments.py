@@ -5,11 +5,8 @@ import triton
 import triton.language as tl
 
 from .activations import (
-    FIELD,
-    FIELD_MASK,
     TABLE_MASK,
     begin_of,
-    believe,
     double,
     exact_mean_step,
     exact_packed,
@@ -19,8 +16,8 @@ from .activations import (
     mean_of,
     packed,
     promised,
-    store_moments,
-    store_rest,
+    store_believed,
+    store_exact,
 )
 from .stats import pointer
 
@@ -110,19 +107,7 @@ def _exact(
         if TABLE:
             _store_entries(table, num_entries, segments * parts + part, segments < last, tl.sum(size, axis=1), found)
 
-    store_moments(out, stride, num_finite, mean, tl.sum(total), tl.sum(square))
-    all_kinds = tl.sum(kinds)
-    store_rest(
-        out,
-        stride,
-        tl.min(least).to(tl.float64),
-        tl.max(most).to(tl.float64),
-        tl.sum(zeros),
-        all_kinds & FIELD_MASK,
-        (all_kinds >> FIELD) & FIELD_MASK,
-        tl.sum(bad & 0xFFFF),
-        tl.sum(bad >> 16),
-    )
+    store_exact(out, stride, num_finite, mean, total, square, least, most, zeros, bad, tl.sum(kinds))
 
 
 @triton.jit(do_not_specialize=list(range(11)))
@@ -205,28 +190,11 @@ def segments_kernel(
             _store_entries(table, num_entries, segments * parts + part, segments < last, here, found & TABLE_MASK)
 
     num = ((last - first) * n).to(tl.float64)
-    total_64 = tl.sum(total.to(tl.float64))
-    square_64 = tl.sum(square.to(tl.float64))
-    smallest = tl.min(least).to(tl.float64)
-    largest = tl.max(most).to(tl.float64)
-    shift_64 = shift.to(tl.float64)
     all_sizes = tl.sum(sizes)
-    if believe(num, total_64, square_64, smallest, largest, shift_64, all_sizes, DTYPE.is_fp64()):
-        store_moments(out, num_programs, num, shift_64, total_64, square_64)
-        all_kinds = tl.sum(kinds)
-        none = num * 0.0
-        store_rest(
-            out,
-            num_programs,
-            smallest,
-            largest,
-            all_kinds >> (2 * FIELD),
-            all_kinds & FIELD_MASK,
-            (all_kinds >> FIELD) & FIELD_MASK,
-            none,
-            none,
-        )
-    else:
+    all_kinds = tl.sum(kinds)
+    if not store_believed(
+        out, num_programs, num, shift, total, square, least, most, all_sizes, all_kinds, DTYPE.is_fp64()
+    ):
         tl.debug_barrier()  # entries are written again, by other threads
         _exact(
             start,
