@@ -11,7 +11,6 @@ from ..stats.part import COUNT, NUMBER, WHOLE, Kind, Part, plain, rows
 from ..stats.running import HUGE, within
 
 NUM_BUCKETS = 256
-SERIES = ("loss", "norm", "lr")
 
 
 class Summary(NamedTuple):

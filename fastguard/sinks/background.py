@@ -116,7 +116,29 @@ class Worker:
             self._num_done += len(items)
 
 
-class BackgroundSink(Sink):
+class OnWorker:
+    """Of a sink whose worker does what is slow."""
+
+    _worker: Worker
+
+    def close(self) -> None:
+        """Waits for what is left.
+
+        Raises:
+            TimeoutError: it takes longer than a minute.
+        """
+        self._worker.close()
+
+    @property
+    def num_lost(self) -> int:
+        return self._worker.num_lost
+
+    @property
+    def last_error(self) -> BaseException | None:
+        return self._worker.last_error
+
+
+class BackgroundSink(OnWorker, Sink):
     """Hands records to another sink on a thread of its own, so that training does not wait for it.
 
     For trackers that take long: `BackgroundSink(lambda record: run.track(record.norm, "grad/norm", step=record.step))`.
@@ -163,16 +185,8 @@ class BackgroundSink(Sink):
         Raises:
             TimeoutError: it takes longer than a minute.
         """
-        self._worker.close()
+        super().close()
         self.sink.close()
-
-    @property
-    def num_lost(self) -> int:
-        return self._worker.num_lost
-
-    @property
-    def last_error(self) -> BaseException | None:
-        return self._worker.last_error
 
     def __repr__(self) -> str:
         return f"BackgroundSink({name_of(self.sink)})"

@@ -8,7 +8,7 @@ import time
 import zlib
 from typing import Any
 
-from .background import Worker
+from .background import OnWorker, Worker
 from .tracker import MAX_LAYERS, Buckets, TrackerSink, imported
 
 _MAX_METRICS, _MAX_TAGS = 1000, 100  # that a server takes at once
@@ -17,7 +17,7 @@ _MAX_NAME, _MAX_TEXT = 250, 5000
 _ODD = re.compile(r"[^\w\-. :/]")
 
 
-class MlflowSink(TrackerSink):
+class MlflowSink(OnWorker, TrackerSink):
     """Logs to a run of MLflow on a thread of its own, in batches; names as `TrackerSink` has them.
 
     A batch goes out when there are 50 records or five seconds are over; `close`, and the end of the process, wait up to
@@ -73,22 +73,6 @@ class MlflowSink(TrackerSink):
     def run_id(self) -> str | None:
         """Id of the run; None where it is not known before the first record."""
         return self._run if self._run is None or isinstance(self._run, str) else self._run.info.run_id
-
-    def close(self) -> None:
-        """Waits for what is left.
-
-        Raises:
-            TimeoutError: it takes longer than a minute.
-        """
-        self._worker.close()
-
-    @property
-    def num_lost(self) -> int:
-        return self._worker.num_lost
-
-    @property
-    def last_error(self) -> BaseException | None:
-        return self._worker.last_error
 
     def __repr__(self) -> str:
         return f"MlflowSink({self.run_id!r})"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import nn
@@ -30,6 +31,17 @@ class Planted:
 
 
 Plant = Callable[[Setup, random.Random], Planted]
+_Settings = ParamSpec("_Settings")
+
+
+def with_settings(plant: Callable[Concatenate[Setup, random.Random, _Settings], Planted]) -> Callable[_Settings, Plant]:
+    """Of a way to break a run that has settings: what gives a `Plant` for some."""
+
+    @functools.wraps(plant)
+    def given(*args: _Settings.args, **settings: _Settings.kwargs) -> Plant:
+        return lambda setup, dice: plant(setup, dice, *args, **settings)
+
+    return given
 
 
 def a_third_in(setup: Setup, dice: random.Random) -> int:
@@ -66,32 +78,26 @@ def a_hidden_layer(setup: Setup, dice: random.Random) -> tuple[str, str]:
 # --- learning rate ---
 
 
-def learning_rate_times(factor: float) -> Plant:
+@with_settings
+def learning_rate_times(setup: Setup, dice: random.Random, factor: float) -> Planted:
     """The learning rate is `factor` times what it should be, from the start."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        setup.lr *= factor
-        return Planted()
-
-    return plant
+    setup.lr *= factor
+    return Planted()
 
 
-def learning_rate_jump(factor: float) -> Plant:
+@with_settings
+def learning_rate_jump(setup: Setup, dice: random.Random, factor: float) -> Planted:
     """The learning rate is multiplied by `factor` in the middle of the run, and stays."""
+    step = a_third_in(setup, dice)
 
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        step = a_third_in(setup, dice)
+    def jump(training: Training) -> None:
+        for group in training.optimizer.param_groups:
+            group["lr"] *= factor
+        if training.scheduler is not None:
+            training.scheduler.base_lrs = [factor * lr for lr in training.scheduler.base_lrs]
 
-        def jump(training: Training) -> None:
-            for group in training.optimizer.param_groups:
-                group["lr"] *= factor
-            if training.scheduler is not None:
-                training.scheduler.base_lrs = [factor * lr for lr in training.scheduler.base_lrs]
-
-        setup.at(step, jump)
-        return Planted(step)
-
-    return plant
+    setup.at(step, jump)
+    return Planted(step)
 
 
 def no_warm_up(setup: Setup, dice: random.Random) -> Planted:
@@ -100,15 +106,12 @@ def no_warm_up(setup: Setup, dice: random.Random) -> Planted:
     return Planted()
 
 
-def scheduler_not_stepped(num_warm: int = 100) -> Plant:
+@with_settings
+def scheduler_not_stepped(setup: Setup, dice: random.Random, num_warm: int = 100) -> Planted:
     """The warm-up is set up, but nothing ever calls `scheduler.step()`."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        setup.schedule = warm_up(num_warm)
-        setup.steps_schedule = False
-        return Planted()
-
-    return plant
+    setup.schedule = warm_up(num_warm)
+    setup.steps_schedule = False
+    return Planted()
 
 
 def accumulation_unscaled(setup: Setup, dice: random.Random) -> Planted:
@@ -162,23 +165,20 @@ def inf_in_weights(setup: Setup, dice: random.Random) -> Planted:
     return Planted(step, (name,))
 
 
-def fp16_overflow(*, scaled: bool) -> Plant:
+@with_settings
+def fp16_overflow(setup: Setup, dice: random.Random, *, scaled: bool) -> Planted:
     """In float16 one layer's weights grow so large that its output leaves float16's range; with or without a scaler."""
+    setup.autocast, setup.scales_loss = torch.float16, scaled
+    step = a_third_in(setup, dice)
+    name, activation = a_hidden_layer(setup, dice)
 
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        setup.autocast, setup.scales_loss = torch.float16, scaled
-        step = a_third_in(setup, dice)
-        name, activation = a_hidden_layer(setup, dice)
+    def event(training: Training) -> None:
+        with torch.no_grad():
+            for parameter in training.model.get_submodule(name).parameters():
+                parameter.mul_(1e5)
 
-        def event(training: Training) -> None:
-            with torch.no_grad():
-                for parameter in training.model.get_submodule(name).parameters():
-                    parameter.mul_(1e5)
-
-        setup.at(step, event)
-        return Planted(step, (name, activation))
-
-    return plant
+    setup.at(step, event)
+    return Planted(step, (name, activation))
 
 
 def flipped_bit(setup: Setup, dice: random.Random) -> Planted:
@@ -227,26 +227,20 @@ def saturated_tanh(setup: Setup, dice: random.Random) -> Planted:
     return Planted(0, (name, activation))
 
 
-def large_layer(factor: float) -> Plant:
+@with_settings
+def large_layer(setup: Setup, dice: random.Random, factor: float) -> Planted:
     """One hidden layer's weights begin `factor` times too large."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        name, activation = a_hidden_layer(setup, dice)
-        _scale(setup.model, name, factor)
-        return Planted(0, (name, activation))
-
-    return plant
+    name, activation = a_hidden_layer(setup, dice)
+    _scale(setup.model, name, factor)
+    return Planted(0, (name, activation))
 
 
-def all_weights(factor: float) -> Plant:
+@with_settings
+def all_weights(setup: Setup, dice: random.Random, factor: float) -> Planted:
     """All layers' weights and biases begin `factor` times as large as they should."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        for name in weighted_layers(setup.model):
-            _scale(setup.model, name, factor)
-        return Planted()
-
-    return plant
+    for name in weighted_layers(setup.model):
+        _scale(setup.model, name, factor)
+    return Planted()
 
 
 def _scale(model: nn.Module, name: str, factor: float) -> None:
@@ -273,30 +267,24 @@ def still_statistics(setup: Setup, dice: random.Random) -> Planted:
     return Planted(0, tuple(names))
 
 
-def deep_sigmoid(depth: int = 30) -> Plant:
+@with_settings
+def deep_sigmoid(setup: Setup, dice: random.Random, depth: int = 30) -> Planted:
     """So many sigmoid layers that hardly any gradient reaches the first ones."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        torch.manual_seed(setup.seed)
-        setup.model = setup.build(depth=depth, activation=nn.Sigmoid)
-        return Planted()
-
-    return plant
+    torch.manual_seed(setup.seed)
+    setup.model = setup.build(depth=depth, activation=nn.Sigmoid)
+    return Planted()
 
 
-def exploding_recurrence(gain: float) -> Plant:
+@with_settings
+def exploding_recurrence(setup: Setup, dice: random.Random, gain: float) -> Planted:
     """Recurrent weights that multiply the state by more than 1 a step, and no clipping."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        setup.max_norm = None
-        recurrent = setup.model.get_submodule("recurrent")
-        with torch.no_grad():
-            for name, parameter in recurrent.named_parameters():
-                if name.startswith("weight_hh"):
-                    parameter.mul_(gain)
-        return Planted(0, ("recurrent",))
-
-    return plant
+    setup.max_norm = None
+    recurrent = setup.model.get_submodule("recurrent")
+    with torch.no_grad():
+        for name, parameter in recurrent.named_parameters():
+            if name.startswith("weight_hh"):
+                parameter.mul_(gain)
+    return Planted(0, ("recurrent",))
 
 
 # --- what is trained ---
@@ -326,47 +314,38 @@ def missing_parameters(setup: Setup, dice: random.Random) -> Planted:
     return Planted(0, (name,))
 
 
-def weight_decay(value: float) -> Plant:
+@with_settings
+def weight_decay(setup: Setup, dice: random.Random, value: float) -> Planted:
     """AdamW with a weight decay of `value`."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        setup.make_optimizer = lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, weight_decay=value)
-        return Planted()
-
-    return plant
+    setup.make_optimizer = lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, weight_decay=value)
+    return Planted()
 
 
-def dropout(share: float) -> Plant:
+@with_settings
+def dropout(setup: Setup, dice: random.Random, share: float) -> Planted:
     """Dropout that leaves hardly anything."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        torch.manual_seed(setup.seed)
-        setup.model = setup.build(dropout=share)
-        return Planted()
-
-    return plant
+    torch.manual_seed(setup.seed)
+    setup.model = setup.build(dropout=share)
+    return Planted()
 
 
 # --- data ---
 
 
-def few_samples(count: int, num_steps: int) -> Plant:
+@with_settings
+def few_samples(setup: Setup, dice: random.Random, count: int, num_steps: int) -> Planted:
     """The run sees the same `count` samples again and again."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        size = len(setup.batch_at(0)[0])
-        batches: list[Batch] = []
-        have = 0
-        while have < count:
-            batches.append(setup.batch_at(len(batches)))
-            have += size
-        data = tuple(torch.cat(parts)[:count] for parts in zip(*batches))
-        setup.batch_at = shuffled_batches((data[0], data[1]), min(size, count), setup.seed)
-        setup.num_batches = max(1, count // size)
-        setup.num_steps = num_steps
-        return Planted()
-
-    return plant
+    size = len(setup.batch_at(0)[0])
+    batches: list[Batch] = []
+    have = 0
+    while have < count:
+        batches.append(setup.batch_at(len(batches)))
+        have += size
+    data = tuple(torch.cat(parts)[:count] for parts in zip(*batches))
+    setup.batch_at = shuffled_batches((data[0], data[1]), min(size, count), setup.seed)
+    setup.num_batches = max(1, count // size)
+    setup.num_steps = num_steps
+    return Planted()
 
 
 def shuffled_targets(setup: Setup, dice: random.Random) -> Planted:
@@ -380,31 +359,25 @@ def shuffled_targets(setup: Setup, dice: random.Random) -> Planted:
     return Planted()
 
 
-def corrupted_batch_an_epoch(corrupt: Callable[[Batch], Batch]) -> Plant:
+@with_settings
+def corrupted_batch_an_epoch(setup: Setup, dice: random.Random, corrupt: Callable[[Batch], Batch]) -> Planted:
     """One batch of each epoch but the first is corrupted: always the one at the same place."""
+    epoch = setup.num_batches
+    place = dice.randrange(epoch)
 
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        epoch = setup.num_batches
-        place = dice.randrange(epoch)
+    def change(number: int, batch: Batch) -> Batch:
+        return corrupt(batch) if number >= epoch and number % epoch == place else batch
 
-        def change(number: int, batch: Batch) -> Batch:
-            return corrupt(batch) if number >= epoch and number % epoch == place else batch
-
-        setup.change_batches(change)
-        return Planted(epoch + place)
-
-    return plant
+    setup.change_batches(change)
+    return Planted(epoch + place)
 
 
-def one_bad_batch(corrupt: Callable[[Batch], Batch]) -> Plant:
+@with_settings
+def one_bad_batch(setup: Setup, dice: random.Random, corrupt: Callable[[Batch], Batch]) -> Planted:
     """One batch of the whole run is corrupted."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        step = a_third_in(setup, dice)
-        setup.change_batches(lambda number, batch: corrupt(batch) if number == step else batch)
-        return Planted(step)
-
-    return plant
+    step = a_third_in(setup, dice)
+    setup.change_batches(lambda number, batch: corrupt(batch) if number == step else batch)
+    return Planted(step)
 
 
 def garbage(batch: Batch) -> Batch:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .fault import learns_less, make_fault, never_learns, spikes, worse
-from .plant import Plant, Planted, a_third_in, flipped_bit, still_statistics, stubborn_router
+from .plant import Plant, Planted, a_third_in, flipped_bit, still_statistics, stubborn_router, with_settings
 from .training import Batch, Setup, Training, warm_up_cosine
 
 
@@ -27,20 +27,17 @@ def with_fields(**fields: Any) -> Plant:
     return plant
 
 
-def weights_put_back(every: int) -> Plant:
+@with_settings
+def weights_put_back(setup: Setup, dice: random.Random, every: int) -> Planted:
     """A `load_state_dict` of the first weights was left in the loop: before each of so many steps."""
+    first = copy.deepcopy(setup.model.state_dict())
 
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        first = copy.deepcopy(setup.model.state_dict())
+    def put_back(training: Training) -> None:
+        training.model.load_state_dict(first)
 
-        def put_back(training: Training) -> None:
-            training.model.load_state_dict(first)
-
-        for step in range(every, setup.num_steps, every):
-            setup.at(step, put_back)
-        return Planted(every)
-
-    return plant
+    for step in range(every, setup.num_steps, every):
+        setup.at(step, put_back)
+    return Planted(every)
 
 
 class _Log(nn.Module):
@@ -60,17 +57,21 @@ def softmax_twice(setup: Setup, dice: random.Random) -> Planted:
     return Planted()
 
 
-def changed_data(change: Callable[[Batch], Batch], *, training: bool = True, validation: bool = True) -> Plant:
+@with_settings
+def changed_data(
+    setup: Setup,
+    dice: random.Random,
+    change: Callable[[Batch], Batch],
+    *,
+    training: bool = True,
+    validation: bool = True,
+) -> Planted:
     """All batches are changed: those of training, of validation, or of both."""
-
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        if training:
-            setup.change_batches(lambda number, batch: change(batch))
-        if validation:
-            setup.held_out = change(setup.held_out)
-        return Planted()
-
-    return plant
+    if training:
+        setup.change_batches(lambda number, batch: change(batch))
+    if validation:
+        setup.held_out = change(setup.held_out)
+    return Planted()
 
 
 def raw_inputs(batch: Batch) -> Batch:
@@ -78,24 +79,21 @@ def raw_inputs(batch: Batch) -> Batch:
     return 37.0 * batch[0] + 76.0, batch[1]
 
 
-def missing_values(value: float, share: float) -> Plant:
+@with_settings
+def missing_values(setup: Setup, dice: random.Random, value: float, share: float) -> Planted:
     """From a step on a `share` of the batches has an input of `value`, which stands for a missing one."""
+    step = a_third_in(setup, dice)
 
-    def plant(setup: Setup, dice: random.Random) -> Planted:
-        step = a_third_in(setup, dice)
+    def change(number: int, batch: Batch) -> Batch:
+        chance = random.Random(f"{setup.seed}/{number}").random()
+        if number < step or (number > step and chance >= share):
+            return batch
+        inputs = batch[0].clone()
+        inputs.view(-1)[number % inputs.numel()] = value
+        return inputs, batch[1]
 
-        def change(number: int, batch: Batch) -> Batch:
-            chance = random.Random(f"{setup.seed}/{number}").random()
-            if number < step or (number > step and chance >= share):
-                return batch
-            inputs = batch[0].clone()
-            inputs.view(-1)[number % inputs.numel()] = value
-            return inputs, batch[1]
-
-        setup.change_batches(change)
-        return Planted(step)
-
-    return plant
+    setup.change_batches(change)
+    return Planted(step)
 
 
 def same_batch(setup: Setup, dice: random.Random) -> Planted:

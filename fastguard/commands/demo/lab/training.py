@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -247,8 +247,3 @@ def warm_up_cosine(num_warm: int, num_steps: int, floor: float = 0.05) -> Callab
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
     return factor
-
-
-def parameters_under(model: nn.Module, prefixes: Sequence[str]) -> list[nn.Parameter]:
-    """The parameters of the modules, or with the names, that start with one of `prefixes`."""
-    return [p for name, p in model.named_parameters() if any(name.startswith(prefix) for prefix in prefixes)]
