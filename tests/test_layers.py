@@ -67,7 +67,8 @@ WITHOUT_TORCH = {
 ARRAYS = {"torch", "numpy"}
 # Inside the guard, from what knows least to what knows most: a module imports from earlier ones only.
 GUARD = (
-    *("policies", "ranks", "asked", "scaler", "backup", "undo", "detour", "omission", "wrappers", "engines", "lanes"),
+    *("transient", "policies", "ranks", "asked", "scaler", "backup", "undo", "detour", "omission", "wrappers"),
+    *("engines", "lanes"),
     *("facts", "loss_graph", "loss_gradient", "norm_statistics", "quiet_hooks", "batches"),
     *("left_gradients", "sketches"),
     *("buffers", "checkup", "seen", "ring", "run", "coverage", "evidence", "flight"),

@@ -152,6 +152,12 @@ def rewarded(history: TrainingHistory) -> bool:
     return ops[:1] == ("SubBackward0",) or ("NegBackward0" in outer and len({*outer} & {*_TERMS}) > 0)
 
 
+def weighted(history: TrainingHistory) -> bool:
+    """Whether samples' losses are multiplied by something, as log-probabilities by an advantage: the gradient is that
+    of a cross-entropy, and the loss may be below zero."""
+    return "MulBackward0" in history.model.loss_ops[:4]
+
+
 def may_rise(history: TrainingHistory) -> bool:
     """Whether the loss may rise while all is well: `rewarded`, or an error of one chosen output a row, as of values of
     actions, whose targets grow with them."""

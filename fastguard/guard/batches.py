@@ -19,8 +19,9 @@ from ..stats.batches import BatchSample
 from ..stats.failures import Failures
 from .facts import kind_of, leaves_of
 from .loss_gradient import LossGradient
-from .norm_statistics import NOTHING, Compare, NormStatistics
+from .norm_statistics import Compare, NormStatistics
 from .quiet_hooks import hook_quietly, unhook
+from .transient import Transient
 
 _EARLY, _LATE, _NUM_EARLY = 20, 100, 50  # from one look to the next; and how many there are of the former
 _NUM_FIRST = 3  # training passes in a row that are looked at
@@ -39,7 +40,7 @@ _IN_HALVES = 2e-2
 _WHAT = "batch sampler"
 
 
-class BatchWatch:
+class BatchWatch(Transient):
     """A forward hook on the whole model. It looks at the first three training passes, then at the first one in twenty
     steps, after fifty looks in a hundred; as often at the first pass in eval mode, or without autograd, after training.
 
@@ -173,9 +174,6 @@ class BatchWatch:
     def __name__(self) -> str:
         raise AttributeError("a model under guard has hooks that cannot be scripted: call `guard.detach()` before")
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return NOTHING
-
 
 class FirstPass:
     """What the first forward pass called last, and under which autocast.
@@ -240,7 +238,7 @@ class FirstPass:
             handle.remove()
 
 
-class _Start:
+class _Start(Transient):
     """The hook ahead of the first pass."""
 
     def __init__(self, first: FirstPass) -> None:
@@ -253,11 +251,8 @@ class _Start:
         if first is not None and not torch._C._is_tracing():
             first.begin(module)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return NOTHING
 
-
-class _Seen:
+class _Seen(Transient):
     """The hook on modules without children during the first pass."""
 
     def __init__(self, first: FirstPass) -> None:
@@ -269,9 +264,6 @@ class _Seen:
         first = self._first()
         if first is not None:
             first.see(module)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return NOTHING
 
 
 def sample_of(args: Any, kwargs: dict[str, Any], output: Any, training: bool, with_grad: bool) -> BatchSample | None:

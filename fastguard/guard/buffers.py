@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..stats.failures import Failures
-from .norm_statistics import NOTHING
+from .transient import Hooked, Transient
 
 _NORMS = torch.nn.modules.batchnorm._NormBase  # whose statistics are written past autograd's counter
 _SMALL_BYTES = 1 << 20  # up to this a buffer is kept even while nothing writes to it
@@ -113,7 +113,7 @@ class _Pack:
                 place.dict[place.key] = piece.clone()
 
 
-class Buffers:
+class Buffers(Hooked):
     """Follows the buffers of a model from step to step, on whatever device they are.
 
     Those that the model writes to are copied at every step, 64 MiB of them at most. Others, as masks and tables of
@@ -180,12 +180,6 @@ class Buffers:
         with self._failures.kept("buffers", "They may not be finite after a skipped step."), torch.no_grad():
             self._packs = self._calm = []
             self._walk()
-
-    def close(self) -> None:
-        """Takes the hook away."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.remove()
 
     def _look(self) -> None:
         if [place for place in self._places if place.look()]:
@@ -276,7 +270,7 @@ def _innermost(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-class _Loaded:
+class _Loaded(Transient):
     """The hook for when the model's state was loaded."""
 
     def __init__(self, buffers: Buffers) -> None:
@@ -286,6 +280,3 @@ class _Loaded:
         buffers = self._buffers()
         if buffers is not None:
             buffers.refresh()
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return NOTHING

@@ -7,29 +7,16 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.hooks import unserializable_hook
 
 from .run import Run
 from .sketches import guarded_parameters, is_plain
+from .transient import ParameterHook
 
 _MAX_PARAMETERS = 16
 _PER_PARAMETER = 4
 _NUM_REACHED, _MAX_LOOKS = 20, 40  # steps through which backward passes are counted, and after which nobody looks
 _Sample: TypeAlias = list[tuple[weakref.ref[torch.Tensor], str, Any]]  # parameters, their names, and what they were
 _ELSEWHERE = ("main_grad", "ds_tensor", "ds_id")  # attributes where Megatron and DeepSpeed keep gradients
-
-
-class _Reached:
-    """The hook on a parameter after its gradient's accumulation; does not keep the watch alive."""
-
-    def __init__(self, watch: CoverageWatch) -> None:
-        self._watch = weakref.ref(watch)
-        unserializable_hook(self)
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        watch = self._watch()
-        if watch is not None:
-            watch._num_passes += 1
 
 
 class CoverageWatch:
@@ -80,7 +67,7 @@ class CoverageWatch:
         elif not self._handles:
             for p in {id(p): p for p in (sample[0][0](), sample[-1][0]()) if p is not None}.values():
                 if p.is_leaf and p.layout is torch.strided:
-                    self._handles.append(p.register_post_accumulate_grad_hook(_Reached(self)))
+                    self._handles.append(p.register_post_accumulate_grad_hook(ParameterHook(self._reached)))
 
     def _take(self) -> _Sample:
         """What some of the parameters without a gradient are now."""
@@ -118,6 +105,9 @@ class CoverageWatch:
             "num_reached_unseen": self._num_reached,
             "gradients_elsewhere": self._elsewhere,
         }
+
+    def _reached(self, parameter: torch.Tensor) -> None:
+        self._num_passes += 1
 
     def forget(self) -> None:
         """What comes next does not follow what was."""

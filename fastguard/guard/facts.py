@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from .. import kernels
 from ..names import Namer, strip_wrappers
 from ..stats import values
+from .transient import Hooked, ParameterHook
 
 _NUM_COUNTED = 4  # steps whose backward passes are counted
 _MAX_GROUPS = 64  # whose settings are told
@@ -25,7 +26,7 @@ _LOOKED_UP = (torch.nn.Embedding, torch.nn.EmbeddingBag)  # whose rows are not s
 _CONVOLVING = (torch.nn.modules.conv._ConvNd, torch.nn.utils.parametrize.ParametrizationList)
 
 
-class ModelFacts:
+class ModelFacts(Hooked):
     """Facts about one guard's model and optimizers; empty ones where there is no model.
 
     Holds the model weakly. Until four steps were taken, a hook on one parameter counts backward passes.
@@ -47,7 +48,7 @@ class ModelFacts:
         self._devices = {p.device for p in params}  # others may be out of the backend's reach
         counted = next((p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided), None)
         if counted is not None:
-            self._handle = counted.register_post_accumulate_grad_hook(_Counter(self))
+            self._handle = counted.register_post_accumulate_grad_hook(ParameterHook(self._count_pass))
 
     def at_first(self) -> dict[str, Any]:
         """What is so when the guard is made: names, the weights' spread, dropout, kinds of modules, dtypes.
@@ -113,6 +114,9 @@ class ModelFacts:
             self._settings = found
         return self._settings
 
+    def _count_pass(self, parameter: torch.Tensor) -> None:
+        self._passes += 1
+
     def step_taken(self) -> bool:
         """Ends a step for the count of backward passes; whether it goes on."""
         if self._handle is not None and self._passes:
@@ -121,24 +125,6 @@ class ModelFacts:
             if not self._steps_left:
                 self.close()
         return self._handle is not None
-
-    def close(self) -> None:
-        """Removes the hook."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.remove()
-
-
-class _Counter:
-    """The hook; does not keep what it counts for alive."""
-
-    def __init__(self, facts: ModelFacts) -> None:
-        self._facts = weakref.ref(facts)
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        facts = self._facts()
-        if facts is not None:
-            facts._passes += 1
 
 
 def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.hooks import unserializable_hook
 
 from .. import kernels
+from .transient import ParameterHook
 
 _NUM_WATCHED = 20  # steps
 _MAX_STEPS = 64  # after which it is given up where there are no backward passes
@@ -32,17 +32,17 @@ class _Watched:
         self.is_left = self.was_cleared = False
         self.num_passes = 0
         self._handles = [
-            parameter.register_hook(_Before(self)),
-            parameter.register_post_accumulate_grad_hook(_After(self)),
+            parameter.register_hook(ParameterHook(self.before)),
+            parameter.register_post_accumulate_grad_hook(ParameterHook(self.after)),
         ]
 
-    def before(self) -> None:
+    def before(self, gradient: torch.Tensor) -> None:
         """A gradient is about to be added."""
         if self.is_left:
             parameter = self._parameter()
-            gradient = None if parameter is None else parameter.grad
+            there = None if parameter is None else parameter.grad
             known = None if self._gradient is None else self._gradient()
-            self.is_left = gradient is not None and gradient is known and gradient._version == self._version
+            self.is_left = there is not None and there is known and there._version == self._version
 
     def after(self, parameter: torch.Tensor) -> None:
         """It was."""
@@ -70,31 +70,6 @@ class _Watched:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-
-class _Before:
-    """The hook on a parameter ahead of its gradient's accumulation; does not keep what it tells alive."""
-
-    def __init__(self, watched: _Watched) -> None:
-        self._watched = weakref.ref(watched)
-        unserializable_hook(self)
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        watched = self._watched()
-        if watched is not None:
-            watched.before()
-
-
-class _After:
-    """The hook after it."""
-
-    def __init__(self, watched: _Watched) -> None:
-        self._watched = weakref.ref(watched)
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        watched = self._watched()
-        if watched is not None:
-            watched.after(parameter)
 
 
 class LeftGradients:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,12 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..names import strip_wrappers
 from ..stats.failures import Failures
+from .transient import Transient
 
 MAX_MODULES = 8
 _MAX_ELEMENTS = 65536
 _LEAST_ROWS = 16  # elements of a channel, whose own mean is off by a quarter of a deviation then
-# What a hook is in a copy of the model, or in a file: something that does nothing, and is there without this package.
-NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
 class NormStatistics:
@@ -86,7 +83,7 @@ def _can_be_read(x: torch.Tensor, mean: torch.Tensor) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(x) and type(x) in (torch.Tensor, nn.Parameter)
 
 
-class Compare:
+class Compare(Transient):
     """The hook, for one call; keeps nothing alive."""
 
     def __init__(self, owner: NormStatistics, name: str) -> None:
@@ -99,6 +96,3 @@ class Compare:
         owner = self._owner()
         if owner is not None and torch.is_grad_enabled() and args and not torch._C._is_tracing():
             owner.compare(self._name, module, args[0])
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return NOTHING

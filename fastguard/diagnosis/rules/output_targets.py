@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...history import TrainingHistory
 from ..finding import Finding
-from ..needs import is_squared_error, rewarded
+from ..needs import is_squared_error, rewarded, weighted
 from ..registry import rule
 from ..signals import signals_of, span
 from .output import OF_SEQUENCES, last_layer, loss_and_activation
@@ -139,8 +139,7 @@ def loss_against_targets(
     kind = loss_kind(history) or of_graph
     least = history.losses.min if history.losses.count else 0.0
     is_of_sequences = (of_graph, activation) == (OF_SEQUENCES, "log")
-    is_weighted = "MulBackward0" in notes.loss_ops[:4]  # log-probabilities times an advantage have the same gradient
-    is_entropy = ("cross-entropy" in kind and not is_weighted) or is_of_sequences
+    is_entropy = ("cross-entropy" in kind and not weighted(history)) or is_of_sequences
     if is_entropy and least < -1e-3 and not rewarded(history):
         sound = "targets without the blank's index" if is_of_sequences else "targets within [0, 1]"
         return Finding(

@@ -24,6 +24,9 @@ class ZClip(ClipPolicy):
         to: "mean", or "limit": mean + z * std.
         max_norm: never above this either; None for no such limit.
 
+    Raises:
+        ValueError: an argument that is out of its range.
+
     Source: ZClip (Kumar et al. 2025), whose default lowers the target further the larger the norm is, which takes the
     norm of the step itself; and clips to 1.0 as well. It learns from clipped norms: after a lasting rise of the norm it
     goes on clipping for ever. `Spikes` does not.

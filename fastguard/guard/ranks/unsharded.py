@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..transient import Transient
 from . import shards
 
 _Put = Callable[[int, torch.Tensor], Any]
@@ -63,7 +63,7 @@ class Unsharded:
         self._handles, self._known = [], {}
 
 
-class _AfterUnshard:
+class _AfterUnshard(Transient):
     """The hook ahead of a module's forward pass, after that of `fully_shard`."""
 
     def __init__(self, unsharded: Unsharded, owned: Sequence[tuple[nn.Module, str, int]]) -> None:
@@ -73,9 +73,6 @@ class _AfterUnshard:
         unsharded = self._unsharded()
         if unsharded is not None and not torch.compiler.is_compiling():
             unsharded.meet(self._owned)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return getattr, (contextlib.nullcontext(), "__exit__")  # in a copy of the model, something that does nothing
 
 
 def is_under_fully_shard(model: nn.Module | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..buffers import BufferPlace
-from ..norm_statistics import NOTHING
+from ..transient import Hooked, Transient
 from .snapshots import States, random_states
 
 
@@ -32,7 +32,7 @@ class Recomputation(NamedTuple):
         return "machine" if self.tensors else "data or model"
 
 
-class RandomStates:
+class RandomStates(Hooked):
     """Keeps the random state from before the first forward pass of each step.
 
     Attributes:
@@ -48,14 +48,8 @@ class RandomStates:
         self.is_over, self.is_paused = True, False
         self._handle: Any = model.register_forward_pre_hook(_Ahead(self))
 
-    def close(self) -> None:
-        """Takes the hook away."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.remove()
 
-
-class _Ahead:
+class _Ahead(Transient):
     """The hook ahead of a forward pass."""
 
     def __init__(self, states: RandomStates) -> None:
@@ -67,9 +61,6 @@ class _Ahead:
             return
         if states.is_over and module.training and torch.is_grad_enabled():
             states.first, states.is_over = random_states(), False
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return NOTHING
 
 
 def recomputed(

@@ -75,9 +75,6 @@ def a_hidden_layer(setup: Setup, dice: random.Random) -> tuple[str, str]:
     return dice.choice(hidden_layers(setup.model))
 
 
-# --- learning rate ---
-
-
 @with_settings
 def learning_rate_times(setup: Setup, dice: random.Random, factor: float) -> Planted:
     """The learning rate is `factor` times what it should be, from the start."""
@@ -118,9 +115,6 @@ def accumulation_unscaled(setup: Setup, dice: random.Random) -> Planted:
     """Gradients of several batches are added up, and the loss of each is not divided by their number."""
     setup.divides_loss = False
     return Planted()
-
-
-# --- numbers ---
 
 
 def nan_in_batch(setup: Setup, dice: random.Random) -> Planted:
@@ -200,9 +194,6 @@ def flipped_bit(setup: Setup, dice: random.Random) -> Planted:
 
     setup.at(step, event)
     return Planted(step, (name,))
-
-
-# --- units and initialisation ---
 
 
 def killed_relu(setup: Setup, dice: random.Random) -> Planted:
@@ -287,9 +278,6 @@ def exploding_recurrence(setup: Setup, dice: random.Random, gain: float) -> Plan
     return Planted(0, ("recurrent",))
 
 
-# --- what is trained ---
-
-
 def frozen_layer(setup: Setup, dice: random.Random) -> Planted:
     """`requires_grad` of one hidden layer's parameters was left False."""
     name, _ = a_hidden_layer(setup, dice)
@@ -327,9 +315,6 @@ def dropout(setup: Setup, dice: random.Random, share: float) -> Planted:
     torch.manual_seed(setup.seed)
     setup.model = setup.build(dropout=share)
     return Planted()
-
-
-# --- data ---
 
 
 @with_settings
