@@ -96,7 +96,7 @@ def cause(
     needs: Sequence[Need] = (),
     contradicted: Contradiction | None = None,
 ) -> Cause:
-    """Registers a cause; `explains` are rule names with blanks between them.
+    """Registers a cause in `CAUSES`, in place of one of that name; `explains` are rule names with blanks between them.
 
     What explains a divergence, or is told by one, explains what is seen ahead of it.
     """

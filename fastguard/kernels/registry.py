@@ -30,7 +30,7 @@ class BackendStatus(NamedTuple):
 
 
 def backends() -> dict[str, BackendStatus]:
-    """Every backend by name, whether it can run here, and if not, why.
+    """Every backend by name, whether it can run here, and if not, why. Cost: once a search; 3 us when it is known.
 
     >>> import fastguard
     >>> fastguard.backends()["reference"].available

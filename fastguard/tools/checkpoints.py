@@ -53,6 +53,10 @@ class Checkpoints:
     Attributes:
         extra: what else `save` was given, from the file that was loaded last.
 
+    Raises:
+        ValueError: `keep_last`, `keep_best` or `mode` cannot be that.
+        TypeError: something in `state` has no state.
+
     Cost: `save` reads parameters and optimizer state once, to see whether they are finite, and writes them; training
     waits for the disk. On a GPU it synchronises. Until `save` returns the disk holds one checkpoint more than is kept.
 

@@ -26,6 +26,9 @@ class TrainingDebugger:
 
     For loops that no guard can be put around, and for arrays that are not torch's. The gradients are only read.
 
+    Cost: of `step`, one read of gradients and activations, and a sync where they are on an accelerator; memory as
+    `TrainingHistory`.
+
     Args:
         window: steps that the history keeps in full.
         activation_window: records that are kept of each layer's activations.
@@ -136,7 +139,7 @@ class TrainingDebugger:
         }
 
     def full_report(self) -> Report:
-        """The same `Report` as `Guard.report()` gives: findings with evidence, causes, numbers."""
+        """The same `Report` as `Guard.report()` gives: findings with evidence, causes, numbers. Cost: about 1 ms."""
         return build_report(self.history, failures=self._failures)
 
     def quick_check(self) -> bool:

@@ -33,6 +33,9 @@ class EarlyStopping:
         num_checks, num_bad: how many values were given; how many since the best, or since a rollback.
         last: the newest value.
 
+    Raises:
+        ValueError: an argument that is out of its range.
+
     Cost: a comparison; a tensor on an accelerator is waited for. `restore_best` copies the model at each better value.
 
     >>> import fastguard, torch

@@ -166,6 +166,8 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
             have; a file that cannot be read as what its name says.
         ImportError: PyYAML is not installed, or this Python reads no TOML.
 
+    Cost: one read of the file.
+
     >>> import fastguard
     >>> found = fastguard.settings({"clipping": {"max_grad_norm": 0.5}, "warmup_steps": 100, "mixed_precision": "bf16"})
     >>> found.wrapping(), found.warmup_steps, found.patience

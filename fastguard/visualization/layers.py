@@ -53,6 +53,8 @@ def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
     Raises:
         ImportError: plotly is missing.
         ValueError: several runs; no table of tensors; no such step.
+
+    Cost: as for `plot_loss`.
     """
     run = _one(source, "a gradient flow")
     grid = run.grids["rms"]
@@ -114,6 +116,8 @@ def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -
     Raises:
         ImportError: plotly is missing.
         ValueError: several runs; another `value`; nothing of it was sampled.
+
+    Cost: as for `plot_loss`.
     """
     if value not in _MEASURES:
         raise ValueError(f"`value` must be one of {', '.join(_MEASURES)}; got {value!r}")
@@ -136,6 +140,8 @@ def plot_activations(source: Any, value: str = "dead") -> Any:
     Raises:
         ImportError: plotly is missing.
         ValueError: several runs; another `value`; no activations were sampled: `wrap(..., activations=True)` does.
+
+    Cost: as for `plot_loss`.
     """
     if value not in _ACTIVATIONS:
         raise ValueError(f"`value` must be one of {', '.join(_ACTIVATIONS)}; got {value!r}")

@@ -28,6 +28,8 @@ class LearningRateFinder:
     Raises:
         ValueError: not 0 < min_lr < max_lr, fewer than 2 steps, or smoothing outside [0, 1).
 
+    Cost: of `find` and `range_test`, a training step or a call for each rate.
+
     Source: Smith 2017, "Cyclical learning rates for training neural networks", section 3.3. Deviation: a suggestion is
     read off the curve by rule instead of by eye: where the loss falls most steeply over log(lr), a tenth of the points
     further left; 10 × min_lr where there are fewer than 10 points or the loss never falls.
