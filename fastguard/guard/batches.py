@@ -377,9 +377,12 @@ def _rows_sum_to_one(y: torch.Tensor) -> bool:
 
 
 def _digest(table: torch.Tensor, x: torch.Tensor) -> int:
-    """63 bits of some of the elements in `table`, and of the shape of `x`."""
+    """63 bits of some of the elements in `table`, of all features in turn, and of the shape of `x`."""
     flat = table.reshape(-1)
-    flat = flat[:: -(-len(flat) // _NUM_DIGESTED)].contiguous()
+    stride = -(-len(flat) // _NUM_DIGESTED)
+    while math.gcd(stride, table.shape[-1]) > 1:  # else the same few features of each sample, which may be constant
+        stride += 1
+    flat = flat[::stride].contiguous()
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
     bits = flat.view(whole).to(torch.int64)
     found = int((bits * _factors()[: len(bits)]).sum())

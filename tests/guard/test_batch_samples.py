@@ -65,6 +65,9 @@ def test_equal_batches_have_equal_digests() -> None:
     others = [images.flip(0), images * 2, images.double(), images.reshape(64, -1), tokens, tokens.flip(0), tokens.int()]
     digests = {sampled(x, y).input_digest for x in (images, *others)}
     assert len(digests) == 7 and all(0 <= digest < 2**63 for digest in digests)
+    digits = torch.rand(2, 64, 8, 8)
+    digits[..., 0] = 0.0  # the border, which is all that a stride of eight would see
+    assert sampled(digits[0], y).input_digest != sampled(digits[1], y).input_digest
     assert sampled(torch.arange(40.0).reshape(4, 10), y).input_digest == 7031326959023229206  # in any process
 
 
