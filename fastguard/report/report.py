@@ -397,6 +397,8 @@ def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any
     rows.append(("NaN or Inf", nonfinite))
     if "loss_last" in n:
         rows.append(("loss", f"last {n['loss_last']}" + (f", lowest {n['loss_min']}" if "loss_min" in n else "")))
+    elif "loss_min" not in n:
+        rows.append(("loss", "none was observed: rules on it had nothing to read"))
     if "val_loss_last" in n:
         rows.append(("validation loss", f"last {n['val_loss_last']}"))
     if "lr_last" in n:
