@@ -279,7 +279,8 @@ class Ledger:
         """
         ring = self.ring
         ring.limit = min(ring.limit, ring.num_open)
-        if is_bad:
+        num_taken = self._history.num_nonfinite_applied  # of LBFGS, say, of which no step can be skipped
+        if is_bad and (ring.is_skipped or num_taken < 8 or num_taken & (num_taken - 1) == 0):
             level = min(self.level, logging.INFO) if from_scaler else self.level  # which overflows to find its scale
             say_nonfinite(ring.latest(), level, self.where_among_ranks())
         elif ring.is_skipped and ring.latest().is_skipped_by_policy:

@@ -254,6 +254,15 @@ def test_skips_are_loud(skips: bool, caplog: pytest.LogCaptureFixture) -> None:
     assert ("was skipped" if skips else "taken all the same") in record.message
 
 
+def test_many_steps_that_are_taken_all_the_same_are_told_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model, skip_nonfinite=False, check_every=0)
+    for step in range(40):
+        take_step(model, optimizer, step, bad=math.nan)
+    said = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert said == [f"step {step}" for step in (*range(9), 16, 32)]
+
+
 def test_a_scalers_skips_are_quieter(caplog: pytest.LogCaptureFixture) -> None:
     model = make_model()
     optimizer = fastguard.wrap(_sgd(model), model)
