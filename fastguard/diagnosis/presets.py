@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..history import TrainingHistory
-from .finding import Finding
+from .finding import Finding, count
 from .registry import RULES, Rule, make_rule
 from .signals import signals_of
 
@@ -27,8 +27,8 @@ def _losses(history: TrainingHistory) -> _Steps:
 def _found(summary: str, steps: list[int], **evidence: float) -> Finding | None:
     if not steps:
         return None
-    return Finding(f"{summary} at {len(steps)} step" + ("." if len(steps) == 1 else "s."), steps[0], steps[-1],
-                   evidence={"num_steps": len(steps), **evidence})  # fmt: skip
+    evidence["num_steps"] = len(steps)
+    return Finding(f"{summary} at {count(len(steps), 'step')}.", steps[0], steps[-1], evidence=evidence)
 
 
 def lightning_spike(history: TrainingHistory, *, window: int = 10, ratio: float = 2.0) -> Finding | None:

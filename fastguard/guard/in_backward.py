@@ -30,10 +30,6 @@ from .undo import Rehearsal, SetAside, Undo, is_content_without_gradients
 _NESTING = torch.autograd.function.BackwardCFunction.apply.__code__
 
 
-def _is_in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
 def _is_nested() -> bool:
     """Whether the backward pass that ends is part of another, as where a reentrant checkpoint runs one of its own."""
     frame = sys._getframe(1)
@@ -375,7 +371,7 @@ class BackwardGuard(Guard):
 
     def settle(self) -> None:
         """Ends a step of which no backward pass has told that it is over."""
-        if not _is_in_backward():
+        if torch._C._current_graph_task_id() == -1:  # no backward pass is under way
             self._together.end()
 
     @property

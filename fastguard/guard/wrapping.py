@@ -98,10 +98,6 @@ def _check_parted(optimizers: Sequence[torch.optim.Optimizer]) -> None:
         )
 
 
-def _has_guard(optimizer: Any) -> bool:
-    return any(GUARD in getattr(layer, "__dict__", {}) for layer in inwards(optimizer))
-
-
 def met_again(
     given: Sequence[Any],
     inner: Sequence[torch.optim.Optimizer],
@@ -115,7 +111,7 @@ def met_again(
     Raises:
         AlreadyGuardedError: they have another, and it is not to be replaced.
     """
-    guarded = [o for o in given if _has_guard(o)]
+    guarded = [o for o in given if any(GUARD in getattr(layer, "__dict__", {}) for layer in inwards(o))]
     if not guarded:
         return False
     guards = {id(guard): guard for guard in map(Guard.of, guarded)}

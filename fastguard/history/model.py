@@ -246,10 +246,6 @@ def _length(value: Any) -> int:
     return found
 
 
-def _counts(value: Any) -> dict[str, int]:
-    return {name: values.at(name, values.count, number) for name, number in values.mapping(value).items()}
-
-
 def _setting(value: Any) -> Any:
     if isinstance(value, (bool, str)) and value not in ("NaN", "Infinity", "-Infinity"):
         return value
@@ -278,7 +274,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "initialization": _usable,
     "norm_statistics": _statistics,
     "dropout": _shares,
-    "module_kinds": _counts,
+    "module_kinds": values.counts,
     **dict.fromkeys(("decay_per_step", "initial_lr", "clip_limit", "noise_scale"), _number),
     **dict.fromkeys(("num_left_gradients", "num_watched_backwards", "num_overwritten"), values.count),
     **dict.fromkeys(("num_compared", "num_foreign_parameters", "num_target_classes", "num_targets"), values.count),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from ..stats import values
 from ..stats.part import COUNT, NUMBER, PART, SPREAD, WHOLE, Kind, plain, rows
@@ -107,10 +106,6 @@ class Series(Counters):
         return [entry.lr for entry in self.recent if entry.lr is not None]
 
 
-def _counts(named: Any) -> dict[str, int]:
-    return {name: values.at(name, values.count, number) for name, number in values.mapping(named).items()}
-
-
 # What is saved of a history, and how: what stands in a section of its own, and the rest.
 SECTIONS: dict[str, dict[str, Kind]] = {
     "counters": {name: WHOLE if name.endswith(("_step", "_end")) else COUNT for name in COUNTERS},
@@ -124,7 +119,7 @@ _PARTS = ("loss_trend", "norm_trend", "overview", "tensors", "updates", "activat
 FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("recent", "clean"), rows(values.tuple_of(Entry))),
     **dict.fromkeys(("first_events", "last_events"), rows(values.tuple_of(NonFiniteEvent))),
-    "first_nonfinite": plain(_counts),
+    "first_nonfinite": plain(values.counts),
     "validations": rows(values.tuple_of(Validation)),
     "model": Kind(ModelNotes.state, lambda plain, now: ModelNotes.of(plain)),
     **dict.fromkeys(_PARTS, PART),

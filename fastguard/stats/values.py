@@ -132,6 +132,11 @@ def count(value: Any) -> int:
     return value
 
 
+def counts(value: Any) -> dict[str, int]:
+    """Whole numbers that are not below 0, by name."""
+    return {name: at(name, count, number) for name, number in mapping(value).items()}
+
+
 def maybe(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`read`, and None for None."""
     return lambda value: None if value is None else read(value)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import kernels
-from ..diagnosis import RULES, Finding, diagnose, find_causes, unexplained
+from ..diagnosis import RULES, diagnose, find_causes, unexplained
 from ..history import TrainingHistory
 from ..history.checks import NUM_NEWEST, diagnose_losses
 from ..report import Report, build_report
@@ -132,7 +132,7 @@ class TrainingDebugger:
         recommendations = [*checked["recommendations"], *(finding.recommendation for finding in told)]
         return {
             "status": max(statuses, key=_ORDER.index),
-            "issues": [*checked["issues"], *messages, *map(_sentence, told)],
+            "issues": [*checked["issues"], *messages, *(f"{one.rule}: {one.summary}" for one in told)],
             "recommendations": list(dict.fromkeys(recommendations)),
             "gradient_healthy": healthy,
             "activation_issues": activation_issues,
@@ -169,7 +169,3 @@ def _named(gradients: Sequence[Any] | Mapping[str, Any]) -> tuple[list[str], lis
         )
     kept = [(name, gradient) for name, gradient in pairs if gradient is not None]
     return [name for name, _ in kept], [gradient for _, gradient in kept]
-
-
-def _sentence(finding: Finding) -> str:
-    return f"{finding.rule}: {finding.summary}"

@@ -22,6 +22,7 @@ from ..diagnosis.presets import PRESETS
 from ..guard.recovery import Recovery
 from ..guard.wrappers import innermost
 from ..history import TrainingHistory
+from ..stats.values import maybe
 from .early_stopping import EarlyStopping
 from .schedules import num_warmup_steps, warmup_cosine
 
@@ -260,10 +261,6 @@ def _truth(value: Any) -> bool:
     return value
 
 
-def _maybe(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else read(value)
-
-
 def _warmup(value: Any) -> float:
     number = _number(0.0)(value)
     if number >= 1.0 and number != int(number):
@@ -286,7 +283,7 @@ def _precision(value: Any) -> str:
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "max_grad_norm": _maybe(_number(0.0, above=True)),
+    "max_grad_norm": maybe(_number(0.0, above=True)),
     "gradient_accumulation_steps": _count(1),
     "learning_rate": _number(0.0, above=True),
     "warmup_steps": _warmup,

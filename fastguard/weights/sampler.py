@@ -97,7 +97,7 @@ class WeightSampler:
     def before(self, optimizer: torch.optim.Optimizer) -> Sample:
         """Reads the parameters, and copies those whose update can't be told otherwise. Ahead of the step."""
         every = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-        places = [k for k, (p, _) in enumerate(every) if _holds_numbers(p)]
+        places = [k for k, (p, _) in enumerate(every) if (p.is_floating_point() or p.is_complex()) and not p.is_meta]
         parameters = [every[k][0] for k in places]
         table, _ = kernels.run_stats([p.detach() for p in parameters], self.backend)
         groups = [every[k][1] for k in places]
@@ -202,7 +202,3 @@ class WeightSampler:
             norms[i] = row.norm
         sample.copies.clear()
         return norms
-
-
-def _holds_numbers(p: Tensor) -> bool:
-    return (p.is_floating_point() or p.is_complex()) and not p.is_meta

@@ -139,16 +139,12 @@ def _adam_fits(group: _Group) -> bool:
     return not (_is_decoupled(group) and group["weight_decay"]) or _no_singular_decay(group)
 
 
-def _always(group: _Group) -> bool:
-    return True
-
-
 # Exactly these classes: what a subclass's step does is its own affair. Each with when its formula holds.
 _FORMULAS: dict[type, tuple[_Maker, Callable[[_Group], bool]]] = {
     optim.SGD: (_sgd, _sgd_fits),
     optim.Adam: (_adam, _adam_fits),
     optim.AdamW: (_adamw, lambda group: not group["weight_decay"] or _no_singular_decay(group)),
-    optim.Adamax: (_adamax, _always),
+    optim.Adamax: (_adamax, lambda group: True),
     # Weight decay is divided by the root of each element's history here, and cannot be solved for.
     optim.RMSprop: (_rmsprop, lambda group: group["momentum"] > 0 or not group["weight_decay"]),
     optim.Adagrad: (_adagrad, lambda group: not group["weight_decay"]),

@@ -115,7 +115,8 @@ class Watcher(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = str(getattr(func, "__name__", "")).rstrip("_") if not _is_dunder(func) else func.__name__
+        name = str(getattr(func, "__name__", ""))
+        name = name if name.startswith("__") else name.rstrip("_")
         call = self._loss_call(name, func, args, kwargs)
         self._look_for_broadcast(name, args)
         were_finite = not self._find_origin or all(_is_finite(a) for a in args)
@@ -234,10 +235,6 @@ class Watcher(TorchFunctionMode):
 
     def _remember(self, tensor: Tensor, what: tuple[str, int | None]) -> None:
         self._made[id(tensor)] = (weakref.ref(tensor), what)
-
-
-def _is_dunder(func: Any) -> bool:
-    return str(getattr(func, "__name__", "")).startswith("__")
 
 
 def _is_finite(value: Any) -> bool:

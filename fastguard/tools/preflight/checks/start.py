@@ -299,7 +299,7 @@ def gradient_explodes_at_start(
             severity="critical",
             layers=(where,),
             evidence={"input": at_input, "largest": largest, "threshold": growth},
-            confidence=0.9 if _is_single_precision(evidence) else 0.5,
+            confidence=0.5 if any(p.dtype in _HALF for p in evidence.parameters.values()) else 0.9,
         )
     if flow is None or not evidence.ran or flow[2] <= ratio * flow[3] or flow[2] <= smallest:
         return None
@@ -310,10 +310,6 @@ def gradient_explodes_at_start(
         evidence={"first": flow[2], "last": flow[3], "threshold": ratio},
         confidence=0.8,
     )
-
-
-def _is_single_precision(evidence: Evidence) -> bool:
-    return not any(p.dtype in _HALF for p in evidence.parameters.values())
 
 
 @check(
@@ -361,7 +357,8 @@ def undefined_operation(evidence: Evidence) -> Finding | None:
 )
 def overflow_at_start(evidence: Evidence) -> Finding | None:
     """Loss or gradients are NaN or Inf at the start, in a model whose parameters or outputs are float16."""
-    if evidence.ran and not any(g is not None and not bool(torch.isfinite(g).all()) for g in _gradients(evidence)):
+    gradients = [g for g in evidence.first.gradients.values() if g is not None]
+    if evidence.ran and all(bool(torch.isfinite(g).all()) for g in gradients):
         return None
     is_half = any(p.dtype is torch.float16 for p in evidence.parameters.values()) or any(
         layer.output is not None and layer.output.dtype is torch.float16 for layer in evidence.layers
@@ -375,7 +372,3 @@ def overflow_at_start(evidence: Evidence) -> Finding | None:
         layers=(where,) if where else (),
         confidence=0.85,
     )
-
-
-def _gradients(evidence: Evidence) -> list[Tensor | None]:
-    return list(evidence.first.gradients.values())
