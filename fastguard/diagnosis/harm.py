@@ -19,7 +19,8 @@ def is_harmed(history: TrainingHistory) -> bool | None:
 
     That is: one jumped to eight times where the run began; or both of the newest two blocks of 20 losses lie no lower
     than that (by a tenth of it, or noise), or above the best by a quarter of what was gained; or the newest two
-    validation losses by a third of the best. Losses of games and rewards do not tell. None where no loss is known.
+    validation losses by a third of the best. Losses that may rise, of games and rewards, do not tell. None where no
+    loss is known.
     """
     if history.num_nonfinite or history.first_bad_loss_step >= 0:
         return True
@@ -31,7 +32,7 @@ def is_harmed(history: TrainingHistory) -> bool | None:
 def _is_loss_bad(history: TrainingHistory) -> bool:
     s, trend = signals_of(history), history.loss_trend
     first, levels = s.initial_loss, s.loss_levels
-    if math.isnan(first) or needs.descent(history) is False:
+    if math.isnan(first) or needs.descent(history) is False or needs.may_rise(history):
         return False
     if any(spike.value > _JUMP * first > 0.0 for spike in trend.spikes):
         return True

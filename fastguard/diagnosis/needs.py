@@ -160,9 +160,19 @@ def weighted(history: TrainingHistory) -> bool:
 
 def may_rise(history: TrainingHistory) -> bool:
     """Whether the loss may rise while all is well: `rewarded`, or an error of one chosen output a row, as of values of
-    actions, whose targets grow with them."""
+    actions, whose targets grow with them, or targets or data come of the model itself (`asks_itself`)."""
     is_of_values = is_of_numbers(history) and "GatherBackward0" in history.model.loss_ops[:4]
-    return rewarded(history) or (is_of_values and not history.model.objective)
+    return rewarded(history) or (is_of_values and not history.model.objective) or asks_itself(history)
+
+
+def asks_itself(history: TrainingHistory, *, share: float = 0.3) -> bool:
+    """Whether the model in training mode answers without gradients, too, in a `share` of the steps that were looked at.
+
+    So it gives its own targets, moves or samples, which then change with it. Not where an objective was told.
+    """
+    passes = [(step, x.with_grad) for step, x in history.batches if x.training and step]
+    learning, asking = ({step for step, with_grad in passes if with_grad is way} for way in (True, False))
+    return not history.model.objective and len(asking) > share * len(learning) > 0.0
 
 
 def margin(history: TrainingHistory) -> bool:

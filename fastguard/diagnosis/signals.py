@@ -17,6 +17,7 @@ from ..stats.samples import ModuleActivity
 from . import needs
 
 BLOCK = 20
+PATIENCE = 100
 _loss_of, _norm_of, _lr_of = map(operator.attrgetter, ("loss", "norm", "lr"))
 
 
@@ -209,10 +210,12 @@ def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> 
     A loss that is not to fall, as in a game, cannot tell: False.
     """
     trend = history.loss_trend
-    if needs.descent(history) is False:
+    if needs.descent(history) is False or needs.may_rise(history):
         return False
     if trend.count < 20:
         return True
+    if is_learnt_anew(signals_of(history).loss_entries, history):
+        return False
     gained, spread = trend.first - trend.best, signals_of(history).loss_noise
     if trend.mean > trend.best + max(0.25 * gained, 0.0 if math.isnan(spread) else spread):
         return True
@@ -237,38 +240,66 @@ def has_had_time(history: TrainingHistory, num_losses: int) -> bool:
     return history.losses.count >= num_losses or history.has_ended
 
 
-def jumps(entries: Sequence[Entry]) -> list[int]:
-    """Where a loss doubled from one step to the next, and stayed there for five: places in `entries`.
+def jumps(entries: Sequence[Entry], history: TrainingHistory) -> list[int]:
+    """Where the loss rose from one step to the next, out of all it was, and stayed there: places in `entries`.
 
-    Not where it rose, or the learning rate, in the steps before, nor where it doubles once more. All that the weights
-    did in between is a usual step, so that it was the data that changed.
+    To twice, for five steps, and not twice more; or by more than a step can change it (`is_beyond_a_step`). Not where
+    it rose, or the learning rate, in the steps before. So it was the data that changed, or what is asked of the model.
     """
     losses = [e.loss or 0.0 for e in entries]
-    found = []
+    found: list[int] = []
     for i in range(10, len(losses) - 2):
-        if losses[i] <= 2.0 * losses[i - 1]:
+        before, after = losses[i - 5 : i], losses[i : i + 5]
+        if min(after[:3]) <= max(before) or (found and i < found[-1] + 5):
             continue
-        before, rates = losses[i - 5 : i], [e.lr or 0.0 for e in entries[i - 5 : i]]
-        is_calm = median(before) <= 2.0 * median(losses[i - 10 : i - 5]) and max(rates) <= 1.02 * min(rates)
-        after = losses[i : i + 5]
-        if is_calm and min(after) > 2.0 * max(before) > 0.0 and max(after) < 2.0 * losses[i]:
+        earlier, lrs = median(losses[i - 10 : i - 5]), [e.lr or 0.0 for e in entries[i - 5 : i]]
+        has_risen = median(before) > 2.0 * earlier and max(before) - earlier > 0.1 * (after[0] - before[-1])
+        if has_risen or max(lrs) > 1.02 * lrs[0]:
+            continue
+        is_doubled = after[0] > 2.0 * before[-1] and min(after) > 2.0 * max(before) > 0.0
+        if (is_doubled and max(after) < 2.0 * after[0]) or is_beyond_a_step(entries, i, history):
             found.append(i)
     return found
 
 
-def is_learnt_anew(entries: Sequence[Entry]) -> bool:
+def is_beyond_a_step(entries: Sequence[Entry], i: int, history: TrainingHistory) -> bool:
+    """Whether the loss rose at place `i`, out of its noise, by more than the step before can have changed it.
+
+    By the mean value theorem that is how far the step went times the slope on its way, which is taken to be no steeper
+    than at both ends. A step goes no further than the learning rate times the norms that momentum adds up, or, where
+    the optimizer is not SGD, the learning rate an element.
+    """
+    before, settings = entries[i - 10 : i], history.model.optimizer_settings
+    kinds, lr = {str(group.get("kind", "")) for group in settings}, before[-1].lr
+    losses, after = ([e.loss or 0.0 for e in part] for part in (before, entries[i : i + 5]))
+    jump, rise = after[0] - losses[-1], median(after) - median(losses)
+    is_clear = min(after[:3]) > max(losses) and rise > 8.0 * noise(losses) and jump >= 0.25 * rise
+    if not is_clear or lr is None or not kinds or kinds & {"LBFGS", "Rprop"}:
+        return False
+    momentum, way = max(float(group.get("momentum") or 0.0) for group in settings), 0.0
+    for e in before:
+        way = momentum * way + e.clipped_norm
+    size = 0 if kinds == {"SGD"} else sum(int(group.get("num_parameters") or 0) for group in settings)
+    return jump > lr * max(way, math.sqrt(size)) * max(before[-1].norm, entries[i].norm)
+
+
+def is_learnt_anew(entries: Sequence[Entry], history: TrainingHistory) -> bool:
     """Whether the loss has come down from the newest of its `jumps`, by three tenths at least, and does not rise again.
 
     So it looks where the data are others from one step to the next, and are learnt in their turn. In the first 20 steps
-    it will do that it falls.
+    it will do that it falls; of a jump beyond a step, which is surely of the data, in the first 100 that it does not
+    rise, and a fall by a fifth from then on.
     """
-    places = jumps(entries)
+    places = jumps(entries, history)
     if not places:
         return False
     after = [e.loss or 0.0 for e in entries[places[-1] :]]
     size = min(BLOCK, len(after) // 2)
     levels = [median(after[i : i + size]) for i in range(0, len(after) - size + 1, size)]
-    now = median(after[-size:])
+    now, begin = median(after[-size:]), median(after[:5])
+    if is_beyond_a_step(entries, places[-1], history):
+        is_down = now < 0.8 * begin or len(after) < PATIENCE
+        return (is_down and now < 1.5 * min(levels)) or (now < 1.5 * begin and len(after) < PATIENCE)
     return now < levels[0] if len(after) < BLOCK else now < 0.7 * levels[0] and now < 1.5 * min(levels)
 
 

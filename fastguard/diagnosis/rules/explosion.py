@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from ...history import Entry, TrainingHistory
 from ...stats.running import quantiles
 from ..finding import Finding, count
-from ..needs import steps_of_the_gradients_size
+from ..needs import may_rise, steps_of_the_gradients_size
 from ..registry import rule
 from ..signals import exp, is_felt_by_the_loss, is_learnt_anew, median, signals_of
 
@@ -202,8 +202,8 @@ def growing_norm(
 ) -> Finding | None:
     """The average norm is `ratio` times its least, and the loss is not at its best; without losses `ratio_alone` times.
 
-    From `min_steps` clean steps on. Norms that grow while the loss falls are how some models learn. Silent while other
-    data are being learnt: the loss jumped within one step, and has been coming down since.
+    From `min_steps` clean steps on. Norms that grow while the loss falls are how some models learn. Silent where the
+    loss may rise, and while other data are being learnt: it jumped within one step, and has been coming down since.
     """
     trend, losses = history.norm_trend, history.loss_trend
     if trend.count < min_steps:
@@ -214,7 +214,7 @@ def growing_norm(
         return None
     if has_loss and losses.mean <= losses.best + 0.25 * max(losses.first - losses.best, 0.0):
         return None
-    if is_learnt_anew(signals_of(history).loss_entries):
+    if may_rise(history) or is_learnt_anew(signals_of(history).loss_entries, history):
         return None
     last = history.clean[-1].step
     return Finding(
@@ -250,7 +250,7 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
             usual = exp(spike.mean)
             if not after or median(after) < ratio * usual or _has_begun_to_learn(history, spike.first_step):
                 continue
-            is_felt = is_felt_by_the_loss(history) and not is_learnt_anew(signals_of(history).loss_entries)
+            is_felt = is_felt_by_the_loss(history) and not is_learnt_anew(signals_of(history).loss_entries, history)
             return Finding(
                 f"The gradient norm jumped at step {spike.first_step} from about {usual:.3g} to {median(after):.3g}, "
                 "and stayed there.",

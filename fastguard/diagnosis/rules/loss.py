@@ -7,7 +7,7 @@ import math
 from ...history import TrainingHistory
 from ...stats.running import quantiles
 from ..finding import Finding
-from ..needs import floor_at_zero, is_lbfgs, may_rise, rewarded
+from ..needs import asks_itself, floor_at_zero, is_lbfgs, may_rise, rewarded
 from ..registry import rule
 from ..signals import is_learnt_anew, jumps, median, noise, signals_of, slow_noise
 
@@ -30,12 +30,13 @@ def loss_explosion(
     peak: float = 30.0,
     peak_ratio: float = 1.5,
     early: float = 10.0,
+    far: float = 1000.0,
 ) -> Finding | None:
     """At least `run` losses in a row above `ratio` times the first, or one above `peak` and the next `peak_ratio`.
 
     Or, of a loss whose floor is zero, a level of `early` times the first two: it rose before there were ten. Info where
-    a term of the loss is to grow, as a reward is, and where other data are being learnt: it jumped within one step,
-    and has been coming down since.
+    a term of the loss is to grow, as a reward is; below `far` times the first where the model gives its own targets;
+    and where other data are being learnt: it jumped within one step, and has been coming down since.
     """
     if is_lbfgs(history):
         return None
@@ -58,11 +59,12 @@ def loss_explosion(
         return None
     start = where - in_a_row + 1
     largest = max(losses[start:])
+    is_moved = largest < far * first and asks_itself(history)
     return Finding(
         f"The loss rose to {largest:.4g}, {largest / first:.3g} times what it was in the beginning.",
         entries[start].step,
         next(e.step for e, loss in zip(reversed(entries), reversed(losses)) if loss > ratio * first),
-        severity="info" if rewarded(history) or is_learnt_anew(s.loss_entries) else "critical",
+        severity="info" if rewarded(history) or is_moved or is_learnt_anew(s.loss_entries, history) else "critical",
         evidence={"largest": largest, "first": first, "threshold_ratio": ratio},
         confidence=0.95,
     )
@@ -99,7 +101,7 @@ def loss_divergence(
     spread = calm if not math.isnan(calm) else s.loss_noise
     if back <= z * spread:
         return None
-    if may_rise(history) or is_learnt_anew(s.loss_entries):
+    if may_rise(history) or is_learnt_anew(s.loss_entries, history):
         return None
     return Finding(
         f"The loss is back at {median(newest):.4g}, after an average of {trend.best:.4g} at step {trend.best_step}: "
@@ -132,7 +134,7 @@ def loss_spike(
 
     Or, at any height, with a norm that is `norm_ratio` times its average at the same step. Spikes that last longer than
     `max_run` steps are a new level, not a spike, and so are other data, which stay for more than five. Info
-    where a term of the loss is to grow, as a reward is. Certain, whatever became of the run, where one or two spikes
+    where the loss may rise, as one with a reward in it. Certain, whatever became of the run, where one or two spikes
     are all there were, each of one step and above twice the largest of the first ten losses, and usual losses followed:
     what the weights were before and after it is the same, so it was the batch.
     """
@@ -146,7 +148,7 @@ def loss_spike(
         and spike.last_step - spike.first_step < max_run
     ]
     entries = signals_of(history).loss_entries if spikes else []
-    anew = {entries[place].step for place in jumps(entries)}
+    anew = {entries[place].step for place in jumps(entries, history)}
     spikes = [spike for spike in spikes if spike.first_step not in anew]
     if not spikes or trend.first <= 0.0:
         return None
@@ -161,7 +163,7 @@ def loss_spike(
         f"of {worst.mean:.4g}.",
         spikes[0].first_step,
         spikes[-1].last_step,
-        severity="info" if rewarded(history) else "warning",
+        severity="info" if may_rise(history) else "warning",
         evidence={**evidence, "is_certain": is_certain},
         confidence=0.9,
     )
@@ -224,7 +226,7 @@ def loss_oscillation(
         "at its calmest, and has come up from its best.",
         s.loss_entries[-80].step,
         s.loss_entries[-1].step,
-        severity="info" if may_rise(history) or is_learnt_anew(s.loss_entries) else "warning",
+        severity="info" if may_rise(history) or is_learnt_anew(s.loss_entries, history) else "warning",
         evidence={"noise": now, "calmest": blocks[calmest], "threshold_ratio": ratio},
         confidence=0.75,
     )

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ...history import TrainingHistory
 from ..finding import Finding
-from ..needs import rewarded
+from ..needs import may_rise
 from ..registry import rule
 from ..signals import jumps, noise, signals_of
 
@@ -87,8 +87,8 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     a row.
 
     `within` the first so many steps, and while those are still in the window. Above by twice their noise, too, for
-    the lowest of three is taken. Info until all of these steps are taken, once the loss is below its first, where a
-    term of the loss is to grow, and where it stays below a tenth of the loss of one who knows nothing. Silent where it
+    the lowest of three is taken. Info until all of these steps are taken, once the loss is below its first, where it
+    may rise, and where it stays below a tenth of the loss of one who knows nothing. Silent where it
     jumped within one step after the first ten: the data did.
     """
     s = signals_of(history)
@@ -99,13 +99,13 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
         return None
     first = sorted(losses[:3])[0]
     usual, has_lasted = noise(losses), len(losses) >= within or history.has_ended
-    is_harmless = s.loss_level < first or rewarded(history) or max(losses, default=0.0) < 0.1 * s.chance
+    is_harmless = s.loss_level < first or may_rise(history) or max(losses, default=0.0) < 0.1 * s.chance
     limit = max(rise * first, 0.0 if math.isnan(usual) else first + 2.0 * usual)
     in_a_row = 0
     for i, loss in enumerate(losses):
         in_a_row = in_a_row + 1 if loss > limit else 0
         if first > 0.0 and in_a_row >= run:
-            if jumps(s.loss_entries[:within]):
+            if jumps(s.loss_entries[:within], history):
                 return None
             return Finding(
                 f"The run began at its full learning rate of {lrs[0]:.3g}, and the loss rose from {first:.4g} to "
