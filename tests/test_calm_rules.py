@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from fastguard.diagnosis import diagnose
+from fastguard.diagnosis.causes import evidence_for
 
 from faulty_runs import BAD
 from made_runs import (
@@ -128,3 +130,19 @@ class TestAsksItself:
     def test_what_was_told_of_the_objective_goes_ahead(self):
         own = batches_run(self.LOSSES, batch(with_grad=False), batch(), objective="minimise")
         assert "loss-explosion" in warned(own)
+
+
+class TestToldOnce:
+    LOST = run([*falling_losses(100), *(0.5 * 1.1**step for step in range(40)), *[20.0] * 40], lrs=[0.1] * 180)
+
+    def test_one_event_is_one_warning(self):
+        found = {finding.rule: finding for finding in diagnose(self.LOST)}
+        assert found["loss-explosion"].severity == "critical"
+        assert found["loss-divergence"].severity == "info"
+        assert found["loss-divergence"].evidence["told_by"] == "loss-explosion"
+
+    def test_it_speaks_for_a_cause_as_before(self):
+        found = diagnose(self.LOST)
+        alone = [replace(one, severity="critical") if "told_by" in one.evidence else one for one in found]
+        signs = [evidence_for(some, self.LOST) for some in (found, alone)]
+        assert signs[0] == signs[1] != {}

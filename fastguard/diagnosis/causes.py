@@ -74,7 +74,7 @@ class Cause:
             if finding is None:
                 continue
             value = weight(finding, history, found) if callable(weight) else weight
-            strength = value * finding.confidence * (0.5 if finding.severity == "info" else 1.0)
+            strength = value * finding.confidence * (1.0 if _warns(finding) else 0.5)
             if strength > 0.0:
                 strengths[name] = strength
         return strengths
@@ -167,7 +167,7 @@ def find_causes(
             break
         one, signs = CAUSES[best], evidence.pop(best)
         mine = _symptoms(one, signs, found)
-        if any(finding.severity != "info" for finding in mine):
+        if any(map(_warns, mine)):
             told.append(_as_finding(one, confidence[best], signs, found, mine))
             rivals[best] = scores
             found = {name: finding for name, finding in found.items() if finding not in mine}
@@ -200,7 +200,12 @@ def _rank(one: Finding) -> int:
 
 
 def _is_worth_a_cause(signs: Mapping[str, float], found: Mapping[str, Finding]) -> bool:
-    return any(name in found and found[name].severity != "info" for name in signs)
+    return any(name in found and _warns(found[name]) for name in signs)
+
+
+def _warns(finding: Finding) -> bool:
+    """Whether it is more than a remark, or would be, did not another tell of the same event."""
+    return finding.severity != "info" or "told_by" in finding.evidence
 
 
 def _symptoms(one: Cause, signs: Mapping[str, float], found: Mapping[str, Finding]) -> list[Finding]:
@@ -221,7 +226,7 @@ def _as_finding(
         one.summary,
         next((f.first_step for f in reasons if f.first_step is not None), None),
         max(ends, default=None),
-        severity=max((f.severity for f in symptoms), key=SEVERITIES.index),
+        severity=max(("warning" if "told_by" in f.evidence else f.severity for f in symptoms), key=SEVERITIES.index),
         layers=next((f.layers for f in reasons if f.layers), ()),
         evidence={"speaks_for_it": [f.rule for f in reasons]},
         confidence=confidence,

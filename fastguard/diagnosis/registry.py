@@ -16,6 +16,8 @@ from .harm import is_harmed
 
 RULES: dict[str, Rule] = {}
 _NONE: Mapping[str, float] = {}
+_ONE_EVENT = ("loss-explosion", "loss-divergence", "divergence-ahead", "growing-norm", "norm-jump", "norm-spike",
+              "loss-spike", "loss-oscillation")  # fmt: skip
 _OURS = __name__.rpartition(".")[0] + ".rules."
 
 
@@ -212,12 +214,23 @@ def diagnose(
         else:
             if finding is not None:
                 found.append(finding)
+    found = _told_once(found)
     certain = {finding.rule for finding in found if finding.evidence.get("is_certain")}
     doubtful = {a.name for a in asked if a.needs_harm} - certain
     warns = {finding.rule for finding in found if finding.severity != "info"}
     if warns and warns <= doubtful and is_harmed(history) is False:
         found = [dataclasses.replace(finding, severity="info") for finding in found]
     return sorted(found, key=lambda finding: finding.weight, reverse=True)
+
+
+def _told_once(found: list[Finding]) -> list[Finding]:
+    """`found`, where of those that tell of one event, a loss that rises, the first of `_ONE_EVENT` alone warns."""
+    warning = {f.rule for f in found if f.severity != "info" and not f.evidence.get("is_certain")}
+    first, *others = [name for name in _ONE_EVENT if name in warning] or [""]
+    return [
+        dataclasses.replace(f, severity="info", evidence={**f.evidence, "told_by": first}) if f.rule in others else f
+        for f in found
+    ]
 
 
 def rule_called(name: str) -> str:
