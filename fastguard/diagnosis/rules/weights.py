@@ -25,6 +25,7 @@ _FRESH = (6.0**-0.5, 0.5**0.5, 1.0)  # of He's spread: torch's own for linear la
     source="torchmortem's bound of 0.1; the usual 1e-3 is Karpathy's. First steps are larger, so the bound is too",
     remedy="Each step changes the weights by a large part of themselves: divide the learning rate by 10, or warm it "
     "up.",
+    needs_harm=True,
 )
 def update_ratio_high(
     history: TrainingHistory,
