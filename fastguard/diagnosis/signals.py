@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 from ..history import Entry, TrainingHistory
 from ..history.sampled import Window
@@ -233,6 +234,11 @@ def has_run_away(history: TrainingHistory) -> bool:
 def span(history: TrainingHistory) -> tuple[int | None, int | None]:
     """First and last step of the newest ones that are kept; a pair of None before the first."""
     return (history.recent[0].step, history.recent[-1].step) if history.recent else (None, None)
+
+
+def ends(entries: Sequence[Any]) -> tuple[int, int]:
+    """First and last step of entries, or of whatever else has a step."""
+    return entries[0].step, entries[-1].step
 
 
 def has_had_time(history: TrainingHistory, num_losses: int) -> bool:

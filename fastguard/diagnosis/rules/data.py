@@ -9,7 +9,7 @@ from ...history import Spike, TrainingHistory
 from ..finding import Finding
 from ..needs import descent
 from ..registry import rule
-from ..signals import median, signals_of
+from ..signals import ends, median, signals_of
 
 TITLE = "Data"
 
@@ -97,8 +97,7 @@ def label_noise(
     return Finding(
         f"The training loss fell from {first:.4g} to {known[-1].train_loss:.4g}, the validation loss never below "
         f"{best:.4g}.",
-        known[0].step,
-        known[-1].step,
+        *ends(known),
         evidence={"train_loss": known[-1].train_loss, "first": first, "best_val_loss": best, "threshold": carried},
         confidence=0.9 if best > 1.3 * max(first, signals_of(history).chance) else 0.6,
     )

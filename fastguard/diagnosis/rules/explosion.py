@@ -11,7 +11,7 @@ from ...stats.running import quantiles
 from ..finding import Finding, count
 from ..needs import may_rise, steps_of_the_gradients_size
 from ..registry import rule
-from ..signals import exp, is_felt_by_the_loss, is_learnt_anew, median, signals_of
+from ..signals import ends, exp, is_felt_by_the_loss, is_learnt_anew, median, signals_of
 
 TITLE = "Gradients too large"
 
@@ -59,8 +59,7 @@ def clip_rate_high(
     return Finding(
         f"{num_clipped} of the last {len(newest)} steps were clipped; the median norm is {norm:.3g} and the median "
         f"step was scaled by {middle:.3g}.",
-        newest[0].step,
-        newest[-1].step,
+        *ends(newest),
         severity="warning" if middle < coef_low and is_felt else "info",
         evidence={
             "clip_rate": num_clipped / len(newest),
@@ -181,8 +180,7 @@ def clipped_below_eps(
     return Finding(
         f"{by} leaves elements of {after:.2g} (root mean square), less than the optimizer's eps of {eps:g}; "
         f"before it they were {before:.2g}.",
-        newest[0].step,
-        newest[-1].step,
+        *ends(newest),
         evidence={"rms": after, "rms_before": before, "eps": eps, "median_coef": median([e.clip_coef for e in newest])},
         confidence=0.9,
     )
@@ -355,8 +353,7 @@ def unscaled_accumulation(
     return Finding(
         f"{passes} backward passes are added up for each step, and the sum is clipped to {coef:.2g} of itself: it "
         "looks as if the losses were not divided by their number.",
-        newest[0].step,
-        newest[-1].step,
+        *ends(newest),
         evidence={"backward_per_step": passes, "median_coef": coef, "threshold": share / passes},
         confidence=0.6,
     )

@@ -9,7 +9,7 @@ from ...stats.running import quantiles
 from ..finding import Finding
 from ..needs import asks_itself, floor_at_zero, is_lbfgs, may_rise, rewarded
 from ..registry import rule
-from ..signals import is_learnt_anew, jumps, median, noise, signals_of, slow_noise
+from ..signals import ends, is_learnt_anew, jumps, median, noise, signals_of, slow_noise
 
 TITLE = "Loss"
 
@@ -224,8 +224,7 @@ def loss_oscillation(
     return Finding(
         f"The loss changes by {now:.3g} from step to step, {now / max(blocks[calmest], 1e-300):.3g} times as much as "
         "at its calmest, and has come up from its best.",
-        s.loss_entries[-80].step,
-        s.loss_entries[-1].step,
+        *ends(s.loss_entries[-80:]),
         severity="info" if may_rise(history) or is_learnt_anew(s.loss_entries, history) else "warning",
         evidence={"noise": now, "calmest": blocks[calmest], "threshold_ratio": ratio},
         confidence=0.75,
@@ -355,8 +354,7 @@ def loss_plateau(
         return None
     return Finding(
         f"The last {steps} losses lie within {spread:.1%} of {mean:.4g}.",
-        s.loss_entries[-steps].step,
-        s.loss_entries[-1].step,
+        *ends(s.loss_entries[-steps:]),
         severity="info",
         evidence={"mean": mean, "spread": (max(newest) - min(newest)) / abs(mean), "threshold": spread},
     )

@@ -6,7 +6,7 @@ from ...history import TrainingHistory
 from ..finding import Finding
 from ..needs import game
 from ..registry import rule
-from ..signals import signals_of
+from ..signals import ends, signals_of
 
 TITLE = "Loss"
 
@@ -46,8 +46,7 @@ def one_side_wins(
         return None
     return Finding(
         f"For the last {len(newest)} steps the loss of this side of the game {said}.",
-        s.loss_entries[-len(newest)].step,
-        s.loss_entries[-1].step,
+        *ends(s.loss_entries[-len(newest) :]),
         evidence={"level": newest[len(newest) // 2], "first": s.initial_loss, "is_the_winner": wins},
         confidence=0.85,
     )

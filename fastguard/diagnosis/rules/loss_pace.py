@@ -8,7 +8,7 @@ from ...history import TrainingHistory
 from ..finding import Finding
 from ..needs import is_lbfgs, margin
 from ..registry import rule
-from ..signals import median, signals_of
+from ..signals import ends, median, signals_of
 
 TITLE = "Loss"
 
@@ -86,8 +86,7 @@ def loss_still_falling(
         return Finding(
             f"The run ended after {history.num_steps} steps, with the loss at {late:.4g}: {late / begin:.0%} of where "
             "it began, or of what knowing nothing gives.",
-            s.loss_entries[0].step,
-            s.loss_entries[-1].step,
+            *ends(s.loss_entries),
             evidence={"level": late, "first": begin, "num_steps": history.num_steps, "threshold_steps": very_few},
             confidence=0.85,
         )
@@ -102,8 +101,7 @@ def loss_still_falling(
     return Finding(
         f"The loss was still falling when the run ended: from {before:.4g} to {late:.4g} over the last {part} steps"
         + (f", and by {gained / first:.0%} of where it began in the second half of the run." if is_early else "."),
-        s.loss_entries[-2 * part].step,
-        s.loss_entries[-1].step,
+        *ends(s.loss_entries[-2 * part :]),
         severity="warning" if is_early and len(s.losses) < few else "info",
         evidence={"level": late, "before": before, "gained_in_second_half": gained / first, "threshold_fall": fall},
         confidence=0.85 if is_early else 0.8,

@@ -9,7 +9,7 @@ from ...history import TrainingHistory
 from ..finding import Finding
 from ..needs import dropout
 from ..registry import rule
-from ..signals import median, signals_of
+from ..signals import ends, median, signals_of
 
 TITLE = "Loss"
 
@@ -55,8 +55,7 @@ def overfitting(
         return Finding(
             f"The validation loss has stood at {known[best].val_loss:.4g} or above since step {known[best].step}, and "
             f"the training loss is down to {train:.4g}.",
-            known[best].step,
-            known[-1].step,
+            *ends(known[best:]),
             evidence={"best": known[best].val_loss, "train_loss": train, "threshold": by_heart},
             confidence=0.8,
         )
@@ -68,8 +67,7 @@ def overfitting(
     return Finding(
         f"The validation loss has risen from {known[best].val_loss:.4g} at step {known[best].step} to "
         f"{known[-1].val_loss:.4g}, while the training loss fell from {known[best].train_loss:.4g} to {train:.4g}.",
-        known[best].step,
-        known[-1].step,
+        *ends(known[best:]),
         evidence={
             "val_loss": known[-1].val_loss,
             "best": known[best].val_loss,
@@ -139,8 +137,7 @@ def training_above_validation(
     is_usual = max(shares) < strong if shares else dropout(history) is False
     return Finding(
         f"The training loss is {min(ratios):.3g} to {max(ratios):.3g} times the validation loss.",
-        known[0].step,
-        known[-1].step,
+        *ends(known),
         severity="info" if is_usual else "warning",
         evidence={"ratio": min(ratios), "threshold": ratio},
         confidence=0.8,

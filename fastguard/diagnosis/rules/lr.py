@@ -9,7 +9,7 @@ from ...history import TrainingHistory
 from ..finding import Finding
 from ..needs import may_rise
 from ..registry import rule
-from ..signals import jumps, noise, signals_of
+from ..signals import ends, jumps, noise, signals_of
 
 TITLE = "Learning rate"
 
@@ -66,8 +66,7 @@ def learning_rate_out_of_bounds(
         return None
     return Finding(
         f"The largest learning rate so far is {lrs.max:.3g}; usual ones lie between {low:g} and {high:g}.",
-        history.clean[0].step,
-        history.clean[-1].step,
+        *ends(history.clean),
         severity="info" if signals_of(history).fall >= progress else "warning",
         evidence={"largest": lrs.max, "threshold_low": low, "threshold_high": high},
         confidence=0.9,
@@ -141,8 +140,7 @@ def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_a
     initial = "" if at_full else f", {lrs.max / (notes.initial_lr or 1.0):.2g} of what the optimizer was made with"
     return Finding(
         f"A scheduler was made, but the learning rate has been {lrs.max:.3g} at each of {lrs.count} steps{initial}.",
-        history.clean[0].step,
-        history.clean[-1].step,
+        *ends(history.clean),
         severity="info" if at_full else "warning",
         evidence={"lr": lrs.max, "num_steps": lrs.count, "threshold_steps": need},
         confidence=0.6 if at_full else 0.9,

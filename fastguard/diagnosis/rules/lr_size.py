@@ -9,7 +9,7 @@ from ...history import TrainingHistory
 from ..finding import Finding
 from ..needs import is_squared_error
 from ..registry import rule
-from ..signals import has_had_time, median, signals_of
+from ..signals import ends, has_had_time, median, signals_of
 
 TITLE = "Learning rate"
 
@@ -69,8 +69,7 @@ def steps_too_large(
     return Finding(
         f"At a learning rate of {max(s.lrs[-64:]):.3g} a step changes the median weight by an estimated {value:.2g} of "
         "its first size.",
-        history.clean[0].step,
-        history.clean[-1].step,
+        *ends(history.clean),
         evidence={"update_ratio": value, "threshold": ratio},
         confidence=0.9 if value > 3 * ratio else 0.75,
     )
@@ -108,8 +107,7 @@ def steps_too_small(
     return Finding(
         f"A step changes the median weight by an estimated {value:.2g} of its first size, {moved:.2g} over the "
         f"{history.num_clean} steps of the run if all went one way.",
-        history.clean[0].step,
-        history.clean[-1].step,
+        *ends(history.clean),
         evidence={"update_ratio": value, "threshold": ratio, "progress": s.progress},
         confidence=0.9 if moved < 0.1 else 0.6,
     )

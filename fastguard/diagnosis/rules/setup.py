@@ -12,7 +12,7 @@ from ..finding import Finding, count, listed
 from ..harm import is_harmed
 from ..needs import batch_statistics, dropout, is_of_numbers, is_squared_error
 from ..registry import rule
-from ..signals import has_had_time, has_run_away, median, signals_of, span
+from ..signals import ends, has_had_time, has_run_away, median, signals_of, span
 
 TITLE = "Set-up"
 
@@ -297,8 +297,7 @@ def learning_rate_still_rising(
         return None
     return Finding(
         f"The learning rate has risen from {rates[0]:.3g} to {last:.3g} over {len(rates)} steps, and still rises.",
-        history.clean[0].step,
-        history.clean[-1].step,
+        *ends(history.clean),
         severity="critical" if has_run_away(history) else "warning",
         evidence={"first": rates[0], "lr": last, "threshold_ratio": ratio},
         confidence=0.85,

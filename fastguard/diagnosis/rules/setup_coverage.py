@@ -6,7 +6,7 @@ from ...history import TrainingHistory
 from ..finding import Finding, Severity, count, listed
 from ..needs import descent, margin
 from ..registry import rule
-from ..signals import signals_of, span
+from ..signals import ends, signals_of, span
 
 TITLE = "Set-up"
 
@@ -158,8 +158,7 @@ def no_signal(history: TrainingHistory, *, steps: int = 3, share: float = 0.01, 
     return Finding(
         f"{count(len(zero), 'step')} of the last {num} had gradients of exactly zero"
         + (", and a loss of zero." if are_met else "."),
-        zero[0].step,
-        zero[-1].step,
+        *ends(zero),
         severity=severity,
         evidence={"num_steps": len(zero), "share": len(zero) / num, "threshold_share": share},
         confidence=0.85,

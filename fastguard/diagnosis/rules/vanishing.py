@@ -10,7 +10,7 @@ from ...history.updates import is_bias
 from ...stats.columns import INDEX
 from ..finding import Finding, count, listed
 from ..registry import rule
-from ..signals import exp, has_had_time, is_felt_by_the_loss, median, signals_of
+from ..signals import ends, exp, has_had_time, is_felt_by_the_loss, median, signals_of
 
 TITLE = "Gradients too small"
 
@@ -173,8 +173,7 @@ def vanishing_norm(
     return Finding(
         f"The gradient norm has fallen to {0.0 if zeros >= 10 else fallen:.3g} of where it began, while the loss is "
         f"still {losses.mean:.4g} of {losses.first:.4g}.",
-        history.clean[0].step,
-        history.clean[-1].step,
+        *ends(history.clean),
         evidence={"ratio": 0.0 if zeros >= 10 else fallen, "threshold": ratio, "loss": losses.mean},
         confidence=0.85,
     )
