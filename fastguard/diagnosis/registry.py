@@ -128,10 +128,9 @@ def rule(
         raise ValueError(f"`severity` must be one of {list(SEVERITIES)}, got {severity!r} - at rule {name!r}")
 
     def register(check: Callable[..., Finding | None]) -> Rule:
-        texts = {"reads": reads, "source": source, "remedy": remedy}
-        wants = {"needs_descent": needs_descent, "needs_targets": needs_targets, "needs_harm": needs_harm}
-        about: dict[str, Any] = {**texts, **wants}
-        made = make_rule(check, name, severity=severity, **about)
+        about: dict[str, Any] = {"reads": reads, "source": source, "remedy": remedy, "severity": severity}
+        about.update(needs_descent=needs_descent, needs_targets=needs_targets, needs_harm=needs_harm)
+        made = make_rule(check, name, **about)
         known = RULES.get(name)
         if known is not None and _identity(known.check) != _identity(check):
             raise ValueError(f"`name` must be new, got {name!r}, which is a rule already. Choose another name.")

@@ -9,7 +9,7 @@ from ...history import Entry, TrainingHistory
 from ..finding import Finding
 from ..needs import may_rise
 from ..registry import rule
-from ..signals import BLOCK, is_learnt_anew, jumps, median, noise, signals_of
+from ..signals import BLOCK, is_learnt_anew, median, noise, signals_of
 
 TITLE = "Gradients too large"
 
@@ -46,7 +46,7 @@ def divergence_ahead(
     `rate_ratio` times the highest one up to the best, `ratio_at_new_rate` and `z_at_new_rate` will do, and a norm that
     has not fallen. From `min_steps` losses on; losses below a fiftieth of the first count as that. Silent above three
     times the first, where it has come; where a term of the loss is to grow, or targets with what is learnt; and where
-    it rose within one step, to other data, and has not risen since.
+    other data are being learnt: the loss jumped within one step, and has been coming down since.
     """
     s, first = signals_of(history), history.loss_trend.first
     near = s.newest_loss_entries(2 * BLOCK)
@@ -63,7 +63,7 @@ def divergence_ahead(
     if best == len(levels) - 1 or now < levels[-2] or not first > low or now > _OVER * first:
         return None
     grown = max(now, _LEAST * first) / max(low, _LEAST * first)
-    if may_rise(history) or _has_changed(entries, history, ratio):
+    if may_rise(history) or is_learnt_anew(entries, history):
         return None
     is_new, lr = _is_new_rate(history, entries, start + BLOCK * (best + 1), rate_ratio)
     if grown <= (ratio_at_new_rate if is_new else ratio):
@@ -94,13 +94,6 @@ def divergence_ahead(
         },
         confidence=0.85 if norms > 2.0 * norm_ratio else 0.75,
     )
-
-
-def _has_changed(entries: list[Entry], history: TrainingHistory, ratio: float) -> bool:
-    """Whether the rise is one of a single step, to other data, and has not gone on since."""
-    after = [e.loss or 0.0 for e in entries[max(jumps(entries, history), default=0) :]]
-    is_rising = len(after) >= 3 * BLOCK and _middle(after[-BLOCK:]) > ratio * _middle(after[:BLOCK])
-    return is_learnt_anew(entries, history) or (len(after) < len(entries) and not is_rising)
 
 
 def _comes_down(near: list[Entry]) -> bool:

@@ -43,7 +43,8 @@ def _lasting(
 
 
 def _dead(module: ModuleActivity) -> float:
-    return module.dead_unit_ratio if module.num_units else module.stats.near_zero_ratio
+    ratio = module.stats.near_zero_ratio  # without units told apart, all or nothing
+    return module.dead_unit_ratio if module.num_units else ratio if ratio >= 0.99 else 0.0
 
 
 def _saturated(module: ModuleActivity) -> float:
@@ -88,13 +89,8 @@ def dead_relu_units(
     A warning from `severe` on if the loss suffers, or from 95 % on: networks live with half of their units. A unit that
     is often zero is sparse, not dead. Where units were not told apart, the share of zeros must reach 0.99.
     """
-    found = _lasting(history, ("relu",), lambda m: _dead(m) if m.num_units else _all_or_nothing(m), share, samples)
+    found = _lasting(history, ("relu",), _dead, share, samples)
     return _finding(found, history, "{:.0f} % of the units of {} are dead", share, severe) if found else None
-
-
-def _all_or_nothing(module: ModuleActivity) -> float:
-    ratio = module.stats.near_zero_ratio
-    return ratio if ratio >= 0.99 else 0.0
 
 
 @rule(
@@ -111,9 +107,7 @@ def dead_smooth_units(
 
     Info; a warning from `severe` on if the loss suffers, or from 95 % on.
     """
-    found = _lasting(
-        history, ("gelu", "silu"), lambda m: _dead(m) if m.num_units else _all_or_nothing(m), share, samples
-    )
+    found = _lasting(history, ("gelu", "silu"), _dead, share, samples)
     return _finding(found, history, "{:.0f} % of the units of {} are dead", share, severe) if found else None
 
 
