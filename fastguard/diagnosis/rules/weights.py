@@ -45,8 +45,8 @@ def update_ratio_high(
     the weights as those grow, unless steps overshoot. Asked `min_steps` steps after the first sample; silent if the
     learning rate has come down by then, or still rises. A warning where the loss rises, or where of `patience` losses
     less than a share `kept` of the first has been gained and no more is being gained, or it is not kept, or they change
-    from step to step by more than a share `restless` of their level far from its end, or where more than half of the
-    units of a module are dead; else info.
+    from step to step by more than a share `restless` of their level far from its end, or, certain whatever became of
+    the loss, where more than half of the units of a module are dead; else info.
     """
     updates = history.updates
     first_sample, early, peak = updates.first, updates.early, updates.peak
@@ -61,13 +61,19 @@ def update_ratio_high(
         sample, limit = peak, later
     else:
         return None
-    is_hurt = _is_hurt(history, kept, patience, restless) or _units_have_died(history)
+    have_died = _units_have_died(history)
+    is_hurt = have_died or _is_hurt(history, kept, patience, restless)
     return Finding(
         f"Step {sample.step} changed the median weight by {sample.ratio:.2g} of its norm.",
         sample.step,
         history.weights.last_step,
         severity="warning" if is_hurt else "info",
-        evidence={"update_ratio": sample.ratio, "threshold": limit, "num_samples": updates.count},
+        evidence={
+            "update_ratio": sample.ratio,
+            "threshold": limit,
+            "num_samples": updates.count,
+            "is_certain": have_died,
+        },
         confidence=0.9 if sample.ratio > 2 * limit else 0.75,
     )
 
