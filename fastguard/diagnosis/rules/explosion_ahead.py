@@ -31,7 +31,7 @@ def divergence_ahead(
     history: TrainingHistory,
     *,
     ratio: float = 1.1,
-    norm_ratio: float = 2.0,
+    norm_ratio: float = 1.5,
     share: float = 0.2,
     z: float = 5.0,
     rate_ratio: float = 1.05,
