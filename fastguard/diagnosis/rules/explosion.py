@@ -56,17 +56,13 @@ def clip_rate_high(
         return None  # that is what it is for
     is_felt = _is_felt(history) and not signals_of(history).progress > learnt
     middle, norm = (quantiles(values, (0.5,))[0] for values in zip(*((e.clip_coef, e.norm) for e in newest)))
+    evidence = {"clip_rate": num_clipped / len(newest), "median_coef": middle, "median_norm": norm}
     return Finding(
         f"{num_clipped} of the last {len(newest)} steps were clipped; the median norm is {norm:.3g} and the median "
         f"step was scaled by {middle:.3g}.",
         *ends(newest),
         severity="warning" if middle < coef_low and is_felt else "info",
-        evidence={
-            "clip_rate": num_clipped / len(newest),
-            "threshold": rate,
-            "median_coef": middle,
-            "median_norm": norm,
-        },
+        evidence={**evidence, "threshold": rate},
         recommendation=_OTHER_THAN_ZCLIP if policy.startswith("ZClip(") else "",
         confidence=0.9,
     )
@@ -127,21 +123,14 @@ def norm_spike(
     if not spikes:
         return None
     times, score, median, worst = max(spikes, key=lambda spike: spike[0])
+    evidence = {"norm": worst.norm, "median": median, "ratio": times, "robust_z": score, "num_spikes": len(spikes)}
     return Finding(
         f"{count(len(spikes), 'step')} of the last {len(steps)} had a gradient norm far above the usual: "
         f"{worst.norm:.3g} at step {worst.step}, {times:.0f} times the median before it.",
         spikes[0][3].step,
         spikes[-1][3].step,
         severity="warning" if is_felt_by_the_loss(history, [spike[3].step for spike in spikes]) else "info",
-        evidence={
-            "norm": worst.norm,
-            "median": median,
-            "ratio": times,
-            "robust_z": score,
-            "num_spikes": len(spikes),
-            "threshold_ratio": ratio,
-            "threshold_z": z,
-        },
+        evidence={**evidence, "threshold_ratio": ratio, "threshold_z": z},
         confidence=0.95,
         recommendation=_CLIPPED_SPIKE if worst.clip_coef < 1.0 else "",
     )

@@ -77,6 +77,7 @@ def divergence_ahead(
     is_at_rate = is_new and norms >= 1.0 and now - low > z_at_new_rate * spread
     if not is_at_rate and (not is_clear or grown <= ratio):
         return None
+    evidence = {"loss_ratio": grown, "norm_ratio": norms, "is_at_new_rate": is_new}
     return Finding(
         f"The loss has turned: from {low:.4g} around step {blocks[best][0].step} to {now:.4g}, while the gradient norm "
         f"has become {norms:.3g} times what it was then"
@@ -84,14 +85,7 @@ def divergence_ahead(
         + _forecast(levels, low),
         blocks[best][-1].step,
         entries[-1].step,
-        evidence={
-            "loss_ratio": grown,
-            "norm_ratio": norms,
-            "is_at_new_rate": is_new,
-            "level": now,
-            "best": low,
-            "threshold_ratio": ratio_at_new_rate if is_new else ratio,
-        },
+        evidence={**evidence, "level": now, "best": low, "threshold_ratio": ratio_at_new_rate if is_new else ratio},
         confidence=0.85 if norms > 2.0 * norm_ratio else 0.75,
     )
 
