@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from fastguard.diagnosis import diagnose
+from fastguard.diagnosis import RULES, diagnose
 from fastguard.diagnosis.causes import evidence_for
 
 from faulty_runs import BAD
 from made_runs import (
+    activity,
     batch,
     batches_run,
     bend,
@@ -23,6 +24,7 @@ from made_runs import (
     settings,
     weights_run,
 )
+from records import make_record
 
 SPIKES = range(27, 300, 44)
 
@@ -146,3 +148,23 @@ class TestToldOnce:
         alone = [replace(one, severity="critical") if "told_by" in one.evidence else one for one in found]
         signs = [evidence_for(some, self.LOST) for some in (found, alone)]
         assert signs[0] == signs[1] != {}
+
+
+class TestLargeUpdates:
+    """Large updates are a remark while nothing is the worse for them, unless they killed units."""
+
+    RESTLESS = tuple([6.0] * 10 + restless(1.5, 0.9, 200))
+
+    def test_alone_they_are_a_remark(self):
+        history = weights_run(lambda step, name: 0.6, self.RESTLESS)
+        assert RULES["update-ratio-high"](history).severity == "warning"
+        assert not warned(history)
+
+    def test_they_are_told_of_a_loss_that_fell_to_nothing_less(self):
+        assert "update-ratio-high" in warned(weights_run(lambda step, name: 0.6, flat_losses(200)))
+
+    def test_they_are_told_where_units_died(self):
+        history = weights_run(lambda step, name: 0.6, self.RESTLESS)
+        died = activity("act", zero=1.0, dead=0.9)
+        history.add(make_record(210, 1.0, loss=1.5, lr=1e-3, activations=(died,)))
+        assert "update-ratio-high" in warned(history)
