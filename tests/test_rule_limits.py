@@ -292,6 +292,15 @@ class TestWeights:
         history = run(falling_losses(100), names=list("abcdefghij"), names_without_gradient=list(frozen))
         assert ask("frozen-parameters", history).severity == severity
 
+    @pytest.mark.parametrize("is_held", [True, False])
+    def test_what_the_optimizer_does_not_have_is_not_to_be_taken_out_of_it(self, is_held):
+        history = run(falling_losses(100), names=list("abcdefghij"), names_without_gradient=["b"])
+        held = int(history.last.tensors.total_row()[0]) + 16 * is_held
+        history.note_model(optimizer_settings=[{"kind": "Adam", "num_parameters": held}])
+        told = ask("frozen-parameters", history)
+        assert ("leave them out" in (told.recommendation or RULES["frozen-parameters"].remedy)) == is_held
+        assert is_held or told.severity == "info"
+
     @pytest.mark.parametrize(
         ("losses", "severity"), [(falling_losses(99), "info"), (falling_losses(300, pace=20.0), "info")]
     )

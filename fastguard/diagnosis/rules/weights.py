@@ -267,8 +267,7 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     progress, num_losses = signals_of(history).progress, history.losses.count
     is_stuck = has_had_time(history, 100) and not progress >= 0.5
     is_early = num_losses > 0 and not has_had_time(history, 100)
-    is_held = num_held is not None and num_held > 0
-    are_forgotten = is_held and bool(are_fresh) and all(are_fresh) and not frozen.intersection(history.tensors)
+    are_forgotten = (num_held or 0) > 0 and {*are_fresh} == {True} and frozen.isdisjoint(history.tensors)
     is_learnt = progress >= 0.8 and leading < len(frozen) and not are_forgotten  # first layers need not learn for that
     usual = "info" if is_early or is_learnt else _severity_of_share(len(names), total, share)
     ends_frozen = total > 0 and notes.names[-1] in frozen and len(frozen) < total and is_stuck
@@ -280,6 +279,7 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
         layers=tuple(names[:8]),
         evidence={"num_frozen": len(names), "num_parameters": total, "threshold_share": share},
         confidence=0.8,
+        recommendation="" if num_held != 0 else "If that is on purpose, all is well: the optimizer does not have them.",
     )
 
 
