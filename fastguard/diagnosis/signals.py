@@ -181,6 +181,27 @@ class Signals:
         return (first - self.history.loss_trend.best) / abs(first)
 
     @cached_property
+    def is_learnt_anew(self) -> bool:
+        """Whether the loss has come down from the newest of its `jumps`, by three tenths, and does not rise again.
+
+        So it looks where the data are others from one step to the next, and are learnt in their turn. In the first 20
+        steps it will do that it falls; of a jump beyond a step, which is surely of the data, in the first 100 that it
+        does not rise, and a fall by a fifth from then on.
+        """
+        entries = self.loss_entries
+        places = jumps(entries, self.history)
+        if not places:
+            return False
+        after = [e.loss or 0.0 for e in entries[places[-1] :]]
+        size = min(BLOCK, len(after) // 2)
+        levels = [median(after[i : i + size]) for i in range(0, len(after) - size + 1, size)]
+        now, begin = median(after[-size:]), median(after[:5])
+        if is_beyond_a_step(entries, places[-1], self.history):
+            is_down = now < 0.8 * begin or len(after) < PATIENCE
+            return (is_down and now < 1.5 * min(levels)) or (now < 1.5 * begin and len(after) < PATIENCE)
+        return now < levels[0] if len(after) < BLOCK else now < 0.7 * levels[0] and now < 1.5 * min(levels)
+
+    @cached_property
     def stands(self) -> bool:
         """Whether the median of the newest 64 losses is no lower than nearly that of the 64 before them."""
         newest, before = self.losses[-64:], self.losses[-128:-64]
@@ -215,7 +236,7 @@ def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> 
         return False
     if trend.count < 20:
         return True
-    if is_learnt_anew(signals_of(history).loss_entries, history):
+    if signals_of(history).is_learnt_anew:
         return False
     gained, spread = trend.first - trend.best, signals_of(history).loss_noise
     if trend.mean > trend.best + max(0.25 * gained, 0.0 if math.isnan(spread) else spread):
@@ -256,13 +277,14 @@ def jumps(entries: Sequence[Entry], history: TrainingHistory) -> list[int]:
     found: list[int] = []
     for i in range(10, len(losses) - 2):
         before, after = losses[i - 5 : i], losses[i : i + 5]
-        if min(after[:3]) <= max(before) or (found and i < found[-1] + 5):
+        low, high = min(before), max(before)
+        if min(after[:3]) <= high or after[0] - before[-1] <= high - low or (found and i < found[-1] + 5):
             continue
         earlier, lrs = median(losses[i - 10 : i - 5]), [e.lr or 0.0 for e in entries[i - 5 : i]]
-        has_risen = median(before) > 2.0 * earlier and max(before) - earlier > 0.1 * (after[0] - before[-1])
+        has_risen = median(before) > 2.0 * earlier and high - earlier > 0.1 * (after[0] - before[-1])
         if has_risen or max(lrs) > 1.02 * lrs[0]:
             continue
-        is_doubled = after[0] > 2.0 * before[-1] and min(after) > 2.0 * max(before) > 0.0
+        is_doubled = after[0] > 2.0 * before[-1] and min(after) > 2.0 * high > 0.0
         if (is_doubled and max(after) < 2.0 * after[0]) or is_beyond_a_step(entries, i, history):
             found.append(i)
     return found
@@ -287,26 +309,6 @@ def is_beyond_a_step(entries: Sequence[Entry], i: int, history: TrainingHistory)
         way = momentum * way + e.clipped_norm
     size = 0 if kinds == {"SGD"} else sum(int(group.get("num_parameters") or 0) for group in settings)
     return jump > lr * max(way, math.sqrt(size)) * max(before[-1].norm, entries[i].norm)
-
-
-def is_learnt_anew(entries: Sequence[Entry], history: TrainingHistory) -> bool:
-    """Whether the loss has come down from the newest of its `jumps`, by three tenths at least, and does not rise again.
-
-    So it looks where the data are others from one step to the next, and are learnt in their turn. In the first 20 steps
-    it will do that it falls; of a jump beyond a step, which is surely of the data, in the first 100 that it does not
-    rise, and a fall by a fifth from then on.
-    """
-    places = jumps(entries, history)
-    if not places:
-        return False
-    after = [e.loss or 0.0 for e in entries[places[-1] :]]
-    size = min(BLOCK, len(after) // 2)
-    levels = [median(after[i : i + size]) for i in range(0, len(after) - size + 1, size)]
-    now, begin = median(after[-size:]), median(after[:5])
-    if is_beyond_a_step(entries, places[-1], history):
-        is_down = now < 0.8 * begin or len(after) < PATIENCE
-        return (is_down and now < 1.5 * min(levels)) or (now < 1.5 * begin and len(after) < PATIENCE)
-    return now < levels[0] if len(after) < BLOCK else now < 0.7 * levels[0] and now < 1.5 * min(levels)
 
 
 def median(values: Sequence[float]) -> float:

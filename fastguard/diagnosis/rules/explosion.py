@@ -11,7 +11,7 @@ from ...stats.running import quantiles
 from ..finding import Finding, count
 from ..needs import may_rise, steps_of_the_gradients_size
 from ..registry import rule
-from ..signals import ends, exp, is_felt_by_the_loss, is_learnt_anew, median, signals_of
+from ..signals import ends, exp, is_felt_by_the_loss, median, signals_of
 
 TITLE = "Gradients too large"
 
@@ -201,7 +201,7 @@ def growing_norm(
         return None
     if has_loss and losses.mean <= losses.best + 0.25 * max(losses.first - losses.best, 0.0):
         return None
-    if may_rise(history) or is_learnt_anew(signals_of(history).loss_entries, history):
+    if may_rise(history) or signals_of(history).is_learnt_anew:
         return None
     last = history.clean[-1].step
     return Finding(

@@ -9,7 +9,7 @@ from ...history import Entry, TrainingHistory
 from ..finding import Finding
 from ..needs import may_rise
 from ..registry import rule
-from ..signals import BLOCK, is_learnt_anew, median, noise, signals_of
+from ..signals import BLOCK, median, noise, signals_of
 
 TITLE = "Gradients too large"
 
@@ -63,7 +63,7 @@ def divergence_ahead(
     if best == len(levels) - 1 or now < levels[-2] or not first > low or now > _OVER * first:
         return None
     grown = max(now, _LEAST * first) / max(low, _LEAST * first)
-    if may_rise(history) or is_learnt_anew(entries, history):
+    if may_rise(history) or s.is_learnt_anew:
         return None
     is_new, lr = _is_new_rate(history, entries, start + BLOCK * (best + 1), rate_ratio)
     if grown <= (ratio_at_new_rate if is_new else ratio):

@@ -9,7 +9,7 @@ from ...stats.running import quantiles
 from ..finding import Finding
 from ..needs import asks_itself, floor_at_zero, is_lbfgs, may_rise, rewarded
 from ..registry import rule
-from ..signals import ends, is_learnt_anew, jumps, median, noise, signals_of, slow_noise
+from ..signals import ends, jumps, median, noise, signals_of, slow_noise
 
 TITLE = "Loss"
 
@@ -64,7 +64,7 @@ def loss_explosion(
         f"The loss rose to {largest:.4g}, {largest / first:.3g} times what it was in the beginning.",
         entries[start].step,
         next(e.step for e, loss in zip(reversed(entries), reversed(losses)) if loss > ratio * first),
-        severity="info" if rewarded(history) or is_moved or is_learnt_anew(s.loss_entries, history) else "critical",
+        severity="info" if rewarded(history) or is_moved or s.is_learnt_anew else "critical",
         evidence={"largest": largest, "first": first, "threshold_ratio": ratio},
         confidence=0.95,
     )
@@ -101,7 +101,7 @@ def loss_divergence(
     spread = calm if not math.isnan(calm) else s.loss_noise
     if back <= z * spread:
         return None
-    if may_rise(history) or is_learnt_anew(s.loss_entries, history):
+    if may_rise(history) or s.is_learnt_anew:
         return None
     return Finding(
         f"The loss is back at {median(newest):.4g}, after an average of {trend.best:.4g} at step {trend.best_step}: "
@@ -225,7 +225,7 @@ def loss_oscillation(
         f"The loss changes by {now:.3g} from step to step, {now / max(blocks[calmest], 1e-300):.3g} times as much as "
         "at its calmest, and has come up from its best.",
         *ends(s.loss_entries[-80:]),
-        severity="info" if may_rise(history) or is_learnt_anew(s.loss_entries, history) else "warning",
+        severity="info" if may_rise(history) or s.is_learnt_anew else "warning",
         evidence={"noise": now, "calmest": blocks[calmest], "threshold_ratio": ratio},
         confidence=0.75,
     )
