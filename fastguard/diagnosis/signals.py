@@ -188,18 +188,28 @@ class Signals:
         steps it will do that it falls; of a jump beyond a step, which is surely of the data, in the first 100 that it
         does not rise, and a fall by a fifth from then on.
         """
-        entries = self.loss_entries
-        places = jumps(entries, self.history)
-        if not places:
+        after = self._since_a_jump
+        if not after:
             return False
-        after = [e.loss or 0.0 for e in entries[places[-1] :]]
         size = min(BLOCK, len(after) // 2)
         levels = [median(after[i : i + size]) for i in range(0, len(after) - size + 1, size)]
         now, begin = median(after[-size:]), median(after[:5])
-        if is_beyond_a_step(entries, places[-1], self.history):
+        if is_beyond_a_step(self.loss_entries, len(self.loss_entries) - len(after), self.history):
             is_down = now < 0.8 * begin or len(after) < PATIENCE
             return (is_down and now < 1.5 * min(levels)) or (now < 1.5 * begin and len(after) < PATIENCE)
         return now < levels[0] if len(after) < BLOCK else now < 0.7 * levels[0] and now < 1.5 * min(levels)
+
+    @cached_property
+    def _since_a_jump(self) -> list[float]:
+        """The losses from the newest of the `jumps` on; nothing where there is none."""
+        places = jumps(self.loss_entries, self.history)
+        return [e.loss or 0.0 for e in self.loss_entries[places[-1] :]] if places else []
+
+    @cached_property
+    def comes_down_anew(self) -> bool:
+        """`is_learnt_anew`, and a fifth of the jump is gone already: until then, weights may be what was changed."""
+        after = self._since_a_jump
+        return self.is_learnt_anew and median(after[-min(BLOCK, len(after) // 2) :]) < 0.8 * median(after[:5])
 
     @cached_property
     def stands(self) -> bool:
@@ -236,7 +246,7 @@ def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> 
         return False
     if trend.count < 20:
         return True
-    if signals_of(history).is_learnt_anew:
+    if signals_of(history).comes_down_anew:
         return False
     gained, spread = trend.first - trend.best, signals_of(history).loss_noise
     if trend.mean > trend.best + max(0.25 * gained, 0.0 if math.isnan(spread) else spread):

@@ -115,8 +115,9 @@ class TrainingDebugger:
         checked = diagnose_losses(self.history)
         healthy, messages = (True, []) if self.last_gradients is None else self.last_gradients.is_healthy()
         before = self._failures.counts()
-        found = [f for f in diagnose(self.history, failures=self._failures) if f.severity != "info"]
-        causes = find_causes(found, self.history, failures=self._failures)
+        all_found = diagnose(self.history, failures=self._failures)
+        causes = find_causes(all_found, self.history, failures=self._failures)
+        found = [finding for finding in all_found if finding.severity != "info"]
         failed = not_checked(self._failures.since(before), len(RULES))
         if failed is not None:
             found.append(failed)

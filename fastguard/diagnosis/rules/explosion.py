@@ -237,12 +237,13 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
             usual = exp(spike.mean)
             if not after or median(after) < ratio * usual or _has_begun_to_learn(history, spike.first_step):
                 continue
+            is_felt = is_felt_by_the_loss(history) and not signals_of(history).is_learnt_anew
             return Finding(
                 f"The gradient norm jumped at step {spike.first_step} from about {usual:.3g} to {median(after):.3g}, "
                 "and stayed there.",
                 spike.first_step,
                 spike.last_step,
-                severity="warning" if is_felt_by_the_loss(history) else "info",
+                severity="warning" if is_felt else "info",
                 evidence={"before": usual, "after": median(after), "threshold_ratio": ratio},
                 confidence=0.85,
             )
