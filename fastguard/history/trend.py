@@ -141,28 +141,11 @@ class Trend(Part):
         """Another one, as this is after `extend`; None where there is a spike, or may be, and before the 21st value."""
         if self.count < _WARM_UP or (self.spikes and min(steps) - self.spikes[-1].last_step <= 2):
             return None
-        mean, var, last, best, best_step = self.mean, self._var, self.last, self.best, self.best_step
-        root = math.sqrt
-        for step, value in zip(steps, values):
-            delta, change = value - mean, value - last
-            std = root(var)
-            floor = 1e-6 * abs(mean)
-            limit = _LIMIT_Z * std + floor
-            if delta > limit and delta > SPIKE_Z * (std + floor):
-                return None
-            if change > limit:
-                change = limit
-            elif change < -limit:
-                change = -limit
-            mean += _RATE * delta
-            var += _RATE * (0.5 * change * change - var)
-            last = value
-            if mean < best:
-                best, best_step = mean, step
         twin = self.twin()
-        twin.count += len(values)
-        twin.mean, twin._var, twin.last, twin.best, twin.best_step = mean, var, last, best, best_step
-        return twin
+        twin.spikes = deque(maxlen=1)
+        twin.extend(steps, values)
+        found, twin.spikes = twin.spikes, self.spikes
+        return None if found else twin
 
     def _warm_up(self, value: float, count: int) -> None:
         """The first twenty values; what stands far out among them must not blind the rest of the run."""
