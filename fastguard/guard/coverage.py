@@ -84,8 +84,8 @@ class CoverageWatch:
         return [(weakref.ref(p), name, _state_of(p, run.may_wait)) for p, name in chosen]
 
     def facts(self, step: int, params: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """What was found, as facts about the model; `params` are all of the optimizers."""
-        look = self._run.ring.seen.look(step)
+        """What was found, as facts about the model; `params` are all of the optimizers: none where these are gone."""
+        look = self._run.ring.seen.look(step) if params else None
         if look is None:
             return {}
         never, lately, num_seen = look

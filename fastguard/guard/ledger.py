@@ -327,6 +327,8 @@ class Ledger:
             self.when_idle = self.close
             return
         self.deliver()
+        if self._history.model.num_changes != self._num_noted:  # since the last record, as a report may find
+            self._note_model()
         for sink in self.sinks:
             sink.close()
 

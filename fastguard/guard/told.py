@@ -45,12 +45,11 @@ class Told:
         _ALIVE.add(self)
 
     def tell(self) -> None:
-        """What is so now of model and optimizers."""
+        """What is so now of model and optimizers, and what was seen, which outlives these."""
         optimizers = self._optimizers()
-        if optimizers:
-            with self._run.failures.kept("model facts", "The rules may not know how optimizer and model are set now."):
-                facts = self.facts.now(optimizers, guarded_parameters)
-                self._ledger.history.note_model(**facts, **self._seen())
+        with self._run.failures.kept("model facts", "The rules may not know how optimizer and model are set now."):
+            facts = self.facts.now(optimizers, guarded_parameters) if optimizers else {}
+            self._ledger.history.note_model(**facts, **self._seen())
 
     def tell_of_loss(self, loss: Any) -> None:
         """What the graph of the first observed loss says of it, and of the models of other guards that are in it."""

@@ -117,6 +117,24 @@ def test_they_come_with_the_record_of_their_step_and_into_the_log(tmp_path: Any)
     assert read.model == optimizer.guard.history.model
 
 
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_log_has_what_a_report_after_the_last_record_finds_out(tmp_path: Any, is_dropped: bool) -> None:
+    model = make_model()
+    optimizer = guarded(model, sinks=[fastguard.JsonlSink(tmp_path / "run.jsonl")])
+    for _ in range(30):
+        step(model, optimizer, torch.randn(16, 6))
+    guard = optimizer.guard
+    guard.flush()
+    if is_dropped:
+        del optimizer  # as when a function that trains has returned
+        gc.collect()
+    guard.report()
+    guard.close()
+    read = fastguard.TrainingHistory.from_jsonl(tmp_path / "run.jsonl")
+    assert guard.history.model.loss_kind
+    assert read.model == guard.history.model
+
+
 @pytest.mark.parametrize("closure", [False, True])
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.LBFGS])
 def test_training_is_the_same_to_the_bit(closure: bool, make: Any) -> None:
