@@ -31,7 +31,11 @@ def first_cause(history):
         (0.5, 8, flat_losses(120), "warning"),  # to 1/64 over six layers
         (0.5, 6, flat_losses(120), None),  # to 1/16 over four
         (0.3, 6, flat_losses(120), "warning"),
-        (0.3, 5, flat_losses(120), None),  # too few to tell
+        (0.3, 5, flat_losses(120), "warning"),  # to 1/123 from first to last
+        (0.3, 4, flat_losses(120), None),  # to 1/37
+        (0.2, 4, flat_losses(120), "warning"),
+        (0.2, 4, falling_losses(120, pace=20.0), None),
+        (0.01, 3, flat_losses(120), None),  # too few to tell
         (0.5, 8, flat_losses(99), None),
         (0.5, 8, falling_losses(120, pace=20.0), None),
     ],

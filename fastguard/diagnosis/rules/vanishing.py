@@ -199,8 +199,8 @@ def vanishing_layers(
 
     Or below `ratio_stuck` where it falls off evenly from layer to layer, and after `min_steps` losses less than a third
     of the share `progress` was gained. A warning if the loss has not come down by `progress`, or below `ratio_alone`;
-    else info. Each quarter has at least two tensors, of eight (six where it is stuck); biases (which a normalisation
-    after them makes idle) and zeros do not count. From the fourth sample on.
+    else info. Each quarter has at least two tensors, of eight (six where it is stuck, or then of four and five one);
+    biases (which a normalisation after them makes idle) and zeros do not count. From the fourth sample on.
     """
     tensors = history.tensors
     if tensors.num_samples < 4:
@@ -212,9 +212,9 @@ def vanishing_layers(
     if not sizes or max(sizes) - min(sizes) < -math.log(limit):
         return None
     known = [name for name, t in tensors.items() if not is_bias(name) and not math.isnan(t.log_rms)]
-    if len(known) < (6 if stands else 8):
+    if len(known) < (4 if stands else 8):
         return None
-    size = max(2, len(known) // 4)
+    size = max(min(2, len(known) // 3), len(known) // 4)
     first, last = (median([tensors[n].log_rms for n in part]) for part in (known[:size], known[-size:]))
     at_first, at_last = (median([tensors[n].first_log_rms for n in part]) for part in (known[:size], known[-size:]))
     share = math.exp(max(min(first - last, 0.0), -700.0))
@@ -223,7 +223,7 @@ def vanishing_layers(
     is_stuck = not gained >= progress
     names = [name for name in known if tensors[name].log_rms - last < math.log(limit)]
     return Finding(
-        f"Per element, the gradients of the first {size} tensors are {share:.2g} of those of the last {size}; "
+        f"Per element, the gradients of the first {count(size, 'tensor')} are {share:.2g} of those of the last {size}; "
         f"{listed(names)} get the least.",
         min(tensors[name].first_step for name in known),
         tensors.last_step,
