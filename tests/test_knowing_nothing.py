@@ -92,6 +92,9 @@ class TestFloors:
             ([-0.01 * 1.1**s for s in range(200)], [1.05**s for s in range(200)], True),
             ([-0.1 * s for s in range(50)], [2.0**s for s in range(50)], False),  # too few
             ([-0.01 * 1.1**s for s in range(200)], noisy_norms(200), False),
+            ([-(1.0 * s**3) for s in range(200)], [1.0 + s**2 for s in range(200)], True),  # in any direction
+            ([-(1.0 * s**3) for s in range(200)], [1.0 + s / 4.0 for s in range(200)], False),
+            ([-(200.0 - s) for s in range(200)], [1.0 + s**2 for s in range(200)], False),
             ([3.0 - 6.0 * (1.0 - math.exp(-s / 50)) for s in range(200)], [1.05**s for s in range(200)], False),
         ],
     )

@@ -70,8 +70,8 @@ def loss_without_floor(
 
     From `min_steps` losses on. First size: the largest of the first ten. Norms: the largest against the tenth. Or of
     the window's sixths each has fallen further below the one before, the last to below zero, while norms grew
-    `norms_grow`-fold and gradients kept their direction: a median `cosine`. Critical where a loss was minus Inf, or
-    anything else was not finite.
+    `norms_grow`-fold and gradients kept their direction: a median `cosine`; or, whatever the direction, `norm_ratio`-
+    fold. Critical where a loss was minus Inf, or anything else was not finite.
     """
     if history.model.objective in ("game", "reward") or game(history) or takes_turns(history):
         return None
@@ -80,7 +80,8 @@ def loss_without_floor(
     first = max((abs(loss) for loss in trend.firsts), default=0.0)
     grown = exp(math.log(history.norm_max) - norms.first) if history.norm_max > 0.0 and norms.count else 0.0
     is_far = first > 0.0 and history.losses.min < -times * first and grown > norm_ratio
-    if not has_ended and (history.losses.count < min_steps or not (is_far or _runs_away(history, norms_grow, cosine))):
+    runs_away = is_far or _runs_away(history, norms_grow, norm_ratio, cosine)
+    if not has_ended and (history.losses.count < min_steps or not runs_away):
         return None
     least = -math.inf if has_ended else history.losses.min
     return Finding(
@@ -93,7 +94,7 @@ def loss_without_floor(
     )
 
 
-def _runs_away(history: TrainingHistory, norms_grow: float, cosine: float) -> bool:
+def _runs_away(history: TrainingHistory, norms_grow: float, norm_ratio: float, cosine: float) -> bool:
     s = signals_of(history)
     part = len(s.losses) // 6
     if part < 10 or not s.losses[-1] < 0.0:
@@ -101,8 +102,9 @@ def _runs_away(history: TrainingHistory, norms_grow: float, cosine: float) -> bo
     levels = [median(s.losses[i * part : (i + 1) * part]) for i in range(6)]
     falls = [a - b for a, b in pairwise(levels)]
     turns = [found.cosine for found in history.grad_cosines][-8:]
-    is_growing = median(s.norms[-part:]) > norms_grow * median(s.norms[:part])
-    return is_growing and median(turns) > cosine and falls[0] > 0.0 and all(a < b for a, b in pairwise(falls))
+    before, now = median(s.norms[:part]), median(s.norms[-part:])
+    is_growing = now > norm_ratio * before > 0.0 or (now > norms_grow * before and median(turns) > cosine)
+    return is_growing and falls[0] > 0.0 and all(a < b for a, b in pairwise(falls))
 
 
 @rule(
