@@ -249,3 +249,29 @@ class TestJumps:
 
     def test_one_that_stays_up_is(self):
         assert severity("loss-divergence", run([*self.AGAIN[:100], *flat_losses(40, level=4.0)])) == "critical"
+
+
+class TestWhetherInputsTellTheTargets:
+    """What stands at chance: of targets that do not follow from the inputs, or of a model that cannot tell."""
+
+    LINEAR = ("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0", "TBackward0")
+
+    def first(self, **notes):
+        return first_cause(batches_run(chance_losses(150), batch(), loss_kind="cross-entropy", **notes))
+
+    def test_targets_are_blamed_where_that_is_not_known(self):
+        assert self.first(loss_ops=self.LINEAR) == "wrong-targets"
+
+    @pytest.mark.parametrize(
+        ("dependence", "expected"), [(0.5, "wrong-targets"), (7.0, "wrong-targets"), (9.0, "model-cannot-fit")]
+    )
+    def test_a_linear_model_is_where_near_inputs_have_near_targets(self, dependence, expected):
+        assert self.first(loss_ops=self.LINEAR, target_dependence=dependence) == expected
+
+    def test_nobody_knows_of_a_deep_one(self):
+        deep = (*self.LINEAR, "ReluBackward0", "AddmmBackward0")
+        assert self.first(loss_ops=deep, target_dependence=9.0) == "unknown"
+
+    def test_a_linear_model_whose_steps_are_too_small(self):
+        slow = {"optimizer_settings": settings(lr=1e-3), "initialization": {"a": (100.0, 100.0)}}
+        assert self.first(loss_ops=self.LINEAR, target_dependence=9.0, **slow) == "learning-rate-too-low"

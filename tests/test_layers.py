@@ -69,7 +69,7 @@ ARRAYS = {"torch", "numpy"}
 GUARD = (
     *("transient", "policies", "ranks", "asked", "scaler", "backup", "undo", "detour", "omission", "wrappers"),
     *("engines", "lanes"),
-    *("facts", "loss_graph", "loss_gradient", "norm_statistics", "quiet_hooks", "batches"),
+    *("facts", "loss_graph", "dependence", "loss_gradient", "norm_statistics", "quiet_hooks", "batches"),
     *("left_gradients", "sketches"),
     *("buffers", "checkup", "seen", "ring", "run", "coverage", "evidence", "flight"),
     *("scalars", "skips", "ledger", "endings"),

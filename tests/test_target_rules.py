@@ -101,6 +101,29 @@ def test_answer_in_inputs(fields, notes, losses, expected):
     assert severity("answer-in-inputs", batches_run(losses, batch(**fields), **known)) == expected
 
 
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        ({}, "warning"),
+        ({"target_dependence": 2.4}, "warning"),
+        ({"target_dependence": 2.6}, None),
+        ({"target_dependence": None}, None),  # as of an old log
+        ({"loss_kind": "squared error", "loss_ops": ["MeanBackward0", "GatherBackward0"]}, None),  # values of actions
+        ({"objective": "reward"}, None),
+        ({"objective": "game"}, None),
+    ],
+)
+def test_unrelated_targets(notes, expected):
+    known = {"loss_kind": "cross-entropy", "target_dependence": 0.0, **notes}
+    assert severity("unrelated-targets", run(falling_losses(120), **known)) == expected
+
+
+@pytest.mark.parametrize(("val_loss", "expected"), [(1.0, None), (2.2, "warning"), (9.0, "warning")])
+def test_targets_that_validation_shows_to_follow_from_inputs(val_loss, expected):
+    history = run(falling_losses(120), val_losses={59: 2.3, 119: val_loss}, target_dependence=0.0)
+    assert severity("unrelated-targets", history) == expected
+
+
 @pytest.mark.parametrize(("times", "expected"), [(0.25, "Sigmoid"), (2.0, None)])
 def test_targets_of_hubers_loss_lie_further_than_its_gradient_says(times, expected):
     history = squared(loss_ops=["SmoothL1LossBackward0"], last_operations=["View", "Sigmoid", "Addmm"])

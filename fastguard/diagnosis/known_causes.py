@@ -90,7 +90,9 @@ cause(
     "Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one.",
     {
         "update-ratio-low": reasons.unless_clipped,
-        "learning-rate-out-of-bounds": lambda finding, history, found: 0.5 if reasons.is_low(finding) else 0.0,
+        "learning-rate-out-of-bounds": lambda finding, history, found: (
+            0.5 if finding.evidence["largest"] < finding.evidence["threshold_low"] else 0.0
+        ),
         "steps-too-small": reasons.unless_clipped,
         "learning-rate-unusual": lambda finding, history, found: 0.0 if finding.evidence["is_high"] else 0.9,
     },
@@ -227,6 +229,7 @@ cause(
     "are right, the task needs more than this model has.",
     {
         "label-noise": lambda finding, history, found: 0.9 if reasons.is_turned_round(found) else 0.6,
+        "unrelated-targets": 0.9,
         "loss-at-chance": reasons.if_steps_are_sound,
         "underfitting": reasons.if_nothing_carries_over,
         "loss-not-decreasing": reasons.if_nothing_carries_over,

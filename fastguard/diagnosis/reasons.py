@@ -16,8 +16,10 @@ Found = Mapping[str, Finding]
 _TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion")
 DIED_AFTER = (*_TOO_LARGE_STEPS, "loss-spike")
 _ALIVE_STEPS = 30
+_TELLING = 8.0  # standard deviations of what chance makes: more than what targets have of which only some are wrong
+_AROUND = (*needs.ZERO_FLOORED, "LogSoftmax", "Squeeze", "View", "TBackward")
 _UNDEFINED = ("LogBackward", "Log1p", "Log2", "Log10", "Sqrt", "Rsqrt", "Pow", "Div", "Acos", "Asin", "Xlogy", "Lgamma")
-_SETTINGS = ("dropout-high", "shrinking-weights", "poor-initialisation")
+_SETTINGS = ("dropout-high", "shrinking-weights", "large-weight-decay", "poor-initialisation")
 
 
 def isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -117,7 +119,7 @@ def of_itself(
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
         steps = [found[name].first_step for name in before if name in found]
         began = finding.first_step
-        if any(name in found and found[name].severity != "info" for name in _SETTINGS):
+        if _warns(found, *_SETTINGS):
             return 0.2 * weight
         if began is not None and began >= _ALIVE_STEPS and signals_of(history).progress < 0.03:
             return 0.3 * weight  # they were alive, and nothing was learnt then either
@@ -156,10 +158,6 @@ def unless_clipped(finding: Finding, history: TrainingHistory, found: Found) -> 
     return 0.25 if clipped is not None and clipped.evidence["median_coef"] < 0.05 else 0.85
 
 
-def is_low(finding: Finding) -> bool:
-    return finding.evidence["largest"] < finding.evidence["threshold_low"]
-
-
 def after_growth(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """NaN at the end of a loss or a norm that had run away: steps overshot until numbers ended.
 
@@ -184,23 +182,39 @@ def if_nothing_carries_over(finding: Finding, history: TrainingHistory, found: F
 
 
 def if_steps_are_sound(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Weights that move as they should and learn nothing: the targets do not follow from the inputs."""
+    """Weights that move as they should and learn nothing: the targets do not follow from the inputs.
+
+    Unless it was seen that they do: near inputs have near targets.
+    """
+    return 0.6 if (history.model.target_dependence or 0.0) <= _TELLING and _are_steps_sound(history, found) else 0.2
+
+
+def is_too_plain(history: TrainingHistory, found: Found) -> bool:
+    """Near inputs have near targets, steps are sound, and a model of nothing but linear layers does not find it."""
+    layers = {op for op in history.model.loss_ops if not op.startswith(_AROUND)}
+    is_it = layers == {"AddmmBackward0"} and (history.model.target_dependence or 0.0) > _TELLING
+    return is_it and _are_steps_sound(history, found)
+
+
+def _are_steps_sound(history: TrainingHistory, found: Found) -> bool:
     odd = ("steps-too-large", "steps-too-small", "learning-rate-unusual", "vanishing-layers", "same-output-for-all",
            "zero-gradient-tensors", "update-ratio-high", "update-ratio-low", "vanishing-norm",
            "learning-rate-still-rising", "learning-rate-gone")  # fmt: skip
     ratio = estimated_update_ratio(history)
     if ratio is not None and not 5e-4 <= ratio <= 0.3:  # of the weights a step
-        return 0.2
-    return 0.2 if any(name in found and found[name].severity != "info" for name in odd) else 0.6
+        return False
+    return not _warns(found, *odd)
+
+
+def _warns(found: Found, *names: str) -> bool:
+    return any(name in found and found[name].severity != "info" for name in names)
 
 
 def unless_scaled(weight: float) -> Callable[[Finding, TrainingHistory, Found], float]:
     """`weight`, unless inputs or targets are so large that any usual rate overshoots, or come one class at a time."""
 
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
-        others = ("input-scale", "target-scale", "sorted-targets")
-        is_scaled = any(name in found and found[name].severity != "info" for name in others)
-        return (0.4 if is_scaled else 1.0) * weight
+        return (0.4 if _warns(found, "input-scale", "target-scale", "sorted-targets") else 1.0) * weight
 
     return weigh
 
@@ -299,19 +313,14 @@ def without_clipping(finding: Finding, history: TrainingHistory, found: Found) -
     return 0.6 if not history.num_clipped else 0.3
 
 
-def stays_broken(found: Found) -> bool:
-    """Units or tensors that answer no more at the end: what a batch that was skipped or clipped does not leave."""
-    rules = ("zero-gradient-tensors", "same-output-for-all", "dead-relu-units")
-    return any(name in found and found[name].severity != "info" for name in rules)
-
-
 def many_spikes(finding: Finding, history: TrainingHistory, found: Found) -> float:
     return without_clipping(finding, history, found) if finding.evidence["num_spikes"] >= 3 else 0.0
 
 
 def spiked(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """A loss that jumped and came back, unless steps that were too large came before, or units stay dead."""
-    return few(finding, 0.6) * of_itself(1.0)(finding, history, found) * (0.3 if stays_broken(found) else 1.0)
+    stay_dead = _warns(found, "zero-gradient-tensors", "same-output-for-all", "dead-relu-units")
+    return few(finding, 0.6) * of_itself(1.0)(finding, history, found) * (0.3 if stay_dead else 1.0)
 
 
 def few_spikes(finding: Finding, history: TrainingHistory, found: Found) -> float:

@@ -9,7 +9,7 @@ from ..history import TrainingHistory
 from . import needs
 from .causes import cause
 from .finding import Finding
-from .reasons import has_finite_gradients, is_lost_in_float16, is_undefined
+from .reasons import has_finite_gradients, is_lost_in_float16, is_too_plain, is_undefined
 from .rules.output_targets import last_activation
 from .signals import signals_of
 
@@ -101,8 +101,8 @@ def _from_the_start(finding: Finding, history: TrainingHistory, found: Found) ->
 
 
 def _never_learnt(history: TrainingHistory, found: Found) -> bool:
-    """Less than a twentieth of the first loss was ever gained."""
-    return signals_of(history).progress < 0.05
+    """Less than a twentieth of the first loss was ever gained, and it is not seen why."""
+    return signals_of(history).progress < 0.05 and not is_too_plain(history, found)
 
 
 def _takes_one_softmax(history: TrainingHistory) -> bool:
@@ -333,9 +333,10 @@ cause(
     "See whether it can learn one batch by heart; then make it wider or deeper, or give it what tells inputs apart.",
     {
         "layers-without-activation": 0.85,
+        "loss-at-chance": lambda finding, history, found: 0.7 if is_too_plain(history, found) else 0.0,
         "underfitting": lambda finding, history, found: 0.4 if _is_alone("underfitting", found) else 0.0,
     },
-    "loss-plateau overtraining bounded-output",
+    "loss-plateau overtraining bounded-output loss-not-decreasing",
     contradicted=_never_learnt,
 )
 cause(

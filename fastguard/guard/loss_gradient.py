@@ -13,6 +13,7 @@ import torch
 from .. import kernels
 from ..activations.outputs import leaves
 from ..stats.failures import Failures
+from .dependence import Dependence
 
 MAX_ROWS = 4096
 NUM_LOOKED_AT = 8
@@ -35,7 +36,7 @@ class LossGradient:
         facts: `loss_kind` and what is known of the targets.
         is_late: whether passes were looked at before a run was resumed: what the first losses were is known then.
 
-    Cost: a tensor hook, and 0.1 ms for an output of 8192 elements, at eight passes of a run.
+    Cost: a tensor hook, and 0.4 ms for an output of 8192 elements, at eight passes of a run.
     """
 
     def __init__(self, failures: Failures) -> None:
@@ -50,6 +51,7 @@ class LossGradient:
         self._tops: list[float] = []
         self._follows: list[torch.Tensor] | None = None
         self._num_held = 0
+        self._dependence = Dependence()
 
     def watch(self, returned: Any, given: Sequence[torch.Tensor] = ()) -> None:
         """Has the gradient of the output looked at when it is there: of the first tensor with dimensions in it.
@@ -87,6 +89,9 @@ class LossGradient:
                 self._take_numbers(targets, gradient)
             if targets is not None:
                 self._hold_against(given, targets)
+                dependence = self._dependence.add(given, targets, output)
+                if dependence is not None:
+                    self.facts["target_dependence"] = dependence
 
     def _hold_against(self, given: Sequence[torch.Tensor], targets: torch.Tensor) -> None:
         """How closely one place of the inputs follows the targets, in all passes."""

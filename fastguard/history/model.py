@@ -82,6 +82,8 @@ class ModelNotes:
             that is 0 or 1.
         target_in_inputs: how closely one place of the inputs follows the targets in all passes looked at, three at
             least: the correlation with it, or of sequences of classes the share that is equal; None if not known.
+        target_dependence: how surely near inputs have near targets, in standard deviations of what chance makes of it;
+            None if not known.
         recoveries: what was done to bring the run through, a dict each (`fastguard.history.recoveries`).
         num_left_out: steps that recovery had left out, whatever their gradients were.
         replica_differences: what replicas were found to differ in, a dict each (`fastguard.history.replicas`).
@@ -149,6 +151,7 @@ class ModelNotes:
     target_std: float | None = None
     target_binary_share: float | None = None
     target_in_inputs: float | None = None
+    target_dependence: float | None = None
     recoveries: tuple[dict[str, Any], ...] = ()
     num_left_out: int = 0
     replica_differences: tuple[dict[str, Any], ...] = ()
@@ -279,7 +282,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("num_left_gradients", "num_watched_backwards", "num_overwritten"), values.count),
     **dict.fromkeys(("num_compared", "num_foreign_parameters", "num_target_classes", "num_targets"), values.count),
     **dict.fromkeys(("target_top_share", "target_batch_top_share", "target_entropy", "target_mean"), _number),
-    **dict.fromkeys(("target_std", "target_binary_share", "target_in_inputs"), _number),
+    **dict.fromkeys(("target_std", "target_binary_share", "target_in_inputs", "target_dependence"), _number),
     **dict.fromkeys(("target_range", "squared_losses"), lambda value: tuple(values.each(_number, value))),
     **dict.fromkeys(("backward_per_step", "num_left_out"), values.count),
     **dict.fromkeys(("has_scheduler", "has_scaler", "is_smooth"), values.truth),

@@ -6,6 +6,7 @@ import math
 
 from ...history import TrainingHistory
 from ..finding import Finding
+from ..needs import may_rise
 from ..registry import rule
 from ..signals import Signals, median, signals_of, span
 from .output import loss_and_activation
@@ -91,6 +92,32 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
         severity="warning" if is_met and history.num_clean >= 20 else "info",
         evidence={"follows": notes.target_in_inputs, "threshold": share},
         confidence=0.95,
+    )
+
+
+@rule(
+    "unrelated-targets",
+    reads="inputs and targets of the first batches: whether near ones belong to near ones",
+    source="distance correlation without its bias, over batches (Szekely and Rizzo 2013)",
+    remedy="Look at single samples with their targets as the model gets them: was one of the two shuffled, sorted, "
+    "filtered or joined without the other?",
+    needs_targets=True,
+)
+def unrelated_targets(history: TrainingHistory, *, z: float = 2.5, carried: float = 0.7) -> Finding | None:
+    """In the batches looked at near inputs have targets no nearer than chance makes them, within `z` of its deviations.
+
+    Silent where a validation loss came below a share `carried` of the first losses, or of what knowing nothing gives.
+    """
+    found, s = history.model.target_dependence, signals_of(history)
+    begin = min(s.initial_loss, s.chance or math.inf) if history.losses.min >= 0.0 else -math.inf
+    has_carried_over = any(v.val_loss < carried * begin for v in history.validations)
+    if found is None or found >= z or has_carried_over or may_rise(history):
+        return None
+    return Finding(
+        "In the first batches samples with inputs that are alike have targets no more alike than others do.",
+        *span(history),
+        evidence={"dependence": found, "threshold": z},
+        confidence=0.85,
     )
 
 

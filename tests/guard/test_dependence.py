@@ -1,0 +1,130 @@
+"""Whether near inputs have near targets: against what chance makes of it, and where nothing can be said."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fastguard.guard.dependence import Dependence, how_near
+from fastguard.guard.loss_gradient import LossGradient
+from fastguard.stats.failures import Failures
+
+
+def draw(kind: str, num: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets that go with them."""
+    x = torch.randn(num, 2)
+    if kind == "classes":
+        return x, (x[:, :1] > 0.0).long()
+    if kind == "ring":
+        return x, (x.norm(dim=1, keepdim=True) > 1.2).long()
+    if kind == "numbers":
+        return x, torch.sin(3.0 * x[:, :1]) * x[:, 1:] + 0.1 * torch.randn(num, 1)
+    if kind == "rows":
+        return x, torch.stack([x[:, 0], x[:, 0] * x[:, 1], x[:, 1]], 1)
+    if kind == "category":
+        found = torch.randint(0, 5, (num,))
+        return found, (found[:, None] % 3).float() + 0.3 * torch.randn(num, 1)
+    tokens = torch.randint(0, 3, (num, 12))
+    return tokens, tokens.mode(1, keepdim=True).values
+
+
+KINDS = ("classes", "ring", "numbers", "rows", "tokens", "category")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_targets_that_follow_from_inputs_and_those_of_others(kind: str, is_shuffled: bool) -> None:
+    torch.manual_seed(1)
+    found, value = Dependence(), None
+    for _ in range(8):
+        x, y = draw(kind)
+        y = y[torch.randperm(len(y))] if is_shuffled else y
+        value = found.add([x], y.flatten(), torch.zeros(len(y), y.shape[1]))
+    assert value is not None
+    assert value < 2.0 if is_shuffled else value > 4.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_by_chance_it_has_mean_zero_and_spread_one(kind: str) -> None:
+    torch.manual_seed(0)
+    found = []
+    for _ in range(300):
+        x, y = draw(kind)
+        found.append(how_near(x.view(len(x), -1), y[torch.randperm(len(y))]))
+    values = torch.tensor(found)
+    assert abs(float(values.mean())) < 4.0 / math.sqrt(300)  # standard errors
+    assert 0.7 < float(values.std()) < 1.3
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_neither_scale_nor_shift_of_a_feature_matters(scale: float) -> None:
+    torch.manual_seed(2)
+    x, y = draw("numbers")
+    expected = how_near(x.double(), y)
+    assert how_near(x.double() * torch.tensor([scale, 1.0]), scale * y.double()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_constant_says_nothing() -> None:
+    x, y = draw("numbers")
+    assert math.isnan(how_near(torch.ones(32, 3), y))
+    assert math.isnan(how_near(x, torch.ones(32, 1)))
+
+
+@pytest.mark.parametrize(
+    ("given", "targets", "output"),
+    [
+        ([torch.randn(7, 2)], 7, (7, 4)),  # too few
+        ([torch.arange(64).view(32, 2)], 32, (32, 4)),  # names
+        ([torch.randn(32, 2), torch.arange(32)], 32, (32, 4)),  # and a name beside numbers
+        ([torch.randint(0, 9, (32, 12))], 32 * 12, (32, 12, 9)),  # a symbol a place, as of a language
+        ([torch.randn(32, 2)], 24, (32, 4)),  # of some samples
+        ([torch.randn(32, 2)], 64, (32, 16)),  # cut off
+        ([torch.randn(12, 32, 2)], 32, (32, 4)),  # samples in another dimension
+        ([], 32, (32, 4)),
+        ([torch.full((32, 2), math.nan)], 32, (32, 4)),
+        ([torch.ones(32, 2)], 32, (32, 4)),
+    ],
+)
+def test_where_nothing_can_be_said(given: list[torch.Tensor], targets: int, output: tuple[int, ...]) -> None:
+    found = Dependence()
+    assert [found.add(given, torch.arange(targets) % 3, torch.zeros(output)) for _ in range(8)] == [None] * 8
+
+
+def test_nothing_is_said_before_six_batches() -> None:
+    x, y = draw("classes")
+    found = Dependence()
+    told = [found.add([x], y.flatten(), torch.zeros(32, 2)) for _ in range(7)]
+    assert told[:5] == [None] * 5
+    assert told[5] == pytest.approx(how_near(x, y) * math.sqrt(6))
+    assert told[6] == pytest.approx(how_near(x, y) * math.sqrt(7))
+
+
+def test_the_input_that_tells_most_counts() -> None:
+    torch.manual_seed(3)
+    alone, beside = Dependence(), Dependence()
+    for _ in range(6):
+        x, y = draw("classes")
+        output = torch.zeros(32, 2)
+        expected = alone.add([x], y.flatten(), output)
+        told = beside.add([torch.randn(32, 4), x], y.flatten(), output)
+    assert told == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+@pytest.mark.parametrize("loss", ["classes", "numbers", "images"])
+def test_targets_are_those_that_the_gradient_of_the_output_shows(loss: str, is_shuffled: bool) -> None:
+    torch.manual_seed(4)
+    looker = LossGradient(Failures())
+    for _ in range(8):
+        x = torch.randn(32, 5)
+        order = torch.randperm(32) if is_shuffled else torch.arange(32)
+        if loss == "images":  # with the classes second, a class a pixel
+            output = (0.1 * torch.randn(32, 3, 4, 4)).requires_grad_()
+            targets = (x[:, :1, None] > torch.zeros(1, 4, 4)).long()
+        else:
+            output = (0.1 * torch.randn(32, 3 if loss == "classes" else 1)).requires_grad_()
+            targets = x[:, 0].argsort().argsort() // 11 if loss == "classes" else x[:, :1]
+        looker.watch(given := output * 1.0, [x])
+        (F.mse_loss if loss == "numbers" else F.cross_entropy)(given, targets[order]).backward()
+    assert (looker.facts["target_dependence"] < 2.0) == is_shuffled
