@@ -224,7 +224,7 @@ cause(
 )
 cause(
     "wrong-targets",
-    "Everything moves as it should and nothing is learnt: inputs and targets do not seem to belong together.",
+    "Inputs and targets do not seem to belong together: what is there to be learnt does not follow from the inputs.",
     "Look at single samples with their targets as the model gets them: shuffled, shifted, or wrongly joined? If they "
     "are right, the task needs more than this model has.",
     {
