@@ -205,11 +205,11 @@ class Signals:
         places = jumps(self.loss_entries, self.history)
         return [e.loss or 0.0 for e in self.loss_entries[places[-1] :]] if places else []
 
-    @cached_property
-    def comes_down_anew(self) -> bool:
-        """`is_learnt_anew`, and a fifth of the jump is gone already: until then, weights may be what was changed."""
+    def comes_down_anew(self, *, patience: int = 0) -> bool:
+        """`is_learnt_anew`, and a fifth of it is gone after `patience` steps: else weights may be what was changed."""
         after = self._since_a_jump
-        return self.is_learnt_anew and median(after[-min(BLOCK, len(after) // 2) :]) < 0.8 * median(after[:5])
+        size = min(BLOCK, len(after) // 2)
+        return self.is_learnt_anew and (len(after) < patience or median(after[-size:]) < 0.8 * median(after[:5]))
 
     @cached_property
     def stands(self) -> bool:
@@ -246,7 +246,7 @@ def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> 
         return False
     if trend.count < 20:
         return True
-    if signals_of(history).comes_down_anew:
+    if signals_of(history).comes_down_anew():
         return False
     gained, spread = trend.first - trend.best, signals_of(history).loss_noise
     if trend.mean > trend.best + max(0.25 * gained, 0.0 if math.isnan(spread) else spread):

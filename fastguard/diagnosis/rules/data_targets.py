@@ -133,9 +133,12 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
     """Within a batch a `share` of the targets is of one class, on average; over the batches there are several.
 
     From `num_targets` targets on, in batches of four or more. Silent where one class has three quarters of that share
-    over all batches, too; unless it has all of those looked at, and the loss rose above its first later.
+    over all batches, too; unless it has all of those looked at, and the loss rose above its first later. Silent where a
+    step takes the gradients of several passes, of which each may have a class of its own.
     """
     notes = history.model
+    if (notes.backward_per_step or 1) > 1:
+        return None
     if notes.target_batch_top_share is None or not notes.num_target_classes or notes.target_top_share is None:
         return None
     is_first = notes.num_target_classes == 1  # of several, each after the other

@@ -64,7 +64,7 @@ def loss_explosion(
         f"The loss rose to {largest:.4g}, {largest / first:.3g} times what it was in the beginning.",
         entries[start].step,
         next(e.step for e, loss in zip(reversed(entries), reversed(losses)) if loss > ratio * first),
-        severity="info" if rewarded(history) or is_moved or s.comes_down_anew else "critical",
+        severity="info" if rewarded(history) or is_moved or s.comes_down_anew(patience=20) else "critical",
         evidence={"largest": largest, "first": first, "threshold_ratio": ratio},
         confidence=0.95,
     )
