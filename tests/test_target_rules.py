@@ -105,8 +105,8 @@ def test_answer_in_inputs(fields, notes, losses, expected):
     ("notes", "expected"),
     [
         ({}, "warning"),
-        ({"target_dependence": 2.4}, "warning"),
-        ({"target_dependence": 2.6}, None),
+        ({"target_dependence": 1.6}, "warning"),
+        ({"target_dependence": 1.7}, None),
         ({"target_dependence": None}, None),  # as of an old log
         ({"loss_kind": "squared error", "loss_ops": ["MeanBackward0", "GatherBackward0"]}, None),  # values of actions
         ({"objective": "reward"}, None),

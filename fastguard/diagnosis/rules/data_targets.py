@@ -103,7 +103,7 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
     "filtered or joined without the other?",
     needs_targets=True,
 )
-def unrelated_targets(history: TrainingHistory, *, z: float = 2.5, carried: float = 0.7) -> Finding | None:
+def unrelated_targets(history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7) -> Finding | None:
     """In the batches looked at near inputs have targets no nearer than chance makes them, within `z` of its deviations.
 
     Silent where a validation loss came below a share `carried` of the first losses, or of what knowing nothing gives.
