@@ -398,7 +398,14 @@ class Hooks:
                 self._depth -= 1
                 if self._depth:
                     return
-                self._end_attended()
+                if self._slowed is not None:  # `_end_attended`, without its frames
+                    self._speed_up()
+                if self._undo is not None:
+                    self._undo.give_back()
+                    self._undo = None
+                if self._preparations is not None:
+                    self._preparations.end()
+                self._loss = None
                 if self._weights is not None:
                     self._weights.after(optimizer)
                 self._scaler.give_back(optimizer)
