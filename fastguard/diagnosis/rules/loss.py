@@ -36,7 +36,7 @@ def loss_explosion(
 
     Or, of a loss whose floor is zero, a level of `early` times the first two: it rose before there were ten. Info where
     a term of the loss is to grow, as a reward is; below `far` times the first where the model gives its own targets;
-    and where other data are being learnt: it jumped within one step, and has been coming down since.
+    and where other data are being learnt: it jumped within one step, less than 20 steps ago or coming down since.
     """
     if is_lbfgs(history):
         return None
