@@ -26,7 +26,16 @@ from .fresh5 import sequences as streams
 from .fresh5 import structures as made
 from .fresh5 import tables as ledgers
 from .fresh5 import tuned
-from .fresh5.case import GROUP as LATEST
+from .fresh5.case import GROUP as FIFTH
+from .fresh6 import changing as shifting
+from .fresh6 import densities as likelihoods
+from .fresh6 import likenesses
+from .fresh6 import pictures as sights
+from .fresh6 import rewards as prizes
+from .fresh6 import sequences as rows_of
+from .fresh6 import structures as bodies
+from .fresh6 import tables as columns
+from .fresh6.case import GROUP as LATEST
 from .sound import games, generative, images, others, sequences, tabular
 from .sound2 import agents, text
 from .sound2 import densities as codes
@@ -46,9 +55,10 @@ _SOUND2 = (tables2, text, depicted, agents, codes, built, regimes2)
 _FRESH3 = (sheets, rewards, scans, pieces, spoken, makers, manners)
 _FRESH4 = (rows, views, orders, codings, changing, gains)
 _FRESH5 = (ledgers, scenes, streams, made, tuned, turning)
-GROUPS = (*EARLIER, LATEST)  # what stands beside the halves; wild/case.py is in the hash of its own runs
+_FRESH6 = (columns, sights, rows_of, bodies, likenesses, likelihoods, shifting, prizes)
+GROUPS = (*EARLIER, FIFTH, LATEST)  # what stands beside the halves; wild/case.py is in the hash of its own runs
 CASES: dict[str, Case] = {}
-for _home in (*_HOMES, *_WILD, *_AFRESH, *_SOUND2, *_FRESH3, *_FRESH4, *_FRESH5):
+for _home in (*_HOMES, *_WILD, *_AFRESH, *_SOUND2, *_FRESH3, *_FRESH4, *_FRESH5, *_FRESH6):
     for _case in _home.CASES:
         if _case.name in CASES:
             raise ValueError(f"`name` must be new, got {_case.name!r} twice - in {_home.__name__}")
