@@ -208,6 +208,32 @@ def test_ways_of_the_fifth_fresh_set_reach_their_quality(name):
     assert carry_out(plan, Watch()).quality >= plan.least
 
 
+def test_the_sixth_fresh_set_has_sound_ways_and_faults_of_a_task_in_the_same_half():
+    fresh = [case for case in CASES.values() if case.set == "fresh6"]
+    sound = [case for case in fresh if case.truth is None]
+    faulty = [case for case in fresh if case.truth is not None]
+    first = {case.kind: case for case in reversed(sound)}
+    assert len(first) >= 50 and len(sound) >= 100 and len(faulty) >= 240
+    for cases in (sound, faulty):
+        halves = [case.half for case in cases]
+        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 45
+    for case in faulty:
+        twin = first[case.kind.partition("/")[0]]
+        assert case.twin is twin.make and case.half == twin.half, case.name
+    case = CASES["fresh6/flowers"]
+    run = trained(case.name)
+    assert run.outcome.quality >= case.make(case.seed).least and len(run.parts[0].records) == 50 * 11
+    short = CASES["fresh6/flowers/two-epochs"]
+    assert short.harm is not None and short.harm(short).holds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["appliances/resilient", "parity-of-four", "drifting-sensor/adam", "upper-digits"])
+def test_ways_of_the_sixth_fresh_set_reach_their_quality(name):
+    plan = CASES[f"fresh6/{name}"].make(0)
+    assert carry_out(plan, Watch()).quality >= plan.least
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arms-value/adam", "listwise/sgd", "half-scaled/clipped", "line-search/lbfgs"])
 def test_wild_ones_reach_their_quality(name):
