@@ -13,7 +13,8 @@ asks the runs whose names begin so and writes them there; with an older package 
 halves "tune" are as they were first asked: by the rules of 6831c36^ (wild), ab49ca7 (afresh) and 69e3ce3 (afresh2 and
 sound2). The halves "apart" are by those of f69aa4f, the last before anybody had looked at these runs. Both halves of
 fresh4 and the half "apart" of fresh3 are by those of 54ce83b, which were made without a look at them, but for one
-condition of one rule; both halves of fresh5 are by those of 855cd84, made before it was written.
+condition of one rule; both halves of fresh5 are by those of 855cd84, and of fresh6 by those of 76c52e7, made before
+they were written.
 """
 
 from __future__ import annotations
