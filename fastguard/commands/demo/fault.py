@@ -59,7 +59,7 @@ def run(name: str, seed: int, folder: Path, *, opens: bool = False) -> int:
     started = time.perf_counter()
     with Progress(setup.num_steps) as progress:
         training = Training(setup, [fastguard.JsonlSink(log, append=False, tensors_every=10)], **WATCHING)
-        outcome = training.run(lambda step, loss: _show(progress, training, step, loss))
+        outcome = training.run(progress)
     report = training.guard.report()
     print(f"\n{_ended(outcome, setup.num_steps)}, in {time.perf_counter() - started:.0f} s")
     print("\n$ print(optimizer.guard.report())\n")
@@ -68,12 +68,6 @@ def run(name: str, seed: int, folder: Path, *, opens: bool = False) -> int:
     code = _verdict(fault, report, planted.layers)
     print(f"\n{page.told(log, log.with_suffix('.html'), opens=opens)}")
     return code
-
-
-def _show(progress: Progress, training: Training, step: int, loss: float) -> None:
-    last = training.guard.last
-    if last is not None:
-        progress.update(step, loss, last.norm, float(last.clipped), training.setup.num_steps)
 
 
 def _ended(outcome: Outcome, num_steps: int) -> str:

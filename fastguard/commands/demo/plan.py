@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
+
+from .lab.training import warm_up_cosine
 
 _NUM_AFTER_POISON = 5
 _FIRST_REVIEW = 4  # the first steps also warm caches and pools up
@@ -51,8 +52,4 @@ class Pace:
 
     def learning_rate_factor(self, step: int) -> float:
         """Linear warm-up over a tenth of the steps, then a cosine down to a tenth."""
-        warm_up = max(1, self.num_steps // 10)
-        if step < warm_up:
-            return (step + 1) / warm_up
-        progress = min(1.0, (step - warm_up) / max(1, self.num_steps - warm_up))
-        return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
+        return warm_up_cosine(max(1, self.num_steps // 10), self.num_steps, floor=0.1)(step)

@@ -17,7 +17,7 @@ from ...errors import RecoveryFailedError
 from ..cli import EXIT_FAILED
 from . import page
 from .lab.tasks import TASKS
-from .lab.training import Outcome, Setup, Training
+from .lab.training import Setup, Training
 from .progress import Progress
 
 _AT = 400  # the step at which it happens
@@ -112,14 +112,8 @@ def _train(
     recovery = None if log is None else fastguard.Recovery(**_SETTINGS)
     training = Training(setup, sinks, recovery=recovery)
     with Progress(setup.num_steps) as progress:
-
-        def show(step: int, loss: float) -> None:
-            last = training.guard.last
-            if last is not None:
-                progress.update(step, loss, last.norm, float(last.clipped), setup.num_steps)
-
         try:
-            outcome: Outcome = training.run(show)
+            outcome = training.run(progress)
         except RecoveryFailedError:
             return None, training.guard
     return (outcome.final_loss if outcome.stopped is None else None), training.guard

@@ -270,11 +270,8 @@ def routed_mlp(seed: int) -> Setup:
 
 def regression_mlp(seed: int) -> Setup:
     """The same MLP with one output: the next byte as a number."""
-    setup = numbers_mlp(seed)
-    torch.manual_seed(seed)
-    setup.model = NumberMLP(1)
-    setup.build = functools.partial(NumberMLP, 1)
-    setup.loss_of, setup.make_optimizer, setup.lr, setup.max_norm = next_number_loss, adamw, 1e-3, None
+    fields = {"loss_of": next_number_loss, "make_optimizer": adamw, "lr": 1e-3, "max_norm": None}
+    setup = _of_numbers(functools.partial(NumberMLP, 1), seed, **fields)
     setup.change_batches(lambda number, batch: (batch[0], as_numbers(batch[1][:, -1])))
     setup.held_out = setup.held_out[0], as_numbers(setup.held_out[1][:, -1])
     return setup

@@ -14,6 +14,7 @@ from torch import nn
 import fastguard
 
 from ....errors import NonFiniteGradientsError
+from ..progress import Progress
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 # What the guard watches beside the gradients. Without a time budget, which would make the sampled steps, and so what is
@@ -141,8 +142,8 @@ class Training:
         )
         self.scaler = torch.amp.GradScaler("cpu") if setup.scales_loss else None
 
-    def run(self, tell: Callable[[int, float], None] | None = None) -> Outcome:
-        """Trains to the end, or until the guard gives up; `tell` gets step and loss after each step."""
+    def run(self, progress: Progress | None = None) -> Outcome:
+        """Trains to the end, or until the guard gives up; `progress` shows each step."""
         torch.manual_seed(self.setup.seed + 1)  # dropout
         before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         losses: list[float] = []
@@ -158,12 +159,13 @@ class Training:
                 skipped.add(self.step)
                 break
             losses.append(loss)
-            if (last := self.guard.last) is not None and last.skipped:
+            last = self.guard.last
+            if last is not None and last.skipped:
                 skipped.add(self.step)
             if val_loss is not None:
                 val_losses.append((self.step, val_loss))
-            if tell is not None:
-                tell(self.step, loss)
+            if progress is not None and last is not None:
+                progress.update(self.step, loss, last.norm, float(last.clipped), self.setup.num_steps)
         self.guard.flush()
         after = dict(self.model.named_parameters())
         unchanged = tuple(name for name, p in before.items() if torch.equal(p, after[name]))
