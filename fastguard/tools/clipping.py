@@ -281,9 +281,7 @@ def clip_gradients(gradients: Any, max_norm: float = 1.0) -> tuple[Any, float]:
     try:
         table, fold = kernels.run_stats(writable, backend)
         norm = TensorStats(table, None, fold).total_norm()
-        coefficient = float(max_norm) / (norm + 1e-6)
-        if not coefficient >= 1.0:  # NaN too, as torch does
-            kernels.run_scale(writable, coefficient, backend)
+        _clip(writable, norm, max_norm, False, backend)
     except UnsupportedTensorError as error:
         raise UnsupportedTensorError(places[error.index], error.problem, f"gradients[{places[error.index]}]") from None
     result = [None if pair is None else pair[0] for pair in copies]

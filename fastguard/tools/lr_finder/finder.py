@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 
 from ...guard.wrappers import innermost
-from .restoring import everything_restored, without_guard
+from .restoring import everything_restored, set_rate, without_guard
 from .result import RangeTest, suggest
 
 _DIVERGED = 10.0
@@ -239,7 +239,7 @@ def _setter(optimizer: torch.optim.Optimizer) -> Callable[[float], None]:
 
     def set_lr(lr: float) -> None:
         for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
-            _set_rate(group, lr * ratio)
+            set_rate(group, lr * ratio)
 
     return set_lr
 
@@ -249,16 +249,9 @@ def _setter_of(one: dict[str, Any], groups: list[dict[str, Any]]) -> Callable[[f
 
     def set_lr(lr: float) -> None:
         for group in groups:
-            _set_rate(group, lr if group is one else 0.0)
+            set_rate(group, lr if group is one else 0.0)
 
     return set_lr
-
-
-def _set_rate(group: dict[str, Any], lr: float) -> None:
-    if isinstance(group["lr"], torch.Tensor):
-        group["lr"].fill_(lr)
-    else:
-        group["lr"] = lr
 
 
 def _again_and_again(loader: Iterable[Any]) -> Generator[Any, None, None]:

@@ -78,6 +78,14 @@ def _optimizer_restored(model: torch.nn.Module, optimizer: torch.optim.Optimizer
             group.update({key: v.restored() if isinstance(v, _Kept) else v for key, v in kept.items()})
 
 
+def set_rate(group: dict[str, Any], lr: float) -> None:
+    """Gives a group another learning rate; a tensor keeps its place, of which compiled steps know."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
+
+
 def _own_generators(loader: Any) -> list[torch.Generator]:
     """The generators of a DataLoader and of its sampler."""
     holders = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
+from ..lr_finder.restoring import set_rate
 from .bench import Bench
 
 FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0)
@@ -141,12 +140,14 @@ class Fitting:
                 if not math.isfinite(losses[-1]) or time.perf_counter() > self._deadline + 0.2 * self._seconds:
                     break
             end = self._mean_loss(bench) if math.isfinite(losses[-1]) else math.nan
-            in_eval = self._eval_loss(bench) if factor == 1.0 and math.isfinite(end) else math.nan
-        except (RuntimeError, ArithmeticError, ValueError, IndexError) as error:
+            in_eval = math.nan
+            if factor == 1.0 and math.isfinite(end):
+                bench.model.eval()  # the modes are put back with all else
+                in_eval = self._mean_loss(bench)
+        except (RuntimeError, ArithmeticError, ValueError, IndexError):
             # weights that are no longer finite make losses refuse their input; that says the same as a loss of NaN
             if not losses:
                 raise
-            del error
             return Attempt(factor, lr, start, math.nan, math.inf, len(losses), median(ratios or [math.nan]))
         peak = max((loss for loss in losses if math.isfinite(loss)), default=math.inf)
         if not math.isfinite(end):
@@ -159,21 +160,6 @@ class Fitting:
             torch.manual_seed(0)
             return sum(float(bench.run(batch)[1].detach()) for batch in self._batches) / len(self._batches)
 
-    def _eval_loss(self, bench: Bench) -> float:
-        with _evaluating(bench.model):
-            return self._mean_loss(bench)
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
 
 def has_learnt(one: Attempt, start: float, share: float = 0.05) -> bool:
     """Whether an attempt ended clearly below `start`."""
@@ -185,10 +171,8 @@ def _scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
     rates = []
     for group in optimizer.param_groups:
         lr = max(float(group.get("lr", 0.0)), float(group.get("initial_lr", 0.0))) * factor
-        if isinstance(group.get("lr"), torch.Tensor):
-            group["lr"].fill_(lr)
-        elif "lr" in group:
-            group["lr"] = lr
+        if "lr" in group:
+            set_rate(group, lr)
         rates.append(lr)
     return rates[0] if rates else math.nan
 

@@ -65,7 +65,6 @@ def normalised_over_too_few(evidence: Evidence, *, least_values: int = 4) -> Fin
         return None
     return Finding(
         f"{listed([name for name, _ in found])} take mean and variance of {found[0][1]} values.",
-        severity="warning",
         layers=tuple(name for name, _ in found)[:8],
         evidence={"num_values": found[0][1], "threshold": least_values},
         confidence=0.85,

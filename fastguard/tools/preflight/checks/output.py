@@ -98,7 +98,6 @@ def activation_before_cross_entropy(evidence: Evidence) -> Finding | None:
     is_hard = made_by in _SQUASHING
     return Finding(
         f"The logits that {call.kind} is given come out of {made_by}, which leaves them only a part of their range.",
-        severity="warning",
         evidence={"loss": call.kind, "made_by": made_by},
         confidence=0.95 if is_hard else 0.8,
     )

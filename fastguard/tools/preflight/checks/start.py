@@ -71,7 +71,6 @@ def weights_out_of_scale(evidence: Evidence, *, least_layers: int = 1) -> Findin
     return Finding(
         f"{len(bad)} of {len(result.layers)} layers begin with weights out of scale: {listed(bad)}; that of {worst} is "
         f"{bad[worst].ratio:.2g} times the expected standard deviation of {bad[worst].expected_std:.2g}.",
-        severity="warning",
         layers=tuple(bad)[:8],
         evidence={"num_off": len(bad), "num_layers": len(result.layers), "ratio": bad[worst].ratio},
         confidence=0.93,
@@ -257,7 +256,6 @@ def gradient_vanishes_at_start(
     first, last, at_first, at_last = flow
     return Finding(
         f"The gradient of {first} is {at_first / at_last:.2g} of that of {last}: hardly any arrives.",
-        severity="warning",
         layers=(first,),
         evidence={"first": at_first, "last": at_last, "ratio": at_first / at_last, "threshold": ratio},
         confidence=0.9,
@@ -305,7 +303,6 @@ def gradient_explodes_at_start(
         return None
     return Finding(
         f"The gradient of {flow[0]} is {flow[2] / max(flow[3], 1e-300):.3g} times that of {flow[1]}.",
-        severity="warning",
         layers=(flow[0],),
         evidence={"first": flow[2], "last": flow[3], "threshold": ratio},
         confidence=0.8,
