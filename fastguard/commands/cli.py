@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
-from .._text import shown
+from .._text import prose, shown
 from ..errors import FastguardError
 
 EXIT_FAILED = 1
@@ -69,15 +69,26 @@ def bug(error: Exception) -> str:
     return f"this is a bug of fastguard, please report it: {failures.describe(error)}"
 
 
-def print_report(text: str, code: int, fail: Callable[[object], int]) -> int:
-    """Prints a report, and gives its exit code; `fail` says that it cannot be printed, and gives another."""
+def say(command: str, message: object) -> None:
+    """A line of a subcommand on stderr."""
+    print(f"fastguard {command}: {prose(message)}", file=sys.stderr, flush=True)
+
+
+def fail(command: str, problem: object) -> int:
+    """Says why there is nothing to read, or to report; the exit code for that."""
+    say(command, f"error: {problem}")
+    return EXIT_UNREADABLE
+
+
+def print_report(text: str, code: int, command: str) -> int:
+    """Prints a report, and gives its exit code; another one where it cannot be printed."""
     try:
         print(text, flush=True)
     except BrokenPipeError:  # whoever reads it has seen enough
         drop_output()
     except OSError as error:
         drop_output()
-        return fail(f"the report cannot be written: {error}")
+        return fail(command, f"the report cannot be written: {error}")
     return code
 
 

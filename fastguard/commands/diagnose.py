@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .._text import listed, prose, shown
+from .._text import listed, shown
 from ..diagnosis import RULES, Rule
 from ..diagnosis.presets import PRESETS
 from ..history import TrainingHistory
@@ -16,7 +15,7 @@ from ..history.loading import fill
 from ..report import Report, build_report
 from ..stats.log import LogReader
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
-from .cli import Parser, as_json, bug, print_report
+from .cli import Parser, as_json, bug, fail, print_report, say
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2, "no-evidence": 4}
 MAX_WINDOW = 10**7  # 4 GB
@@ -78,10 +77,10 @@ def diagnose(argv: list[str]) -> int:
         report = _report(arguments.log, arguments.window, rules, thresholds)
         text = as_json(report.to_dict()) if arguments.json else str(report)
     except (OSError, ValueError) as error:
-        return _fail(error)
+        return fail("diagnose", error)
     except Exception as error:  # a bug of ours is told with an exit code of its own
-        return _fail(bug(error))
-    return print_report(text, EXIT_CODES[report.status], _fail)
+        return fail("diagnose", bug(error))
+    return print_report(text, EXIT_CODES[report.status], "diagnose")
 
 
 def _report(path: str, window: int, rules: Sequence[Rule], thresholds: Mapping[str, Mapping[str, float]]) -> Report:
@@ -90,22 +89,13 @@ def _report(path: str, window: int, rules: Sequence[Rule], thresholds: Mapping[s
     unknown = fill(history, log, path)
     if log.num_skipped:
         lines = "1 line was" if log.num_skipped == 1 else f"{log.num_skipped} lines were"
-        _say(f"{lines} cut off or damaged, and left out: {log.skipped_lines[:8]}")
+        say("diagnose", f"{lines} cut off or damaged, and left out: {log.skipped_lines[:8]}")
     if unknown:
         keys = "1 unknown key" if len(unknown) == 1 else f"{len(unknown)} unknown keys"
-        _say(f"written by a newer version? {keys} ignored: {listed(unknown, 8)}")
+        say("diagnose", f"written by a newer version? {keys} ignored: {listed(unknown, 8)}")
     if not history.num_steps:
         raise ValueError(f"`log` must hold a step, got none, so there is nothing to diagnose - at {shown(path)}")
     return build_report(history, rules=rules, thresholds=thresholds)
-
-
-def _say(message: str) -> None:
-    print(f"fastguard diagnose: {prose(message)}", file=sys.stderr)
-
-
-def _fail(problem: object) -> int:
-    _say(f"error: {problem}")
-    return EXIT_UNREADABLE
 
 
 def describe(rule: Rule) -> dict[str, Any]:

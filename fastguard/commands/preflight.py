@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .._text import prose, shown
+from .._text import shown
 from ..report import Report
 from ..stats import failures
-from .cli import CommandError, Parser, as_json, bug, print_report
-from .diagnose import EXIT_CODES, EXIT_UNREADABLE
+from .cli import CommandError, Parser, as_json, bug, fail, print_report
+from .diagnose import EXIT_CODES
 
 _PARTS = ("model", "optimizer", "loss_fn", "batch")
 _OPTIONS = ("num_batches", "num_steps", "seconds", "checks", "thresholds")
@@ -48,21 +48,16 @@ def main(argv: list[str]) -> int:
         report = _report(make, arguments.target, {key: value for key, value in given.items() if value is not None})
         text = as_json(report.to_dict()) if arguments.json else str(report)
     except _NoReportError as problem:
-        return _fail(problem)
+        return fail("preflight", problem)
     except CommandError:
         raise
     except Exception as error:  # a bug of ours is told with an exit code of its own
-        return _fail(bug(error))
-    return print_report(text, EXIT_CODES[report.status], _fail)
+        return fail("preflight", bug(error))
+    return print_report(text, EXIT_CODES[report.status], "preflight")
 
 
 class _NoReportError(Exception):
     """Why there is none, in a line."""
-
-
-def _fail(problem: object) -> int:
-    print(f"fastguard preflight: error: {prose(problem)}", file=sys.stderr)
-    return EXIT_UNREADABLE
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ import time
 import webbrowser
 from pathlib import Path
 
-from .._text import prose, shown
+from .._text import shown
 from ..report import build_report
 from ..visualization.runs import DrawnRun, from_log
-from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, as_json, bug
+from .cli import EXIT_FAILED, Parser, as_json, bug, fail
 
 _TELL_EVERY_S = 0.5
 _LEVELS = {"warning": ("warning", "critical", "no-evidence"), "critical": ("critical",)}
@@ -60,9 +60,9 @@ def main(argv: list[str]) -> int:
                 if arguments.open:
                     webbrowser.open(path.resolve().as_uri())
     except (OSError, ValueError, ImportError) as error:
-        return _fail(error)
+        return fail("report", error)
     except Exception as error:
-        return _fail(bug(error))
+        return fail("report", bug(error))
     bad = _LEVELS.get(arguments.fail_on, ())
     return EXIT_FAILED if any(report.status in bad for report in reports) else 0
 
@@ -107,8 +107,3 @@ class _Reading:
     def __exit__(self, *error: object) -> None:
         if self._has_told:
             print("\r" + " " * (len(self._name) + 39) + "\r", end="", file=sys.stderr, flush=True)
-
-
-def _fail(problem: object) -> int:
-    print(f"fastguard report: error: {prose(str(problem))}", file=sys.stderr)
-    return EXIT_UNREADABLE

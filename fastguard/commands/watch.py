@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .._text import count, prose, shown
+from .._text import count, shown
 from ..stats.tail import newest_log
-from .cli import EXIT_FAILED, EXIT_UNREADABLE, Parser, bug, drop_output
+from .cli import EXIT_FAILED, Parser, bug, drop_output, fail, say
 from .watching.run import NUM_LAYERS, FollowedRun
 
 TAIL_BYTES = 1 << 18  # what is shown first of a long log: some 700 steps
@@ -57,18 +57,9 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        return _fail(error)
+        return fail("watch", error)
     except Exception as error:
-        return _fail(bug(error))
-
-
-def _fail(problem: object) -> int:
-    _say(f"error: {problem}")
-    return EXIT_UNREADABLE
-
-
-def _say(message: str) -> None:
-    print(f"fastguard watch: {prose(message)}", file=sys.stderr, flush=True)
+        return fail("watch", bug(error))
 
 
 @contextlib.contextmanager
@@ -98,7 +89,7 @@ def _log_at(given: Path, interval: float, *, waits: bool) -> Path:
         if not waits:
             raise FileNotFoundError(f"there is no *.jsonl in {shown(given)}, nor in a folder in it")
         if not is_told:
-            _say(f"there is no *.jsonl in {given} yet; waiting")
+            say("watch", f"there is no *.jsonl in {given} yet; waiting")
             is_told = True
         time.sleep(interval)
     return given
@@ -111,7 +102,7 @@ def _terminal() -> Any:
     try:
         from rich.console import Console
     except ImportError:
-        _say("pip install fastguard[watch] for the live view; until then, a line for each finding")
+        say("watch", "pip install fastguard[watch] for the live view; until then, a line for each finding")
         return None
     console = Console(highlight=False, markup=False, emoji=False)
     return console if console.is_terminal and not console.is_dumb_terminal else None
@@ -140,11 +131,11 @@ def _print_once(path: Path) -> int:
     while run.read(ASSESS_EVERY_S):
         printed.go_on()
     if run.tail.problem:
-        return _fail(f"{shown(path)} {run.tail.problem}")
+        return fail("watch", f"{shown(path)} {run.tail.problem}")
     run.history.has_ended = True
     run.assess()
     printed.go_on()
-    _say(_ending_of(run))
+    say("watch", _ending_of(run))
     return 0
 
 
@@ -161,13 +152,13 @@ def _print_lines(path: Path, interval: float) -> int:
     printed = _Printed(run)
     closed = _Closed(sys.stdout)
     assessed_at, problem = 0.0, ""
-    _say(f"watching {path}")
+    say("watch", f"watching {path}")
     try:
         while True:
             is_behind = run.read(interval)
             if run.tail.problem != problem:
                 problem = run.tail.problem
-                _say(f"{path} {problem}; waiting" if problem else f"reading {path}")
+                say("watch", f"{path} {problem}; waiting" if problem else f"reading {path}")
             if run.has_news and not is_behind and time.monotonic() - assessed_at >= ASSESS_EVERY_S:
                 run.assess()
                 assessed_at = time.monotonic()
@@ -176,7 +167,7 @@ def _print_lines(path: Path, interval: float) -> int:
                 drop_output()
                 return EXIT_FAILED
     except KeyboardInterrupt:
-        _say(_ending_of(run))
+        say("watch", _ending_of(run))
         return 0
 
 

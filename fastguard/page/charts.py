@@ -92,8 +92,7 @@ def _of_series(name: str, title: str, figure: Any) -> Chart:
     rows = []
     for trace in figure.data:
         if trace.mode == "markers" and trace.yaxis == "y2":
-            steps = ", ".join(str(x) for x in trace.x[:_MAX_TOLD]) + (", ..." if len(trace.x) > _MAX_TOLD else "")
-            rows.append([trace.name, f"at step {steps}", "", "", ""])
+            rows.append([trace.name, f"at step {_listed(trace.x)}", "", "", ""])
             continue
         values = [(y, x) for x, y in zip(trace.x, trace.y) if isinstance(y, (int, float))]
         if values and not (trace.name or "").endswith("least to largest"):

@@ -12,6 +12,7 @@ from typing import Any
 from .._text import NAME_WIDTH, listed, shown
 from ..diagnosis import RULES, Finding
 from ..report import Report
+from ..report.showing import steps_of
 from ..visualization.curves import worst
 from ..visualization.ribbon import STATES
 from ..visualization.runs import DrawnRun
@@ -58,17 +59,15 @@ def cards_of(report: Report) -> list[Card]:
 
 def _card(number: int, finding: Finding) -> Card:
     rule = RULES.get(finding.rule)
-    first, last = finding.first_step, finding.last_step
-    steps = "" if first is None else f"step {first}" if first == last or last is None else f"steps {first} to {last}"
     return Card(
         number,
         finding.rule,
         finding.severity,
         shown(finding.summary, 2000),
-        steps,
-        first,
-        last,
-        listed(finding.layers, 8) if finding.layers else "",
+        steps_of(finding),
+        finding.first_step,
+        finding.last_step,
+        listed(finding.layers, 8),
         tuple((key, _short(value)) for key, value in finding.evidence.items()),
         finding.recommendation,
         "" if rule is None else inspect.cleandoc(rule.check.__doc__ or ""),

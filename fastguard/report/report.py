@@ -343,14 +343,8 @@ def num_of_each(findings: Iterable[Finding]) -> str:
 
 def place_of(finding: Finding) -> str:
     """Steps and layers, each after a comma."""
-    text = ""
-    if finding.first_step is not None:
-        text = f", step {finding.first_step}"
-        if finding.last_step not in (None, finding.first_step):
-            text = f", steps {finding.first_step} to {finding.last_step}"
-    if finding.layers:
-        text += f", in {listed(finding.layers, _MAX_LAYERS)}"
-    return text
+    steps, layers = showing.steps_of(finding), listed(finding.layers, _MAX_LAYERS)
+    return (f", {steps}" if steps else "") + (f", in {layers}" if layers else "")
 
 
 def _cause_lines(one: Finding) -> list[str]:

@@ -31,16 +31,21 @@ def to_html(report: Any) -> str:
     )
 
 
+def steps_of(finding: Any) -> str:
+    """ "step 3" or "steps 3 to 5"; empty where the finding has none."""
+    if finding.first_step is None:
+        return ""
+    is_one = finding.last_step in (None, finding.first_step)
+    return f"step {finding.first_step}" if is_one else f"steps {finding.first_step} to {finding.last_step}"
+
+
 def tables(report: Any) -> str:
     """Verdict, causes and findings as HTML without scripts or styles of its own."""
     rows = [("finding", "where", "what", "what to do")]
     for one in (*report.causes, *report.findings):
         kind = f"likely cause: {one.rule}" if one in report.causes else f"{one.severity}: {one.rule}"
-        steps = "" if one.first_step is None else f"step {one.first_step}"
-        if one.last_step not in (None, one.first_step):
-            steps = f"steps {one.first_step} to {one.last_step}"
-        layers = listed(one.layers) if one.layers else ""
-        rows.append((kind, ", ".join(filter(None, (steps, layers))), one.summary, one.recommendation))
+        where = ", ".join(filter(None, (steps_of(one), listed(one.layers))))
+        rows.append((kind, where, one.summary, one.recommendation))
     head, *body = [[html.escape(shown(cell, 2000)) for cell in row] for row in rows]
     lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body]
     verdict = f"<p><strong>{html.escape(str(report).splitlines()[0])}</strong></p>"
