@@ -102,9 +102,6 @@ class TrainingHistory(Series):
         self.last: StepStats | None = None
         self.revision = 0
         self.has_ended = self.lacks_norms = False
-        self._reset()
-
-    def _reset(self) -> None:
         self._deferred: list[Entry] = []
         self._num_begun = 0  # of them, in whose taking at once an interrupt came
         self._noted: int | None = None  # a step whose NonFiniteEvent is noted while it is not deferred yet

@@ -19,6 +19,14 @@ from .ribbon import Ribbon
 MAX_POINTS = 2000
 MAX_COLUMNS = 400
 MAX_RUNS = 8
+# What is drawn of a sampled module or weight: a value, or None where it has none.
+_OF_MODULES: dict[str, Callable[[Any], float | None]] = {
+    "near zero": lambda m: None if m.is_choice else m.stats.near_zero_ratio,
+    "saturated": lambda m: None if m.is_choice else m.stats.saturation_ratio,
+    "entropy": lambda m: m.entropy,
+    "dead": lambda m: m.dead_unit_ratio if m.num_units else None,
+}
+_OF_WEIGHTS: dict[str, Callable[[Any], float | None]] = {"update": lambda w: w.update_ratio}
 _DRAWN = ("numel", "finite_norm", "abs_max", "abs_min_nonzero", "num_zeros", "num_nans", "num_infs")
 
 
@@ -79,7 +87,8 @@ class DrawnRun(TrainingHistory):
         known = record.loss, record.val_loss, record.lr, record.loss_scale
         self.draw(record.step, record.norm, record.clip_coef, record.skipped, *known)
         self._draw_tensors(record)
-        self._draw_samples(record)
+        self.draw_samples(record.step, record.activations, _OF_MODULES)
+        self.draw_samples(record.step, record.weights, _OF_WEIGHTS)
 
     def defer_entry(self, entry: Any) -> None:
         """Takes a step by its numbers."""
@@ -151,23 +160,14 @@ class DrawnRun(TrainingHistory):
         for kind, values in drawn.items():
             self.grids[kind].add(record.step, table.names, values)
 
-    def _draw_samples(self, record: StepStats) -> None:
-        if record.activations:
-            modules = record.activations
-            plain = [m for m in modules if not m.is_choice]
-            names = [module.name for module in plain]
-            self.grids["near zero"].add(record.step, names, [m.stats.near_zero_ratio for m in plain])
-            self.grids["saturated"].add(record.step, names, [m.stats.saturation_ratio for m in plain])
-            choosing = [m for m in modules if m.entropy is not None]
-            if choosing:
-                entropies = [m.entropy or 0.0 for m in choosing]
-                self.grids["entropy"].add(record.step, [m.name for m in choosing], entropies)
-            told_apart = [m for m in modules if m.num_units]
-            self.grids["dead"].add(record.step, [m.name for m in told_apart], [m.dead_unit_ratio for m in told_apart])
-        measured = [w for w in record.weights if w.update_ratio is not None]
-        if measured:
-            ratios = [w.update_ratio or 0.0 for w in measured]
-            self.grids["update"].add(record.step, [w.name for w in measured], ratios)
+    def draw_samples(
+        self, step: int, sampled: Iterable[Any], measures: Mapping[str, Callable[[Any], float | None]]
+    ) -> None:
+        """Takes what was sampled at a step beside the gradients."""
+        for kind, measure in measures.items():
+            found = {one.name: value for one in sampled if (value := measure(one)) is not None}
+            if found:
+                self.grids[kind].add(step, found, found.values())
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """`names` in the order of the model, the others after them."""
@@ -297,26 +297,11 @@ def _take_tracks(run: DrawnRun, history: TrainingHistory) -> None:
 
 def _take_samples(run: DrawnRun, history: TrainingHistory) -> None:
     """The windows of sampled activations and weights, by step."""
-    kinds: tuple[tuple[Any, dict[str, Any]], ...] = (
-        (
-            history.activations,
-            {
-                "near zero": lambda m: None if m.is_choice else m.stats.near_zero_ratio,
-                "saturated": lambda m: None if m.is_choice else m.stats.saturation_ratio,
-                "entropy": lambda m: m.entropy,
-                "dead": lambda m: m.dead_unit_ratio if m.num_units else None,
-            },
-        ),
-        (history.weights, {"update": lambda w: w.update_ratio}),
-    )
+    kinds: tuple[tuple[Any, dict[str, Any]], ...] = ((history.activations, _OF_MODULES), (history.weights, _OF_WEIGHTS))
     for sampled, measures in kinds:
         by_step: dict[int, list[Any]] = {}
         for _, window in sampled.items():
             for point in {p.step: p for p in (window.first, *window.recent)}.values():
                 by_step.setdefault(point.step, []).append(point.value)
-        for kind, measure in measures.items():
-            for step in sorted(by_step):
-                found = [(one.name, measure(one)) for one in by_step[step]]
-                known = [(name, value) for name, value in found if value is not None]
-                if known:
-                    run.grids[kind].add(step, [n for n, _ in known], [v for _, v in known])
+        for step, items in sorted(by_step.items()):
+            run.draw_samples(step, items, measures)
