@@ -31,6 +31,7 @@ KEYS = NUMBER_KEYS | {"nonfinite", "clip/over", "clip/groups", "tensors", "activ
 MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
 _CHUNK_BYTES = 1 << 15  # what is made of it stays in the cache
 _Parse = Callable[[bytes], dict[str, Any] | None]
+_ReadLine = Callable[[int], bytes]
 MAX_LISTED = 1000  # lines that could not be read, by number
 KEPT_BYTES = 8 << 20  # of a file, as records in memory: 50 MB
 _NESTED = 100  # lists and dicts
@@ -46,7 +47,8 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 class _LogFacts:
     """What there is to know of a log beside its records."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = path
         self.skipped_lines: list[int] = []
         self.num_skipped = 0
         self.model: dict[str, Any] = {}
@@ -55,6 +57,24 @@ class _LogFacts:
         self.num_skipped += 1
         if self.num_skipped <= MAX_LISTED:
             self.skipped_lines.append(line)
+
+    def _record(self, line: bytes, number: int, readline: _ReadLine, parse: _Parse) -> dict[str, Any] | None:
+        """What stands in a line, unless it is a note, empty or cut off."""
+        is_whole = len(line) < MAX_LINE_BYTES + line.endswith(b"\n")
+        text = _text_of(line) if number == 1 else line.strip()
+        if not text:
+            return None
+        if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
+            raise ValueError(_refusal(text, self.path, number))
+        while not is_whole and line and not line.endswith(b"\n"):
+            line = readline(MAX_LINE_BYTES)
+        record = parse(text) if is_whole else None
+        if record is None:
+            self._skip(number)
+        elif "step" not in record and isinstance(record.get("model"), dict):
+            self.model = {**self.model, **record["model"]}
+            return None
+        return record
 
 
 class LogReader(_LogFacts):
@@ -79,8 +99,7 @@ class LogReader(_LogFacts):
     """
 
     def __init__(self, path: str | os.PathLike[str], progress: Callable[[int], object] | None = None) -> None:
-        super().__init__()
-        self.path = path
+        super().__init__(path)
         self.line = 0
         self._progress = progress
 
@@ -104,33 +123,12 @@ class LogReader(_LogFacts):
                 else:
                     for line in io.BytesIO(chunk):
                         number += 1
-                        record = self._record(line, number, file, parse)
+                        record = self._record(line, number, file.readline, parse)
                         if record is not None:
                             self.line = number
                             yield [record]
                 if self._progress is not None:
                     self._progress(file.tell())
-
-    def _record(self, line: bytes, number: int, file: BinaryIO, parse: _Parse) -> dict[str, Any] | None:
-        """What stands in a line, unless it is a note or cut off."""
-        is_whole = len(line) < MAX_LINE_BYTES + line.endswith(b"\n")
-        if number == 1:
-            line = line.removeprefix(_UTF8_MARK)
-        text = line.strip()
-        if not text:
-            return None
-        if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
-            raise ValueError(_refusal(text, self.path, number))
-        if not is_whole:
-            while line and not line.endswith(b"\n"):
-                line = file.readline(MAX_LINE_BYTES)
-        record = parse(text) if is_whole else None
-        if record is None:
-            self._skip(number)
-        elif "step" not in record and isinstance(record.get("model"), dict):
-            self.model = {**self.model, **record["model"]}
-            return None
-        return record
 
 
 class LineSource(Protocol):
@@ -151,39 +149,20 @@ class LineReader(_LogFacts):
     """
 
     def __init__(self, path: str | os.PathLike[str], lines: LineSource) -> None:
-        super().__init__()
-        self.path = path
+        super().__init__(path)
         self.line = 0
         self._lines = lines
-        self._parse = _parser()
+        self._parse = _parsers()[0]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        read = functools.partial(self._lines.readline, MAX_LINE_BYTES)
-        for line in iter(read, b""):
+        read = self._lines.readline
+        for line in iter(functools.partial(read, MAX_LINE_BYTES), b""):
             self.line += 1
             record = self._parse(line) if line[-2:] == b"}\n" and line[:8] == b'{"step":' else None
             if record is None:
-                record = self._unusual(line, read)
+                record = self._record(line, self.line, read, self._parse)
             if record is not None:
                 yield record
-
-    def _unusual(self, line: bytes, read: Callable[[], bytes]) -> dict[str, Any] | None:
-        """What stands in a line that is not as most are; None if it is a note, empty or cut off."""
-        is_whole = len(line) < MAX_LINE_BYTES or line.endswith(b"\n")
-        text = _text_of(line) if self.line == 1 else line.strip()
-        if not text:
-            return None
-        if text[:1] not in (b"{", b"\0"):
-            raise ValueError(_refusal(text, self.path, self.line))
-        while not is_whole and line and not line.endswith(b"\n"):
-            line = read()
-        record = self._parse(text) if is_whole else None
-        if record is None:
-            self._skip(self.line)
-        elif "step" not in record and isinstance(record.get("model"), dict):
-            self.model = {**self.model, **record["model"]}
-            return None
-        return record
 
 
 class JsonlLog(_LogFacts, Sequence[dict[str, Any]]):
@@ -202,12 +181,11 @@ class JsonlLog(_LogFacts, Sequence[dict[str, Any]]):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__()
-        self.path = path
+        super().__init__(path)
         self._kept: list[dict[str, Any]] | None = []
         self._starts, self._sums = array("Q"), array("I")
         self._lock = threading.Lock()
-        self._parse = _parser()
+        self._parse = _parsers()[0]
         self._file = _seekable(path)
         self._close = weakref.finalize(self, self._file.close)
         try:
@@ -371,10 +349,6 @@ def _steps_of(read: Callable[[bytes], Any], chunk: bytes) -> list[dict[str, Any]
     except (ValueError, KeyError, RecursionError, MemoryError):  # not all are JSON; a note; told line by line
         return None
     return records
-
-
-def _parser() -> _Parse:
-    return _parsers()[0]
 
 
 _raw_decode = json.JSONDecoder().raw_decode
