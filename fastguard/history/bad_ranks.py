@@ -13,13 +13,7 @@ _NUMBERS = ("rank", "num_ranks", "step", "num_nans", "num_infs", "num_steps")
 
 def bad_ranks_of(plain: Any) -> tuple[dict[str, Any], ...]:
     """A list of ranks as they were told; a MisfitError for anything else."""
-
-    def rank(one: Any) -> dict[str, Any]:
-        given = values.mapping(one)
-        found: dict[str, Any] = {name: values.entry(given, name, values.count) for name in _NUMBERS}
-        return {**found, "name": values.entry(given, "name", values.text)}
-
-    return tuple(values.each(rank, plain))
+    return values.dicts({**dict.fromkeys(_NUMBERS, values.count), "name": values.text}, plain)
 
 
 def with_step(

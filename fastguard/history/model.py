@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from ..stats import strict_json, values
@@ -219,13 +220,13 @@ def _pair(plain: Any) -> tuple[float, float]:
 
 
 def _usable(initialization: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
-    pairs = {name: values.at(name, _pair, pair) for name, pair in values.mapping(initialization).items()}
-    return {name: pair for name, pair in pairs.items() if math.isfinite(pair[0]) and 0.0 < pair[1] < math.inf}
+    pairs = values.by_name(_pair, initialization).items()
+    return {name: pair for name, pair in pairs if math.isfinite(pair[0]) and 0.0 < pair[1] < math.inf}
 
 
 def _statistics(pairs: Any) -> dict[str, tuple[float, float]]:
-    found = {name: values.at(name, _pair, pair) for name, pair in values.mapping(pairs).items()}
-    return {**_usable(pairs), **{name: pair for name, pair in found.items() if pair == (math.inf, math.inf)}}
+    found = values.by_name(_pair, pairs).items()
+    return {**_usable(pairs), **{name: pair for name, pair in found if pair == (math.inf, math.inf)}}
 
 
 def _number(value: Any) -> float:
@@ -238,17 +239,6 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(values.each(values.text, list(value) if isinstance(value, Iterable) else value))
 
 
-def _shares(value: Any) -> dict[str, float]:
-    return {name: values.at(name, _number, share) for name, share in values.mapping(value).items()}
-
-
-def _length(value: Any) -> int:
-    found = values.whole(value)
-    if found < 1:
-        raise values.MisfitError(f"must be at least 1, got {found}")
-    return found
-
-
 def _setting(value: Any) -> Any:
     if isinstance(value, (bool, str)) and value not in ("NaN", "Infinity", "-Infinity"):
         return value
@@ -256,10 +246,7 @@ def _setting(value: Any) -> Any:
 
 
 def _settings(value: Any) -> tuple[dict[str, Any], ...]:
-    def group(plain: Any) -> dict[str, Any]:
-        return {name: values.at(name, _setting, setting) for name, setting in values.mapping(plain).items()}
-
-    return tuple(values.each(group, value))
+    return tuple(values.each(partial(values.by_name, _setting), value))
 
 
 def _objective(value: Any) -> str:
@@ -276,7 +263,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("last_modules", "last_operations", "loss_ops", "dtypes", "overwritten"), _texts),
     "initialization": _usable,
     "norm_statistics": _statistics,
-    "dropout": _shares,
+    "dropout": partial(values.by_name, _number),
     "module_kinds": values.counts,
     **dict.fromkeys(("decay_per_step", "initial_lr", "clip_limit", "noise_scale"), _number),
     **dict.fromkeys(("num_left_gradients", "num_watched_backwards", "num_overwritten"), values.count),
@@ -292,7 +279,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "recoveries": recoveries_of,
     "bad_ranks": bad_ranks_of,
     "odd_ranks": odd_ranks_of,
-    **dict.fromkeys(("steps_per_epoch", "num_ranks", "num_restarts"), _length),
+    **dict.fromkeys(("steps_per_epoch", "num_ranks", "num_restarts"), values.length),
     "replica_differences": differences_of,
 }
 _LONG_NAMES = {  # as callers may also spell them

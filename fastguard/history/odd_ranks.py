@@ -17,13 +17,8 @@ def odd_ranks_of(plain: Any) -> tuple[dict[str, Any], ...]:
     Each has the rank, of how many, the first and the last step of oddity, how many steps these are, and the ratio of
     its norm to the ranks' median, as the median over the last twenty of them.
     """
-
-    def rank(one: Any) -> dict[str, Any]:
-        given = values.mapping(one)
-        found: dict[str, Any] = {name: values.entry(given, name, values.count) for name in _NUMBERS}
-        return {**found, "ratio": float(values.entry(given, "ratio", values.number))}
-
-    return tuple(values.each(rank, plain)[:MAX_RANKS])
+    reads = {**dict.fromkeys(_NUMBERS, values.count), "ratio": lambda ratio: float(values.number(ratio))}
+    return values.dicts(reads, plain)[:MAX_RANKS]
 
 
 def sentence(odd: Mapping[str, Any]) -> str:

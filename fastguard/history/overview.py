@@ -106,13 +106,6 @@ def _load_series(plain: Any, series: tuple[_Open, ...]) -> tuple[_Open, ...]:
     return tuple(values.at(i, one.loaded, plain[i]) for i, one in enumerate(series))
 
 
-def _length(value: Any) -> int:
-    found = values.count(value)
-    if not found:
-        raise values.MisfitError("must be at least 1, got 0")
-    return found
-
-
 _SERIES = Kind(
     lambda series: [one.state() for one in series], _load_series, lambda series: tuple(one.copy() for one in series)
 )
@@ -132,7 +125,7 @@ class Overview(Part):
 
     __slots__ = ("_closed", "_first", "_last", "_num", "_open", "steps_per_bucket")
     _fields: ClassVar = {
-        "steps_per_bucket": plain(_length),
+        "steps_per_bucket": plain(values.length),
         **dict.fromkeys(("_first", "_last"), WHOLE),
         "_num": COUNT,
         "_open": _SERIES,

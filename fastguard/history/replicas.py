@@ -17,15 +17,8 @@ def differences_of(plain: Any) -> tuple[dict[str, Any], ...]:
     Each has the step, what differs ("gradients" or "weights"), the name of the first tensor, how many there are, of how
     many ranks, and the ranks that are odd: fewer than half; none where it is not known which are.
     """
-
-    def event(one: Any) -> dict[str, Any]:
-        given = values.mapping(one)
-        found: dict[str, Any] = {name: values.entry(given, name, values.count) for name in _COUNTS}
-        found |= {name: values.entry(given, name, values.text) for name in ("what", "name")}
-        found["ranks"] = values.entry(given, "ranks", lambda ranks: values.each(values.count, ranks))
-        return found
-
-    return tuple(values.each(event, plain))
+    reads: dict[str, Any] = {**dict.fromkeys(_COUNTS, values.count), "what": values.text, "name": values.text}
+    return values.dicts({**reads, "ranks": lambda ranks: values.each(values.count, ranks)}, plain)
 
 
 def sentence(event: Mapping[str, Any]) -> str:

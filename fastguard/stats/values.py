@@ -79,6 +79,16 @@ def each(read: Callable[[Any], Any], values: Any) -> list[Any]:
     return [at(i, read, value) for i, value in enumerate(row(values))]
 
 
+def by_name(read: Callable[[Any], Any], values: Any) -> dict[str, Any]:
+    """`read` of each of a dict; a MisfitError names the key."""
+    return {name: at(name, read, value) for name, value in mapping(values).items()}
+
+
+def dicts(reads: Mapping[str, Callable[[Any], Any]], values: Any) -> tuple[dict[str, Any], ...]:
+    """A list of dicts, of each of which the entries in `reads` are read; a MisfitError names index and key."""
+    return tuple(each(lambda plain: {key: entry(plain, key, read) for key, read in reads.items()}, values))
+
+
 def text(value: Any) -> str:
     """Text."""
     if not isinstance(value, str):
@@ -132,9 +142,17 @@ def count(value: Any) -> int:
     return value
 
 
+def length(value: Any) -> int:
+    """A whole number from 1 on."""
+    found = whole(value)
+    if found < 1:
+        raise MisfitError(f"must be at least 1, got {found}")
+    return found
+
+
 def counts(value: Any) -> dict[str, int]:
     """Whole numbers that are not below 0, by name."""
-    return {name: at(name, count, number) for name, number in mapping(value).items()}
+    return by_name(count, value)
 
 
 def maybe(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
