@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 NAME_WIDTH = 80
 _WORD_WIDTH = 200  # most paths stay whole
@@ -46,6 +46,22 @@ def listed(names: Iterable[object], most: int = 3) -> str:
     every = list(names)
     more = len(every) - most
     return ", ".join(shown(name, NAME_WIDTH) for name in every[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def in_columns(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Rows of cells as lines; columns in `left` begin at the left, all others end at the right.
+
+    >>> print("\\n".join(in_columns([("layer", "norm"), ("a", "12")])))
+    layer  norm
+    a        12
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        cells = (c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths)))
+        return "  ".join(cells).rstrip()
+
+    return list(map(line, rows))
 
 
 def count(number: float, noun: str) -> str:

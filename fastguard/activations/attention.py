@@ -18,7 +18,7 @@ from torch import nn
 
 from .collector import Collector
 from .families import ATTENTION_WEIGHTS
-from .hooks import PlaceHook, Switch, is_traced
+from .hooks import PlaceHook, Switch, inert, is_traced
 from .outputs import Extract, is_dense, unreadable
 from .selection import Target, class_name, is_never_caller, names_of
 
@@ -173,9 +173,7 @@ def _attend(
         watch.look((query, key, None, mask, 0.0, is_causal, scale), {}, is_compiled=True)
 
 
-@_attend.register_fake
-def _attend_fake(*args: Any) -> None:
-    return None
+_attend.register_fake(inert)
 
 
 def attention_extract(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .._text import NAME_WIDTH, shown
+from .._text import NAME_WIDTH, in_columns, shown
 from ..kernels.tensors import float64_bytes
 from ..stats.samples import ACTIVATION_COLUMNS, ActivationStats, ModuleActivity, merge_activation_rows
 from .families import Judgement
@@ -193,14 +193,7 @@ def origin_of(records: Iterable[ModuleActivity]) -> ModuleActivity | None:
 def draw(records: Sequence[ModuleActivity]) -> str:
     """One line a record, in the order of execution."""
     rows = [_HEAD, *(_row(record) for record in sorted(records, key=lambda record: record.order))]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-    return "\n".join(_line(row, widths) for row in rows)
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
-    cells[-1] = row[-1]
-    return "  ".join(cells).rstrip()
+    return "\n".join(in_columns(rows, left=(0, 1, len(_HEAD) - 1)))
 
 
 def _row(record: ModuleActivity) -> tuple[str, ...]:

@@ -25,21 +25,11 @@ def _exchange_api() -> object | None:
     return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if _env.exchange_api() else None
 
 
-def _prepare(tensor: object, index: int) -> torch.Tensor:
-    values = plain(tensor, index)
-    _require_cpu(values, index)
+def _prepare(tensor: object, index: int, writable: bool = False) -> torch.Tensor:
+    values = plain(tensor, index, writable=writable)
+    if values.device.type != "cpu":
+        raise UnsupportedTensorError(index, f'must be on the CPU for backend "cpu", got {values.device}')
     return values
-
-
-def _prepare_writable(tensor: object, index: int) -> torch.Tensor:
-    values = plain(tensor, index, writable=True)
-    _require_cpu(values, index)
-    return values
-
-
-def _require_cpu(tensor: torch.Tensor, index: int) -> None:
-    if tensor.device.type != "cpu":
-        raise UnsupportedTensorError(index, f'must be on the CPU for backend "cpu", got {tensor.device}')
 
 
 def _describe(tensor: torch.Tensor) -> tuple[int, str, tuple[int, ...], tuple[int, ...]] | None:
@@ -66,7 +56,7 @@ def _initialise() -> None:
         parameter_type=torch.nn.Parameter,
         gradient=inspect.getattr_static(torch.Tensor, "grad"),
         prepare=_prepare,
-        prepare_writable=_prepare_writable,
+        prepare_writable=functools.partial(_prepare, writable=True),
         describe=_describe,
         exchange_api=_exchange_api(),
         examples=_examples(),

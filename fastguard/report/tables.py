@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._text import shown
+from .._text import in_columns, shown
 from ..history import TrainingHistory
 
 MAX_ROWS = 12
@@ -136,9 +136,5 @@ def _worst(rows: Sequence[Row], badness: Any) -> list[Row]:
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]], more: int, what: str) -> list[str]:
-    widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
-    lines = []
-    for row in (head, *body):
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
-        lines.append("  ".join(cells).rstrip())
+    lines = in_columns([head, *body])
     return [*lines, f"and {more} more {what}"] if more > 0 else lines

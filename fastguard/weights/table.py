@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import kernels
-from .._text import NAME_WIDTH, listed, shown
+from .._text import NAME_WIDTH, in_columns, listed, shown
 from ..names import strip_wrappers
 from ..stats import TensorStats
 
@@ -82,15 +82,11 @@ class GradientTable:
 
     def __str__(self) -> str:
         rows = [_HEADINGS, *map(_cells, self._lines)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
-        text = [
-            "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-            for row in rows
-        ]
+        text = in_columns(rows, left=(0, 1))
         text.insert(1, "-" * len(text[0]))
         missing = sum(line.grad_norm is None for line in self._lines)
         text.append(f"norm of all gradients: {self.norm:.4g}" + (f"; {missing} without a gradient" if missing else ""))
-        return "\n".join(line.rstrip() for line in text)
+        return "\n".join(text)
 
     def __repr__(self) -> str:
         return f"GradientTable({len(self)} parameters, norm={self.norm:.6g})"

@@ -399,6 +399,5 @@ def check_state(state: Any) -> Any:
     """Raises a MisfitError for what `Rescue.state_dict` did not give."""
     values.entry(state, "ladder", Ladder(Recovery()).load_state_dict)
     values.entry(state, "events", recoveries_of)
-
     values.entry(state, "arrived", lambda plain: values.each(seen_of, plain))
     return state

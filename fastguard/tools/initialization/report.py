@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._text import NAME_WIDTH, listed, prose, shown
+from ..._text import NAME_WIDTH, in_columns, listed, prose, shown
 
 TOO_SMALL, TOO_LARGE = 0.1, 10.0  # times the expected standard deviation
 OK, SMALL, LARGE, NOT_FINITE = "ok", "too_small", "too_large", "not_finite"
@@ -88,19 +88,14 @@ class InitializationReport(AttributeDict):
         with_batch = self._beside["variance_ok"] is not None
         rows = [_cells(name, e, with_batch) for name, e in layers.items()]
         rows.insert(0, ("layer", "status", *_HEADINGS[: 3 + with_batch], "rule"))
-        last = len(rows[0]) - 1
-        widths = [max(len(row[i]) for row in rows) for i in range(last + 1)]
-        text = [
-            "  ".join(c.ljust(w) if i in (0, 1, last) else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths)))
-            for row in rows
-        ]
-        text.insert(1, "-" * (sum(widths) + 2 * last))
+        text = in_columns(rows, left=(0, 1, len(rows[0]) - 1))
+        text.insert(1, "-" * max(map(len, text)))
         remarks = {n: f"{e.status}, {e.kind} of rms {e.rms:.3g}" for n, e in others.items() if e.status != OK}
         remarks |= {n: f"not judged, {reason}" for n, reason in self._beside["not_judged"].items()}
         text += [f"{shown(name, NAME_WIDTH)}: {prose(remark)}" for name, remark in remarks.items()]
         bad = sum(e.status != OK for e in (*layers.values(), *others.values()))
         text.append("all ok" if self["all_ok"] else f"not all ok: {bad} of {len(layers) + len(others)} are off")
-        return "\n".join(line.rstrip() for line in text)
+        return "\n".join(text)
 
 
 _HEADINGS = ("expected std", "actual std", "ratio", "variance ratio")
