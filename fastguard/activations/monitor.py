@@ -14,6 +14,7 @@ from torch import nn
 
 from .. import kernels
 from .._text import NAME_WIDTH, shown
+from ..stats import values
 from ..stats.failures import Failures
 from ..stats.samples import ActivationStats, ModuleActivity
 from .arrivals import Arrivals, Journal, Origin
@@ -105,7 +106,8 @@ class ActivationMonitor:
     ) -> None:
         if isinstance(model, int) and not isinstance(model, bool):  # ActivationMonitor(100)
             window_size, model = model, None
-        _check_counts(window_size=window_size, every=every, window=window)
+        for name, count in (("window_size", window_size), ("every", every), ("window", window)):
+            values.at_least(1, name, count)
         _check_shares(unit_share, overhead_budget)
         self._backend = kernels.resolve_backend(backend)
         self._journal = Journal(window_size, self._backend)
@@ -378,12 +380,6 @@ def _remove(switch: Switch, hooks: Iterable[Hook], attention: AttentionWatch | N
         attention.end()
     for hook in hooks:
         hook.remove()
-
-
-def _check_counts(**counts: Any) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"`{name}` must be an integer >= 1, got {count!r}")
 
 
 def _check_shares(unit_share: float, overhead_budget: float | None) -> None:

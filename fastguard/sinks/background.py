@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..stats import StepStats
+from ..stats import StepStats, values
 from .sink import Sink, as_sink, name_of
 
 _END: Any = object()
@@ -157,8 +157,7 @@ class BackgroundSink(OnWorker, Sink):
     """
 
     def __init__(self, sink: Sink | Callable[[StepStats], object], max_records: int = 1000) -> None:
-        if isinstance(max_records, bool) or not isinstance(max_records, int) or max_records < 1:
-            raise ValueError(f"`max_records` must be an integer of at least 1, got {max_records!r}")
+        values.at_least(1, "max_records", max_records)
         self.sink = as_sink(sink)
         self._worker = Worker(self, "BackgroundSink", _caller(self.sink), max_records)
 

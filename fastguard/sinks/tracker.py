@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._text import listed, prose
-from ..stats import StepStats, TensorStats
+from ..stats import StepStats, TensorStats, values
 from ..stats.magnitudes import MagnitudeHistogram
 from .sink import Sink, activation_values, flatten_step, weight_values
 
@@ -133,14 +133,11 @@ class TrackerSink(Sink):
         layers: int | str | re.Pattern[str] = MAX_LAYERS,
         tensors_every: int = 100,
     ) -> None:
-        for name, value, least in (("every", every, 1), ("tensors_every", tensors_every, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}")
         if not isinstance(prefix, str):
             raise TypeError(f"`prefix` must be text, got {prefix!r}. 'train/' puts all into a section of that name.")
         self.prefix = prefix
-        self.every = every
-        self.tensors_every = tensors_every
+        self.every = values.at_least(1, "every", every)
+        self.tensors_every = values.at_least(0, "tensors_every", tensors_every)
         self.measure: Any = None  # gives the magnitudes of the gradients now, or None; set by the guard
         self._layers = Layers(layers)
         self._names: dict[str, str] = {}

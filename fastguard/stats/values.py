@@ -222,6 +222,17 @@ def real(value: Any) -> float:
     return float(detach() if callable(detach) else value)
 
 
+def at_least(least: int, name: str, value: Any, remedy: str = "") -> int:
+    """`value`, which must be an int from `least` on, and no truth value.
+
+    Raises:
+        ValueError: it is none; says what it is called, and the remedy.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"`{name}` must be an integer >= {least}, got {value!r}" + (f". {remedy}" if remedy else ""))
+    return value
+
+
 def positive(name: str, value: Any, remedy: str) -> float:
     """`value` as a float above 0; `inf` is one.
 

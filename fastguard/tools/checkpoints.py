@@ -17,6 +17,7 @@ from .._text import listed, prose, shown
 from ..guard import Guard
 from ..guard.scalars import scalar
 from ..guard.wrappers import unwrapped
+from ..stats import values
 from .run_state import load_state, not_finite, state_of
 from .whole_file import write_whole
 
@@ -83,13 +84,11 @@ class Checkpoints:
         mode: str = "min",
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, number, least in (("keep_last", keep_last, 1), ("keep_best", keep_best, 0)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise ValueError(f"`{name}` must be an integer >= {least}, got {number!r}")
         if mode not in ("min", "max"):
             raise ValueError(f"`mode` must be 'min' or 'max', got {mode!r}")
         self.folder = Path(folder)
-        self.keep_last, self.keep_best, self.mode = keep_last, keep_best, mode
+        self.keep_last = values.at_least(1, "keep_last", keep_last)
+        self.keep_best, self.mode = values.at_least(0, "keep_best", keep_best), mode
         for name, part in (state or {}).items():
             if not isinstance(part, torch.Generator) and not hasattr(part, "load_state_dict"):
                 what = type(part).__name__
@@ -141,8 +140,7 @@ class Checkpoints:
             RuntimeError: this is one of several processes.
             OSError: it could not be written. What was there before is there still.
         """
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"`step` must be an integer >= 0, got {step!r}")
+        values.at_least(0, "step", step)
         before = self.all()
         if before and before[-1].step > step:
             raise ValueError(

@@ -54,11 +54,9 @@ class EarlyStopping:
         restore_best: bool = False,
         check_finite: bool = True,
     ) -> None:
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise ValueError(f"`patience` must be an integer >= 1, got {patience!r}")
         if mode not in _MODES:
             raise ValueError(f"`mode` must be 'min' or 'max', got {mode!r}")
-        self.patience = patience
+        self.patience = values.at_least(1, "patience", patience)
         self.min_delta = scalar("min_delta", min_delta)
         if not 0.0 <= self.min_delta < math.inf:
             raise ValueError(f"`min_delta` must be a finite number >= 0, got {min_delta!r}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..stats import values
 from .lr_finder.restoring import randomness_restored
 from .preflight.batches import take
 from .preflight.bench import set_up
@@ -99,8 +100,7 @@ def overfit_one_batch(
     >>> fastguard.overfit_one_batch(model, optimizer, batch, torch.nn.functional.mse_loss).learnt
     True
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"`steps` must be an integer >= 1, got {steps!r}")
+    values.at_least(1, "steps", steps)
     if not 0.0 < share < 1.0:
         raise ValueError(f"`share` must be in (0, 1), got {share!r}")
     if not seconds > 0.0:

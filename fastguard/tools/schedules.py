@@ -7,6 +7,7 @@ from typing import Any
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from ..guard.wrappers import innermost
+from ..stats import values
 
 
 def warmup_cosine(
@@ -57,8 +58,7 @@ def warmup_cosine(
 
 def num_warmup_steps(warmup: float, total: int) -> int:
     """Steps of a warm-up that is given as a number of steps, or as a share below 1 of `total`."""
-    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
-        raise ValueError(f"`total` must be an integer >= 1, got {total!r}")
+    values.at_least(1, "total", total)
     number = round(warmup * total) if 0.0 < warmup < 1.0 else warmup
     if isinstance(warmup, bool) or number != int(number) or not 0 <= number < total:
         limits = f"a number of steps below `total` = {total}, or a share in (0, 1)"

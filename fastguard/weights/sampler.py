@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..stats import TensorRow, TensorStats
+from ..stats import TensorRow, TensorStats, values
 from ..stats.samples import WeightStats
 from .moments import second_moments
 from .updates import Formula, chunked_norm, formula, group_has_formula, suits_formula
@@ -79,13 +79,9 @@ class WeightSampler:
     def __init__(
         self, every: int = EVERY, *, updates: bool = True, max_bytes: int = MAX_BYTES, backend: str = "auto"
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"`every` must be an integer >= 1, got {every!r}. 100 samples every hundredth step.")
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
-            raise ValueError(f"`max_bytes` must be an integer >= 0, got {max_bytes!r}. 0 copies nothing.")
-        self.every = every
+        self.every = values.at_least(1, "every", every, "100 samples every hundredth step.")
         self.updates = bool(updates)
-        self.max_bytes = max_bytes
+        self.max_bytes = values.at_least(0, "max_bytes", max_bytes, "0 copies nothing.")
         self.backend = kernels.resolve_backend(backend)
         self._is_owed = False
         self._turn = 0  # place of the parameter that is copied first

@@ -129,8 +129,8 @@ class TestWhichSteps:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"every": 0}, "`every` must be an integer of at least 1, got 0"),
-            ({"tensors_every": -1}, "`tensors_every` must be an integer of at least 0"),
+            ({"every": 0}, "`every` must be an integer >= 1, got 0"),
+            ({"tensors_every": -1}, "`tensors_every` must be an integer >= 0"),
             ({"layers": -1}, "`layers` must be at least 0, got -1"),
             ({"layers": "("}, "`layers` must be a regular expression"),
         ],
@@ -315,7 +315,7 @@ class TestBackground:
         assert done.stdout.splitlines() == ["facts {'a': 1}", "record 1", "record 2", "finding {'rule': 'r'}"]
 
     def test_odd_numbers_are_refused(self):
-        with pytest.raises(ValueError, match="`max_records` must be an integer of at least 1, got 0"):
+        with pytest.raises(ValueError, match="`max_records` must be an integer >= 1, got 0"):
             BackgroundSink(print, 0)
 
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ...stats import values
+
 CRITICAL_RULES = ("loss-explosion", "loss-divergence")
 
 
@@ -80,9 +82,7 @@ class Recovery:
     def __post_init__(self) -> None:
         least = {"every": 1, "keep": 2, "attempts": 1, "ramp": 0, "window": 1, "patience": 2}
         for name, smallest in least.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
-                raise ValueError(f"`{name}` must be an integer >= {smallest}, got {value!r}")
+            values.at_least(smallest, name, getattr(self, name))
         quarantine = max(self.patience, self.every // 2) if self.quarantine is None else self.quarantine
         if isinstance(quarantine, bool) or not isinstance(quarantine, int) or quarantine < 0:
             raise ValueError(f"`quarantine` must be None or an integer >= 0, got {self.quarantine!r}")

@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import torch
 
 from ...guard.wrappers import innermost
+from ...stats import values
 from .restoring import everything_restored, set_rate, without_guard
 from .result import RangeTest, suggest
 
@@ -45,13 +46,11 @@ class LearningRateFinder:
     ) -> None:
         if not 0 < min_lr < max_lr < math.inf:
             raise ValueError(f"`min_lr` and `max_lr` must be 0 < min_lr < max_lr, got {min_lr!r} and {max_lr!r}")
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 2:
-            raise ValueError(f"`num_steps` must be an integer >= 2, got {num_steps!r}")
         if not 0 <= smoothing < 1:
             raise ValueError(f"`smoothing` must be in [0, 1), got {smoothing!r}. 0 takes the losses as they are.")
         self.min_lr = float(min_lr)
         self.max_lr = float(max_lr)
-        self.num_steps = num_steps
+        self.num_steps = values.at_least(2, "num_steps", num_steps)
         self.smoothing = float(smoothing)
 
     def schedule(self) -> list[float]:

@@ -12,6 +12,7 @@ import torch
 
 from ...diagnosis import Finding
 from ...report import Report, Status
+from ...stats import values
 from ...stats.failures import Failures
 from ..lr_finder.restoring import randomness_restored
 from .batches import take
@@ -89,9 +90,8 @@ def preflight(
         if name not in asked:
             raise ValueError(f"`thresholds` must name checks, got {name!r}; the checks are: {', '.join(asked)}")
         asked[name].check_thresholds(chosen)
-    for what, number in (("num_batches", num_batches), ("num_steps", num_steps)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"`{what}` must be an integer >= 1, got {number!r}")
+    values.at_least(1, "num_batches", num_batches)
+    values.at_least(1, "num_steps", num_steps)
     if not seconds > 0:
         raise ValueError(f"`seconds` must be above 0, got {seconds!r}")
     started = time.perf_counter()
