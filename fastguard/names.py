@@ -26,6 +26,13 @@ def strip_wrappers(name: str) -> str:
     return _WRAPPER_PREFIXES.sub("", name).removeprefix(PEFT_PREFIX)
 
 
+def named_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """The model's parameters in its order; names without what wrappers add, where these still tell them apart."""
+    named = list(model.named_parameters())
+    stripped = {strip_wrappers(name): p for name, p in named}
+    return list(stripped.items()) if len(stripped) == len(named) else named  # a user's own module is called "module"
+
+
 class Namer:
     """Finds names: those given, else from the model, the optimizer's named parameters, or `group0.param3`.
 
@@ -79,11 +86,7 @@ class Namer:
         model = self.model
         if model is None:
             return
-        named = list(model.named_parameters())
-        stripped = [strip_wrappers(name) for name, _ in named]
-        if len(set(stripped)) != len(stripped):  # a user's own module is called "module": keep what tells them apart
-            stripped = [name for name, _ in named]
-        self._known = {id(p): (weakref.ref(p), name) for (_, p), name in zip(named, stripped, strict=True)}
+        self._known = {id(p): (weakref.ref(p), name) for name, p in named_parameters(model)}
 
     def known(self) -> list[tuple[torch.Tensor, str]]:
         """The model's parameters with their names, in its order; as it last was, where it is gone."""

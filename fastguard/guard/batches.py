@@ -191,7 +191,7 @@ class FirstPass:
         self._called: deque[str] = deque(maxlen=_NUM_MODULES)
         self._autocast = ""
         self._handles: list[Any] = []
-        self._start: Any = model.register_forward_pre_hook(_Start(self))
+        self._start: Any = model.register_forward_pre_hook(_FirstPassHook(self.begin))
 
     def begin(self, model: nn.Module) -> None:
         """Watches the modules of `model`."""
@@ -202,7 +202,7 @@ class FirstPass:
             if not list(model.children()):
                 self.see(model)
                 return
-            seen = _Seen(self)
+            seen = _FirstPassHook(self.see)
             for leaf in leaves_of(model):
                 if isinstance(leaf, torch.jit.ScriptModule):  # takes none
                     continue
@@ -238,32 +238,18 @@ class FirstPass:
             handle.remove()
 
 
-class _Start(Transient):
-    """The hook ahead of the first pass."""
+class _FirstPassHook(Transient):
+    """A hook during the first pass, or ahead of it: tells that of the module."""
 
-    def __init__(self, first: FirstPass) -> None:
-        self._first = weakref.ref(first)
+    def __init__(self, tell: Callable[[nn.Module], None]) -> None:
+        self._tell = weakref.WeakMethod(tell)
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
         if torch.compiler.is_compiling():
             return
-        first = self._first()
-        if first is not None and not torch._C._is_tracing():
-            first.begin(module)
-
-
-class _Seen(Transient):
-    """The hook on modules without children during the first pass."""
-
-    def __init__(self, first: FirstPass) -> None:
-        self._first = weakref.ref(first)
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        first = self._first()
-        if first is not None:
-            first.see(module)
+        tell = self._tell()
+        if tell is not None and not torch._C._is_tracing():
+            tell(module)
 
 
 def sample_of(args: Any, kwargs: dict[str, Any], output: Any, training: bool, with_grad: bool) -> BatchSample | None:
@@ -438,7 +424,7 @@ def _leave_to_python() -> None:
     if not hasattr(frames, "set_code_exec_strategy"):
         return
     leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    for kind in (BatchWatch, _Start, _Seen, Compare):
+    for kind in (BatchWatch, _FirstPassHook, Compare):
         frames.set_code_exec_strategy(kind.__call__.__code__, leave)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ..stats.magnitudes import HIGHEST_EXPONENT, LOWEST_EXPONENT, NUM_COUNTS
 from ..stats.samples import CHANNEL_COLUMNS, EMPTY_ACTIVATION_ROW
-from .tensors import plain
+from .tensors import float64_bytes, plain
 
 # Elements widened at once: bounds the extra memory to a few tens of MiB however large a tensor is.
 _CHUNK = 1 << 20
@@ -124,10 +124,7 @@ def channel_table(
     """
     with torch.no_grad():
         row, table = channel_tensors(plain(x, 0), dim, low, high, near_zero)
-        found = bytearray(8 * table.numel())
-        if found:
-            torch.frombuffer(found, dtype=torch.float64).view(table.shape).copy_(table)
-        return tuple(row.tolist()), bytes(found)
+        return tuple(row.tolist()), float64_bytes(table.cpu())
 
 
 def _chunk_counts(x: torch.Tensor) -> torch.Tensor:

@@ -182,14 +182,10 @@ def flatten_step(record: StepStats) -> dict[str, Any]:
     """As `flatten`, without what was sampled beside the gradients."""
     gradients = record.gradients
     flat: dict[str, Any] = {"step": record.step}
-    if record.loss is not None:
-        flat["loss"] = record.loss
-    if record.val_loss is not None:
-        flat["val_loss"] = record.val_loss
-    if record.lr is not None:
-        flat["lr"] = record.lr
-    if record.loss_scale is not None:
-        flat["loss_scale"] = record.loss_scale
+    for name in ("loss", "val_loss", "lr", "loss_scale"):
+        value = getattr(record, name)
+        if value is not None:
+            flat[name] = value
     flat["grad/norm"] = gradients.norm
     flat["grad/max"] = gradients.max_val
     flat["grad/min"] = gradients.min_val

@@ -10,7 +10,7 @@ import torch
 
 from .. import kernels
 from .._text import NAME_WIDTH, in_columns, listed, shown
-from ..names import strip_wrappers
+from ..names import named_parameters
 from ..stats import TensorStats
 
 
@@ -146,11 +146,9 @@ def check_gradients(
 
 
 def _named(model: Any) -> list[tuple[str, torch.Tensor]]:
-    found: list[tuple[str, torch.Tensor]] = []
     if isinstance(model, torch.nn.Module):
-        found += model.named_parameters()
-        stripped = [strip_wrappers(name) for name, _ in found]
-        return [(s, p) for s, (_, p) in zip(stripped, found)] if len(set(stripped)) == len(found) else found
+        return [*named_parameters(model)]
+    found: list[tuple[str, torch.Tensor]] = []
     try:
         found += [(name, p) for name, p in model]
     except (TypeError, ValueError):

@@ -6,7 +6,6 @@ monitor lets them gather there and copies them once. The operations of a backend
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import torch
 from ...errors import UnsupportedTensorError
 from ...stats.magnitudes import LOWEST_EXPONENT, NUM_COUNTS
 from ...stats.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
-from ..tensors import plain
+from ..tensors import float64_bytes, plain
 from .activation_workspace import ActivationWorkspace
 from .locate import accepts, device_for
 
@@ -80,8 +79,7 @@ def channel_table(
     figures = torch.empty(_ROW + _CHANNEL * num_channels, dtype=torch.float64, device=x.device)
     channel_table_into(x, dim, low, high, near_zero, figures[:_ROW], figures[_ROW:])
     host = figures.cpu()
-    table = ctypes.string_at(host.data_ptr() + 8 * _ROW, 8 * _CHANNEL * num_channels)
-    return tuple(host[:_ROW].tolist()), table
+    return tuple(host[:_ROW].tolist()), float64_bytes(host[_ROW:])
 
 
 def magnitude_counts(tensors: Sequence[torch.Tensor]) -> list[int]:

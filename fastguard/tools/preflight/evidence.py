@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...names import strip_wrappers
+from ...names import named_parameters, strip_wrappers
 from .batches import first_tensor, tensors_in
 from .bench import Bench
 from .fitting import Fit, Fitting
@@ -61,9 +61,7 @@ class Evidence:
     def __init__(self, bench: Bench, batches: list[Any], *, max_steps: int, seconds: float) -> None:
         self.bench = bench
         self.batches = batches
-        named = dict(bench.model.named_parameters())
-        stripped = {strip_wrappers(name): p for name, p in named.items()}
-        self.parameters = stripped if len(stripped) == len(named) else named  # a user's own module is called "module"
+        self.parameters = dict(named_parameters(bench.model))
         self.groups = bench.optimizer.param_groups
         self._max_steps = max_steps
         self._seconds = seconds
