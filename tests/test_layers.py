@@ -74,7 +74,7 @@ GUARD = (
     *("buffers", "checkup", "seen", "ring", "run", "coverage", "evidence", "flight"),
     *("scalars", "skips", "ledger", "endings"),
     *("decision", "onboard", "clipping", "judge", "observed", "sampling", "told", "recovery", "resuming"),
-    *("hooks", "guard", "in_backward", "wrapping", "wrapping_backward"),
+    *("long_way", "hooks", "guard", "in_backward", "wrapping", "wrapping_backward"),
 )
 
 
