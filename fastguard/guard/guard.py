@@ -53,6 +53,10 @@ class Guard:
     Attributes:
         run, ledger, judge, sampling, told: its parts.
         asked: what `wrap` was asked for.
+
+    Cost a step: one read of the gradients, and one more read and write where they are clipped. On a GPU two launches, a
+    third to clip; no sync with a fused optimizer, one with any other that may skip. `wrap` says what its arguments add.
+    Memory: two tables of 80 bytes a tensor, and 0.4 KB for each of the newest 512 steps.
     """
 
     asked = Asked()
