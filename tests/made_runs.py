@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
+from fastguard.diagnosis import RULES
 from fastguard.history import TrainingHistory
 from fastguard.stats import BatchSample, StepStats
 from fastguard.stats.columns import COLUMNS
@@ -14,6 +15,11 @@ from fastguard.stats.samples import ActivationStats, ModuleActivity, WeightStats
 from records import make_bad_record, make_batch, make_history, make_record, make_row, make_table
 
 LAYERS = tuple(f"layers.{i}.weight" for i in range(8))
+
+
+def ask(name, history):
+    """What the rule of that name finds in the run."""
+    return RULES[name](history)
 
 
 def noisy_norms(count, seed=0, level=1.0):

@@ -30,6 +30,14 @@ def make_model(kind: str = "mlp", dtype: torch.dtype = torch.float32, seed: int 
     return nn.Sequential(nn.Linear(6, 8, bias=bias), nn.Tanh(), nn.Linear(8, 4, bias=bias)).to(dtype)
 
 
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def classes(*shape: int, num: int = 5, seed: int = 1) -> torch.Tensor:
+    return torch.randint(num, shape, generator=torch.Generator().manual_seed(seed))
+
+
 def loss_at(model: nn.Module, step: int) -> torch.Tensor:
     """The loss on the batch of `step`, which depends on nothing else."""
     generator = torch.Generator().manual_seed(1000 + step)
