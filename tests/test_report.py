@@ -41,6 +41,16 @@ class TestStatus:
         report = build_report(healthy_history())
         assert (report.status, report.findings, report.recommendations) == ("healthy", (), [])
         assert lines_of(report)[0] == "HEALTHY after 200 steps: nothing to complain about"
+        assert lines_of(report)[1] == "    not observed: validation loss, activations, weights"
+
+    def test_what_was_observed_is_not_called_missing(self):
+        history = healthy_history()
+        history.add(make_record(200, loss=1.0, val_loss=1.0))
+        assert lines_of(build_report(history))[1] == "    not observed: activations, weights"
+
+    def test_what_was_not_observed_matters_where_nothing_was_found(self):
+        found = build_report(healthy_history(), findings=[Finding("Odd.", rule="odd", severity="warning")])
+        assert "not observed" not in str(found)
 
     def test_no_steps(self):
         report = build_report(TrainingHistory())
@@ -113,13 +123,19 @@ class TestText:
 
     def test_unknown_numbers_are_left_out(self):
         text = str(build_report(make_history([1.0, 2.0])))
-        for word in ("learning rate", "cost", "lost", "validation"):
+        for word in ("learning rate", "cost", "lost", "validation loss  "):
             assert word not in text
         assert "loss              none was observed" in text
 
     @pytest.mark.parametrize(("num", "said"), [(1, "after 1 step:"), (1_234_567, "after 1234567 steps:")])
     def test_steps_are_counted_to_the_last_one(self, num, said):
         assert said in str(Report("healthy", (), [], {"num_steps": num}))
+
+    @pytest.mark.parametrize(("confidence", "said"), [(0.49, "Possible"), (0.5, "Likely")])
+    def test_a_cause_that_is_as_likely_wrong_is_a_possible_one(self, confidence, said):
+        cause = Finding("So it is.", rule="one", confidence=confidence)
+        report = Report("warning", (), [], {"num_steps": 1}, (cause,))
+        assert f"{said} cause: one (confidence {confidence:.2f})" in str(report)
 
     def test_the_unknown_cause_bears_no_confidence(self):
         text = str(build_report(make_history([1.0] * 3), findings=[Finding("Odd.", severity="critical", rule="odd")]))

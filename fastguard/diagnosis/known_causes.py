@@ -62,7 +62,7 @@ cause(
 cause(
     "learning-rate-too-high",
     "The learning rate is too high: steps overshoot.",
-    "Go back to a checkpoint from before the loss turned, and divide the learning rate by 10; warm it up from there.",
+    "Divide the learning rate by 10, and begin anew or at a checkpoint from before the loss turned; warm it up there.",
     {
         "learning-rate-jump": 0.99,
         "update-ratio-high": reasons.steps,
@@ -147,7 +147,7 @@ cause(
 )
 cause(
     "poor-initialisation",
-    "Some layers began with weights far too large or too small for their number of inputs.",
+    "Some layers began with weights far too large or too small for their number of inputs, or all equal.",
     "Initialise them by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
     {"poor-initialisation": 0.98, "loss-begins-high": reasons.of_first_weights},
     f"saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm layer-norm-imbalance {_DEAD} "
@@ -191,7 +191,7 @@ cause(
 )
 cause(
     "parameters-cut-off",
-    "Parameters that the optimizer has never move: the loss does not depend on them.",
+    "Some of the optimizer's parameters never move: the loss does not depend on them.",
     "Look for detach(), no_grad() and modules that forward() does not use.",
     {"missing-gradients": 0.9, "unchanged-weights": 0.6, "zero-gradient-tensors": reasons.cut},
     f"zero-gradients unchanged-weights vanishing-norm {_STANDSTILL}",

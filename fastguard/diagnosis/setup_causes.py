@@ -239,14 +239,14 @@ cause(
 )
 cause(
     "imbalanced-targets",
-    "One class is nearly all of the data, and the model learns to name it.",
+    "Nearly all targets are of one class: to name that one is nearly enough.",
     "Weight the loss by class, draw batches evenly, and measure with balanced accuracy.",
     {"uneven-targets": if_nothing_is_learnt(0.85, 0.6)},
     f"same-output-for-all {_STANDSTILL}",
 )
 cause(
     "wrong-optimizer-settings",
-    "The optimizer's eps, betas or momentum are not what they usually are, and little is learnt.",
+    "The optimizer's eps, betas or momentum are far from what they usually are.",
     "Go back to its defaults (Adam: eps=1e-8, betas=(0.9, 0.999); SGD: momentum=0.9).",
     {"odd-optimizer-settings": if_nothing_is_learnt(0.9, 0.75)},
     f"update-ratio-low update-ratio-high loss-oscillation loss-divergence loss-explosion growing-norm {_STANDSTILL}",
@@ -261,8 +261,8 @@ cause(
 )
 cause(
     "wrong-schedule",
-    "The learning rate was taken away too early: the schedule is too short, or stepped too often.",
-    "Look at the schedule's length and unit, and at where scheduler.step() is called.",
+    "The learning rate's schedule does not fit the run: it takes the rate away too early, or never ends its warm-up.",
+    "Look at the schedule's length and unit (steps or epochs), and at where scheduler.step() is called.",
     {"learning-rate-gone": 0.92, "learning-rate-still-rising": 0.93},
     "update-ratio-low loss-explosion loss-divergence growing-norm norm-spike norm-jump loss-spike spiky-loss "
     "loss-oscillation zero-gradients zero-gradient-tensors same-output-for-all learning-rate-out-of-bounds "
@@ -285,8 +285,9 @@ cause(
 )
 cause(
     "batch-size",
-    "Batches are so small that noise outweighs the gradient.",
-    "Take larger batches, accumulate gradients, or lower the learning rate.",
+    "Batches are so small that noise outweighs the gradient, or so large that an epoch has hardly any steps.",
+    "Too small: take larger batches, accumulate gradients, or lower the learning rate. Too large: take smaller ones, "
+    "or more epochs.",
     {"tiny-batches": 0.9, "few-steps-an-epoch": 0.85},
     f"loss-oscillation norm-spike loss-spike spiky-loss clip-rate-high {_STANDSTILL}",
 )
@@ -329,7 +330,7 @@ cause(
 )
 cause(
     "model-cannot-fit",
-    "Everything works, and the model does not get further: it lacks what the task needs.",
+    "The model gets no further, and nothing else is seen that holds it back: it may lack what the task needs.",
     "See whether it can learn one batch by heart; then make it wider or deeper, or give it what tells inputs apart.",
     {
         "layers-without-activation": 0.85,
@@ -347,7 +348,7 @@ cause(
 )
 cause(
     "unshuffled-data",
-    "Batches hold one class each: the model forgets one while it learns the next.",
+    "Batches hold one class each, or nearly: the model forgets one while it learns the next.",
     "Shuffle the data before each epoch: DataLoader(shuffle=True), or a random permutation.",
     {"sorted-targets": 0.96},
     "loss-spike spiky-loss norm-spike periodic-loss-spikes loss-oscillation loss-explosion loss-divergence no-warm-up "

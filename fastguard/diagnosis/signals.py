@@ -180,6 +180,11 @@ class Signals:
             return math.nan
         return (first - self.history.loss_trend.best) / abs(first)
 
+    @property
+    def come_down(self) -> str:
+        """`progress` in words, after "the loss has"."""
+        return f"come down by {self.progress:.0%} at best" if self.progress >= 0.005 else "not come down"
+
     @cached_property
     def is_learnt_anew(self) -> bool:
         """Whether the loss has come down from the newest of its `jumps`, by three tenths, and does not rise again.

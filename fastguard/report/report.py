@@ -107,7 +107,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        lines = [self._status_line()]
+        lines = [self._status_line(), *self._unobserved_line()]
         told: set[str] = set()
         for one in self.causes:
             lines += ["", *_cause_lines(one)]
@@ -129,6 +129,17 @@ class Report:
             return "NOTHING TO REPORT: no step has been recorded yet"
         after = count(numbers["num_steps"], "step")
         return f"{self.status.upper().replace('-', ' ')} after {after}: {num_of_each(self.findings)}"
+
+    def _unobserved_line(self) -> list[str]:
+        """Where nothing was found: what nobody looked at, as silence there is not health."""
+        seen = {
+            "validation loss": "val_loss_last" in self.numbers,
+            "activations": self.modules,
+            "weights": self.weights,
+        }
+        missing = ", ".join(name for name, there in seen.items() if not there)
+        is_of_steps = self.numbers["num_steps"] and "skip_rate" in self.numbers
+        return [f"    not observed: {missing}"] if missing and self.status == "healthy" and is_of_steps else []
 
 
 def build_report(
@@ -350,8 +361,9 @@ def place_of(finding: Finding) -> str:
 def _cause_lines(one: Finding) -> list[str]:
     seen = ", ".join(symptom.rule for symptom in one.symptoms)
     sureness = f" (confidence {one.confidence:.2f})" if one.confidence else ""  # "unknown" has none
+    likelihood = "Possible" if 0.0 < (one.confidence or 0.0) < 0.5 else "Likely"
     return [
-        *_wrap(f"Likely cause: {one.rule}{sureness}{place_of(one)}", ""),
+        *_wrap(f"{likelihood} cause: {one.rule}{sureness}{place_of(one)}", ""),
         *_wrap(one.summary, "    "),
         *_wrap(f"seen as: {seen}", "    "),
         *_wrap(f"what to do: {one.recommendation}", "    "),

@@ -184,7 +184,8 @@ def spiky_loss(history: TrainingHistory, *, num_spikes: int = 8, steps: int = 10
     if len(spikes) < num_spikes:
         return None
     return Finding(
-        f"The loss had {len(spikes)} spikes of 6 standard deviations or more in the last {steps} steps.",
+        f"The loss had {len(spikes)} spikes of 6 standard deviations or more in the last "
+        f"{min(steps, history.num_steps)} steps.",
         spikes[0].first_step,
         spikes[-1].last_step,
         severity="info",

@@ -108,7 +108,7 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
                 return None
             return Finding(
                 f"The run began at its full learning rate of {lrs[0]:.3g}, and the loss rose from {first:.4g} to "
-                f"{max(losses):.4g} in its first {within} steps.",
+                f"{max(losses):.4g} in its first {len(losses)} losses.",
                 s.loss_entries[i - run + 1].step,
                 s.loss_entries[i].step,
                 severity="info" if is_harmless or not has_lasted else "warning",

@@ -67,8 +67,8 @@ def steps_too_large(
     if value is None or value < ratio or len(s.losses) < min_steps or s.progress >= progress:
         return None
     return Finding(
-        f"At a learning rate of {max(s.lrs[-64:]):.3g} a step changes the median weight by an estimated {value:.2g} of "
-        "its first size.",
+        f"At a learning rate of {max(s.lrs[-64:]):.3g} a step changes the median weight by an estimated {value:.2g} "
+        "times its first size.",
         *ends(history.clean),
         evidence={"update_ratio": value, "threshold": ratio},
         confidence=0.9 if value > 3 * ratio else 0.75,
@@ -133,7 +133,7 @@ def _target_size(history: TrainingHistory) -> float:
     "learning-rate-unusual",
     reads="learning rates of the whole run, and the optimizer's kind",
     source="our own: the defaults of torch.optim, and what is used in practice around them, with room to spare",
-    remedy="Adam is used with 1e-5 to 1e-2, SGD with 1e-3 to 1, Adadelta with about 1, Adagrad with 1e-2.",
+    remedy="Begin with what is usual: Adam 1e-5 to 1e-2, SGD 1e-3 to 1, Adadelta about 1, Adagrad 1e-2.",
     needs_descent=True,
     needs_harm=True,
 )
@@ -161,7 +161,7 @@ def learning_rate_unusual(
     is_far = largest > far * high * max(1.0, _target_size(history)) and (estimated_update_ratio(history) or 0.0) > 0.3
     evidence = {"lr": largest, "is_high": largest > high, "threshold_low": low, "threshold_high": high}
     return Finding(
-        f"{kind} runs with a learning rate of {largest:.3g}; it is used with {low:g} to {high:g}.",
+        f"{kind} runs with a learning rate of {largest:.3g}; below {low:g} or above {high:g} it is hardly ever used.",
         history.clean[0].step if history.clean else None,
         history.clean[-1].step if history.clean else None,
         severity="warning" if is_slow or is_far else "info",

@@ -32,8 +32,8 @@ _LINEAR = "AddmmBackward0"
 _WITH_LOGITS = "binary cross-entropy with logits"
 _OF_PROBABILITIES = "binary cross-entropy"
 _SQUARED = "squared error"
-OF_SEQUENCES = "connectionist temporal classification"
-_ONCE = {"ExpBackward0": "exponential", "SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
+OF_SEQUENCES = "CTC loss"
+_ONCE = {"ExpBackward0": "an exponential", "SoftmaxBackward0": "a softmax", "SigmoidBackward0": "a sigmoid"}
 
 
 def loss_and_activation(ops: tuple[str, ...]) -> tuple[str, str]:
@@ -134,7 +134,7 @@ def _misfit(history: TrainingHistory, kind: str) -> tuple[str, bool]:
         return "The loss is Inf at every step: the model's output has fewer frames than its targets have labels.", True
     twice = next((_ONCE[a] for a, b in pairwise(ops) if a == b and a in _ONCE), "")
     if twice and history.num_clean:
-        return f"The loss takes the {twice} of what is the output of a {twice} already.", False
+        return f"Two operations in a row on the way to the loss are both {twice}.", False
     if ops[:1] not in (("NllLoss2DBackward0",), ("NllLossNdBackward0",)) or "LogSoftmaxBackward0" not in ops:
         return "", False
     below = [op for op in ops[ops.index("LogSoftmaxBackward0") + 1 :] if op != "AddBackward0"][:3]
@@ -171,7 +171,7 @@ def bounded_output(
     stuck = [x for x in samples if _at_its_end(last[0], x)]
     is_stuck = len(samples) >= 2 and len(stuck) == len(samples)
     return Finding(
-        f"The model ends in {last[0]}, and {s.progress:.0%} of the loss has been gained."
+        f"The model ends in {last[0]}, and the loss has {s.come_down}."
         + (" Its output stands at the end of its range." if is_stuck else ""),
         *span(history),
         severity="warning" if is_stuck or (len(s.losses) >= 2 * min_steps and s.progress < clear) else "info",

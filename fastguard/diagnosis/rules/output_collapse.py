@@ -47,9 +47,9 @@ def outputs_become_alike(
     if is_squared_error(history) and (apart < 0.0 or apart**2 < 2.0 * s.loss_level):
         return None
     return Finding(
-        f"The spread of the output over a batch fell from {first:.3g} to {newest[-1].output_spread:.3g}, a "
-        f"{newest[-1].output_spread / math.hypot(newest[-1].output_mean, newest[-1].output_std):.0%} of its size, "
-        f"while {s.fall:.0%} of the loss was gained.",
+        f"The spread of the output over a batch fell from {first:.3g} to {newest[-1].output_spread:.3g}, "
+        f"{newest[-1].output_spread / math.hypot(newest[-1].output_mean, newest[-1].output_std):.0%} of the output's "
+        f"size, while the loss came down by {s.fall:.0%}.",
         *span(history),
         layers=last_layer(history),
         evidence={"spread": newest[-1].output_spread, "at_first": first, "fall": s.fall, "threshold": left},

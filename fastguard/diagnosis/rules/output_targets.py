@@ -101,9 +101,9 @@ def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -
     if len(known) < samples:
         return None
     if kind == "cross-entropy" and all(x.output_rows_sum_to_one for x in known):
-        what = "The loss makes its own softmax, and is given one: the output's rows sum to 1."
+        what = "The loss makes its own softmax, and the rows of what it is given sum to 1, as after a softmax."
     elif kind == _WITH_LOGITS and all(x.output_is_unit for x in known):
-        what = "The loss makes its own sigmoid, and is given one: all outputs lie in [0, 1]."
+        what = "The loss makes its own sigmoid, and all it is given lies in [0, 1], as after a sigmoid."
     elif kind == "negative log-likelihood" and any(x.output_max > 1e-6 for x in known):
         what = "The loss takes logarithms of probabilities, and is given numbers above 0."
     else:

@@ -120,7 +120,7 @@ def learning_rate_gone(
     first = entries[-gone]
     return Finding(
         f"Since step {first.step} the learning rate is below {ratio:.0%} of its peak, {peak:.3g}; it is "
-        f"{entries[-1].lr:.3g} now, and {signals_of(history).progress:.0%} of the loss has been gained.",
+        f"{entries[-1].lr:.3g} now, and the loss has {s.come_down}.",
         first.step,
         entries[-1].step,
         evidence={"lr": entries[-1].lr, "peak": peak, "num_steps": gone, "threshold_ratio": ratio},
@@ -330,8 +330,8 @@ def few_steps_an_epoch(
     if not late < (1.0 - fall) * before or not late > 0.1 * history.loss_trend.first:
         return None
     return Finding(
-        f"There are {history.num_clean / len(known):.2g} steps of {max(sizes)} samples to an epoch, and the loss was "
-        "still falling when the run ended.",
+        f"From one validation to the next there are {history.num_clean / len(known):.2g} steps, of up to {max(sizes)} "
+        "samples, and the loss was still falling when the run ended.",
         *span(history),
         evidence={"steps": history.num_clean / len(known), "num_samples": max(sizes), "threshold_steps": steps},
         confidence=0.75,

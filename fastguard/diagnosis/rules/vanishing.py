@@ -49,7 +49,7 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
     has_just_moved = num_zero == len(tensors) and any(e.norm > 0.0 for e in list(history.clean)[-20:])
     layers = tuple(tensors.names[i] for i in at[:8])
     return Finding(
-        f"{num_zero} of {len(tensors)} tensors had a gradient of zeros only at step {record.step}.",
+        f"At step {record.step} the gradients of {num_zero} of {len(tensors)} tensors were nothing but zeros.",
         record.step,
         record.step,
         severity="warning"
@@ -223,7 +223,7 @@ def vanishing_layers(
     is_stuck = not gained >= progress
     names = [name for name in known if tensors[name].log_rms - last < math.log(limit)]
     return Finding(
-        f"Per element, the gradients of the first {count(size, 'tensor')} are {share:.2g} of those of the last {size}; "
+        f"Per element, gradients of the first {count(size, 'tensor')} are {share:.2g} times those of the last {size}; "
         f"{listed(names)} get the least.",
         min(tensors[name].first_step for name in known),
         tensors.last_step,
