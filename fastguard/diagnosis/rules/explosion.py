@@ -240,7 +240,7 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
             is_felt = is_felt_by_the_loss(history) and not signals_of(history).is_learnt_anew
             return Finding(
                 f"The gradient norm jumped at step {spike.first_step} from about {usual:.3g} to {median(after):.3g}, "
-                "and stayed there.",
+                f"the median of the {len(after)} steps from there.",
                 spike.first_step,
                 spike.last_step,
                 severity="warning" if is_felt else "info",

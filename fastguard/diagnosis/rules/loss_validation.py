@@ -95,7 +95,7 @@ def overtraining(history: TrainingHistory, *, patience: int = 10) -> Finding | N
     if len(known) - 1 - best < patience:
         return None
     return Finding(
-        f"The best validation loss, {known[best].val_loss:.4g}, is {len(known) - 1 - best} validations ago.",
+        f"The best validation loss, {known[best].val_loss:.4g}, was reached {len(known) - 1 - best} validations ago.",
         known[best].step,
         known[-1].step,
         severity="info",
