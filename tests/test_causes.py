@@ -363,3 +363,17 @@ class TestContradictions:
     def test_a_loss_that_is_none_has_no_derivative_either(self, loss, can_be):
         history = with_a_derivative_of_infinity(loss)
         assert ("singular-operation" in evidence_for(diagnose(history), history)) == can_be
+
+
+def test_the_module_that_made_the_first_inf_is_named_before_the_tensor_whose_gradient_came_first():
+    history = TrainingHistory()
+    for step in range(25):
+        history.add(make_bad_record(step, ["b", "c"], loss=math.nan, lr=1e-3))
+    plain = diagnose(history)
+    assert [(one.rule, one.layers) for one in find_causes(plain, history)] == [("exploding-gradients", ("c",))]
+    evidence = {"num_modules": 2, "num_nans": 9, "num_infs": 0, "is_origin": True}
+    finding = Finding(
+        "NaN.", 0, 24, severity="critical", layers=("act",), evidence=evidence, rule="non-finite-activations"
+    )
+    (told,) = find_causes([*plain, finding], history)
+    assert told.layers == ("act",) and told.symptoms[0].rule == "non-finite-gradients"

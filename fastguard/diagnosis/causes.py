@@ -227,7 +227,7 @@ def _as_finding(
         next((f.first_step for f in reasons if f.first_step is not None), None),
         max(ends, default=None),
         severity=max(("warning" if "told_by" in f.evidence else f.severity for f in symptoms), key=SEVERITIES.index),
-        layers=next((f.layers for f in reasons if f.layers), ()),
+        layers=_place(symptoms) or next((f.layers for f in reasons if f.layers), ()),
         evidence={"speaks_for_it": [f.rule for f in reasons]},
         confidence=confidence,
         recommendation=one.remedy,
@@ -235,6 +235,11 @@ def _as_finding(
         link=f"docs/rules/causes.md#{one.name}",
         symptoms=tuple(symptoms),
     )
+
+
+def _place(symptoms: Iterable[Finding]) -> tuple[str, ...]:
+    """The module whose inputs were finite and whose output was not, where one was seen: that beats gradients."""
+    return next((f.layers for f in symptoms if f.evidence.get("is_origin")), ())
 
 
 def _unknown(left: list[Finding], told: list[Finding]) -> Finding:
@@ -247,7 +252,7 @@ def _unknown(left: list[Finding], told: list[Finding]) -> Finding:
         min(steps, default=None),
         max(ends, default=None),
         severity=left[0].severity,
-        layers=next((f.layers for f in left if f.layers), ()),
+        layers=_place(left) or next((f.layers for f in left if f.layers), ()),
         confidence=0.0,
         recommendation="Read the findings one by one. Activations (activations=True) and weights (weights=10) under "
         "guard, or fastguard.preflight before the run, may tell more.",

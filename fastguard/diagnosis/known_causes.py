@@ -108,7 +108,7 @@ cause(
 )
 cause(
     "exploding-gradients",
-    "Gradients explode on their way back through the model.",
+    "Gradients, or the activations they come from, explode on their way through the model.",
     "Clip (max_norm at a few times the usual norm), start recurrent weights orthogonal, shorten the sequences, or add "
     "normalisation.",
     {

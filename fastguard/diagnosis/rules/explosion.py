@@ -333,7 +333,7 @@ def unscaled_accumulation(
             return None
         return Finding(
             f"{passes} backward passes are added up for each step, and step {peak.step} changed the median weight by "
-            f"{peak.ratio:.2g} of its norm: it looks as if the losses were not divided by their number.",
+            f"{peak.ratio:.2g} times its norm: it looks as if the losses were not divided by their number.",
             peak.step,
             newest[-1].step,
             evidence={"backward_per_step": passes, "update_ratio": peak.ratio, "threshold": update},

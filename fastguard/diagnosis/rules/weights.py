@@ -64,7 +64,7 @@ def update_ratio_high(
     have_died = _units_have_died(history)
     is_hurt = have_died or _is_hurt(history, kept, patience, restless)
     return Finding(
-        f"Step {sample.step} changed the median weight by {sample.ratio:.2g} of its norm.",
+        f"Step {sample.step} changed the median weight by {sample.ratio:.2g} times its norm.",
         sample.step,
         history.weights.last_step,
         severity="warning" if is_hurt else "info",
