@@ -173,11 +173,21 @@ class TestNoGradient:
         history.note_model(loss_kind="squared error", **last)
         assert find_causes(findings, history)[0].rule == "wrong-output-layer"
 
-    @pytest.mark.parametrize(("width", "expected"), [(1, "wrong-output-layer"), (2, "no-gradient-arrives")])
-    def test_a_softmax_over_one_unit_that_the_loss_makes(self, width, expected):
+    @pytest.mark.parametrize(
+        ("level", "fields", "expected"),
+        [
+            (0.0, {"output_width": 1}, "wrong-output-layer"),
+            (2.3, {"output_width": 1, "output_abs_max": 99.0}, "wrong-output-layer"),
+            (2.3, {"output_width": 14, "output_abs_max": 0.5}, "wrong-output-layer"),  # of [n, 1, 14, 14]: along the 1
+            (2.3, {"output_width": 14, "output_abs_max": 99.0}, "no-gradient-arrives"),  # it may have reached its end
+            (0.0, {"output_width": 14, "output_abs_max": 0.5}, "no-gradient-arrives"),  # all targets may be left out
+        ],
+    )
+    def test_a_softmax_over_one_unit_that_the_loss_makes(self, level, fields, expected):
         findings = diagnose(zeros_at(*NAMES))
         ops = ["BinaryCrossEntropyBackward0", "SelectBackward0", "SoftmaxBackward0", "AddmmBackward0"]
-        history = batches_run(flat_losses(60), batch(output_width=width), loss_ops=ops, loss_kind="zero")
+        losses = flat_losses(60, level=level, noise=0.01 * (level > 0.0))
+        history = batches_run(losses, batch(**fields), loss_ops=ops, loss_kind="zero")
         assert find_causes(findings, history)[0].rule == expected
 
 

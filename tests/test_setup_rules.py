@@ -115,6 +115,10 @@ class TestSetUp:
         assert severity("odd-optimizer-settings", run(falling_losses(200), optimizer_settings=odd)) == "info"
         assert severity("odd-optimizer-settings", run(flat_losses(149), optimizer_settings=odd)) == "info"
 
+    def test_odd_settings_of_a_run_that_has_lost_what_it_had_learnt(self):
+        losses = [*falling_losses(100, floor=0.01), *flat_losses(100, level=4.0)]
+        assert severity("odd-optimizer-settings", run(losses, optimizer_settings=settings(eps=0.1))) == "warning"
+
     @pytest.mark.parametrize(
         ("full", "gone", "lr", "fires"),
         [

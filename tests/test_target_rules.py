@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
-from fastguard.diagnosis import RULES
+from fastguard.diagnosis import RULES, diagnose, find_causes
 
 from faulty_runs import BAD
 from made_runs import batch, batches_run, falling_losses, flat_losses, passed, run
@@ -17,6 +18,7 @@ def severity(name, history):
     return finding and finding.severity
 
 
+BINARY = {"target_range": [0.0, 1.0]}
 ZEROS = {"target_mean": 0.0, "target_std": 0.0, "target_range": [0.0, 0.0]}
 
 
@@ -109,6 +111,8 @@ def test_answer_in_inputs(fields, notes, losses, expected):
         ({"target_dependence": 1.7}, None),
         ({"target_dependence": None}, None),  # as of an old log
         ({"loss_kind": "squared error", "loss_ops": ["MeanBackward0", "GatherBackward0"]}, None),  # values of actions
+        ({"loss_kind": "squared error", "loss_ops": ["NllLossBackward0", "LogSoftmaxBackward0"]}, None),  # of pairs
+        ({"loss_kind": "squared error", "loss_ops": ["L1LossBackward0"]}, "warning"),
         ({"objective": "reward"}, None),
         ({"objective": "game"}, None),
     ],
@@ -262,10 +266,11 @@ def test_outputs_of_validation_may_be_probabilities():
 @pytest.mark.parametrize(
     ("history", "expected"),
     [
-        (squared(target_binary_share=0.99), "warning"),
-        (squared(target_binary_share=0.98), None),
-        (squared(flat_losses(30), target_binary_share=1.0), "info"),
-        (squared(falling_losses(200, start=1.0, floor=0.01, pace=10.0), target_binary_share=1.0), "info"),
+        (squared(**BINARY, target_binary_share=0.99), "warning"),
+        (squared(**BINARY, target_binary_share=0.98), None),
+        (squared(target_binary_share=1.0), None),  # of one batch: another's went from -2 to 2
+        (squared(flat_losses(30), **BINARY, target_binary_share=1.0), "info"),
+        (squared(falling_losses(200, start=1.0, floor=0.01, pace=10.0), **BINARY, target_binary_share=1.0), "info"),
         (squared(target_binary_share=1.0, target_std=0.0), None),  # one-target
         (run([1.0, -0.1], loss_kind="cross-entropy"), "warning"),
         (
@@ -332,3 +337,12 @@ def test_a_loss_at_the_entropy_of_the_targets(entropy, num_targets, slope, fires
     history.batches.add(0, [dataclasses.replace(pair.batch, output_width=10)])
     history.note_model(loss_kind="cross-entropy", target_entropy=entropy, num_targets=num_targets)
     assert (RULES["loss-at-chance"](history) is not None) == fires
+
+
+@pytest.mark.parametrize("mean", [1e4, 0.0])
+def test_large_targets_whose_loss_ended_at_its_third_step(mean):
+    notes = {"target_mean": mean, "target_std": 1.0, "squared_losses": [1e8], "loss_kind": "squared error"}
+    history = run([1e8, 4e7, 1e26, *[math.nan] * 25], [1e6, 1e7, 1e23, *[math.nan] * 25], **notes)
+    assert severity("target-scale", history) == ("warning" if mean else None)
+    told = [one.rule for one in find_causes(diagnose(history), history)]
+    assert ("unnormalised-targets" in told) == bool(mean)

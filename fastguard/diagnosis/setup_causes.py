@@ -40,7 +40,7 @@ def _wrong_range(finding: Finding, history: TrainingHistory, found: Found) -> fl
 def _from_scale(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Inputs far off are to blame for steps that jump and for standstill; not where all goes well."""
     is_far = finding.confidence > 0.8
-    if any(name in found for name in (*_STANDING, *_UNSTEADY)):
+    if any(name in found for name in (*_STANDING, *_UNSTEADY, "non-finite-loss")):
         return 0.9 if is_far else 0.7
     return 0.6 if finding.severity != "info" else 0.2
 
@@ -106,10 +106,15 @@ def _never_learnt(history: TrainingHistory, found: Found) -> bool:
 
 
 def _takes_one_softmax(history: TrainingHistory) -> bool:
-    """The loss makes a softmax of one unit, and no gradient of it is anything but zero."""
-    widths = {x.output_width for _, x in history.batches if x.training and x.with_grad}
-    is_made = any(op in ("SoftmaxBackward0", "LogSoftmaxBackward0") for op in history.model.loss_ops[:5])
-    return widths == {1} and is_made and history.model.loss_kind == "zero"
+    """The loss makes a softmax of one unit, or along an axis of one, and no gradient of it is anything but zero.
+
+    Along an axis of several it is not, at outputs below 10, if the loss is: then it has gradients that are not zero.
+    """
+    samples = [x for _, x in history.batches if x.training and x.with_grad]
+    ops, widths = history.model.loss_ops[:5], {x.output_width for x in samples}
+    is_of_one = widths == {1} and ("SoftmaxBackward0" in ops or "LogSoftmaxBackward0" in ops)
+    is_small = bool(samples) and all(x.output_abs_max < 10.0 for x in samples) and history.losses.min > 0.0
+    return history.model.loss_kind == "zero" and (is_of_one or (is_small and "SoftmaxBackward0" in ops))
 
 
 def _reaches_the_output(history: TrainingHistory, found: Found) -> bool:
@@ -217,7 +222,7 @@ cause(
         **dict.fromkeys(("underfitting", "loss-explosion", "no-warm-up"), _first_loss_is_huge),
     },
     f"norm-spike growing-norm loss-divergence loss-oscillation update-ratio-high steps-too-large clip-rate-high "
-    f"layer-norm-imbalance {_STANDSTILL}",
+    f"layer-norm-imbalance non-finite-loss non-finite-gradients skip-run {_STANDSTILL}",
 )
 cause(
     "wrong-loss",

@@ -106,12 +106,13 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
 def unrelated_targets(history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7) -> Finding | None:
     """In the batches looked at near inputs have targets no nearer than chance makes them, within `z` of its deviations.
 
-    Silent where a validation loss came below a share `carried` of the first losses, or of what knowing nothing gives.
+    Silent where a validation loss came below a share `carried` of the first losses, or of what knowing nothing gives,
+    and where samples are told from one another, as by contrastive losses.
     """
     found, s = history.model.target_dependence, signals_of(history)
     begin = min(s.initial_loss, s.chance or math.inf) if history.losses.min >= 0.0 else -math.inf
     has_carried_over = any(v.val_loss < carried * begin for v in history.validations)
-    if found is None or found >= z or has_carried_over or may_rise(history):
+    if found is None or found >= z or has_carried_over or may_rise(history) or _is_of_pairs(history):
         return None
     return Finding(
         "In the first batches samples with inputs that are alike have targets no more alike than others do.",
@@ -119,6 +120,11 @@ def unrelated_targets(history: TrainingHistory, *, z: float = 1.64, carried: flo
         evidence={"dependence": found, "threshold": z},
         confidence=0.85,
     )
+
+
+def _is_of_pairs(history: TrainingHistory) -> bool:
+    """A classification whose gradient is none of one: its classes are of what comes of several outputs together."""
+    return history.model.loss_ops[:1] == ("NllLossBackward0",) and history.model.loss_kind == "squared error"
 
 
 @rule(
@@ -218,8 +224,8 @@ def target_scale(
     Or of an absolute or Huber's error that began above `size`, and above ten times the first outputs; or, of any size,
     targets whose mean no output ever came near, while the loss fell, and stands above `reach` times what that
     mean alone would give. Info; a warning if after `min_steps` losses less than a share `progress` of the first has
-    been gained, or the loss is twice what their mean alone would give, or stands or ends there, or the run ends on its
-    way down from there; of an absolute error, if the newest losses are still above `size`.
+    been gained, or one was NaN or Inf, or the loss is twice what their mean alone would give, or stands or ends there,
+    or the run ends on its way down from there; of an absolute error, if the newest losses are still above `size`.
     """
     notes, s = history.model, signals_of(history)
     is_known = history.losses.count >= min_steps
@@ -230,7 +236,9 @@ def target_scale(
     is_apart = is_apart and _never_comes_near(history, notes.target_mean, 0.5 * notes.target_std)
     if rms <= size and not is_apart:
         return None
-    is_hurt = is_known and (s.loss_level > 2.0 * variance or not s.fall >= progress)
+    is_hurt = history.first_bad_loss_step >= 0 or (
+        is_known and (s.loss_level > 2.0 * variance or not s.fall >= progress)
+    )
     is_hurt = is_hurt or (is_known and history.has_ended and not s.progress >= progress)
     is_hurt = is_hurt or (is_known and s.progress < 0.05 and (s.stands or history.has_ended))
     is_hurt = is_hurt or (is_known and history.has_ended and _ends_on_its_way(s, 0.3 * variance))

@@ -161,7 +161,8 @@ def loss_against_targets(
             confidence=0.9,
         )
     is_one = notes.target_std is not None and notes.target_std < 1e-3  # all 0, as of a residual: read off to rounding
-    if kind != "squared error" or (notes.target_binary_share or 0.0) < binary or is_one:
+    is_beyond = any(not -0.01 <= end <= 1.01 for end in notes.target_range)  # of another batch than the share
+    if kind != "squared error" or (notes.target_binary_share or 0.0) < binary or is_one or is_beyond:
         return None
     return Finding(
         "The loss is a squared error, and all its targets are 0 or 1: they look like classes.",

@@ -71,7 +71,7 @@ def odd_optimizer_settings(
     """eps from `eps` on, a momentum or beta1 above `momentum`, a beta2 below 0.5 or of nearly 1.
 
     Info; a warning if after `min_steps` losses, or at the end, less than a share `progress` of the first has been
-    gained; four fifths where a beta2 is below 0.5, or eps is 1 or more.
+    gained, or was lost again; four fifths where a beta2 is below 0.5, or eps is 1 or more.
     """
     odd = [text for settings in history.model.optimizer_settings for text in _odd_settings(settings, eps, momentum)]
     if not odd or not history.num_clean:
@@ -81,7 +81,8 @@ def odd_optimizer_settings(
     is_far = any("betas" in text and float(text[:-1].split()[-1]) < 0.5 for text in odd)
     is_far = is_far or any(isinstance(value, (int, float)) and value >= 1.0 for value in values)
     is_slow = has_had_time(history, min_steps) and gained < (max(progress, 0.8) if is_far else progress)
-    is_slow = is_slow and (is_far or is_harmed(history) is not False)
+    harm = is_harmed(history)
+    is_slow = (is_slow and (is_far or harm is not False)) or (has_had_time(history, min_steps) and harm is True)
     kinds = {str(settings.get("kind")) for settings in history.model.optimizer_settings}
     return Finding(
         f"{listed(sorted(kinds))} runs with unusual settings: {listed(list(dict.fromkeys(odd)))}.",
