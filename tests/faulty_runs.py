@@ -213,7 +213,7 @@ BAD = {
     "loss-oscillation": run(
         [*falling_losses(160, noise=0.01), *[0.9 + 0.4 * (-1) ** s for s in range(120)]]
     ),
-    "loss-not-decreasing": run(flat_losses(150)),
+    "loss-not-decreasing": run(flat_losses(210)),
     "underfitting": run([*falling_losses(40, pace=8.0, floor=1.9), *flat_losses(160, level=1.9)]),
     "loss-plateau": run([*falling_losses(200, noise=0.0), *[0.3 + 1e-6 * (s % 5) for s in range(80)]]),
     "overfitting": run(_overfit_losses, val_losses=_overfit_val),
@@ -223,7 +223,7 @@ BAD = {
     ),
     "learning-rate-jump": run(falling_losses(200), lrs=[1e-3 if s < 120 else 1e-2 for s in range(200)]),
     "learning-rate-out-of-bounds": run(falling_losses(100), lrs=[50.0] * 100),
-    "no-warm-up": run([2.3, 2.4, 2.3, *[4.0] * 20, *falling_losses(80)]),
+    "no-warm-up": run([2.3, 2.4, 2.3, *[4.0] * 120]),
     "scheduler-not-stepping": run(falling_losses(100), lrs=[1e-5] * 100, has_scheduler=True, initial_lr=1e-3),
     "periodic-loss-spikes": run(bend(falling_losses(300), range(27, 300, 44), lambda v: v + 2.0)),
     "label-noise": run(falling_losses(400), val_losses={s: 2.3 + s / 200 for s in range(19, 400, 20)}),

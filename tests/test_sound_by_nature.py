@@ -39,7 +39,7 @@ def test_a_term_that_is_to_grow_is_seen_in_the_graph(ops, expected):
 
 @pytest.mark.parametrize(("ops", "expected"), [((), "warning"), (ACTOR_CRITIC, "info")])
 def test_a_loss_with_a_reward_in_it_may_rise(ops, expected):
-    history = run([1.0, 1.0, 1.0, *[4.0] * 70], loss_ops=ops)
+    history = run([1.0, 1.0, 1.0, *[4.0] * 120], loss_ops=ops)
     assert severity("no-warm-up", history) == expected
 
 
@@ -66,7 +66,7 @@ def test_a_loss_that_rises_with_what_is_learnt_has_not_diverged(ops, is_told):
     norms = [1.0] * 100 + [1.0 + 0.1 * step for step in range(90)]
     told = {name: severity(name, run(losses, norms, loss_ops=ops)) for name in ("loss-divergence", "divergence-ahead")}
     assert [one is not None for one in told.values()] == [is_told, is_told]
-    flat = run(flat_losses(150), loss_ops=ops)
+    flat = run(flat_losses(200), loss_ops=ops)
     assert severity("loss-not-decreasing", flat) == ("warning" if is_told else "info")
 
 
@@ -82,7 +82,7 @@ def test_noise_around_one_level_is_no_rise(seed):
 
 
 def test_what_is_far_below_chance_has_not_risen():
-    losses = [0.01, 0.01, 0.01, *[0.05] * 70]
+    losses = [0.01, 0.01, 0.01, *[0.05] * 120]
     ops = ("NllLossBackward0", "LogSoftmaxBackward0")
     known = batches_run(losses, batch(output_width=10), loss_ops=ops)
     assert signals_of(known).chance > 2.3

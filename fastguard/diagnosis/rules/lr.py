@@ -9,7 +9,7 @@ from ...history import TrainingHistory
 from ..finding import Finding
 from ..needs import may_rise
 from ..registry import rule
-from ..signals import ends, jumps, noise, signals_of
+from ..signals import ends, has_had_time, jumps, noise, signals_of
 
 TITLE = "Learning rate"
 
@@ -82,13 +82,12 @@ def learning_rate_out_of_bounds(
     needs_harm=True,
 )
 def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, within: int = 60) -> Finding | None:
-    """The run began at its full learning rate, and its loss rose above `rise` times its first three for `run` steps in
-    a row.
+    """The run began at its full learning rate, and its loss rose above `rise` times its first for `run` steps in a row.
 
-    `within` the first so many steps, and while those are still in the window. Above by twice their noise, too, for
-    the lowest of three is taken. Info until all of these steps are taken, once the loss is below its first, where it
-    may rise, and where it stays below a tenth of the loss of one who knows nothing. Silent where it
-    jumped within one step after the first ten: the data did.
+    `within` the first so many steps, and while those are still in the window. The first loss is of weights that no step
+    has changed yet; above it by twice the noise, too. Info until twice as many steps are taken or the run has ended,
+    once the loss is below its first, where it may rise, and where it stays below a tenth of the loss of one who knows
+    nothing. Silent where it jumped within one step after the first ten: the data did.
     """
     s = signals_of(history)
     losses, lrs = s.losses[:within], s.lrs
@@ -96,8 +95,7 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
         return None
     if len(lrs) >= within and lrs[-1] < 0.5 * lrs[0]:
         return None
-    first = sorted(losses[:3])[0]
-    usual, has_lasted = noise(losses), len(losses) >= within or history.has_ended
+    first, usual, has_lasted = losses[0], noise(losses), has_had_time(history, 2 * within)
     is_harmless = s.loss_level < first or may_rise(history) or max(losses, default=0.0) < 0.1 * s.chance
     limit = max(rise * first, 0.0 if math.isnan(usual) else first + 2.0 * usual)
     in_a_row = 0
