@@ -100,7 +100,7 @@ RIGHT = {
     "wrong-output-layer": BAD["output-against-loss"],
     "unnormalised-inputs": BAD["input-scale"],
     "unnormalised-targets": batches_run(
-        flat_losses(150, level=1e4, noise=10.0), batch(), loss_ops=["MseLossBackward0", "AddmmBackward0"]
+        flat_losses(210, level=1e4, noise=10.0), batch(), loss_ops=["MseLossBackward0", "AddmmBackward0"]
     ),
     "wrong-optimizer-settings": BAD["odd-optimizer-settings"],
     "clipped-away": run(

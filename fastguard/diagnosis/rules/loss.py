@@ -9,7 +9,7 @@ from ...stats.running import quantiles
 from ..finding import Finding
 from ..needs import asks_itself, floor_at_zero, is_lbfgs, may_rise, rewarded
 from ..registry import rule
-from ..signals import ends, jumps, median, noise, signals_of, slow_noise
+from ..signals import ends, has_had_time, jumps, median, noise, signals_of, slow_noise
 
 TITLE = "Loss"
 
@@ -241,13 +241,15 @@ def loss_oscillation(
     needs_descent=True,
 )
 def loss_not_decreasing(
-    history: TrainingHistory, *, progress: float = 0.02, z: float = 1.0, min_steps: int = 100
+    history: TrainingHistory, *, progress: float = 0.02, z: float = 1.0, min_steps: int = 100, patience: int = 200
 ) -> Finding | None:
     """After `min_steps` steps the best average of the loss is not a share `progress` below the run's first ten losses.
 
     Steps count from half of the largest learning rate on, and none while it rises: a warm-up is given its time. Silent
     where the newest losses are twice that, or `z` times their noise, below the first: the fall has just begun. Info
-    where a term of the loss is to grow, or targets with what is learnt.
+    before `patience` losses unless the run has ended; where the line through the newest two thirds falls by three
+    standard errors; where the loss came down before: it is below what knowing nothing of the inputs gives, or far below
+    the very first; and where a term of the loss is to grow, or targets with what is learnt.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -258,11 +260,13 @@ def loss_not_decreasing(
     noise_of_ten = z * s.loss_noise / math.sqrt(10.0)
     if s.loss_level < trend.first - max(2 * progress * abs(trend.first), noise_of_ten):
         return None
+    fallen, error = _fall(s.losses[len(s.losses) // 3 :])
+    may_be_fine = s.is_at_a_floor or fallen > 3.0 * error > 0.0 or not has_had_time(history, patience)
     return Finding(
         f"After {trend.count} steps the loss is {s.loss_level:.4g}; it was {trend.first:.4g} in the beginning.",
         history.clean[0].step,
         s.loss_entries[-1].step,
-        severity="info" if may_rise(history) else "warning",
+        severity="info" if may_be_fine or may_rise(history) else "warning",
         evidence={"level": s.loss_level, "first": trend.first, "progress": s.fall, "threshold": progress},
         confidence=0.85,
     )
@@ -284,13 +288,15 @@ def underfitting(
     flat: float = 0.03,
     flat_both: float = 0.06,
     validations: int = 4,
+    patience: int = 200,
 ) -> Finding | None:
     """Over the newest two thirds of the run the loss has fallen by less than `flat` of it, surely, and stands high.
 
     High: less than a share `progress` of the first losses has been gained. Surely: the line through the losses, plus
     two standard errors. Less than `flat_both` will do where at least `validations` validation losses of these steps
     have fallen by less than `flat`. From `min_steps` steps on, within the window, up to a decay to a third. Silent
-    where the loss is known to be none that ends at zero, as a density is.
+    where the loss is known to be none that ends at zero, as a density is. Info before `patience` losses unless the run
+    has ended, and where it came down before: below what knowing nothing of the inputs gives, or far below the first.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -312,6 +318,7 @@ def underfitting(
         f"{1.0 - s.fall:.0%} of where it began.",
         start,
         s.loss_entries[-1].step,
+        severity="warning" if has_had_time(history, patience) and not s.is_at_a_floor else "info",
         evidence={"level": median(part), "first": trend.first, "fallen": fallen, "threshold_flat": limit},
         confidence=0.8,
     )

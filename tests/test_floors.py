@@ -1,0 +1,70 @@
+"""A loss that stands: where it is known to have come down, or may yet, that is no fault."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fastguard.diagnosis import RULES
+
+from made_runs import batch, batches_run, falling_losses, flat_losses, run
+
+CLASSES = {"loss_kind": "cross-entropy", "target_entropy": math.log(10), "num_targets": 512, "num_target_classes": 10}
+
+
+def severity(rule, history, **thresholds):
+    finding = RULES[rule](history, **thresholds)
+    return None if finding is None else finding.severity
+
+
+def of_classes(losses, **notes):
+    return batches_run(losses, batch(output_width=10), **{**CLASSES, **notes})
+
+
+@pytest.mark.parametrize(
+    ("level", "notes", "expected"),
+    [
+        (2.25, {}, "info"),  # surely below ln 10, so something is known of the targets
+        (2.30, {}, "warning"),
+        (2.25, {"target_entropy": 2.25}, "warning"),  # that is how uneven the classes are
+        (2.25, {"target_entropy": 2.25, "num_targets": 40}, "info"),  # so few of ten classes understate it by 0.11
+        (2.60, {}, "warning"),  # worse than guessing
+        (0.40, {}, "info"),  # a trained model, trained on
+    ],
+)
+def test_a_loss_below_what_knowing_nothing_gives_has_been_learnt(level, notes, expected):
+    assert severity("loss-not-decreasing", of_classes(flat_losses(250, level=level), **notes)) == expected
+
+
+@pytest.mark.parametrize(("noise", "expected"), [(0.02, "info"), (0.1, "warning")])
+def test_a_level_is_below_chance_only_where_its_noise_allows_to_say_so(noise, expected):
+    assert severity("loss-not-decreasing", of_classes(flat_losses(250, level=2.25, noise=noise))) == expected
+
+
+@pytest.mark.parametrize(("floor", "expected"), [(2.2, "info"), (2.31, "warning")])
+def test_a_loss_that_fell_to_a_floor_below_chance_is_no_underfitting(floor, expected):
+    losses = [*falling_losses(40, start=2.5, pace=8.0, floor=floor, noise=0.002), *flat_losses(200, level=floor)]
+    assert severity("underfitting", of_classes(losses)) == expected
+
+
+@pytest.mark.parametrize(("first", "expected"), [(9.0, "info"), (2.6, "warning")])
+def test_a_fall_that_was_over_before_there_were_ten_losses_is_a_fall(first, expected):
+    assert severity("loss-not-decreasing", run([first, *flat_losses(250)])) == expected
+
+
+@pytest.mark.parametrize(("a_step", "expected"), [(1e-4, "info"), (0.0, "warning")])
+def test_a_loss_that_surely_falls_if_slowly_is_decreasing(a_step, expected):
+    losses = [loss - a_step * step for step, loss in enumerate(flat_losses(250))]
+    assert severity("loss-not-decreasing", run(losses)) == expected
+
+
+@pytest.mark.parametrize("rule", ["loss-not-decreasing", "underfitting"])
+@pytest.mark.parametrize(
+    ("count", "has_ended", "expected"), [(150, False, "info"), (150, True, "warning"), (200, False, "warning")]
+)
+def test_a_plateau_is_given_time_to_end_unless_the_run_does(rule, count, has_ended, expected):
+    history = run([2.4] * 10 + flat_losses(count - 10, level=2.39))
+    history.has_ended = has_ended
+    assert severity(rule, history) == expected
+    assert severity(rule, history, patience=100) == "warning"
