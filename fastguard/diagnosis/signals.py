@@ -158,16 +158,17 @@ class Signals:
     def is_at_a_floor(self) -> bool:
         """Whether a loss that stands came down before, so that what is left may be noise.
 
-        The newest 64 lie, by 1 % and six standard errors, below what the targets' frequencies alone give: `chance`, or
-        their entropy, which n targets of C classes understate by (C - 1) / 2n (Miller 1955). Where neither is known,
-        they lie a fifth below the very first loss, and four times their noise: the fall was over before there were ten.
+        64 losses from a third of the window on, before samples are learnt by heart, lie by 1 % and six standard errors
+        below what the targets' frequencies alone give: `chance`, or their entropy, which n targets of C classes
+        understate by (C - 1) / 2n (Miller 1955). Where neither is known, they lie a fifth below the very first loss,
+        and four times their noise: the fall was over before there were ten.
         """
-        notes, newest = self.history.model, self.losses[-64:]
+        notes, settled = self.history.model, self.losses[len(self.losses) // 3 :][:64]
         known = [self.chance] if self.chance else []
         if notes.target_entropy is not None and notes.num_targets:
             known.append(notes.target_entropy + ((notes.num_target_classes or 1) - 1) / (2 * notes.num_targets))
-        level, first = sum(newest) / len(newest), self.history.loss_trend.firsts[0]
-        error = math.sqrt(sum((loss - level) ** 2 for loss in newest)) / len(newest)
+        level, first = sum(settled) / len(settled), self.history.loss_trend.firsts[0]
+        error = math.sqrt(sum((loss - level) ** 2 for loss in settled)) / len(settled)
         if known:
             return level + 6.0 * error < 0.99 * min(known)
         return first - level > max(0.2 * abs(first), 4.0 * self.loss_noise)

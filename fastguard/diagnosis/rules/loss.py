@@ -288,7 +288,7 @@ def underfitting(
     flat: float = 0.03,
     flat_both: float = 0.06,
     validations: int = 4,
-    patience: int = 200,
+    patience: int = 150,
 ) -> Finding | None:
     """Over the newest two thirds of the run the loss has fallen by less than `flat` of it, surely, and stands high.
 
