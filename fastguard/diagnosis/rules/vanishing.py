@@ -9,8 +9,9 @@ from ...history import TensorTrack, TrainingHistory
 from ...history.updates import is_bias
 from ...stats.columns import INDEX
 from ..finding import Finding, count, listed
+from ..needs import may_rise
 from ..registry import rule
-from ..signals import ends, exp, has_had_time, is_felt_by_the_loss, median, signals_of
+from ..signals import BLOCK, ends, exp, has_had_time, is_felt_by_the_loss, median, signals_of
 
 TITLE = "Gradients too small"
 
@@ -193,49 +194,70 @@ def vanishing_layers(
     ratio_alone: float = 1e-5,
     ratio_stuck: float = 0.02,
     progress: float = 0.6,
+    progress_late: float = 0.9,
     min_steps: int = 100,
 ) -> Finding | None:
     """The first quarter of the tensors has a median gradient below `ratio` of the last quarter's, element for element.
 
     Or below `ratio_stuck` where it falls off evenly from layer to layer, and after `min_steps` losses less than a third
-    of the share `progress` was gained. A warning if the loss has not come down by `progress`, or below `ratio_alone`;
-    else info. Each quarter has at least two tensors, of eight (six where it is stuck, or then of four and five one);
-    biases (which a normalisation after them makes idle) and zeros do not count. From the fourth sample on.
+    of the share `progress` was gained; or it was so in the beginning, for that many steps and a tenth of the run. A
+    warning if the loss has not come down by `progress` (`progress_late` where it was so), or below `ratio_alone`; else
+    info. Each quarter has at least two tensors, of eight (six where it is stuck, or then of four and five one); biases
+    (which a normalisation after them makes idle) and zeros do not count. From the fourth sample on.
     """
     tensors = history.tensors
     if tensors.num_samples < 4:
         return None
-    sizes = [size for size in tensors.column("log_rms") if size == size]
     gained = signals_of(history).progress
     stands = has_had_time(history, min_steps) and gained < progress / 3.0
-    limit = ratio_stuck if stands else ratio
-    if not sizes or max(sizes) - min(sizes) < -math.log(limit):
+    now, at_first = (_spread(tensors.column(name)) for name in ("log_rms", "first_log_rms"))
+    was_uneven = at_first >= -math.log(ratio_stuck) and has_had_time(history, min_steps) and not may_rise(history)
+    num_stood = _num_stood(history, progress / 3.0) if was_uneven else 0
+    has_stood = num_stood >= max(0.6 * min_steps, 0.1 * history.num_steps)
+    limit = ratio_stuck if stands or has_stood else ratio
+    if not has_stood and now < -math.log(limit):
         return None
     known = [name for name, t in tensors.items() if not is_bias(name) and not math.isnan(t.log_rms)]
-    if len(known) < (4 if stands else 8):
+    if len(known) < (4 if stands or has_stood else 8):
         return None
     size = max(min(2, len(known) // 3), len(known) // 4)
     first, last = (median([tensors[n].log_rms for n in part]) for part in (known[:size], known[-size:]))
     at_first, at_last = (median([tensors[n].first_log_rms for n in part]) for part in (known[:size], known[-size:]))
-    share = math.exp(max(min(first - last, 0.0), -700.0))
-    if share >= limit or (share >= ratio and _evenness([tensors[n].log_rms for n in known]) < 0.8):
+    share, then = (math.exp(max(min(gap, 700.0), -700.0)) for gap in (min(first - last, 0.0), at_first - at_last))
+    is_now = share < (ratio_stuck if stands else ratio)
+    is_now = is_now and (share < ratio or _evenness([tensors[n].log_rms for n in known]) >= 0.8)
+    was_so = has_stood and then < limit and _evenness([tensors[n].first_log_rms for n in known]) >= 0.8
+    if not is_now and not was_so:
         return None
-    is_stuck = not gained >= progress
-    names = [name for name in known if tensors[name].log_rms - last < math.log(limit)]
+    is_stuck = not gained >= progress or (was_so and not gained >= progress_late)
+    sizes = {n: tensors[n].log_rms - last if is_now else tensors[n].first_log_rms - at_last for n in known}
+    names = [name for name in known if sizes[name] < math.log(limit)]
     return Finding(
-        f"Per element, gradients of the first {count(size, 'tensor')} are {share:.2g} times those of the last {size}; "
-        f"{listed(names)} get the least.",
+        f"Per element, gradients of the first {count(size, 'tensor')} {'are' if is_now else 'were at first'} "
+        f"{share if is_now else then:.2g} times those of the last {size}; {listed(names)} {'get' if is_now else 'got'} "
+        "the least." + (f" The loss stood for the first {num_stood} steps." if was_so else ""),
         min(tensors[name].first_step for name in known),
         tensors.last_step,
         severity="warning" if is_stuck or share < ratio_alone else "info",
         layers=tuple(names[:8]),
-        evidence={
-            "first_to_last": share,
-            "at_the_beginning": math.exp(max(min(at_first - at_last, 700.0), -700.0)),
-            "threshold": limit,
-        },
+        evidence={"first_to_last": share, "at_the_beginning": then, "num_stood": num_stood, "threshold": limit},
         confidence=0.95 if is_stuck else 0.6,
     )
+
+
+def _spread(values: Iterable[float]) -> float:
+    known = [value for value in values if value == value]
+    return max(known) - min(known) if known else -math.inf
+
+
+def _num_stood(history: TrainingHistory, gained: float) -> int:
+    """For how many steps, from the run's first on, less than a share `gained` of the first loss was gained."""
+    s, buckets = signals_of(history), [b for b in history.overview.buckets if b.loss.num]
+    first = s.chance if 0.0 < s.chance < s.initial_loss else s.initial_loss
+    few = max(1, BLOCK // history.overview.steps_per_bucket)
+    levels = (sum(b.loss.mean for b in buckets[i : i + few]) / few for i in range(len(buckets) - few + 1))
+    end = next((i for i, level in enumerate(levels) if level < (1.0 - gained) * first), None)
+    return history.num_steps if end is None else buckets[end].first_step - buckets[0].first_step
 
 
 def _evenness(values: list[float]) -> float:
