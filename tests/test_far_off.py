@@ -53,6 +53,31 @@ def test_one_layer_of_small_gradients_is_no_fall_from_layer_to_layer():
     assert severity("vanishing-layers", history) is None
 
 
+def stood(num_steps, then=10.0, pace=20.0):
+    """Losses that stand for so many steps, and then fall."""
+    return [*flat_losses(num_steps, then), *falling_losses(300 - num_steps, start=then, floor=0.02 * then, pace=pace)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "factor", "late", "notes", "expected"),
+    [
+        (stood(120), 0.3, 1.0, {}, "info"),  # all is learnt in the end
+        (stood(120, pace=100.0), 0.3, 1.0, {}, "warning"),
+        (stood(120, pace=100.0), 0.3, 0.1, {}, "warning"),
+        (stood(120, pace=100.0), 0.7, 1.0, {}, None),  # to 1/12 over seven layers
+        (stood(40, pace=60.0), 0.3, 1.0, {}, None),
+        (stood(120, pace=100.0), 0.3, 1.0, {"loss_ops": ("SubBackward0", "MulBackward0")}, None),  # of a reward
+    ],
+)
+def test_first_layers_that_got_hardly_any_gradient_while_the_loss_stood(losses, factor, late, notes, expected):
+    def norm(step, place):
+        return (factor if step < 100 else late) ** (7 - place)
+
+    history = layered(len(losses), norm, losses, WEIGHTS)
+    history.note_model(**notes)
+    assert severity("vanishing-layers", history) == expected
+
+
 USUAL = {"initialization": {"0.weight": (0.1, 0.1), "2.weight": (0.1, 0.1)}}
 LARGE = {"target_mean": 100.0, "target_std": 10.0, "loss_ops": ("HuberLossBackward0", "AddmmBackward0")}
 
@@ -92,6 +117,23 @@ def test_a_run_of_very_few_steps_that_leaves_most_of_the_loss(num_steps, level, 
     assert (severity("loss-still-falling", ended(history)) == "warning") == fires
     if fires:
         assert first_cause(ended(history)) == "stopped-too-early"
+
+
+@pytest.mark.parametrize(
+    ("losses", "ops", "fires"),
+    [
+        ([2.3 - 0.01 * step for step in range(100)], "NllLossBackward0", True),
+        ([2.3 - 0.01 * step for step in range(100)], "MeanBackward0", False),  # which may end above zero
+        ([2.3 - 0.02 * step for step in range(100)], "NllLossBackward0", False),  # little is left
+        ([2.3 - 0.005 * step for step in range(200)], "NllLossBackward0", False),
+        (falling_losses(100, pace=30.0, floor=1.0), "NllLossBackward0", False),  # it slows down
+        (flat_losses(100), "NllLossBackward0", False),
+    ],
+)
+def test_a_run_that_ends_while_its_loss_falls_as_fast_as_ever(losses, ops, fires):
+    history = run(losses, loss_ops=(ops, "AddmmBackward0"))
+    assert severity("loss-still-falling", history) is None  # it may go on
+    assert (severity("loss-still-falling", ended(history)) == "warning") == fires
 
 
 @pytest.mark.parametrize(

@@ -306,10 +306,10 @@ def underfitting(
     if not 0.0 <= s.fall < progress or s.is_lr_rising or len(losses) < min_steps:
         return None
     part = losses[len(losses) // 3 :]
-    fallen, error = _fall(part)
+    fallen, error = fall_of(part)
     start = s.loss_entries[len(losses) // 3].step
     val_losses = [v.val_loss for v in history.validations if v.step >= start and math.isfinite(v.val_loss)]
-    stands = len(val_losses) >= max(validations, 2) and _fall(val_losses)[0] < flat * median(val_losses)
+    stands = len(val_losses) >= max(validations, 2) and fall_of(val_losses)[0] < flat * median(val_losses)
     limit = flat_both if stands else flat
     if fallen + 2.0 * error >= limit * median(part):
         return None
@@ -324,7 +324,7 @@ def underfitting(
     )
 
 
-def _fall(values: list[float]) -> tuple[float, float]:
+def fall_of(values: list[float]) -> tuple[float, float]:
     """By how much the line through `values` falls from its beginning to its end, and the standard error of that.
 
     Values far out are drawn in around the median, to 3 times the noise or to where nine of ten are, if that is further:

@@ -6,9 +6,10 @@ import math
 
 from ...history import TrainingHistory
 from ..finding import Finding
-from ..needs import is_lbfgs, margin
+from ..needs import floor_at_zero, is_lbfgs, margin
 from ..registry import rule
 from ..signals import ends, median, signals_of
+from .loss import fall_of
 
 TITLE = "Loss"
 
@@ -66,14 +67,19 @@ def loss_still_falling(
     few: int = 100,
     very_few: int = 25,
     left: float = 0.6,
+    some: int = 150,
+    much_left: float = 0.35,
+    z: float = 3.0,
     min_steps: int = 10,
 ) -> Finding | None:
     """Over the newest `share` of a run of at most a window the loss fell by more than `fall` of itself.
 
     Asked at the end of a run only, as of a log; from `min_steps` losses on, while the level is above `high` of where
     the loss began. Info; a warning, at any level, where the second half of a run of fewer than `few` steps brought the
-    loss down by a share `much` of where it began, and its newest part a quarter of `fall` of itself; and where a run of
-    at most `very_few` steps has a share `left` of its first losses left, or of what knowing nothing gives.
+    loss down by a share `much` of where it began, and its newest part a quarter of `fall` of itself; where a run of
+    at most `very_few` steps has a share `left` of its first losses left, or of what knowing nothing gives; and where
+    a loss that ends at zero does not slow down in a run of fewer than `some`: the second half brought at least half of
+    what the first one did, by `z` standard errors, and a share `much_left` is left.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < 4 or history.num_clean > history.window:
@@ -96,13 +102,17 @@ def loss_still_falling(
     middle = median(s.losses[len(s.losses) // 2 - tenth // 2 :][:tenth])
     gained = middle - median(s.losses[-tenth:])
     is_early = late > 0.0 and gained > much * first > 0.0 and middle < first and late < (1.0 - fall / 4.0) * before
-    if not is_early and (not 0.0 < late < (1.0 - fall) * before or not late > high * first):
+    fallen, error = fall_of(s.losses[len(s.losses) // 2 :])
+    is_steady = fallen > z * error and gained >= 0.5 * (first - middle) and floor_at_zero(history) is True
+    is_steady = is_steady and len(s.losses) < some and much_left * begin < late < 2.0 * begin
+    warns = is_steady or (is_early and len(s.losses) < few)
+    if not is_early and not warns and (not 0.0 < late < (1.0 - fall) * before or not late > high * first):
         return None
     return Finding(
         f"The loss was still falling when the run ended: from {before:.4g} to {late:.4g} over the last {part} steps"
-        + (f", and by {gained / first:.0%} of where it began in the second half of the run." if is_early else "."),
+        + (f", and by {gained / first:.0%} of where it began in the second half." if is_early or warns else "."),
         *ends(s.loss_entries[-2 * part :]),
-        severity="warning" if is_early and len(s.losses) < few else "info",
+        severity="warning" if warns else "info",
         evidence={"level": late, "before": before, "gained_in_second_half": gained / first, "threshold_fall": fall},
-        confidence=0.85 if is_early else 0.8,
+        confidence=0.85 if is_early or warns else 0.8,
     )
