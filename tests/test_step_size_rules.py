@@ -29,6 +29,7 @@ class TestSizeOfSteps:
         [
             (sized("Adam", 1e-3), 1e-2),
             (sized("Lion", 1e-4), 1e-3),
+            (sized("Adagrad", 1e-2, num_steps=100), 1e-2),  # a tenth of the first step
             (sized("SGD", 0.1, norms=[2.0] * 60), 1.0),  # elements of 1
             (sized("SGD", 0.1, norms=[2.0] * 60, momentum=0.9), 10.0),
             (sized("Adadelta"), None),
@@ -38,6 +39,26 @@ class TestSizeOfSteps:
     )
     def test_estimate(self, history, expected):
         assert estimated_update_ratio(history) == (expected and pytest.approx(expected, rel=1e-6))
+
+    @pytest.mark.parametrize(
+        ("fall", "lr", "num_steps", "fires"),
+        [
+            (2e-3, 8e-5, 200, True),
+            (2e-3, 8e-5, 199, False),
+            (2e-3, 1.1e-4, 200, False),
+            (7e-3, 8e-5, 200, False),  # half of it is gone
+            (0.0, 8e-5, 200, False),
+        ],
+    )
+    def test_small_steps_of_a_loss_that_falls_in_a_line(self, fall, lr, num_steps, fires):
+        losses = [level - fall * step for step, level in enumerate(flat_losses(num_steps))]
+        history = sized(lr=lr, losses=losses, num_steps=num_steps)
+        assert (severity("steps-too-small", history) is not None) == fires
+
+    @pytest.mark.parametrize(("fall", "expected"), [(2e-3, "warning"), (7e-3, "info"), (0.0, "warning")])
+    def test_a_low_rate_of_a_loss_that_falls_in_a_line(self, fall, expected):
+        losses = [level - fall * step for step, level in enumerate(flat_losses(200))]
+        assert severity("learning-rate-unusual", sized("Adadelta", 0.01, losses=losses, num_steps=200)) == expected
 
     def test_two_optimizers_are_not_judged(self):
         history = run(flat_losses(60), initialization={"w": (0.1, 0.1)})

@@ -242,6 +242,20 @@ class Signals:
         return bool(before) and median(newest) >= 0.97 * median(before)
 
     @cached_property
+    def falls_steadily(self) -> bool:
+        """Whether the second half of the window brought at least half of what the first did, and surely something.
+
+        Surely: the line through its losses falls by more than 3 standard errors.
+        """
+        losses = self.losses
+        tenth, middle = max(1, len(losses) // 10), len(losses) // 2
+        first, half, last = (
+            median(part) for part in (losses[: 2 * tenth], losses[middle - tenth // 2 :][:tenth], losses[-tenth:])
+        )
+        fallen, error = fall_of(losses[middle:]) if len(losses) >= 10 else (0.0, 0.0)
+        return fallen > 3.0 * error and half - last >= 0.5 * (first - half)
+
+    @cached_property
     def fall(self) -> float:
         """How far the loss has come down at best from where it began, as a share of that; NaN if not known."""
         first, best = self.initial_loss, self.history.loss_trend.best
@@ -379,3 +393,20 @@ def noise(values: Sequence[float]) -> float:
     if len(values) < 8:
         return math.nan
     return 1.05 * median([abs(b - a) for a, b in pairwise(values)])
+
+
+def fall_of(values: list[float]) -> tuple[float, float]:
+    """By how much the line through `values` falls from its beginning to its end, and the standard error of that.
+
+    Values far out are drawn in around the median, to 3 times the noise or to where nine of ten are, if that is further:
+    so one spike does not bend the line, and a fall without noise is left as it is.
+    """
+    n = len(values)
+    low, middle, high = quantiles(values, (0.1, 0.5, 0.9))
+    spread = max(3.0 * noise(values), high - low)
+    drawn = [min(max(v, middle - spread), middle + spread) for v in values] if spread > 0.0 else values
+    mean_x, mean_y = (n - 1) / 2, sum(drawn) / n
+    sxx = n * (n * n - 1) / 12
+    slope = sum((i - mean_x) * (v - mean_y) for i, v in enumerate(drawn)) / sxx
+    rest = sum(d * d for d in (v - mean_y - slope * (i - mean_x) for i, v in enumerate(drawn)))
+    return -slope * (n - 1), math.sqrt(rest / max(n - 2, 1) / sxx) * (n - 1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from ...history import TrainingHistory
-from ...stats.running import quantiles
 from ..finding import Finding
 from ..needs import asks_itself, floor_at_zero, is_lbfgs, may_rise, rewarded
 from ..registry import rule
-from ..signals import ends, has_had_time, jumps, median, noise, signals_of, slow_noise
+from ..signals import ends, fall_of, has_had_time, jumps, median, noise, signals_of, slow_noise
 
 TITLE = "Loss"
 
@@ -322,23 +321,6 @@ def underfitting(
         evidence={"level": median(part), "first": trend.first, "fallen": fallen, "threshold_flat": limit},
         confidence=0.8,
     )
-
-
-def fall_of(values: list[float]) -> tuple[float, float]:
-    """By how much the line through `values` falls from its beginning to its end, and the standard error of that.
-
-    Values far out are drawn in around the median, to 3 times the noise or to where nine of ten are, if that is further:
-    so one spike does not bend the line, and a fall without noise is left as it is.
-    """
-    n = len(values)
-    low, middle, high = quantiles(values, (0.1, 0.5, 0.9))
-    spread = max(3.0 * noise(values), high - low)
-    drawn = [min(max(v, middle - spread), middle + spread) for v in values] if spread > 0.0 else values
-    mean_x, mean_y = (n - 1) / 2, sum(drawn) / n
-    sxx = n * (n * n - 1) / 12
-    slope = sum((i - mean_x) * (v - mean_y) for i, v in enumerate(drawn)) / sxx
-    rest = sum(d * d for d in (v - mean_y - slope * (i - mean_x) for i, v in enumerate(drawn)))
-    return -slope * (n - 1), math.sqrt(rest / max(n - 2, 1) / sxx) * (n - 1)
 
 
 @rule(

@@ -9,7 +9,6 @@ from ..finding import Finding
 from ..needs import floor_at_zero, is_lbfgs, margin
 from ..registry import rule
 from ..signals import ends, median, signals_of
-from .loss import fall_of
 
 TITLE = "Loss"
 
@@ -69,7 +68,6 @@ def loss_still_falling(
     left: float = 0.6,
     some: int = 150,
     much_left: float = 0.35,
-    z: float = 3.0,
     min_steps: int = 10,
 ) -> Finding | None:
     """Over the newest `share` of a run of at most a window the loss fell by more than `fall` of itself.
@@ -78,8 +76,8 @@ def loss_still_falling(
     the loss began. Info; a warning, at any level, where the second half of a run of fewer than `few` steps brought the
     loss down by a share `much` of where it began, and its newest part a quarter of `fall` of itself; where a run of
     at most `very_few` steps has a share `left` of its first losses left, or of what knowing nothing gives; and where
-    a loss that ends at zero does not slow down in a run of fewer than `some`: the second half brought at least half of
-    what the first one did, by `z` standard errors, and a share `much_left` is left.
+    a loss that ends at zero falls steadily in a run of fewer than `some`, and a share `much_left` is left: the second
+    half brought at least half of what the first one did.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < 4 or history.num_clean > history.window:
@@ -102,9 +100,8 @@ def loss_still_falling(
     middle = median(s.losses[len(s.losses) // 2 - tenth // 2 :][:tenth])
     gained = middle - median(s.losses[-tenth:])
     is_early = late > 0.0 and gained > much * first > 0.0 and middle < first and late < (1.0 - fall / 4.0) * before
-    fallen, error = fall_of(s.losses[len(s.losses) // 2 :])
-    is_steady = fallen > z * error and gained >= 0.5 * (first - middle) and floor_at_zero(history) is True
-    is_steady = is_steady and len(s.losses) < some and much_left * begin < late < 2.0 * begin
+    is_steady = len(s.losses) < some and much_left * begin < late < 2.0 * begin
+    is_steady = is_steady and s.falls_steadily and floor_at_zero(history) is True
     warns = is_steady or (is_early and len(s.losses) < few)
     if not is_early and not warns and (not 0.0 < late < (1.0 - fall) * before or not late > high * first):
         return None

@@ -23,7 +23,8 @@ def estimated_update_ratio(history: TrainingHistory) -> float | None:
     """By which share of itself the median weight matrix is changed a step, as far as can be told; None if it cannot.
 
     Weights are taken as large as they began. Of optimizers that divide by the size of the gradient an element moves by
-    the learning rate; of SGD by that times the gradient, over one minus the momentum.
+    the learning rate, of Adagrad, which adds that up, by ever less; of SGD by that times the gradient, over one minus
+    the momentum.
     """
     s, notes = signals_of(history), history.model
     kinds = {str(settings.get("kind", "")) for settings in notes.optimizer_settings}
@@ -32,7 +33,8 @@ def estimated_update_ratio(history: TrainingHistory) -> float | None:
     lr = max(s.lrs[-64:])
     spreads = {name: std for name, (std, usual) in notes.initialization.items() if std > max(_LEAST_STD, 0.2 * usual)}
     if kinds <= _NORMALISING:
-        ratios = [lr / std for std in spreads.values()]
+        slowed = math.sqrt(max(history.num_clean, 1)) if kinds == {"Adagrad"} else 1.0
+        ratios = [lr / slowed / std for std in spreads.values()]
     elif kinds == {"SGD"}:
         coefficient = median([entry.clip_coef for entry in s.clean[-64:]]) if s.clean else 1.0
         gain = lr * coefficient / max(1.0 - _momentum(notes.optimizer_settings), 1e-3)
@@ -96,12 +98,14 @@ def steps_too_small(
 
     Little: from `min_steps` losses at half of the largest learning rate on, less than a share `progress` of the first;
     or weights that moved by less than `still` of themselves in all. Asked from `patience` losses on, and at the end.
+    Or, asked from twice as many on, less than twice `ratio`, and a loss that falls steadily with half of it left.
     """
     value, s = estimated_update_ratio(history), signals_of(history)
-    if value is None or value >= ratio or s.num_full_lr < min_steps or (s.is_lr_rising and not history.has_ended):
+    if value is None or value >= 2.0 * ratio or s.num_full_lr < min_steps or (s.is_lr_rising and not history.has_ended):
         return None
     moved = value * history.num_clean
-    is_slow = s.progress < progress or (moved < still and s.progress < 0.5)
+    is_slow = value < ratio and (s.progress < progress or (moved < still and s.progress < 0.5))
+    is_slow = is_slow or (s.progress < 0.5 and history.losses.count >= 2 * patience and s.falls_steadily)
     if history.loss_trend.count < min_steps or not is_slow or not has_had_time(history, patience):
         return None
     return Finding(
@@ -143,10 +147,11 @@ def learning_rate_unusual(
     """The largest learning rate so far lies outside of what optimizers of this kind are used with.
 
     From `min_steps` steps on, once it rises no longer. Info; a warning if after as many losses less than a share
-    `progress` of the first has been gained, or the loss is three times the first two; or if it is above `far` times the
-    largest usual one, and of the size of the targets that are numbers, and moves the median weight by a third of itself
-    a step: that is certain, whatever the loss does, where steps do not depend on the size of gradients. Silent of
-    several kinds of optimizers, and of kinds that are not known.
+    `progress` of the first has been gained, or the loss is three times the first two; certain, if at a low rate it
+    falls steadily after 200, with half of it left; or if the rate is above `far` times the largest usual one, and of
+    the size of the targets that are numbers, and moves the median weight by a third of itself a step: that is certain,
+    too, whatever the loss does, where steps do not depend on the size of gradients. Silent of several kinds of
+    optimizers, and of kinds that are not known.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
@@ -158,13 +163,14 @@ def learning_rate_unusual(
         return None
     s, begin = signals_of(history), max(history.loss_trend.firsts[:2], default=0.0)
     is_slow = history.losses.count >= min_steps and (not s.fall >= progress or s.loss_level > 3.0 * begin > 0.0)
+    is_long = largest < low and s.progress < 0.5 and history.losses.count >= 200 and s.falls_steadily
     is_far = largest > far * high * max(1.0, _target_size(history)) and (estimated_update_ratio(history) or 0.0) > 0.3
     evidence = {"lr": largest, "is_high": largest > high, "threshold_low": low, "threshold_high": high}
     return Finding(
         f"{kind} runs with a learning rate of {largest:.3g}; below {low:g} or above {high:g} it is hardly ever used.",
         history.clean[0].step if history.clean else None,
         history.clean[-1].step if history.clean else None,
-        severity="warning" if is_slow or is_far else "info",
-        evidence={**evidence, "is_certain": is_far and kind in _NORMALISING},
+        severity="warning" if is_slow or is_far or is_long else "info",
+        evidence={**evidence, "is_certain": is_long or (is_far and kind in _NORMALISING)},
         confidence=0.9,
     )
