@@ -61,7 +61,7 @@ def update_ratio_high(
         sample, limit = peak, later
     else:
         return None
-    have_died = _units_have_died(history)
+    have_died = any(window.last.value.dead_unit_ratio > 0.5 for _, window in history.activations.items())
     is_hurt = have_died or _is_hurt(history, kept, patience, restless)
     return Finding(
         f"Step {sample.step} changed the median weight by {sample.ratio:.2g} times its norm.",
@@ -76,10 +76,6 @@ def update_ratio_high(
         },
         confidence=0.9 if sample.ratio > 2 * limit else 0.75,
     )
-
-
-def _units_have_died(history: TrainingHistory) -> bool:
-    return any(window.last.value.dead_unit_ratio > 0.5 for _, window in history.activations.items())
 
 
 def _is_hurt(history: TrainingHistory, kept: float, patience: int, restless: float) -> bool:
@@ -248,8 +244,9 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     their weights look trained: their spread differs by more than a share `near` from those that layers begin with.
     Info, too, where the optimizer was given none of them, for the first 100 losses, since blocks may be trained in
     turns, and where eight tenths of the first loss were gained though they are not the first layers, unless the
-    optimizer has them, their weights are as layers begin with, and none ever had a gradient. A warning where
-    the last layer is frozen while earlier ones are not, and less than half of the first loss was gained in 100 losses.
+    optimizer has them, their weights are as layers begin with, and none ever had a gradient. Of such weights no purpose
+    counts where a run ends with less than half of the first loss gained. A warning where the last layer is frozen while
+    earlier ones are not, and less than half of the first loss was gained in 100 losses.
     """
     notes = history.model
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since that was noted
@@ -263,9 +260,9 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     are_fresh = _are_fresh(history, frozen, near)
     on_purpose = leading == len(frozen) and (leading >= 4 or (bool(are_fresh) and not any(are_fresh)))
     num_held = _num_held(history)
-    on_purpose = on_purpose or num_held == 0
     progress, num_losses = signals_of(history).progress, history.losses.count
     is_stuck = has_had_time(history, 100) and not progress >= 0.5
+    on_purpose = (on_purpose or num_held == 0) and not (is_stuck and history.has_ended and {*are_fresh} == {True})
     is_early = num_losses > 0 and not has_had_time(history, 100)
     are_forgotten = (num_held or 0) > 0 and {*are_fresh} == {True} and frozen.isdisjoint(history.tensors)
     is_learnt = progress >= 0.8 and leading < len(frozen) and not are_forgotten  # first layers need not learn for that
