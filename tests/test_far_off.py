@@ -265,3 +265,58 @@ def test_most_parameters_are_not_in_the_optimizer(losses, expected):
     names = [f"{place}.weight" for place in range(6)]
     history = run(losses, names=names, not_in_optimizer=names[:5])
     assert severity("parameters-not-in-optimizer", history) == expected
+
+
+def penalised(sizes, spreads=(0.1, 0.2, 0.3), ops=("AddBackward0", "NllLossBackward0"), last=0.0, num_steps=120):
+    """A run whose weights have gradients of these sizes, and whose output ends with a spread of `last`."""
+    names = tuple(f"{place}.weight" for place in range(len(sizes)))
+    history = TrainingHistory()
+    history.note_model(loss_ops=ops, initialization={name: (spread, 0.1) for name, spread in zip(names, spreads)})
+    for step, loss in enumerate(falling_losses(num_steps, start=40.0)):
+        table = make_table([make_row(4.0 * size, 16, num_zeros=0) for size in sizes], names)
+        passes = () if step % 10 else (batch(output_spread=0.5 if step < 50 else last)(step),)
+        history.add(StepStats(step, table, loss=loss, lr=1e-3, batches=passes))
+    return history
+
+
+@pytest.mark.parametrize(
+    ("given", "term"),
+    [
+        ({"sizes": (0.5, 0.5, 0.51)}, "|w|"),
+        ({"sizes": (0.2, 0.4, 0.6)}, "w²"),
+        ({"sizes": (0.2, 0.4, 1.6)}, "w²"),  # what the data add to the last layer
+        ({"sizes": (0.2, 0.45, 1.6)}, ""),
+        ({"sizes": (0.5, 0.5, 0.6)}, ""),
+        ({"sizes": (0.5, 0.5)}, ""),  # of two layers it may be chance
+        ({"sizes": (0.5, 0.5, 0.5), "ops": ("NllLossBackward0",)}, ""),  # a single term
+        ({"sizes": (0.5, 0.5, 0.5), "ops": ("NllLossBackward0", "AddBackward0")}, ""),  # within the model
+        ({"sizes": (0.5, 0.5, 0.5), "last": 0.1}, ""),  # inputs are told apart
+    ],
+)
+def test_a_penalty_on_the_weights_that_outweighs_the_loss(given, term):
+    history = penalised(**given)
+    finding = RULES["large-weight-decay"](history)
+    assert (finding.evidence["term"] if finding else "") == term
+    assert (first_cause(history) == "weight-decay-too-high") == bool(term)
+
+
+def test_a_penalty_is_a_remark_until_there_was_time():
+    assert severity("large-weight-decay", penalised((0.5, 0.5, 0.5), num_steps=90)) == "info"
+
+
+@pytest.mark.parametrize(
+    ("spread", "is_over", "losses", "expected"),
+    [
+        (0.1, True, flat_losses(120), "warning"),
+        (0.1, False, flat_losses(120), "info"),  # it may be thawed
+        (0.1, True, falling_losses(120, pace=20.0), "info"),
+        (0.15, True, flat_losses(120), "info"),  # trained before
+    ],
+)
+def test_weights_that_nobody_trained_are_frozen_to_no_purpose(spread, is_over, losses, expected):
+    names = [f"{place}.{kind}" for place in range(6) for kind in ("weight", "bias")]
+    history = run(losses, names=names, names_without_gradient=names[:4])
+    known = {name: (spread, 0.1) for name in names if name.endswith("weight")}
+    history.note_model(initialization=known, optimizer_settings=settings())
+    history.has_ended = is_over
+    assert severity("frozen-parameters", history) == expected

@@ -203,7 +203,7 @@ cause(
     "Divide weight_decay by 10 or more, and leave biases and norms out of it.",
     {"shrinking-weights": reasons.decays, "large-weight-decay": 0.9},
     f"update-ratio-high clip-rate-high loss-divergence vanishing-layers layer-norm-imbalance growing-norm {_DEAD} "
-    f"{_STANDSTILL}",
+    f"same-output-for-all outputs-become-alike {_STANDSTILL}",
     needs=[needs.decay],
 )
 cause(

@@ -180,10 +180,27 @@ def margin(history: TrainingHistory) -> bool:
     return any(part in op for op in history.model.loss_ops[:3] for part in _MARGINS)
 
 
+def penalty(history: TrainingHistory, *, near: float = 0.05) -> str:
+    """What a term of the loss takes of the weights, "|w|" or "w²", where it is nearly all of the gradient; else empty.
+
+    The loss is a sum, and of three weight matrices or more the newest gradients are of one size, element for element,
+    or all first ones but the largest as large beside the weights as they began; but for a share `near`.
+    """
+    notes, tensors = history.model, history.tensors
+    spreads = {name: std for name, (std, _) in notes.initialization.items() if std > 0.0 and name in tensors}
+    outer = itertools.takewhile(lambda op: op.startswith(_SUMS), notes.loss_ops)
+    if len(spreads) < 3 or "AddBackward0" not in outer:
+        return ""
+    sizes = [tensors[name].log_rms for name in spreads]
+    beside = sorted(tensors[name].first_log_rms - math.log(std) for name, std in spreads.items())
+    return "|w|" if max(sizes) - min(sizes) < near else "w²" if beside[-2] - beside[0] < near else ""
+
+
 def decay(history: TrainingHistory) -> bool | None:
-    """Weight decay."""
+    """Weight decay, of the optimizer or in the loss."""
     settings = history.model.optimizer_settings
-    if any(_positive(group.get("weight_decay")) for group in settings) or history.model.decay_per_step:
+    is_set = any(_positive(group.get("weight_decay")) for group in settings)
+    if is_set or history.model.decay_per_step or penalty(history):
         return True
     return False if settings and all("weight_decay" in group for group in settings) else None
 

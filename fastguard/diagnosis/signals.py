@@ -243,16 +243,12 @@ class Signals:
 
     @cached_property
     def falls_steadily(self) -> bool:
-        """Whether the second half of the window brought at least half of what the first did, and surely something.
-
-        Surely: the line through its losses falls by more than 3 standard errors.
-        """
-        losses = self.losses
-        tenth, middle = max(1, len(losses) // 10), len(losses) // 2
-        first, half, last = (
-            median(part) for part in (losses[: 2 * tenth], losses[middle - tenth // 2 :][:tenth], losses[-tenth:])
-        )
-        fallen, error = fall_of(losses[middle:]) if len(losses) >= 10 else (0.0, 0.0)
+        """Whether the window's second half brought half of what the first did, by more than 3 standard errors."""
+        losses, middle = self.losses, len(self.losses) // 2
+        if middle < 5:
+            return False
+        tenth, (fallen, error) = middle // 5, fall_of(losses[middle:])
+        first, half, last = map(median, (losses[: 2 * tenth], losses[middle - tenth // 2 :][:tenth], losses[-tenth:]))
         return fallen > 3.0 * error and half - last >= 0.5 * (first - half)
 
     @cached_property

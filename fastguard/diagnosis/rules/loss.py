@@ -259,7 +259,7 @@ def loss_not_decreasing(
     noise_of_ten = z * s.loss_noise / math.sqrt(10.0)
     if s.loss_level < trend.first - max(2 * progress * abs(trend.first), noise_of_ten):
         return None
-    fallen, error = _fall(s.losses[len(s.losses) // 3 :])
+    fallen, error = fall_of(s.losses[len(s.losses) // 3 :])
     may_be_fine = s.is_at_a_floor or fallen > 3.0 * error > 0.0 or not has_had_time(history, patience)
     return Finding(
         f"After {trend.count} steps the loss is {s.loss_level:.4g}; it was {trend.first:.4g} in the beginning.",

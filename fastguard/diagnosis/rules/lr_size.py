@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ...history import TrainingHistory
 from ..finding import Finding
 from ..needs import is_squared_error
 from ..registry import rule
-from ..signals import ends, has_had_time, median, signals_of
+from ..signals import ends, has_had_time, median, signals_of, span
 
 TITLE = "Learning rate"
 
@@ -37,18 +36,14 @@ def estimated_update_ratio(history: TrainingHistory) -> float | None:
         ratios = [lr / slowed / std for std in spreads.values()]
     elif kinds == {"SGD"}:
         coefficient = median([entry.clip_coef for entry in s.clean[-64:]]) if s.clean else 1.0
-        gain = lr * coefficient / max(1.0 - _momentum(notes.optimizer_settings), 1e-3)
+        momentum = max((float(group.get("momentum") or 0.0) for group in notes.optimizer_settings), default=0.0)
+        gain = lr * coefficient / max(1.0 - momentum, 1e-3)
         tracks = {name: history.tensors[name] for name in spreads if name in history.tensors}
         known = {name: track.log_rms for name, track in tracks.items() if not math.isnan(track.log_rms)}
         ratios = [gain * math.exp(min(log_rms, 300.0)) / spreads[name] for name, log_rms in known.items()]
     else:
         return None
     return median(ratios) if ratios else None
-
-
-def _momentum(settings: tuple[dict[str, Any], ...]) -> float:
-    values = [group.get("momentum") for group in settings]
-    return max((float(v) for v in values if isinstance(v, (int, float))), default=0.0)
 
 
 @rule(
@@ -168,8 +163,7 @@ def learning_rate_unusual(
     evidence = {"lr": largest, "is_high": largest > high, "threshold_low": low, "threshold_high": high}
     return Finding(
         f"{kind} runs with a learning rate of {largest:.3g}; below {low:g} or above {high:g} it is hardly ever used.",
-        history.clean[0].step if history.clean else None,
-        history.clean[-1].step if history.clean else None,
+        *span(history),
         severity="warning" if is_slow or is_far or is_long else "info",
         evidence={**evidence, "is_certain": is_long or (is_far and kind in _NORMALISING)},
         confidence=0.9,

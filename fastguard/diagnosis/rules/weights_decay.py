@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from ...history import TrainingHistory
 from ..finding import Finding
+from ..needs import penalty
 from ..registry import rule
 from ..signals import has_had_time, signals_of, span
+from .output import training_batches
 
 TITLE = "Weights and updates"
 
@@ -14,7 +16,7 @@ _COUPLED = frozenset(["SGD", "ASGD", "Adam", "NAdam", "RAdam", "Adamax", "Adagra
 
 @rule(
     "large-weight-decay",
-    reads="weight decay of each parameter group, and the loss",
+    reads="weight decay of each parameter group, the first gradients and weights, samples of the output, and the loss",
     source="the usual 1e-4 to 1e-2 of SGD and Adam, 1e-2 to 0.3 of AdamW, and a decade beyond",
     remedy="Divide weight_decay by 100 or more, and leave biases and norms out of it.",
     needs_descent=True,
@@ -33,6 +35,8 @@ def large_weight_decay(
 
     Info; a warning if after `min_steps` losses, or forty at the end of a run, less than a share `progress` of the first
     has been gained; where the decay goes through the gradient, `progress_coupled` from twice that on, a quarter below.
+    Or a term of the loss takes |w| or w² and is nearly all of the gradient, and the output has come to be the same for
+    all inputs of a batch: a warning after as many losses.
     """
     largest, least = 0.0, progress
     for settings in history.model.optimizer_settings:
@@ -42,15 +46,17 @@ def large_weight_decay(
             largest = max(largest, float(value))
             if limit == coupled:
                 least = progress_coupled if value >= 2.0 * coupled else 0.25 * progress
-    if not largest or not history.num_clean:
+    flat = [x.output_spread <= 1e-4 * max(x.output_abs_max, 1e-12) for x in training_batches(history)]
+    term = "" if largest or flat[-2:] != [True, True] or flat[0] else penalty(history)
+    if not (largest or term) or not history.num_clean:
         return None
-    is_slow = (
-        history.losses.count >= 40 and has_had_time(history, min_steps) and not signals_of(history).progress >= least
-    )
+    is_bad = bool(term) or not signals_of(history).progress >= least
+    is_slow = history.losses.count >= 40 and has_had_time(history, min_steps) and is_bad
+    of_term = f"A term of the loss that takes {term} outweighs the rest: the output has become the same for all inputs."
     return Finding(
-        f"The weight decay is {largest:g}.",
+        of_term if term else f"The weight decay is {largest:g}.",
         *span(history),
         severity="warning" if is_slow else "info",
-        evidence={"weight_decay": largest, "threshold": coupled},
+        evidence={"weight_decay": largest, "term": term, "threshold": coupled},
         confidence=0.85,
     )
