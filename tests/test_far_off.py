@@ -120,6 +120,21 @@ def test_a_run_of_very_few_steps_that_leaves_most_of_the_loss(num_steps, level, 
 
 
 @pytest.mark.parametrize(
+    ("num_steps", "level", "ops", "fires"),
+    [
+        (60, 1.3, ("NllLossBackward0", "LogSoftmaxBackward0"), True),
+        (99, 1.3, ("NllLossBackward0", "LogSoftmaxBackward0"), True),
+        (100, 1.3, ("NllLossBackward0", "LogSoftmaxBackward0"), False),  # of which other rules tell
+        (60, 1.1, ("NllLossBackward0", "LogSoftmaxBackward0"), False),
+        (60, 1.3, ("MeanBackward0", "LogSoftmaxBackward0"), False),  # a loss of which it is not known what chance gives
+    ],
+)
+def test_a_run_of_few_steps_that_ends_near_guessing_among_four_classes(num_steps, level, ops, fires):
+    history = ended(batches_run(flat_losses(num_steps, level), batch(), loss_ops=ops))
+    assert (severity("loss-still-falling", history) == "warning") == fires
+
+
+@pytest.mark.parametrize(
     ("losses", "ops", "fires"),
     [
         ([2.3 - 0.01 * step for step in range(100)], "NllLossBackward0", True),

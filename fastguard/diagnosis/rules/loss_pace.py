@@ -66,6 +66,7 @@ def loss_still_falling(
     few: int = 100,
     very_few: int = 25,
     left: float = 0.6,
+    left_of_chance: float = 0.85,
     some: int = 150,
     much_left: float = 0.35,
     min_steps: int = 10,
@@ -75,9 +76,9 @@ def loss_still_falling(
     Asked at the end of a run only, as of a log; from `min_steps` losses on, while the level is above `high` of where
     the loss began. Info; a warning, at any level, where the second half of a run of fewer than `few` steps brought the
     loss down by a share `much` of where it began, and its newest part a quarter of `fall` of itself; where a run of
-    at most `very_few` steps has a share `left` of its first losses left, or of what knowing nothing gives; and where
-    a loss that ends at zero falls steadily in a run of fewer than `some`, and a share `much_left` is left: the second
-    half brought at least half of what the first one did.
+    at most `very_few` steps has a share `left` of its first losses left, or of what knowing nothing gives, or one of
+    fewer than `few` the share `left_of_chance` of the latter; and where a loss that ends at zero falls steadily in a
+    run of fewer than `some`, and a share `much_left` is left: the second half brought half of what the first one did.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < 4 or history.num_clean > history.window:
@@ -86,7 +87,8 @@ def loss_still_falling(
     late, before = median(s.losses[-part:]), median(s.losses[-2 * part : -part])
     begin = min(median(s.losses[: part if len(s.losses) >= 2 * part else 1]), s.chance or math.inf)
     is_run = not is_lbfgs(history) and any(norm > 0.0 for norm in s.norms)
-    if is_run and history.num_steps <= very_few and 0.0 < left * begin < late < 2.0 * begin:
+    least = left * begin if history.num_steps <= very_few else left_of_chance * s.chance
+    if is_run and history.num_steps < few and 0.0 < least < late < 2.0 * begin:
         return Finding(
             f"The run ended after {history.num_steps} steps, with the loss at {late:.4g}: {late / begin:.0%} of where "
             "it began, or of what knowing nothing gives.",
