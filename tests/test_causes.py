@@ -182,6 +182,9 @@ class TestRanking:
             lambda step, name: 0.1, flat_losses(140), norm=lambda step: 10 * 0.97**step, decay_per_step=0.1
         )
         assert names(history)[0] == "weight-decay-too-high"
+        rate = Finding("High.", severity="warning", evidence={"is_high": True}, rule="learning-rate-unusual")
+        found = find_causes([*diagnose(history), rate], history)
+        assert found[0].rule == "learning-rate-too-high"  # a decay of 10 % a step is of such a rate
 
     def test_a_finding_is_a_symptom_of_one_cause_only(self):
         for history in BAD.values():

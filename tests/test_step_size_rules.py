@@ -137,6 +137,32 @@ class TestSizeOfSteps:
         history.has_ended = True
         assert severity("steps-too-small", history) == severity("learning-rate-still-rising", history) == "warning"
 
+    @pytest.mark.parametrize("objective", ["reward", "game", "minimise"])
+    @pytest.mark.parametrize(
+        ("lr", "num_steps", "expected"),
+        [
+            (1e-7, 200, "warning"),  # 2e-4 of the weights
+            (1e-7, 199, "info"),
+            (1e-6, 200, "info"),  # 2e-3
+            (0.25, 80, "warning"),
+            (0.15, 80, "info"),
+            (1e-5, 200, None),
+        ],
+    )
+    def test_what_is_certain_of_a_rate_whatever_the_loss_does(self, objective, lr, num_steps, expected):
+        losses = falling_losses(num_steps, pace=20.0)
+        history = sized(lr=lr, losses=losses, num_steps=num_steps)
+        history.note_model(objective=objective)
+        finding = RULES["learning-rate-unusual"](history)
+        assert (finding and finding.severity) == expected
+        assert finding is None or finding.evidence["is_certain"] == (expected == "warning")
+
+    @pytest.mark.parametrize("objective", ["reward", "minimise"])
+    def test_a_reward_that_stands_is_no_sign_of_an_unusual_rate(self, objective):
+        history = sized(lr=0.15, num_steps=100)
+        history.note_model(objective=objective)
+        assert severity("learning-rate-unusual", history) == ("info" if objective == "reward" else "warning")
+
     def test_an_unusual_learning_rate_is_told_after_eighty_steps(self):
         assert severity("learning-rate-unusual", sized(lr=0.1, num_steps=79)) is None
         assert severity("learning-rate-unusual", sized(lr=0.1, num_steps=80)) == "warning"

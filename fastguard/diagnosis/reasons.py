@@ -139,6 +139,9 @@ def on_the_way(finding: Finding, history: TrainingHistory, found: Found) -> floa
 
 def decays(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Where steps are far larger than what decays, and nothing shrinks, the learning rate makes the decay so large."""
+    rate = found.get("learning-rate-unusual")
+    if rate is not None and rate.evidence["is_high"]:
+        return 0.4
     if finding.evidence["norm_left"] < finding.evidence["threshold_norm"]:
         return 0.99
     updates = found.get("update-ratio-high")

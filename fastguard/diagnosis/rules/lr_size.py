@@ -6,7 +6,7 @@ import math
 
 from ...history import TrainingHistory
 from ..finding import Finding
-from ..needs import is_squared_error
+from ..needs import descent, is_squared_error
 from ..registry import rule
 from ..signals import ends, has_had_time, median, signals_of, span
 
@@ -133,11 +133,10 @@ def _target_size(history: TrainingHistory) -> float:
     reads="learning rates of the whole run, and the optimizer's kind",
     source="our own: the defaults of torch.optim, and what is used in practice around them, with room to spare",
     remedy="Begin with what is usual: Adam 1e-5 to 1e-2, SGD 1e-3 to 1, Adadelta about 1, Adagrad 1e-2.",
-    needs_descent=True,
     needs_harm=True,
 )
 def learning_rate_unusual(
-    history: TrainingHistory, *, progress: float = 0.1, min_steps: int = 80, far: float = 4.0
+    history: TrainingHistory, *, progress: float = 0.1, min_steps: int = 80, far: float = 4.0, moved: float = 2e-3
 ) -> Finding | None:
     """The largest learning rate so far lies outside of what optimizers of this kind are used with.
 
@@ -145,8 +144,9 @@ def learning_rate_unusual(
     `progress` of the first has been gained, or the loss is three times the first two; certain, if at a low rate it
     falls steadily after 200, with half of it left; or if the rate is above `far` times the largest usual one, and of
     the size of the targets that are numbers, and moves the median weight by a third of itself a step: that is certain,
-    too, whatever the loss does, where steps do not depend on the size of gradients. Silent of several kinds of
-    optimizers, and of kinds that are not known.
+    too, whatever the loss does, where steps do not depend on the size of gradients. So it is where 200 steps, or all of
+    a run that has ended, can have changed the median weight by a share `moved` of itself at most. Of games and rewards
+    only what is certain warns. Silent of several kinds of optimizers, and of kinds that are not known.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
@@ -154,17 +154,19 @@ def learning_rate_unusual(
         return None
     low, high = _USUAL[kind]
     largest = history.lrs.max
-    if low <= largest <= high:
+    if low < largest <= high:
         return None
     s, begin = signals_of(history), max(history.loss_trend.firsts[:2], default=0.0)
+    descends, ratio = descent(history) is not False, estimated_update_ratio(history)
     is_slow = history.losses.count >= min_steps and (not s.fall >= progress or s.loss_level > 3.0 * begin > 0.0)
-    is_long = largest < low and s.progress < 0.5 and history.losses.count >= 200 and s.falls_steadily
-    is_far = largest > far * high * max(1.0, _target_size(history)) and (estimated_update_ratio(history) or 0.0) > 0.3
+    is_long = largest <= low and s.progress < 0.5 and history.losses.count >= 200 and s.falls_steadily
+    is_far = largest > far * high * max(1.0, _target_size(history)) and (ratio or 0.0) > 0.3
+    is_still = largest <= low and ratio is not None and ratio * history.num_clean < moved and has_had_time(history, 200)
     evidence = {"lr": largest, "is_high": largest > high, "threshold_low": low, "threshold_high": high}
     return Finding(
-        f"{kind} runs with a learning rate of {largest:.3g}; below {low:g} or above {high:g} it is hardly ever used.",
+        f"{kind} runs with a learning rate of {largest:.3g}; {low:g} or less, or above {high:g}, is hardly ever used.",
         *span(history),
-        severity="warning" if is_slow or is_far or is_long else "info",
-        evidence={**evidence, "is_certain": is_long or (is_far and kind in _NORMALISING)},
+        severity="warning" if (descends and (is_slow or is_long)) or is_far or is_still else "info",
+        evidence={**evidence, "is_certain": is_long or is_still or (is_far and kind in _NORMALISING)},
         confidence=0.9,
     )
