@@ -154,14 +154,13 @@ class Signals:
             return 0.0
         return math.log(widths[0])
 
-    @cached_property
-    def is_at_a_floor(self) -> bool:
+    def is_at_a_floor(self, share: float) -> bool:
         """Whether a loss that stands came down before, so that what is left may be noise.
 
-        64 losses from a third of the window on, before samples are learnt by heart, lie by 1 % and six standard errors
-        below what the targets' frequencies alone give: `chance`, or their entropy, which n targets of C classes
-        understate by (C - 1) / 2n (Miller 1955). Where neither is known, they lie a fifth below the very first loss,
-        and four times their noise: the fall was over before there were ten.
+        64 losses from a third of the window on, before samples are learnt by heart, lie by a `share`, surely (six
+        standard errors), below what the targets' frequencies alone give: `chance`, or their entropy, which n targets of
+        C classes understate by (C - 1) / 2n (Miller 1955). Where neither is known, they lie a fifth below the very
+        first loss, and four times their noise: the fall was over before there were ten.
         """
         notes, settled = self.history.model, self.losses[len(self.losses) // 3 :][:64]
         known = [self.chance] if self.chance else []
@@ -170,7 +169,7 @@ class Signals:
         level, first = sum(settled) / len(settled), self.history.loss_trend.firsts[0]
         error = math.sqrt(sum((loss - level) ** 2 for loss in settled)) / len(settled)
         if known:
-            return level + 6.0 * error < 0.99 * min(known)
+            return level + 6.0 * error < (1.0 - share) * min(known)
         return first - level > max(0.2 * abs(first), 4.0 * self.loss_noise)
 
     def _is_scaled(self, chance: float) -> bool:

@@ -247,8 +247,8 @@ def loss_not_decreasing(
     Steps count from half of the largest learning rate on, and none while it rises: a warm-up is given its time. Silent
     where the newest losses are twice that, or `z` times their noise, below the first: the fall has just begun. Info
     before `patience` losses unless the run has ended; where the line through the newest two thirds falls by three
-    standard errors; where the loss came down before: it is below what knowing nothing of the inputs gives, or far below
-    the very first; and where a term of the loss is to grow, or targets with what is learnt.
+    standard errors; where it came down before: it is a share `progress` below what knowing nothing of the inputs gives,
+    or, where that is not known, far below the first; and where a term of it is to grow, or targets with what is learnt.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -260,7 +260,7 @@ def loss_not_decreasing(
     if s.loss_level < trend.first - max(2 * progress * abs(trend.first), noise_of_ten):
         return None
     fallen, error = fall_of(s.losses[len(s.losses) // 3 :])
-    may_be_fine = s.is_at_a_floor or fallen > 3.0 * error > 0.0 or not has_had_time(history, patience)
+    may_be_fine = s.is_at_a_floor(progress) or fallen > 3.0 * error > 0.0 or not has_had_time(history, patience)
     return Finding(
         f"After {trend.count} steps the loss is {s.loss_level:.4g}; it was {trend.first:.4g} in the beginning.",
         history.clean[0].step,
@@ -295,7 +295,8 @@ def underfitting(
     two standard errors. Less than `flat_both` will do where at least `validations` validation losses of these steps
     have fallen by less than `flat`. From `min_steps` steps on, within the window, up to a decay to a third. Silent
     where the loss is known to be none that ends at zero, as a density is. Info before `patience` losses unless the run
-    has ended, and where it came down before: below what knowing nothing of the inputs gives, or far below the first.
+    has ended, and where it is a share `progress` below what knowing nothing of the inputs gives, or, where that is not
+    known, far below the first.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -317,7 +318,7 @@ def underfitting(
         f"{1.0 - s.fall:.0%} of where it began.",
         start,
         s.loss_entries[-1].step,
-        severity="warning" if has_had_time(history, patience) and not s.is_at_a_floor else "info",
+        severity="warning" if has_had_time(history, patience) and not s.is_at_a_floor(progress) else "info",
         evidence={"level": median(part), "first": trend.first, "fallen": fallen, "threshold_flat": limit},
         confidence=0.8,
     )
