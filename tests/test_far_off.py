@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fastguard.diagnosis import RULES, diagnose, find_causes
+from fastguard.diagnosis import RULES, Finding, diagnose, find_causes
 from fastguard.history import TrainingHistory
 from fastguard.stats import StepStats
 
@@ -335,3 +335,17 @@ def test_weights_that_nobody_trained_are_frozen_to_no_purpose(spread, is_over, l
     history.note_model(initialization=known, optimizer_settings=settings())
     history.has_ended = is_over
     assert severity("frozen-parameters", history) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("SGD", "output-against-loss", "wrong-output-layer"),
+        ("SGD", "vanishing-layers", "vanishing-gradients"),
+        ("Adam", "output-against-loss", "learning-rate-too-low"),  # whose steps do not depend on the gradients' size
+    ],
+)
+def test_what_makes_gradients_small_explains_small_steps_that_are_as_large_as_these(kind, name, expected):
+    history = run(flat_losses(100), optimizer_settings=settings(kind))
+    found = [Finding("", 0, 99, rule=rule) for rule in ("steps-too-small", "update-ratio-low", name)]
+    assert find_causes(found, history)[0].rule == expected

@@ -156,9 +156,10 @@ def steps(finding: Finding, history: TrainingHistory, found: Found) -> float:
 
 
 def unless_clipped(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Steps that are too small, unless clipping makes them so."""
-    clipped = found.get("clip-rate-high")
-    return 0.25 if clipped is not None and clipped.evidence["median_coef"] < 0.05 else 0.85
+    """Steps that are too small, unless clipping makes them so, or what makes gradients small that set their size."""
+    clipped, are_small = found.get("clip-rate-high"), _warns(found, "vanishing-layers", "output-against-loss")
+    usual = 0.4 if are_small and needs.steps_of_the_gradients_size(history) else 0.85
+    return 0.25 if clipped is not None and clipped.evidence["median_coef"] < 0.05 else usual
 
 
 def after_growth(finding: Finding, history: TrainingHistory, found: Found) -> float:

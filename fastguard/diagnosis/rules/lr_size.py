@@ -22,8 +22,7 @@ def estimated_update_ratio(history: TrainingHistory) -> float | None:
     """By which share of itself the median weight matrix is changed a step, as far as can be told; None if it cannot.
 
     Weights are taken as large as they began. Of optimizers that divide by the size of the gradient an element moves by
-    the learning rate, of Adagrad, which adds that up, by ever less; of SGD by that times the gradient, over one minus
-    the momentum.
+    the learning rate (of Adagrad by ever less); of SGD by that times the gradient, over one minus the momentum.
     """
     s, notes = signals_of(history), history.model
     kinds = {str(settings.get("kind", "")) for settings in notes.optimizer_settings}

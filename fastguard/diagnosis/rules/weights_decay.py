@@ -52,9 +52,9 @@ def large_weight_decay(
         return None
     is_bad = bool(term) or not signals_of(history).progress >= least
     is_slow = history.losses.count >= 40 and has_had_time(history, min_steps) and is_bad
-    of_term = f"A term of the loss that takes {term} outweighs the rest: the output has become the same for all inputs."
+    what = f"penalty of {term} in the loss left one output for all inputs" if term else f"weight decay is {largest:g}"
     return Finding(
-        of_term if term else f"The weight decay is {largest:g}.",
+        f"The {what}.",
         *span(history),
         severity="warning" if is_slow else "info",
         evidence={"weight_decay": largest, "term": term, "threshold": coupled},
