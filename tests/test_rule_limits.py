@@ -228,6 +228,14 @@ class TestLosses:
         history = run([*falling_losses(40, pace=8.0, floor=1.9), *flat_losses(160, level=1.9)], **notes)
         assert (ask("underfitting", history) is not None) == fires
 
+    @pytest.mark.parametrize(("level", "fires"), [(3.0, True), (3.5, False), (400.0, False)])
+    def test_a_loss_that_rose_does_not_stand(self, level, fires):
+        finding = ask("underfitting", run([*flat_losses(20), *flat_losses(180, level=level)]))
+        assert (finding is not None) == fires
+        assert (
+            not fires or "not come down from about 3 in the last 134 steps, 131% of where it began" in finding.summary
+        )
+
     def test_a_loss_that_still_falls_is_no_underfitting(self):
         losses = [3.2 - 0.001 * s + 0.05 * math.sin(7 * s) for s in range(300)]
         assert ask("underfitting", run([3.4] * 10 + losses)) is None

@@ -293,10 +293,10 @@ def underfitting(
 
     High: less than a share `progress` of the first losses has been gained. Surely: the line through the losses, plus
     two standard errors. Less than `flat_both` will do where at least `validations` validation losses of these steps
-    have fallen by less than `flat`. From `min_steps` steps on, within the window, up to a decay to a third. Silent
-    where the loss is known to be none that ends at zero, as a density is. Info before `patience` losses unless the run
-    has ended, and where it is a share `progress` below what knowing nothing of the inputs gives, or, where that is not
-    known, far below the first.
+    have fallen by less than `flat`. From `min_steps` steps on, within the window, up to a decay to a third. Silent of
+    a loss half above its first, which rose, and where it is known to be none that ends at zero, as a density is. Info
+    before `patience` losses unless the run has ended, and where it is a share `progress` below what knowing nothing of
+    the inputs gives, or, where that is not known, far below the first.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -311,11 +311,11 @@ def underfitting(
     val_losses = [v.val_loss for v in history.validations if v.step >= start and math.isfinite(v.val_loss)]
     stands = len(val_losses) >= max(validations, 2) and fall_of(val_losses)[0] < flat * median(val_losses)
     limit = flat_both if stands else flat
-    if fallen + 2.0 * error >= limit * median(part):
+    if fallen + 2.0 * error >= limit * median(part) or median(part) > 1.5 * trend.first:
         return None
     return Finding(
-        f"The loss has stood at about {median(part):.4g} for the last {len(part)} steps, "
-        f"{1.0 - s.fall:.0%} of where it began.",
+        f"The loss has not come down from about {median(part):.4g} in the last {len(part)} steps, "
+        f"{median(part) / trend.first:.0%} of where it began.",
         start,
         s.loss_entries[-1].step,
         severity="warning" if has_had_time(history, patience) and not s.is_at_a_floor(progress) else "info",
