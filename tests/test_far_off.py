@@ -78,6 +78,16 @@ def test_first_layers_that_got_hardly_any_gradient_while_the_loss_stood(losses, 
     assert severity("vanishing-layers", history) == expected
 
 
+@pytest.mark.parametrize(
+    ("is_over", "num_stood", "expected"), [(True, 80, "warning"), (False, 80, None), (False, 120, "warning")]
+)
+def test_a_shorter_stand_is_told_at_the_end(is_over, num_stood, expected):
+    losses = stood(num_stood, pace=100.0)
+    history = layered(300, lambda step, place: (0.3 if step < 70 else 1.0) ** (7 - place), losses, WEIGHTS)
+    history.has_ended = is_over
+    assert severity("vanishing-layers", history) == expected
+
+
 USUAL = {"initialization": {"0.weight": (0.1, 0.1), "2.weight": (0.1, 0.1)}}
 LARGE = {"target_mean": 100.0, "target_std": 10.0, "loss_ops": ("HuberLossBackward0", "AddmmBackward0")}
 

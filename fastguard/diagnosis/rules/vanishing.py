@@ -200,10 +200,10 @@ def vanishing_layers(
     """The first quarter of the tensors has a median gradient below `ratio` of the last quarter's, element for element.
 
     Or below `ratio_stuck` where it falls off evenly from layer to layer, and after `min_steps` losses less than a third
-    of the share `progress` was gained; or it was so in the beginning, for that many steps and a tenth of the run. A
-    warning if the loss has not come down by `progress` (`progress_late` where it was so), or below `ratio_alone`; else
-    info. Each quarter has at least two tensors, of eight (six where it is stuck, or then of four and five one); biases
-    (which a normalisation after them makes idle) and zeros do not count. From the fourth sample on.
+    of the share `progress` was gained; or it was so in the beginning, for that many steps (at a run's end six tenths)
+    and a tenth of the run. A warning if the loss has not come down by `progress` (`progress_late` where it was so), or
+    below `ratio_alone`; else info. Each quarter has at least two tensors, of eight (six where it is stuck, or then of
+    four and five one); biases (idle before a normalisation) and zeros do not count. From the fourth sample on.
     """
     tensors = history.tensors
     if tensors.num_samples < 4:
@@ -213,7 +213,7 @@ def vanishing_layers(
     now, at_first = (_spread(tensors.column(name)) for name in ("log_rms", "first_log_rms"))
     was_uneven = at_first >= -math.log(ratio_stuck) and has_had_time(history, min_steps) and not may_rise(history)
     num_stood = _num_stood(history, progress / 3.0) if was_uneven else 0
-    has_stood = num_stood >= max(0.6 * min_steps, 0.1 * history.num_steps)
+    has_stood = num_stood >= max((0.6 if history.has_ended else 1.0) * min_steps, 0.1 * history.num_steps)
     limit = ratio_stuck if stands or has_stood else ratio
     if not has_stood and now < -math.log(limit):
         return None
@@ -224,8 +224,7 @@ def vanishing_layers(
     first, last = (median([tensors[n].log_rms for n in part]) for part in (known[:size], known[-size:]))
     at_first, at_last = (median([tensors[n].first_log_rms for n in part]) for part in (known[:size], known[-size:]))
     share, then = (math.exp(max(min(gap, 700.0), -700.0)) for gap in (min(first - last, 0.0), at_first - at_last))
-    is_now = share < (ratio_stuck if stands else ratio)
-    is_now = is_now and (share < ratio or _evenness([tensors[n].log_rms for n in known]) >= 0.8)
+    is_now = share < ratio or (stands and share < limit and _evenness([tensors[n].log_rms for n in known]) >= 0.8)
     was_so = has_stood and then < limit and _evenness([tensors[n].first_log_rms for n in known]) >= 0.8
     if not is_now and not was_so:
         return None
@@ -257,7 +256,8 @@ def _num_stood(history: TrainingHistory, gained: float) -> int:
     few = max(1, BLOCK // history.overview.steps_per_bucket)
     levels = (sum(b.loss.mean for b in buckets[i : i + few]) / few for i in range(len(buckets) - few + 1))
     end = next((i for i, level in enumerate(levels) if level < (1.0 - gained) * first), None)
-    return history.num_steps if end is None else buckets[end].first_step - buckets[0].first_step
+    so_far = history.num_steps if history.has_ended else 0  # it may yet fall
+    return so_far if end is None else buckets[end].first_step - buckets[0].first_step
 
 
 def _evenness(values: list[float]) -> float:
