@@ -122,6 +122,12 @@ def test_unrelated_targets(notes, expected):
     assert severity("unrelated-targets", run(falling_losses(120), **known)) == expected
 
 
+@pytest.mark.parametrize(("fields", "expected"), [({}, "warning"), ({"input_is_integer": True}, None)])
+def test_sequences_of_tokens_are_not_held_against_their_targets(fields, expected):
+    history = batches_run(falling_losses(120), batch(**fields), loss_kind="cross-entropy", target_dependence=0.0)
+    assert severity("unrelated-targets", history) == expected
+
+
 @pytest.mark.parametrize(("val_loss", "expected"), [(1.0, None), (2.2, "warning"), (9.0, "warning")])
 def test_targets_that_validation_shows_to_follow_from_inputs(val_loss, expected):
     history = run(falling_losses(120), val_losses={59: 2.3, 119: val_loss}, target_dependence=0.0)

@@ -107,12 +107,14 @@ def unrelated_targets(history: TrainingHistory, *, z: float = 1.64, carried: flo
     """In the batches looked at near inputs have targets no nearer than chance makes them, within `z` of its deviations.
 
     Silent where a validation loss came below a share `carried` of the first losses, or of what knowing nothing gives,
-    and where samples are told from one another, as by contrastive losses.
+    where samples are told from one another, as by contrastive losses, and of inputs that are integers: what two
+    sequences of tokens have in common need not be what they are asked for.
     """
     found, s = history.model.target_dependence, signals_of(history)
     begin = min(s.initial_loss, s.chance or math.inf) if history.losses.min >= 0.0 else -math.inf
     has_carried_over = any(v.val_loss < carried * begin for v in history.validations)
-    if found is None or found >= z or has_carried_over or may_rise(history) or _is_of_pairs(history):
+    are_tokens = any(x.input_is_integer for _, x in history.batches if x.training)
+    if found is None or found >= z or has_carried_over or may_rise(history) or are_tokens or _is_of_pairs(history):
         return None
     return Finding(
         "In the first batches samples with inputs that are alike have targets no more alike than others do.",
