@@ -313,6 +313,7 @@ def penalised(sizes, spreads=(0.1, 0.2, 0.3), ops=("AddBackward0", "NllLossBackw
         ({"sizes": (0.2, 0.45, 1.6)}, ""),
         ({"sizes": (0.5, 0.5, 0.6)}, ""),
         ({"sizes": (0.5, 0.5)}, ""),  # of two layers it may be chance
+        ({"sizes": (0.5, 0.0, 0.5)}, ""),  # and a third that gets none
         ({"sizes": (0.5, 0.5, 0.5), "ops": ("NllLossBackward0",)}, ""),  # a single term
         ({"sizes": (0.5, 0.5, 0.5), "ops": ("NllLossBackward0", "AddBackward0")}, ""),  # within the model
         ({"sizes": (0.5, 0.5, 0.5), "last": 0.1}, ""),  # inputs are told apart

@@ -189,9 +189,9 @@ def penalty(history: TrainingHistory, *, near: float = 0.05) -> str:
     notes, tensors = history.model, history.tensors
     spreads = {name: std for name, (std, _) in notes.initialization.items() if std > 0.0 and name in tensors}
     outer = itertools.takewhile(lambda op: op.startswith(_SUMS), notes.loss_ops)
-    if len(spreads) < 3 or "AddBackward0" not in outer:
-        return ""
     sizes = [tensors[name].log_rms for name in spreads]
+    if len(spreads) < 3 or "AddBackward0" not in outer or math.isnan(sum(sizes)):
+        return ""
     beside = sorted(tensors[name].first_log_rms - math.log(std) for name, std in spreads.items())
     return "|w|" if max(sizes) - min(sizes) < near else "w²" if beside[-2] - beside[0] < near else ""
 
