@@ -31,7 +31,9 @@ def number(value: float | None) -> str:
     """A share or a count of steps as people write it; a dash for nothing."""
     if value is None:
         return "—"
-    return f"{value:.0f}" if float(value).is_integer() and abs(value) > 1 else f"{value:.2f}".rstrip("0").rstrip(".")
+    if float(value).is_integer() and abs(value) > 1:
+        return f"{value:.0f}"
+    return f"{value + 1e-12:.2f}".rstrip("0").rstrip(".")  # 6 of 80 is 0.08, though its float lies below 0.075
 
 
 def measures(results: Results, half: str = "report") -> list[dict[str, Any]]:
