@@ -380,3 +380,14 @@ def test_the_module_that_made_the_first_inf_is_named_before_the_tensor_whose_gra
     )
     (told,) = find_causes([*plain, finding], history)
     assert told.layers == ("act",) and told.symptoms[0].rule == "non-finite-gradients"
+
+
+def test_one_element_out_of_range_names_its_tensor_whatever_module_made_nan_of_it():
+    history = spoilt_for_good()
+    lone = Finding("One.", 99, 99, severity="critical", layers=("w",), evidence={"share": 1.0}, rule="lone-element")
+    evidence = {"num_modules": 2, "num_nans": 9, "num_infs": 0, "is_origin": True}
+    forward = Finding(
+        "NaN.", 99, 109, severity="critical", layers=("act",), evidence=evidence, rule="non-finite-activations"
+    )
+    told = find_causes([lone, forward], history)
+    assert (told[0].rule, told[0].layers) == ("hardware-fault", ("w",)) and forward in told[0].symptoms

@@ -227,7 +227,7 @@ def _as_finding(
         next((f.first_step for f in reasons if f.first_step is not None), None),
         max(ends, default=None),
         severity=max(("warning" if "told_by" in f.evidence else f.severity for f in symptoms), key=SEVERITIES.index),
-        layers=_place(symptoms) or next((f.layers for f in reasons if f.layers), ()),
+        layers=_place(reasons, symptoms),
         evidence={"speaks_for_it": [f.rule for f in reasons]},
         confidence=confidence,
         recommendation=one.remedy,
@@ -237,9 +237,13 @@ def _as_finding(
     )
 
 
-def _place(symptoms: Iterable[Finding]) -> tuple[str, ...]:
-    """The module whose inputs were finite and whose output was not, where one was seen: that beats gradients."""
-    return next((f.layers for f in symptoms if f.evidence.get("is_origin")), ())
+def _place(reasons: Sequence[Finding], symptoms: Iterable[Finding]) -> tuple[str, ...]:
+    """Of the first reason that names layers; a module that made NaN of finite inputs beats the order of gradients."""
+    first = next((f for f in reasons if f.layers), None)
+    origin = next((f.layers for f in symptoms if f.evidence.get("is_origin")), ())
+    if first is None or (origin and first.rule == "non-finite-gradients"):
+        return origin
+    return first.layers
 
 
 def _unknown(left: list[Finding], told: list[Finding]) -> Finding:
@@ -252,7 +256,7 @@ def _unknown(left: list[Finding], told: list[Finding]) -> Finding:
         min(steps, default=None),
         max(ends, default=None),
         severity=left[0].severity,
-        layers=_place(left) or next((f.layers for f in left if f.layers), ()),
+        layers=_place(left, left),
         confidence=0.0,
         recommendation="Read the findings one by one. Activations (activations=True) and weights (weights=10) under "
         "guard, or fastguard.preflight before the run, may tell more.",
