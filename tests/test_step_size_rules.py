@@ -143,7 +143,7 @@ class TestSizeOfSteps:
         [
             (1e-7, 200, "warning"),  # 2e-4 of the weights
             (1e-7, 199, "info"),
-            (1e-6, 200, "info"),  # 2e-3
+            (9.9e-7, 300, "info"),  # 3e-3
             (0.25, 80, "warning"),
             (0.15, 80, "info"),
             (1e-5, 200, None),

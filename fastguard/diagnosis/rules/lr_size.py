@@ -153,17 +153,17 @@ def learning_rate_unusual(
         return None
     low, high = _USUAL[kind]
     largest = history.lrs.max
-    if low < largest <= high:
+    if low <= largest <= high:
         return None
     s, begin = signals_of(history), max(history.loss_trend.firsts[:2], default=0.0)
     descends, ratio = descent(history) is not False, estimated_update_ratio(history)
     is_slow = history.losses.count >= min_steps and (not s.fall >= progress or s.loss_level > 3.0 * begin > 0.0)
-    is_long = largest <= low and s.progress < 0.5 and history.losses.count >= 200 and s.falls_steadily
+    is_long = largest < low and s.progress < 0.5 and history.losses.count >= 200 and s.falls_steadily
     is_far = largest > far * high * max(1.0, _target_size(history)) and (ratio or 0.0) > 0.3
-    is_still = largest <= low and ratio is not None and ratio * history.num_clean < moved and has_had_time(history, 200)
+    is_still = largest < low and ratio is not None and ratio * history.num_clean < moved and has_had_time(history, 200)
     evidence = {"lr": largest, "is_high": largest > high, "threshold_low": low, "threshold_high": high}
     return Finding(
-        f"{kind} runs with a learning rate of {largest:.3g}; {low:g} or less, or above {high:g}, is hardly ever used.",
+        f"{kind} runs with a learning rate of {largest:.3g}, outside of the usual {low:g} to {high:g}.",
         *span(history),
         severity="warning" if (descends and (is_slow or is_long)) or is_far or is_still else "info",
         evidence={**evidence, "is_certain": is_long or is_still or (is_far and kind in _NORMALISING)},
