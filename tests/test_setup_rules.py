@@ -118,6 +118,9 @@ class TestSetUp:
     def test_odd_settings_of_a_run_that_has_lost_what_it_had_learnt(self):
         losses = [*falling_losses(100, floor=0.01), *flat_losses(100, level=4.0)]
         assert severity("odd-optimizer-settings", run(losses, optimizer_settings=settings(eps=0.1))) == "warning"
+        losses, norms = falling_losses(200, floor=0.01), [1.0] * 200
+        losses[150] = norms[150] = math.nan  # of a bad batch
+        assert severity("odd-optimizer-settings", run(losses, norms, optimizer_settings=settings(eps=0.1))) == "info"
 
     @pytest.mark.parametrize(
         ("full", "gone", "lr", "fires"),

@@ -352,3 +352,13 @@ def test_large_targets_whose_loss_ended_at_its_third_step(mean):
     assert severity("target-scale", history) == ("warning" if mean else None)
     told = [one.rule for one in find_causes(diagnose(history), history)]
     assert ("unnormalised-targets" in told) == bool(mean)
+
+
+@pytest.mark.parametrize(("at", "num_bad", "expected"), [(5, 9, "info"), (5, 10, "warning"), (100, 20, "info")])
+def test_large_targets_are_not_to_blame_for_a_bad_batch(at, num_bad, expected):
+    losses = [400.0 * loss for loss in falling_losses(150, start=1.0, floor=0.0, pace=20.0)]
+    notes = {"target_mean": 0.0, "target_std": 20.0, "squared_losses": [losses[0]], "loss_kind": "squared error"}
+    losses[at : at + num_bad] = norms = [math.nan] * num_bad
+    length = 60 if at == 5 else 150
+    history = run(losses[:length], [*[1.0] * at, *norms, *[1.0] * (length - at - num_bad)], **notes)
+    assert severity("target-scale", history) == expected

@@ -40,7 +40,7 @@ def _wrong_range(finding: Finding, history: TrainingHistory, found: Found) -> fl
 def _from_scale(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Inputs far off are to blame for steps that jump and for standstill; not where all goes well."""
     is_far = finding.confidence > 0.8
-    if any(name in found for name in (*_STANDING, *_UNSTEADY, "non-finite-loss")):
+    if any(name in found for name in (*_STANDING, *_UNSTEADY, "skip-run")):
         return 0.9 if is_far else 0.7
     return 0.6 if finding.severity != "info" else 0.2
 

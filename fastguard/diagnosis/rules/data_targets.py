@@ -219,15 +219,22 @@ def uneven_targets(
     needs_targets=True,
 )
 def target_scale(
-    history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3, min_steps: int = 80, reach: float = 2.0
+    history: TrainingHistory,
+    *,
+    size: float = 10.0,
+    progress: float = 0.3,
+    min_steps: int = 80,
+    reach: float = 2.0,
+    bad: int = 10,
 ) -> Finding | None:
     """Targets of a squared error whose size (root of mean square) is above `size`.
 
     Or of an absolute or Huber's error that began above `size`, and above ten times the first outputs; or, of any size,
     targets whose mean no output ever came near, while the loss fell, and stands above `reach` times what that
     mean alone would give. Info; a warning if after `min_steps` losses less than a share `progress` of the first has
-    been gained, or one was NaN or Inf, or the loss is twice what their mean alone would give, or stands or ends there,
-    or the run ends on its way down from there; of an absolute error, if the newest losses are still above `size`.
+    been gained, or before so many `bad` steps were NaN or Inf, or the loss is twice what their mean alone would give,
+    or stands or ends there, or the run ends on its way down from there; of an absolute error, if the newest losses are
+    still above `size`.
     """
     notes, s = history.model, signals_of(history)
     is_known = history.losses.count >= min_steps
@@ -238,9 +245,8 @@ def target_scale(
     is_apart = is_apart and _never_comes_near(history, notes.target_mean, 0.5 * notes.target_std)
     if rms <= size and not is_apart:
         return None
-    is_hurt = history.first_bad_loss_step >= 0 or (
-        is_known and (s.loss_level > 2.0 * variance or not s.fall >= progress)
-    )
+    is_hurt = is_known and (s.loss_level > 2.0 * variance or not s.fall >= progress)
+    is_hurt = is_hurt or (not is_known and history.num_nonfinite >= bad)
     is_hurt = is_hurt or (is_known and history.has_ended and not s.progress >= progress)
     is_hurt = is_hurt or (is_known and s.progress < 0.05 and (s.stands or history.has_ended))
     is_hurt = is_hurt or (is_known and history.has_ended and _ends_on_its_way(s, 0.3 * variance))

@@ -81,8 +81,9 @@ def odd_optimizer_settings(
     is_far = any("betas" in text and float(text[:-1].split()[-1]) < 0.5 for text in odd)
     is_far = is_far or any(isinstance(value, (int, float)) and value >= 1.0 for value in values)
     is_slow = has_had_time(history, min_steps) and gained < (max(progress, 0.8) if is_far else progress)
-    harm = is_harmed(history)
-    is_slow = (is_slow and (is_far or harm is not False)) or (has_had_time(history, min_steps) and harm is True)
+    harm, is_finite = is_harmed(history), not history.num_nonfinite and history.first_bad_loss_step < 0
+    is_lost = harm is True and is_finite and has_had_time(history, min_steps)
+    is_slow = is_lost or (is_slow and (is_far or harm is not False))
     kinds = {str(settings.get("kind")) for settings in history.model.optimizer_settings}
     return Finding(
         f"{listed(sorted(kinds))} runs with unusual settings: {listed(list(dict.fromkeys(odd)))}.",
