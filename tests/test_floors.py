@@ -7,6 +7,7 @@ import math
 import pytest
 
 from fastguard.diagnosis import RULES
+from fastguard.diagnosis.signals import fall_of
 
 from made_runs import batch, batches_run, falling_losses, flat_losses, run
 
@@ -75,3 +76,18 @@ def test_a_plateau_is_given_time_to_end_unless_the_run_does(rule, patience):
     assert severity(rule, history, patience=patience - 1) == "warning"
     history.has_ended = True
     assert severity(rule, history) == "warning"
+
+
+@pytest.mark.parametrize(
+    "losses", [[math.nan] * 300, [*flat_losses(150), *[math.nan] * 512, 1.0], [1e200, -1e200] * 100]
+)
+@pytest.mark.parametrize("rule", ["loss-not-decreasing", "underfitting", "loss-still-falling", "steps-too-small"])
+def test_losses_of_which_there_is_hardly_one_or_none_that_can_be_squared(rule, losses):
+    history = of_classes(losses)
+    history.has_ended = True
+    assert severity(rule, history) in (None, "info", "warning")
+
+
+def test_the_fall_of_too_few_values_is_not_sure():
+    assert [fall_of(values) for values in ([], [1.0], [2.0, 1.0])] == [(0.0, math.inf)] * 3
+    assert fall_of([3.0, 2.0, 1.0]) == pytest.approx((2.0, 0.0))

@@ -163,11 +163,13 @@ class Signals:
         first loss, and four times their noise: the fall was over before there were ten.
         """
         notes, settled = self.history.model, self.losses[len(self.losses) // 3 :][:64]
+        if not settled:
+            return False
         known = [self.chance] if self.chance else []
         if notes.target_entropy is not None and notes.num_targets:
             known.append(notes.target_entropy + ((notes.num_target_classes or 1) - 1) / (2 * notes.num_targets))
         level, first = sum(settled) / len(settled), self.history.loss_trend.firsts[0]
-        error = math.sqrt(sum((loss - level) ** 2 for loss in settled)) / len(settled)
+        error = math.hypot(*(loss - level for loss in settled)) / len(settled)
         if known:
             return level + 6.0 * error < (1.0 - share) * min(known)
         return first - level > max(0.2 * abs(first), 4.0 * self.loss_noise)
@@ -394,9 +396,11 @@ def fall_of(values: list[float]) -> tuple[float, float]:
     """By how much the line through `values` falls from its beginning to its end, and the standard error of that.
 
     Values far out are drawn in around the median, to 3 times the noise or to where nine of ten are, if that is further:
-    so one spike does not bend the line, and a fall without noise is left as it is.
+    so one spike does not bend the line, and a fall without noise is left as it is. Of fewer than three nothing is sure.
     """
     n = len(values)
+    if n < 3:
+        return 0.0, math.inf
     low, middle, high = quantiles(values, (0.1, 0.5, 0.9))
     spread = max(3.0 * noise(values), high - low)
     drawn = [min(max(v, middle - spread), middle + spread) for v in values] if spread > 0.0 else values
