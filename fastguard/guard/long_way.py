@@ -38,7 +38,7 @@ class _Attended(Ticket):
         try:
             self._hooks._slow_down()
             return step(self.optimizer, *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # of a skipped step, for want of gradients: undone, and told; all others are raised
             if not self._hooks._is_of_skip(error):
                 raise
             return self._hooks._loss
@@ -222,7 +222,7 @@ class LongWay:
     ) -> Undo | Skip | None:
         try:
             undo = self._judge.judge(self._member, optimizer, handed, self._evaluations == 0, loss)
-        except BaseException:
+        except BaseException:  # a verdict that raises, Ctrl-C: half a step is let go of, and the error passed on
             self._judge.abandon(self._member)
             self._scaler.abandon(optimizer)  # here too: a closure may catch this
             self._sampling.end_step()  # too many skips in a row: what was sampled belongs to this step
