@@ -49,6 +49,11 @@ def fail(message: str) -> None:
 
 
 class BuildKernels(build_ext):
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        if sys.platform == "win32":
+            self.compiler = "mingw32"  # setuptools' name for GCC there
+
     def run(self) -> None:
         default = sysconfig.get_config_var("CXX") or "c++"
         self.tried = [os.environ["CXX"]] if os.environ.get("CXX") else [default, "c++", "g++", "clang++"]
@@ -59,7 +64,7 @@ class BuildKernels(build_ext):
 
     def build_extensions(self) -> None:
         if self.compiler.compiler_type == "msvc":
-            fail(f"MSVC is not supported: the kernels need the vector extensions of GCC or Clang. Use those, {WAY_OUT}")
+            fail(f"MSVC is not supported: the kernels need GCC's vector extensions. Use MinGW-w64, {WAY_OUT}")
         if not self.cxx:
             tried = ", ".join(dict.fromkeys(self.tried))
             fail(f"no C++17 compiler found (tried: {tried}). Install one (e.g. `apt install g++`), {WAY_OUT}")
@@ -75,9 +80,17 @@ class BuildKernels(build_ext):
         else:
             print(f"fastguard: `{self.cxx}` cannot build with -fopenmp; the kernels will run on one thread.")
         for extension in self.extensions:
-            extension.extra_compile_args = extension.extra_link_args = flags
+            extension.extra_compile_args = flags
+            extension.extra_link_args = [*flags, "-static"] if sys.platform == "win32" else flags  # no DLL beside it
+        num_jobs = min(4, os.cpu_count() or 1)
+        num_files = sum(len(extension.sources) for extension in self.extensions)
+        print(
+            f"fastguard: compiling {num_files} C++ files with {self.cxx}, {num_jobs} at a time: a minute or two on two "
+            "idle cores, more on a busy machine. pip shows this only with -v.",
+            flush=True,
+        )
         self.force = True  # an up-to-date file may have been built with other flags
-        with ParallelCompile(default=min(4, os.cpu_count() or 1)):
+        with ParallelCompile(default=num_jobs):
             super().build_extensions()
 
     def builds(self, source: str, flags: list[str]) -> bool:

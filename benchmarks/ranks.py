@@ -59,8 +59,8 @@ def wire_main(world: int, rounds: int, rank: int, folder: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from fastguard.guard.ranks.exchange import NUM_COLUMNS, Wire
-    from fastguard.guard.ranks.ranks import _folded, _reduced
+    from fastguard.ranks.exchange import NUM_COLUMNS, Wire
+    from fastguard.ranks.ranks import _folded, _reduced
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
@@ -163,9 +163,9 @@ def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: i
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     import fastguard
-    from fastguard.guard.ranks import gradients_over_ranks
-    from fastguard.guard.ranks.exchange import NUM_COLUMNS, _gather
-    from fastguard.guard.ranks.shards import groups_across, layouts_of
+    from fastguard.ranks import gradients_over_ranks
+    from fastguard.ranks.exchange import NUM_COLUMNS, _gather
+    from fastguard.ranks.shards import groups_across, layouts_of
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
@@ -234,8 +234,8 @@ def column(name: str, rounds: int) -> dict[str, Any]:
     import torch
 
     from benchmarks.speed.cases import CASES as SPEED_CASES
-    from fastguard.guard.ranks.parity import checksum
     from fastguard.kernels import cpu
+    from fastguard.ranks.parity import checksum
 
     case = SPEED_CASES[name]
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastguard.guard.ranks.exchange import MOST_GATHERED
+from fastguard.ranks.exchange import MOST_GATHERED
 
 from . import readme
 

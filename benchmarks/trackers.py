@@ -27,6 +27,7 @@ import torch
 from fastguard import tensor_stats
 from fastguard.commands.bench.harness import garbage_collector_off
 from fastguard.commands.bench.machine import Machine, line
+from fastguard.records import ClippedGroup, StepStats
 from fastguard.sinks import (
     JsonlSink,
     MlflowSink,
@@ -37,7 +38,6 @@ from fastguard.sinks import (
     TrackioSink,
     WandbSink,
 )
-from fastguard.stats import ClippedGroup, StepStats
 
 NUM_SCALARS, NUM_TENSORS, COMPUTE_S = 20, 100, 0.001
 LIMITS_US = {"TensorBoard": 150, "W&B": 400, "MLflow": 60, "Trackio": 60, "Prometheus": 15}

@@ -22,7 +22,7 @@ import fastguard
 from benchmarks.clocks import keep, make_clock, make_parser
 from fastguard.commands.bench.cases import STEP_CASES
 from fastguard.commands.bench.harness import garbage_collector_off
-from fastguard.weights import WeightSampler
+from fastguard.observers.weights import WeightSampler
 
 EVERY = 100
 NEVER = 10**9

@@ -1,34 +1,39 @@
-// What Python sees as fastguard._C. Besides this file only tensors.cpp and gradients.cpp know Python.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
+// What Python sees as fastguard._C, bound by pybind11: the one file that includes it.
 #include <algorithm>
-#include <cstring>
-#include <set>
+#include <cmath>
 
+#include "casters.h"
 #include "clip.h"
+#include "fold.h"
 #include "gradients.h"
 #include "isa.h"
 #include "line.h"
 #include "lock.h"
+#include "loss_calls.h"
 #include "parallel.h"
 #include "passes.h"
+#include "sample.h"
 #include "shards.h"
+#include "sketch.h"
+#include "state.h"
 #include "step.h"
+#include "step_hooks.h"
 #include "tensors.h"
 
 namespace fastguard {
 
+namespace pb = pybind11;
+
 namespace {
 
-// Another thread may change a list while the lock is released, so what is read is held in a tuple of our own.
-bool read_held(const py::tuple& held, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive) {
-  return read_tensors(PySequence_Fast_ITEMS(held.ptr()), held.size(), odd, views, keep_alive);
+bool read_held(const py::Held& held, Odd odd, std::vector<View>& views, std::vector<py::object>& keep_alive) {
+  return read_tensors(held.items(), held.size(), odd, views, keep_alive);
 }
 
-py::tuple as_tuple(const Row& row) {
-  py::tuple out(kColumns);
-  for (int i = 0; i < kColumns; ++i) out[i] = reinterpret_cast<const double*>(&row)[i];
+py::object as_tuple(const Row& row) {
+  py::object out = py::steal(PyTuple_New(kColumns));
+  for (int i = 0; i < kColumns; ++i)
+    PyTuple_SET_ITEM(out.ptr(), i, py::cast(reinterpret_cast<const double*>(&row)[i]).release());
   return out;
 }
 
@@ -36,10 +41,7 @@ py::tuple as_tuple(const Row& row) {
 struct RowBytes {
   py::object bytes;
 
-  explicit RowBytes(size_t count)
-      : bytes(py::reinterpret_steal<py::object>(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(count * sizeof(Row))))) {
-    if (!bytes) throw py::error_already_set();
-  }
+  explicit RowBytes(size_t count) : bytes(py::bytearray(nullptr, count * sizeof(Row))) {}
   Row* rows() { return reinterpret_cast<Row*>(PyByteArray_AS_STRING(bytes.ptr())); }
   py::object keep(size_t used) {
     if (PyByteArray_GET_SIZE(bytes.ptr()) != Py_ssize_t(used * sizeof(Row)) &&
@@ -49,55 +51,48 @@ struct RowBytes {
   }
 };
 
-py::tuple py_fold_rows(const py::bytearray& table) {
-  return as_tuple(fold_rows(PyByteArray_AS_STRING(table.ptr()), table.size() / sizeof(Row)));
+py::object py_fold_rows(py::Bytes table) {
+  return as_tuple(fold_rows(PyByteArray_AS_STRING(table.ptr()), size_t(PyByteArray_GET_SIZE(table.ptr())) / sizeof(Row)));
 }
 
 // (rows as bytes, their fold, set of DTypes as bits); None if `plain_only` and some tensor would need preparing.
 // Rows are those of the tensors times `unscale`.
-py::object py_tensor_stats(const py::sequence& tensors, int num_threads, double unscale, bool plain_only) {
-  py::tuple held(tensors);
+py::object py_tensor_stats(const py::Held& held, int num_threads, double unscale, bool plain_only) {
   std::vector<py::object> keep_alive;
   std::vector<View> views;
   RowBytes table(held.size());
   Row total;
+  unsigned dtypes = 0;
   if (plain_only) {
-    auto items = PySequence_Fast_ITEMS(held.ptr());
-    if (!measure_plain(items, held.size(), num_threads, unscale, table.rows(), views, total)) return py::none();
+    if (!measure_plain(held.items(), held.size(), num_threads, unscale, table.rows(), dtypes, total)) return py::none();
   } else {
     read_held(held, Odd::prepare, views, keep_alive);
     without_lock(views, [&] { total = tensor_stats(views, num_threads, unscale, table.rows()); });
+    dtypes = dtypes_of(views);
   }
-  return py::make_tuple(table.keep(views.size()), as_tuple(total), dtypes_of(views));
+  return py::make_tuple(table.keep(held.size()), as_tuple(total), dtypes);
 }
 
 // The same with each tensor's sum of bits as int64 bytes, and no set of DTypes; None if some tensor would need preparing.
-py::object py_stats_and_checksums(const py::sequence& tensors, int num_threads) {
-  py::tuple held(tensors);
-  std::vector<View> views;
+py::object py_stats_and_checksums(const py::Held& held, int num_threads) {
+  unsigned dtypes = 0;
   RowBytes table(held.size());
   std::vector<uint64_t> bits(held.size());
   Row total;
-  auto items = PySequence_Fast_ITEMS(held.ptr());
-  if (!measure_plain(items, held.size(), num_threads, 1.0, table.rows(), views, total, bits.data())) return py::none();
-  py::bytearray sums(reinterpret_cast<const char*>(bits.data()), 8 * bits.size());
-  return py::make_tuple(table.keep(views.size()), as_tuple(total), std::move(sums));
+  if (!measure_plain(held.items(), held.size(), num_threads, 1.0, table.rows(), dtypes, total, bits.data())) return py::none();
+  return py::make_tuple(table.keep(held.size()), as_tuple(total), py::bytearray(bits.data(), 8 * bits.size()));
 }
 
 // (addresses, sizes) as int64 bytes; None if a tensor needs preparing or they are on several devices.
-py::object py_locate_tensors(const py::sequence& tensors) {
+py::object py_locate_tensors(const py::Held& tensors) {
   std::vector<int64_t> addresses, sizes;
-  if (!locate_tensors(py::tuple(tensors), addresses, sizes)) return py::none();
-  auto bytes = [](const std::vector<int64_t>& v) {
-    return py::bytes(reinterpret_cast<const char*>(v.data()), 8 * v.size());
-  };
-  return py::make_tuple(bytes(addresses), bytes(sizes));
+  if (!locate_tensors(tensors, addresses, sizes)) return py::none();
+  return py::make_tuple(py::bytes(addresses.data(), 8 * addresses.size()), py::bytes(sizes.data(), 8 * sizes.size()));
 }
 
 // Raises IndexError with the index of a tensor that overlaps itself; nothing is scaled then.
-void py_scale(const py::sequence& tensors, double factor, int num_threads) {
+void py_scale(const py::Held& held, double factor, int num_threads) {
   std::vector<py::object> keep_alive;
-  py::tuple held(tensors);
   std::vector<View> views;
   read_held(held, Odd::prepare_writable, views, keep_alive);
   for (size_t i = 0; i < views.size(); ++i)
@@ -114,15 +109,13 @@ bool is_contiguous(const Strided& x) {
 
 // Copies each of `source` that is contiguous to its place in `to`, if that is such another tensor; the numbers of the
 // others, which are left as they are.
-std::vector<size_t> py_copy(const py::sequence& to, const py::sequence& source, int num_threads) {
-  py::tuple places(to), values(source);
+std::vector<size_t> py_copy(const py::Held& places, const py::Held& values, int num_threads) {
   if (places.size() != values.size()) throw py::value_error("as many of each");
   std::vector<Copy> copies;
   std::vector<size_t> others;
   for (size_t i = 0; i < places.size(); ++i) {
     Strided a, b;
-    const bool are_read = read_strided(PyTuple_GET_ITEM(places.ptr(), Py_ssize_t(i)), a) &&
-                          read_strided(PyTuple_GET_ITEM(values.ptr(), Py_ssize_t(i)), b);
+    const bool are_read = read_strided(places.items()[i], a) && read_strided(values.items()[i], b);
     if (are_read && a.dtype == b.dtype && a.shape == b.shape && is_contiguous(a) && is_contiguous(b)) {
       size_t size = size_t(itemsize(a.dtype));
       for (int64_t length : a.shape) size *= size_t(length);
@@ -131,12 +124,12 @@ std::vector<size_t> py_copy(const py::sequence& to, const py::sequence& source, 
       others.push_back(i);
     }
   }
-  py::gil_scoped_release release;
+  py::ReleaseLock released;
   copy(copies, num_threads);
   return others;
 }
 
-py::tuple row_of(const Activation& a, int64_t numel) {
+py::object row_of(const Activation& a, int64_t numel) {
   return py::make_tuple(double(numel), a.mean, a.m2, a.min, a.max, double(a.num_zeros), double(a.num_near_zero),
                         double(a.num_saturated), double(a.num_nans), double(a.num_infs));
 }
@@ -159,17 +152,24 @@ py::object py_channel_stats(py::handle tensor, int dim, double low, double high,
   int64_t numel = 1;
   for (int64_t size : x.shape) numel *= size;
   const int64_t channels = rank > 0 ? x.shape[size_t(dim)] : 1;
-  auto table = py::reinterpret_steal<py::object>(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(32 * channels)));
-  if (!table) throw py::error_already_set();
+  py::object table = py::bytes(nullptr, size_t(32 * channels));
   auto out = reinterpret_cast<double*>(PyBytes_AS_STRING(table.ptr()));
   const Limits limits(low, high, near_zero);
   Activation a = without_lock(numel, [&] { return channel_stats(x, dim, limits, num_threads, out); });
   return py::make_tuple(row_of(a, numel), std::move(table));
 }
 
-std::vector<int64_t> py_magnitude_counts(const py::sequence& tensors, int num_threads) {
+// The fields of Figures; None if the tensor is empty, or would need preparing.
+py::object py_sample(py::handle tensor) {
+  Elements x;
+  Figures f;
+  if (!read_any(tensor.ptr(), x) || !sample(x, f)) return py::none();
+  return py::make_tuple(f.abs_max, f.mean, f.std, f.min, f.max, f.num_nonfinite, f.constant_share, f.spread, f.digest,
+                        f.away_from_one);
+}
+
+std::vector<int64_t> py_magnitude_counts(const py::Held& held, int num_threads) {
   std::vector<py::object> keep_alive;
-  py::tuple held(tensors);
   std::vector<View> views;
   read_held(held, Odd::prepare, views, keep_alive);
   std::vector<int64_t> counts(kMagnitudes);
@@ -177,9 +177,8 @@ std::vector<int64_t> py_magnitude_counts(const py::sequence& tensors, int num_th
   return counts;
 }
 
-uint64_t py_read_stream(const py::sequence& tensors, int num_threads, bool prefetch) {
+uint64_t py_read_stream(const py::Held& held, int num_threads, bool prefetch) {
   std::vector<py::object> keep_alive;
-  py::tuple held(tensors);
   std::vector<View> views;
   read_held(held, Odd::prepare, views, keep_alive);
   uint64_t sum = 0;
@@ -187,51 +186,43 @@ uint64_t py_read_stream(const py::sequence& tensors, int num_threads, bool prefe
   return sum;
 }
 
-Groups groups_of(const py::list& lists) {
+Groups groups_of(py::List lists) {
   Groups groups;
-  for (py::handle list : lists) groups.push_back(list.ptr());
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lists.ptr()); ++i) groups.push_back(PyList_GET_ITEM(lists.ptr(), i));
   return groups;
 }
 
 py::object py_positions(const Gradients& found) {
-  return found.complete ? py::object(py::none()) : py::object(py::cast(found.positions));
+  return found.complete ? py::none() : py::cast(found.positions);
 }
 
-py::list py_tensors(Gradients& found) {
-  py::list tensors(found.tensors.size());
-  for (size_t i = 0; i < found.tensors.size(); ++i) tensors[i] = std::move(found.tensors[i]);
-  return tensors;
-}
-
-py::tuple py_collect_gradients(const py::list& groups) {
+py::object py_collect_gradients(py::List groups) {
   Gradients found;
   collect_gradients(groups_of(groups), found);
-  py::object positions = py_positions(found);
-  return py::make_tuple(py_tensors(found), std::move(positions), found.fingerprint);
+  return py::make_tuple(py::cast(found.tensors), py_positions(found), found.fingerprint);
 }
 
 // Both at once, with one way through Python: (rows as bytes, their fold, positions, fingerprint, set of DTypes); None
 // if a gradient would need preparing.
-py::object py_gradient_stats(const py::list& groups, int num_threads, double unscale) {
+py::object py_gradient_stats(py::List groups, int num_threads, double unscale) {
   const Groups lists = groups_of(groups);
   Gradients found;
   RowBytes table(count_parameters(lists));
   if (!measure_gradients(lists, num_threads, unscale, table.rows(), found)) return py::none();
-  return py::make_tuple(table.keep(found.views.size()), as_tuple(found.total), py_positions(found), found.fingerprint,
+  return py::make_tuple(table.keep(found.tensors.size()), as_tuple(found.total), py_positions(found), found.fingerprint,
                         found.dtypes);
 }
 
 // What is here of sharded tensors: (rows as bytes, their fold, positions, fingerprint, set of DTypes, the parts, kind of
 // each as int32 bytes, kinds that there are, those of parameters without gradients too).
-py::tuple as_python(ShardPlan& plan, RowBytes& table, Gradients& found) {
-  py::bytearray kinds(reinterpret_cast<const char*>(plan.kinds.data()), 4 * plan.kinds.size());
-  py::object positions = py_positions(found);
-  return py::make_tuple(table.keep(found.views.size()), as_tuple(found.total), std::move(positions), found.fingerprint,
-                        found.dtypes, py_tensors(found), std::move(kinds), py::cast(plan.used));
+py::object as_python(ShardPlan& plan, RowBytes& table, Gradients& found) {
+  return py::make_tuple(table.keep(found.tensors.size()), as_tuple(found.total), py_positions(found), found.fingerprint,
+                        found.dtypes, py::cast(found.tensors), py::bytearray(plan.kinds.data(), 4 * plan.kinds.size()),
+                        py::steal(pb::cast(plan.used).release().ptr()));
 }
 
 // Of gradients, and of tensors themselves; None if something would need preparing, and for tensors that are all plain.
-py::object py_shard_gradients(ShardPlan& plan, const py::list& groups, int num_threads, double unscale) {
+py::object py_shard_gradients(ShardPlan& plan, py::List groups, int num_threads, double unscale) {
   const Groups lists = groups_of(groups);
   Gradients found;
   RowBytes table(count_parameters(lists));
@@ -239,9 +230,9 @@ py::object py_shard_gradients(ShardPlan& plan, const py::list& groups, int num_t
   return as_python(plan, table, found);
 }
 
-py::object py_shards(ShardPlan& plan, const py::list& tensors, int num_threads) {
+py::object py_shards(ShardPlan& plan, py::List tensors, int num_threads) {
   Gradients found;
-  RowBytes table(tensors.size());
+  RowBytes table(size_t(PyList_GET_SIZE(tensors.ptr())));
   if (!measure_shards(plan, tensors, num_threads, table.rows(), found)) return py::none();
   return as_python(plan, table, found);
 }
@@ -249,19 +240,19 @@ py::object py_shards(ShardPlan& plan, const py::list& tensors, int num_threads) 
 // The norm, and every gradient times min(1, max_norm / (norm + 1e-6)): (norm, set of DTypes, the gradients if they were
 // written to, else None). None if there is no gradient, or one that would need preparing or overlaps itself; nothing has
 // happened then. With `finite_only` a norm that is not finite leaves the gradients alone.
-py::object py_clip_gradients(const py::list& parameters, int num_threads, double max_norm, bool finite_only) {
-  const Groups lists = {parameters.ptr()};
+py::object clip(PyObject* parameters, int num_threads, double max_norm, bool finite_only) {
+  const Groups lists = {parameters};
   Gradients found;
   RowBytes table(count_parameters(lists));
-  if (!measure_gradients(lists, num_threads, 1.0, table.rows(), found) || found.views.empty() || !found.values.empty())
+  if (!measure_gradients(lists, num_threads, 1.0, table.rows(), found) || found.tensors.empty() || !found.values.empty())
     return py::none();
   const double norm = norm_of(found.total), coefficient = max_norm / (norm + 1e-6);
   const bool leave = coefficient >= 1.0 || (finite_only && !std::isfinite(norm));  // NaN is written, as torch does
   if (!leave) {
-    if (any_overlap(found.views)) return py::none();
+    if (!found.read_views() || any_overlap(found.views)) return py::none();
     without_lock(found.views, [&] { scale(found.views, coefficient, num_threads); });
   }
-  return py::make_tuple(norm, found.dtypes, leave ? py::object(py::none()) : py::object(py_tensors(found)));
+  return py::make_tuple(norm, found.dtypes, leave ? py::none() : py::cast(found.tensors));
 }
 
 size_t py_follow(py::handle norms, py::handle means, py::handle limits, double keep, double ratio) {
@@ -278,63 +269,107 @@ std::vector<std::string> isa_names() {
   return names;
 }
 
+void py_set_tensor_access(py::handle tensor, py::handle parameter, py::handle gradient, py::handle prepare,
+                          py::handle prepare_writable, py::handle describe, py::handle api, py::List examples) {
+  set_tensor_access({py::borrow(tensor), py::borrow(parameter), py::borrow(gradient), py::borrow(prepare),
+                     py::borrow(prepare_writable), py::borrow(describe)},
+                    api, examples);
+}
+
+std::string isa() { return kernels().name; }
+void py_select_isa(py::handle name) { select_kernels(py::text(name)); }
+
+#if defined(__clang__)
+constexpr const char* kCompiler = "Clang " __clang_version__;
+#else
+constexpr const char* kCompiler = "GCC " __VERSION__;
+#endif
+
+py::object column_table() {
+  py::object columns = py::steal(PyTuple_New(kColumns));
+  for (int i = 0; i < kColumns; ++i) {
+    const Column& c = kColumnTable[i];
+    PyTuple_SET_ITEM(columns.ptr(), i, py::make_tuple(c.name, c.power, c.fold, c.is_count).release());
+  }
+  return columns;
+}
+
+// clip_gradients(parameters, num_threads, max_norm, finite_only)
+PyObject* clip_gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4) return PyErr_Format(PyExc_TypeError, "clip_gradients takes 4 arguments, got %zd", count);
+  try {
+    const int finite_only = PyObject_IsTrue(args[3]);
+    if (finite_only < 0) throw py::error_already_set();
+    return clip(args[0], int(py::integer(args[1])), py::number(args[2]), finite_only != 0).release();
+  } catch (...) {
+    return py::raise_current();
+  }
+}
+
+using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+PyCFunction as_method(FastFunction function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)); }
+
+// Called at every step or clip. They read their arguments by hand: pybind11 would take 0.1 us more.
+PyMethodDef quick_functions[] = {
+    {"take_step", as_method(take_step), METH_FASTCALL, nullptr},
+    {"clip_gradients", as_method(clip_gradients), METH_FASTCALL, nullptr},
+    {},
+};
+
+// What CPython's own structs describe.
+void add_raw(PyObject* module) {
+  try {
+    add_state(module);
+    add_step_hooks(module);
+    add_guard_descriptors(module);
+    add_quiet_hooks(module);
+    if (PyModule_AddFunctions(module, quick_functions) != 0) throw py::error_already_set();
+  } catch (const py::error_already_set&) {
+    throw pb::error_already_set();
+  }
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "fastguard's CPU kernels. Internal: use fastguard.kernels.";
-  m.def(
-      "set_tensor_access",
-      [](py::object tensor, py::object parameter, py::object gradient, py::object prepare,
-         py::object prepare_writable, py::object describe, py::object api, const py::list& examples) {
-        set_tensor_access({tensor, parameter, gradient, prepare, prepare_writable, describe}, api, examples);
-      },
-      py::arg("tensor_type"), py::arg("parameter_type"), py::arg("gradient"), py::arg("prepare"), py::arg("prepare_writable"),
-      py::arg("describe"), py::arg("exchange_api"), py::arg("examples"));
-  m.def("tensor_stats", &py_tensor_stats, py::arg("tensors"), py::arg("num_threads"), py::arg("unscale") = 1.0,
-        py::arg("plain_only") = false);
-  m.def("activation_stats", &py_activation_stats, py::arg("tensor"), py::arg("low"), py::arg("high"),
-        py::arg("near_zero"), py::arg("num_threads"));
-  m.def("channel_stats", &py_channel_stats, py::arg("tensor"), py::arg("dim"), py::arg("low"), py::arg("high"),
-        py::arg("near_zero"), py::arg("num_threads"));
-  m.def("magnitude_counts", &py_magnitude_counts, py::arg("tensors"), py::arg("num_threads"));
-  m.def("locate_tensors", &py_locate_tensors, py::arg("tensors"));
-  m.def("scale_", &py_scale, py::arg("tensors"), py::arg("factor"), py::arg("num_threads"));
-  m.def("copy", &py_copy, py::arg("to"), py::arg("source"), py::arg("num_threads"));
-  m.def("read_stream", &py_read_stream, py::arg("tensors"), py::arg("num_threads"), py::arg("prefetch"));
-  m.def("collect_gradients", &py_collect_gradients, py::arg("groups"));
-  m.def("gradient_stats", &py_gradient_stats, py::arg("groups"), py::arg("num_threads"), py::arg("unscale"));
-  using Fast = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-  const auto fast = [](Fast function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)); };
-  static PyMethodDef quick[] = {{"take_step", fast(take_step), METH_FASTCALL, nullptr},
-                                {"note_loss", fast(note_loss), METH_FASTCALL, nullptr},
-                                {"write_line", fast(write_line), METH_FASTCALL, nullptr}};
-  for (PyMethodDef& one : quick) m.attr(one.ml_name) = py::reinterpret_steal<py::object>(PyCFunction_New(&one, nullptr));
-  m.def("clip_gradients", &py_clip_gradients, py::arg("parameters"), py::arg("num_threads"), py::arg("max_norm"),
-        py::arg("finite_only"));
-  m.def("stats_and_checksums", &py_stats_and_checksums, py::arg("tensors"), py::arg("num_threads"));
-  py::class_<ShardPlan>(m, "ShardPlan")
-      .def(py::init<>())
-      .def("gradient_stats", &py_shard_gradients, py::arg("groups"), py::arg("num_threads"), py::arg("unscale"))
-      .def("tensor_stats", &py_shards, py::arg("tensors"), py::arg("num_threads"))
-      .def_property_readonly("known", &ShardPlan::known);
-  m.def("follow", &py_follow, py::arg("norms"), py::arg("means"), py::arg("limits"), py::arg("keep"), py::arg("ratio"));
-  m.def("json_line", &json_line, py::arg("headers"), py::arg("index"), py::arg("table"), py::arg("time"));
-  m.def("fold_rows", &py_fold_rows, py::arg("table"));
-  m.def("isa", [] { return std::string(kernels().name); });
+  pb::register_local_exception_translator(py::translate);
+  add_raw(m.ptr());
+  m.def("set_tensor_access", &py_set_tensor_access);
+  m.def("tensor_stats", &py_tensor_stats);
+  m.def("stats_and_checksums", &py_stats_and_checksums);
+  m.def("activation_stats", &py_activation_stats);
+  m.def("channel_stats", &py_channel_stats);
+  m.def("sample", &py_sample);
+  m.def("magnitude_counts", &py_magnitude_counts);
+  m.def("locate_tensors", &py_locate_tensors);
+  m.def("scale_", &py_scale);
+  m.def("copy", &py_copy);
+  m.def("read_stream", &py_read_stream);
+  m.def("collect_gradients", &py_collect_gradients);
+  m.def("gradient_stats", &py_gradient_stats);
+  m.def("kind_of_loss", &py_kind_of_loss);
+  m.def("how_it_follows", &py_how_it_follows);
+  m.def("how_near", &py_how_near);
+  m.def("follow", &py_follow);
+  m.def("json_line", &json_line);
+  m.def("fold", &fold);
+  m.def("read_headers", &read_headers);
+  m.def("sketch", &sketch);
+  m.def("dot", &dot);
+  m.def("fold_rows", &py_fold_rows);
+  m.def("isa", &isa);
   m.def("isa_names", &isa_names);
-  m.def("select_isa", &select_kernels, py::arg("name"));
-  py::tuple columns(kColumns);
-  for (int i = 0; i < kColumns; ++i) {
-    const Column& c = kColumnTable[i];
-    columns[i] = py::make_tuple(c.name, c.power, c.fold, c.is_count);
-  }
-  m.attr("columns") = std::move(columns);
+  m.def("select_isa", &py_select_isa);
+  m.def("set_step_calls", &set_step_calls);
+  pb::class_<ShardPlan>(m, "ShardPlan")
+      .def(pb::init<>())
+      .def("gradient_stats", &py_shard_gradients)
+      .def("tensor_stats", &py_shards)
+      .def_property_readonly("known", &ShardPlan::known);
+  m.attr("columns") = column_table();
   m.attr("openmp") = has_threads();
-#if defined(__clang__)
-  m.attr("compiler") = "Clang " __clang_version__;
-#else
-  m.attr("compiler") = "GCC " __VERSION__;
-#endif
+  m.attr("compiler") = kCompiler;
 }
 
 }  // namespace fastguard

@@ -27,23 +27,20 @@ ClipLimits::ClipLimits(PyObject* given) : trigger(-1.0) {
     target = as_double(given);
     return;
   }
-  const Py_ssize_t count = PyTuple_GET_SIZE(given);
-  if (count != 2 && count != 3) throw py::value_error("limits must be a float, or a tuple of two or three");
+  if (PyTuple_GET_SIZE(given) != 6) throw py::value_error("limits must be a float or a Limits, a tuple of six");
   trigger = as_double(PyTuple_GET_ITEM(given, 0));
   target = as_double(PyTuple_GET_ITEM(given, 1));
-  if (count == 2) return;
-  PyObject* parts = PyTuple_GET_ITEM(given, 2);
-  if (!PyTuple_Check(parts) || PyTuple_GET_SIZE(parts) != 4) throw py::value_error("parts must be a tuple of four");
-  groups.take(PyTuple_GET_ITEM(parts, 0), false);
-  triggers.take(PyTuple_GET_ITEM(parts, 1), false);
-  targets.take(PyTuple_GET_ITEM(parts, 2), false);
-  norms.take(PyTuple_GET_ITEM(parts, 3), true);
+  has_parts = PyTuple_GET_ITEM(given, 5) != Py_None;
+  if (!has_parts) return;
+  groups.take(PyTuple_GET_ITEM(given, 2), false);
+  triggers.take(PyTuple_GET_ITEM(given, 3), false);
+  targets.take(PyTuple_GET_ITEM(given, 4), false);
+  norms.take(PyTuple_GET_ITEM(given, 5), true);
   const size_t size = norms.size();
   if (triggers.is_there() != targets.is_there() || (triggers.is_there() && (triggers.size() != size || targets.size() != size)))
     throw py::value_error("there must be a trigger, a target and a norm for each part");
   for (size_t i = 0; i < groups.size(); ++i)
     if (groups[i] < -1 || groups[i] >= int(size)) throw py::value_error("groups must be parts, or -1");
-  has_parts = true;
 }
 
 bool ClipLimits::suits(size_t num_parameters) const {
@@ -58,7 +55,7 @@ Ruling rule(const ClipLimits& limits, const Gradients& gradients, const Row* row
   ruling.coefficient = common;
   if (!limits.has_parts) return ruling;
 
-  const size_t count = gradients.views.size(), num_parts = limits.norms.size();
+  const size_t count = gradients.tensors.size(), num_parts = limits.norms.size();
   const auto part_of = [&](size_t i) -> int {
     const size_t position = gradients.complete ? i : size_t(gradients.positions[i]);
     return limits.groups.is_there() ? limits.groups[position] : int(position);

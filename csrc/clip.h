@@ -1,15 +1,11 @@
-// What a clip policy says before a step, applied to the norms of the step. fastguard/guard/policies/ruling.py says the same.
+// The limits of a clip policy, applied to the norms of a step. fastguard/clip/limits.py computes the same.
 #pragma once
-#include <pybind11/pybind11.h>
-
 #include <cstdint>
 #include <vector>
 
 #include "gradients.h"
 
 namespace fastguard {
-
-namespace py = pybind11;
 
 // What gradients of that norm are multiplied by; a trigger below 0 stands for torch's formula, at any norm.
 double factor_of(double norm, double trigger, double target);
@@ -43,8 +39,7 @@ struct ClipLimits {
   Array<int> groups;        // of each parameter, -1 for none; not there: each parameter is one
   Array<double> triggers, targets, norms;  // of each part; the former two may not be there, the latter is written
 
-  // From a float, which torch's formula clips to, or a tuple (trigger, target) or (trigger, target, (groups, triggers,
-  // targets, norms)); throws for anything else.
+  // From a float, which torch's formula clips to, or the tuple `Limits` of fastguard/clip/limits.py; throws otherwise.
   explicit ClipLimits(PyObject* given);
 
   // Whether they are of so many parameters.
@@ -62,7 +57,7 @@ struct Ruling {
 Ruling rule(const ClipLimits& limits, const Gradients& gradients, const Row* rows, double norm);
 
 // Exponential means of what norms are clipped to, where both are above 0, and ratio * mean as the new limits; AdaGC in
-// fastguard/guard/policies/adagc.py says the same. Returns how many norms have no mean yet.
+// fastguard/clip/adagc.py says the same. Returns how many norms have no mean yet.
 size_t follow(const Array<double>& norms, const Array<double>& means, const Array<double>& limits, double keep, double ratio);
 
 }  // namespace fastguard

@@ -6,7 +6,7 @@
 namespace fastguard::dlpack {
 
 constexpr int32_t kCPU = 1;
-enum Code : uint8_t { kFloat = 2, kBfloat = 4, kComplex = 5 };
+enum Code : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6 };
 
 struct Device {
   int32_t type;

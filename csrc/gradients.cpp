@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "ieee.h"
@@ -25,60 +26,70 @@ constexpr size_t kBatch = 16;
 constexpr int64_t kNear = kBlock;
 constexpr int64_t kNearTotal = kParallelMin;
 
+// Views of at most so many tensors are kept for scaling, in 128 KB. The few microseconds that more take to be read again are
+// little beside scaling them, and most steps scale nothing.
+constexpr size_t kKeptViews = 4096;
+
 class Walk {
  public:
-  // `values` takes what was made of sparse tensors; null refuses them. `bits` as for `tensor_rows`.
-  Walk(size_t count, double unscale, Row* rows, std::vector<View>& views, Row& total, std::vector<py::object>* values,
+  // `views` takes the views, where they are to be kept and are not too many; `values` what was made of sparse tensors, and
+  // null refuses them. `bits` as for `tensor_rows`.
+  Walk(size_t count, double unscale, Row* rows, std::vector<View>* views, Row& total, std::vector<py::object>* values,
        uint64_t* bits = nullptr)
-      : room_(count), unscale_(unscale), rows_(rows), views_(views), total_(total), values_(values), bits_(bits) {
-    views_.reserve(count);
+      : room_(count), unscale_(unscale), rows_(rows), views_(count <= kKeptViews ? views : nullptr), total_(total),
+        values_(values), bits_(bits) {
+    if (views_) views_->reserve(count);
   }
 
   // Takes up to kBatch tensors; false if one is odd, or if there is no room, as when a parameter of a subclass added
   // others on being asked for its gradient.
   bool take(PyObject* const* tensors, size_t count) {
-    const size_t first = views_.size();
+    const size_t first = count_;
     if (first + count > room_) return false;
     for (size_t i = 0; i < count; ++i)
       if (is_plain_type(tensors[i])) tensor_path().want_parts(tensors[i]);
+    View batch[kBatch];
     for (size_t i = 0; i < count; ++i) {
-      views_.emplace_back();
-      View& view = views_.back();
+      View& view = batch[i];
       if (!read_plain(tensors[i], view) && !(values_ && read_values(tensors[i], first + i, view, *values_))) return false;
+      dtypes_ |= 1u << unsigned(view.dtype);
       if (view.numel > kNear) continue;
       fetch(view, 0, kFetched);
     }
-    if (first < views_.size()) fetch(views_[first], kFetched, kFetchedRest);
-    for (size_t t = first; t < views_.size(); ++t) {
-      const int64_t numel = views_[t].numel;
-      if (t + 1 < views_.size()) fetch(views_[t + 1], kFetched, kFetchedRest);
+    if (count > 0) fetch(batch[0], kFetched, kFetchedRest);
+    for (size_t i = 0; i < count; ++i) {
+      const size_t t = first + i;
+      const int64_t numel = batch[i].numel;
+      if (i + 1 < count) fetch(batch[i + 1], kFetched, kFetchedRest);
       if (numel > kNear || near_ + numel > kNearTotal) {
         aside_.push_back(t);
+        aside_views_.push_back(std::move(batch[i]));
         continue;
       }
       near_ += numel;
-      rows_[t] = row_of(kernels_, views_[t], stats_of(kernels_, views_[t], 0, numel, bits_ ? bits_ + t : nullptr));
+      rows_[t] = row_of(kernels_, batch[i], stats_of(kernels_, batch[i], 0, numel, bits_ ? bits_ + t : nullptr));
       if (aside_.empty()) fold(t);
     }
+    count_ += count;
+    if (views_) std::move(batch, batch + count, std::back_inserter(*views_));
     return true;
   }
 
   // Measures what was put aside.
   void finish(int num_threads) {
     if (aside_.empty()) return;
-    std::vector<View> views;
     std::vector<Row> rows(aside_.size());
     std::vector<uint64_t> bits(bits_ ? aside_.size() : 0);
-    views.reserve(aside_.size());
-    for (size_t t : aside_) views.push_back(std::move(views_[t]));
-    without_lock(views, [&] { tensor_rows(views, num_threads, rows.data(), bits_ ? bits.data() : nullptr); });
+    without_lock(aside_views_, [&] { tensor_rows(aside_views_, num_threads, rows.data(), bits_ ? bits.data() : nullptr); });
     for (size_t i = 0; i < aside_.size(); ++i) {
-      views_[aside_[i]] = std::move(views[i]);
+      if (views_) (*views_)[aside_[i]] = std::move(aside_views_[i]);
       rows_[aside_[i]] = rows[i];
       if (bits_) bits_[aside_[i]] = bits[i];
     }
-    for (size_t t = aside_.front(); t < views_.size(); ++t) fold(t);
+    for (size_t t = aside_.front(); t < count_; ++t) fold(t);
   }
+
+  unsigned dtypes() const { return dtypes_; }
 
  private:
   // Bytes of each tensor that are asked for when it is known, and when the one before it is measured.
@@ -99,12 +110,15 @@ class Walk {
   const size_t room_;
   const double unscale_;
   Row* const rows_;
-  std::vector<View>& views_;
+  std::vector<View>* const views_;
   Row& total_;
   std::vector<py::object>* const values_;
   uint64_t* const bits_;
   std::vector<size_t> aside_;
+  std::vector<View> aside_views_;
+  size_t count_ = 0;
   int64_t near_ = 0;
+  unsigned dtypes_ = 0;
 };
 
 // Calls take(first, end) for stretches of `found.tensors` as they are found; stops and returns false where it does.
@@ -163,20 +177,25 @@ void collect_gradients(const Groups& groups, Gradients& found) {
 
 bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found,
                        ShardPlan* plan) {
-  Walk walk(count_parameters(groups), unscale, rows, found.views, found.total, plan ? nullptr : &found.values);
+  Walk walk(count_parameters(groups), unscale, rows, &found.views, found.total, plan ? nullptr : &found.values);
   if (!for_each_batch(groups, found, [&](size_t first, size_t end) {
         if (plan && !plan->unwrap(found.tensors.data() + first, end - first, first)) return false;
         return walk.take(found.items() + first, end - first);
       }, plan))
     return false;
   walk.finish(num_threads);
-  found.dtypes = dtypes_of(found.views);
+  found.dtypes = walk.dtypes();
   return true;
 }
 
-bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows,
-                   std::vector<View>& views, Row& total, uint64_t* bits) {
-  Walk walk(count, unscale, rows, views, total, nullptr, bits);
+bool Gradients::read_views() {
+  std::vector<py::object> none;
+  return views.size() == tensors.size() || read_tensors(items(), tensors.size(), Odd::refuse, views, none);
+}
+
+bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows, unsigned& dtypes,
+                   Row& total, uint64_t* bits) {
+  Walk walk(count, unscale, rows, nullptr, total, nullptr, bits);
   for (size_t i = 0; i < count; i += kBatch) {
     for (size_t next = i + 2 * kBatch; next < std::min(count, i + 3 * kBatch); ++next) tensor_path().want_object(tensors[next]);
     for (size_t next = i + kBatch; next < std::min(count, i + 2 * kBatch); ++next)
@@ -184,6 +203,7 @@ bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, doub
     if (!walk.take(tensors + i, std::min(count - i, kBatch))) return false;
   }
   walk.finish(num_threads);
+  dtypes = walk.dtypes();
   return true;
 }
 

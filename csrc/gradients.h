@@ -14,7 +14,7 @@ struct Gradients {
   uint64_t fingerprint = 0xcbf29ce484222325u;  // of which parameters these are, for caches
 
   // Only after `measure_gradients`.
-  std::vector<View> views;  // of `tensors`, while these and `values` are held: what `scale` takes if there are no `values`
+  std::vector<View> views;  // of `tensors`, while these and `values` are held; none, where there are too many: see below
   std::vector<py::object> values;  // of sparse gradients, coalesced
   unsigned dtypes = 0;      // a bit for each DType
   Row total;                // fold of the rows, first to last
@@ -23,6 +23,9 @@ struct Gradients {
     static_assert(sizeof(py::object) == sizeof(PyObject*), "a vector of objects is an array of pointers");
     return reinterpret_cast<PyObject* const*>(tensors.data());
   }
+
+  // Has `views` be those of all `tensors`, for scaling; false if one is odd. Only if there are no `values`.
+  bool read_views();
 };
 
 // Groups are lists of parameters, borrowed; throws a TypeError for anything else.
@@ -40,10 +43,9 @@ class ShardPlan;
 bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found,
                        ShardPlan* plan = nullptr);
 
-// The same for tensors themselves, with the sums of their bits if wanted (see passes.h); `views` is empty before. False as
-// above, and for sparse ones.
-bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows,
-                   std::vector<View>& views, Row& total, uint64_t* bits = nullptr);
+// The same for tensors themselves, with the sums of their bits if wanted (see passes.h). False as above, and for sparse ones.
+bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows, unsigned& dtypes,
+                   Row& total, uint64_t* bits = nullptr);
 
 unsigned dtypes_of(const std::vector<View>& views);
 

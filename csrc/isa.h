@@ -13,8 +13,8 @@ using ActivationKernel = Activation (*)(const void* data, int64_t n, const Limit
 struct Kernels {
   const char* name;
   Accumulation (*stats[4])(const void* data, int64_t n);  // indexed by DType
-  // The same; and to `bits` adds those of the elements, as whole numbers of their width, modulo 2^64.
-  Accumulation (*stats_and_bits[4])(const void* data, int64_t n, uint64_t& bits);
+  // The sum of the elements' bits, as signed numbers of their width, modulo 2^64.
+  uint64_t (*bits[4])(const void* data, int64_t n);
   void (*scale[4])(void* data, int64_t n, double factor);
   uint64_t (*read[2])(const void* data, int64_t num_bytes);  // without and with prefetching
   // Without and with the sum of magnitudes, which the exact loop gives in any case.

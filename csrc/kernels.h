@@ -8,19 +8,21 @@
 //          Takes tails, tiny tensors, and every block in which the fast loop's assumptions failed.
 //
 // Both decide on bit patterns and integer keys, never on float comparisons that a NaN could slip through.
-//
-// With kBits they also add up the elements' bits, as whole numbers of the elements' width, modulo 2^64.
 
-template <bool kBits>
-struct BitSum {};
-template <>
-struct BitSum<true> {  // of a block; its lanes cannot overflow
-  u32v low = {};
-  i32v high = {};
+constexpr int kFastLanes = 32;
+constexpr int kFast32 = kFastLanes / kW32, kFast64 = kFastLanes / kW64;
+
+// Keys of 16 bits stay that wide, twice as many in a register. A block is too small for a lane's count to overflow.
+template <class V, int N>
+struct FastKeys {
+  V largest[N] = {}, smallest[N], nonzero[N] = {};
 };
+typedef FastKeys<u32v, kFast32> FastKeys32;
+typedef FastKeys<u16v, kFast32 / 2> FastKeys16;
 
 struct F32 {
   typedef uint32_t raw;
+  typedef FastKeys32 FastKeys;
   static constexpr uint32_t kInf = 0x7f800000u;
   static constexpr uint32_t kFastMin = 0x2a000000u;  // 2^-43: smaller squares would lose bits to underflow
   static constexpr uint32_t kFastMax = 0x5e000000u;  // 2^61: sixteen squares still fit in float32
@@ -28,12 +30,6 @@ struct F32 {
     value = load<f32v>(p);
     key = (u32v)value & 0x7fffffffu;
   }
-  FG_INLINE void read(const raw* p, f32v& value, u32v& key, BitSum<true>& b) {
-    read(p, value, key);
-    b.low += (u32v)value;  // modulo 2^32: the lower halves are what this has more than the upper ones
-    b.high += (i32v)value >> 16;
-  }
-  FG_INLINE int64_t sum_of(uint32_t low, int32_t high) { return int64_t(high) * 65536 + (low - (uint32_t(high) << 16)); }
   static float key_value(uint32_t key) {
     float f;
     __builtin_memcpy(&f, &key, 4);
@@ -43,6 +39,7 @@ struct F32 {
 
 struct BF16 {
   typedef uint16_t raw;
+  typedef FastKeys16 FastKeys;
   static constexpr uint32_t kInf = F32::kInf >> 16;
   static constexpr uint32_t kFastMin = F32::kFastMin >> 16;
   static constexpr uint32_t kFastMax = F32::kFastMax >> 16;
@@ -51,18 +48,14 @@ struct BF16 {
     value = (f32v)(wide << 16);
     key = wide & 0x7fffu;
   }
-  FG_INLINE void read(const raw* p, f32v& value, u32v& key, BitSum<true>& b) {
-    const i32v wide = __builtin_convertvector(load<i16half>(p), i32v);
-    value = (f32v)((u32v)wide << 16);
-    key = (u32v)wide & 0x7fffu;
-    b.high += wide;
-  }
-  FG_INLINE int64_t sum_of(uint32_t, int32_t high) { return high; }
+  FG_INLINE f32v lower(u32v words) { return (f32v)(words << 16); }
+  FG_INLINE f32v upper(u32v words) { return (f32v)(words & 0xffff0000u); }
   static float key_value(uint32_t key) { return F32::key_value(key << 16); }
 };
 
 struct F16 {
   typedef uint16_t raw;
+  typedef FastKeys16 FastKeys;
   static constexpr uint32_t kInf = 0x7c00u;
   static constexpr uint32_t kFastMin = 0;  // the square of the smallest float16 is 3.6e-15
   static constexpr uint32_t kFastMax = kInf - 1;
@@ -73,28 +66,10 @@ struct F16 {
     value = (f32v)((wide << 13) & (int32_t)0x8fffe000) * 0x1p112f;
     key = (u32v)wide & 0x7fffu;
   }
-  FG_INLINE void read(const raw* p, f32v& value, u32v& key, BitSum<true>& b) {
-    read(p, value, key);
-    b.high += __builtin_convertvector(load<i16half>(p), i32v);
-  }
-  FG_INLINE int64_t sum_of(uint32_t, int32_t high) { return high; }
+  FG_INLINE f32v lower(u32v words) { return upper(words << 16); }
+  FG_INLINE f32v upper(u32v words) { return (f32v)(((i32v)words >> 3) & (int32_t)0x8fffe000) * 0x1p112f; }
   static float key_value(uint32_t key) { return F32::key_value(key << 13) * 0x1p112f; }
 };
-
-template <class D>
-FG_INLINE void read(const typename D::raw* p, f32v& value, u32v& key, BitSum<false>&) {
-  D::read(p, value, key);
-}
-template <class D>
-FG_INLINE void read(const typename D::raw* p, f32v& value, u32v& key, BitSum<true>& b) {
-  D::read(p, value, key, b);
-}
-template <class D>
-FG_INLINE void flush_bits(const BitSum<false>&, uint64_t&) {}
-template <class D>
-FG_INLINE void flush_bits(const BitSum<true>& b, uint64_t& bits) {
-  for (int k = 0; k < kW32; ++k) bits += uint64_t(D::sum_of(b.low[k], b.high[k]));
-}
 
 template <class D>
 FG_INLINE void fold_keys(const u32v* largest, const u32v* smallest, int n, uint32_t& max_key, uint32_t& min_key) {
@@ -165,15 +140,14 @@ static __attribute__((noinline)) void add_deviations(const typename D::raw* p, i
 }
 
 // `n` <= kBlock elements, any values.
-template <class D, bool kBits>
-static Accumulation exact_block(const typename D::raw* p, int64_t n, uint64_t& bits) {
+template <class D>
+static Accumulation exact_block(const typename D::raw* p, int64_t n) {
   constexpr int kLanes = 16;
   constexpr int N32 = kLanes / kW32, N64 = kLanes / kW64;
   f64v sq[N64] = {}, sum[N64] = {};
   u32v largest[N32] = {}, smallest[N32], nonzero[N32] = {}, nans[N32] = {}, infs[N32] = {};
   const u32v one = (u32v){} + 1u;
   for (int i = 0; i < N32; ++i) smallest[i] = ~(u32v){};
-  BitSum<kBits> own_bits;
 
   typename D::raw tail[kLanes] = {};  // zeros change no sum, no extreme and no count of non-zeros
   for (int64_t j = 0; j < n; j += kLanes) {
@@ -186,7 +160,7 @@ static Accumulation exact_block(const typename D::raw* p, int64_t n, uint64_t& b
     for (int i = 0; i < N32; ++i) {
       f32v value;
       u32v key;
-      read<D>(q + i * kW32, value, key, own_bits);
+      D::read(q + i * kW32, value, key);
       u32v finite = (u32v)(key < D::kInf);
       nans[i] -= (u32v)(key > D::kInf);
       infs[i] -= (u32v)(key == D::kInf);
@@ -204,7 +178,6 @@ static Accumulation exact_block(const typename D::raw* p, int64_t n, uint64_t& b
     }
   }
 
-  flush_bits<D>(own_bits, bits);
   Accumulation a;
   a.sum_sq = fold<N64>(sq);
   a.sum = fold<N64>(sum);
@@ -227,32 +200,71 @@ static Accumulation exact_block(const typename D::raw* p, int64_t n, uint64_t& b
 
 // Pieces below this many elements are not worth the fast loop's checks.
 constexpr int64_t kFastSize = 256;
-constexpr int kFastLanes = 32;
-constexpr int kFast32 = kFastLanes / kW32, kFast64 = kFastLanes / kW64;
 
-struct Fast {
+struct FastSums {
   f64v sq[kFast64] = {}, sum[kFast64] = {};
   f32v run_sq[kFast32], run_sum[kFast32];
-  u32v largest[kFast32] = {}, smallest[kFast32], nonzero[kFast32] = {};
 };
 
-template <class D, class Bits>
-FG_INLINE void fast_add(Fast& f, const typename D::raw* p, Bits& bits) {
-  const u32v one = (u32v){} + 1u;
+FG_INLINE void fast_value(FastSums& f, int i, f32v value) {
+  f.run_sum[i] += value;
+  f.run_sq[i] += value * value;
+}
+
+template <class D>
+FG_INLINE void fast_add(FastSums& f, FastKeys32& keys, const uint32_t* p) {
 #pragma GCC unroll 8
   for (int i = 0; i < kFast32; ++i) {
-    f32v value;
-    u32v key;
-    read<D>(p + i * kW32, value, key, bits);
-    f.run_sum[i] += value;
-    f.run_sq[i] += value * value;
-    f.largest[i] = umax(f.largest[i], key);
-    f.smallest[i] = umin(f.smallest[i], key - 1u);
-    f.nonzero[i] += umin(key, one);
+    const u32v bits = load<u32v>(p + i * kW32), key = bits & 0x7fffffffu;
+    fast_value(f, i, (f32v)bits);
+    keys.largest[i] = umax(keys.largest[i], key);
+    keys.smallest[i] = umin(keys.smallest[i], key - 1u);
+    keys.nonzero[i] += umin(key, (u32v){} + 1u);
   }
 }
 
-FG_INLINE void fast_flush(Fast& f) {
+// Two elements lie in a word. Half of the lanes take the lower ones, the others the upper ones, which needs no shuffle; keys
+// compare as signed numbers where they may, for which every instruction set has an instruction.
+template <class D>
+FG_INLINE void fast_add(FastSums& f, FastKeys16& keys, const uint16_t* p) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kFast32 / 2; ++i) {
+    const u32v words = load<u32v>(p + i * 2 * kW32);
+    fast_value(f, i, D::lower(words));
+    fast_value(f, i + kFast32 / 2, D::upper(words));
+    const i16v key = (i16v)words & (int16_t)0x7fff, one = (i16v){} + (int16_t)1, largest = (i16v)keys.largest[i];
+    const u16v less = (u16v)(key - one);
+    keys.largest[i] = (u16v)(key > largest ? key : largest);
+    keys.smallest[i] = less < keys.smallest[i] ? less : keys.smallest[i];
+    keys.nonzero[i] += (u16v)(key < one ? key : one);
+  }
+}
+
+template <class D>
+FG_INLINE void fold_fast(FastKeys32& keys, uint32_t& max_key, uint32_t& min_key, int64_t& num_nonzero) {
+  for (int i = 1; i < kFast32; ++i) {
+    keys.largest[0] = umax(keys.largest[0], keys.largest[i]);
+    keys.smallest[0] = umin(keys.smallest[0], keys.smallest[i]);
+    keys.nonzero[0] += keys.nonzero[i];
+  }
+  fold_keys<D>(keys.largest, keys.smallest, 1, max_key, min_key);
+  for (int k = 0; k < kW32; ++k) num_nonzero += keys.nonzero[0][k];
+}
+
+template <class D>
+FG_INLINE void fold_fast(const FastKeys16& keys, uint32_t& max_key, uint32_t& min_key, int64_t& num_nonzero) {
+  FastKeys32 wide;
+  for (int i = 0; i < kFast32; ++i) {
+    const int half = i / 2, shift = i % 2 * 16;
+    wide.largest[i] = (u32v)keys.largest[half] >> shift & 0xffffu;
+    wide.smallest[i] = (u32v)keys.smallest[half] >> shift & 0xffffu;
+    wide.nonzero[i] = (u32v)keys.nonzero[half] >> shift & 0xffffu;
+  }
+  fold_fast<D>(wide, max_key, min_key, num_nonzero);
+  if (min_key == 0xffffu) min_key = 0xffffffffu;
+}
+
+FG_INLINE void fast_flush(FastSums& f) {
 #pragma GCC unroll 8
   for (int i = 0; i < kFast32; ++i) {
     f64v low, high;
@@ -266,53 +278,61 @@ FG_INLINE void fast_flush(Fast& f) {
   }
 }
 
+// Nothing, then everything, of so many bytes each.
+constexpr int kTailBytes = kFastLanes * 4;
+struct TailMask {
+  char bytes[2 * kTailBytes] = {};
+  constexpr TailMask() {
+    for (int i = kTailBytes; i < 2 * kTailBytes; ++i) bytes[i] = -1;
+  }
+};
+static constexpr TailMask kTailMaskBytes;
+static constexpr const char* kTailMask = kTailMaskBytes.bytes;
+
 // `n` <= kBlock elements. False when a check failed; `a` is then meaningless.
-template <class D, bool kBits>
-FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a, uint64_t& bits) {
+template <class D>
+FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) {
   constexpr int kRun = kFastLanes * 16;
   // Far enough ahead that a stream from memory never waits: 1.27 of a plain read stream without it, 1.09 with.
   constexpr int kAhead = 8192 / sizeof(*p);
-  Fast f;
-  BitSum<kBits> own_bits;
-  for (int i = 0; i < kFast32; ++i) {
-    f.smallest[i] = ~(u32v){};
-    f.run_sum[i] = f.run_sq[i] = f32v{};
-  }
+  FastSums f;
+  typename D::FastKeys keys;
+  for (auto& smallest : keys.smallest) smallest = ~(std::remove_reference_t<decltype(smallest)>){};
+  for (int i = 0; i < kFast32; ++i) f.run_sum[i] = f.run_sq[i] = f32v{};
   int64_t j = 0;
   for (int64_t run = 0; run + kFastLanes <= n; run += kRun) {
     const int64_t end = n - run < kRun ? n - kFastLanes + 1 : run + kRun;
     for (; j < end; j += kFastLanes) {
       for (size_t line = 0; line < kFastLanes * sizeof(*p); line += 64)
         __builtin_prefetch((const char*)(p + j + kAhead) + line);
-      fast_add<D>(f, p + j, own_bits);
+      fast_add<D>(f, keys, p + j);
     }
     fast_flush(f);
   }
   if (j < n) {
-    typename D::raw tail[kFastLanes] = {};  // zeros change no sum, no extreme and no count of non-zeros
-    __builtin_memcpy(tail, p + j, size_t(n - j) * sizeof(*p));
-    fast_add<D>(f, tail, own_bits);
+    // The last elements once more, and zeros for those that were read: these change no sum, no extreme and no count.
+    constexpr int kSize = kFastLanes * sizeof(*p);
+    typename D::raw tail[kFastLanes];
+    const char *last = (const char*)(p + n - kFastLanes), *kept = kTailMask + kTailBytes - kSize + (n - j) * sizeof(*p);
+    for (int at = 0; at < kSize; at += kBytes) {
+      const u32v words = load<u32v>(last + at) & load<u32v>(kept + at);
+      __builtin_memcpy((char*)tail + at, &words, kBytes);
+    }
+    fast_add<D>(f, keys, tail);
     fast_flush(f);
   }
 
-  for (int i = 1; i < kFast32; ++i) {
-    f.largest[0] = umax(f.largest[0], f.largest[i]);
-    f.smallest[0] = umin(f.smallest[0], f.smallest[i]);
-    f.nonzero[0] += f.nonzero[i];
-  }
   uint32_t max_key = 0, min_key = 0xffffffffu;
-  fold_keys<D>(f.largest, f.smallest, 1, max_key, min_key);
+  int64_t num_nonzero = 0;
+  fold_fast<D>(keys, max_key, min_key, num_nonzero);
   if (max_key > D::kFastMax || (max_key < D::kFastMin && max_key != 0)) return false;
   a.sum_sq = fold<kFast64>(f.sq);
   a.sum = fold<kFast64>(f.sum);
   // Where the mean is nearly all of the root mean square, E[x^2] - E[x]^2 cancels: read again exactly.
   a.sum_sq_dev = a.sum_sq - a.sum * (a.sum / double(n));
   if (a.sum_sq_dev < 0.01 * a.sum_sq) return false;
-  int64_t num_nonzero = 0;
-  for (int k = 0; k < kW32; ++k) num_nonzero += f.nonzero[0][k];
   finish<D>(a, max_key, min_key);
   count(a, n, num_nonzero);
-  flush_bits<D>(own_bits, bits);
   return true;
 }
 
@@ -345,37 +365,21 @@ static bool none_finite(const typename D::raw* p, Accumulation& a) {
   return true;
 }
 
-// What the kernels of both kinds call.
-template <class D, bool kBits>
-FG_INLINE Accumulation blocks(const void* data, int64_t n, uint64_t& bits) {
+template <class D>
+static Accumulation stats(const void* data, int64_t n) {
+  constexpr uint32_t kMagnitude = sizeof(typename D::raw) == 4 ? 0x7fffffffu : 0x7fffu;
   const typename D::raw* p = static_cast<const typename D::raw*>(data);
   Accumulation total;
   for (int64_t j = 0; j < n; j += kBlock) {
     const int64_t size = n - j < kBlock ? n - j : kBlock;
     Accumulation a;
-    if constexpr (!kBits) {
-      constexpr uint32_t kMagnitude = sizeof(*p) == 4 ? 0x7fffffffu : 0x7fffu;
-      if (size == kBlock && (p[j] & kMagnitude) >= D::kInf) {
-        Accumulation lost;
-        if (none_finite<D>(p + j, lost)) {
-          total.merge(lost);
-          continue;
-        }
-      }
+    if (size == kBlock && (p[j] & kMagnitude) >= D::kInf && none_finite<D>(p + j, a)) {
+      total.merge(a);
+      continue;
     }
-    if (size < kFastSize || !fast_block<D, kBits>(p + j, size, a, bits)) a = exact_block<D, kBits>(p + j, size, bits);
+    a = Accumulation();
+    if (size < kFastSize || !fast_block<D>(p + j, size, a)) a = exact_block<D>(p + j, size);
     total.merge(a);
   }
   return total;
-}
-
-template <class D>
-static Accumulation stats(const void* data, int64_t n) {
-  uint64_t none = 0;
-  return blocks<D, false>(data, n, none);
-}
-
-template <class D>
-static Accumulation stats_and_bits(const void* data, int64_t n, uint64_t& bits) {
-  return blocks<D, true>(data, n, bits);
 }

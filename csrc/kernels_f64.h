@@ -23,13 +23,11 @@ static __attribute__((noinline)) void add_deviations_f64(const double* p, int64_
   sq = fold<N>(squares);
 }
 
-template <bool kBits>
-static Accumulation stats_f64_block(const double* p, int64_t n, uint64_t& sum_of_bits) {
+static Accumulation stats_f64_block(const double* p, int64_t n) {
   constexpr int kLanes = 16, N = kLanes / kW64;
   constexpr int64_t kInf = 0x7ff0000000000000, kNone = 0x7fffffffffffffff;
   f64v sq[N] = {}, sum[N] = {};
   i64v largest[N] = {}, smallest[N], nonzero[N] = {}, nans[N] = {}, infs[N] = {};
-  u64v own_bits = {};
   for (int i = 0; i < N; ++i) smallest[i] = (i64v){} + kNone;
 
   double tail[kLanes] = {};
@@ -43,7 +41,6 @@ static Accumulation stats_f64_block(const double* p, int64_t n, uint64_t& sum_of
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) {
       i64v bits = load<i64v>(q + i * kW64);
-      if constexpr (kBits) own_bits += (u64v)bits;
       i64v key = bits & kNone;
       i64v finite = key < kInf;
       nans[i] -= key > kInf;
@@ -60,8 +57,6 @@ static Accumulation stats_f64_block(const double* p, int64_t n, uint64_t& sum_of
     }
   }
 
-  if constexpr (kBits)
-    for (int k = 0; k < kW64; ++k) sum_of_bits += own_bits[k];
   Accumulation a;
   a.sum_sq = fold<N>(sq);
   a.sum = fold<N>(sum);
@@ -83,20 +78,18 @@ static Accumulation stats_f64_block(const double* p, int64_t n, uint64_t& sum_of
   return a;
 }
 
-template <bool kBits>
-FG_INLINE Accumulation blocks_f64(const void* data, int64_t n, uint64_t& bits) {
+static Accumulation stats_f64(const void* data, int64_t n) {
   const double* p = static_cast<const double*>(data);
   Accumulation total;
-  for (int64_t j = 0; j < n; j += kBlock)
-    total.merge(stats_f64_block<kBits>(p + j, n - j < kBlock ? n - j : kBlock, bits));
+  for (int64_t j = 0; j < n; j += kBlock) total.merge(stats_f64_block(p + j, n - j < kBlock ? n - j : kBlock));
   return total;
 }
 
-static Accumulation stats_f64(const void* data, int64_t n) {
-  uint64_t none = 0;
-  return blocks_f64<false>(data, n, none);
-}
-
-static Accumulation stats_and_bits_f64(const void* data, int64_t n, uint64_t& bits) {
-  return blocks_f64<true>(data, n, bits);
+// Sums of the elements' bits, as signed numbers of their width, modulo 2^64, for at most a block.
+template <class T>
+static uint64_t bits_of(const void* data, int64_t n) {
+  const T* p = static_cast<const T*>(data);
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += uint64_t(int64_t(p[i]));
+  return sum;
 }

@@ -11,6 +11,7 @@
 
 #include "gradients.h"
 #include "slot.h"
+#include "state.h"
 
 namespace fastguard {
 
@@ -107,7 +108,7 @@ class Line {
   char* end_ = text_;
 };
 
-// As TensorRow.mean_and_std in fastguard/stats/columns.py.
+// As TensorRow.mean_and_std in fastguard/records/columns.py.
 double std_of(const Row& total, double finite, double mean) {
   if (in_range(total.sum_sq) || (total.sum_sq == HUGE_VAL && total.sum_sq_dev < HUGE_VAL))
     return std::sqrt(total.sum_sq_dev / finite);
@@ -147,13 +148,6 @@ void write_step(Line& line, const double* header, const char* table, size_t num_
   line.end();
 }
 
-// The header of that slot, or null.
-const double* header_at(PyObject* headers, Py_ssize_t index) {
-  const Py_ssize_t bytes = kHeaderWords * Py_ssize_t(sizeof(double));
-  if (!PyByteArray_CheckExact(headers) || index < 0 || index >= PyByteArray_GET_SIZE(headers) / bytes) return nullptr;
-  return reinterpret_cast<const double*>(PyByteArray_AS_STRING(headers) + index * bytes);
-}
-
 #if !defined(_WIN32)
 // Seconds since 1970, in whole microseconds: fewer digits to write.
 double now() {
@@ -165,47 +159,35 @@ double now() {
 
 }  // namespace
 
-py::bytes json_line(const py::bytearray& headers, Py_ssize_t index, const py::bytearray& table, double time) {
+py::object json_line(py::Bytes headers, Py_ssize_t index, py::Bytes table, double time) {
   const double* header = header_at(headers.ptr(), index);
   if (!header) throw py::value_error("`headers` must hold the header of that index");
   Line line;
-  write_step(line, header, PyByteArray_AS_STRING(table.ptr()), table.size() / sizeof(Row), time);
+  write_step(line, header, PyByteArray_AS_STRING(table.ptr()), size_t(PyByteArray_GET_SIZE(table.ptr())) / sizeof(Row), time);
   return py::bytes(line.data(), line.size());
 }
 
-PyObject* write_line(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 6) return PyErr_Format(PyExc_TypeError, "write_line takes 6 arguments, got %zd", count);
-  const double* header = header_at(args[0], PyLong_AsSsize_t(args[1]));
-  PyObject *table = args[2], *told = args[3], *torn = args[5];
-  const int file = int(PyLong_AsLong(args[4]));
-  if (PyErr_Occurred()) return nullptr;
-  if (!header || !PyByteArray_CheckExact(table) || !PyList_CheckExact(told) || PyList_GET_SIZE(told) != 1 ||
-      !PyByteArray_CheckExact(torn) || PyByteArray_GET_SIZE(torn) != 1) {
-    PyErr_SetString(PyExc_ValueError, "write_line needs headers that hold the index, a table, a list of one, a byte");
-    return nullptr;
-  }
+bool is_line(PyObject* table, PyObject* told, PyObject* torn) {
+  return PyByteArray_CheckExact(table) && PyList_CheckExact(told) && PyList_GET_SIZE(told) == 1 &&
+         PyByteArray_CheckExact(torn) && PyByteArray_GET_SIZE(torn) == 1;
+}
+
+bool append_line(const double* header, PyObject* table, PyObject* told, int file, PyObject* torn) {
 #if defined(_WIN32)
-  (void)file;
-  Py_RETURN_FALSE;
+  (void)header, (void)table, (void)told, (void)file, (void)torn;
+  return false;
 #else
-  if (file < 0 || PyByteArray_AS_STRING(torn)[0]) Py_RETURN_FALSE;
-  try {
-    Line line;
-    write_step(line, header, PyByteArray_AS_STRING(table), size_t(PyByteArray_GET_SIZE(table)) / sizeof(Row), now());
-    PyObject* step = PyLong_FromDouble(header[kStep]);
-    if (!step) return nullptr;
-    const ssize_t written = write(file, line.data(), line.size());
-    if (written == ssize_t(line.size())) {
-      PyList_SetItem(told, 0, step);
-      Py_RETURN_TRUE;
-    }
-    Py_DECREF(step);
-    PyByteArray_AS_STRING(torn)[0] = written > 0;
-    Py_RETURN_FALSE;
-  } catch (py::error_already_set& error) {
-    error.restore();
+  if (file < 0 || PyByteArray_AS_STRING(torn)[0]) return false;
+  Line line;
+  write_step(line, header, PyByteArray_AS_STRING(table), size_t(PyByteArray_GET_SIZE(table)) / sizeof(Row), now());
+  py::object step = py::steal(PyLong_FromDouble(header[kStep]));
+  const ssize_t written = write(file, line.data(), line.size());
+  if (written == ssize_t(line.size())) {
+    PyList_SetItem(told, 0, step.release());
+    return true;
   }
-  return nullptr;
+  PyByteArray_AS_STRING(torn)[0] = written > 0;
+  return false;
 #endif
 }
 

@@ -1,9 +1,8 @@
 // Giving up the GIL for work that is worth it.
 #pragma once
-#include <pybind11/pybind11.h>
-
 #include <vector>
 
+#include "objects.h"
 #include "view.h"
 
 namespace fastguard {
@@ -15,7 +14,7 @@ constexpr int64_t kReleaseMin = 196608;
 template <class Work>
 auto without_lock(int64_t elements, Work work) {
   if (elements < kReleaseMin) return work();
-  pybind11::gil_scoped_release release;
+  py::ReleaseLock released;
   return work();
 }
 

@@ -1,7 +1,7 @@
 // What is read of tensors beside what an interface tells: ahead of time, for there may be thousands that are not in cache,
 // and whether there is memory behind them.
 #pragma once
-#include <pybind11/pybind11.h>
+#include "objects.h"
 
 namespace fastguard {
 
@@ -12,10 +12,10 @@ class TensorPath {
   TensorPath() = default;
 
   // Pairs of a tensor of an exact type and its negative (torch._neg_view), of different sizes.
-  explicit TensorPath(const pybind11::list& examples) {
+  explicit TensorPath(py::List examples) {
     Finder inner, storage, data, num_bytes;
-    for (pybind11::handle pair : examples) {
-      const pybind11::object tensor = pair[pybind11::int_(0)], memory = tensor.attr("untyped_storage")();
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(examples.ptr()); ++i) {
+      const py::object tensor = examples.item(i).item(0), memory = tensor.attr("untyped_storage")();
       constexpr size_t kHead = sizeof(PyObject) / sizeof(Word);
       if (Py_TYPE(tensor.ptr())->tp_basicsize < Py_ssize_t((kHead + 2) * sizeof(Word))) return;
       const uintptr_t own = number(tensor.attr("_cdata")), of_memory = number(memory.attr("_cdata"));
@@ -91,14 +91,13 @@ class TensorPath {
   };
 
   // The first word in which each tensor differs from its negative by one bit, always the same.
-  void find_negation(const pybind11::list& examples) {
+  void find_negation(py::List examples) {
     for (size_t w = storage_ + 1; w < 24; ++w) {
       uintptr_t bit = 0;
       bool same = true;
-      for (pybind11::handle pair : examples) {
-        const auto of = [&](int i) {
-          const pybind11::object tensor = pair[pybind11::int_(i)];
-          return reinterpret_cast<uintptr_t>(word_of(inner_of(tensor.ptr()), w));
+      for (Py_ssize_t e = 0; e < PyList_GET_SIZE(examples.ptr()); ++e) {
+        const auto of = [&](Py_ssize_t i) {
+          return reinterpret_cast<uintptr_t>(word_of(inner_of(examples.item(e).item(i).ptr()), w));
         };
         const uintptr_t differs = of(0) ^ of(1);
         same = same && differs && !(differs & (differs - 1)) && (!bit || bit == differs) && (of(1) & differs);
@@ -111,7 +110,7 @@ class TensorPath {
     }
   }
 
-  static uintptr_t number(const pybind11::object& value) { return value.cast<uintptr_t>(); }
+  static uintptr_t number(py::handle value) { return uintptr_t(py::integer(value)); }
   static Word words(uintptr_t address) { return reinterpret_cast<Word>(address); }
   static Word word_of(const void* object, size_t word) { return static_cast<const Word*>(object)[word]; }
   Word inner_of(const PyObject* tensor) const { return reinterpret_cast<const Word*>(tensor)[word_]; }

@@ -10,8 +10,9 @@ constexpr size_t kMostKinds = 64;  // more are of meshes that are gone, surely
 
 // Bytes from an object to what a slot of its class keeps, or 0.
 Py_ssize_t slot_of(PyTypeObject* type, const char* name) {
-  auto descriptor = py::reinterpret_steal<py::object>(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name));
-  if (!descriptor) return PyErr_Clear(), 0;
+  PyObject* found = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name);
+  if (!found) return PyErr_Clear(), 0;
+  const py::object descriptor = py::steal(found);
   if (Py_TYPE(descriptor.ptr()) != &PyMemberDescr_Type) return 0;
   return reinterpret_cast<PyMemberDescrObject*>(descriptor.ptr())->d_member->offset;
 }
@@ -21,9 +22,7 @@ PyObject* at(PyObject* object, Py_ssize_t offset) {
 }
 
 py::object attribute(PyObject* object, PyObject* name) {
-  PyObject* value = PyObject_GetAttr(object, name);
-  if (!value) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(value);
+  return py::steal(PyObject_GetAttr(object, name));
 }
 
 py::object mesh_of(PyObject* spec) {
@@ -48,31 +47,31 @@ bool ShardPlan::learn(PyTypeObject* type) {
   if (!PyObject_HasAttrString(object, "to_local") || !PyObject_HasAttrString(object, "device_mesh")) return false;
   const Py_ssize_t local = slot_of(type, "_local_tensor"), spec = slot_of(type, "_spec");
   if (!local || !spec) return false;
-  type_ = py::reinterpret_borrow<py::object>(object);
+  type_ = py::borrow(object);
   local_ = local;
   spec_ = spec;
   return true;
 }
 
 void ShardPlan::begin() {
-  if (known_.size() > kMostKinds) {
+  if (num_known() > kMostKinds) {
     seen_.clear();
-    known_ = py::list();
+    known_ = py::steal(PyList_New(0));
   }
   kinds.clear();
   used.clear();
 }
 
 int32_t ShardPlan::number_of(const py::object& mesh, const py::object& placements) {
-  for (size_t i = 0; i < known_.size(); ++i) {
+  for (size_t i = 0; i < num_known(); ++i) {
     PyObject* known = PyList_GET_ITEM(known_.ptr(), Py_ssize_t(i));
     if (PyTuple_GET_ITEM(known, 0) != mesh.ptr()) continue;
     const int same = PyObject_RichCompareBool(PyTuple_GET_ITEM(known, 1), placements.ptr(), Py_EQ);
     if (same < 0) throw py::error_already_set();
     if (same) return int32_t(i);
   }
-  known_.append(py::make_tuple(mesh, placements));
-  return int32_t(known_.size()) - 1;
+  if (PyList_Append(known_.ptr(), py::make_tuple(mesh, placements).ptr()) != 0) throw py::error_already_set();
+  return int32_t(num_known()) - 1;
 }
 
 int32_t ShardPlan::kind_of(PyObject* spec, size_t place) {
@@ -80,7 +79,7 @@ int32_t ShardPlan::kind_of(PyObject* spec, size_t place) {
   Seen& seen = seen_[place];
   py::object placements = placements_of(spec), mesh = mesh_of(spec);
   if (seen.spec.ptr() != spec || seen.placements.ptr() != placements.ptr() || seen.mesh.ptr() != mesh.ptr())
-    seen = {py::reinterpret_borrow<py::object>(spec), mesh, placements, number_of(mesh, placements)};
+    seen = {py::borrow(spec), mesh, placements, number_of(mesh, placements)};
   return seen.kind;
 }
 
@@ -98,7 +97,7 @@ bool ShardPlan::unwrap(py::object* tensors, size_t count, size_t place) {
     if (!is_plain_type(tensors[i].ptr())) {
       if (!takes(tensors[i].ptr())) return false;  // two such classes at once
       kind = kind_of(at(tensors[i].ptr(), spec_), place + i);
-      tensors[i] = py::reinterpret_borrow<py::object>(at(tensors[i].ptr(), local_));
+      tensors[i] = py::borrow(at(tensors[i].ptr(), local_));
       if (is_plain_type(tensors[i].ptr())) tensor_path().want_inner(tensors[i].ptr());
     }
     if (kinds.empty() || kind != kinds.back()) used.insert(kind);
@@ -126,14 +125,14 @@ bool measure_shards(ShardPlan& plan, const Groups& groups, int num_threads, doub
   return true;
 }
 
-bool measure_shards(ShardPlan& plan, const py::list& tensors, int num_threads, Row* rows, Gradients& found) {
+bool measure_shards(ShardPlan& plan, py::List tensors, int num_threads, Row* rows, Gradients& found) {
   plan.begin();
-  for (py::handle tensor : tensors) found.tensors.push_back(py::reinterpret_borrow<py::object>(tensor));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors.ptr()); ++i)
+    found.tensors.push_back(py::borrow(PyList_GET_ITEM(tensors.ptr(), i)));
   const size_t count = found.tensors.size();
   if (!plan.unwrap(found.tensors.data(), count, 0) || plan.used.empty() || *plan.used.rbegin() < 0)
     return false;
-  if (!measure_plain(found.items(), count, num_threads, 1.0, rows, found.views, found.total)) return false;
-  found.dtypes = dtypes_of(found.views);
+  if (!measure_plain(found.items(), count, num_threads, 1.0, rows, found.dtypes, found.total)) return false;
   return true;
 }
 

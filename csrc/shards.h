@@ -22,7 +22,7 @@ class ShardPlan {
   bool takes(PyObject* tensor) const { return reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == type_.ptr(); }
 
   // (mesh, placements) of each kind that was ever seen.
-  const py::list& known() const { return known_; }
+  const py::object& known() const { return known_; }
 
   void begin();
   std::vector<int32_t> kinds;  // of the tensors since `begin`: their numbers; -1 for plain ones
@@ -34,17 +34,18 @@ class ShardPlan {
     py::object spec, mesh, placements;
     int32_t kind = -1;
   };
+  size_t num_known() const { return size_t(PyList_GET_SIZE(known_.ptr())); }
   bool learn(PyTypeObject* type);
   int32_t kind_of(PyObject* spec, size_t place);
   int32_t number_of(const py::object& mesh, const py::object& placements);
   py::object type_;                 // whose instances keep their part in a slot,
   Py_ssize_t local_ = 0, spec_ = 0;  // which is here
   std::vector<Seen> seen_;          // by place
-  py::list known_;
+  py::object known_ = py::steal(PyList_New(0));
 };
 
 // `measure_gradients`, and `measure_plain`, of what is here; false also for sparse ones, and for a list of tensors of which none is sharded.
 bool measure_shards(ShardPlan& plan, const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found);
-bool measure_shards(ShardPlan& plan, const py::list& tensors, int num_threads, Row* rows, Gradients& found);
+bool measure_shards(ShardPlan& plan, py::List tensors, int num_threads, Row* rows, Gradients& found);
 
 }  // namespace fastguard

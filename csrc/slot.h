@@ -1,4 +1,4 @@
-// A step as bytes; fastguard/stats/slot.py has the table.
+// A step as bytes; fastguard/records/slot.py has the table.
 #pragma once
 
 namespace fastguard {

@@ -17,7 +17,7 @@ inline int64_t itemsize(DType t) { return t == DType::f64 ? 8 : t == DType::f32 
 constexpr int64_t kChunk = 65536;
 constexpr int64_t kBlock = 4096;
 
-// The columns, in the order of fastguard.stats.columns: name, power of f by which it grows when the elements are
+// The columns, in the order of fastguard.records.columns: name, power of f by which it grows when the elements are
 // multiplied by f, how two are folded, whether it is a count. All below follows from this list, and so do rows in Python.
 // The last is not accumulated, but follows from what is.
 #define FG_COLUMNS(COLUMN) FG_ACCUMULATED(COLUMN) COLUMN(finite_norm, 1, norm, false)

@@ -4,13 +4,12 @@
 #include <cmath>
 #include <cstring>
 
-#include <pybind11/stl.h>
-
 #include "clip.h"
 #include "gradients.h"
 #include "lock.h"
 #include "passes.h"
 #include "slot.h"
+#include "state.h"
 
 namespace fastguard {
 
@@ -21,7 +20,7 @@ enum Outcome {
   kClean = 0, kOdd = 1, kOtherParameters = 2, kNotFinite = 4, kScaled = 8, kOddLr = 16, kDropped = 32, kOver = 64, kUnsuited = 128,
   kLone = 256, kMissing = 512
 };
-// One element of so many holds nearly all of the squares: fastguard/history/core.py has the same.
+// One element of so many holds nearly all of the squares: fastguard/records/history.py has the same.
 constexpr double kLoneShare = 0.99, kLoneAmong = 256;
 // Places in the list `found`.
 enum Found { kTable, kPositions, kFingerprint, kGradients, kOverTheirs, kSeen, kNumFound };
@@ -55,15 +54,13 @@ py::object table_for(PyObject* kept, size_t count) {
   const Py_ssize_t num_bytes = Py_ssize_t(count * sizeof(Row));
   if (PyByteArray_CheckExact(kept) && Py_REFCNT(kept) == 1) {
     if (PyByteArray_Resize(kept, num_bytes) != 0) throw py::error_already_set();
-    return py::reinterpret_borrow<py::object>(kept);
+    return py::borrow(kept);
   }
-  auto made = py::reinterpret_steal<py::object>(PyByteArray_FromStringAndSize(nullptr, num_bytes));
-  if (!made) throw py::error_already_set();
-  return made;
+  return py::steal(PyByteArray_FromStringAndSize(nullptr, num_bytes));
 }
 
 void put(PyObject* found, Found place, py::object value) {
-  if (PyList_SetItem(found, place, value.release().ptr()) != 0) throw py::error_already_set();
+  if (PyList_SetItem(found, place, value.release()) != 0) throw py::error_already_set();
 }
 
 // Marks in `seen`, a byte a parameter, those that have a gradient; false if there is no room, and some have none.
@@ -75,13 +72,9 @@ bool note_seen(PyObject* seen, const Gradients& gradients, size_t count) {
   return true;
 }
 
-struct Question {
-  PyObject *groups, *headers, *found, *limits;
-  Py_ssize_t index;
-  double step;
-  int num_threads;
-  bool skip_nonfinite, scales;
-};
+}  // namespace
+
+bool is_step_list(PyObject* found) { return found && PyList_CheckExact(found) && PyList_GET_SIZE(found) == kNumFound; }
 
 int take(const Question& q) {
   const ClipLimits limits(q.limits);
@@ -93,8 +86,8 @@ int take(const Question& q) {
   Gradients gradients;
   auto rows = reinterpret_cast<Row*>(PyByteArray_AS_STRING(table.ptr()));
   if (!measure_gradients(lists, q.num_threads, 1.0, rows, gradients)) return kOdd;
-  const std::vector<View>& views = gradients.views;
-  if (views.size() < count && PyByteArray_Resize(table.ptr(), Py_ssize_t(views.size() * sizeof(Row))) != 0)
+  const size_t num_rows = gradients.tensors.size();
+  if (num_rows < count && PyByteArray_Resize(table.ptr(), Py_ssize_t(num_rows * sizeof(Row))) != 0)
     throw py::error_already_set();
 
   const double norm = norm_of(gradients.total);
@@ -110,6 +103,8 @@ int take(const Question& q) {
     outcome |= kLone;
   if (coefficient != 1.0 && !is_each && !q.scales) outcome |= kScaled;
   if (is_each || (coefficient != 1.0 && q.scales)) {
+    if (!gradients.read_views()) return kOdd;
+    const std::vector<View>& views = gradients.views;
     if (any_overlap(views)) return kOdd;  // is refused, in words, where there is time for it
     without_lock(views, [&] {
       if (is_each)
@@ -118,19 +113,20 @@ int take(const Question& q) {
         scale(views, coefficient, q.num_threads);
     });
     outcome |= kScaled;
-    py::list written;
+    const py::object written = py::steal(PyList_New(0));
     for (size_t i = 0; i < gradients.tensors.size(); ++i)
-      if (!is_each || ruling.factors[i] != 1.0) written.append(gradients.tensors[i]);
-    put(q.found, kGradients, std::move(written));
+      if (!is_each || ruling.factors[i] != 1.0)
+        if (PyList_Append(written.ptr(), gradients.tensors[i].ptr()) != 0) throw py::error_already_set();
+    put(q.found, kGradients, written);
   }
   if (!ruling.over.empty()) outcome |= kOver;
   if (!ruling.over.empty() || PyList_GET_ITEM(q.found, kOverTheirs) != Py_None)
-    put(q.found, kOverTheirs, ruling.over.empty() ? py::object(py::none()) : py::object(py::cast(ruling.over)));
+    put(q.found, kOverTheirs, ruling.over.empty() ? py::none() : py::cast(ruling.over));
 
   double lr = 0;
   bool knows_lr = false;
   if (!learning_rate(q.groups, lr, knows_lr)) outcome |= kOddLr;
-  auto header = reinterpret_cast<double*>(PyByteArray_AS_STRING(q.headers)) + q.index * kHeaderWords;
+  double* header = header_at(q.headers, q.index);
   std::memset(header, 0, kHeaderWords * sizeof(double));
   header[kNormSq] = finite ? gradients.total.sum_sq : norm;
   header[kNorm] = norm;
@@ -140,23 +136,25 @@ int take(const Question& q) {
   const double trigger = limits.trigger < 0.0 ? limits.target : limits.trigger;
   header[kTrigger] = std::isfinite(trigger) ? trigger : 0.0;
   header[kLr] = lr;
-  header[kNumRows] = double(views.size());
+  header[kNumRows] = double(num_rows);
   header[kFlags] = ((!finite && q.skip_nonfinite) || ruling.dropped ? kSkipped : 0) + (knows_lr ? kHasLr : 0) +
                    (std::isfinite(trigger) ? kHasTrigger : 0);
 
   put(q.found, kTable, std::move(table));
   if (!gradients.complete || PyList_GET_ITEM(q.found, kPositions) != Py_None)
-    put(q.found, kPositions, gradients.complete ? py::object(py::none()) : py::object(py::cast(gradients.positions)));
+    put(q.found, kPositions, gradients.complete ? py::none() : py::cast(gradients.positions));
   PyObject* known = PyList_GET_ITEM(q.found, kFingerprint);
   if (!PyLong_CheckExact(known) || PyLong_AsUnsignedLongLong(known) != gradients.fingerprint) {
     PyErr_Clear();
-    put(q.found, kFingerprint, py::int_(gradients.fingerprint));
+    put(q.found, kFingerprint, py::cast(gradients.fingerprint));
     outcome |= kOtherParameters;
   } else if (!note_seen(PyList_GET_ITEM(q.found, kSeen), gradients, count)) {
     outcome |= kMissing;
   }
   return outcome;
 }
+
+namespace {
 
 // What `loss` is as a number; false where asking torch is left to Python.
 bool number_of(PyObject* loss, double& number) {
@@ -172,27 +170,12 @@ bool number_of(PyObject* loss, double& number) {
 
 }  // namespace
 
-PyObject* note_loss(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3) return PyErr_Format(PyExc_TypeError, "note_loss takes 3 arguments, got %zd", count);
-  const Py_ssize_t index = PyLong_AsSsize_t(args[1]), bytes = kHeaderWords * Py_ssize_t(sizeof(double));
-  if (PyErr_Occurred()) return nullptr;
-  if (!PyByteArray_CheckExact(args[0]) || index < 0 || index >= PyByteArray_GET_SIZE(args[0]) / bytes) {
-    PyErr_SetString(PyExc_ValueError, "note_loss needs a bytearray of headers that holds the index");
-    return nullptr;
-  }
-  auto header = reinterpret_cast<double*>(PyByteArray_AS_STRING(args[0]) + index * bytes);
-  try {
-    double number = 0;
-    if (int(header[kFlags]) & kHasLoss || !number_of(args[2], number)) Py_RETURN_FALSE;
-    header[kLoss] = number;
-    header[kFlags] += kHasLoss;
-    Py_RETURN_TRUE;
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+bool put_loss(double* header, PyObject* loss) {
+  double number = 0;
+  if (int(header[kFlags]) & kHasLoss || !number_of(loss, number)) return false;
+  header[kLoss] = number;
+  header[kFlags] += kHasLoss;
+  return true;
 }
 
 PyObject* take_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -210,19 +193,15 @@ PyObject* take_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (PyErr_Occurred() || skips < 0 || scales < 0) return nullptr;
   q.skip_nonfinite = skips != 0;
   q.scales = scales != 0;
-  if (!PyByteArray_CheckExact(q.headers) || !PyList_CheckExact(q.found) || PyList_GET_SIZE(q.found) != kNumFound ||
-      q.index < 0 || (q.index + 1) * kHeaderWords * Py_ssize_t(sizeof(double)) > PyByteArray_GET_SIZE(q.headers)) {
+  if (!header_at(q.headers, q.index) || !is_step_list(q.found)) {
     PyErr_SetString(PyExc_ValueError, "take_step needs a bytearray of headers that holds the index, and a list of six");
     return nullptr;
   }
   try {
     return PyLong_FromLong(take(q));
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    return py::raise_current();
   }
-  return nullptr;
 }
 
 }  // namespace fastguard

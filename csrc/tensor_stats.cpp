@@ -8,23 +8,30 @@
 
 namespace fastguard {
 
-// A dense piece goes to the kernel as it lies; the runs of a strided one are gathered block by block.
+// A dense piece goes to the kernel as it lies, unless its bits are wanted as well, while a block is still in cache; the runs of
+// a strided one are gathered block by block.
 Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, int64_t end, uint64_t* bits) {
-  const auto kernel = [&](const void* data, int64_t n) {
-    return bits ? kernels.stats_and_bits[int(view.dtype)](data, n, *bits) : kernels.stats[int(view.dtype)](data, n);
-  };
+  const auto kernel = kernels.stats[int(view.dtype)];
+  const auto add_bits = [&](const char* data, int64_t n) { *bits += kernels.bits[int(view.dtype)](data, n); };
   const int size = int(itemsize(view.dtype));
-  if (!view.layout) return kernel(view.data + begin * size, end - begin);
+  if (!view.layout && !bits) return kernel(view.data + begin * size, end - begin);
 
   Accumulation total;
   alignas(64) char buffer[kBlock * sizeof(double)];
   for (int64_t block = begin; block < end; block += kBlock) {
     int64_t filled = 0, stop = block + kBlock < end ? block + kBlock : end;
+    if (!view.layout) {
+      const char* data = view.data + block * size;
+      total.merge(kernel(data, stop - block));
+      add_bits(data, stop - block);
+      continue;
+    }
     for_each_run(view, block, stop, [&](const char* run, int64_t stride, int64_t count) {
       gather(buffer + filled * size, run, stride, count, size);
       filled += count;
     });
     total.merge(kernel(buffer, filled));
+    if (bits) add_bits(buffer, filled);
   }
   return total;
 }

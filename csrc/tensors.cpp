@@ -1,7 +1,5 @@
 #include "tensors.h"
 
-#include <pybind11/stl.h>
-
 #include <string>
 
 #include "dlpack.h"
@@ -15,7 +13,7 @@ const dlpack::ExchangeAPI* exchange = nullptr;
 const PyGetSetDef* getter = nullptr;
 TensorPath path;
 
-const dlpack::ExchangeAPI* find_api(const py::object& capsule) {
+const dlpack::ExchangeAPI* find_api(py::handle capsule) {
   if (capsule.is_none()) return nullptr;
   auto* api = static_cast<dlpack::ExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   if (!api) throw py::error_already_set();
@@ -40,7 +38,7 @@ bool real_dtype(uint8_t code, int bits, DType& out) {
 }
 
 // A lazy bit that the address does not show: negation or conjugation.
-bool lazy_as_python_says(PyObject* tensor, const char* question) { return py::handle(tensor).attr(question)().cast<bool>(); }
+bool lazy_as_python_says(PyObject* tensor, const char* question) { return py::handle(tensor).attr(question)().ptr() == Py_True; }
 
 inline bool lazy(PyObject* tensor, bool complex) {
   const bool negated = path.knows_negation() ? path.is_negated(tensor) : lazy_as_python_says(tensor, "is_neg");
@@ -71,11 +69,18 @@ bool view_through_exchange(PyObject* tensor, View& view, dlpack::Device& device)
   return t.data && path.holds(tensor, view.data, span * itemsize(dtype)) && !lazy(tensor, complex);
 }
 
+std::vector<int64_t> integers(py::handle sequence) {
+  const py::Held held = py::Held::of(sequence);
+  std::vector<int64_t> values;
+  for (size_t i = 0; i < held.size(); ++i) values.push_back(py::integer(held.items()[i]));
+  return values;
+}
+
 bool describe(PyObject* tensor, Strided& x, bool& complex) {
-  py::object description = access->describe(py::handle(tensor));
+  py::object description = access->describe(tensor);
   if (description.is_none()) return false;
-  auto [address, name, shape, strides] =
-      description.cast<std::tuple<uintptr_t, std::string, std::vector<int64_t>, std::vector<int64_t>>>();
+  const auto address = py::integer(description.item(0));
+  const auto name = py::text(description.item(1));
   complex = name.rfind("complex", 0) == 0;
   if (name == "float32" || name == "complex64") x.dtype = DType::f32;
   else if (name == "float64" || name == "complex128") x.dtype = DType::f64;
@@ -83,8 +88,8 @@ bool describe(PyObject* tensor, Strided& x, bool& complex) {
   else if (name == "bfloat16") x.dtype = DType::bf16;
   else return false;
   x.data = reinterpret_cast<char*>(address);
-  x.shape = std::move(shape);
-  x.strides = std::move(strides);
+  x.shape = integers(description.item(2));
+  x.strides = integers(description.item(3));
   return true;
 }
 
@@ -116,19 +121,20 @@ bool read_plain(PyObject* tensor, View& view) {
 bool read_values(PyObject* tensor, size_t index, View& view, std::vector<py::object>& values) {
   if (!is_plain_type(tensor) || path.has_storage(tensor)) return false;
   try {
-    py::object prepared = access->prepare(py::handle(tensor), index);
+    py::object prepared = access->prepare(tensor, py::cast(index));
     if (!read_plain(prepared.ptr(), view)) return false;
     values.push_back(std::move(prepared));
     return true;
-  } catch (py::error_already_set& error) {
-    if (error.matches(PyExc_Exception)) return false;  // whoever reads it otherwise will say it in words
-    throw;
+  } catch (const py::error_already_set&) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw;
+    PyErr_Clear();  // whoever reads it otherwise will say it in words
+    return false;
   }
 }
 
-void set_tensor_access(TensorAccess given, py::object exchange_api, const py::list& examples) {
+void set_tensor_access(TensorAccess given, py::handle exchange_api, py::List examples) {
   const dlpack::ExchangeAPI* api = find_api(exchange_api);
-  exchange_api.inc_ref();  // the capsule owns the struct
+  Py_INCREF(exchange_api.ptr());  // the capsule owns the struct
   exchange = api;
   delete access;
   access = new TensorAccess(std::move(given));
@@ -138,10 +144,8 @@ void set_tensor_access(TensorAccess given, py::object exchange_api, const py::li
 
 py::object gradient_of(PyObject* parameter) {
   static PyObject* name = PyUnicode_InternFromString("grad");
-  PyObject* gradient = getter && is_plain_type(parameter) ? getter->get(parameter, getter->closure)
-                                                          : PyObject_GetAttr(parameter, name);
-  if (!gradient) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(gradient);
+  return py::steal(getter && is_plain_type(parameter) ? getter->get(parameter, getter->closure)
+                                                      : PyObject_GetAttr(parameter, name));
 }
 
 bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<View>& views,
@@ -154,7 +158,7 @@ bool read_tensors(PyObject* const* tensors, size_t count, Odd odd, std::vector<V
     if (!read_plain(tensor, view)) {
       if (odd == Odd::refuse) return false;
       const py::object& prepare = odd == Odd::prepare ? access->prepare : access->prepare_writable;
-      py::object prepared = prepare(py::handle(tensor), i);
+      py::object prepared = prepare(tensor, py::cast(i));
       if (!read_plain(prepared.ptr(), view))
         throw std::runtime_error("tensor " + std::to_string(i) + " cannot be read: it was prepared to a " +
                                  std::string(Py_TYPE(prepared.ptr())->tp_name) + " that is not dense CPU memory");
@@ -186,15 +190,38 @@ bool read_strided(PyObject* tensor, Strided& x) {
   return t.data && path.holds(tensor, x.data, (last + 1) * itemsize(x.dtype)) && !lazy(tensor, false);
 }
 
-bool locate_tensors(const py::tuple& tensors, std::vector<int64_t>& addresses, std::vector<int64_t>& sizes) {
+bool read_any(PyObject* tensor, Elements& x) {
+  dlpack::Tensor t;
+  if (!exchange || !is_plain_type(tensor) || !path.has_storage(tensor)) return false;
+  if (exchange->tensor_from_object(tensor, &t) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  if (t.device.type != dlpack::kCPU) return false;
+  x.data = static_cast<const char*>(t.data) + t.byte_offset;
+  x.code = t.dtype.code;
+  x.bits = t.dtype.bits;
+  x.shape.assign(t.shape, t.shape + t.ndim);
+  x.strides.assign(size_t(t.ndim), 1);
+  int64_t numel = 1, last = 0;
+  for (int d = t.ndim - 1; d >= 0; --d) {
+    x.strides[d] = t.strides ? t.strides[d] : numel;
+    last += (t.shape[d] - 1) * x.strides[d];
+    numel = times(numel, t.shape[d]);
+  }
+  if (numel <= 0) return numel == 0;
+  return t.data && path.holds(tensor, x.data, (last + 1) * (x.bits / 8)) && !lazy(tensor, x.code == dlpack::kComplex);
+}
+
+bool locate_tensors(const py::Held& tensors, std::vector<int64_t>& addresses, std::vector<int64_t>& sizes) {
   if (!access) throw std::runtime_error("set_tensor_access was not called");
   if (!exchange) return false;
-  const Py_ssize_t n = PyTuple_GET_SIZE(tensors.ptr());
-  addresses.reserve(size_t(n));
-  sizes.reserve(size_t(n));
+  const size_t n = tensors.size();
+  addresses.reserve(n);
+  sizes.reserve(n);
   dlpack::Device first{}, device{};
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    PyObject* tensor = PyTuple_GET_ITEM(tensors.ptr(), i);
+  for (size_t i = 0; i < n; ++i) {
+    PyObject* tensor = tensors.items()[i];
     View view;
     if (!is_plain_type(tensor) || !view_through_exchange(tensor, view, device) || view.layout) return false;
     if (i == 0) first = device;

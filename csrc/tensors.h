@@ -1,15 +1,13 @@
 // From Python tensors to views: torch's DLPack C exchange API where it exists, calls into Python where it does not.
 #pragma once
-#include <pybind11/pybind11.h>
-
 #include <vector>
 
+#include "objects.h"
 #include "prefetch.h"
+#include "sample.h"
 #include "view.h"
 
 namespace fastguard {
-
-namespace py = pybind11;
 
 // The Python side of reading tensors, set once by fastguard.kernels.cpu.
 struct TensorAccess {
@@ -22,7 +20,7 @@ struct TensorAccess {
 };
 
 // `examples` as for TensorPath.
-void set_tensor_access(TensorAccess access, py::object exchange_api, const py::list& examples);
+void set_tensor_access(TensorAccess access, py::handle exchange_api, py::List examples);
 
 // `parameter.grad`, None included; a new reference. Throws what Python raised.
 py::object gradient_of(PyObject* parameter);
@@ -50,8 +48,11 @@ const TensorPath& tensor_path();
 // Fills `x`; false if `tensor` is odd, or complex.
 bool read_strided(PyObject* tensor, Strided& x);
 
+// Fills `x`; false if `tensor` is odd, or there is no exchange API to ask.
+bool read_any(PyObject* tensor, Elements& x);
+
 // For kernels on a device: address and (real elements << 2 | DType) of each of `tensors`. False unless all are dense, on
 // one device (which is not looked at otherwise), and need no preparing; always false without the exchange API.
-bool locate_tensors(const py::tuple& tensors, std::vector<int64_t>& addresses, std::vector<int64_t>& sizes);
+bool locate_tensors(const py::Held& tensors, std::vector<int64_t>& addresses, std::vector<int64_t>& sizes);
 
 }  // namespace fastguard

@@ -14,6 +14,8 @@ typedef double f64v __attribute__((vector_size(kBytes)));
 typedef double f64pair __attribute__((vector_size(2 * kBytes)));
 typedef uint32_t u32v __attribute__((vector_size(kBytes)));
 typedef int32_t i32v __attribute__((vector_size(kBytes)));
+typedef uint16_t u16v __attribute__((vector_size(kBytes)));
+typedef int16_t i16v __attribute__((vector_size(kBytes)));
 typedef uint16_t u16half __attribute__((vector_size(kBytes / 2)));
 typedef int16_t i16half __attribute__((vector_size(kBytes / 2)));
 typedef uint64_t u64v __attribute__((vector_size(kBytes)));

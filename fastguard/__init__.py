@@ -9,11 +9,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from . import _env
+
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
-    from .activations import ActivationMonitor as ActivationMonitor
-    from .activations import detect_dead_neurons as detect_dead_neurons
+    from .clip import AGC as AGC
+    from .clip import AdaGC as AdaGC
+    from .clip import ClipPolicy as ClipPolicy
+    from .clip import GlobalNorm as GlobalNorm
+    from .clip import Percentile as Percentile
+    from .clip import PerGroup as PerGroup
+    from .clip import SkipSpikes as SkipSpikes
+    from .clip import Spikes as Spikes
+    from .clip import Value as Value
+    from .clip import ZClip as ZClip
     from .errors import AlreadyGuardedError as AlreadyGuardedError
     from .errors import BackendUnavailableError as BackendUnavailableError
     from .errors import FastguardError as FastguardError
@@ -22,37 +32,30 @@ if TYPE_CHECKING:
     from .errors import PolicySkipsError as PolicySkipsError
     from .errors import RecoveryFailedError as RecoveryFailedError
     from .errors import UnsupportedTensorError as UnsupportedTensorError
-    from .guard import Guard as Guard
-    from .guard import wrap as wrap
-    from .guard import wrap_backward as wrap_backward
-    from .guard.policies import AGC as AGC
-    from .guard.policies import AdaGC as AdaGC
-    from .guard.policies import ClipPolicy as ClipPolicy
-    from .guard.policies import GlobalNorm as GlobalNorm
-    from .guard.policies import Percentile as Percentile
-    from .guard.policies import PerGroup as PerGroup
-    from .guard.policies import SkipSpikes as SkipSpikes
-    from .guard.policies import Spikes as Spikes
-    from .guard.policies import Value as Value
-    from .guard.policies import ZClip as ZClip
-    from .guard.recovery import Recomputation as Recomputation
-    from .guard.recovery import Recovery as Recovery
-    from .history import TrainingHistory as TrainingHistory
     from .kernels import activation_stats as activation_stats
     from .kernels import backends as backends
     from .kernels import channel_stats as channel_stats
     from .kernels import magnitude_histogram as magnitude_histogram
     from .kernels import scale_ as scale_
     from .kernels import tensor_stats as tensor_stats
+    from .observers.activations import ActivationMonitor as ActivationMonitor
+    from .observers.activations import detect_dead_neurons as detect_dead_neurons
+    from .observers.weights import check_gradients as check_gradients
+    from .records import GradientStats as GradientStats
+    from .records import StepStats as StepStats
+    from .records import TensorStats as TensorStats
+    from .records import TrainingHistory as TrainingHistory
+    from .records.magnitudes import MagnitudeHistogram as MagnitudeHistogram
+    from .records.samples import ActivationStats as ActivationStats
+    from .records.samples import ChannelStats as ChannelStats
+    from .recovery import Recomputation as Recomputation
+    from .recovery import Recovery as Recovery
     from .report import Report as Report
     from .sinks import JsonlSink as JsonlSink
     from .sinks import MemorySink as MemorySink
-    from .stats import GradientStats as GradientStats
-    from .stats import StepStats as StepStats
-    from .stats import TensorStats as TensorStats
-    from .stats.magnitudes import MagnitudeHistogram as MagnitudeHistogram
-    from .stats.samples import ActivationStats as ActivationStats
-    from .stats.samples import ChannelStats as ChannelStats
+    from .step import Guard as Guard
+    from .step import wrap as wrap
+    from .step import wrap_backward as wrap_backward
     from .tools.checkpoints import Checkpoints as Checkpoints
     from .tools.clipping import clip_grad_norm_ as clip_grad_norm_
     from .tools.clipping import clip_gradients as clip_gradients
@@ -67,27 +70,25 @@ if TYPE_CHECKING:
     from .tools.preflight import preflight as preflight
     from .tools.schedules import warmup_cosine as warmup_cosine
     from .tools.settings import settings as settings
-    from .weights import check_gradients as check_gradients
 
 _NAMES_OF = {
-    "activations": ("ActivationMonitor", "detect_dead_neurons"),
+    "observers.activations": ("ActivationMonitor", "detect_dead_neurons"),
     "errors": (
         *("AlreadyGuardedError", "BackendUnavailableError", "FastguardError", "NonFiniteGradientsError"),
         *("NotGuardedError", "PolicySkipsError", "RecoveryFailedError", "UnsupportedTensorError"),
     ),
-    "guard": ("Guard", "wrap", "wrap_backward"),
-    "guard.policies": (
+    "step": ("Guard", "wrap", "wrap_backward"),
+    "clip": (
         *("AGC", "AdaGC", "ClipPolicy", "GlobalNorm", "PerGroup", "Percentile", "SkipSpikes", "Spikes"),
         *("Value", "ZClip"),
     ),
-    "guard.recovery": ("Recomputation", "Recovery"),
-    "history": ("TrainingHistory",),
+    "recovery": ("Recomputation", "Recovery"),
     "kernels": ("activation_stats", "backends", "channel_stats", "magnitude_histogram", "scale_", "tensor_stats"),
     "report": ("Report",),
     "sinks": ("JsonlSink", "MemorySink"),
-    "stats": ("GradientStats", "StepStats", "TensorStats"),
-    "stats.magnitudes": ("MagnitudeHistogram",),
-    "stats.samples": ("ActivationStats", "ChannelStats"),
+    "records": ("GradientStats", "StepStats", "TensorStats", "TrainingHistory"),
+    "records.magnitudes": ("MagnitudeHistogram",),
+    "records.samples": ("ActivationStats", "ChannelStats"),
     "tools.checkpoints": ("Checkpoints",),
     "tools.clipping": ("clip_grad_norm_", "clip_gradients", "get_total_norm"),
     "tools.debugger": ("TrainingDebugger",),
@@ -99,10 +100,10 @@ _NAMES_OF = {
     "tools.preflight": ("preflight",),
     "tools.schedules": ("warmup_cosine",),
     "tools.settings": ("settings",),
-    "weights": ("check_gradients",),
+    "observers.weights": ("check_gradients",),
 }
 _HOME = {name: home for home, names in _NAMES_OF.items() for name in names}
-_ROOMS = ("integrations", "page", "sinks", "visualization")  # public as modules
+_ROOMS = ("integrations", "page", "sinks", "tools", "visualization")  # public as modules
 __all__ = ["__version__", *_HOME, *_ROOMS]
 
 
@@ -110,7 +111,9 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f".{name}", __name__)
     if name not in _HOME:
-        raise AttributeError(f"module 'fastguard' has no attribute {name!r}")
+        from ._text import did_you_mean
+
+        raise AttributeError(f"module 'fastguard' has no attribute {name!r}. {did_you_mean(name, __all__, 8)}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value
@@ -118,3 +121,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if _env.keeps_memory():
+    importlib.import_module(".tools", __name__).keep_memory()

@@ -86,6 +86,7 @@ class Parcel:
         self.copy = copy
         self.ready = ready
         self.arrived = arrived
+        self.stream: Any = None  # which fills the memory
 
 
 class Courier:
@@ -98,6 +99,8 @@ class Courier:
     def __init__(self, device: torch.device) -> None:
         self._side = Device(device)
         self._stream = self._side.side_stream()
+        self.has_streams = self._stream is not None
+        self.current_stream = self._side.stream
 
     def parcel(self, source: torch.Tensor) -> Parcel:
         """What `source`, 1-dim, travels in."""
@@ -105,14 +108,14 @@ class Courier:
         return Parcel(source, copy, self._side.event(), self._side.event())
 
     def send(self, parcel: Parcel) -> None:
-        """Queues the copy of what the current stream will have written. Cost: a copy, two events; no sync."""
+        """Queues the copy of what `parcel.stream` will have written. Cost: a copy, two events; no sync."""
         if self._stream is None:
             parcel.copy.copy_(parcel.source, non_blocking=True)
             if parcel.arrived is not None:
                 parcel.arrived.record()
             return
         with self._side.entered():
-            parcel.ready.record(self._side.stream())
+            parcel.ready.record(parcel.stream)
             self._stream.wait_event(parcel.ready)
             with self._side.on(self._stream):
                 parcel.copy.copy_(parcel.source, non_blocking=True)

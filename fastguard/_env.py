@@ -25,6 +25,11 @@ def handles_sigterm() -> bool:
     return os.environ.get("FASTGUARD_SIGTERM", "1") != "0"
 
 
+def keeps_memory() -> bool:
+    """FASTGUARD_KEEP_MEMORY=1: call `fastguard.tools.keep_memory` when fastguard is imported."""
+    return os.environ.get("FASTGUARD_KEEP_MEMORY", "0") not in ("", "0")
+
+
 def triton_interpreter() -> bool:
     """TRITON_INTERPRET=1: Triton's own switch; its kernels then run, slowly, on CPU tensors. For tests."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
@@ -44,8 +49,9 @@ def in_effect() -> dict[str, dict[str, str | None]]:
     meanings = {
         "FASTGUARD_BACKEND": f'what "auto" means: {"the first backend that runs" if chosen == "auto" else chosen}',
         "FASTGUARD_ISA": f"instruction set of the CPU kernels: {isa() or 'the best that runs'}",
-        "TRITON_INTERPRET": f"the GPU kernels run: {'on the CPU, interpreted' if triton_interpreter() else 'compiled'}",
+        "TRITON_INTERPRET": "GPU kernels are " + ("interpreted, on the CPU" if triton_interpreter() else "compiled"),
         "FASTGUARD_DLPACK": f"tensors through the DLPack exchange API: {access}",
+        "FASTGUARD_KEEP_MEMORY": f"glibc keeps freed memory: {'yes' if keeps_memory() else 'no'}",
         "FASTGUARD_SIGTERM": f"on SIGTERM, where nobody else handles it: {sigterm}",
     }
     return {name: {"value": os.environ.get(name), "meaning": meaning} for name, meaning in meanings.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
+import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 
@@ -48,6 +50,27 @@ def listed(names: Iterable[object], most: int = 3) -> str:
     return ", ".join(shown(name, NAME_WIDTH) for name in every[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def did_you_mean(typed: object, known: Iterable[str], most: int = 20) -> str:
+    """The end of a message about an unknown name: the nearest known one, or, if none is near, the known ones.
+
+    >>> did_you_mean("max_gradnorm", ["max_grad_norm", "patience"]), did_you_mean("x", ["b", "a"])
+    ('Did you mean `max_grad_norm`?', 'Known names: a, b.')
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(shown(typed, NAME_WIDTH), names, 1)
+    return f"Did you mean `{near[0]}`?" if near else f"Known names: {listed(names, most)}."
+
+
+def ended(text: object) -> str:
+    """`text` with one full stop at its end, unless it asks or exclaims.
+
+    >>> ended("Make a new one."), ended("no space left")
+    ('Make a new one.', 'no space left.')
+    """
+    bare = str(text).rstrip(". ")
+    return bare if bare.endswith(("?", "!")) else bare + "."
+
+
 def in_columns(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
     """Rows of cells as lines; columns in `left` begin at the left, all others end at the right.
 
@@ -71,6 +94,28 @@ def count(number: float, noun: str) -> str:
     ('1 step', '1000000 steps')
     """
     return f"{number:.0f} {noun}" + ("" if number == 1 else "s")
+
+
+def number(value: float | None) -> str:
+    """A number as all pages and reports write it: four significant digits, whole numbers in full.
+
+    >>> number(0.123456), number(12345), number(None)
+    ('0.1235', '12345', '-')
+    """
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """A length of time in the unit that suits it.
+
+    >>> duration(0.00053), duration(1.7), duration(75), duration(3 * 3600 + 120)
+    ('530 us', '1.7 s', '1 min 15 s', '3 h 2 min')
+    """
+    for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (60.0, 1.0, "s")):
+        if seconds < limit or not math.isfinite(seconds):
+            return f"{seconds * scale:.3g} {unit}"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def prose(text: object) -> str:

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copyreg
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
-from ._text import listed, prose
+from ._text import did_you_mean, listed, prose
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 
 class FastguardError(Exception):
-    """Base of every error that fastguard raises on its own account."""
+    """Base of every error that fastguard raises on its own account. Pickling keeps its message and attributes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception would call the class with the message, which is not what subclasses take.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
+
+def missing_package(user: str, packages: str, error: ImportError, extra: str = "") -> ImportError:
+    """The error for a package that `user` needs: what to install, and why importing it failed if it is installed.
+
+    Args:
+        extra: the extra of fastguard that has the packages, where it is not named after them.
+
+    >>> print(missing_package("TensorBoardSink", "tensorboard", ModuleNotFoundError()))
+    TensorBoardSink needs tensorboard: pip install 'fastguard[tensorboard]'
+    """
+    why = "" if isinstance(error, ModuleNotFoundError) else f" ({error})"
+    return ImportError(f"{user} needs {packages}: pip install 'fastguard[{extra or packages}]'{why}")
 
 
 class UnsupportedTensorError(FastguardError, TypeError):
@@ -31,7 +55,7 @@ class BackendUnavailableError(FastguardError, RuntimeError):
 
 
 class NotGuardedError(FastguardError, AttributeError):
-    """An optimizer without a guard, where one is needed."""
+    """An optimizer has no guard and needs one."""
 
 
 class AlreadyGuardedError(FastguardError, RuntimeError):
@@ -39,13 +63,13 @@ class AlreadyGuardedError(FastguardError, RuntimeError):
 
 
 class RecoveryFailedError(FastguardError, RuntimeError):
-    """A run went wrong again and again, whatever was put back; it stands at the best snapshot now.
+    """A run kept going wrong after rollbacks, and was restored to its best snapshot.
 
     Attributes:
-        rollbacks: what was done, in words, oldest first.
-        reason: what went wrong in the end.
-        step: the step that parameters, buffers and optimizer state are put back to; None where nothing was kept.
-        findings: what the diagnosis says.
+        rollbacks: the rollbacks in words, oldest first.
+        reason: what went wrong last.
+        step: the step to which parameters, buffers and optimizer state were restored; None without a snapshot.
+        findings: summaries of the diagnosis.
     """
 
     def __init__(self, rollbacks: Sequence[str], reason: str, step: int | None, findings: Sequence[str]) -> None:
@@ -102,3 +126,31 @@ class PolicySkipsError(NonFiniteGradientsError):
             "The parameters are as they were before the first of these steps. Take a policy that scales instead "
             "(Spikes), or raise `max_consecutive_skips` if so many skips are expected.",
         )
+
+
+def write_limit(value: Any) -> str:
+    """What to write for a limit that was passed in another argument's place; "" if `value` is not a limit.
+
+    >>> write_limit(1.0), write_limit("1.0")
+    ('Write max_norm=1.0.', '')
+    """
+    if any(callable(getattr(value, name, None)) for name in ("limits", "coefficient")):
+        return f"Write clip={value.__name__}()." if isinstance(value, type) else f"Write clip={value!r}."
+    return f"Write max_norm={value!r}." if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+
+
+def explained(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """`function` with TypeErrors that say what to write where an argument has an unknown name or none at all."""
+    known = inspect.signature(function).parameters
+    by_position = [one.name for one in known.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+
+    @functools.wraps(function)
+    def checked(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        for name in kwargs.keys() - known.keys():
+            raise TypeError(f"`{function.__name__}` has no argument `{name}`. {did_you_mean(name, known)}")
+        for extra in args[len(by_position) :]:
+            remedy = write_limit(extra) or "Give the others by name."
+            raise TypeError(f"`{function.__name__}` takes only {listed(by_position)} without a name. {remedy}")
+        return function(*args, **kwargs)
+
+    return checked

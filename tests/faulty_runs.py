@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from fastguard.history import TrainingHistory
-from fastguard.stats import StepStats
-from fastguard.stats.samples import WeightStats
+from fastguard.records import StepStats, TrainingHistory
+from fastguard.records.samples import WeightStats
 
 from made_runs import (
     activity,
@@ -24,6 +23,7 @@ from made_runs import (
     flipped,
     game,
     layered,
+    machine,
     moments_run,
     noisy_norms,
     passed,
@@ -189,6 +189,9 @@ BAD = {
     "attention-logits-large": with_activities(attending(max_logit=2e4, entropy=0.2)),
     "unused-experts": with_activities(routing([0.7, 0.7, 0.6, 0, 0, 0, 0, 0])),
     "router-collapse": with_activities(routing([0.99, 0.004, 0.003, 0.003])),
+    "page-faults": run(falling_losses(50), resources=machine(page_faults=69_000.0, system_share=0.3)),
+    "swapping": run(falling_losses(50), resources=machine(major_faults=40.0, swapped_bytes=3e9)),
+    "starved-of-cores": run(falling_losses(50), resources=machine(core_wait_share=0.5)),
     "dropout-high": run(falling_losses(50), dropout={"drop": 0.95}),
     "update-ratio-high": weights_run(lambda step, name: 0.6),
     "update-ratio-low": weights_run(lambda step, name: 3e-5, flat_losses(140)),
@@ -291,9 +294,6 @@ BAD = {
         [-2.3 - 0.1 * s for s in range(60)], loss_ops=["NegBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
     ),
     "loss-without-floor": run([-0.01 * 1.1**s for s in range(200)], [1.05**s for s in range(200)]),
-    "outweighed-term": batches_run(
-        flat_losses(60, level=1e6), batch(), loss_ops=["AddBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
-    ),
     "loss-begins-high": batches_run(
         [90.0, *flat_losses(120, level=4.0)], batch(output_std=40.0), loss_kind="cross-entropy"
     ),
@@ -333,12 +333,6 @@ BAD = {
         flat_losses(100), loss_ops=["NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0", "AddmmBackward0"]
     ),
     "learning-rate-still-rising": run(flat_losses(250), lrs=[1e-5 * (s + 1) for s in range(250)]),
-    "few-steps-an-epoch": ended(
-        batches_run(
-            falling_losses(60, pace=40.0, floor=0.0, noise=0.0), batch(num_samples=512),
-            val_losses=validated(60, every=2),
-        )
-    ),
     "idle-experts": routed(["experts.1.", "experts.2.", "experts.3."]),
     "one-side-wins": game([0.7 + 0.03 * s for s in range(200)] + flat_losses(120, level=6.5)),
     "lone-element": flipped(),

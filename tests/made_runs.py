@@ -7,10 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from fastguard.diagnosis import RULES
-from fastguard.history import TrainingHistory
-from fastguard.stats import BatchSample, StepStats
-from fastguard.stats.columns import COLUMNS
-from fastguard.stats.samples import ActivationStats, ModuleActivity, WeightStats
+from fastguard.records import BatchSample, StepStats, TrainingHistory
+from fastguard.records.columns import COLUMNS
+from fastguard.records.samples import ActivationStats, ModuleActivity, WeightStats
 
 from records import make_bad_record, make_batch, make_history, make_record, make_row, make_table
 
@@ -20,6 +19,11 @@ LAYERS = tuple(f"layers.{i}.weight" for i in range(8))
 def ask(name, history):
     """What the rule of that name finds in the run."""
     return RULES[name](history)
+
+
+def severity(name, history, **thresholds):
+    finding = RULES[name](history, **thresholds)
+    return finding and finding.severity
 
 
 def noisy_norms(count, seed=0, level=1.0):
@@ -272,3 +276,9 @@ _BCE = ("BinaryCrossEntropyWithLogitsBackward0", "AddmmBackward0")
 def game(losses, **notes):
     """One side of a game with these losses."""
     return run(losses, **{"objective": "game", "loss_ops": _BCE, **notes})
+
+
+def machine(**used: float) -> dict[str, float]:
+    """The `resources` of an idle machine with enough memory, but for what is given."""
+    idle = {"page_faults": 3.0, "major_faults": 0.0, "system_share": 0.02, "core_wait_share": 0.01}
+    return {**idle, "swapped_bytes": 0.0, "is_glibc": 1.0, **used}

@@ -7,9 +7,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from fastguard.history import TrainingHistory
-from fastguard.stats import BatchSample, StepStats, TensorRow, TensorStats
-from fastguard.stats.columns import COLUMNS, completed
+from fastguard.records import BatchSample, StepStats, TensorRow, TensorStats, TrainingHistory
+from fastguard.records.columns import COLUMNS, completed
 
 
 def make_table(rows: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> TensorStats:

@@ -138,20 +138,6 @@ def test_losses_that_stand_still_are_not_talked_about(caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("us", "text"), [(0.4, "0.4 µs"), (72.04, "72 µs"), (9_100, "9.1 ms"), (1_088_000, "1.09 s")])
-def test_durations_have_three_digits(us, text):
-    assert harness.duration(us) == text
-
-
-def test_every_part_of_the_command_is_one_of_the_cases():
-    assert set(bench.PARTS) == {
-        *cases.CASES,
-        *(f"{name}-clipping" for name in bench.CLIPPED),
-        *cases.STEP_CASES,
-        "step-mlp-jsonl",
-    }
-
-
 def test_results_survive_json_and_tell_the_machine(monkeypatch, tmp_path, capsys):
     part = bench.BenchPart("tiny clip", lambda: clipping.Clipping(FLOAT32).measure)
     monkeypatch.setattr(bench, "PARTS", {"300x1000": part})
@@ -162,17 +148,13 @@ def test_results_survive_json_and_tell_the_machine(monkeypatch, tmp_path, capsys
     path = Path("results", "out.json")
     assert bench.main(["--quick", "--only", "300x1000", "--json", str(path)]) == 0
     printed = capsys.readouterr().out
+    noisy = {"min": 1.0, "max": 2.0}
+    assert harness.overlap(noisy, {"min": 2.0, "max": 3.0}) and not harness.overlap(noisy, {"min": 2.1, "max": 3.0})
     assert "tiny clip" in printed and torch.__version__ in printed and "µs" in printed
     loaded = json.loads(path.read_text(encoding="utf-8"))
     assert loaded["quick"] and loaded["parts"]["300x1000"]["ratio"].keys() == {"median", "min", "max"}
     assert loaded["machine"].keys() >= {"cpu", "num_cores", "num_threads", "isa", "torch", "python", "fastguard"}
     assert loaded["machine"].keys() >= {"load_at_start", "others_ratio", "is_busy"}
-
-
-def test_an_unknown_part_lists_the_known_ones(capsys):
-    with pytest.raises(SystemExit):
-        bench.main(["--only", "gpt5"])
-    assert "gpt2-float32" in capsys.readouterr().err
 
 
 def test_figures_from_a_busy_machine_say_so():

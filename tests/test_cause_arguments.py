@@ -8,8 +8,8 @@ import pytest
 
 from fastguard.diagnosis import CAUSES, Finding, cause, diagnose, find_causes, fitted
 from fastguard.diagnosis.causes import UNKNOWN, evidence_for, shares
-from fastguard.history import TrainingHistory
-from fastguard.stats.failures import Failures
+from fastguard.records import TrainingHistory
+from fastguard.records.failures import Failures
 
 from faulty_runs import BAD
 

@@ -20,16 +20,12 @@ from made_runs import (
     noisy_norms,
     run,
     settings,
+    severity,
     with_bad_steps,
 )
 from records import make_record
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
-
-
-def severity(name, history):
-    finding = RULES[name](history)
-    return finding and finding.severity
 
 
 def first_cause(history):
@@ -213,6 +209,34 @@ class TestWhatSpeaksForIt:
         notes["optimizer_settings"] = settings(lr=lr)
         history = batches_run(chance_losses(150), batch(output_width=4), **notes)
         assert (first_cause(history) == "wrong-targets") == is_named
+
+    @pytest.mark.parametrize(
+        ("lr", "begin", "expected"),
+        [
+            (1e-3, [2.3] * 3, "wrong-loss"),
+            (0.1, [2.3] * 3, "learning-rate-too-high"),  # steps as large as the weights
+            (1e-3, [2.3 - 0.02 * step for step in range(50)], "learning-rate-too-high"),  # it had come down
+        ],
+    )
+    def test_a_loss_that_climbs_from_the_first_small_steps_on_has_the_wrong_sign(self, lr, begin, expected):
+        losses = [*begin, *(2.3 * 1.05**step for step in range(150))]
+        notes = {"initialization": {"w": (0.1, 0.1)}, "optimizer_settings": settings(lr=lr)}
+        assert first_cause(run(losses, lrs=[lr] * len(losses), **notes)) == expected
+
+    @pytest.mark.parametrize(
+        ("lr", "decay", "expected"), [(0.1, 0.1, "learning-rate-too-high"), (0.01, 2.0, "weight-decay-too-high")]
+    )
+    def test_a_usual_decay_that_shrinks_weights_is_of_the_rate(self, lr, decay, expected):
+        """AdamW takes the learning rate times the decay."""
+        group = {"kind": "AdamW", "lr": lr, "weight_decay": decay}
+        history = run(flat_losses(220), lrs=[lr] * 220, decay_per_step=lr * decay, optimizer_settings=[group])
+        assert first_cause(history) == expected
+
+    @pytest.mark.parametrize(("std", "expected"), [(0.1, "vanishing-gradients"), (2e-3, "learning-rate-too-high")])
+    def test_gradients_do_not_vanish_by_themselves_where_steps_are_as_large_as_weights(self, std, expected):
+        history = layered(220, lambda step, place: 1e-5 * 10.0 ** (place / 2), flat_losses(220))
+        history.note_model(optimizer_settings=settings(), initialization={"layers.0.weight": (std, std)})
+        assert first_cause(history) == expected
 
     @pytest.mark.parametrize(("is_smooth", "is_named"), [(True, True), (False, False)])
     def test_a_loss_that_is_nan_after_a_rise_is_not_surely_of_the_rate(self, is_smooth, is_named):

@@ -8,7 +8,7 @@ import pytest
 
 from fastguard.diagnosis import CAUSES, RULES, Finding, cause, diagnose, find_causes, unexplained
 from fastguard.diagnosis.causes import UNKNOWN, evidence_for
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 
 from faulty_runs import BAD, HEALTHY
 from made_runs import (
@@ -305,6 +305,10 @@ class TestYielding:
             ("learning-rate-too-low", "update-ratio-low", clipped_to(0.04), (0.85, 0.25)),
             ("trivial-targets", "loss-gone", Finding("f.", rule="same-inputs"), (0.7, 0.2)),
             ("saturated-units", "saturated-units", Finding("f.", rule="input-scale"), (0.8, 0.3)),
+            ("wrong-targets", "unrelated-targets", Finding("f.", rule="loss-at-chance"), (0.9, 0.9)),
+            ("wrong-targets", "unrelated-targets", Finding("f.", rule="large-weight-decay"), (0.9, 0.3)),
+            ("wrong-targets", "unrelated-targets", Finding("f.", rule="validation-inputs-differ"), (0.9, 0.3)),
+            ("wrong-targets", "unrelated-targets", Finding("f.", rule="no-warm-up", severity="info"), (0.9, 0.9)),
         ],
     )
     def test_to_another_finding(self, name, reason, other, weights):

@@ -14,7 +14,7 @@ from fastguard.diagnosis import RULES, rule
 from fastguard.errors import UnsupportedTensorError
 
 KEYS = ["status", "issues", "recommendations", "gradient_healthy", "activation_issues"]
-has_monitor = importlib.util.find_spec("fastguard.activations") is not None
+has_monitor = importlib.util.find_spec("fastguard.observers.activations") is not None
 
 
 def train(debugger, losses, gradient=None, **fields):

@@ -15,12 +15,11 @@ import torch
 
 import fastguard
 from fastguard.commands import cli
-from fastguard.commands.demo import cost, page, training
+from fastguard.commands.demo import page, training
 from fastguard.commands.demo.model import CharTransformer
 from fastguard.commands.demo.plan import Pace
 from fastguard.commands.demo.progress import Progress
-from fastguard.commands.demo.text import Corpus, library_text
-from fastguard.commands.demo.threads import fewest_possible
+from fastguard.commands.demo.text import Corpus
 from fastguard.sinks import read_jsonl
 
 from records import make_record
@@ -32,7 +31,6 @@ STEPS = 40
 def tiny(monkeypatch, threads):
     """A model that trains in no time; its middle block is the one that is poisoned."""
     monkeypatch.setattr(training, "CharTransformer", functools.partial(CharTransformer, width=32, num_blocks=3))
-    monkeypatch.setattr(cost, "MAX_ROUNDS", cost.MIN_ROUNDS)
 
 
 def run_demo(folder, *arguments: str) -> int:
@@ -63,11 +61,9 @@ def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
     assert f"{num_parameters:,} of {num_parameters:,} parameters NaN or Inf" in text
     assert f"WARNING after {STEPS} steps: " in text
     assert "[warning] non-finite-gradients, step 20, in blocks.1.mlp.2.bias" in text
-    for row in ("unguarded", "with clip_grad_norm_", "with fastguard"):
-        assert sum(line.startswith(f"{row} ") for line in text.splitlines()) == 1
     log_is, page_is = text.splitlines()[-2:]
     assert log_is.endswith(f"the log is {tmp_path / 'run.jsonl'}")
-    made = f"fastguard report {tmp_path / 'run.jsonl'} makes a page of it; it needs: pip install fastguard[report]"
+    made = f"fastguard report {tmp_path / 'run.jsonl'} makes a page of it; it needs: pip install 'fastguard[report]'"
     assert page_is == made and os.listdir(tmp_path) == ["run.jsonl"]
 
 
@@ -94,28 +90,28 @@ class TestPage:
         return asked
 
     def test_is_written_over_and_named(self, log, opened):
-        path = log.with_name("report.html")
+        path = log.with_name("run.html")
         path.write_text("old")
         assert page.told(log, path, opens=False) == f"the page of it, to be opened in a browser: {path}"
         assert "after 30 steps" in path.read_text() and opened == []
 
     def test_is_opened(self, log, opened, monkeypatch):
-        path = log.with_name("report.html")
+        path = log.with_name("run.html")
         assert page.told(log, path, opens=True).endswith(f"browser: {path}") and opened == [path.as_uri()]
         monkeypatch.setattr(webbrowser, "open", lambda address: False)
         assert page.told(log, path, opens=True) == f"the page of it, which no browser here would open: {path}"
 
     def test_that_cannot_be_written(self, log):
-        told = page.told(log, log / "report.html", opens=False)
+        told = page.told(log, log / "run.html", opens=False)
         assert told.startswith(f"fastguard report {log} makes a page of it; here it could not be written: ")
 
     @pytest.mark.slow
     def test_of_the_whole_demo(self, tiny, tmp_path, capsys, opened):
         assert run_demo(tmp_path, "--open") == 0
-        path = tmp_path / "report.html"
+        path = tmp_path / "run.html"
         assert capsys.readouterr().out.endswith(f"\nthe page of it, to be opened in a browser: {path}\n")
         assert opened == [path.as_uri()]
-        assert sorted(os.listdir(tmp_path)) == ["report.html", "run.jsonl"]
+        assert sorted(os.listdir(tmp_path)) == ["run.html", "run.jsonl"]
         assert "non-finite-gradients" in path.read_text()
 
 
@@ -125,7 +121,8 @@ def test_the_same_seed_gives_the_same_run(tiny, tmp_path, capsys):
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
         assert run_demo(tmp_path / name, "--seed", seed) == 0
         lines = (tmp_path / name / "run.jsonl").read_text().splitlines()
-        runs.append([{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines])
+        records = [json.loads(line) for line in lines if '"step"' in line]  # without the run's id
+        runs.append([{k: v for k, v in record.items() if k != "time"} for record in records])
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
 
@@ -139,13 +136,10 @@ def test_the_demo_fails_when_the_poisoned_step_is_not_skipped(tiny, tmp_path, ca
 
 
 @pytest.mark.slow
-def test_the_whole_command_without_tqdm(tmp_path):
-    code = (
-        "import sys; sys.modules['tqdm'] = None\nfrom fastguard.commands.cli import main\nsys.exit(main(sys.argv[1:]))"
-    )
+def test_the_whole_command(tmp_path):
     arguments = ["demo", "--quick", "--steps", "20", "--minutes", "0.02"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-m", "fastguard", *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -162,24 +156,17 @@ def _where() -> str:
     return os.path.dirname(next(iter(fastguard.__path__)))
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
+def test_what_cannot_be_had_is_one_line(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as end:
         run_demo(tmp_path / "file")
-    assert end.value.code == 64
-    assert "--out: cannot write there" in capsys.readouterr().err
-
-
-def test_a_backend_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
+    assert end.value.code == 64 and "--out: cannot write there" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert run_demo(tmp_path, "--device", "cuda") == 64
+        assert "torch finds no CUDA device" in capsys.readouterr().err
     monkeypatch.setenv("FASTGUARD_BACKEND", "abacus")
     assert run_demo(tmp_path) == 64
     assert "`FASTGUARD_BACKEND` must be one of" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_cuda_that_is_not_there_is_one_line(tmp_path, capsys):
-    assert run_demo(tmp_path, "--device", "cuda") == 64
-    assert "torch finds no CUDA device" in capsys.readouterr().err
 
 
 def test_poison_leaves_the_loss_alone_and_starts_where_it_says():
@@ -199,33 +186,12 @@ def test_poison_leaves_the_loss_alone_and_starts_where_it_says():
     assert all(p.grad.isfinite().all() for p in model.parameters())  # the poison is gone
 
 
-def test_the_text_is_the_same_every_time_and_real():
-    text = library_text(200_000)
-    assert len(text) == 200_000
-    assert text == library_text(300_000)[:200_000]
-    assert text.count(b"def ") > 100
-
-
 def test_the_corpus_keeps_training_and_held_out_text_apart():
     corpus = Corpus(bytes(i * 256 // 40_000 for i in range(40_000)), 64, 0, torch.device("cpu"))
     inputs, targets = corpus.batch()
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert targets.max() < corpus.held_out()[0].min() + 2
     assert torch.equal(corpus.held_out()[0], corpus.held_out()[0])
-
-
-@pytest.mark.parametrize(("seconds", "chosen"), [({4: 3.0, 2: 2.0, 1: 1.0}, 1), ({4: 1.0, 2: 0.9, 1: 0.1}, 4)])
-def test_threads_are_halved_while_that_is_clearly_faster(monkeypatch, seconds, chosen):
-    threads, clock = [4], [0.0]
-
-    def work() -> None:
-        clock[0] += seconds[threads[0]]
-
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: threads.__setitem__(0, number))
-    monkeypatch.setattr("fastguard.commands.demo.threads.time.perf_counter", lambda: clock[0])
-    fewest_possible(work)
-    assert threads == [chosen]
 
 
 def _paced(monkeypatch, plan: Pace, seconds_a_step) -> list[int]:
@@ -246,6 +212,7 @@ def test_a_plan_with_time_enough_is_kept(monkeypatch):
     plan = Pace(200, deadline=100.0)
     *steps, _ = _paced(monkeypatch, plan, lambda step: 0.1)
     assert len(steps) == 200 and plan.poison_at == 100 and not plan.is_cut
+    assert len(_paced(monkeypatch, Pace(30), lambda step: 1000.0)) == 31
 
 
 @pytest.mark.parametrize("pace", [1.0, 3.0, 50.0])
@@ -257,19 +224,6 @@ def test_a_slow_machine_gets_fewer_steps_and_its_poison(monkeypatch, pace):
     assert seconds <= max(110, 20 * pace)
 
 
-def test_a_slow_start_is_caught_up_with(monkeypatch):
-    plan = Pace(200, deadline=100.0)
-    *steps, seconds = _paced(monkeypatch, plan, lambda step: 2.0 if step < 20 else 0.1)
-    assert len(steps) == 200 and not plan.is_cut and seconds <= 100
-    assert plan.poison_at in steps
-
-
-def test_a_plan_without_a_deadline_never_changes(monkeypatch):
-    plan = Pace(30)
-    assert len(_paced(monkeypatch, plan, lambda step: 1000.0)) == 31
-    assert (plan.num_steps, plan.poison_at) == (30, 15)
-
-
 def test_the_learning_rate_warms_up_and_comes_down():
     plan = Pace(100)
     factors = [plan.learning_rate_factor(step) for step in range(100)]
@@ -278,22 +232,6 @@ def test_the_learning_rate_warms_up_and_comes_down():
     assert 0.1 <= factors[-1] < 0.11
 
 
-def test_without_tqdm_a_terminal_gets_lines_and_a_hint(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    with Progress(3, bar=True) as progress:
-        progress.update(2, 1.5, 0.5, 0.25, 3)
-    captured = capsys.readouterr()
-    assert "pip install tqdm" in captured.err
-    assert captured.out == "step    2 of 3: loss 1.500, grad norm 0.500, clipped 25%\n"
-
-
-def test_the_bar_shows_loss_norm_and_clip_rate(capsys):
-    pytest.importorskip("tqdm")
-    with Progress(2, bar=True) as progress:
-        progress.update(0, 1.5, 0.5, 0.25, 2)
-        progress.say("a line")
-        progress.update(1, 1.25, 0.5, 0.25, 2)
-    captured = capsys.readouterr()
-    assert "a line\n" in captured.out
-    assert "2/2" in captured.err
-    assert "loss 1.250, grad norm 0.500, clipped 25%" in captured.err
+def test_a_line_tells_loss_norm_and_clip_rate(capsys):
+    Progress().update(2, 1.5, 0.5, 0.25, 3)
+    assert capsys.readouterr().out == "step    2 of 3: loss 1.500, grad norm 0.500, clipped 25%\n"

@@ -23,14 +23,9 @@ from made_runs import (
     noisy_norms,
     run,
     settings,
+    severity,
     weights_run,
 )
-
-
-def severity(name, history):
-    finding = RULES[name](history)
-    return finding and finding.severity
-
 
 JUMPED = [*noisy_norms(150), *noisy_norms(60, level=8.0)]
 SPIKED = [norm * (50.0 if step == 200 else 1.0) for step, norm in enumerate(noisy_norms(300))]

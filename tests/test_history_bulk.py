@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fastguard.history import Entry, TrainingHistory, bulk, core, loading, overview, trend
-from fastguard.stats import log, running
+from fastguard.records import Entry, TrainingHistory, log, overview, running, trend
+from fastguard.records import history as core
 from fastguard.visualization.runs import from_log
 
 
@@ -82,12 +82,18 @@ def test_to_the_bit(tmp_path, monkeypatch, num, oddity, seed):
     path = tmp_path / "run.jsonl"
     _write(path, num, oddity, seed)
     at_once, drawn = TrainingHistory.from_jsonl(path), _drawn(path)
-    taken = []
-    monkeypatch.setattr(loading, "_usual_steps", lambda lines, kinds: taken.extend(lines))
+    extend, sizes = TrainingHistory.extend, []
+
+    def extend_one_by_one(self, entries, records=()):
+        sizes.append(len(entries))
+        for entry in entries:
+            extend(self, [entry], records)
+
+    monkeypatch.setattr(TrainingHistory, "extend", extend_one_by_one)
     one_by_one = TrainingHistory.from_jsonl(path)
-    assert len(taken) > (0.8 * num if oddity < 0.01 else 0)
+    assert max(sizes) > (50 if oddity < 0.01 else 1)
     assert json.dumps(at_once.state_dict()) == json.dumps(one_by_one.state_dict())
-    assert (at_once.last, at_once.revision) == (one_by_one.last, one_by_one.revision)
+    assert at_once.last == one_by_one.last
     assert drawn == _drawn(path)
 
 
@@ -157,124 +163,56 @@ def _entry(step: int, rng: random.Random, oddity: float) -> Entry:
     return entry._replace(**rng.choice(odd))
 
 
-@pytest.mark.parametrize(("num", "oddity", "seed"), [(900, 0.0, 0), (900, 0.02, 1), (600, 0.2, 2)])
-def test_what_is_deferred_together_is_to_the_bit_what_it_is_apart(num, oddity, seed, monkeypatch):
+@pytest.mark.parametrize(("num", "oddity", "seed"), [(900, 0.0, 0), (900, 0.02, 1), (600, 0.2, 2), (9000, 0.001, 3)])
+def test_steps_taken_together_are_to_the_bit_what_they_are_apart(num, oddity, seed, monkeypatch):
     rng = random.Random(seed)
     apart, together = TrainingHistory(window=64), TrainingHistory(window=64)
-    num_at_once, take = [], core.take_deferred
-
-    def count(history):
-        before = len(history._deferred)
-        done = take(history)
-        num_at_once.append(before - len(history._deferred))
-        return done
-
-    monkeypatch.setattr(core, "take_deferred", count)
-    step = 0
+    batches, step = [], 0
     while step < num:
-        entries = [_entry(step + i, rng, oddity) for i in range(rng.choice((1, 3, 4, 19, 31)))]
-        step += len(entries)
-        together.defer_all(entries)
-        together.settle()
-        for entry in entries:
-            apart.defer_entry(entry)
-            apart.settle()
+        batches.append([_entry(step + i, rng, oddity) for i in range(rng.choice((1, 3, 4, 19, 32)))])
+        step += len(batches[-1])
+    for batch in batches:
+        together.extend(batch)
+    monkeypatch.setattr(core, "_fold_usual", None)  # the reference, in Python
+    for batch in batches:
+        for entry in batch:
+            apart.extend([entry])
     assert json.dumps(together.state_dict()) == json.dumps(apart.state_dict())
-    assert together.newest_step == step - 1 and together.revision == apart.revision
-    assert sum(num_at_once) > (0.2 if oddity else 0.8) * num or oddity > 0.1
+    assert together.newest_step == step - 1
+    assert [type(one) for one in together.recent] == [Entry] * 64
+    assert {type(bucket.loss) for bucket in together.overview.buckets} == {overview.Summary}
+
+
+@pytest.mark.skipif(core._fold_usual is None, reason="needs the C++ extension")
+def test_usual_steps_are_folded_in_one_call(monkeypatch):
+    calls, rng = [], random.Random(0)
+    history = TrainingHistory()
+    history.extend([_entry(step, rng, 0.0) for step in range(1100)])
+
+    def counted(history, entries, start, end, *types):
+        calls.append(fold(history, entries, start, end, *types) - start)
+        return start + calls[-1]
+
+    fold = core._fold_usual
+    monkeypatch.setattr(core, "_fold_usual", counted)
+    history.extend([_entry(step, rng, 0.0)._replace(norm=1.0, loss=2.0) for step in range(1100, 1132)])
+    assert calls == [32] and history.num_steps == 1132
 
 
 class InterruptError(BaseException):
     """What a handler of a signal raises."""
 
 
-def test_an_interrupt_while_steps_are_taken_together_loses_and_doubles_none():
-    files = {module.__file__ for module in (bulk, core, overview, running, trend)}
-    rng = random.Random(5)
-    entries = [_entry(step, rng, 0.0) for step in range(90)]
-    plain = TrainingHistory(window=16)
-    for entry in entries:
-        plain.defer_entry(entry)
-    plain.settle()
-    start = TrainingHistory(window=16)
-    for entry in entries[:60]:
-        start.defer_entry(entry)
-    start.settle()
-
-    def interrupted(at: int) -> tuple[TrainingHistory, int]:
-        history, places = start.copy(), 0
-
-        def profile(frame, event, argument):
-            nonlocal places
-            if event in ("call", "c_return") and frame.f_code.co_filename in files:
-                places += 1
-                if places == at:
-                    sys.setprofile(None)
-                    raise InterruptError
-
-        before = sys.getprofile()
-        history.tensors.let_pass(30)
-        history._deferred += entries[60:85]
-        sys.setprofile(profile)
-        try:
-            history.settle()
-        except InterruptError:
-            pass
-        finally:
-            sys.setprofile(before)
-        history._deferred += entries[85:]
-        history.settle()
-        return history, places
-
-    num_places = interrupted(-1)[1]
-    assert num_places > 100
-    known = plain.state_dict()
-    for at in [*range(1, num_places + 1, 7), *range(num_places - 12, num_places + 1)]:
-        history = interrupted(at)[0]
-        assert history.state_dict() == known, at
-
-
-def test_steps_are_taken_together_after_an_interrupt_within_one_step():
-    def interrupted(at: int) -> tuple[overview.Overview, int]:
-        one, places = overview.Overview(), 0
-        for step in range(255):  # the next one merges all buckets
-            one.add(step, loss=1.0, norm=2.0, lr=None)
-
-        def profile(frame, event, argument):
-            nonlocal places
-            if event in ("call", "c_return") and frame.f_code.co_filename == overview.__file__:
-                places += 1
-                if places == at:
-                    sys.setprofile(None)
-                    raise InterruptError
-
-        before = sys.getprofile()
-        sys.setprofile(profile)
-        try:
-            one.add(255, loss=1.0, norm=2.0, lr=None)
-        except InterruptError:
-            pass
-        finally:
-            sys.setprofile(before)
-        return one, places
-
-    num_places = interrupted(-1)[1]
-    assert num_places > 5
-    for at in range(1, num_places + 1):
-        grown = interrupted(at)[0].grown(range(256, 300), [1.0] * 44, [2.0] * 44, None)
-        assert sum(bucket.num_steps for bucket in grown.buckets) in (299, 300), at
-        assert [b.last_step < a.first_step for b, a in zip(grown.buckets, grown.buckets[1:])].count(False) == 0, at
-
-
-def test_a_step_that_was_counted_when_an_interrupt_came_is_not_counted_among_those_taken_together():
+@pytest.mark.parametrize("has_extension", [False, True])
+def test_a_step_that_was_counted_when_an_interrupt_came_is_not_counted_again(monkeypatch, has_extension):
     files = {module.__file__ for module in (core, overview, running, trend)}
     rng = random.Random(6)
-    entries = [_entry(step, rng, 0.0) for step in range(20)]
+    entries = [_entry(step, rng, 0.0) for step in range(40)]
+    if not has_extension:
+        monkeypatch.setattr(core, "_fold_usual", None)
     for at in range(1, 60):
         history, places = TrainingHistory(window=16), 0
-        for entry in entries[:10]:
-            history.defer_entry(entry)
-        history.settle()
+        history.extend(entries[:25])
 
         def profile(frame, event, argument):
             nonlocal places
@@ -285,16 +223,13 @@ def test_a_step_that_was_counted_when_an_interrupt_came_is_not_counted_among_tho
                     raise InterruptError
 
         before = sys.getprofile()
-        history.defer_entry(entries[10])
         sys.setprofile(profile)
         try:
-            history.settle()  # one by one
+            history.extend(entries[25:32])
         except InterruptError:
             pass
         finally:
             sys.setprofile(before)
-        for entry in entries[11:]:
-            history.defer_entry(entry)
-        history.settle()
+        history.extend([entry for entry in entries if entry.step > history.newest_step])  # as the ledger does
         assert history.num_steps == len(entries), at
-        assert [one.step for one in history.recent] == list(range(4, 20)), at
+        assert [one.step for one in history.recent] == list(range(24, 40)), at

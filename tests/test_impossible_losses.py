@@ -210,20 +210,6 @@ class TestBeginnings:
         found = [f for f in diagnose(history) if f.rule == "loss-begins-high"]
         assert find_causes(found, history)[0].rule == expected
 
-    @pytest.mark.parametrize(
-        ("losses", "ops", "expected"),
-        [
-            (flat_losses(60, level=1e6), ("AddBackward0", *CROSS_ENTROPY), "warning"),
-            ([1e6 * 0.8**s for s in range(100)], ("AddBackward0", *CROSS_ENTROPY), "info"),
-            (flat_losses(60, level=1e4), ("AddBackward0", *CROSS_ENTROPY), None),
-            (flat_losses(60, level=1e6), CROSS_ENTROPY, None),
-        ],
-    )
-    def test_a_term_that_outweighs_the_cross_entropy(self, losses, ops, expected):
-        history = batches_run(losses, batch(), loss_ops=ops)
-        assert severity("outweighed-term", history) == expected
-        assert expected != "warning" or told(history) == "wrong-loss"
-
 
 class TestTargets:
     @pytest.mark.parametrize(

@@ -9,15 +9,21 @@ import pytest
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.rules.output import loss_and_activation
 
-from made_runs import batch, batches_run, bend, chance_losses, falling_losses, flat_losses, passed, run, validated
+from made_runs import (
+    batch,
+    batches_run,
+    bend,
+    chance_losses,
+    falling_losses,
+    flat_losses,
+    passed,
+    run,
+    severity,
+    validated,
+)
 
 LINEAR = "AddmmBackward0"
 CROSS_ENTROPY = ("NllLossBackward0", "LogSoftmaxBackward0")
-
-
-def severity(name, history, **thresholds):
-    finding = RULES[name](history, **thresholds)
-    return finding and finding.severity
 
 
 class TestOutput:
@@ -46,6 +52,9 @@ class TestOutput:
         [
             ((*CROSS_ENTROPY, LINEAR), None),
             ((*CROSS_ENTROPY, "ReluBackward0", LINEAR), "ReLU"),
+            ((*CROSS_ENTROPY, "ClampBackward1", LINEAR), "clamp"),
+            ((*CROSS_ENTROPY, "MeanBackward0", "ReluBackward0"), None),  # pooled, as SqueezeNet ends
+            (("MulBackward0", *CROSS_ENTROPY, "ReluBackward0", LINEAR), "ReLU"),  # the loss is weighted
             ((*CROSS_ENTROPY, "MulBackward0", "TanhBackward0"), None),  # capped logits, times a temperature
             (("BinaryCrossEntropyWithLogitsBackward0", "SigmoidBackward0"), "sigmoid"),
             (("BinaryCrossEntropyWithLogitsBackward0", LINEAR), None),

@@ -33,7 +33,7 @@ MODULES = (
     "fastguard.visualization",
     "fastguard.page",
     "fastguard.diagnosis",
-    "fastguard.guard.policies",
+    "fastguard.clip",
 )
 
 
@@ -89,7 +89,7 @@ def _class(name: str, cls: type) -> Iterator[str]:
             continue
         if isinstance(value, (classmethod, staticmethod)):
             yield f"    {type(value).__name__} {member}{_signature(getattr(cls, member))}"
-        elif inspect.isfunction(value):
+        elif inspect.isfunction(inspect.unwrap(value) if callable(value) else value):  # C++ stands for some
             yield f"    {member}{_signature(value)}"
         elif not inspect.ismemberdescriptor(value):
             yield f"    {member}"

@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +14,6 @@ from fastguard.sinks import JsonlSink, flatten, read_jsonl
 from records import make_bad_record, make_record
 
 FULL_RECORD = make_bad_record(7, ["b"], loss=1.5, val_loss=1.75, lr=1e-3, loss_scale=1024.0, clip_coef=0.5)
-HERE = Path(__file__).parent
 
 
 def strict_lines(path):
@@ -29,17 +23,6 @@ def strict_lines(path):
         raise AssertionError(f"{constant} is not JSON")
 
     return [json.loads(line, parse_constant=refuse) for line in path.read_bytes().splitlines()]
-
-
-def run_python(code, *arguments, **options):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
 
 
 class TestJsonlSink:
@@ -161,59 +144,5 @@ class TestCutOffLines:
 
     def test_other_files_are_not_skipped_through(self, whole):
         whole.write_text("step,loss\n0,1.0\n")
-        with pytest.raises(ValueError, match=r"`path` must be a log .* got b'step,loss' - at .*run\.jsonl, line 1"):
+        with pytest.raises(ValueError, match=r"a log must have .* got 'step,loss' - at .*run\.jsonl, line 1"):
             read_jsonl(whole)
-
-    @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-    def test_kill_9_loses_at_most_the_line_being_written(self, tmp_path):
-        path = tmp_path / "run.jsonl"
-        code = """
-            import itertools, sys
-            from fastguard.sinks import JsonlSink
-            from records import make_record
-            sink = JsonlSink(sys.argv[1], tensors_every=1)
-            for step in itertools.count():
-                sink.write(make_record(step))
-                print(step, flush=True)
-        """
-        writer = run_python(code, path)
-        for _ in range(200):
-            assert writer.stdout.readline(), writer.stderr.read()
-        writer.kill()
-        said = writer.communicate()[0].splitlines()
-        num_finished = int(said[-1]) if said else 199  # write() of this step had returned
-        with JsonlSink(path) as sink:
-            sink.write(make_record(10**6))
-        log = read_jsonl(path)
-        steps = [line["step"] for line in log]
-        assert steps[:-1] == list(range(len(steps) - 1)) and steps[-1] == 10**6
-        assert len(steps) - 1 > num_finished
-        assert log.num_skipped <= 1
-
-    @pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
-    def test_a_disk_that_recovers_goes_on_with_whole_lines(self, tmp_path):
-        path = tmp_path / "run.jsonl"
-        code = """
-            import resource, sys
-            from fastguard.sinks import JsonlSink, SafeSink
-            from records import make_record
-            sink = SafeSink(JsonlSink(sys.argv[1], tensors_every=0))
-            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-            for step in range(10):
-                sink.write(make_record(step))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-            for step in range(10, 15):
-                sink.write(make_record(step))
-            sink.close()
-            print(sink.num_lost)
-        """
-        writer = run_python(code, path)
-        out, err = writer.communicate(timeout=60)
-        assert writer.returncode == 0, err
-        num_lost = int(out)
-        assert 0 < num_lost < 10 and err.count("RuntimeWarning: sink JsonlSink") == 1
-        log = read_jsonl(path)
-        steps = [line["step"] for line in log]
-        assert steps == [*range(10 - num_lost), *range(10, 15)]
-        assert log.num_skipped == 1  # the part of a line that had still fitted

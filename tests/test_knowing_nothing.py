@@ -11,14 +11,9 @@ from fastguard.diagnosis.needs import is_squared_error
 from fastguard.diagnosis.signals import signals_of
 
 from faulty_runs import BAD
-from made_runs import batch, batches_run, falling_losses, flat_losses, noisy_norms, run
+from made_runs import batch, batches_run, falling_losses, flat_losses, noisy_norms, run, severity
 
 MINUS = ["NegBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
-
-
-def severity(name, history):
-    finding = RULES[name](history)
-    return finding and finding.severity
 
 
 def regression(losses, *, first, mean, std, **notes):
@@ -72,6 +67,8 @@ class TestFloors:
             ({"loss_ops": ["NegBackward0", "MeanBackward0", "MseLossBackward0"]}, True),
             ({"loss_ops": ["NegBackward0", "NegBackward0", "MeanBackward0", "MulBackward0"]}, True),
             ({"loss_ops": ["NegBackward0", "MeanBackward0", "LogSigmoidBackward0"]}, False),
+            ({"loss_ops": ["MulBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]}, True),
+            ({"loss_ops": ["MeanBackward0", "MulBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]}, False),
             ({"loss_ops": ["MeanBackward0", "NllLossBackward0"]}, False),
             ({"objective": "game"}, False),
             ({"objective": "reward"}, False),

@@ -11,9 +11,8 @@ import threading
 
 import pytest
 
-from fastguard.history import TrainingHistory
+from fastguard.records import log
 from fastguard.sinks import JsonlLog, JsonlSink, read_jsonl
-from fastguard.stats import log
 
 from records import make_bad_record, make_record
 
@@ -62,11 +61,6 @@ def test_equality_is_that_of_lists(tmp_path, monkeypatch):
     monkeypatch.setattr(log, "KEPT_BYTES", -1)
     assert kept == read_jsonl(path) == [{"step": 0}, {"step": 1}] != [{"step": 0}]
     assert kept != "text" and kept != [{"step": 0}, {"step": 2}]
-
-
-def test_gives_the_same_history(both):
-    dumped = [json.dumps(TrainingHistory.from_log(one).state_dict()) for one in both]
-    assert dumped[0] == dumped[1]
 
 
 def test_lines_that_come_later_are_not_in_it(both, path):

@@ -16,66 +16,46 @@ import fastguard
 
 # Every room, by the first part of a module's name inside the package, with the rooms that it may import from; one that
 # is not listed fails the test. A room may always import from itself.
-VOCABULARY = {"_text", "errors", "_env", "stats"}
+VOCABULARY = {"_text", "errors", "_env", "records"}
 ABOVE_KERNELS = {*VOCABULARY, "_device", "kernels"}
-RECORDS = {"history", "diagnosis", "report", "sinks"}
+READERS = {"diagnosis", "report", "sinks"}
+OBSERVERS = {*ABOVE_KERNELS, "names"}
+RANKS = {*ABOVE_KERNELS, "observers"}
 MAY_IMPORT = {
     "_text": set(),
     "errors": {"_text"},
     "_env": set(),
     "_device": {"_env"},
     "_C": set(),
-    "names": set(),
-    "stats": {"_text", "errors", "_env"},
+    "names": {"errors"},
+    "records": {"_text", "errors", "_env", "_C"},
     "kernels": {*VOCABULARY, "_device", "_C"},
-    "activations": {*ABOVE_KERNELS, "names"},
-    "weights": {*ABOVE_KERNELS, "names"},
-    "history": VOCABULARY,
-    "diagnosis": {*VOCABULARY, "history"},
-    "report": {*VOCABULARY, "history", "diagnosis"},
-    "visualization": {*VOCABULARY, "history"},
-    "page": {*VOCABULARY, "history", "diagnosis", "report", "visualization"},
+    "observers": OBSERVERS,
+    "clip": ABOVE_KERNELS,
+    "ranks": RANKS,
+    "recovery": {*RANKS, "ranks"},
+    "diagnosis": VOCABULARY,
+    "report": {*VOCABULARY, "diagnosis"},
+    "visualization": VOCABULARY,
+    "page": {*VOCABULARY, "diagnosis", "report", "visualization"},
     "sinks": VOCABULARY,
-    "guard": {*ABOVE_KERNELS, *RECORDS, "activations", "names", "weights"},
-    "integrations": {*VOCABULARY, "guard"},
-    "tools": {*ABOVE_KERNELS, *RECORDS, "activations", "guard", "names", "weights"},
-    "commands": {
-        *ABOVE_KERNELS,
-        *RECORDS,
-        "_C",
-        "activations",
-        "guard",
-        "names",
-        "page",
-        "tools",
-        "visualization",
-        "weights",
-        "__init__",
-    },
+    "step": {*OBSERVERS, *READERS, "clip", "observers", "ranks", "recovery"},
+    "integrations": {*VOCABULARY, "clip", "step"},
+    "tools": {*OBSERVERS, *READERS, "observers", "ranks", "recovery", "step"},
+    "commands": {*OBSERVERS, *READERS, "_C", "page", "step", "tools", "visualization", "__init__"},
     "__main__": {"commands"},
 }
 # GradientStats.from_gradients computes, so it needs a kernel behind it; a report can be saved as a page. These imports
 # are made when they are called.
-ALLOWED = {("fastguard.stats.table", "fastguard.kernels"), ("fastguard.report.showing", "fastguard.page.build")}
+ALLOWED = {("fastguard.records.table", "fastguard.kernels"), ("fastguard.report.showing", "fastguard.page.build")}
 DOOR = "__init__"  # may import from everywhere
 WITHOUT_TORCH = {
     *VOCABULARY,
-    *RECORDS,
+    *READERS,
     "visualization",
     "page",
 }  # logs are read, and rules run, on machines without torch
 ARRAYS = {"torch", "numpy"}
-# Inside the guard, from what knows least to what knows most: a module imports from earlier ones only.
-GUARD = (
-    *("transient", "policies", "ranks", "asked", "scaler", "backup", "undo", "detour", "omission", "wrappers"),
-    *("engines", "lanes"),
-    *("facts", "loss_graph", "dependence", "loss_gradient", "norm_statistics", "quiet_hooks", "batches"),
-    *("left_gradients", "sketches"),
-    *("buffers", "checkup", "seen", "ring", "run", "coverage", "evidence", "flight"),
-    *("scalars", "skips", "ledger", "endings"),
-    *("decision", "onboard", "clipping", "judge", "observed", "sampling", "told", "recovery", "resuming"),
-    *("long_way", "hooks", "guard", "in_backward", "wrapping", "wrapping_backward"),
-)
 
 
 class Import(NamedTuple):
@@ -133,12 +113,6 @@ def room_of(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
-def rank_in_guard(module: str) -> int | None:
-    """The place of `fastguard.guard.x` in GUARD; None for what is not in there."""
-    parts = module.split(".")
-    return GUARD.index(parts[2]) if parts[1:2] == ["guard"] and len(parts) > 2 and parts[2] in GUARD else None
-
-
 def problems(imports: Iterable[Import]) -> list[str]:
     """What is wrong with `imports`: arrows that run back, torch where it must not be, modules without a room."""
     wrong = []
@@ -152,16 +126,12 @@ def problems(imports: Iterable[Import]) -> list[str]:
             wrong.append(f"{one.module} has no room: enter it in MAY_IMPORT of tests/test_layers.py, where it belongs")
         elif one.target.split(".")[0] == "fastguard":
             to = room_of(one.target)
-            ranks = rank_in_guard(one.module), rank_in_guard(one.target)
             if to == DOOR and DOOR not in MAY_IMPORT[room]:
                 wrong.append(f"{one}: only commands may go through the package's own door")
             elif to not in MAY_IMPORT and to != DOOR:
                 wrong.append(f"{one}, which has no room: enter it in MAY_IMPORT of tests/test_layers.py")
-            elif to != room and to not in MAY_IMPORT[room]:
-                if (one.module, one.target) not in ALLOWED:
-                    wrong.append(f"{one}: {room} must not import {to}")
-            elif None not in ranks and ranks[0] < ranks[1]:
-                wrong.append(f"{one}: it stands before {one.target} in GUARD")
+            elif to != room and to not in MAY_IMPORT[room] and (one.module, one.target) not in ALLOWED:
+                wrong.append(f"{one}: {room} must not import {to}")
         elif room in WITHOUT_TORCH and one.target.split(".")[0] in ARRAYS:
             wrong.append(f"{one}: {room} must work without it")
     return list(dict.fromkeys(wrong))
@@ -191,18 +161,16 @@ def _all_imports() -> list[Import]:
 
 def test_the_whole_package_is_walked():
     sources = _sources()
-    assert {"fastguard", "fastguard.stats", "fastguard.kernels.cpu", "fastguard.sinks.jsonl"} <= sources.keys()
+    assert {"fastguard", "fastguard.records", "fastguard.kernels.cpu", "fastguard.sinks.jsonl"} <= sources.keys()
     arrows = {(one.module, one.target) for one in _all_imports()}
-    assert ("fastguard.guard.guard", "fastguard.kernels") in arrows  # `from . import kernels`
-    assert ("fastguard.sinks.jsonl", "fastguard.stats") in arrows  # `from ..stats import StepStats`
+    assert ("fastguard.step.guard", "fastguard.kernels") in arrows  # `from . import kernels`
+    assert ("fastguard.sinks.jsonl", "fastguard.records") in arrows  # `from ..records import StepStats`
     assert ("fastguard.kernels.cpu", "fastguard._C") in arrows
 
 
 def test_every_module_has_a_room():
     homeless = [module for module in _sources() if room_of(module) not in {*MAY_IMPORT, DOOR}]
     assert not homeless, f"no room for {homeless}: enter them in MAY_IMPORT of tests/test_layers.py"
-    inside = {module.split(".")[2] for module in _sources() if module.startswith("fastguard.guard.")}
-    assert inside == set(GUARD), "every module of the guard has a place in GUARD of tests/test_layers.py"
 
 
 def test_the_root_has_few_loose_files():
@@ -269,24 +237,24 @@ def test_nobody_uses_what_is_private_to_another_module():
 FAKES = {
     "a kernel that writes logs": ("kernels.fake", "from .. import sinks", "kernels must not import sinks"),
     "a rule that computes": ("diagnosis.fake", "from ..kernels.cpu import detail", "must not import kernels"),
-    "the vocabulary asks the guard": ("stats.fake", "from ..guard import Guard", "stats must not import guard"),
-    "inside a function": ("history.fake", "def f():\n    from ..guard import Guard", "(when called)"),
+    "the vocabulary asks the step": ("records.fake", "from ..step import Guard", "records must not import step"),
+    "inside a function": ("records.fake", "def f():\n    from ..step import Guard", "(when called)"),
     "inside a method's try": (
         "report.fake",
-        "class A:\n    def f(self):\n        try:\n            import fastguard.guard\n        except E: pass",
-        "line 4 (when called): imports fastguard.guard",
+        "class A:\n    def f(self):\n        try:\n            import fastguard.step\n        except E: pass",
+        "line 4 (when called): imports fastguard.step",
     ),
     "for types only": (
-        "guard.run",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .policies import ClipPolicy",
+        "step.run",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..clip import ClipPolicy",
         "only the door may import for type checkers",
     ),
-    "inside the guard, upwards": ("guard.ring", "from .hooks import Hooks", "it stands before fastguard.guard.hooks"),
+    "a clip policy asks the step": ("clip.fake", "from ..step.run import Run", "clip must not import step"),
     "a consumer with torch": ("sinks.fake", "def f():\n    import torch.nn as nn", "sinks must work without it"),
     "a consumer with numpy": ("report.fake", "from numpy import quantile", "report must work without it"),
-    "the guard through the door": ("guard.fake", "import fastguard", "only commands may go through"),
+    "the step through the door": ("step.fake", "import fastguard", "only commands may go through"),
     "a module in no room": ("fresh", "import math", "fastguard.fresh has no room"),
-    "an import of a module in no room": ("guard.fake", "from .. import fresh", "imports fastguard.fresh, which has no"),
+    "an import of a module in no room": ("step.fake", "from .. import fresh", "imports fastguard.fresh, which has no"),
 }
 
 
@@ -301,8 +269,8 @@ def test_good_arrows_pass():
     good = {
         "kernels.cpu": "import torch\nfrom .. import _C, _env\nfrom ..errors import UnsupportedTensorError",
         "sinks.jsonl": "from .sink import Sink",
-        "guard.judge": "import torch\nfrom .. import kernels\nfrom .run import Run\nfrom ..report import build_report",
-        "commands.cli": "import fastguard\nfrom .. import guard",
+        "step.judge": "import torch\nfrom .. import kernels\nfrom .run import Run\nfrom ..report import build_report",
+        "commands.cli": "import fastguard\nfrom .. import step",
     }
     for module, source in good.items():
         assert problems(imports_of(source, f"fastguard.{module}", False, known)) == []

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fastguard.diagnosis import needs
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 
 from made_runs import falling_losses, run, scaler_run, settings
 from records import make_record

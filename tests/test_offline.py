@@ -17,12 +17,10 @@ import fastguard
 from fastguard.commands import cli
 from fastguard.commands.diagnose import EXIT_CODES, EXIT_UNREADABLE
 from fastguard.diagnosis import RULES
-from fastguard.diagnosis.presets import PRESETS
-from fastguard.history import TrainingHistory
+from fastguard.records import StepStats, TrainingHistory
+from fastguard.records.samples import WeightStats
 from fastguard.report import build_report
 from fastguard.sinks import JsonlSink, read_jsonl
-from fastguard.stats import StepStats
-from fastguard.stats.samples import WeightStats
 
 from made_runs import activity, bend, falling_losses, noisy_norms
 from records import make_bad_record, make_batch, make_record, make_row, make_table
@@ -58,6 +56,10 @@ class TestExitCode:
         assert cli.main(["diagnose", healthy]) == 0
         assert capsys.readouterr().out.startswith("HEALTHY after 200 steps")
 
+    def test_a_folder_stands_for_the_newest_log_in_it(self, healthy, capsys):
+        assert cli.main(["diagnose", os.path.dirname(healthy)]) == 0
+        assert capsys.readouterr().out.startswith("HEALTHY after 200 steps")
+
     def test_warnings(self, tmp_path, capsys):
         steps = records(bend(falling_losses(200), [150], lambda v: 30.0))
         assert cli.main(["diagnose", write(tmp_path / "run.jsonl", steps)]) == 1
@@ -71,21 +73,25 @@ class TestExitCode:
     @pytest.mark.parametrize(
         ("arguments", "code", "message"),
         [
-            (["missing.jsonl"], 3, "No such file"),
-            (["{other}"], 3, "`path` must be a log"),
+            (["missing.jsonl"], 3, "error: missing.jsonl: No such file or directory\n"),
+            (["{empty}"], 3, "error: there is no *.jsonl in"),
+            (["{other}"], 3, "a log must have one JSON object per line, got 'epoch,loss' - at"),
             (["{nosteps}"], 3, "`path` must be a log of steps, got a record without `step`"),
             ([], 64, "the following arguments are required: log"),
-            (["{healthy}", "--window", "0"], 64, "`--window` must be at least 1, got 0"),
+            (["{healthy}", "--window", "0"], 64, "`--window` must be from 1 to 10000000, got 0"),
+            (["{healthy}", "--window", "10000001"], 64, "`--window` must be from 1 to 10000000, got 10000001"),
             (["{healthy}", "--set", "norm-spike"], 64, "`--set` must be RULE.THRESHOLD=NUMBER, got 'norm-spike'"),
+            (["{healthy}", "--set", "norm-spik.z=1"], 64, "Did you mean `norm-spike`?"),
             (["{healthy}", "--set", "norm-spike.ratio=big"], 64, "`--set` must give a number"),
-            (["{healthy}", "--set", "norm-spike.size=3"], 64, "no threshold 'size'; it has: z, ratio"),
-            (["{healthy}", "--preset", "mine"], 64, "invalid choice: 'mine'"),
+            (["{healthy}", "--set", "norm-spike.ratio=inf"], 64, "`--set` must give a finite number"),
+            (["{healthy}", "--set", "norm-spike.size=3"], 64, "no threshold 'size'. Known names: baseline"),
         ],
     )
     def test_errors_cannot_be_taken_for_a_diagnosis(self, arguments, code, message, healthy, tmp_path, capsys):
         (tmp_path / "other").write_text("epoch,loss\n1,2\n")
         (tmp_path / "nosteps").write_text('{"loss": 1}\n')
-        places = {"healthy": healthy, "other": tmp_path / "other", "nosteps": tmp_path / "nosteps"}
+        (tmp_path / "empty").mkdir()
+        places = {"healthy": healthy, **{name: tmp_path / name for name in ("other", "nosteps", "empty")}}
         given = ["diagnose", *(argument.format(**places) for argument in arguments)]
         try:
             left_with = cli.main(given)
@@ -132,11 +138,6 @@ class TestDiagnose:
     def test_other_thresholds(self, tmp_path):
         path = write(tmp_path / "run.jsonl", records(bend(falling_losses(200), [150], lambda v: 30.0)))
         assert cli.main(["diagnose", path, "--set", "loss-spike.z=1e9", "--set", "norm-spike.min_steps=1000"]) == 0
-
-    def test_a_preset(self, tmp_path, capsys):
-        path = write(tmp_path / "run.jsonl", records(bend(falling_losses(200), [150], lambda v: 30.0)))
-        assert cli.main(["diagnose", path, "--preset", "lightning"]) == 1
-        assert "lightning/spike" in capsys.readouterr().out
 
     def test_a_log_that_a_crash_cut_off(self, healthy, capsys):
         whole = Path(healthy).read_bytes()
@@ -193,15 +194,11 @@ class TestRules:
         assert rule["page"] == "docs/rules/norm-spike.md"
         assert rule["what"].startswith("A norm far above those before it")
 
-    def test_presets(self, capsys):
-        assert cli.main(["rules", "--preset", "sagemaker", "--json"]) == 0
-        assert [rule["name"] for rule in json.loads(capsys.readouterr().out)] == [r.name for r in PRESETS["sagemaker"]]
-
     def test_unknown(self, capsys):
         with pytest.raises(SystemExit) as leaving:
             cli.main(["rules", "spike"])
         assert leaving.value.code == 64
-        assert "no rule is named 'spike'; the rules are: " in capsys.readouterr().err
+        assert "unknown rule 'spike'. Did you mean `" in capsys.readouterr().err
 
 
 class TestFromJsonl:
@@ -240,14 +237,6 @@ class TestFromJsonl:
         assert read.first_events == whole.first_events
         assert len(read.tensors) == 0 and read.num_steps == 60
 
-    @pytest.mark.parametrize("cut", [1, 50, 400])
-    def test_cut_off_by_a_crash(self, tmp_path, cut):
-        path = write(tmp_path / "run.jsonl", self.full_records())
-        whole = Path(path).read_bytes()
-        Path(path).write_bytes(whole[:-cut])
-        read = TrainingHistory.from_jsonl(path)
-        assert read.num_steps == (60 if cut == 1 else 60 - len(whole[-cut:].splitlines()))
-
     def test_logs_by_hand(self, tmp_path):
         bad = '{"step":1,"loss":"NaN","grad/norm":"NaN","nonfinite":["x"]}'
         lines = ['{"step":0,"loss":2.0}', bad, "", '{"step":2}']
@@ -255,7 +244,3 @@ class TestFromJsonl:
         read = TrainingHistory.from_jsonl(tmp_path / "run.jsonl", window=8)
         assert (read.num_steps, read.num_nonfinite, read.window) == (3, 1, 8)
         assert read.first_events[0].names == ("x",)
-
-    def test_missing_file(self, tmp_path):
-        with pytest.raises(OSError, match="missing"):
-            TrainingHistory.from_jsonl(tmp_path / "missing.jsonl")

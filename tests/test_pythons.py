@@ -26,7 +26,7 @@ from records import make_record
 
 PACKAGE = Path(fastguard.__file__).parent
 OLDEST = (3, 10)
-PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 
 EVERY_MODULE = """
 import importlib.abc, importlib.machinery, sys, types
@@ -86,7 +86,7 @@ for path in sorted(package.rglob("*.py")):
 LOG = """
 import runpy, sys
 sys.modules["torch"] = sys.modules["numpy"] = None  # importing them fails
-import fastguard, fastguard.diagnosis, fastguard.history, fastguard.report, fastguard.sinks, fastguard.stats
+import fastguard, fastguard.diagnosis, fastguard.records, fastguard.report, fastguard.sinks, fastguard.records
 assert len(fastguard.sinks.read_jsonl(sys.argv[1])) == 200
 runpy.run_module("fastguard", run_name="__main__")
 """

@@ -8,15 +8,10 @@ import pytest
 
 from fastguard.diagnosis import RULES, diagnose, find_causes
 from fastguard.diagnosis.rules.units_experts import siblings
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 
-from made_runs import EXPERTS, falling_losses, flat_losses, flipped, game, routed, run, validated
+from made_runs import EXPERTS, falling_losses, flat_losses, flipped, game, routed, run, severity, validated
 from records import make_bad_record, make_record
-
-
-def severity(name, history):
-    finding = RULES[name](history)
-    return finding and finding.severity
 
 
 def first_cause(history):

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from fastguard.diagnosis import Finding
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
+from fastguard.records.samples import WeightStats
 from fastguard.report import Report, build_report
-from fastguard.stats.samples import WeightStats
 
 from made_runs import activity, run
 from records import make_bad_record, make_history, make_record, make_turning_history
@@ -40,7 +40,7 @@ class TestStatus:
     def test_healthy(self):
         report = build_report(healthy_history())
         assert (report.status, report.findings, report.recommendations) == ("healthy", (), [])
-        assert lines_of(report)[0] == "HEALTHY after 200 steps: nothing to complain about"
+        assert lines_of(report)[0] == "HEALTHY after 200 steps: no problems found"
         assert lines_of(report)[1] == "    not observed: validation loss, activations, weights"
 
     def test_what_was_observed_is_not_called_missing(self):
@@ -244,7 +244,7 @@ def test_from_record_to_report_without_torch_or_numpy(tmp_path):
         import sys
         sys.modules["torch"] = sys.modules["numpy"] = None  # importing either now fails
         from records import make_bad_record, make_record
-        from fastguard.history import TrainingHistory
+        from fastguard.records import TrainingHistory
         from fastguard.report import build_report
         from fastguard.sinks import JsonlSink, read_jsonl
         history = TrainingHistory()

@@ -44,6 +44,13 @@ class TestLearningRate:
     def test_jump(self, parts, fires):
         assert (ask("learning-rate-jump", self.lrs(*parts)) is not None) == fires
 
+    def test_a_warm_up_by_the_epoch_leaps_to_the_rate_that_was_set(self):
+        history = self.lrs((1e-5, 40), (5e-4, 40), (1e-3, 40))
+        history.note_model(initial_lr=1e-3)
+        assert ask("learning-rate-jump", history) is None
+        history.note_model(initial_lr=1e-4)
+        assert ask("learning-rate-jump", history).first_step == 40
+
     def test_jump_from_a_level_that_has_left_the_window(self):
         history = run(falling_losses(700), lrs=[1e-2 if s < 100 else 1e-4 if s < 650 else 1e-2 for s in range(700)])
         assert ask("learning-rate-jump", history) is None

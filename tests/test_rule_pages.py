@@ -11,7 +11,7 @@ import pytest
 
 from fastguard.diagnosis import CAUSES, RULES, diagnose
 from fastguard.diagnosis.causes import UNKNOWN
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "rules"

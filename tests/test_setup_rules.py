@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fastguard.diagnosis import RULES
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 
 from faulty_runs import BAD
 from made_runs import (
@@ -19,14 +19,10 @@ from made_runs import (
     passed,
     run,
     settings,
+    severity,
     validated,
     wild_losses,
 )
-
-
-def severity(name, history, **thresholds):
-    finding = RULES[name](history, **thresholds)
-    return finding and finding.severity
 
 
 @pytest.mark.parametrize(
@@ -58,7 +54,6 @@ def severity(name, history, **thresholds):
         ("loss-still-falling", "warning", {"threshold_fall": 0.2}),
         ("layers-without-activation", "warning", {"threshold": 0.4}),
         ("learning-rate-still-rising", "warning", {"first": 1e-5, "lr": pytest.approx(2.5e-3)}),
-        ("few-steps-an-epoch", "warning", {"steps": 2.0, "num_samples": 512}),
         ("large-weight-decay", "warning", {"weight_decay": 0.5}),
     ],
 )
@@ -250,29 +245,6 @@ class TestSetUp:
         history = BAD["learning-rate-still-rising"]
         assert severity("learning-rate-still-rising", history, ratio=1.9) == "warning"
         assert severity("learning-rate-still-rising", history, ratio=2.1) is None
-
-    @pytest.mark.parametrize(
-        ("pace", "num_samples", "every", "fires"),
-        [
-            (40.0, 64, 2, True),
-            (40.0, 63, 2, False),
-            (40.0, 64, 3, False),
-            (40.0, 64, 20, False),
-            (1000.0, 64, 2, False),  # hardly falls
-            (8.0, 64, 2, False),  # has come down
-        ],
-    )
-    def test_few_steps_an_epoch(self, pace, num_samples, every, fires):
-        losses = falling_losses(60, pace=pace, floor=0.0, noise=0.0)
-        made = batches_run(losses, batch(num_samples=num_samples), val_losses=validated(60, every=every))
-        assert severity("few-steps-an-epoch", made) is None  # it may go on
-        assert (RULES["few-steps-an-epoch"](ended(made)) is not None) == fires
-
-    @pytest.mark.parametrize(("num_steps", "fires"), [(10, True), (9, False)])
-    def test_few_steps_an_epoch_takes_five_validations(self, num_steps, fires):
-        losses = falling_losses(num_steps, pace=20.0, floor=0.0, noise=0.0)
-        made = batches_run(losses, batch(num_samples=512), val_losses=validated(num_steps, every=2))
-        assert (RULES["few-steps-an-epoch"](ended(made)) is not None) == fires
 
     @pytest.mark.parametrize(
         ("kind", "decay", "fires"),

@@ -18,11 +18,11 @@ from fastguard._text import listed, prose, shown
 from fastguard.commands import cli
 from fastguard.diagnosis import RULES, Finding
 from fastguard.errors import NonFiniteGradientsError, UnsupportedTensorError
-from fastguard.history import TrainingHistory
+from fastguard.observers.weights import check_gradients
+from fastguard.records import TrainingHistory
+from fastguard.records.samples import WeightStats
 from fastguard.report import build_report
 from fastguard.sinks import JsonlSink, SafeSink
-from fastguard.stats.samples import WeightStats
-from fastguard.weights import check_gradients
 
 from made_runs import activity, run, with_bad_steps
 from records import make_bad_record, make_record
@@ -37,7 +37,7 @@ NASTY = {
     "a title": "\x1b]0;owned\x07",
     "a clear screen": "\x1b[2J\x1b[H",
     "a link": "\x1b]8;;http://x\ahere\x1b]8;;\a",
-    "a forged line": "x\nHEALTHY after 9 steps: nothing to complain about",
+    "a forged line": "x\nHEALTHY after 9 steps: no problems found",
     "a letter and what stands on it": "e\u0301\u0301\u0301",
     "Hebrew": "\u05d0\u05d1",
     "a wide one": "\u91cd",

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastguard.stats import COLUMNS, GradientStats, StepStats, TensorRow, TensorStats, fold_rows
-from fastguard.stats.columns import ROW_BYTES
+from fastguard.records import COLUMNS, GradientStats, StepStats, TensorRow, TensorStats, fold_rows
+from fastguard.records.columns import ROW_BYTES
 
 from records import make_bad_record, make_record, make_row, make_table
 

@@ -6,14 +6,9 @@ import pytest
 
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.rules.lr_size import estimated_update_ratio
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 
-from made_runs import ended, falling_losses, flat_losses, run, settings
-
-
-def severity(name, history, **thresholds):
-    finding = RULES[name](history, **thresholds)
-    return finding and finding.severity
+from made_runs import ended, falling_losses, flat_losses, run, settings, severity
 
 
 def sized(kind="Adam", lr=1e-3, std=0.1, losses=None, norms=None, num_steps=60, **values):
@@ -74,6 +69,8 @@ class TestSizeOfSteps:
             (sized(lr=0.031, num_steps=80, losses=falling_losses(80, pace=15.0)), False),
             (sized(lr=0.031, num_steps=100, losses=[2.3] * 10 + [2.1] * 90), True),
             (sized(lr=0.031, num_steps=100, losses=[2.3] * 10 + [2.0] * 90), False),
+            (sized(lr=0.11, num_steps=100, losses=[2.3] * 10 + [1.7] * 90), True),  # by more than the weights each step
+            (sized(lr=0.11, num_steps=100, losses=[2.3] * 10 + [1.5] * 90), False),
         ],
     )
     def test_too_large(self, history, fires):
@@ -123,6 +120,9 @@ class TestSizeOfSteps:
             ([2.3] * 10 + [2.1] * 90, "warning"),
         ):
             assert severity("learning-rate-unusual", sized(lr=0.1, num_steps=100, losses=losses)) == expected
+        for std, expected in ((0.1, "warning"), (1.0, "info")):  # with steps of the size of the weights it is too high
+            stuck = sized(lr=0.1, std=std, num_steps=220, losses=[2.3] * 10 + [1.6] * 210)
+            assert severity("learning-rate-unusual", stuck) == expected
 
     def test_one_that_made_the_loss_rise_at_once_is_no_remark(self):
         losses = [0.7, 4.3, 119.0, *[175.0] * 8, *[112.0] * 89]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fastguard.diagnosis import RULES
-from fastguard.stats.samples import WeightStats
+from fastguard.diagnosis import RULES, diagnose, find_causes
+from fastguard.records.samples import WeightStats
 
 from made_runs import activity, ask, falling_losses, flat_losses, run, weights_run
 
@@ -131,6 +131,28 @@ class TestWeights:
     def test_initialisation(self, ratios, fires):
         told = {f"{i}.weight": (0.1 * ratio, 0.1) for i, ratio in enumerate(ratios)}
         assert (ask("poor-initialisation", run(falling_losses(20), initialization=told)) is not None) == fires
+
+    @pytest.mark.parametrize(
+        ("small", "losses", "notes", "severity"),
+        [
+            ("body.2.weight", flat_losses(60), {}, "warning"),
+            ("body.2.weight", falling_losses(60, pace=10.0), {}, "info"),  # it grows, and the model learns
+            ("body.2.weight", flat_losses(40), {}, "info"),
+            ("body.2.weight", [loss - 2.3 for loss in flat_losses(60)], {}, "info"),  # a policy's: it tells nothing
+            ("head.weight", flat_losses(60), {}, None),  # small first outputs are what it is for
+        ],
+    )
+    def test_one_layer_that_began_small(self, small, losses, notes, severity):
+        told = {
+            name: (1e-3 if name == small else 0.1, 0.1) for name in ("body.0.weight", "body.2.weight", "head.weight")
+        }
+        finding = ask("poor-initialisation", run(losses, initialization=told, names=list(told), **notes))
+        assert (finding and finding.severity) == severity
+
+    def test_one_small_layer_does_not_outweigh_what_is_sure(self):
+        told = {f"{i}.weight": (1e-3 if i == 1 else 0.1, 0.1) for i in range(6)}
+        wrong = run(flat_losses(80), initialization=told, loss_ops=("MseLossBackward0", "ExpandBackward0"))
+        assert find_causes(diagnose(wrong), wrong)[0].rule == "wrong-loss"
 
     @pytest.mark.parametrize(
         ("stds", "losses", "fires"),

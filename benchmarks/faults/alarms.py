@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fastguard.diagnosis import RULES, Finding, diagnose, find_causes, unexplained
-from fastguard.history import TrainingHistory
-from fastguard.history.model import ModelNotes
-from fastguard.stats import StepStats
+from fastguard.records import StepStats, TrainingHistory
+from fastguard.records.model import ModelNotes
 
 from .runs import Run
 

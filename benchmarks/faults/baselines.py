@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from fastguard.stats import StepStats
+from fastguard.records import StepStats
 
 from .alarms import Alarm, Said
 from .runs import Run

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastguard.commands.demo.lab.fault import Fault
-from fastguard.commands.demo.lab.faults import FAULTS
-from fastguard.commands.demo.lab.plant import Planted
-from fastguard.commands.demo.lab.tasks import TASKS as TEXT_TASKS
-from fastguard.commands.demo.lab.training import Setup
+from benchmarks.lab.fault import Fault
+from benchmarks.lab.faults import FAULTS
+from benchmarks.lab.plant import Planted
+from benchmarks.lab.tasks import TASKS as TEXT_TASKS
+from benchmarks.lab.training import Setup
 
 from .digits import TASKS as DIGITS_TASKS
 from .healthy import HEALTHY

@@ -17,10 +17,9 @@ from torch import nn
 
 import fastguard
 from fastguard.diagnosis import RULES, diagnose, find_causes
-from fastguard.guard.checkup import AHEAD, GLANCE_EVERY
-from fastguard.history import TrainingHistory
-from fastguard.stats import StepStats, TensorStats
-from fastguard.stats.columns import COLUMNS, completed
+from fastguard.records import StepStats, TensorStats, TrainingHistory
+from fastguard.records.columns import COLUMNS, completed
+from fastguard.step.checkup import AHEAD, GLANCE_EVERY
 
 from .alarms import histories
 from .runs import ROOT, Run
@@ -101,7 +100,7 @@ def evidence(num_steps: int = _NUM_STEPS, repeats: int = 3) -> dict[str, float]:
         model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, check_every=0)
         if not with_evidence:
-            optimizer.guard.sampling._evidence.close()
+            optimizer.guard.sampling.observers.close()
             optimizer.guard.run.wakes_at = math.inf
         x, y = torch.randn(64, 32), torch.randint(10, (64,))
         started = time.process_time()

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastguard.commands.demo.lab.tasks import adamw, sgd
-from fastguard.commands.demo.lab.training import Batch, Setup, shuffled_batches, warm_up_cosine
+from benchmarks.lab.tasks import adamw, sgd
+from benchmarks.lab.training import Batch, Setup, shuffled_batches, warm_up_cosine
 
 NUM_TRAIN = 1408
 BATCH_SIZE = 64

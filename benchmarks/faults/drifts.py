@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fastguard.commands.demo.lab.plant import weighted_layers
-from fastguard.commands.demo.lab.training import Setup, Training
+from benchmarks.lab.plant import weighted_layers
+from benchmarks.lab.training import Setup, Training
 
 NUM_STEPS = 400
 _START = 80

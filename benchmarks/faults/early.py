@@ -31,11 +31,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.lab.training import Outcome, Training
 from fastguard.commands.bench import machine
-from fastguard.commands.demo.lab.training import Outcome, Training
 from fastguard.diagnosis import RULES, diagnose
-from fastguard.history import Entry, TrainingHistory
-from fastguard.history.model import ModelNotes
+from fastguard.records import Entry, TrainingHistory
+from fastguard.records.model import ModelNotes
 
 from .cases import CASES, TASKS
 from .drifts import DRIFTS, NUM_STEPS
@@ -169,9 +169,8 @@ def replayed(record: Record) -> Iterator[TrainingHistory]:
     history = TrainingHistory()
     history.model = ModelNotes.of(record.notes)
     for number, entry in enumerate(record.entries, 1):
-        history.defer_entry(Entry(*entry))
+        history.extend([Entry(*entry)])
         if number % GLANCE == 0:
-            history.settle()
             yield history
 
 

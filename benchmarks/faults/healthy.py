@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastguard.commands.demo.lab import tasks as text
-from fastguard.commands.demo.lab.tasks import sgd
-from fastguard.commands.demo.lab.training import Batch, Setup, warm_up, warm_up_cosine
+from benchmarks.lab import tasks as text
+from benchmarks.lab.tasks import sgd
+from benchmarks.lab.training import Batch, Setup, warm_up, warm_up_cosine
 
 from . import digits
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.demo.lab.plant import Planted
-from fastguard.commands.demo.lab.training import WATCHING, Outcome, Training
-from fastguard.stats import StepStats
+from benchmarks.lab.plant import Planted
+from benchmarks.lab.training import WATCHING, Outcome, Training
+from fastguard.records import StepStats
 
 from .cases import CASES, Case
 

@@ -27,7 +27,7 @@ from fastguard.commands.bench.harness import (
     take_turns,
 )
 from fastguard.commands.demo.model import TransformerBlock
-from fastguard.guard.recovery import Rescue
+from fastguard.step.rescue import Rescue
 
 from . import criteria
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fastguard.commands.demo.lab import tasks as text
-from fastguard.commands.demo.lab.training import Setup, warm_up
+from benchmarks.lab import tasks as text
+from benchmarks.lab.training import Setup, warm_up
 
 from ..faults import digits
 from . import criteria, tasks

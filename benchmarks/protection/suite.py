@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fastguard.commands.bench import machine
-from fastguard.stats import strict_json
+from fastguard.records import strict_json
 
 from ..faults.runs import ROOT
 from . import costs, criteria, guide, replay, table

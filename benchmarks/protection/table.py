@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fastguard.stats import strict_json
+from fastguard.records import strict_json
 
 from ..readme import markdown
 from ..speed.table import aligned

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fastguard.commands.demo.lab import tasks as text
-from fastguard.commands.demo.lab.training import Batch, Setup, warm_up_cosine
+from benchmarks.lab import tasks as text
+from benchmarks.lab.training import Batch, Setup, warm_up_cosine
 
 from ..faults import digits
 

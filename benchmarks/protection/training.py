@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.commands.demo.lab.training import Setup
+from benchmarks.lab.training import Setup
 
 from .rivals import FixedNorm, Rule, SkipStep, ZClip
 

@@ -233,7 +233,7 @@ def folder_gone(folder: Path) -> int:
 
 
 def three_writers(folder: Path) -> int:
-    """Three trainings that write to one file."""
+    """Three trainings that start at once with one path: each gets a file of its own."""
     path = folder / "run.jsonl"
     children = []
     for _ in range(3):
@@ -247,9 +247,10 @@ def three_writers(folder: Path) -> int:
         children.append(child)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     _expect(codes == [0, 0, 0], f"the trainings ended with {codes}")
-    log = read_jsonl(path)
-    steps = sorted(line["step"] for line in log)
-    _expect(not log.num_skipped and steps == sorted(3 * [*range(NUM_STEPS)]), "lines are missing, cut off or mixed up")
+    for name in ("run", "run-2", "run-3"):
+        log = read_jsonl(folder / f"{name}.jsonl")
+        steps = [line["step"] for line in log]
+        _expect(not log.num_skipped and steps == [*range(NUM_STEPS)], "lines are missing, cut off or mixed up")
     return 0
 
 

@@ -21,17 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import fastguard
-from fastguard.diagnosis.presets import PRESETS
-from fastguard.history import TrainingHistory
+from fastguard.diagnosis import RULES
+from fastguard.records import TrainingHistory, strict_json
+from fastguard.records.failures import Failures
 from fastguard.report import build_report
 from fastguard.sinks import read_jsonl
-from fastguard.stats import strict_json
-from fastguard.stats.failures import Failures
 
 from . import invented
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reliability-histories.json"
-_EVERY_RULE = tuple(rule for preset in PRESETS.values() for rule in preset)
+_EVERY_RULE = tuple(RULES.values())
 _SHOWN = 20
 
 

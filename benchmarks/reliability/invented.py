@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from fastguard.history import TrainingHistory
-from fastguard.stats import StepStats, TensorStats
-from fastguard.stats.columns import COLUMNS, fold_rows
-from fastguard.stats.samples import ActivationStats, ModuleActivity, WeightStats
+from fastguard.records import StepStats, TensorStats, TrainingHistory
+from fastguard.records.columns import COLUMNS, fold_rows
+from fastguard.records.samples import ActivationStats, ModuleActivity, WeightStats
 
 NAMES = ("w", "", "NaN", "Infinity", "a.b.weight", "a.b.bias", "weight_hh", "\x1b[2J", "\u202e", "\ud800", "x" * 300)
 FAMILIES = ("relu", "gelu", "silu", "tanh", "sigmoid", "hardtanh", "softmax", "attention", "norm", "block", "other")

@@ -30,8 +30,8 @@ import torch
 import fastguard
 from fastguard import UnsupportedTensorError, activation_stats, tensor_stats
 from fastguard.kernels import channel_stats, cpu, magnitude_histogram, scale_
-from fastguard.stats import TensorRow, TensorStats, columns
-from fastguard.stats.slot import HEADER_BYTES, read_header
+from fastguard.records import TensorRow, TensorStats, columns
+from fastguard.records.slot import HEADER_BYTES, read_header
 
 from .invented_tensors import REAL, Refused, plain_values, tensors
 

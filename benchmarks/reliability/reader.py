@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from fastguard import __version__
+from fastguard.records import StepStats, TensorRow, TensorStats
+from fastguard.records.columns import ROW
 from fastguard.sinks import JsonlSink
-from fastguard.stats import StepStats, TensorRow, TensorStats
-from fastguard.stats.columns import ROW
 
 RESULTS = Path(__file__).parents[1] / "results" / "reliability-reader.json"
 NAMES = tuple(f"layers.{i // 2}.{('weight', 'bias')[i % 2]}" for i in range(12))
@@ -32,7 +32,7 @@ _READ = """
 import json, resource, sys, time
 if sys.argv[2] == "json":
     sys.modules["orjson"] = None
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 started = time.process_time()
 history = TrainingHistory.from_jsonl(sys.argv[1])
 spent = time.process_time() - started

@@ -25,7 +25,7 @@ import torch
 
 import fastguard
 from fastguard.kernels import channel_stats, cpu, magnitude_histogram, scale_, tensor_stats
-from fastguard.stats.slot import HEADER_BYTES
+from fastguard.records.slot import HEADER_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "reliability-threads.json"

@@ -89,12 +89,14 @@ def clip_bytes(case: Case) -> int:
 
 
 def guarding_bytes(case: Case) -> int:
-    """Extra memory of guarding, from `wrap` on: hooks, names, passes, records, history."""
+    """Extra memory of guarding a model, from `wrap` on: hooks, names, passes, records, history."""
     _warm_up()
-    optimizer = Nothing(Subject(case).parameters)
+    parameters = Subject(case).parameters
+    model = torch.nn.ModuleList([torch.nn.ParameterList(parameters)])
+    optimizer = Nothing(parameters)
 
     def run() -> None:
-        fastguard.wrap(optimizer, max_norm=NO_CLIPPING)
+        fastguard.wrap(optimizer, model, max_norm=NO_CLIPPING)
         for _ in range(_NUM_PASSES):
             optimizer.step()
 

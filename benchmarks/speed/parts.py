@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +28,9 @@ from fastguard.commands.bench.harness import (
 )
 from fastguard.commands.bench.subject import Subject
 
-from . import adamw, frames, further, memory
+from . import adamw, frames, further, memory, scripts
 from .cases import CASES
+from .first_steps import measure_first_steps
 from .rivals import RIVALS
 
 Measuring = Callable[[Settings], dict[str, Any]]
@@ -134,6 +136,10 @@ PARTS: dict[str, Part] = {
     "adamw": Part(lambda: adamw.clipping_adamw(_GPT2), memory_bytes=14 * 4.0 * _GPT2.num_elements),
     "step-mlp": Part(lambda: _steps("step-mlp")),
     "step-mlp-jsonl": Part(lambda: _steps("step-mlp", steps.RECORDED)),
+    "step-mlp-first": Part(
+        lambda: lambda settings: measure_first_steps(STEP_CASES["step-mlp"], settings), beside=False
+    ),
+    **{name: Part(partial(scripts.measure_script, name), beside=False) for name in scripts.SCRIPTS},
     "step-transformer": Part(lambda: _steps("step-transformer")),
     "further-tensor": Part(lambda: further.further_tensor(CASES["10000x1"], CASES["1000x1"])),
     "300x1000-fresh": Part(lambda: further.after_backward(CASES["300x1000"])),

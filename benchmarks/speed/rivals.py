@@ -92,7 +92,7 @@ def _check_their_total(result: Stats, subject: Subject) -> float:
     return abs(result.norm - true.norm) / true.norm
 
 
-def _of_row(row: fastguard.stats.TensorRow) -> Stats:
+def _of_row(row: fastguard.records.TensorRow) -> Stats:
     return Stats(
         row.norm, row.abs_max, row.abs_min_nonzero, row.mean, row.std, row.num_zeros, row.num_nans, row.num_infs
     )

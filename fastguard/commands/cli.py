@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import io
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
-from .._text import prose, shown
+from .._text import did_you_mean, ended, prose, shown
 from ..errors import FastguardError
 
 EXIT_FAILED = 1
@@ -59,12 +59,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {shown(message)}. See `{self.prog} --help`.\n")
+        unknown = re.search(r"unrecognized arguments: (-\S+)", message)
+        if unknown is not None:
+            message += f". {did_you_mean(unknown[1], self._option_string_actions)}"
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {ended(shown(message))} See `{self.prog} --help`.\n")
 
 
 def bug(error: Exception) -> str:
     """What is said of an error that nobody foresaw: Python's own exit code would be 1, which means something else."""
-    from ..stats import failures  # the commands' list needs none of that
+    from ..records import failures  # the commands' list needs none of that
 
     return f"this is a bug of fastguard, please report it: {failures.describe(error)}"
 
@@ -76,6 +79,8 @@ def say(command: str, message: object) -> None:
 
 def fail(command: str, problem: object) -> int:
     """Says why there is nothing to read, or to report; the exit code for that."""
+    if isinstance(problem, OSError) and problem.strerror and problem.filename is not None:
+        problem = f"{shown(problem.filename)}: {problem.strerror}"
     say(command, f"error: {problem}")
     return EXIT_UNREADABLE
 
@@ -109,16 +114,14 @@ def _parser() -> Parser:
 
 def _entry(name: str) -> Callable[[list[str]], int]:
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
-        raise CommandError(f"unknown command {name!r}.{meant} The commands are: {', '.join(COMMANDS)}.")
+        raise CommandError(f"unknown command {name!r}. {did_you_mean(name, COMMANDS)}")
     module, function = COMMANDS[name].entry.split(":")
     try:
         entry: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "fastguard":
             raise
-        raise CommandError(f"`{name}` needs the package {error.name!r}, which is not installed.") from None
+        raise CommandError(f"`fastguard {name}` needs {error.name}: pip install {error.name}") from None
     return entry
 
 

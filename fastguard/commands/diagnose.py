@@ -4,43 +4,44 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from .._text import listed, shown
+from .._text import did_you_mean, listed, shown
 from ..diagnosis import RULES, Rule
-from ..diagnosis.presets import PRESETS
-from ..history import TrainingHistory
-from ..history.loading import fill
+from ..records import TrainingHistory
+from ..records.loading import fill
+from ..records.log import LogReader
 from ..report import Report, build_report
-from ..stats.log import LogReader
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
 from .cli import Parser, as_json, bug, fail, print_report, say
+from .watching.tail import log_at
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2, "no-evidence": 4}
 MAX_WINDOW = 10**7  # 4 GB
 _WIDTH = 100
 
 
-def _thresholds(settings: Sequence[str], rules: Iterable[Rule]) -> dict[str, dict[str, float]]:
+def _thresholds(settings: Sequence[str]) -> dict[str, dict[str, float]]:
     """`["norm-spike.ratio=20"]` as `{"norm-spike": {"ratio": 20.0}}`; a ValueError says what is wrong with one."""
-    known = {rule.name: rule for rule in rules}
     found: dict[str, dict[str, float]] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         name, _, threshold = key.rpartition(".")
-        if not equals or name not in known:
-            raise ValueError(f"`--set` must be RULE.THRESHOLD=NUMBER, got {setting!r}. `fastguard rules` lists them.")
-        if threshold not in known[name].thresholds:
-            listed = ", ".join(known[name].thresholds) or "none"
-            raise ValueError(f"the rule {name!r} has no threshold {threshold!r}; it has: {listed}")
+        if not equals or name not in RULES:
+            meant = did_you_mean(name or key, RULES, 8)
+            raise ValueError(f"`--set` must be RULE.THRESHOLD=NUMBER, got {setting!r}. {meant} See `fastguard rules`")
+        if threshold not in RULES[name].thresholds:
+            meant = did_you_mean(threshold, RULES[name].thresholds)
+            raise ValueError(f"the rule {name!r} has no threshold {threshold!r}. {meant}")
         try:
             value = float(text)
         except ValueError:
             raise ValueError(f"`--set` must give a number, got {setting!r}") from None
         if not math.isfinite(value):
             raise ValueError(f"`--set` must give a finite number, got {setting!r}")
-        is_whole = isinstance(known[name].thresholds[threshold], int)
+        is_whole = isinstance(RULES[name].thresholds[threshold], int)
         found.setdefault(name, {})[threshold] = int(value) if is_whole else value
     return found
 
@@ -56,25 +57,21 @@ def diagnose(argv: list[str]) -> int:
         "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no diagnosis (the log cannot be read or holds no step), 4 no "
         "evidence (its steps hold no gradient, and nothing else is wrong), 64 an argument is wrong",
     )
-    parser.add_argument("log", help="the file")
+    parser.add_argument("log", help="the file; for a folder the newest log in it")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("--window", type=int, default=512, help="steps that the rules look back (default: 512)")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="fastguard", help="whose rules to ask")
     parser.add_argument(
         "--set", action="append", default=[], metavar="RULE.THRESHOLD=NUMBER", help="another threshold; may be repeated"
     )
     arguments = parser.parse_args(argv)
-    rules = PRESETS[arguments.preset] if arguments.preset != "fastguard" else tuple(RULES.values())
-    if arguments.window < 1:
-        parser.error(f"`--window` must be at least 1, got {arguments.window}")
-    if arguments.window > MAX_WINDOW:
-        parser.error(f"`--window` must be at most {MAX_WINDOW}, got {arguments.window}")
+    if not 1 <= arguments.window <= MAX_WINDOW:
+        parser.error(f"`--window` must be from 1 to {MAX_WINDOW}, got {arguments.window}")
     try:
-        thresholds = _thresholds(arguments.set, rules)
+        thresholds = _thresholds(arguments.set)
     except ValueError as error:
         parser.error(str(error))
     try:
-        report = _report(arguments.log, arguments.window, rules, thresholds)
+        report = _report(log_at(Path(arguments.log)), arguments.window, thresholds)
         text = as_json(report.to_dict()) if arguments.json else str(report)
     except (OSError, ValueError) as error:
         return fail("diagnose", error)
@@ -83,7 +80,7 @@ def diagnose(argv: list[str]) -> int:
     return print_report(text, EXIT_CODES[report.status], "diagnose")
 
 
-def _report(path: str, window: int, rules: Sequence[Rule], thresholds: Mapping[str, Mapping[str, float]]) -> Report:
+def _report(path: Path, window: int, thresholds: Mapping[str, Mapping[str, float]]) -> Report:
     """The report on the log at `path`; what is to be known of the log itself goes to stderr."""
     log, history = LogReader(path), TrainingHistory(window)
     unknown = fill(history, log, path)
@@ -95,7 +92,7 @@ def _report(path: str, window: int, rules: Sequence[Rule], thresholds: Mapping[s
         say("diagnose", f"written by a newer version? {keys} ignored: {listed(unknown, 8)}")
     if not history.num_steps:
         raise ValueError(f"`log` must hold a step, got none, so there is nothing to diagnose - at {shown(path)}")
-    return build_report(history, rules=rules, thresholds=thresholds)
+    return build_report(history, thresholds=thresholds)
 
 
 def describe(rule: Rule) -> dict[str, Any]:
@@ -127,15 +124,12 @@ def rules(argv: list[str]) -> int:
     """Prints every rule with what it finds, its thresholds and their source."""
     parser = Parser("fastguard rules", "Lists the rules: what each finds, its thresholds, and where they are from.")
     parser.add_argument("names", nargs="*", metavar="RULE", help="these only")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="fastguard", help="whose rules to list")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     arguments = parser.parse_args(argv)
-    listed = list(RULES.values()) if arguments.preset == "fastguard" else list(PRESETS[arguments.preset])
-    known = {rule.name: rule for rule in listed}
     for name in arguments.names:
-        if name not in known:
-            parser.error(f"no rule is named {name!r}; the rules are: {', '.join(known)}")
-    chosen = [known[name] for name in arguments.names] or sorted(listed, key=lambda rule: rule.family)
+        if name not in RULES:
+            parser.error(f"unknown rule {name!r}. {did_you_mean(name, RULES, 8)} See `fastguard rules`")
+    chosen = [RULES[name] for name in arguments.names] or sorted(RULES.values(), key=lambda rule: rule.family)
     if arguments.json:
         print(as_json([describe(rule) for rule in chosen]))
     else:

@@ -8,18 +8,24 @@ import platform
 from typing import Any
 
 from .. import __version__, _env
-from .._text import shown
+from .._text import count, shown
 from ..errors import FastguardError
 from .cli import EXIT_FAILED, Parser, as_json
 
 # What extras of fastguard use, and what for.
 OPTIONAL = {
-    "tqdm": "the demo's progress bar",
     "plotly": "figures, and the page of a run",
+    "Jinja2": "the page of a run",
     "rich": "the live view of a run",
     "triton": "GPU kernels",
-    "numpy": "a rival in the benchmarks",
-    "orjson": "reads logs in half the time",
+    "PyYAML": "fastguard.settings of a YAML file",
+    "orjson": "faster log reading",
+    "tensorboard": "TensorBoardSink",
+    "wandb": "WandbSink",
+    "mlflow-skinny": "MlflowSink; mlflow does as well",
+    "trackio": "TrackioSink",
+    "prometheus-client": "PrometheusSink",
+    "numpy": "benchmark baseline",
     "matplotlib": "plots of the benchmarks",
 }
 
@@ -85,7 +91,7 @@ def describe(facts: dict[str, Any]) -> str:
     if facts["torch"]:
         cuda = "built without CUDA" if facts["cuda"] is None else f"CUDA {facts['cuda']}"
         gpus = f", {', '.join(facts['gpus']) or 'no GPU in reach'}" if facts["cuda"] else ""
-        rows.append(("torch", f"{facts['torch']}, {facts['torch_threads']} threads, {cuda}{gpus}"))
+        rows.append(("torch", f"{facts['torch']}, {count(facts['torch_threads'], 'thread')}, {cuda}{gpus}"))
     lines = [f"{name:<12}{value}" for name, value in rows]
     lines += ["", 'backends, in the order in which "auto" tries them (triton after a trial on the GPU)']
     for name, status in facts["backends"].items():
@@ -98,10 +104,10 @@ def describe(facts: dict[str, Any]) -> str:
     lines += ["", "environment"]
     for name, setting in facts["environment"].items():
         value = "not set" if setting["value"] is None else repr(setting["value"])
-        lines.append(f"  {name:<20}{value:<10}{setting['meaning']}")
+        lines.append(f"  {name:<24}{value:<10}{setting['meaning']}")
     lines += ["", "optional packages"]
     for name, version in facts["optional"].items():
-        lines.append(f"  {name:<20}{version or 'none':<10}{OPTIONAL[name]}")
+        lines.append(f"  {name:<24}{version or 'none':<10}{OPTIONAL[name]}")
     return "\n".join(map(shown, lines))
 
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .._text import shown
+from .._text import did_you_mean, shown
+from ..records import failures
 from ..report import Report
-from ..stats import failures
 from .cli import CommandError, Parser, as_json, bug, fail, print_report
 from .diagnose import EXIT_CODES
 
@@ -87,8 +87,8 @@ def _find(module: str, function: str) -> Any:
             raise _NoReportError(f"{shown(module)} cannot be imported: {_told(error)}") from None
         for name in function.split("."):
             if not hasattr(found, name):
-                known = ", ".join(n for n, v in vars(found).items() if inspect.isfunction(v) and n[0] != "_")
-                raise CommandError(f"{module!r} has no {name!r}; its functions are: {known or 'none'}")
+                known = [n for n, v in vars(found).items() if inspect.isfunction(v) and n[0] != "_"]
+                raise CommandError(f"{module!r} has no {name!r}. {did_you_mean(name, known) if known else ''}".rstrip())
             found = getattr(found, name)
     if not callable(found):
         raise CommandError(f"{module}:{function} must be a function, got {type(found).__name__}")

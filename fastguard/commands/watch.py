@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from .._text import count, shown
-from ..stats.tail import newest_log
 from .cli import EXIT_FAILED, Parser, bug, drop_output, fail, say
 from .watching.run import NUM_LAYERS, FollowedRun
+from .watching.tail import log_at
 
-TAIL_BYTES = 1 << 18  # what is shown first of a long log: some 700 steps
 ASSESS_EVERY_S = 2.0
 REDRAW_EVERY_S = 5.0  # while nothing is written
-_BUSY_SHARE = 0.8  # of the time between two frames, while the log is read from its beginning
+_BUSY_SHARE = 0.8  # of the time between two frames, while a long log is read
 
 
 def main(argv: list[str]) -> int:
@@ -31,11 +30,11 @@ def main(argv: list[str]) -> int:
         "Shows a run while it writes its log: how it is doing, its numbers, the layers to look at, and findings as "
         "they come. The log need not be there yet, and may be moved away or begun anew. Where stdout is no terminal: "
         "a line for each finding.",
-        "exit codes: 0 left by Ctrl-C, or read with --once; 1 nobody reads what is printed; 3 the log cannot be read; "
+        "exit codes: 0 left by Ctrl-C, or read with --once; 1 output pipe closed; 3 the log cannot be read; "
         "64 an argument is wrong",
     )
     parser.add_argument("log", metavar="RUN.jsonl", help="the log; of a folder the newest in it")
-    parser.add_argument("--once", action="store_true", help="print a line for each finding so far, and end")
+    parser.add_argument("--once", action="store_true", help="print a line for each finding, and end")
     parser.add_argument("--interval", type=float, default=0.5, help="seconds from one look to the next (default: 0.5)")
     parser.add_argument("--layers", type=int, default=NUM_LAYERS, help=f"how many to show (default: {NUM_LAYERS})")
     arguments = parser.parse_args(argv)
@@ -80,19 +79,18 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _log_at(given: Path, interval: float, *, waits: bool) -> Path:
-    """The log that is meant; a folder is waited with until there is one in it."""
+    """`log_at(given)`; waits for the first log of a folder."""
     is_told = False
-    while given.is_dir():
-        newest = newest_log(given)
-        if newest is not None:
-            return newest
-        if not waits:
-            raise FileNotFoundError(f"there is no *.jsonl in {shown(given)}, nor in a folder in it")
-        if not is_told:
-            say("watch", f"there is no *.jsonl in {given} yet; waiting")
+    while True:
+        try:
+            return log_at(given)
+        except FileNotFoundError as error:
+            if not waits:
+                raise
+            if not is_told:
+                say("watch", f"{error}; waiting")
             is_told = True
         time.sleep(interval)
-    return given
 
 
 def _terminal() -> Any:
@@ -108,33 +106,14 @@ def _terminal() -> Any:
     return console if console.is_terminal and not console.is_dumb_terminal else None
 
 
-class _Printed:
-    """Prints the findings of a run that are new."""
-
-    def __init__(self, run: FollowedRun) -> None:
-        self._run = run
-        self._findings: Any = None
-        self._num = 0
-
-    def go_on(self) -> None:
-        if self._findings is not self._run.findings:  # the first, or another run began
-            self._findings, self._num = self._run.findings, 0
-        told = self._findings.told if self._findings else []
-        for one in told[self._num :]:
-            print(one.line, flush=True)
-        self._num = len(told)
-
-
 def _print_once(path: Path) -> int:
     run = FollowedRun(path)
-    printed = _Printed(run)
-    while run.read(ASSESS_EVERY_S):
-        printed.go_on()
+    run.read()
     if run.tail.problem:
         return fail("watch", f"{shown(path)} {run.tail.problem}")
-    run.history.has_ended = True
     run.assess()
-    printed.go_on()
+    for one in run.findings.now if run.findings else ():
+        print(one.line)
     say("watch", _ending_of(run))
     return 0
 
@@ -143,15 +122,15 @@ def _ending_of(run: FollowedRun) -> str:
     report = run.findings and run.findings.report
     status = report.status.upper().replace("-", " ") if report else "not judged"
     odd = f"; {run.num_left_out} damaged lines left out" if run.num_left_out else ""
+    odd += f"; run {run.log.num_runs} of this log" if run.log.num_runs > 1 else ""
     return f"{status} after {count(run.history.num_steps, 'step')}{odd}"
 
 
 def _print_lines(path: Path, interval: float) -> int:
     """A line a finding, until Ctrl-C, or until nobody reads them."""
     run = FollowedRun(path)
-    printed = _Printed(run)
     closed = _Closed(sys.stdout)
-    assessed_at, problem = 0.0, ""
+    findings, num_printed, assessed_at, problem = None, 0, 0.0, ""
     say("watch", f"watching {path}")
     try:
         while True:
@@ -162,7 +141,11 @@ def _print_lines(path: Path, interval: float) -> int:
             if run.has_news and not is_behind and time.monotonic() - assessed_at >= ASSESS_EVERY_S:
                 run.assess()
                 assessed_at = time.monotonic()
-            printed.go_on()
+            if findings is not run.findings:  # the first, or another run's
+                findings, num_printed = run.findings, 0
+            for one in findings.told[num_printed:] if findings else ():
+                print(one.line, flush=True)
+                num_printed += 1
             if closed.wait(0.0 if is_behind else interval):
                 drop_output()
                 return EXIT_FAILED
@@ -190,45 +173,6 @@ class _Closed:
         return bool(self._poll.poll(1000 * seconds))
 
 
-class _Views:
-    """A long log: its end at once, and all of it when it has been read from its beginning."""
-
-    def __init__(self, path: Path, num_layers: int) -> None:
-        first = FollowedRun(path, TAIL_BYTES, num_layers)
-        first.read()
-        first.assess()
-        self._part = first if first.is_part else None
-        self._whole = FollowedRun(path, None, num_layers) if first.is_part else first
-        self._assessed_at = time.monotonic()
-
-    @property
-    def run(self) -> FollowedRun:
-        """What there is to show."""
-        return self._whole if self._part is None else self._part
-
-    @property
-    def reading(self) -> float | None:
-        """How much of the log has been read from its beginning; None if all was."""
-        tail = self._whole.tail
-        return None if self._part is None else tail.offset / max(1, tail.size)
-
-    def read(self, seconds: float) -> bool:
-        """Takes what is new, for about so many seconds; whether there is more."""
-        is_behind = self._whole.read(seconds)
-        if self._part is not None:
-            if is_behind:
-                self._part.read()
-            else:
-                self._part.close()
-                self._part = None
-                self._assessed_at = 0.0
-        run = self.run
-        if not is_behind and run.has_news and time.monotonic() - self._assessed_at >= ASSESS_EVERY_S:
-            run.assess()
-            self._assessed_at = time.monotonic()
-        return is_behind
-
-
 def _show(path: Path, interval: float, console: Any, num_layers: int) -> int:
     """The live view, on the terminal's second screen; on the first one stays a summary."""
     from rich.live import Live
@@ -236,11 +180,10 @@ def _show(path: Path, interval: float, console: Any, num_layers: int) -> int:
     from .watching.screen import as_text, lines_of
 
     ascii_only = not console.encoding.startswith("utf")
-    views: _Views | None = None
+    run = FollowedRun(path, num_layers)
 
     def draw(**options: Any) -> Any:
-        assert views is not None
-        lines = lines_of(views.run, now=time.time(), width=console.width, ascii_only=ascii_only, **options)
+        lines = lines_of(run, now=time.time(), width=console.width, ascii_only=ascii_only, **options)
         return as_text(lines, crops="height" in options, ascii_only=ascii_only)
 
     quiet = logging.NullHandler()  # a rule that fails is in the report
@@ -249,21 +192,21 @@ def _show(path: Path, interval: float, console: Any, num_layers: int) -> int:
         try:
             options: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
             with Live(console=console, screen=True, **options) as live:
-                views = _Views(path, num_layers)
                 drawn: object = None
-                drawn_at = 0.0
+                drawn_at = assessed_at = 0.0
                 while True:
                     began = time.monotonic()
-                    run = views.run
+                    is_behind = run.read(_BUSY_SHARE * interval)
+                    if not is_behind and run.has_news and began - assessed_at >= ASSESS_EVERY_S:
+                        run.assess()
+                        assessed_at = began
                     state = (run.num_records, run.num_assessed, run.tail.problem, console.size)
                     if state != drawn or began - drawn_at >= REDRAW_EVERY_S:
-                        live.update(draw(height=console.height, reading=views.reading), refresh=True)
+                        live.update(draw(height=console.height), refresh=True)
                         drawn, drawn_at = state, began
-                    views.read(_BUSY_SHARE * interval)
                     time.sleep(max(0.0, interval - (time.monotonic() - began)))
         except KeyboardInterrupt:
-            if views is not None:
-                console.print(draw(reading=views.reading), soft_wrap=True)
+            console.print(draw(), soft_wrap=True)
             return 0
     except OSError:  # the terminal is gone
         drop_output()

@@ -17,8 +17,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..history import TrainingHistory
-from ..stats.failures import Failures
+from ..records import TrainingHistory
+from ..records.failures import Failures
 from . import fitted
 from .finding import SEVERITIES, Finding, listed
 from .registry import RULES

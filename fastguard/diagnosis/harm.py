@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..history import TrainingHistory
+from ..records import TrainingHistory
 from . import needs
 from .signals import signals_of
 

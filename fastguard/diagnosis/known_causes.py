@@ -77,10 +77,11 @@ cause(
         "loss-oscillation": 0.5,
         "growing-norm": 0.4,
         "norm-jump": 0.2,
+        "shrinking-weights": reasons.decayed_by_rate,
     },
     f"{_DEAD} {_STANDSTILL} {_BROKEN} norm-spike loss-spike spiky-loss periodic-loss-spikes clip-rate-high "
     "saturated-units overfitting training-above-validation layer-norm-imbalance learning-rate-out-of-bounds "
-    "attention-collapse attention-logits-large vanishing-layers shrinking-weights steps-too-large "
+    "attention-collapse attention-logits-large vanishing-layers steps-too-large "
     "learning-rate-unusual",
     contradicted=reasons.is_of_schedule_or_machine,
 )
@@ -149,7 +150,7 @@ cause(
     "poor-initialisation",
     "Some layers began with weights far too large or too small for their number of inputs, or all equal.",
     "Initialise them by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
-    {"poor-initialisation": 0.98, "loss-begins-high": reasons.of_first_weights},
+    {"poor-initialisation": reasons.initial_weights, "loss-begins-high": reasons.of_first_weights},
     f"saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm layer-norm-imbalance {_DEAD} "
     f"vanishing-layers loss-explosion loss-oscillation no-warm-up {_STANDSTILL}",
 )
@@ -229,7 +230,7 @@ cause(
     "are right, the task needs more than this model has.",
     {
         "label-noise": lambda finding, history, found: 0.9 if reasons.is_turned_round(found) else 0.6,
-        "unrelated-targets": 0.9,
+        "unrelated-targets": reasons.if_unexplained(0.9),
         "loss-at-chance": reasons.if_steps_are_sound,
         "underfitting": reasons.if_nothing_carries_over,
         "loss-not-decreasing": reasons.if_nothing_carries_over,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 
-from ..history import TrainingHistory
+from ..records import TrainingHistory
 
 _RELUS = frozenset(("ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish",
                     "Softplus", "GLU", "Hardswish", "Hardtanh", "Threshold"))  # fmt: skip
@@ -21,11 +22,24 @@ _SCALE_FREE = frozenset(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad",
                          "Adafactor", "Lion", "Muon", "SignSGD", "SOAP", "LAMB"))  # fmt: skip
 _SCALED = frozenset(("SGD", "ASGD"))
 ZERO_FLOORED = ("NllLoss", "Mse", "L1Loss", "SmoothL1", "Huber", "BinaryCrossEntropy", "Ctc")
-_TERMS = ("AddBackward0", "SubBackward0")
 _SUMS = ("Add", "Sub", "Neg", "Mul", "Div")  # what terms are put together with
 _MARGINS = ("Margin", "Hinge", "ClampMin", "ReluBackward")
 _FEW = 3  # parameters, which a loss may have of its own
 _HALF = ("float16", "bfloat16", "float8")
+_MOVED = """
+    Alias AsStrided Cat Clone Expand Flip Gather Index IndexSelect MaskedSelect Permute Repeat ReshapeAlias Roll Select
+    Slice Split SplitWithSizes Squeeze Stack T Take ToCopy Transpose Unbind Unfold UnsafeSplit UnsafeView Unsqueeze View
+"""
+_MOVING = frozenset(_MOVED.split())
+
+
+def computing(ops: Iterable[str]) -> list[str]:
+    """The autograd nodes `ops` without those that only move, select or copy elements.
+
+    >>> computing(["NllLossBackward0", "IndexBackward0", "SqueezeBackward1", "LogSoftmaxBackward0"])
+    ['NllLossBackward0', 'LogSoftmaxBackward0']
+    """
+    return [op for op in ops if op.partition("Backward")[0].rstrip("0123456789") not in _MOVING]
 
 
 def _any_of(history: TrainingHistory, kinds: frozenset[str]) -> bool | None:
@@ -106,14 +120,17 @@ def is_lbfgs(history: TrainingHistory) -> bool:
 
 
 def descent(history: TrainingHistory) -> bool | None:
-    """The loss is to come down towards zero: told so, or neither told otherwise nor ever below zero."""
+    """The loss is to come down towards zero: told so, or neither told otherwise nor ever below zero.
+
+    The error of values of chosen actions does not: its targets follow the model, and its level says nothing.
+    """
     if history.model.objective in ("game", "reward"):
         return False
     if history.model.objective == "minimise":
         return True
     if (history.model.num_foreign_parameters or 0) >= _FEW:  # those of another network are in the loss, as in a game
         return False
-    if takes_turns(history):
+    if takes_turns(history) or of_chosen_outputs(history):
         return False
     return None if not history.losses.count or history.losses.min >= 0.0 else False
 
@@ -147,9 +164,8 @@ def rewarded(history: TrainingHistory) -> bool:
     """
     if history.model.objective:
         return history.model.objective == "reward"
-    ops = history.model.loss_ops
-    outer = list(itertools.takewhile(lambda op: op.startswith(_SUMS), ops))
-    return ops[:1] == ("SubBackward0",) or ("NegBackward0" in outer and len({*outer} & {*_TERMS}) > 0)
+    outer = {*itertools.takewhile(lambda op: op.startswith(_SUMS), history.model.loss_ops)}
+    return "SubBackward0" in outer or {"NegBackward0", "AddBackward0"} <= outer
 
 
 def weighted(history: TrainingHistory) -> bool:
@@ -159,10 +175,17 @@ def weighted(history: TrainingHistory) -> bool:
 
 
 def may_rise(history: TrainingHistory) -> bool:
-    """Whether the loss may rise while all is well: `rewarded`, or an error of one chosen output a row, as of values of
-    actions, whose targets grow with them, or targets or data come of the model itself (`asks_itself`)."""
-    is_of_values = is_of_numbers(history) and "GatherBackward0" in history.model.loss_ops[:4]
-    return rewarded(history) or (is_of_values and not history.model.objective) or asks_itself(history)
+    """Whether the loss may rise while all is well: a term is to grow, or its targets follow the model."""
+    return rewarded(history) or of_chosen_outputs(history) or asks_itself(history)
+
+
+def of_chosen_outputs(history: TrainingHistory) -> bool:
+    """Whether the loss is an error of one chosen output a row, as of values of actions; not where an objective is told.
+
+    Its targets are rewards and what a copy of the model expects after them, so that they grow with what is learnt.
+    """
+    is_chosen = "GatherBackward0" in history.model.loss_ops[:4]
+    return is_chosen and is_of_numbers(history) and not history.model.objective
 
 
 def asks_itself(history: TrainingHistory, *, share: float = 0.3) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..history import TrainingHistory
+from ..records import TrainingHistory
 from . import needs
 from .causes import cause
 from .finding import Finding

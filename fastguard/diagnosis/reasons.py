@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from ..history import TrainingHistory
-from ..history.updates import is_bias
+from ..records import TrainingHistory
+from ..records.updates import is_bias
 from . import needs
 from .finding import Finding
 from .rules.lr_size import estimated_update_ratio
@@ -16,9 +16,12 @@ Found = Mapping[str, Finding]
 _TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion")
 DIED_AFTER = (*_TOO_LARGE_STEPS, "loss-spike")
 _ALIVE_STEPS = 30
+_SMALL_STEP, _LARGE_STEP = 0.03, 0.3  # of the median weight
 _TELLING = 8.0  # standard deviations of what chance makes: more than what targets have of which only some are wrong
 _AROUND = (*needs.ZERO_FLOORED, "LogSoftmax", "Squeeze", "View", "TBackward")
 _UNDEFINED = ("LogBackward", "Log1p", "Log2", "Log10", "Sqrt", "Rsqrt", "Pow", "Div", "Acos", "Asin", "Xlogy", "Lgamma")
+_LEARNS_NOTHING = ("loss-not-decreasing", "underfitting", "loss-plateau", "loss-at-chance", "loss-still-falling",
+                   "overtraining", "overfitting", "label-noise", "training-above-validation")  # fmt: skip
 _SETTINGS = ("dropout-high", "shrinking-weights", "large-weight-decay", "poor-initialisation")
 
 
@@ -119,7 +122,7 @@ def of_itself(
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
         steps = [found[name].first_step for name in before if name in found]
         began = finding.first_step
-        if _warns(found, *_SETTINGS):
+        if _warns(found, *_SETTINGS) or (estimated_update_ratio(history) or 0.0) >= _LARGE_STEP:
             return 0.2 * weight
         if began is not None and began >= _ALIVE_STEPS and signals_of(history).progress < 0.03:
             return 0.3 * weight  # they were alive, and nothing was learnt then either
@@ -138,15 +141,27 @@ def on_the_way(finding: Finding, history: TrainingHistory, found: Found) -> floa
 
 
 def decays(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Where steps are far larger than what decays, and nothing shrinks, the learning rate makes the decay so large."""
+    """Not where the learning rate makes a usual decay so large, nor where steps are larger and nothing shrinks."""
     rate = found.get("learning-rate-unusual")
-    if rate is not None and rate.evidence["is_high"]:
-        return 0.4
+    if (rate is not None and rate.evidence["is_high"]) or _is_decay_of_the_rate(finding, history):
+        return 0.2
     if finding.evidence["norm_left"] < finding.evidence["threshold_norm"]:
         return 0.99
     updates = found.get("update-ratio-high")
     too_high = updates is not None and updates.evidence["update_ratio"] > 10.0 * finding.evidence["decay_per_step"]
     return 0.4 if too_high and finding.evidence["decay_per_step"] else 0.99
+
+
+def _is_decay_of_the_rate(finding: Finding, history: TrainingHistory) -> bool:
+    """Whether decay takes much at each step though it was not set high: it is multiplied by the learning rate."""
+    decays = [group.get("weight_decay") for group in history.model.optimizer_settings]
+    is_usual = any(decays) and all(isinstance(value, (int, float)) and value <= 0.1 for value in decays)
+    return is_usual and finding.evidence["decay_per_step"] > finding.evidence["threshold"]
+
+
+def decayed_by_rate(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """A usual weight decay takes much at each step only where the learning rate is high."""
+    return 0.8 if _is_decay_of_the_rate(finding, history) else 0.0
 
 
 def steps(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -205,9 +220,20 @@ def _are_steps_sound(history: TrainingHistory, found: Found) -> bool:
            "zero-gradient-tensors", "update-ratio-high", "update-ratio-low", "vanishing-norm",
            "learning-rate-still-rising", "learning-rate-gone")  # fmt: skip
     ratio = estimated_update_ratio(history)
-    if ratio is not None and not 5e-4 <= ratio <= 0.3:  # of the weights a step
+    if ratio is not None and not 5e-4 <= ratio <= _LARGE_STEP:
         return False
     return not _warns(found, *odd)
+
+
+def if_unexplained(weight: float) -> Callable[[Finding, TrainingHistory, Found], float]:
+    """`weight` where steps are sound and nothing warns but a loss that stands or does not carry over; else a third."""
+
+    def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
+        others = [name for name in found if name != finding.rule and name not in _LEARNS_NOTHING]
+        is_alone = not _warns(found, *others) and _are_steps_sound(history, found)
+        return weight if is_alone else weight / 3.0
+
+    return weigh
 
 
 def _warns(found: Found, *names: str) -> bool:
@@ -218,9 +244,32 @@ def unless_scaled(weight: float) -> Callable[[Finding, TrainingHistory, Found], 
     """`weight`, unless inputs or targets are so large that any usual rate overshoots, or come one class at a time."""
 
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
-        return (0.4 if _warns(found, "input-scale", "target-scale", "sorted-targets") else 1.0) * weight
+        return (0.4 if _is_scaled(found) or _climbs(history) else 1.0) * weight
 
     return weigh
+
+
+def climbs(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """A loss that rises from the first, small steps on: they go up the gradient, and not down."""
+    return 0.85 if _climbs(history) and not _is_scaled(found) else 0.0
+
+
+def _is_scaled(found: Found) -> bool:
+    return _warns(found, "input-scale", "target-scale", "sorted-targets")
+
+
+def _climbs(history: TrainingHistory) -> bool:
+    """Whether the loss was never lower than where it began, is three times that, and steps began small."""
+    trend, ratio = history.loss_trend, estimated_update_ratio(history, at_first=True)
+    begin = sorted(trend.firsts[:3])[1] if len(trend.firsts) > 2 else math.inf
+    is_up = trend.mean > 3.0 * begin > 0.0 and trend.best > 0.95 * begin
+    return is_up and ratio is not None and ratio < _SMALL_STEP
+
+
+def initial_weights(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Small weights in less than a quarter of the layers are rarely why a model does not learn: they grow."""
+    ratio = finding.evidence["ratio"]
+    return 0.4 if 0.0 < ratio < 1.0 and finding.evidence["share"] < 0.25 else 0.98
 
 
 def of_first_weights(finding: Finding, history: TrainingHistory, found: Found) -> float:

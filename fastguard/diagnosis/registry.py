@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..history import TrainingHistory
-from ..stats.failures import Failures
+from ..records import TrainingHistory
+from ..records.failures import Failures
 from . import needs
 from .finding import SEVERITIES, Finding, Severity
 from .harm import is_harmed

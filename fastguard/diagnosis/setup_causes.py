@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from ..history import TrainingHistory
+from ..records import TrainingHistory
 from . import needs
 from .causes import cause
 from .finding import Finding
-from .reasons import has_finite_gradients, is_lost_in_float16, is_too_plain, is_undefined
+from .reasons import climbs, has_finite_gradients, is_lost_in_float16, is_too_plain, is_undefined
 from .rules.output_targets import last_activation
 from .signals import signals_of
 
@@ -226,14 +226,14 @@ cause(
 )
 cause(
     "wrong-loss",
-    "The loss is not one for these targets, or not reduced as it should be.",
+    "The loss is not one for these targets, has the wrong sign, or is not reduced as it should be.",
     "Use cross_entropy for classes, binary_cross_entropy_with_logits for yes or no, a squared or absolute error for "
-    "numbers; give output and targets the same shape.",
+    "numbers; give output and targets the same shape; look for a minus, maximize=True and negated gradients.",
     {
+        **dict.fromkeys(("loss-explosion", "loss-not-decreasing", "no-warm-up"), climbs),
         "broadcast-targets": 0.97,
         "negated-loss": 0.97,
         "loss-without-floor": 0.9,
-        "outweighed-term": 0.9,
         "loss-against-targets": lambda finding, history, found: (
             0.95 if finding.confidence >= 0.9 else if_nothing_is_learnt(0.85, 0.7)(finding, history, found)
         ),
@@ -290,10 +290,9 @@ cause(
 )
 cause(
     "batch-size",
-    "Batches are so small that noise outweighs the gradient, or so large that an epoch has hardly any steps.",
-    "Too small: take larger batches, accumulate gradients, or lower the learning rate. Too large: take smaller ones, "
-    "or more epochs.",
-    {"tiny-batches": 0.9, "few-steps-an-epoch": 0.85},
+    "Batches are so small that noise outweighs the gradient.",
+    "Take larger batches, accumulate gradients, or lower the learning rate.",
+    {"tiny-batches": 0.9},
     f"loss-oscillation norm-spike loss-spike spiky-loss clip-rate-high {_STANDSTILL}",
 )
 cause(

@@ -11,10 +11,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from ..history import Entry, TrainingHistory
-from ..history.sampled import Window
-from ..stats.running import HUGE, quantiles, within
-from ..stats.samples import ModuleActivity
+from ..records import Entry, TrainingHistory
+from ..records.running import HUGE, quantiles, within
+from ..records.sampled import Window
+from ..records.samples import ModuleActivity
 from . import needs
 
 BLOCK = 20
@@ -124,7 +124,7 @@ class Signals:
         if not self.lrs:
             return len(self.clean)
         limit = 0.5 * self.history.lrs.max
-        return sum(lr >= limit for lr in self.lrs)
+        return len([lr for lr in self.lrs if lr >= limit])
 
     @property
     def initial_loss(self) -> float:
@@ -148,8 +148,8 @@ class Signals:
         if needs.is_squared_error(history):
             return (history.model.target_std or 0.0) ** 2
         widths = [batch.output_width for _, batch in history.batches if batch.training]
-        ops = history.model.loss_ops
-        is_of_classes = history.model.loss_kind in kinds or ops[:2] == ("NllLossBackward0", "LogSoftmaxBackward0")
+        ops = needs.computing(history.model.loss_ops)
+        is_of_classes = history.model.loss_kind in kinds or ops[:2] == ["NllLossBackward0", "LogSoftmaxBackward0"]
         if not is_of_classes or not widths or widths[0] < 2 or self._is_scaled(math.log(widths[0])):
             return 0.0
         return math.log(widths[0])

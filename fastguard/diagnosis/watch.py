@@ -6,9 +6,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from ..history import TrainingHistory
-from ..stats import values
-from ..stats.failures import Failures
+from ..records import TrainingHistory, values
+from ..records.failures import Failures
 from .finding import SEVERITIES, Finding, Severity
 from .registry import RULES, Rule, diagnose
 
@@ -77,14 +76,15 @@ class Watch:
     def check(self) -> list[Finding]:
         """Asks the rules now; tells and returns what is new, or more severe than it was told before."""
         self._left = self.check_every
-        self.history.settle()
         found = diagnose(self.history, rules=self._rules, thresholds=self._thresholds, failures=self.failures)
         return self._told(found)
 
     def glance(self, names: Collection[str]) -> list[Finding]:
         """As `check`, of the rules `names` alone: those that are cheap, and have something to say before others do."""
-        self.history.settle()
-        asked = [rule for rule in (RULES.values() if self._rules is None else self._rules) if rule.name in names]
+        if self._rules is None:
+            asked = [RULES[name] for name in names if name in RULES]
+        else:
+            asked = [rule for rule in self._rules if rule.name in names]
         thresholds = {name: given for name, given in (self._thresholds or {}).items() if name in names}
         return self._told(diagnose(self.history, rules=asked, thresholds=thresholds, failures=self.failures))
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .._text import did_you_mean
+
 __all__ = ["accelerate", "fastai", "ignite", "lightning", "skorch", "transformers"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {did_you_mean(name, __all__)}")
     return importlib.import_module(f".{name}", __name__)
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..guard import Guard
+from ..step import Guard
 from .common import figures, replace_method
 
 _log = logging.getLogger("fastguard")
@@ -27,12 +27,16 @@ def attach(accelerator: Any, *optimizers: Any) -> None:
 
     Raises:
         NotGuardedError: an optimizer has no guard.
+        TypeError: `accelerator` is not one.
 
     Cost: some 80 us a guard at each `accelerator.log`, on the main process.
 
     >>> optimizer = fastguard.wrap(accelerator.prepare(optimizer), model, max_norm=1.0)  # doctest: +SKIP
     >>> fastguard.integrations.accelerate.attach(accelerator, optimizer)  # doctest: +SKIP
     """
+    if not hasattr(accelerator, "register_for_checkpointing"):
+        name = type(accelerator).__name__
+        raise TypeError(f"`accelerator` must be an Accelerator, got {name}. Write attach(accelerator, optimizer).")
     guards = [Guard.of(optimizer) for optimizer in optimizers]
     accelerator.register_for_checkpointing(*guards)
 

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from .._text import did_you_mean
 from ..errors import AlreadyGuardedError
-from ..guard import Guard, wrap
+from ..step import Guard, wrap
+from ..step.settings import GuardSettings, clip_policy
 
 _log = logging.getLogger("fastguard")
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for `fastguard.wrap`. Raises now what `wrap` would raise without having seen the optimizer."""
+    known = inspect.signature(wrap).parameters.keys() - {"optimizer", "model"}
+    for name in given.keys() - known:
+        raise TypeError(f"`fastguard.wrap` has no argument `{name}`. {did_you_mean(name, known)}")
+    others = {name: value for name, value in given.items() if name not in ("max_norm", "clip", "sinks")}
+    GuardSettings(clip=clip_policy(given.get("max_norm"), given.get("clip")), **others)
+    return dict(given)
 
 
 def guard_of(optimizer: Any, model: torch.nn.Module | None, settings: Mapping[str, Any]) -> Guard:
@@ -45,9 +58,10 @@ def begin(guard: Guard, state: Mapping[str, Any] | None, checkpoint: Any) -> Non
 
 
 def end(guard: Guard) -> None:
-    """Hands over what is held back. Sinks stay open: a training may be continued."""
+    """Delivers the newest record, and notes the end of the run. Sinks stay open: a training may be continued."""
     guard.flush()
     guard.history.has_ended = True
+    guard.ledger.note_changes()
 
 
 class StepLoss:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from fastai.callback.core import Callback
 
-from ..guard import Guard
-from .common import StepLoss, begin, end, guard_of
+from ..errors import missing_package
+
+try:
+    from fastai.callback.core import Callback
+except ImportError as error:
+    raise missing_package("fastguard.integrations.fastai", "fastai", error) from error
+
+from ..step import Guard
+from .common import StepLoss, begin, checked, end, guard_of
 
 
 class FastguardCallback(Callback):
@@ -36,7 +42,7 @@ class FastguardCallback(Callback):
     _has_stepped = False  # since `before_fit`, which comes with Learner.validate too
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = settings
+        self.settings = checked(settings)
         self.guard: Guard | None = None
         self.step_loss = StepLoss()
 

@@ -6,9 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from ignite.engine import Engine, Events
 
-from ..guard import Guard
+from ..errors import missing_package
+
+try:
+    from ignite.engine import Engine, Events
+except ImportError as error:
+    raise missing_package("fastguard.integrations.ignite", "ignite", error) from error
+
+from ..step import Guard
 from .common import StepLoss, figures, guard_of
 
 

@@ -7,16 +7,21 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import missing_package
+
 try:
     from lightning.pytorch import Callback
     from lightning.pytorch.utilities.model_helpers import is_overridden
-except ImportError:  # the same under its older name
-    from pytorch_lightning import Callback
-    from pytorch_lightning.utilities.model_helpers import is_overridden
+except ImportError as error:  # the same under its older name
+    try:
+        from pytorch_lightning import Callback
+        from pytorch_lightning.utilities.model_helpers import is_overridden
+    except ImportError:
+        raise missing_package("fastguard.integrations.lightning", "lightning", error) from error
 
-from ..guard import Guard
-from ..guard.policies import GlobalNorm, Value
-from .common import StepLoss, begin, end, figures, guard_of
+from ..clip import GlobalNorm, Value
+from ..step import Guard
+from .common import StepLoss, begin, checked, end, figures, guard_of
 
 _log = logging.getLogger("fastguard")
 
@@ -50,7 +55,7 @@ class FastguardCallback(Callback):
     """
 
     def __init__(self, max_norm: float | None = None, *, monitor: str = "val_loss", **settings: Any) -> None:
-        self._settings = {"max_norm": max_norm, **settings}
+        self._settings = checked({"max_norm": max_norm, **settings})
         self._monitor = monitor
         self._loss = StepLoss()
         self._state: list[dict[str, Any]] | None = None

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skorch.callbacks import Callback
+from ..errors import missing_package
 
-from ..guard import Guard
-from .common import begin, end, figures, guard_of
+try:
+    from skorch.callbacks import Callback
+except ImportError as error:
+    raise missing_package("fastguard.integrations.skorch", "skorch", error) from error
+
+from ..step import Guard
+from .common import begin, checked, end, figures, guard_of
 
 
 class FastguardCallback(Callback):
@@ -30,6 +35,7 @@ class FastguardCallback(Callback):
     """
 
     def __init__(self, max_norm: float | None = None, settings: Mapping[str, Any] | None = None) -> None:
+        checked({"max_norm": max_norm, **(settings or {})})
         self.max_norm = max_norm
         self.settings = settings
 

@@ -11,11 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
 
-from ..guard import Guard
-from ..guard.policies import GlobalNorm
-from .common import StepLoss, begin, end, figures, guard_of, replace_method
+from ..errors import missing_package
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ImportError as error:
+    raise missing_package("fastguard.integrations.transformers", "transformers", error) from error
+
+from ..clip import GlobalNorm
+from ..step import Guard
+from .common import StepLoss, begin, checked, end, figures, guard_of, replace_method
 
 _log = logging.getLogger("fastguard")
 STATE = "fastguard.pt"  # in a checkpoint's folder
@@ -45,7 +51,7 @@ class FastguardCallback(TrainerCallback):
     """
 
     def __init__(self, max_norm: float | None = None, **settings: Any) -> None:
-        self._settings = {"max_norm": max_norm, **settings}
+        self._settings = checked({"max_norm": max_norm, **settings})
         self._loss = StepLoss()
         self._changes = contextlib.ExitStack()
         self._is_training = self._has_told = False

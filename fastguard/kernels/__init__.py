@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from ..errors import UnsupportedTensorError
-from ..stats import TensorStats
+from ..records import TensorStats
 from .activations import activation_stats as activation_stats
 from .activations import channel_stats as channel_stats
 from .activations import magnitude_histogram as magnitude_histogram
@@ -32,15 +31,6 @@ from .registry import takes_triton as takes_triton
 from .tensors import as_list as as_list
 from .tensors import as_tensor as as_tensor
 from .tensors import lacks_memory as lacks_memory
-
-
-def _naming(run: Callable[[], Any], names: Sequence[str] | None) -> Any:
-    try:
-        return run()
-    except UnsupportedTensorError as error:
-        if names is None:
-            raise
-        raise UnsupportedTensorError(error.index, error.problem, names[error.index]) from None
 
 
 def tensor_stats(
@@ -74,8 +64,12 @@ def tensor_stats(
         names = tuple(names)
         if len(names) != len(tensors):
             raise ValueError(f"`names` must have one name a tensor ({len(tensors)}), got {len(names)}")
-    backend = resolve_backend(backend)
-    table, total = _naming(lambda: run_stats(tensors, backend), names)
+    try:
+        table, total = run_stats(tensors, resolve_backend(backend))
+    except UnsupportedTensorError as error:
+        raise UnsupportedTensorError(
+            error.index, error.problem, None if names is None else names[error.index]
+        ) from None
     return TensorStats(table, names, total)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedTensorError
-from ..stats.magnitudes import NUM_COUNTS, MagnitudeHistogram
-from ..stats.samples import ActivationStats, ChannelStats
+from ..records.magnitudes import NUM_COUNTS, MagnitudeHistogram
+from ..records.samples import ActivationStats, ChannelStats
+from .backend import Limits, Row
 from .dispatch import renumbering, split_by_device
 from .registry import BACKENDS, CPU_NAMES, choose, choose_or_fall_back, resolve_backend
 from .tensors import as_list, as_tensor
@@ -19,7 +20,7 @@ NEAR_ZERO = 1e-6
 _SMALLEST = 5e-324
 
 
-def thresholds(saturation: float | tuple[float, float], near_zero: float) -> tuple[float, float, float]:
+def thresholds(saturation: float | tuple[float, float], near_zero: float) -> Limits:
     """(low, high, near_zero) as the kernels take them; raises ValueError for what makes no range."""
     if isinstance(saturation, (tuple, list)):
         low, high = map(float, saturation)
@@ -54,20 +55,15 @@ def real(x: Any, where: str) -> torch.Tensor:
 
 def run_activation(
     x: torch.Tensor, low: float, high: float, near_zero: float, dim: int | None, backend: str
-) -> tuple[tuple[float, ...], bytes | None]:
+) -> tuple[Row, bytes | None]:
     """The row of `x` and, with a `dim`, the table of its channels: as `channel_stats`, with the least around it.
 
     The arguments have been through `real`, `thresholds` and `resolve_backend`; `dim` is within the dimensions of `x`.
-    For what runs in a training loop: a backend that has no such operation is replaced, not complained of.
+    For training loops: plain torch stands in for a backend without this operation.
     """
-    operation = "activation_row" if dim is None else "channel_table"
-    if x.is_cpu and backend in CPU_NAMES:
-        chosen = BACKENDS["cpu"]
-    else:
-        chosen = choose_or_fall_back(x.device, backend, operation)
-    if dim is None:
-        return chosen.activation_row(x, low, high, near_zero), None
-    return chosen.channel_table(x, dim, low, high, near_zero)
+    is_quick = x.is_cpu and backend in CPU_NAMES
+    chosen = BACKENDS["cpu"] if is_quick else choose_or_fall_back(x.device, backend, "activation")
+    return chosen.activation(x, dim, (low, high, near_zero))
 
 
 def run_activation_into(
@@ -82,23 +78,14 @@ def run_activation_into(
 ) -> None:
     """As `run_activation`, but the figures go to `row`, float64 [10], and `table`, float64 [channels, 4], on the device
     of `x`, in the order of its current stream. For devices other than a CPU: nothing synchronises."""
-    if dim is None:
-        chosen = choose_or_fall_back(x.device, backend, "activation_row_into")
-        chosen.activation_row_into(x, low, high, near_zero, row)
-    else:
-        assert table is not None
-        chosen = choose_or_fall_back(x.device, backend, "channel_table_into")
-        chosen.channel_table_into(x, dim, low, high, near_zero, row, table)
+    chosen = choose_or_fall_back(x.device, backend, "activation_into")
+    chosen.activation_into(x, dim, (low, high, near_zero), row, table)
 
 
-def _run(
-    x: torch.Tensor, limits: tuple[float, float, float], dim: int | None, backend: str, where: str
-) -> tuple[tuple[float, ...], bytes | None]:
-    chosen = choose(x.device, resolve_backend(backend), "activation_row" if dim is None else "channel_table")
+def _run(x: torch.Tensor, limits: Limits, dim: int | None, backend: str, where: str) -> tuple[Row, bytes | None]:
+    chosen = choose(x.device, resolve_backend(backend), "activation")
     try:
-        if dim is None:
-            return chosen.activation_row(x, *limits), None
-        return chosen.channel_table(x, dim, *limits)
+        return chosen.activation(x, dim, limits)
     except UnsupportedTensorError as error:
         raise UnsupportedTensorError(0, error.problem, "x", where) from None
 

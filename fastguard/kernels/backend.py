@@ -10,6 +10,7 @@ import torch
 from ..errors import BackendUnavailableError
 
 Row = tuple[float, ...]
+Limits = tuple[float, float, float]
 
 
 class Backend:
@@ -49,7 +50,7 @@ class Backend:
         return getattr(type(self), operation) is not getattr(Backend, operation)
 
     def tensor_stats(self, tensors: Sequence[Any], unscale: float = 1.0) -> tuple[bytearray, Row | None]:
-        """Rows of `tensors` times `unscale`, as float64 in bytes in the order of `fastguard.stats.COLUMNS`, and their
+        """Rows of `tensors` times `unscale`, as float64 in bytes in the order of `fastguard.records.COLUMNS`, and their
         fold; None for the fold leaves it to others.
 
         Args:
@@ -69,32 +70,21 @@ class Backend:
         """
         self._lacks("scale_")
 
-    def activation_row(self, x: torch.Tensor, low: float, high: float, near_zero: float) -> Row:
-        """One row of ACTIVATION_COLUMNS of a real tensor; `near_zero` > 0, so that zeros are near zero."""
-        self._lacks("activation_row")
+    def activation(self, x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
+        """One row of ACTIVATION_COLUMNS of a real tensor and, with a `dim` counted from the front, CHANNEL_COLUMNS of
+        each of its indices as float64 [C, 4] in bytes.
 
-    def channel_table(self, x: torch.Tensor, dim: int, low: float, high: float, near_zero: float) -> tuple[Row, bytes]:
-        """The row, and CHANNEL_COLUMNS of each index of `dim`, counted from the front, as float64 [C, 4] in bytes."""
-        self._lacks("channel_table")
+        Args:
+            limits: low, high and near-zero threshold; the last is above 0, so that zeros are near zero.
+        """
+        self._lacks("activation")
 
-    def activation_row_into(
-        self, x: torch.Tensor, low: float, high: float, near_zero: float, row: torch.Tensor
+    def activation_into(
+        self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None
     ) -> None:
-        """The row into `row`, float64 [10] on the device of `x`, in the order of its current stream, without a sync."""
-        self._lacks("activation_row_into")
-
-    def channel_table_into(
-        self,
-        x: torch.Tensor,
-        dim: int,
-        low: float,
-        high: float,
-        near_zero: float,
-        row: torch.Tensor,
-        table: torch.Tensor,
-    ) -> None:
-        """The same, and the table into `table`, float64 [C, 4] on the device of `x`."""
-        self._lacks("channel_table_into")
+        """The same into `row`, float64 [10], and `table`, float64 [C, 4], on the device of `x`, in the order of its
+        current stream. Does not synchronise."""
+        self._lacks("activation_into")
 
     def magnitude_counts(self, tensors: Sequence[Any]) -> list[int]:
         """Counts over all elements of all tensors, as `MagnitudeHistogram.from_counts` takes them."""

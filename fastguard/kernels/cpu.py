@@ -11,7 +11,7 @@ import torch
 
 from .. import _env
 from ..errors import BackendUnavailableError, UnsupportedTensorError
-from .backend import Backend, Row
+from .backend import Backend, Limits, Row
 from .tensors import MOST_ELEMENTS, OVERLAP, lacks_memory, plain
 
 _problem: str | None = None
@@ -52,14 +52,14 @@ def _examples() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def _initialise() -> None:
     _C.set_tensor_access(
-        tensor_type=torch.Tensor,
-        parameter_type=torch.nn.Parameter,
-        gradient=inspect.getattr_static(torch.Tensor, "grad"),
-        prepare=_prepare,
-        prepare_writable=functools.partial(_prepare, writable=True),
-        describe=_describe,
-        exchange_api=_exchange_api(),
-        examples=_examples(),
+        torch.Tensor,
+        torch.nn.Parameter,
+        inspect.getattr_static(torch.Tensor, "grad"),
+        _prepare,
+        functools.partial(_prepare, writable=True),
+        _describe,
+        _exchange_api(),
+        _examples(),
     )
     isa = _env.isa()
     if isa is not None:
@@ -69,12 +69,17 @@ def _initialise() -> None:
             raise BackendUnavailableError(f"FASTGUARD_ISA: {error}") from None
 
 
+extension: Any = None if _problem is not None else _C  # whose types are base classes; see fastguard/step/state.py
 # The whole step of a guard, where every tensor is plain; a loss in its slot; a step as a line of a log, written too.
 take_step = None if _problem is not None else _C.take_step
-note_loss = None if _problem is not None else _C.note_loss
-json_line = None if _problem is not None else _C.json_line
-write_line = None if _problem is not None else _C.write_line
+json_line: Any = None if _problem is not None else _C.json_line
+sample = None if _problem is not None else _C.sample  # see `fastguard.observers.batch_sample`
+sketch = None if _problem is not None else _C.sketch  # see `fastguard.observers.sketches`
+dot = None if _problem is not None else _C.dot
 follow = None if _problem is not None else _C.follow  # see `AdaGC`
+kind_of_loss = None if _problem is not None else _C.kind_of_loss  # these three: see `observers/loss_kind.py`
+how_it_follows = None if _problem is not None else _C.how_it_follows
+how_near = None if _problem is not None else _C.how_near
 ShardPlan: Any = None if _problem is not None else _C.ShardPlan  # see `guard/ranks/pieces.py`
 if _problem is None:
     _initialise()
@@ -184,7 +189,7 @@ class CpuBackend(Backend):
         Cost: one read of every element, with `torch.get_num_threads()` threads; a row a tensor in the result. The GIL
         is released unless there is next to nothing to do.
         """
-        result = _C.tensor_stats(tensors, torch.get_num_threads(), unscale)
+        result = _C.tensor_stats(tensors, torch.get_num_threads(), unscale, False)
         assert result is not None  # only `plain_only` gives None
         return result[0], result[1]
 
@@ -195,28 +200,21 @@ class CpuBackend(Backend):
         except IndexError as error:
             raise UnsupportedTensorError(int(str(error)), OVERLAP) from None
 
-    def activation_row(self, x: torch.Tensor, low: float, high: float, near_zero: float) -> tuple[float, ...]:
-        """One row of ACTIVATION_COLUMNS.
+    def activation(self, x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
+        """One row of ACTIVATION_COLUMNS and, with a `dim`, CHANNEL_COLUMNS of each of its indices.
 
-        Cost: one read of every element, with `torch.get_num_threads()` threads; about a microsecond a call. The GIL is
-        released unless there is next to nothing to do.
+        Cost: one read of every element, with `torch.get_num_threads()` threads; about a microsecond a call. A channel
+        takes 32 bytes in the result, and at most 320 on the way. The GIL is released unless there is next to nothing to
+        do.
         """
         threads = torch.get_num_threads()
-        row = _C.activation_stats(x, low, high, near_zero, threads)
-        return row or _prepared(x, lambda values: _C.activation_stats(values, low, high, near_zero, threads))
-
-    def channel_table(
-        self, x: torch.Tensor, dim: int, low: float, high: float, near_zero: float
-    ) -> tuple[tuple[float, ...], bytes]:
-        """The row, and CHANNEL_COLUMNS of each index of dimension `dim` as float64 [C, 4] in bytes.
-
-        Cost: as `activation_row`, 32 bytes a channel in the result, and at most 320 a channel on the way.
-        """
-        threads = torch.get_num_threads()
-        found = _C.channel_stats(x, dim, low, high, near_zero, threads)
+        if dim is None:
+            row = _C.activation_stats(x, *limits, threads)
+            return row or _prepared(x, lambda values: _C.activation_stats(values, *limits, threads)), None
+        found = _C.channel_stats(x, dim, *limits, threads)
         if found is None and (x.layout is not torch.strided or x.is_nested):
             raise UnsupportedTensorError(0, "must be dense to have channels. Call to_dense first")
-        return found or _prepared(x, lambda values: _C.channel_stats(values, dim, low, high, near_zero, threads))
+        return found or _prepared(x, lambda values: _C.channel_stats(values, dim, *limits, threads))
 
     def magnitude_counts(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Counts over all elements of all tensors: zeros, NaNs, Infs, then floor(log2 |x|) from -1074 to 1023.

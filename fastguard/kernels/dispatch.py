@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedTensorError
-from ..stats import columns
+from ..records import columns
 from . import cpu, reference
 from .registry import CPU_NAMES, choose
 
@@ -126,10 +126,7 @@ def tell_autograd(tensors: Sequence[Any]) -> None:
         torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
-def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:
-    """Gradients of `groups`, flat, without the missing ones; their flat positions, or None if none is missing; and a
-    fingerprint of which parameters these were."""
-    return cpu.collect_gradients(groups) if "cpu" in CPU_NAMES else reference.collect_gradients(groups)
+collect_gradients = cpu.collect_gradients if "cpu" in CPU_NAMES else reference.collect_gradients
 
 
 def gradient_stats(

@@ -11,21 +11,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..errors import UnsupportedTensorError
-from ..stats.columns import POWERS, ROW_BYTES, TABLE
+from ..records.columns import POWERS, ROW_BYTES, TABLE
 from . import reference_activations
 from .backend import Backend
+from .reference_activations import CHUNK
+from .reference_activations import wide_dtype as wide_dtype
 from .tensors import OVERLAP, may_overlap, plain
-
-# Elements widened at once: bounds the extra memory to a few tens of MiB however large a tensor is.
-_CHUNK = 1 << 20
-
-
-def wide_dtype(device: torch.device) -> torch.dtype:
-    """What sums are taken in: float64, but float32 on Apple's GPUs, which have no other.
-
-    There a norm is within about 1e-5, squares overflow above 1e19, and counts above 2^24 lose their last bits.
-    """
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _chunk_columns(x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -92,7 +83,7 @@ def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
     x = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if x.numel() == 0:
         return torch.zeros(len(TABLE), dtype=wide_dtype(x.device), device=x.device)
-    chunks = [_chunk_columns(chunk) for chunk in x.reshape(-1).split(_CHUNK)]
+    chunks = [_chunk_columns(chunk) for chunk in x.reshape(-1).split(CHUNK)]
     parts = {column.name: torch.stack([chunk[column.name] for chunk in chunks]) for column in TABLE}
     row = {column.name: _FOLDS[column.fold](parts[column.name]) for column in TABLE}
     if len(chunks) > 1:
@@ -146,8 +137,6 @@ class ReferenceBackend(Backend):
                 # As real numbers: a complex product with factor + 0j has other zeros and NaNs.
                 (torch.view_as_real(view) if view.is_complex() else view).mul_(factor)
 
-    activation_row = staticmethod(reference_activations.activation_row)
-    channel_table = staticmethod(reference_activations.channel_table)
-    activation_row_into = staticmethod(reference_activations.activation_row_into)
-    channel_table_into = staticmethod(reference_activations.channel_table_into)
+    activation = staticmethod(reference_activations.activation)
+    activation_into = staticmethod(reference_activations.activation_into)
     magnitude_counts = staticmethod(reference_activations.magnitude_counts)

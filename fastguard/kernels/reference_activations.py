@@ -1,6 +1,6 @@
 """Activations in plain PyTorch: the definition of every column, and the fallback on any device.
 
-`row_tensor` and `channel_tensors` stay on the device and do not synchronise; the three operations of a backend do.
+`figures` stay on the device and do not synchronise; `activation` and `magnitude_counts` do.
 Thresholds are compared by value: an element is widened, never the threshold rounded.
 """
 
@@ -10,16 +10,25 @@ from collections.abc import Sequence
 
 import torch
 
-from ..stats.magnitudes import HIGHEST_EXPONENT, LOWEST_EXPONENT, NUM_COUNTS
-from ..stats.samples import CHANNEL_COLUMNS, EMPTY_ACTIVATION_ROW
+from ..records.magnitudes import HIGHEST_EXPONENT, LOWEST_EXPONENT, NUM_COUNTS
+from ..records.samples import CHANNEL_COLUMNS, EMPTY_ACTIVATION_ROW
+from .backend import Limits, Row
 from .tensors import float64_bytes, plain
 
 # Elements widened at once: bounds the extra memory to a few tens of MiB however large a tensor is.
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of sums: float64, but float32 on Apple's GPUs, which have no other.
+
+    There a norm is within about 1e-5, squares overflow above 1e19, and counts above 2^24 lose their last bits.
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+    return x.to(wide_dtype(x.device))
 
 
 def _chunk_columns(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
@@ -57,14 +66,6 @@ def _merge(parts: torch.Tensor, numel: int) -> torch.Tensor:
     return torch.cat([torch.stack([torch.full_like(mean, numel), mean, m2, *extremes]), parts[:, 5:].sum(0)])
 
 
-def row_tensor(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
-    """One row of ACTIVATION_COLUMNS, float64 [10] on the device of `x`, a strided real tensor. Does not synchronise."""
-    if x.numel() == 0:
-        return _wide(torch.tensor(EMPTY_ACTIVATION_ROW, device=x.device))
-    chunks = x.reshape(-1).split(_CHUNK)
-    return _merge(torch.stack([_chunk_columns(chunk, low, high, near_zero) for chunk in chunks]), x.numel())
-
-
 def _chunk_table(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
     """CHANNEL_COLUMNS of [channels, elements] as [channels, 4]."""
     values, finite = _wide(x), torch.isfinite(x)
@@ -75,56 +76,42 @@ def _chunk_table(x: torch.Tensor, low: float, high: float, near_zero: float) -> 
     return torch.stack([column.to(values.dtype) for column in columns], dim=1)
 
 
-def channel_tensors(
-    x: torch.Tensor, dim: int, low: float, high: float, near_zero: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row, and CHANNEL_COLUMNS of each index of dimension `dim` as float64 [C, 4]. Does not synchronise."""
-    channels = x.reshape(1, 1) if x.dim() == 0 else x.movedim(dim, 0)
-    table = _wide(torch.zeros(channels.shape[0], len(CHANNEL_COLUMNS), device=x.device))
+def figures(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """ACTIVATION_COLUMNS of a strided real tensor, float64 [10] on its device; with a `dim`, CHANNEL_COLUMNS of each of
+    its indices, float64 [C, 4]. Does not synchronise."""
+    channels = x.reshape(1, -1) if dim is None or x.dim() == 0 else x.movedim(dim, 0)
+    count = channels.shape[0]
+    table = None if dim is None else _wide(torch.zeros(count, len(CHANNEL_COLUMNS), device=x.device))
     if x.numel() == 0:
-        return row_tensor(x, low, high, near_zero), table
+        return _wide(torch.tensor(EMPTY_ACTIVATION_ROW, device=x.device)), table
     parts = []
-    for chunk in channels.reshape(channels.shape[0], -1).split(max(1, _CHUNK // channels.shape[0]), dim=1):
-        table += _chunk_table(chunk, low, high, near_zero)
-        parts.append(_chunk_columns(chunk, low, high, near_zero))
+    for chunk in channels.reshape(count, -1).split(max(1, CHUNK // count), dim=1):
+        parts.append(_chunk_columns(chunk, *limits))
+        if table is not None:
+            table += _chunk_table(chunk, *limits)
     return _merge(torch.stack(parts), x.numel()), table
 
 
-def activation_row_into(x: torch.Tensor, low: float, high: float, near_zero: float, row: torch.Tensor) -> None:
-    """The row of `x` into `row`, float64 [10] on the same device. Does not synchronise."""
-    with torch.no_grad():
-        row.copy_(row_tensor(plain(x, 0), low, high, near_zero))
-
-
-def channel_table_into(
-    x: torch.Tensor, dim: int, low: float, high: float, near_zero: float, row: torch.Tensor, table: torch.Tensor
+def activation_into(
+    x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None
 ) -> None:
-    """The same, and the table of the channels of `dim` into `table`, float64 [channels, 4] on the same device."""
+    """The figures of `activation` into `row` and `table`, float64 on the same device. Does not synchronise."""
     with torch.no_grad():
-        found, channels = channel_tensors(plain(x, 0), dim, low, high, near_zero)
+        found, channels = figures(plain(x, 0), dim, limits)
         row.copy_(found)
-        table.copy_(channels)
+        if table is not None and channels is not None:
+            table.copy_(channels)
 
 
-def activation_row(x: torch.Tensor, low: float, high: float, near_zero: float) -> tuple[float, ...]:
-    """One row of ACTIVATION_COLUMNS. Synchronises once.
+def activation(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
+    """One row of ACTIVATION_COLUMNS and, with a `dim`, CHANNEL_COLUMNS of each of its indices as float64 bytes.
 
-    Cost: about two dozen passes, and float64 copies of at most 2^20 elements at a time.
+    Cost: about two dozen passes, a dozen more for channels, and float64 copies of at most 2^20 elements at a time; a
+    copy of `x` where its channels do not come first; one sync, two for channels.
     """
     with torch.no_grad():
-        return tuple(row_tensor(plain(x, 0), low, high, near_zero).tolist())
-
-
-def channel_table(
-    x: torch.Tensor, dim: int, low: float, high: float, near_zero: float
-) -> tuple[tuple[float, ...], bytes]:
-    """The row, and CHANNEL_COLUMNS of each index of dimension `dim` as float64 [C, 4] in bytes. Synchronises twice.
-
-    Cost: about three dozen passes; a copy of `x` where its channels do not come first.
-    """
-    with torch.no_grad():
-        row, table = channel_tensors(plain(x, 0), dim, low, high, near_zero)
-        return tuple(row.tolist()), float64_bytes(table.cpu())
+        row, table = figures(plain(x, 0), dim, limits)
+        return tuple(row.tolist()), None if table is None else float64_bytes(table.cpu())
 
 
 def _chunk_counts(x: torch.Tensor) -> torch.Tensor:
@@ -147,6 +134,6 @@ def magnitude_counts(tensors: Sequence[torch.Tensor]) -> list[int]:
         for i, tensor in enumerate(tensors):
             x = plain(tensor, i)
             x = torch.view_as_real(x) if x.is_complex() else x
-            for chunk in x.reshape(-1).split(_CHUNK):
+            for chunk in x.reshape(-1).split(CHUNK):
                 total += _chunk_counts(chunk).cpu()
     return total.tolist()

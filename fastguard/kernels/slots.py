@@ -1,16 +1,16 @@
-"""Slots in a device's memory: what an engine fills, and what the host reads. See `fastguard.stats.slot`."""
+"""Slots in a device's memory: what an engine fills, and what the host reads. See `fastguard.records.slot`."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import NamedTuple
 
 import torch
 
-from ..stats.columns import COLUMNS, ROW_BYTES
-from ..stats.slot import (
+from ..records.columns import COLUMNS, ROW_BYTES
+from ..records.slot import (
     BROUGHT,
-    CLIP_COEF,
     FACTOR,
     HEADER_BYTES,
     HEADER_WORDS,
@@ -83,6 +83,33 @@ def copy_slot(words: torch.Tensor, num_rows: int, headers: bytearray, offset: in
     return bytearray(ctypes.string_at(address + HEADER_BYTES, ROW_BYTES * num_rows)), skipped
 
 
+class StepOptions(NamedTuple):
+    """How an engine decides on a step.
+
+    norm = sqrt(sum of squares); coefficient = min(1, max_norm / (norm + 1e-6)), 1 if the norm is not finite or the step
+    is skipped; skip = (skip_nonfinite and the norm is not finite) or found_inf. With a `trigger` >= 0 the coefficient
+    is min(1, max_norm / norm) for a norm above it, else 1; with a `max_norm` of 0 a norm above it is a skip.
+
+    Attributes:
+        step: a number for the header.
+        scale: 0-dim float32 on the device: what the gradients have to be divided by (`GradScaler`).
+        found_inf: 0-dim float32 on the device: not 0 when the step must be skipped.
+        max_norm: >= 0; Inf never clips.
+        unscales_itself: the optimizer divides by the scale, so the factor leaves it out.
+    """
+
+    step: int = 0
+    scale: torch.Tensor | None = None
+    found_inf: torch.Tensor | None = None
+    max_norm: float = math.inf
+    skip_nonfinite: bool = True
+    unscales_itself: bool = False
+    trigger: float = -1.0
+
+
+DEFAULT_OPTIONS = StepOptions()
+
+
 class SlotContents(NamedTuple):
     """What a device left in a slot.
 
@@ -116,14 +143,6 @@ def read_slot(words: torch.Tensor, num_rows: int) -> SlotContents:
     data = bytearray(HEADER_BYTES)
     rows, skipped = copy_slot(words, num_rows, data, 0)
     header = memoryview(data).cast("d")
-    return SlotContents(
-        header[NORM_SQ],
-        header[NORM],
-        header[CLIP_COEF],
-        header[FACTOR],
-        header[LOSS_SCALE],
-        skipped,
-        int(header[STEP]),
-        {name: header[word] for name, (word, _) in NOTES.items()},
-        rows,
-    )
+    notes = {name: header[word] for name, (word, _) in NOTES.items()}
+    norm_sq, norm, clip_coef, factor, loss_scale = header[NORM_SQ : LOSS_SCALE + 1]
+    return SlotContents(norm_sq, norm, clip_coef, factor, loss_scale, skipped, int(header[STEP]), notes, rows)

@@ -9,18 +9,39 @@ import importlib.resources
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._text import listed, number, shown
+from ..records.log import LogReader
 from ..report import Report, build_report
+from ..report.report import number_rows
+from ..report.showing import steps_of
+from ..visualization.curves import Curve
 from ..visualization.runs import DrawnRun, runs_of
+from ..visualization.static import svg
+from ..visualization.style import COLOURS, translucent
 from .charts import charts_of
-from .comparing import differences, parting
-from .parts import LOOKS, cards_of, cost_rows, infection, module_rows, ribbon_svg, tensor_lines, tensor_rows
+from .parts import (
+    LOOKS,
+    cards_of,
+    clock,
+    in_words,
+    infection,
+    key_numbers,
+    module_rows,
+    ribbon_svg,
+    tensor_lines,
+    tensor_names,
+    tensor_rows,
+)
 
 _ASSETS = importlib.resources.files(__name__.rpartition(".")[0]) / "assets"
 _NUM_STATIC_ROWS = 100
+_NUM_SPARKS = 150  # points of a small chart
+_FACTS = ("clip_limit", "clip_policy", "autocast", "dtypes", "backward_per_step", "steps_per_epoch", "loss_kind")
+_Step = tuple[int, dict[str, Any]]
 
 
 def build_page(source: Any, *, title: str = "", command: str = "") -> str:
@@ -36,9 +57,9 @@ def build_page(source: Any, *, title: str = "", command: str = "") -> str:
         ImportError: plotly or Jinja2 is missing.
         TypeError, ValueError, OSError: as for the figures.
 
-    Cost: of a log, one pass over it. The page has plotly's 4.8 MB in it, and at most about 2 MB more.
+    Cost: of a log, one pass over it. The page has plotly in it, packed to 2 MB, and at most about 1 MB more.
     """
-    _needed()
+    _environment()
     runs = runs_of(source)
     reports = [build_report(run.history) if run.guard is None else run.guard.report() for run in runs]
     return render(runs, reports, title or ", ".join(run.name for run in runs), command)
@@ -46,46 +67,47 @@ def build_page(source: Any, *, title: str = "", command: str = "") -> str:
 
 def page_of(report: Report, source: Any, title: str = "") -> str:
     """The page of a report that is there already, with figures of `source`; raises as `build_page`."""
-    _needed()
     (run,) = runs_of(source)
     return render([run], [report], title or run.name, "")
 
 
-def _needed() -> tuple[Any, Any]:
-    """Jinja2 and plotly; an ImportError says how to get them."""
+def _environment() -> Any:
+    """Jinja2's; an ImportError says how to get what is missing."""
     try:
         import jinja2
-        from plotly import offline
+        import plotly  # noqa: F401
     except ImportError as error:
         raise ImportError("the page of a run needs plotly and Jinja2: pip install fastguard[report]") from error
-    return jinja2, offline
+    neat: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_printable, **neat)
 
 
 def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, command: str) -> str:
     """The page of these runs and of what is to be said of each."""
-    jinja2, offline = _needed()
+    environment = _environment()
+    from plotly import offline
+
     plotly, early, late = offline.get_plotlyjs(), _asset("early.js"), _asset("page.js")
     # Scripts by their hashes. plotly styles its elements where they stand; a style has nowhere to load anything from.
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, (early, plotly, late)))}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    cards = [cards_of(report) for report in reports]
-    charts, left_out = charts_of(runs, cards[0])
-    tensors, modules = tensor_rows(runs[0]), module_rows(reports[0])
+    charts, left_out = charts_of(runs, reports[0].findings)
+    names = tensor_names(runs[0], reports[0].findings)
+    tensors, modules = tensor_rows(runs[0], names), module_rows(reports[0])
     # What follows the first paint. One packed text each, so that a chart costs nothing before it is drawn.
     packed = {f"chart-{chart.name}": _packed(_json(chart.figure).encode()) for chart in charts}
     packed["ribbon"] = _packed(bytes(runs[0].ribbon.states))
     packed["tensors"] = _packed(_json(tensors["rows"]).encode())
-    lines, values = tensor_lines(runs[0])
-    packed["lines"] = _packed(values)
-    data = {
+    packed["lines"] = _packed(_json(tensor_lines(runs[0], names)).encode())
+    packed["plotly"] = _packed(plotly.encode())
+    data: dict[str, Any] = {
+        "clocks": [clock(run) for run in runs],
         "ribbon": {"first": runs[0].ribbon.first_step, "width": runs[0].ribbon.width, "looks": list(LOOKS.values())},
-        "lines": lines,
         "charts": [{"name": chart.name, "height": chart.height, "group": chart.group} for chart in charts],
     }
-    neat: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, **neat)
+    environment.filters["number"] = number
     return str(
         environment.from_string(_asset("page.html")).render(
             title=title,
@@ -94,34 +116,71 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
             style=_trusted(_asset("page.css")),
             early=_trusted(early),
             late=_trusted(late),
-            plotly=_trusted(plotly),
             data=_trusted(_json(data)),
             packed=packed,
             runs=[
                 {
                     "run": run,
                     "report": report,
-                    "cards": its,
-                    "lines": str(report).splitlines(),
+                    "cards": cards_of(report),
+                    "verdict": str(report).splitlines()[0],
+                    "key_numbers": key_numbers(run, report),
+                    "numbers": number_rows(report.numbers, report.sinks),
                     "ribbon": ribbon_svg(run),
                 }
-                for run, report, its in zip(runs, reports, cards)
+                for run, report in zip(runs, reports)
             ],
+            is_timed=all(steps for steps, _ in data["clocks"]),
             charts=[chart for chart in charts if not chart.group],
             maps=[chart for chart in charts if chart.group],
             left_out=left_out,
             infections=infection(runs[0]),
-            tensors=sorted(tensors["rows"], key=_badness)[:_NUM_STATIC_ROWS],
-            num_tensors=len(tensors["rows"]),
+            tensors=tensors["rows"][:_NUM_STATIC_ROWS],
+            num_tensors=len(names),
             columns=tensors["columns"],
             modules=modules,
-            costs=cost_rows(reports[0]),
-            parting=parting(runs),
+            parting=[parting(runs[0], run) for run in runs[1:]],
             differences=differences(runs, reports),
             looks=LOOKS,
             logs=[log for log in map(_log_of, runs) if log],
         )
     )
+
+
+def overview(report: Report, source: Any) -> str | None:
+    """Verdict, key numbers, small charts of `source` and findings as HTML without scripts; None without Jinja2."""
+    try:
+        environment = importlib.import_module("jinja2").Environment(autoescape=True, finalize=_printable)
+    except ImportError:
+        return None
+    try:
+        runs = [] if source is None else runs_of(source)
+    except (ValueError, OSError):  # no step, or a log that is gone: the findings are here
+        runs = []
+    curves = [("Loss", "loss", False), ("Gradient norm", "norm", True)]
+    drawn = [(title, run.curves[key], is_log) for run in runs for title, key, is_log in curves]
+    environment.filters["where"] = lambda one: ", ".join(filter(None, (steps_of(one), listed(one.layers))))
+    environment.filters["shown"] = lambda text: shown(text, 2000)
+    return str(
+        environment.from_string(_asset("notebook.html")).render(
+            report=report,
+            verdict=str(report).splitlines()[0],
+            numbers=[row for run in runs for row in key_numbers(run, report).items()],
+            charts=[_trusted(_spark(*one)) for one in drawn if len(one[1]) > 2],
+        )
+    )
+
+
+def _spark(title: str, curve: Curve, is_log: bool) -> str:
+    fewer = Curve(_NUM_SPARKS)
+    for point in curve.points:
+        fewer.add_stretch(point)
+    x = [point.last_step for point in fewer.points]
+    ends = [point.high for point in fewer.points] + [point.low for point in reversed(fewer.points)]
+    band = {"type": "scatter", "x": x + x[::-1], "y": ends, "fill": "toself", "fillcolor": translucent(COLOURS[0])}
+    line = {"type": "scatter", "x": x, "y": [point.middle for point in fewer.points], "line": {"color": COLOURS[0]}}
+    axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"type": "log" if is_log else "linear"}}
+    return svg({"data": [band, line], "layout": {"title": {"text": title}, **axes}}, 420, 160)
 
 
 def _log_of(run: DrawnRun) -> dict[str, str] | None:
@@ -133,18 +192,18 @@ def _log_of(run: DrawnRun) -> dict[str, str] | None:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
         size = file.tell()
-    return {"name": run.name, "size": f"{size:,}", "digest": digest.hexdigest()}
+    return {"name": shown(os.path.basename(run.path)), "size": f"{size:,}", "digest": digest.hexdigest()}
 
 
 def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """Writes `page` as a whole or not at all; into a link's target, and a device or pipe as into any.
 
     Raises:
-        FileExistsError: there is something at `path`, and not `force`.
+        FileExistsError: there is something at `path`, such as a link to nothing, and not `force`.
         OSError: it cannot be written.
     """
     path = Path(path)
-    if path.exists() and not force:
+    if os.path.lexists(path) and not force:
         raise FileExistsError(f"{path} exists already; --force writes over it")
     if path.exists() and not path.is_file():  # which a rename would put a file in the place of: /dev/null, as root
         path.write_text(page, encoding="utf-8", newline="\n")
@@ -165,11 +224,6 @@ def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -
     return path
 
 
-def _badness(row: Sequence[Any]) -> tuple[int, float]:
-    """Not finite first, then the largest norm."""
-    return (0 if row[-1] else 1, -(row[1] or 0.0))
-
-
 def _packed(data: bytes) -> str:
     """In as few characters as a page can hold without more; the same for the same data."""
     return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode("ascii")
@@ -179,6 +233,13 @@ def _json(value: Any) -> str:
     """JSON that may stand inside a script element, whatever names are in it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _printable(value: Any) -> Any:
+    """Text with every control, surrogate and turn of the direction of writing as its escape; all else as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
+        return value
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in value)
 
 
 def _asset(name: str) -> str:
@@ -194,3 +255,56 @@ def _trusted(text: str) -> Any:
     import markupsafe
 
     return markupsafe.Markup(text)
+
+
+def parting(base: DrawnRun, run: DrawnRun) -> str:
+    """The first step at which `run` has another loss or norm than `base`. Cost: reads the logs again, up to there."""
+    num, lefts, rights = 0, _steps(base), _steps(run)
+    left, right = next(lefts, None), next(rights, None)
+    while left is not None and right is not None:
+        if left[0] == right[0]:
+            for what in ("loss", "norm"):
+                one, other = left[1].get(what), right[1].get(what)
+                if one != other and repr(one) != repr(other):
+                    told = repr if number(one) == number(other) else number  # as many digits as it takes
+                    values = f"{what} {told(other)} instead of {told(one)}"
+                    return f"{run.name}: parts from {base.name} at step {left[0]}: {values}"
+            num += 1
+        at, to = left[0], right[0]
+        left = next(lefts, None) if at <= to else left
+        right = next(rights, None) if to <= at else right
+    if not num:
+        return f"{run.name}: no step in common with {base.name}"
+    return f"{run.name}: the same losses and norms as {base.name} at all {num} steps in common"
+
+
+def _steps(run: DrawnRun) -> Iterator[_Step]:
+    """Loss and norm by step: of a log all of them, else those of the points that are drawn."""
+    if run.path is not None:
+        log = LogReader(run.path)
+        for line in log:
+            if "step" in line and log.num_runs == run.num_runs:
+                yield line["step"], {"loss": line.get("loss"), "norm": line.get("grad/norm")}
+        return
+    drawn: dict[int, dict[str, Any]] = {}
+    for what in ("loss", "norm"):
+        for point in run.curves[what].points:
+            drawn.setdefault(point.last_step, {})[what] = point.middle
+    yield from sorted(drawn.items())
+
+
+def differences(runs: Sequence[DrawnRun], reports: Sequence[Report]) -> list[tuple[str, list[str]]]:
+    """A row for each number of the reports, and each setting, that the runs differ in."""
+    keys = dict.fromkeys(key for report in reports for key in report.numbers)
+    rows = [(in_words(key), [number(report.numbers.get(key)) for report in reports]) for key in keys]
+    settings = [_settings(run) for run in runs]
+    rows += [(key, [one.get(key, "-") for one in settings]) for key in dict.fromkeys(k for s in settings for k in s)]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _settings(run: DrawnRun) -> dict[str, str]:
+    model = run.history.model
+    found = {fact: getattr(model, fact) for fact in _FACTS}
+    for place, group in enumerate(model.optimizer_settings[:8]):
+        found.update({f"optimizer {key}" + (f", group {place}" if place else ""): one for key, one in group.items()})
+    return {key: shown(value, 80) for key, value in found.items() if value not in (None, "", ())}

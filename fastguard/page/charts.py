@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from .._text import shown
-from ..stats.magnitudes import MagnitudeHistogram
+from .._text import count, number, shown
+from ..diagnosis import Finding
+from ..records.magnitudes import MagnitudeHistogram
 from ..visualization import (
     plot_activations,
     plot_clip_rate,
@@ -23,9 +24,10 @@ from ..visualization import (
 )
 from ..visualization.layers import SHADED, histograms
 from ..visualization.runs import DrawnRun
-from .parts import Card
+from ..visualization.style import text
 
 MAX_ROWS = 256  # of a heat map
+_MIN_SAMPLES = 3  # a chart of fewer shows less than a sentence
 _DIGITS, _DIGITS_OF_CELLS = 5, 4
 _MAX_TOLD = 16
 _CHARTS = (
@@ -64,31 +66,28 @@ class Chart:
     group: str = ""
 
 
-def charts_of(runs: Sequence[DrawnRun], cards: Sequence[Card]) -> tuple[list[Chart], list[str]]:
-    """The charts that there is something to draw of, and why the others are not there."""
+def charts_of(runs: Sequence[DrawnRun], findings: Sequence[Finding]) -> tuple[list[Chart], list[str]]:
+    """The charts that have something to show, and why the others are left out."""
+    makers = [(title, partial(_of_series, name, title, plot, runs, findings)) for name, title, plot in _CHARTS]
+    makers += [(f"Layers by {title}", partial(_of_cells, name, title, draw, runs[0])) for name, title, draw in _MAPS]
     charts: list[Chart] = []
     left_out: list[str] = []
-    for name, title, plot in _CHARTS:
+    for title, make in [*makers, ("Magnitudes", partial(_of_magnitudes, runs[0]))]:
         try:
-            figure = plot(list(runs))
+            charts.append(make())
         except ValueError as error:
             left_out.append(f"{title}: {error}.")
-            continue
-        _flag(figure, cards)
-        charts.append(_of_series(name, title, figure))
-    for name, title, draw in _MAPS:
-        try:
-            charts.append(_of_cells(f"layers-{name}", title, draw(runs[0])))
-        except ValueError as error:
-            left_out.append(f"Layers by {title}: {error}.")
-    try:
-        charts.append(_of_magnitudes(runs[0]))
-    except ValueError as error:
-        left_out.append(f"Magnitudes: {error}.")
     return charts, left_out
 
 
-def _of_series(name: str, title: str, figure: Any) -> Chart:
+def _hold_samples(num: int) -> None:
+    if num < _MIN_SAMPLES:
+        raise ValueError(f"{count(num, 'sample')}, too few to draw")
+
+
+def _of_series(name: str, title: str, plot: Any, runs: Sequence[DrawnRun], findings: Sequence[Finding]) -> Chart:
+    figure = plot(list(runs))
+    _hold_samples(max(len(trace.x) for trace in figure.data))
     rows = []
     for trace in figure.data:
         if trace.mode == "markers" and trace.yaxis == "y2":
@@ -96,34 +95,32 @@ def _of_series(name: str, title: str, figure: Any) -> Chart:
             continue
         values = [(y, x) for x, y in zip(trace.x, trace.y) if isinstance(y, (int, float))]
         if values and not (trace.name or "").endswith("least to largest"):
-            at = [f"{y:.4g} (step {x})" for y, x in (values[0], values[-1], min(values), max(values))]
+            at = [f"{number(y)} (step {x})" for y, x in (values[0], values[-1], min(values), max(values))]
             rows.append([trace.name, *at])
     told = "; ".join(f"{row[0]}: {row[1]}" + (f" to {row[2]}" if row[2] else "") for row in rows)
-    return Chart(name, title, _plain(figure, _DIGITS), told, ("series", "first", "last", "least", "largest"), rows)
+    plain = _plain(figure, _DIGITS)
+    if len(runs) == 1:
+        _mark_findings(plain["layout"], findings, runs[0])
+    for trace in plain["data"]:  # whose it is
+        own = [
+            (len(run.name), place) for place, run in enumerate(runs) if trace["name"].startswith(f"{text(run.name)},")
+        ]
+        trace["meta"] = max(own, default=(0, 0))[1]
+    return Chart(name, title, plain, told, ("series", "first", "last", "least", "largest"), rows)
 
 
-def _of_cells(name: str, title: str, figure: Any) -> Chart:
-    """A heat map: the rows with the largest values are told."""
+def _of_cells(name: str, title: str, draw: Callable[[DrawnRun], Any], run: DrawnRun) -> Chart:
+    """A heat map: its largest value is told, and where NaN and Inf were."""
+    figure = draw(run)
     heat = figure.data[0]
-    is_log = bool(heat.colorbar.title.text)
-    bad = {trace.name: trace for trace in figure.data}.get("NaN or Inf")
-    found = []
-    for place, (label, values) in enumerate(zip(heat.y, heat.z)):
-        known = [(value, step) for value, step in zip(values, heat.x) if value is not None]
-        steps = [step for step, one in zip(heat.x, bad.z[place] if bad else ()) if one]
-        if known or steps:
-            top, step = max(known, default=(-math.inf, 0))
-            newest = known[-1][0] if known else math.nan
-            found.append((len(steps), top, label, step, newest, steps))
-    found.sort(key=lambda one: one[:2], reverse=True)
-    rows = [
-        [label, _number(top, is_log), str(step) if top > -math.inf else "-", _number(newest, is_log), _listed(steps)]
-        for _, top, label, step, newest, steps in found[:_MAX_TOLD]
-    ]
+    _hold_samples(len(heat.x))
+    cells = [(z, y, x) for y, row in zip(heat.y, heat.z) for x, z in zip(heat.x, row) if z is not None]
     told = f"{len(heat.y)} rows by {len(heat.x)} sampled steps, {heat.x[0]} to {heat.x[-1]}"
-    if rows:
-        told += f"; the largest value: {rows[0][0]}, {rows[0][1]} at step {rows[0][2]}"
-    head = ("rows with the largest values", "largest", "at step", "newest", "NaN or Inf at steps")
+    if cells:
+        top, label, step = max(cells)
+        told += f"; the largest value: {label}, {number(10**top if heat.colorbar.title.text else top)} at step {step}"
+    for bad in figure.data[1:]:
+        told += f"; NaN or Inf at step {_listed([x for x, *column in zip(bad.x, *bad.z) if any(column)])}"
     plain = _plain(figure, _DIGITS_OF_CELLS)
     for trace in plain["data"]:
         if any(" ... " in label for label in trace["y"]):
@@ -131,8 +128,8 @@ def _of_cells(name: str, title: str, figure: Any) -> Chart:
         trace.pop("text", None)
         value = "NaN or Inf" if trace["name"] == "NaN or Inf" else "%{z:.4g}"
         trace["hovertemplate"] = f"step %{{x}}<br>%{{y}}: {value}<extra></extra>"
-    height = min(700, 140 + 9 * len(heat.y))
-    return Chart(name, title, plain, told, head, rows, height, "layers")
+    height = min(900, 110 + max(9, min(15, 900 // len(heat.y))) * len(heat.y))
+    return Chart(f"layers-{name}", title, plain, told, (), (), height, "layers")
 
 
 def _of_magnitudes(run: DrawnRun) -> Chart:
@@ -145,7 +142,8 @@ def _of_magnitudes(run: DrawnRun) -> Chart:
             rows.append([shown(name), kind, *(f"{share:.3g}" for share in shares)])
     told = "; ".join(_spread(shown(name), one) for name, one in by_name.items())
     head = ("what", "format", "share below it", "share that loses bits", "share above it")
-    return Chart("magnitudes", figure.layout.title.text, _plain(figure, _DIGITS), told, head, rows, 420)
+    told += figure.layout.title.text.removeprefix("Magnitudes")
+    return Chart("magnitudes", "Magnitudes", _plain(figure, _DIGITS), told, head, rows, 420)
 
 
 def _spread(name: str, one: MagnitudeHistogram) -> str:
@@ -153,20 +151,34 @@ def _spread(name: str, one: MagnitudeHistogram) -> str:
     return f"{name}: from 2^{exponents[0]} to 2^{exponents[-1] + 1}"
 
 
-def _number(value: float, is_log: bool) -> str:
-    return f"{10**value if is_log else value:.4g}" if math.isfinite(value) else "-"
-
-
 def _listed(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps[:_MAX_TOLD])) + (", ..." if len(steps) > _MAX_TOLD else "") or "-"
 
 
-def _flag(figure: Any, cards: Sequence[Card]) -> None:
-    """The findings' numbers, at their steps; those of one step in one flag."""
-    look = {"yref": "paper", "yanchor": "bottom", "showarrow": False, "bordercolor": "#888888", "borderpad": 1}
-    at = sorted((card.first_step, card.number) for card in cards if card.first_step is not None)
-    for step, numbers in itertools.groupby(at, lambda one: one[0]):
-        figure.add_annotation(x=step, y=1.0, text=",".join(str(number) for _, number in numbers), **look)
+def _mark_findings(layout: dict[str, Any], findings: Sequence[Finding], run: DrawnRun) -> None:
+    """The findings' numbers above the chart: a flag at a step, a line over a stretch of steps, in as many rows as these
+    need not to cover one another."""
+    first, last = run.ribbon.first_step, run.ribbon.last_step
+    room = 0.03 * max(1, last - first)  # of a number
+    places: dict[tuple[int, int], list[str]] = {}
+    for place, one in enumerate(findings, 1):
+        if one.first_step is not None:
+            end = one.first_step if one.last_step is None else one.last_step
+            places.setdefault((one.first_step, end), []).append(str(place))
+    ends: list[float] = []  # of each row, where it is free
+    shapes, notes = layout.setdefault("shapes", []), layout.setdefault("annotations", [])
+    for (begin, end), numbers in sorted(places.items()):
+        row = next((row for row, free in enumerate(ends) if free < begin), len(ends))
+        ends[row:] = [max(end, begin + room), *ends[row + 1 :]]
+        look = {"yref": "paper", "yanchor": "middle", "yshift": 10 + 16 * row, "showarrow": False, "borderpad": 1}
+        middle = (begin + end) / 2 if end - begin > room else begin
+        look |= {"bordercolor": "#888888", "bgcolor": "rgba(136,136,136,0.25)", "font": {"size": 10}}
+        notes.append({"x": middle, "y": 1.0, "text": ",".join(numbers), **look})
+        if end > begin:
+            line = {"type": "line", "x0": begin, "x1": end, "yref": "paper", "ysizemode": "pixel", "yanchor": 1.0}
+            line |= {"line": {"color": "#888888", "width": 3}, "opacity": 0.6, "layer": "above"}
+            shapes.append({**line, "y0": 10 + 16 * row, "y1": 10 + 16 * row})
+    layout["margin"]["t"] = max(26, 12 + 16 * len(ends))
 
 
 def _plain(figure: Any, digits: int) -> dict[str, Any]:
@@ -176,7 +188,7 @@ def _plain(figure: Any, digits: int) -> dict[str, Any]:
         layout.pop(key, None)
     if figure.data[0].type == "scatter":  # a legend below the axis, however many lines it has
         layout["legend"].update(yref="container", y=0, yanchor="bottom")
-        layout["margin"]["b"] = 90
+        layout["margin"]["b"] = 90 if len(figure.data) > 1 else 50
         layout["xaxis"]["title"]["standoff"] = 6
         layout["yaxis"]["nticks"] = 8
         values = [y for trace in figure.data for y in trace.y if isinstance(y, (int, float)) and 0.0 < y < math.inf]

@@ -1,16 +1,14 @@
-"""What a page says, as plain data: findings, the ribbon, tensors, differences between runs."""
+"""What a page says of one run, as plain data: key numbers, findings, the ribbon, tensors, modules."""
 
 from __future__ import annotations
 
-import inspect
 import math
-import sys
-from array import array
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 from typing import Any
 
-from .._text import NAME_WIDTH, listed, shown
-from ..diagnosis import RULES, Finding
+from .._text import NAME_WIDTH, duration, listed, number, shown
+from ..diagnosis import RULES, Finding, Rule
 from ..report import Report
 from ..report.showing import steps_of
 from ..visualization.curves import worst
@@ -20,8 +18,18 @@ from ..visualization.runs import DrawnRun
 _WIDTH = 1000  # of the ribbon, in parts
 _MAX_EVENTS, _MAX_NAMES = 8, 8
 _MAX_VALUES = 1 << 17  # in the lines of all tensors together
-# A value of such a line, in two bytes: 0 for what was not there, up to `_TOP` a norm, by its logarithm.
-_TOP, _ZERO, _BAD = 65_000, 65_534, 65_535
+_WORDS = {
+    "lr": "learning rate",
+    "val": "validation",
+    "coef": "coefficient",
+    "std": "standard deviation",
+    "rms": "root mean square",
+    "nonfinite": "not finite",
+    "threshold": "limit",
+    "nans": "NaN",
+    "infs": "Inf",
+    "us": "(us)",
+}
 # Height and shade: told apart in greyscale too.
 LOOKS = {
     "good": (40, "#7fb8a4"),
@@ -33,55 +41,88 @@ LOOKS = {
 }
 
 
-@dataclass(frozen=True)
-class Card:
-    """A finding, as a page shows it. `number` is that of its flag on the charts."""
-
-    number: int
-    rule: str
-    severity: str
-    summary: str
-    steps: str
-    first_step: int | None
-    last_step: int | None
-    layers: str
-    evidence: tuple[tuple[str, str], ...]
-    remedy: str
-    about: str
-    reads: str
-    source: str
+def cards_of(report: Report) -> list[dict[str, Any]]:
+    """The report's findings, in its order, each with the number that it has on the charts."""
+    return [
+        {
+            "number": place,
+            "finding": one,
+            "summary": shown(one.summary, 2000),
+            "steps": steps_of(one),
+            "layers": "" if all(name in one.summary for name in one.layers) else listed(one.layers, 8),
+            "evidence": [(in_words(key), _told(value)) for key, value in one.evidence.items()],
+            "rule": RULES.get(one.rule),
+            "about": _about(RULES.get(one.rule)),
+        }
+        for place, one in enumerate(report.findings, 1)
+    ]
 
 
-def cards_of(report: Report) -> list[Card]:
-    """The report's findings, in its order."""
-    return [_card(number, finding) for number, finding in enumerate(report.findings, 1)]
+def _about(rule: Rule | None) -> str:
+    """What a rule looks for: its docstring, with its thresholds' values for their names."""
+    if rule is None:
+        return ""
+    values: dict[str, Any] = dict(rule.thresholds)
+    text = " ".join((rule.check.__doc__ or "").split())
+    return re.sub(r"`(\w+)`", lambda found: number(values.get(found[1], found[1])), text)
 
 
-def _card(number: int, finding: Finding) -> Card:
-    rule = RULES.get(finding.rule)
-    return Card(
-        number,
-        finding.rule,
-        finding.severity,
-        shown(finding.summary, 2000),
-        steps_of(finding),
-        finding.first_step,
-        finding.last_step,
-        listed(finding.layers, 8),
-        tuple((key, _short(value)) for key, value in finding.evidence.items()),
-        finding.recommendation,
-        "" if rule is None else inspect.cleandoc(rule.check.__doc__ or ""),
-        "" if rule is None else rule.reads,
-        "" if rule is None else rule.source,
-    )
+def in_words(key: str) -> str:
+    """What a key of evidence, or of a report's numbers, says.
+
+    >>> in_words("last_num_nans"), in_words("lr"), in_words("is_certain"), in_words("the rule x")
+    ('last NaN', 'learning rate', 'certain', 'the rule x')
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
+        return shown(key, NAME_WIDTH)
+    return " ".join(_WORDS.get(part, part) for part in key.split("_") if part not in ("num", "is"))
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
+def _told(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
         return listed([str(one) for one in value], 8)
-    return shown(value, NAME_WIDTH)
+    return shown(number(value), NAME_WIDTH)
+
+
+def key_numbers(run: DrawnRun, report: Report) -> dict[str, tuple[str, str]]:
+    """The row on top of the page: by its name each number, and what to compare it with."""
+    numbers = report.numbers
+    rows: dict[str, tuple[str, str]] = {}
+    for key, name in (("loss", "Final loss"), ("val_loss", "Validation loss")):
+        if f"{key}_last" in numbers:
+            best = min(run.curves[key].points, key=lambda point: point.low, default=None)
+            at = f"best {number(best.low)} at step {best.last_step}" if best else ""
+            rows[name] = (number(numbers[f"{key}_last"]), at)
+    clock = run.curves["time"].points
+    taken = clock[-1].high - clock[0].low if clock else 0.0
+    rows["Steps"] = (f"{numbers['num_steps']:,}", f"the last is {run.ribbon.last_step}")
+    for key, name, which in (("skip", "Skipped", "steps"), ("clip", "Clipped", "good steps")):
+        if f"{key}_rate" in numbers:
+            rate = f"{100.0 * numbers[f'{key}_rate']:.3g} % of the {which}"
+            rows[name] = (f"{numbers[f'num_{key}ped']:,}", rate)
+    if taken > 0.0:
+        rows["Run time"] = (duration(taken), f"{numbers['num_steps'] / taken:.3g} steps a second")
+    if "overhead_mean_us" in numbers:
+        rows["Guarding"] = (duration(1e-6 * numbers["overhead_mean_us"]), "a step on average")
+    last = run.history.last
+    if last is not None and last.gradients.total_elements:
+        rows["Parameters"] = (f"{last.gradients.total_elements:,}", "with a gradient")
+    return rows
+
+
+def clock(run: DrawnRun) -> tuple[list[int], list[float]]:
+    """Steps, ever later, and the seconds since the first at which they were written."""
+    steps: list[int] = []
+    seconds: list[float] = []
+    points = run.curves["time"].points
+    for point in points:
+        taken = round(point.high - points[0].low, 3)
+        if not steps or (point.last_step > steps[-1] and taken >= seconds[-1]):
+            steps.append(point.last_step)
+            seconds.append(taken)
+    return steps, seconds
 
 
 def ribbon_svg(run: DrawnRun) -> list[dict[str, Any]]:
@@ -97,68 +138,72 @@ def ribbon_svg(run: DrawnRun) -> list[dict[str, Any]]:
 
 
 def infection(run: DrawnRun) -> list[dict[str, Any]]:
-    """For steps that were not finite: the tensors in backward order, the likeliest origin first."""
+    """For steps that were not finite: the tensors in backward order, the likeliest origin first. Equal ones are one."""
     history = run.history
     events = {event.step: event for event in (*history.first_events, *history.last_events)}
-    found = [event for _, event in sorted(events.items()) if event.names]
+    steps: dict[tuple[Any, ...], list[int]] = {}
+    for step, event in sorted(events.items()):
+        if event.names:
+            found = f"{event.num_nans} NaN and {event.num_infs} Inf in {event.num_tensors} tensors"
+            told = f"{found}, {'skipped' if event.skipped else 'taken all the same'}"
+            steps.setdefault((event.names[:_MAX_NAMES], event.num_tensors, told), []).append(step)
     return [
         {
-            "step": event.step,
-            "names": [shown(name, NAME_WIDTH) for name in event.names[:_MAX_NAMES]],
-            "more": event.num_tensors - len(event.names[:_MAX_NAMES]),
-            "told": f"{event.num_nans} NaN and {event.num_infs} Inf in {event.num_tensors} tensors, "
-            + ("skipped" if event.skipped else "taken all the same"),
+            "when": f"Step{'s' * (len(at) > 1)} {listed(at, 8)}",
+            "names": [shown(name, NAME_WIDTH) for name in names],
+            "more": num - len(names),
+            "told": told,
         }
-        for event in found[:_MAX_EVENTS]
+        for (names, num, told), at in list(steps.items())[:_MAX_EVENTS]
     ]
 
 
 def module_rows(report: Report) -> dict[str, Any]:
-    """A row for each module whose activations were sampled, in the order of execution: the newest sample."""
+    """A row for each sampled module, as of its newest sample: those that the findings name come first."""
+    about = {name for finding in report.findings for name in finding.layers}
+    found = sorted(report.modules, key=lambda row: (row["module"] not in about, not row["num_nonfinite"]))
     columns = ["module", "kind", "mean", "std", "zeros", "saturated", "dead units", "units", "not finite"]
     keys = ("mean", "std", "zero_ratio", "saturation_ratio")
     last: tuple[str, ...] = ()
-    if any(row["is_choice"] for row in report.modules):
+    if any(row["is_choice"] for row in found):
         last, columns = ("entropy", "max_logit", "max_load"), [*columns, "entropy", "largest logit", "largest load"]
     rows = [
         [
             shown(row["module"], NAME_WIDTH),
             shown(row["family"], NAME_WIDTH),
             *(_plain(row[key]) for key in keys),
-            *(row[key] for key in ("num_dead_units", "num_units", "num_nonfinite")),
+            *(row[key] if row["num_units"] else None for key in ("num_dead_units", "num_units")),
+            row["num_nonfinite"],
             *(_plain(row[key]) for key in last),
         ]
-        for row in report.modules
+        for row in found
     ]
     return {"columns": columns, "rows": rows}
 
 
-def cost_rows(report: Report) -> list[tuple[str, str]]:
-    """What guarding and each sink cost, as far as anybody measured it: a log does not say."""
-    numbers, rows = report.numbers, []
-    if "overhead_mean_us" in numbers:
-        told = f"{numbers['overhead_mean_us']:.3g} us a step on average"
-        if "overhead_median_us" in numbers:
-            told += f", median {numbers['overhead_median_us']:.3g} us"
-        rows.append(("guarding", f"{told}; {numbers['overhead_total_s']:.3g} s in all"))
-    if "num_collectives_per_step" in numbers:
-        sent = f"{numbers['collective_bytes_per_step']:.0f} bytes from each rank"
-        rows.append(("ranks", f"{numbers['num_collectives_per_step']:.3g} collectives a step, {sent}"))
-    for sink in report.sinks:
-        lost = f"; {sink['num_lost']} records lost" if sink["num_lost"] else ""
-        told = f"{sink['mean_us']:.3g} us a step on average; {sink['total_s']:.3g} s in all{lost}"
-        rows.append((f"sink {shown(sink['name'], NAME_WIDTH)}", told))
-    return rows
+def tensor_names(run: DrawnRun, findings: Sequence[Finding]) -> list[str]:
+    """The tensors: those that the findings name, those that NaN and Inf reached first, the others by largest norm."""
+    events = [*run.history.first_events, *run.history.last_events]
+    about = [name for finding in findings for name in finding.layers]
+    about += [name for event in sorted(events, key=lambda event: event.step)[:1] for name in event.names]
+    place = {name: i for i, name in enumerate(dict.fromkeys(about))}
+    grid = run.grids["norm"]
+
+    def order(name: str) -> tuple[int, float]:
+        finite = [value for value in grid.values(name) if value < math.inf]
+        return place.get(name, len(place)), -max(finite, default=0.0)
+
+    return sorted(run.in_order(grid.rows), key=order)
 
 
-def tensor_rows(run: DrawnRun) -> dict[str, Any]:
-    """A row for each tensor, in the order of the model: what it was like at the newest sample, and at worst."""
+def tensor_rows(run: DrawnRun, names: Sequence[str]) -> dict[str, Any]:
+    """A row for each tensor: what it was like at the newest sample, and at worst."""
     norm, top, zeros, update = (run.grids[key] for key in ("norm", "max", "zeros", "update"))
-    names = run.in_order(norm.rows)
+    steps = [first for first, _ in norm.steps]
     rows = []
     for name in names:
-        norms = [value for value in norm.values(name) if not math.isnan(value)]
-        finite = [value for value in norms if value < math.inf]
+        values = norm.values(name)
+        finite = [value for value in values if value < math.inf]
         rows.append(
             [
                 shown(name, NAME_WIDTH),
@@ -167,42 +212,27 @@ def tensor_rows(run: DrawnRun) -> dict[str, Any]:
                 _plain(_last(top, name)),
                 _plain(_last(zeros, name)),
                 _plain(_last(update, name)),
-                sum(value == math.inf for value in norms),
+                next((step for step, value in zip(steps, values) if value == math.inf), None),
             ]
         )
-    columns = ["tensor", "norm", "largest norm", "largest |g|", "zeros", "update / weights", "not finite in samples"]
+    columns = ["tensor", "norm", "largest norm", "largest |g|", "zeros", "update / weights", "first NaN or Inf at step"]
     return {"columns": columns, "rows": rows}
 
 
-def tensor_lines(run: DrawnRun) -> tuple[dict[str, Any], bytes]:
-    """The norm of each tensor at the sampled steps, in the order of `tensor_rows`.
+def tensor_lines(run: DrawnRun, names: Sequence[str]) -> dict[str, Any]:
+    """The norm of each tensor at the sampled steps, a row a tensor; -1 stands for what is not finite.
 
     Of more than 131,072 values, the largest of neighbouring steps stand for all of them.
-
-    Returns:
-        The steps, and the logarithms that 1 and the largest code stand for; the values, two bytes each, a row a tensor.
     """
     grid = run.grids["norm"]
-    names = run.in_order(grid.rows)
     width = max(1, math.ceil(len(grid) * len(names) / _MAX_VALUES))
     places = range(0, len(grid), width)
-    steps = [grid.steps[min(place + width, len(grid)) - 1][1] for place in places]
-    lines = [grid.values(name) for name in names]
-    if width > 1:
-        lines = [[worst(line[place : place + width]) for place in places] for line in lines]
-    known = [value for line in lines for value in line if 0.0 < value < math.inf]
-    low, high = (math.log(min(known)), math.log(max(known))) if known else (0.0, 0.0)
-    per_log = (_TOP - 1) / (high - low) if high > low else 0.0
-
-    def code(value: float) -> int:
-        if 0.0 < value < math.inf:
-            return 1 + round((math.log(value) - low) * per_log)
-        return 0 if math.isnan(value) else _ZERO if value == 0.0 else _BAD
-
-    codes = array("H", [code(value) for line in lines for value in line])
-    if sys.byteorder == "big":
-        codes.byteswap()
-    return {"steps": steps, "low": low, "high": high, "top": _TOP, "zero": _ZERO, "bad": _BAD}, codes.tobytes()
+    lines = []
+    for name in names:
+        line = grid.values(name)
+        line = [worst(line[place : place + width]) for place in places] if width > 1 else line
+        lines.append([-1 if value == math.inf else _plain(value) for value in line])
+    return {"steps": [grid.steps[min(place + width, len(grid)) - 1][1] for place in places], "rows": lines}
 
 
 def _last(grid: Any, name: str) -> float:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from .._text import count, listed, prose, shown
+from .._text import count, duration, listed, number, prose, shown
 from ..diagnosis import RULES, UNKNOWN, Finding, Rule, Severity, diagnose, find_causes
-from ..history import TrainingHistory
-from ..stats import strict_json
-from ..stats.failures import Failure, Failures
+from ..records import TrainingHistory, strict_json
+from ..records.failures import Failure, Failures
 from . import showing
 from .tables import Row, choice_lines, module_lines, module_rows, weight_lines, weight_rows
 
@@ -28,7 +27,7 @@ _MAX_LAYERS = 3
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """How a run is doing. `str(report)` reads like a colleague's note, at most 100 columns wide and plain ASCII; a
-    notebook shows it as a page with charts, where plotly is installed, else as tables.
+    notebook shows it with key numbers and small charts.
 
     Names and messages are shown, not obeyed: in them every other character stands as its escape, and what is very long
     loses its middle. `to_dict` has all of them in full.
@@ -80,7 +79,7 @@ class Report:
         steps = f", {count(self.numbers['num_steps'], 'step')}" if "num_steps" in self.numbers else ""
         return f"<{type(self).__name__}: {self.status}{steps}, {count(len(self.findings), 'finding')}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         return showing.to_html(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -117,8 +116,10 @@ class Report:
         for finding in self.findings:
             if finding.rule not in told:
                 lines += ["", *_finding_lines(finding)]
-        if self.numbers["num_steps"] and "skip_rate" in self.numbers:
-            lines += ["", *_number_lines(self.numbers, self.sinks)]
+        rows = number_rows(self.numbers, self.sinks)
+        lines += [""] * bool(rows)
+        for name, text in rows:
+            lines += _wrap(f"{name:<18}{text}", "", " " * 18)
         for table in (module_lines(self.modules), choice_lines(self.modules), weight_lines(self.weights)):
             lines += ["", *table] if table else []
         return "\n".join(lines)
@@ -349,7 +350,7 @@ def num_of_each(findings: Iterable[Finding]) -> str:
     """
     nums = Counter(finding.severity for finding in findings)
     nouns: dict[Severity, str] = {"critical": "critical problem", "warning": "warning", "info": "remark"}
-    return ", ".join(count(nums[it], nouns[it]) for it in nouns if nums[it]) or "nothing to complain about"
+    return ", ".join(count(nums[it], nouns[it]) for it in nouns if nums[it]) or "no problems found"
 
 
 def place_of(finding: Finding) -> str:
@@ -374,14 +375,17 @@ def _finding_lines(finding: Finding, *, with_remedy: bool = True) -> list[str]:
     lines = _wrap(headline(finding), "")
     lines += _wrap(finding.summary, "    ")
     if finding.evidence:
-        lines += _wrap("evidence: " + ", ".join(f"{k} {_short(v)}" for k, v in finding.evidence.items()), "    ")
+        lines += _wrap("evidence: " + ", ".join(f"{k} {number(v)}" for k, v in finding.evidence.items()), "    ")
     if finding.recommendation and with_remedy:
         lines += _wrap(f"what to do: {finding.recommendation}", "    ")
     return lines
 
 
-def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any]]) -> list[str]:
-    n = {key: _short(value) for key, value in numbers.items()}
+def number_rows(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """A report's numbers in words, each with its name; none where no step was taken."""
+    if not numbers["num_steps"] or "skip_rate" not in numbers:
+        return []
+    n = {key: number(value) for key, value in numbers.items()}
     rows = [("steps", f"{n['num_steps']}, the last is step {n['last_step']}")]
     norm = f"last {n['norm_last']}"
     if "norm_median" in n:
@@ -410,9 +414,9 @@ def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any
     if "lr_last" in n:
         rows.append(("learning rate", f"last {n['lr_last']}"))
     if "overhead_mean_us" in n:
-        median = f"median {_time(numbers['overhead_median_us'])}, " if "overhead_median_us" in n else ""
-        cost = f"{median}mean {_time(numbers['overhead_mean_us'])} a step; {n['overhead_total_s']} s in all"
-        rows.append(("cost of guarding", cost))
+        median = f"median {duration(1e-6 * numbers['overhead_median_us'])}, " if "overhead_median_us" in n else ""
+        mean = duration(1e-6 * numbers["overhead_mean_us"])
+        rows.append(("cost of guarding", f"{median}mean {mean} a step; {n['overhead_total_s']} s in all"))
     if "num_ranks" in n:
         bad = f"; {n['num_bad_ranks']} held NaN or Inf" if numbers["num_bad_ranks"] else ""
         rows.append(("ranks", f"{n['num_ranks']}{bad}"))
@@ -424,23 +428,12 @@ def _number_lines(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any
         sent = f"{numbers['collective_bytes_per_step']:.0f} bytes from each rank"
         rows.append(("cost of ranks", f"{n['num_collectives_per_step']} collectives a step, {sent}"))
     for place, sink in enumerate(sinks):
-        cost = f"mean {_time(sink['mean_us'])} a step, {_short(sink['total_s'])} s in all"
+        cost = f"mean {duration(1e-6 * sink['mean_us'])} a step, {number(sink['total_s'])} s in all"
         lost = f", {sink['num_lost']} of {count(sink['num_steps'], 'step')} lost" if sink["num_lost"] else ""
         rows.append(("" if place else "cost of sinks", f"{cost}{lost}: {sink['name']}"))
     if numbers["num_records_lost"]:
         rows.append(("records lost", f"{n['num_records_lost']} by the sinks"))
-    lines = []
-    for name, text in rows:
-        lines += _wrap(f"{name:<18}{text}", "", " " * 18)
-    return lines
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _time(us: float) -> str:
-    return f"{us:.3g} us" if us < 1000 else f"{us / 1000:.3g} ms"
+    return rows
 
 
 def _percent(share: float) -> str:

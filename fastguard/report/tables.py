@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .._text import in_columns, shown
-from ..history import TrainingHistory
+from ..records import TrainingHistory
 
 MAX_ROWS = 12
 _USUAL_UPDATE = 1e-3
-_NAME_WIDTH = 36
-_FAMILY_WIDTH = 9
-_CHOICES = (("entropy", ".0%"), ("max_logit", ".3g"), ("max_load", ".0%"))
+_Columns = Sequence[tuple[str, str, str | int]]  # head, key, and the format of a number or the width of a name
+_OF_MODULES: _Columns = (
+    ("activations of", "module", 36), ("family", "family", 9), ("mean", "mean", ".3g"), ("std", "std", ".3g"),
+    ("zero", "zero_ratio", ".0%"), ("saturated", "saturation_ratio", ".0%"), ("dead units", "dead_ratio", ""),
+)  # fmt: skip
+_OF_CHOICES: _Columns = (
+    ("choices of", "module", 36), ("entropy", "entropy", ".0%"), ("max logit", "max_logit", ".3g"),
+    ("max load", "max_load", ".0%"), ("unused experts", "dead_ratio", ""),
+)  # fmt: skip
+_OF_WEIGHTS: _Columns = (
+    ("weights of", "parameter", 36), ("norm", "norm", ".3g"), ("std", "std", ".3g"),
+    ("update/weight", "update_ratio", ".3g"), ("gradient/weight", "gradient_ratio", ".3g"),
+)  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -59,82 +69,46 @@ def weight_rows(history: TrainingHistory) -> tuple[Row, ...]:
 
 def module_lines(rows: Sequence[Row]) -> list[str]:
     """A table for a person: the dozen modules that look worst, in the order of execution."""
-    rows = [row for row in rows if not row["is_choice"]]
-    if not rows:
-        return []
-    chosen = _worst(
-        rows, lambda row: (row["num_nonfinite"], _dead_ratio(row), row["saturation_ratio"], row["zero_ratio"])
-    )
-    head = ("activations of", "family", "mean", "std", "zero", "saturated", "dead units")
-    body = [
-        (
-            shown(row["module"], _NAME_WIDTH),
-            shown(row["family"], _FAMILY_WIDTH),
-            f"{row['mean']:.3g}",
-            f"{row['std']:.3g}",
-            f"{row['zero_ratio']:.0%}",
-            f"{row['saturation_ratio']:.0%}",
-            f"{row['num_dead_units']} of {row['num_units']}" if row["num_units"] else "-",
-        )
-        for row in chosen
-    ]
-    return _table(head, body, len(rows) - len(chosen), "modules")
+    seen = [row for row in rows if not row["is_choice"]]
+    return _worst(_OF_MODULES, seen, ("num_nonfinite", "dead_ratio", "saturation_ratio", "zero_ratio"), "modules")
 
 
 def choice_lines(rows: Sequence[Row]) -> list[str]:
     """A table for a person of attention and routers: the dozen that look worst, in the order of execution."""
-    rows = [row for row in rows if row["is_choice"]]
-    if not rows:
-        return []
-    chosen = _worst(rows, lambda row: (row["num_nonfinite"], _dead_ratio(row), _or_zero(row["max_logit"])))
-    head = ("choices of", "entropy", "max logit", "max load", "unused experts")
-    body = [
-        (
-            shown(row["module"], _NAME_WIDTH),
-            *("-" if math.isnan(row[key]) else f"{row[key]:{as_}}" for key, as_ in _CHOICES),
-            f"{row['num_dead_units']} of {row['num_units']}" if row["num_units"] else "-",
-        )
-        for row in chosen
-    ]
-    return _table(head, body, len(rows) - len(chosen), "modules")
+    seen = [row for row in rows if row["is_choice"]]
+    return _worst(_OF_CHOICES, seen, ("num_nonfinite", "dead_ratio", "max_logit"), "modules")
 
 
 def weight_lines(rows: Sequence[Row]) -> list[str]:
     """A table for a person: the dozen parameters whose updates are furthest from the usual thousandth."""
-    known = [row for row in rows if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
-    if not known:
-        return []
-    chosen = _worst(known, lambda row: (row["num_nonfinite"], _oddness(row["update_ratio"])))
-    head = ("weights of", "norm", "std", "update/weight", "gradient/weight")
-    body = [
-        (
-            shown(row["parameter"], _NAME_WIDTH),
-            *(f"{row[key]:.3g}" for key in ("norm", "std", "update_ratio", "gradient_ratio")),
-        )
-        for row in chosen
-    ]
-    return _table(head, body, len(known) - len(chosen), "parameters")
-
-
-def _dead_ratio(row: Mapping[str, Any]) -> float:
-    return row["num_dead_units"] / row["num_units"] if row["num_units"] else 0.0
-
-
-def _or_zero(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
+    seen = [{**row, "oddness": _oddness(row["update_ratio"])} for row in rows]
+    seen = [row for row in seen if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
+    return _worst(_OF_WEIGHTS, seen, ("num_nonfinite", "oddness"), "parameters")
 
 
 def _oddness(ratio: float) -> float:
-    if math.isnan(ratio):
-        return math.inf
-    return abs(math.log(max(ratio, 1e-12) / _USUAL_UPDATE))
+    return math.inf if math.isnan(ratio) else abs(math.log(max(ratio, 1e-12) / _USUAL_UPDATE))
 
 
-def _worst(rows: Sequence[Row], badness: Any) -> list[Row]:
-    order = sorted(range(len(rows)), key=lambda i: badness(rows[i]), reverse=True)[:MAX_ROWS]
-    return [rows[i] for i in sorted(order)]
+def _cell(row: Row, key: str, look: str | int) -> str:
+    if isinstance(look, int):
+        return shown(row[key], look)
+    if key == "dead_ratio":
+        return f"{row['num_dead_units']} of {row['num_units']}" if row["num_units"] else "-"
+    return "-" if math.isnan(row[key]) else f"{row[key]:{look}}"
 
 
-def _table(head: Sequence[str], body: Sequence[Sequence[str]], more: int, what: str) -> list[str]:
-    lines = in_columns([head, *body])
+def _worst(columns: _Columns, rows: Sequence[Row], badness: Sequence[str], what: str) -> list[str]:
+    if not rows:
+        return []
+    for row in (rows := [dict(row) for row in rows]):
+        row["dead_ratio"] = row["num_dead_units"] / row["num_units"] if row.get("num_units") else 0.0
+
+    def bad(place: int) -> list[float]:
+        return [0.0 if math.isnan(rows[place][key]) else rows[place][key] for key in badness]
+
+    chosen = sorted(sorted(range(len(rows)), key=bad, reverse=True)[:MAX_ROWS])
+    cells = [[_cell(rows[place], key, look) for _, key, look in columns] for place in chosen]
+    more = len(rows) - len(chosen)
+    lines = in_columns([[head for head, _, _ in columns], *cells])
     return [*lines, f"and {more} more {what}"] if more > 0 else lines

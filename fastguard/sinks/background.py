@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..stats import StepStats, values
+from ..records import StepStats, values
 from .sink import Sink, as_sink, name_of
 
 _END: Any = object()
@@ -108,7 +108,7 @@ class Worker:
     def _do(self, items: list[Any]) -> None:
         try:
             self._work(items)
-        except Exception as error:  # told by the guard, at the next record
+        except BaseException as error:  # the guard reports it; SystemExit would end only this thread, without a word
             self.last_error = error
             if not self._is_given_up:
                 self.num_lost += len(items)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from ..stats import StepStats, strict_json
-from ..stats.log import JsonlLog as JsonlLog
-from ..stats.log import read_jsonl as read_jsonl
+from ..records import StepStats, strict_json
+from ..records.log import JsonlLog as JsonlLog
+from ..records.log import read_jsonl as read_jsonl
+from ..records.log import run_id_of
 from .sink import Sink, flatten_step
 
 _log = logging.getLogger("fastguard")
@@ -26,26 +26,26 @@ LOOK_EVERY_S = 0.25  # whether the file is still there
 class JsonlSink(Sink):
     """Writes each record as one line of strict JSON, under the keys of `fastguard.sinks.flatten`, for the gradients.
 
-    A line also has `time` (seconds since 1970, when it was written). Every `tensors_every` steps, and at every step
-    with NaN or Inf, it has `tensors`: a list of numbers for each name, in the order of `fastguard.stats.COLUMNS`.
-    A step at which activations or weights were sampled has `activations` or `weights`: for each name a dict with the
-    fields of `ModuleActivity` (those of its `stats` among them) or `WeightStats`.
-    Where a clip policy clips groups each, `clip/groups` has norm, norm after clipping and trigger of each by name.
-    NaN and Inf are the strings "NaN", "Infinity" and "-Infinity". The keys that a step has no value for are left out.
+    A line also has `time`, when it was written, in seconds since 1970. Every `tensors_every` steps, and at every step
+    with NaN or Inf, it has `tensors`: for each name a list of numbers in the order of `fastguard.records.COLUMNS`.
+    A step with sampled activations or weights has `activations` or `weights`: for each name the fields of
+    `ModuleActivity`, with those of its `stats`, or of `WeightStats`. Where a clip policy clips groups, `clip/groups`
+    has the norm, the clipped norm and the trigger of each. NaN and Inf are the strings "NaN", "Infinity" and
+    "-Infinity". Keys without a value at a step are left out.
 
     A line is a single unbuffered write to the end of the file, so a crash loses at most the line being written. A line
-    cut off by an earlier crash is closed before the first new one. Several processes may write to one file.
+    cut off by an earlier crash is closed before the first new one.
 
-    A file that is moved away, deleted or emptied is missed within a quarter of a second, and the logger `fastguard`
-    told. The log goes on in a new file at `path`, which begins with what is known of the model, and with the lines that
-    were written to a deleted file since it was last seen. A FIFO gets the lines that somebody reads in time; the others
-    are lost.
+    If the file is moved away, deleted or emptied, the sink notices within a quarter of a second, warns, and continues
+    in a new file at `path`. That begins with what is known of the model, and with lines written to a deleted file since
+    it was last seen. A FIFO gets the lines that are read in time; the others are lost.
 
     Args:
-        path: the file; parent folders are made.
+        path: the file; parent folders are made. The attribute is the file that is written.
         tensors_every: steps from one table of all tensors to the next (those whose number it divides); 0 writes it
             only when there is a NaN or an Inf.
-        append: go on at the end of an existing file; False starts it anew.
+        append: True appends to an existing file, False empties it. None appends only to a log of the same run, whose
+            guard was resumed by `load_state_dict`; any other run goes to a new file beside it, such as `run-2.jsonl`.
 
     Raises:
         OSError: if the file can't be opened; at once, not at the first step. A FIFO that nobody reads is one.
@@ -54,18 +54,20 @@ class JsonlSink(Sink):
     and 400 bytes for each sampled module or weight; four times a second 5 us. No sync.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, tensors_every: int = 100, append: bool = True) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, tensors_every: int = 100, append: bool | None = None) -> None:
         if tensors_every < 0:
             raise ValueError(f"`tensors_every` must be at least 0, got {tensors_every}. 0 writes no regular tables.")
         self.path = Path(path)
         self.tensors_every = tensors_every
+        self._given = self.path if append is None else None
+        self._run_id: str | None = None
         self._model: dict[str, Any] = {}
         self._owed: list[bytes] = []  # lines that have to come before the next one
         self._torn = bytearray(1)  # whether the file ends within a line; C++ writes it too
         self._newest: int | None = None  # the last step that was written whole
         self._is_unsure = False
         self._look_at = _monotonic() + LOOK_EVERY_S
-        self._open(append)
+        self._open(append is not False)
 
     def _open(self, append: bool) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +95,8 @@ class JsonlSink(Sink):
             line["clip/groups"] = {group.name: list(group[1:]) for group in record.groups}
         for key, items in (("activations", record.activations), ("weights", record.weights)):
             if items:
-                line[key] = {item.name: _without_name(item.to_dict()) for item in items}
+                plain = [item.to_dict() for item in items]
+                line[key] = {one.pop("name"): one for one in plain}
         if record.batches:
             line["batches"] = [batch.to_dict() for batch in record.batches]
         self._append(_line_of(line), record.step)
@@ -112,23 +115,14 @@ class JsonlSink(Sink):
         self._append(line, step)
         return True
 
-    def write_slot(self, step: int, write: Callable[..., bool], *slot: Any) -> bool:
-        """Has a clean step written as a line, by `write(*slot, file, torn)` in C++; whether it was.
-
-        It is not where that takes more than a write, and where the write fails: then it is for `write_line`.
-        """
-        if _monotonic() >= self._look_at or not self._is_watched:
-            return False
-        if self.tensors_every and step % self.tensors_every == 0:
-            return False
-        return write(*slot, self._fd, self._torn)
-
     def note(self, facts: dict[str, Any]) -> None:
-        """Writes what is known of the model, or what changed of it, as a line of its own: a dict under `model`.
-
-        Raises:
-            ValueError, OSError: as `write`.
-        """
+        """Writes what is known of the model, or what changed, as a line: a dict under `model`. Raises as `write`."""
+        run_id = facts.get("run_id")
+        if run_id == "":  # resumed from what a rank without sinks saved: it goes on in this file
+            facts = {name: fact for name, fact in facts.items() if name != "run_id"}
+        elif run_id is not None and run_id != self._run_id:
+            self._choose_file(run_id)
+            self._run_id, self._model = run_id, {}
         self._model.update(facts)
         line = _line_of_model(facts)
         try:
@@ -137,6 +131,31 @@ class JsonlSink(Sink):
             self._owed.append(line)
             self._look_at = 0.0
             raise
+
+    def _choose_file(self, run_id: str) -> None:
+        """Goes on in the first of run.jsonl, run-2.jsonl, ... that holds this run, or none yet; again if broken off."""
+        given = self._given
+        if given is None or not given.is_file():  # a FIFO or a device
+            return
+        self._let_go()
+        for number in itertools.count(1):
+            self.path = given if number == 1 else given.with_name(f"{given.stem}-{number}{given.suffix}")
+            try:
+                holder = run_id_of(self.path)
+            except FileNotFoundError:
+                holder = None
+            except (PermissionError, ValueError):  # somebody else's
+                continue
+            if holder in (None, run_id):
+                self._open(append=True)
+                if holder is None:  # of several processes that start at once, the first to write this has the file
+                    os.write(self._fd, _line_of({"time": round(time.time(), 6), "run_id": run_id}))
+                    holder = run_id_of(self.path)
+                if holder in (None, run_id):
+                    break
+                self._let_go()
+        if number > 1:
+            _log.warning("log %s holds another run; this one is written to %s", given, self.path)
 
     def has_taken(self, step: int) -> bool | None:
         """Whether the line written last is that of `step`; None if nobody can say. Asked after an interrupt."""
@@ -224,6 +243,7 @@ class JsonlSink(Sink):
         Raises:
             OSError: if the file was deleted shortly before, and no new one can be written.
         """
+        self._given = None
         if self._fd >= 0:
             try:
                 self._look_after_the_file()
@@ -238,9 +258,7 @@ class JsonlSink(Sink):
     def __enter__(self) -> JsonlSink:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -249,11 +267,6 @@ class JsonlSink(Sink):
 
     def __repr__(self) -> str:
         return f"JsonlSink({str(self.path)!r})"
-
-
-def _without_name(plain: dict[str, Any]) -> dict[str, Any]:
-    del plain["name"]
-    return plain
 
 
 def _line_of(plain: dict[str, Any]) -> bytes:
@@ -266,7 +279,7 @@ def _line_of_model(facts: dict[str, Any]) -> bytes:
 
 def _open(path: Path, flags: int) -> int:
     """A descriptor to append to `path`, and to read back from it where that is allowed; never waits for a reader."""
-    if _is_fifo(path):
+    if path.is_fifo():
         try:
             return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -278,13 +291,6 @@ def _open(path: Path, flags: int) -> int:
         return os.open(path, os.O_RDWR | _FLAGS | flags, 0o666)
     except PermissionError:
         return os.open(path, os.O_WRONLY | _FLAGS | flags, 0o666)
-
-
-def _is_fifo(path: Path) -> bool:
-    try:
-        return stat.S_ISFIFO(os.stat(path).st_mode)
-    except FileNotFoundError:
-        return False
 
 
 def _status(path: Path, unknown: os.stat_result) -> os.stat_result | None:

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from .._text import listed, shown
-from ..stats import StepStats
+from ..records import StepStats
 from .sink import Sink, flatten
 
 _PER_TENSOR = "grad/norm/"

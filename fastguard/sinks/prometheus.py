@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ..stats import StepStats
+from ..records import StepStats
 from .sink import Sink, flatten_step
 from .tracker import MAX_LAYERS, Layers, imported
 
@@ -134,10 +134,11 @@ class PrometheusSink(Sink):
         return f"{self._prefix}_{_ODD.sub('_', key)}"
 
     def close(self) -> None:
-        """Ends the server; again does nothing."""
+        """Stops the server; a forked process, which has no thread of it, only closes its socket. Again does nothing."""
         server, self._server = self._server, None
         if server is not None:
-            server.shutdown()
+            if self._thread.is_alive():
+                server.shutdown()
             server.server_close()
             self._thread.join()
 

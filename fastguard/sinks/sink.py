@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from .._text import prose
-from ..stats import StepStats
-from ..stats.samples import ModuleActivity, WeightStats
+from .._text import ended, prose
+from ..records import StepStats
+from ..records.samples import ModuleActivity, WeightStats
 
 _log = logging.getLogger("fastguard")
 _perf_counter = time.perf_counter
@@ -38,7 +38,7 @@ class Sink(abc.ABC):
         """Takes the record of one step; called once a step, in order. May raise: training goes on all the same."""
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Takes what became known of the model, or changed: fields of `fastguard.history.ModelNotes`, by name."""
+        """Takes what became known of the model, or changed: fields of `fastguard.records.ModelNotes`, by name."""
         return
 
     def tell(self, finding: dict[str, Any]) -> None:
@@ -240,8 +240,7 @@ class SafeSink(Sink):
         sink: the sink inside.
         name: what warnings and reports call it.
         takes_lines: whether the sink has a method `write_line(step, line) -> bool`, as `JsonlSink`, for clean steps.
-        write_slot: of a `JsonlSink`, its method; else None. Who calls it counts `num_lines`, and times some.
-        num_lines, num_lines_timed, line_seconds: lines written, how many of them were timed, and what these took.
+        num_lines, num_lines_timed, line_seconds: lines written, how many were timed, what these took. C++ adds to them.
         num_taken: records that the sink was given: written, left out or lost; without the lines.
         num_lost: records that `sink.write` or `sink.write_line` raised for, and those that the sink says it has lost
             since, by a `num_lost` of its own: on a thread, say.
@@ -257,8 +256,6 @@ class SafeSink(Sink):
         self._take_line: Callable[[int, bytes], bool] | None = getattr(self.sink, "write_line", None)
         if not self.takes_lines:
             self._take_line = None
-        has_slots = self.takes_lines and "write_slot" in type(self.sink).__dict__
-        self.write_slot: Callable[..., bool] | None = getattr(self.sink, "write_slot") if has_slots else None  # noqa: B009
         self.num_taken = self._num_lost = self._num_told = 0
         self.last_error: BaseException | None = None
         self.newest = -1
@@ -399,7 +396,7 @@ class SafeSink(Sink):
             return
         self._has_warned = True
         message = prose(
-            f"sink {self.name} {what}: {type(error).__name__}: {error}. Training goes on; records that can't be "
+            f"sink {self.name} {what}: {type(error).__name__}: {ended(error)} Training goes on; records that can't be "
             "written are counted in `num_lost`, and this warning is not repeated."
         )
         try:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._text import listed, prose
-from ..stats import StepStats, TensorStats, values
-from ..stats.magnitudes import MagnitudeHistogram
+from ..errors import missing_package
+from ..records import StepStats, TensorStats, values
+from ..records.magnitudes import MagnitudeHistogram
 from .sink import Sink, activation_values, flatten_step, weight_values
 
 MAX_LAYERS = 16
@@ -250,8 +251,7 @@ def imported(module: str, sink: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        remedy = f"pip install 'fastguard[{extra}]'"
-        raise ImportError(f"`{sink}` must have the package {module}, got: {error}. Install it: {remedy}") from error
+        raise missing_package(sink, extra, error) from error
 
 
 def _event(record: StepStats) -> str:

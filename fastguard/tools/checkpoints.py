@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,16 +15,18 @@ from typing import Any, NamedTuple
 import torch
 
 from .._text import listed, prose, shown
-from ..guard import Guard
-from ..guard.scalars import scalar
-from ..guard.wrappers import unwrapped
-from ..stats import values
+from ..records import values
+from ..step import Guard
+from ..step.scalars import scalar
+from ..step.wrappers import unwrapped
 from .run_state import load_state, not_finite, state_of
 from .whole_file import write_whole
 
 _NAME = re.compile(r"step-(\d+)(?:_metric-(-?\d+(?:\.\d+)?(?:e[-+]\d+)?|-?inf|nan))?\.pt")
 _SPOILT = "not-finite_"
 _VERSION = 1
+_SHAPE: dict[str, Any] = {"step": int, "model": (dict, type(None)), "optimizers": list}
+_SHAPE |= dict.fromkeys(("guard", "state", "random", "extra"), dict)
 _PLAIN = "Leave out what is none, or save its numbers."
 _REMEDY = "Save sharded and multi-process runs with torch.distributed.checkpoint, guard.stateful among them."
 
@@ -37,16 +40,16 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """Saves a guarded run into a folder, keeps the newest and the best, and resumes from them.
+    """Saves a guarded run into a folder, keeps the newest and the best checkpoints, and resumes from them.
 
-    One file a checkpoint, `step-00000120_metric-0.25.pt`, written beside its place, flushed to the disk and renamed: at
-    any moment each of them is whole. `torch.load(path, weights_only=True)` reads it: `step`, `metric`, `model` (without
-    the prefixes of torch.compile and DDP), `optimizers`, `guard`, `state`, `random` (Python, NumPy, torch) and `extra`.
+    A checkpoint is one file, `step-00000120_metric-0.25.pt`, written under another name, flushed and renamed, so it is
+    always whole. `torch.load(path, weights_only=True)` reads it: `step`, `metric`, `model` (without the prefixes of
+    torch.compile and DDP), `optimizers`, `guard`, `state`, `random` (Python, NumPy, torch) and `extra`.
 
     Args:
-        folder: made where it is missing. One run a folder, which nobody else writes to.
-        keep_last: so many of the newest steps are kept, >= 1.
-        keep_best: so many of the best metrics are kept, >= 0. One that is also among the newest is one file.
+        folder: of this run alone; made if it is missing.
+        keep_last: number of newest steps to keep, >= 1.
+        keep_best: number of best metrics to keep, >= 0.
         mode: "min" or "max": which metric is better. NaN and Inf never are.
         state: what else belongs to the run, by name: objects with `state_dict` and `load_state_dict` (scheduler,
             GradScaler, `EarlyStopping`, an average of the weights), or a `torch.Generator`, as of a DataLoader.
@@ -55,11 +58,10 @@ class Checkpoints:
         extra: what else `save` was given, from the file that was loaded last.
 
     Raises:
-        ValueError: `keep_last`, `keep_best` or `mode` cannot be that.
+        ValueError: `keep_last`, `keep_best` or `mode` is out of range.
         TypeError: something in `state` has no state.
 
-    Cost: `save` reads parameters and optimizer state once, to see whether they are finite, and writes them; training
-    waits for the disk. On a GPU it synchronises. Until `save` returns the disk holds one checkpoint more than is kept.
+    Cost: `save` reads parameters and optimizer state, to see whether they are finite, and writes them. It syncs.
 
     >>> import tempfile, torch, fastguard
     >>> model = torch.nn.Linear(2, 1)
@@ -120,14 +122,14 @@ class Checkpoints:
         return sorted((c for c in found if math.isfinite(c.metric)), key=lambda c: (sign * c.metric, c.step))
 
     def save(self, guard: Any, step: int, metric: Any = None, **extra: Any) -> Path:
-        """Saves model, optimizers, guard, `state` and random generators, and removes what need not be kept.
+        """Saves model, optimizers, guard, `state` and random generators, and removes checkpoints that need not be kept.
 
-        Where parameters hold NaN or Inf, or buffers or optimizer state NaN, it warns, and the file gets another name,
-        `not-finite_step-….pt`, which neither `latest` nor `best` gives. Of these the first is kept, for you to look at.
+        If parameters hold NaN or Inf, or buffers or optimizer state NaN, it warns and names the file
+        `not-finite_step-….pt`, which neither `latest` nor `best` returns. Only the first of these is kept.
 
         Args:
             guard: `optimizer.guard`, or a guarded optimizer.
-            step: how many steps have been taken; not below one that is in the folder. Saved again, it is replaced.
+            step: number of steps taken; not below one in the folder. The same step replaces its file.
             metric: a number, or a tensor of one element. NaN and Inf count as none.
             extra: plain data (numbers, text, tensors, lists and dicts of these), found in `extra` after `load`.
 
@@ -179,20 +181,22 @@ class Checkpoints:
         return path
 
     def load(self, guard: Any, path: str | os.PathLike[str] | None = None) -> int:
-        """Has the run go on from a checkpoint; returns its step, or 0 where there is none.
+        """Resumes from a checkpoint; returns its step, or 0 if there is none.
 
-        Bit for bit, if model, optimizers and `state` are made as they were. Float32 state of half-precision parameters
-        stays float32, which `Optimizer.load_state_dict` alone would round. Buffers that are not persistent are not in a
-        checkpoint: by their definition they are made anew.
+        The run goes on bit for bit if model, optimizers and `state` were made as before. Float32 state of
+        half-precision parameters is not rounded. Buffers that are not persistent are not in a checkpoint.
 
         Args:
             guard: `optimizer.guard`, or a guarded optimizer.
             path: None for the latest.
 
         Raises:
-            ValueError: the file cannot be read, or lacks what `state` names. Nothing is changed then.
-            RuntimeError, ValueError: the model, an optimizer or another part refuses what was saved; parts before it
-                are loaded already.
+            FileNotFoundError: there is no file at `path`.
+            ValueError: the file is damaged, as its checksums tell, or lacks what `state` names.
+            RuntimeError, ValueError: the model, an optimizer or another part refuses what was saved. Everything is as
+                it was then, as with the other errors.
+
+        Cost: one read more than torch.load, for the checksums, and a copy of model, optimizers and `state` meanwhile.
         """
         path = self.latest() if path is None else Path(path)
         if path is None:
@@ -208,7 +212,12 @@ class Checkpoints:
         if saved.keys() - self.state.keys():
             forgotten = listed(sorted(saved.keys() - self.state.keys()))
             warnings.warn(f"{shown(path.name)} also holds {forgotten}, which `state` does not name", stacklevel=2)
-        load_state(contents, guard, model, self.state)
+        try:
+            load_state(contents, guard, model, self.state)
+        except (RuntimeError, ValueError):
+            raise
+        except Exception as error:  # from `load_state_dict` of any class
+            raise ValueError(f"{shown(path)} does not suit this run: {prose(repr(error))}") from error
         self.extra = contents["extra"]
         return int(contents["step"])
 
@@ -233,13 +242,23 @@ class Checkpoints:
 
 def _write(path: Path, contents: dict[str, Any]) -> None:
     try:
-        write_whole(path, lambda file: torch.save(contents, file), _check)
+        write_whole(path, lambda file: _save(contents, file), _check)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None  # torch's writer complains of what it could not finish
         raise
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(f"a checkpoint must hold plain data, and could not be written: {error}. {_PLAIN}") from error
+
+
+def _save(contents: dict[str, Any], file: Any) -> None:
+    """With the checksums that `_read` compares, which torch can be told to leave out."""
+    asked = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        torch.save(contents, file)
+    finally:
+        torch.serialization.set_crc32_options(asked)
 
 
 def _check(path: Path) -> None:
@@ -250,13 +269,18 @@ def _check(path: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+        if damaged is not None:
+            raise ValueError(f"the checksum of {damaged} is wrong")
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
-    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
+    except Exception as error:  # a damaged file raises any
         raise ValueError(
-            f"{shown(path)} cannot be read: {prose(error)}. Move it away to go on from the one before."
+            f"{shown(path)} cannot be read: {prose(error)}. Move it away to resume from the checkpoint before it."
         ) from error
-    if not isinstance(contents, dict) or contents.get("version") != _VERSION:
+    is_ours = isinstance(contents, dict) and contents.get("version") == _VERSION
+    if not is_ours or not all(key in contents and isinstance(contents[key], kind) for key, kind in _SHAPE.items()):
         raise ValueError(f"{shown(path)} must be a file that Checkpoints.save wrote, in version {_VERSION}")
     return contents

@@ -19,7 +19,7 @@ from torch.nn.utils import get_total_norm as _torch_get_total_norm
 
 from .. import kernels
 from ..errors import UnsupportedTensorError
-from ..guard.ranks import (
+from ..ranks import (
     as_everywhere,
     gradients_over_ranks,
     is_sharded,
@@ -28,7 +28,7 @@ from ..guard.ranks import (
     norm_over_ranks,
     tensors_over_ranks,
 )
-from ..stats import TensorStats
+from ..records import TensorStats
 
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
@@ -190,6 +190,10 @@ def clip_grad_norm_(
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]
     else:
+        is_holder = isinstance(parameters, (torch.nn.Module, torch.optim.Optimizer))
+        if is_holder and not isinstance(parameters, torch.nn.ParameterList):
+            remedy = "Write clip_grad_norm_(model.parameters(), max_norm)."
+            raise TypeError(f"`parameters` must be tensors, got a {type(parameters).__name__}. {remedy}")
         is_generator = isinstance(parameters, types.GeneratorType)
         parameters = list(parameters)
         if is_generator and not parameters:

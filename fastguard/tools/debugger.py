@@ -9,12 +9,11 @@ from typing import Any
 
 from .. import kernels
 from ..diagnosis import RULES, diagnose, find_causes, unexplained
-from ..history import TrainingHistory
-from ..history.checks import NUM_NEWEST, diagnose_losses
+from ..records import GradientStats, StepStats, TrainingHistory
+from ..records.checks import NUM_NEWEST, diagnose_losses
+from ..records.failures import Failures
 from ..report import Report, build_report
 from ..report.report import not_checked
-from ..stats import GradientStats, StepStats
-from ..stats.failures import Failures
 
 MIN_STEPS = 5
 MAX_NORM = 1000.0
@@ -95,7 +94,7 @@ class TrainingDebugger:
 
     def _monitor(self) -> Any:
         if self.monitor is None:
-            activations = importlib.import_module("fastguard.activations")  # only those who give some need it
+            activations = importlib.import_module("fastguard.observers.activations")  # only those who give some need it
             self.monitor = activations.ActivationMonitor(window_size=self._activation_window)
         return self.monitor
 

@@ -7,31 +7,26 @@ from typing import Any
 
 import torch
 
-from ..guard import Guard
-from ..guard.scalars import scalar
-from ..history import TrainingHistory
-from ..stats import values
-
-_MODES = ("min", "max")
+from ..records import TrainingHistory, values
+from ..step import Guard
+from ..step.scalars import scalar
 
 
 class EarlyStopping:
-    """Says when to stop: after `patience` checks in a row that were no better than the best so far.
+    """Says when to stop: after `patience` checks in a row without a better value.
 
     Better is value < best - min_delta ("min") or value > best + min_delta ("max"). NaN and Inf are never the best.
 
     Args:
-        patience: so many checks (not steps) without a better value stop the run, >= 1.
-        min_delta: by how much a value must be better to count, >= 0, in its own units.
+        patience: number of checks (not steps) without a better value, >= 1.
+        min_delta: by how much a value must be better, >= 0.
         mode: "min" for losses, "max" for accuracies.
-        restore_best: keep a copy of the model's parameters and buffers at the best value, and put it back, in place,
-            when the run is stopped.
-        check_finite: stop at once at a value that is NaN or Inf; else it counts as one that is no better.
+        restore_best: copy the model's parameters and buffers at the best value, and restore them in place at the stop.
+        check_finite: stop at once at NaN or Inf; otherwise they count as no better.
 
     Attributes:
-        best, best_check: the best value, and at which check it was; NaN and 0 before there is one.
-        num_checks, num_bad: how many values were given; how many since the best, or since a rollback.
-        last: the newest value.
+        best, best_check: the best value and the number of its check; NaN and 0 before there is one.
+        num_checks, num_bad, last: number of values so far, and since the best or a rollback; the newest value.
 
     Raises:
         ValueError: an argument that is out of its range.
@@ -54,7 +49,7 @@ class EarlyStopping:
         restore_best: bool = False,
         check_finite: bool = True,
     ) -> None:
-        if mode not in _MODES:
+        if mode not in ("min", "max"):
             raise ValueError(f"`mode` must be 'min' or 'max', got {mode!r}")
         self.patience = values.at_least(1, "patience", patience)
         self.min_delta = scalar("min_delta", min_delta)
@@ -67,11 +62,9 @@ class EarlyStopping:
 
     @classmethod
     def from_history(cls, history: TrainingHistory, patience: int, **settings: Any) -> EarlyStopping:
-        """What would have been said of a run, or a log of one, by its validation losses: see `reason` and `best`.
+        """When a run should have stopped, by the validation losses of its history: see `reason` and `best`.
 
-        Args:
-            history: of it the newest 256 finite validation losses are asked, and those of its window.
-            patience, settings: as for the class, but for `restore_best`.
+        The newest 256 finite ones count, and those of its window. `settings` are the class's without `restore_best`.
 
         >>> import fastguard
         >>> history = fastguard.TrainingHistory()
@@ -83,7 +76,6 @@ class EarlyStopping:
         stop = cls(patience, **settings)
         if stop.restore_best:
             raise ValueError("`restore_best` must be left out: a history has no parameters")
-        history.settle()
         known = {entry.step: entry.val_loss for entry in history.recent if entry.val_loss is not None}
         known |= {validation.step: validation.val_loss for validation in history.validations}
         for step in sorted(known):
@@ -106,10 +98,9 @@ class EarlyStopping:
         return f"{self.num_bad} {checks} without a value {than}"
 
     def __call__(self, guard_or_model: Any, value: Any) -> bool:
-        """Takes the value of one more check; returns whether to stop, True ever after.
+        """Takes the value of one more check; returns whether to stop, and keeps returning True from then on.
 
-        After a rollback of the guard's the checks without a better value are counted anew: those before it were of a
-        model that is gone.
+        A rollback by the guard sets `num_bad` back to 0.
 
         Args:
             guard_or_model: `optimizer.guard`, a guarded optimizer, or the model.
@@ -120,10 +111,14 @@ class EarlyStopping:
         """
         if self.reason:
             return True
-        guard, model = _guard_and_model(guard_or_model)
+        guard, model = None, guard_or_model
+        if not isinstance(model, torch.nn.Module):
+            guard = model if isinstance(model, Guard) else Guard.of(model)
+            model = guard.model
         if self.restore_best and model is None:
             raise ValueError("`guard_or_model` must have a model for restore_best. Give it to fastguard.wrap, or here.")
-        num_rollbacks = 0 if guard is None else _num_rollbacks(guard)
+        events = () if guard is None else guard.history.model.recoveries
+        num_rollbacks = sum(event["kind"] == "rollback" for event in events)
         if num_rollbacks != self._num_rollbacks:
             self._num_rollbacks, self.num_bad = num_rollbacks, 0
         is_better = self._judge(scalar("value", value))
@@ -147,7 +142,9 @@ class EarlyStopping:
         return is_better
 
     def _keep(self, model: torch.nn.Module) -> None:
-        for name, tensor in _tensors(model).items():
+        tensors = _tensors(model)
+        self._kept = {name: kept for name, kept in self._kept.items() if name in tensors}
+        for name, tensor in tensors.items():
             kept = self._kept.get(name)
             if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
                 kept.copy_(tensor.detach())
@@ -170,15 +167,14 @@ class EarlyStopping:
         return {**numbers, "num_bad": self.num_bad, "num_rollbacks": self._num_rollbacks, "kept": dict(self._kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`, which came from `state_dict`. `patience` and the like are this run's.
-
-        A run that had stopped for its patience goes on where that is larger now.
+        """Resumes from `state_dict`, with this object's settings: a stopped run goes on if `patience` is larger now.
 
         Raises:
-            ValueError: `state` lacks an entry or has a wrong one, which is named. Nothing is changed then.
+            ValueError: an entry is missing or wrong; names it. Nothing is changed then.
         """
         best, last = (values.entry(state, name, values.number) for name in ("best", "last"))
-        counts = [values.entry(state, name, values.count) for name in _COUNTS]
+        names = ("best_check", "num_checks", "num_bad", "num_rollbacks")
+        counts = [values.entry(state, name, values.count) for name in names]
         kept = {name: tensor.clone() for name, tensor in values.entry(state, "kept", values.mapping).items()}
         self.best, self.last, self._kept = best, last, kept
         self.best_check, self.num_checks, self.num_bad, self._num_rollbacks = counts
@@ -186,20 +182,6 @@ class EarlyStopping:
     def __repr__(self) -> str:
         state = self.reason or f"{self.num_bad} of {self.patience} checks without a better value"
         return f"EarlyStopping({state})"
-
-
-_COUNTS = ("best_check", "num_checks", "num_bad", "num_rollbacks")
-
-
-def _guard_and_model(given: Any) -> tuple[Guard | None, torch.nn.Module | None]:
-    if isinstance(given, torch.nn.Module):
-        return None, given
-    guard = given if isinstance(given, Guard) else Guard.of(given)
-    return guard, guard.model
-
-
-def _num_rollbacks(guard: Guard) -> int:
-    return sum(event["kind"] == "rollback" for event in guard.history.model.recoveries)
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

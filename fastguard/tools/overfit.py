@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..stats import values
+from ..records import values
 from .lr_finder.restoring import randomness_restored
 from .preflight.batches import take
 from .preflight.bench import set_up

@@ -13,7 +13,7 @@ from torch import nn
 
 from .._text import listed
 from ..names import strip_wrappers
-from ..stats import values
+from ..records import values
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)

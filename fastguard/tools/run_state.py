@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import kernels
-from ..guard import Guard
-from .randomness import load_random_state, random_state
+from ..recovery.randomness import load_random_state, random_state
+from ..step import Guard
 
 
 def state_of(guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,12 +25,21 @@ def state_of(guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, An
 
 
 def load_state(state: dict[str, Any], guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, Any]) -> None:
-    """Has all of them go on from what `state_of` gave. Float32 state of half-precision parameters stays float32."""
+    """Loads what `state_of` returned into all of them, or, if one raises, into none. Float32 state stays float32."""
+    before = copy.deepcopy(state_of(guard, model, parts))
+    try:
+        _load_parts(state, guard, model, parts)
+        guard.load_state_dict(state["guard"])  # which itself loads all or nothing
+    except BaseException:
+        _load_parts(before, guard, model, parts)
+        raise
+
+
+def _load_parts(state: dict[str, Any], guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, Any]) -> None:
     if model is not None:
         model.load_state_dict(state["model"])
     for optimizer, saved in zip(guard.optimizers, state["optimizers"], strict=True):
         _load_optimizer(optimizer, saved)
-    guard.load_state_dict(state["guard"])
     for name, part in parts.items():
         load = part.set_state if isinstance(part, torch.Generator) else part.load_state_dict
         load(state["state"][name])

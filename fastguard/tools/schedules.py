@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
-from ..guard.wrappers import innermost
-from ..stats import values
+from ..records import values
+from ..step.wrappers import innermost
 
 
 def warmup_cosine(

@@ -3,32 +3,95 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
+import inspect
+import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch.optim.lr_scheduler import ConstantLR, LinearLR, LRScheduler, SequentialLR
 
-from .._text import shown
+from .._text import did_you_mean, shown
 from ..diagnosis import RULES, Finding, diagnose, make_rule
-from ..diagnosis.presets import PRESETS
-from ..guard.recovery import Recovery
-from ..guard.wrappers import innermost
-from ..history import TrainingHistory
-from ..stats.values import maybe
+from ..diagnosis.finding import count
+from ..errors import missing_package
+from ..records import TrainingHistory
+from ..records.codec import kinds_of
+from ..records.values import MisfitError, maybe, refused
+from ..recovery import Recovery
+from ..step import wrap
+from ..step.wrappers import innermost
 from .early_stopping import EarlyStopping
 from .schedules import num_warmup_steps, warmup_cosine
 
 _SCHEDULES = ("cosine", "linear", "constant")
 _PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+_ALIASES = {"max_norm": "max_grad_norm", "recovery": "auto_recovery"}  # arguments of `wrap`
 _OTHER_NAMES = {"none": "no", "fp32": "no", "float32": "no", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def _finite(value: Any) -> float:
+    """A finite number, or NaN for anything else; YAML takes 1e-4 for text."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _positive(value: Any) -> float:
+    if not (number := _finite(value)) > 0.0:
+        raise refused("a finite number > 0", value)
+    return number
+
+
+def _not_negative(value: Any) -> float:
+    if not (number := _finite(value)) >= 0.0:
+        raise refused("a finite number >= 0", value)
+    return number
+
+
+def _count(least: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        number = _finite(value)
+        if not number >= least or number != int(number):
+            raise refused(f"a whole number >= {least}", value)
+        return int(number)
+
+    return read
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise refused("true or false", value)
+    return value
+
+
+def _warmup(value: Any) -> float:
+    number = _not_negative(value)
+    if number >= 1.0 and number != int(number):
+        raise refused("a whole number of steps, or a share below 1", value)
+    return int(number) if number >= 1.0 or not number else number
+
+
+def _schedule(value: Any) -> str:
+    if value not in _SCHEDULES:
+        raise refused(f"one of {', '.join(_SCHEDULES)}", value)
+    return str(value)
+
+
+def _precision(value: Any) -> str:
+    name = "fp16" if value is True else "no" if value is False else str(value).lower()
+    name = _OTHER_NAMES.get(name, name)
+    if name not in _PRECISIONS:
+        raise refused(f"one of {', '.join(_PRECISIONS)}, true or false", value)
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,23 +114,23 @@ class TrainingSettings:
         log_frequency, checkpoint_frequency: at which steps `logs(step)` and `saves(step)` are True.
     """
 
-    max_grad_norm: float | None = 1.0
-    gradient_accumulation_steps: int = 1
-    learning_rate: float = 1e-3
-    warmup_steps: float = 0
-    lr_scheduler: str = "cosine"
-    mixed_precision: str = "no"
-    early_stopping: bool = False
-    patience: int = 5
-    auto_recovery: bool = False
-    max_recovery_attempts: int = 3
-    loss_window_size: int = 10
-    divergence_threshold: float = 10.0
-    explosion_threshold: float = 10.0
-    lr_min: float = 1e-8
-    lr_max: float = 1e-2
-    log_frequency: int = 10
-    checkpoint_frequency: int = 1000
+    max_grad_norm: Annotated[float | None, maybe(_positive)] = 1.0
+    gradient_accumulation_steps: Annotated[int, _count(1)] = 1
+    learning_rate: Annotated[float, _positive] = 1e-3
+    warmup_steps: Annotated[float, _warmup] = 0
+    lr_scheduler: Annotated[str, _schedule] = "cosine"
+    mixed_precision: Annotated[str, _precision] = "no"
+    early_stopping: Annotated[bool, _truth] = False
+    patience: Annotated[int, _count(1)] = 5
+    auto_recovery: Annotated[bool, _truth] = False
+    max_recovery_attempts: Annotated[int, _count(1)] = 3
+    loss_window_size: Annotated[int, _count(2)] = 10
+    divergence_threshold: Annotated[float, _positive] = 10.0
+    explosion_threshold: Annotated[float, _positive] = 10.0
+    lr_min: Annotated[float, _not_negative] = 1e-8
+    lr_max: Annotated[float, _positive] = 1e-2
+    log_frequency: Annotated[int, _count(1)] = 10
+    checkpoint_frequency: Annotated[int, _count(1)] = 1000
 
     def wrapping(self) -> dict[str, Any]:
         """Keyword arguments for `fastguard.wrap`: `wrap(optimizer, model, **settings.wrapping())`."""
@@ -149,8 +212,17 @@ def unstable_loss(history: TrainingHistory, *, newest: int = 10, std: float = 10
     )
 
 
+def large_norm(history: TrainingHistory, *, norm: float = 1000.0) -> Finding | None:
+    """A gradient norm above `norm`."""
+    steps = [entry.step for entry in history.recent if entry.norm > norm]
+    if not steps:
+        return None
+    summary = f"The norm was above {norm:g} at {count(len(steps), 'step')}."
+    return Finding(summary, steps[0], steps[-1], evidence={"norm": norm})
+
+
 _UNSTABLE = make_rule(unstable_loss, "settings/unstable-loss", source="the toolkit's stability check of the loss")
-_LARGE = next(rule for rule in PRESETS["toolkit"] if rule.name == "toolkit/large-norm")
+_LARGE = make_rule(large_norm, "settings/large-norm", source="the toolkit's fixed threshold")
 
 
 def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSettings:
@@ -176,22 +248,25 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
     >>> fastguard.settings({"max_gradnorm": 1.0})
     Traceback (most recent call last):
     ...
-    ValueError: `max_gradnorm` is no setting - at a dict. Did you mean `max_grad_norm`?
+    ValueError: Unknown setting `max_gradnorm` - at a dict. Did you mean `max_grad_norm`?
     """
     where, plain = ("a dict", source) if isinstance(source, Mapping) else (str(source), _read(Path(source)))
     if not isinstance(plain, Mapping):
         raise ValueError(f"{where} must hold keys with values, got a {type(plain).__name__}")
     found: dict[str, Any] = {}
-    for key, value in _flat(plain):
-        if key not in _READERS:
-            nearest = difflib.get_close_matches(str(key), _READERS, 1, 0.0)[0]
-            raise ValueError(f"`{shown(key, 80)}` is no setting - at {where}. Did you mean `{nearest}`?")
+    kinds = kinds_of(TrainingSettings)
+    for key, value in _flat(plain, set()):
+        key = _ALIASES.get(key, key)
+        if key not in kinds:
+            is_argument = key in inspect.signature(wrap).parameters
+            remedy = "Pass it to `fastguard.wrap`." if is_argument else did_you_mean(key, kinds)
+            raise ValueError(f"Unknown setting `{shown(key, 80)}` - at {where}. {remedy}")
         if key in found:
             raise ValueError(f"`{key}` must be there once, and is there twice - at {where}")
         try:
-            found[key] = _READERS[key](value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"`{key}` must be {error}, got {value!r} - at {where}") from None
+            found[key] = kinds[key].read(value)
+        except MisfitError as error:
+            raise ValueError(f"`{key}` {error.problem} - at {where}") from None
     result = TrainingSettings(**found)
     if result.lr_min > result.lr_max or not result.lr_min <= result.learning_rate <= result.lr_max:
         raise ValueError(
@@ -201,11 +276,14 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
     return result
 
 
-def _flat(plain: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values, those in sections too."""
+def _flat(plain: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Keys and values, those in sections too. YAML's aliases can put a section in many places, or in itself."""
     for key, value in plain.items():
-        if isinstance(value, Mapping) and key not in _READERS:
-            yield from _flat(value)
+        if isinstance(value, Mapping) and key not in kinds_of(TrainingSettings):
+            if id(value) in seen:
+                raise ValueError(f"`{shown(key, 80)}` must be a section of its own, and is one that is there already")
+            seen.add(id(value))
+            yield from _flat(value, seen)
         else:
             yield key, value
 
@@ -219,85 +297,38 @@ def _read(path: Path) -> Any:
     try:
         reader: Any = importlib.import_module(names[kind])
     except ImportError as error:
-        remedy = "pip install pyyaml" if names[kind] == "yaml" else "Python 3.11 brings it; YAML and JSON need no more"
-        raise ImportError(f"{shown(path)} needs {names[kind]} to be read: {remedy}") from error
+        if names[kind] == "yaml":
+            raise missing_package(str(shown(path)), "PyYAML", error, "settings") from error
+        raise ImportError(f"{shown(path)} needs Python 3.11. Use YAML or JSON with an older one.") from error
     broken = reader.YAMLError if names[kind] == "yaml" else ValueError
     try:
-        found = reader.safe_load(text) if names[kind] == "yaml" else reader.loads(text)
-    except broken as error:
+        if names[kind] == "yaml":
+            found = _load_yaml(reader, text)
+        else:
+            found = json.loads(text, object_pairs_hook=_unique) if names[kind] == "json" else reader.loads(text)
+    except (broken, RecursionError) as error:
         raise ValueError(f"{shown(path)} must be {kind[1:].upper()}, and cannot be read: {error}") from error
     return {} if found is None else found
 
 
-def _number(low: float, high: float = math.inf, *, above: bool = False) -> Callable[[Any], float]:
-    """Reads a finite number from `low` on, or above it; YAML takes 1e-4 for text."""
-
-    def read(value: Any) -> float:
-        what = f"a finite number {'>' if above else '>='} {low:g}" + (f" and <= {high:g}" if high < math.inf else "")
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not (low < number if above else low <= number) or not number <= high or number == math.inf:
-            raise ValueError(what)
-        return number
-
-    return read
+def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dict of pairs, of which each key may be there once."""
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"`{shown(key, 80)}` is there twice")
+        found[key] = value
+    return found
 
 
-def _count(low: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        number = _number(-math.inf)(value) if isinstance(value, (int, float, str)) else math.nan
-        if not number >= low or number != int(number):
-            raise ValueError(f"a whole number >= {low}")
-        return int(number)
+def _load_yaml(yaml: Any, text: str) -> Any:
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            try:
+                _unique((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            except ValueError as error:
+                raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
+            return node
 
-    return read
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
-def _warmup(value: Any) -> float:
-    number = _number(0.0)(value)
-    if number >= 1.0 and number != int(number):
-        raise ValueError("a whole number of steps, or a share below 1")
-    return int(number) if number >= 1.0 or not number else number
-
-
-def _schedule(value: Any) -> str:
-    if value not in _SCHEDULES:
-        raise ValueError(f"one of {', '.join(_SCHEDULES)}")
-    return str(value)
-
-
-def _precision(value: Any) -> str:
-    name = "fp16" if value is True else "no" if value is False else str(value).lower()
-    name = _OTHER_NAMES.get(name, name)
-    if name not in _PRECISIONS:
-        raise ValueError(f"one of {', '.join(_PRECISIONS)}, true or false")
-    return name
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "max_grad_norm": maybe(_number(0.0, above=True)),
-    "gradient_accumulation_steps": _count(1),
-    "learning_rate": _number(0.0, above=True),
-    "warmup_steps": _warmup,
-    "lr_scheduler": _schedule,
-    "mixed_precision": _precision,
-    "early_stopping": _truth,
-    "patience": _count(1),
-    "auto_recovery": _truth,
-    "max_recovery_attempts": _count(1),
-    "loss_window_size": _count(2),
-    "divergence_threshold": _number(0.0, above=True),
-    "explosion_threshold": _number(0.0, above=True),
-    "lr_min": _number(0.0),
-    "lr_max": _number(0.0, above=True),
-    "log_frequency": _count(1),
-    "checkpoint_frequency": _count(1),
-}
+    return yaml.load(text, Loader)

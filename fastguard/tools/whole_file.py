@@ -13,8 +13,7 @@ UNFINISHED = ".unfinished"
 def write_whole(path: Path, write: Callable[[Any], Any], check: Callable[[Path], None]) -> None:
     """Has `write` fill a file beside `path` and `check` look at it, flushes it to the disk, and renames it to `path`.
 
-    What processes that were killed have left unfinished in the folder is removed, and so is this file where anything
-    raises. A folder that is missing is made. The mode is that of any new file.
+    Makes a missing folder, and removes unfinished files of killed processes, and this one if anything raises.
     """
     folder = path.parent
     if not folder.is_dir():

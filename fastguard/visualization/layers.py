@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..stats.magnitudes import FORMATS, MagnitudeHistogram
+from ..records.magnitudes import FORMATS, MagnitudeHistogram
 from . import style
-from .curves import Grid, worst
+from .curves import Grid, Mark, Rail, worst
 from .runs import DrawnRun, runs_of
 
 MAX_ROWS = 512
@@ -71,22 +71,9 @@ def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
     if highest:
         made.add_trace(bar(x=x, y=_drawable(highest, names), name="largest", marker={"color": style.COLOURS[5]}))
     made.add_trace(bar(x=x, y=_drawable(rms, names), name="root mean square", marker={"color": style.COLOURS[0]}))
-    bad = [style.text(name) for name in names if math.isinf(rms[name])]
-    if bad:
-        made.update_layout(
-            yaxis={"domain": [0.0, 0.91]},
-            yaxis2={"domain": [0.93, 1.0], "range": [-1, 1], "visible": False, "fixedrange": True, "anchor": "x"},
-        )
-        made.add_trace(
-            style.graph_objects().Scatter(
-                x=bad,
-                y=[0] * len(bad),
-                yaxis="y2",
-                mode="markers",
-                name=f"NaN or Inf ({len(bad)})",
-                marker={"symbol": "x", "color": style.RED, "size": 9},
-            )
-        )
+    bad = Rail(len(names))
+    bad.marks = [Mark(style.text(name), style.text(name), 1) for name in names if math.isinf(rms[name])]
+    style.add_rails(made, [("NaN or Inf", "bad", bad)], "tensor")
     made.update_layout(barmode="overlay", hovermode="x")
     made.update_xaxes(type="category")
     return made

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Sequence
 
 # From the best to the worst: of steps that share a pixel, the worst is shown.
 STATES = ("none", "good", "clipped", "resumed", "rolled back", "skipped", "not finite")
 _RANK = {state: rank for rank, state in enumerate(STATES)}
-_OF_GOOD = {False: _RANK["good"], True: _RANK["clipped"]}
 _MAX_BYTES = 1 << 22
 
 
@@ -59,24 +56,6 @@ class Ribbon:
         if rank > self.states[place]:
             self.states[place] = rank
 
-    def extend(self, steps: Sequence[int], is_clipped: Sequence[bool]) -> None:
-        """As `add` for each, steps that are "clipped" or "good". Cost: 0.05 us where they follow one another."""
-        first, size = steps[0], len(steps)
-        begin = first - self.first_step if self.states else 0
-        is_simple = self.width == 1 and begin + size <= _MAX_BYTES and (first > self.last_step or not self.states)
-        if not is_simple or steps[-1] != first + size - 1 or any(map(operator.ge, steps, steps[1:])):
-            for step, clipped in zip(steps, is_clipped):
-                self.add(step, "clipped" if clipped else "good")
-            return
-        if not self.states:
-            self.first_step = first
-        num_clipped = sum(is_clipped)
-        self.counts["clipped"] += num_clipped
-        self.counts["good"] += size - num_clipped
-        self.last_step = steps[-1]
-        self.states.extend(bytes(max(0, begin - len(self.states))))
-        self.states.extend(map(_OF_GOOD.__getitem__, is_clipped))
-
     def mark(self, first: int, last: int, state: str) -> None:
         """Calls the steps from `first` to `last` `state`, where they are no worse; they are counted as that too."""
         rank, states = _RANK[state], self.states
@@ -91,13 +70,13 @@ class Ribbon:
         cuts = [i * size // num for i in range(num + 1)]
         return [STATES[max(states[a : max(b, a + 1)], default=0)] for a, b in itertools.pairwise(cuts)]
 
-    def shares(self, state: str, num: int) -> list[tuple[int, int, float]]:
-        """First step, last step and the share of steps in `state`, of each of `num` equal stretches that had steps."""
-        states, size, rank = self.states, len(self.states), _RANK[state]
+    def rolling(self, state: str, window: int, num: int) -> list[tuple[int, float]]:
+        """At most `num` steps, each with the share in `state` of the last `window` steps up to it."""
+        states, rank, size = self.states, _RANK[state], len(self.states)
         found = []
-        for a, b in itertools.pairwise(i * size // min(num, size or 1) for i in range(min(num, size) + 1)):
-            known = b - a - states.count(0, a, b)
-            if known:
-                steps = self.first_step + a * self.width, min(self.last_step, self.first_step + b * self.width - 1)
-                found.append((*steps, states.count(rank, a, b) / known))
+        for end in sorted({-(-size * i // num) for i in range(1, num + 1)}):
+            begin = max(0, end - max(1, window // self.width))
+            if known := end - begin - states.count(0, begin, end):
+                step = min(self.last_step, self.first_step + end * self.width - 1)
+                found.append((step, states.count(rank, begin, end) / known))
         return found

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ..history import TrainingHistory
-from ..history.entries import Entries
-from ..history.loading import fill
-from ..stats import StepStats
-from ..stats.log import LogReader
+from .._text import NAME_WIDTH, shown
+from ..records import Entry, StepStats, TrainingHistory
+from ..records.loading import fill
+from ..records.log import LogReader
 from .curves import Curve, Grid, Rail, Stretch
 from .ribbon import Ribbon
 
 MAX_POINTS = 2000
 MAX_COLUMNS = 400
 MAX_RUNS = 8
+_ROOTS = ("", "/", ".", "..")
 # What is drawn of a sampled module or weight: a value, or None where it has none.
 _OF_MODULES: dict[str, Callable[[Any], float | None]] = {
     "near zero": lambda m: None if m.is_choice else m.stats.near_zero_ratio,
@@ -35,13 +35,15 @@ class DrawnRun(TrainingHistory):
 
     Attributes:
         name: what the run is called.
-        curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step.
+        curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step; of a log also the "time" at
+            which a step was written, in seconds since 1970.
         rails: steps that were "NaN", "Inf" or "skipped", had a norm of "zero", or a loss that is "bad".
         grids: "norm", "rms", "max", "min" (not zero) and "zeros" of each tensor's gradient; "update" of each weight;
             "near zero", "saturated", "dead" and "entropy" of each module.
         ribbon: what became of each step; of a history, those of its window.
         guard: that it is of, or None.
         path: of the log that it was read from, or None.
+        num_runs: runs in that log; this is the last.
         is_whole: whether every step was seen; else only what a history keeps of older ones: least, largest, mean.
     """
 
@@ -50,9 +52,10 @@ class DrawnRun(TrainingHistory):
         self._told: TrainingHistory | None = None
         self.name = name
         self.path: str | os.PathLike[str] | None = None
+        self.num_runs = 1
         self.guard: Any = None
         self.is_whole = True
-        keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
+        keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale", "time")
         self.curves = {key: Curve(MAX_POINTS) for key in keys}
         self.rails = {key: Rail(MAX_POINTS) for key in ("NaN", "Inf", "skipped", "zero", "bad")}
         kinds = ("norm", "rms", "max", "min", "zeros", "update", "near zero", "saturated", "dead", "entropy")
@@ -67,81 +70,54 @@ class DrawnRun(TrainingHistory):
     @classmethod
     def of(cls, history: TrainingHistory, name: str) -> DrawnRun:
         """What `history` has: the newest steps one by one, older ones by their least, mean and largest."""
-        history.settle()
         run = cls(name)
         run._told = history
         _draw_history(run, history)
         run.finish()
         return run
 
+    def _another(self) -> DrawnRun:
+        return DrawnRun(self.name)
+
     def finish(self) -> None:
         """Nothing more is to come: steps whose effect was undone are marked."""
-        self.settle()
         for event in self.history.model.recoveries:
             if event["kind"] == "rollback":
                 self.ribbon.mark(event.get("to", event["step"]), event["step"], "rolled back")
 
-    def defer(self, record: StepStats, overhead_s: float | None = None) -> None:
-        """Takes a record, and what is drawn of it."""
-        super().defer(record, overhead_s)
-        known = record.loss, record.val_loss, record.lr, record.loss_scale
-        self.draw(record.step, record.norm, record.clip_coef, record.skipped, *known)
-        self._draw_tensors(record)
-        self.draw_samples(record.step, record.activations, _OF_MODULES)
-        self.draw_samples(record.step, record.weights, _OF_WEIGHTS)
+    def extend(self, entries: list[Entry], records: Sequence[StepStats] = ()) -> None:
+        """Takes steps, and what is drawn of them."""
+        super().extend(entries, records)
+        self.draw(entries)
+        for record in records:
+            self._draw_tensors(record)
+            self.draw_samples(record.step, record.activations, _OF_MODULES)
+            self.draw_samples(record.step, record.weights, _OF_WEIGHTS)
 
-    def defer_entry(self, entry: Any) -> None:
-        """Takes a step by its numbers."""
-        super().defer_entry(entry)
-        self.draw(*entry[:8])
-
-    def defer_entries(self, entries: Entries) -> None:
-        """Takes many steps by their numbers."""
-        super().defer_entries(entries)
-        if not entries.are_usual:
-            return  # they came one by one
-        steps, norms, coefficients, curves = entries.steps, entries.norms, entries.clip_coefs, self.curves
-        is_clipped = [coefficient != 1.0 for coefficient in coefficients]
-        self.ribbon.extend(steps, is_clipped)
-        curves["norm"].extend(steps, norms)
-        curves["clipped norm"].extend(steps, list(map(operator.mul, norms, coefficients)) if any(is_clipped) else norms)
-        for key, values in (("loss", entries.losses), ("lr", entries.lrs), ("loss_scale", entries.loss_scales)):
-            if values is not None:
-                curves[key].extend(steps, values)
-
-    def draw(
-        self,
-        step: int,
-        norm: float,
-        clip_coef: float,
-        skipped: bool,
-        loss: float | None,
-        val_loss: float | None,
-        lr: float | None,
-        loss_scale: float | None,
-    ) -> None:
-        """Takes what is drawn of a step. Cost: 3 us."""
-        rails = self.rails
-        is_finite = math.isfinite(norm)
-        state = "not finite" if not is_finite else "skipped" if skipped else "clipped" if clip_coef != 1.0 else "good"
-        self.ribbon.add(step, state)
-        if skipped:
-            rails["skipped"].add(step)
-        if math.isnan(norm):
-            rails["NaN"].add(step)
-        elif math.isinf(norm):
-            rails["Inf"].add(step)
-        elif norm == 0.0:
-            rails["zero"].add(step)
-        else:
-            self.curves["norm"].add(step, norm)
-            if not skipped:
-                self.curves["clipped norm"].add(step, norm * clip_coef)
-        if loss is not None and not math.isfinite(loss):
-            rails["bad"].add(step)
-        for key, value in (("loss", loss), ("val_loss", val_loss), ("lr", lr), ("loss_scale", loss_scale)):
-            if value is not None and math.isfinite(value):
-                self.curves[key].add(step, value)
+    def draw(self, entries: Iterable[Entry]) -> None:
+        """Takes what is drawn of steps. Cost: 2 us each."""
+        drawn: dict[str, list[tuple[int, float]]] = {}
+        for step, norm, clip_coef, skipped, *values, _ in entries:
+            is_finite = math.isfinite(norm)
+            state = "skipped" if skipped else "clipped" if clip_coef != 1.0 else "good"
+            self.ribbon.add(step, state if is_finite else "not finite")
+            if skipped:
+                self.rails["skipped"].add(step)
+            if not is_finite:
+                self.rails["NaN" if math.isnan(norm) else "Inf"].add(step)
+            elif norm == 0.0:
+                self.rails["zero"].add(step)
+            else:
+                drawn.setdefault("norm", []).append((step, norm))
+                if not skipped:
+                    drawn.setdefault("clipped norm", []).append((step, norm * clip_coef))
+            for key, value in zip(("loss", "val_loss", "lr", "loss_scale"), values):
+                if value is not None and math.isfinite(value):
+                    drawn.setdefault(key, []).append((step, value))
+                elif value is not None and key == "loss":
+                    self.rails["bad"].add(step)
+        for key, points in drawn.items():
+            self.curves[key].extend(*zip(*points))
 
     def _draw_tensors(self, record: StepStats) -> None:
         table = record.tensors
@@ -198,7 +174,8 @@ def runs_of(source: Any) -> list[DrawnRun]:
         raise ValueError(f"a figure shows 1 to {MAX_RUNS} runs, got {len(named)}")
     runs = [_run_of(one, name) for name, one in named]
     for place, run in enumerate(runs):
-        run.name = run.name or f"run {place + 1}"
+        is_new = run.name not in [other.name for other in runs[:place]]
+        run.name = (run.name if is_new else f"{run.name} ({place + 1})") or f"run {place + 1}"
         if not run.history.num_steps:
             raise ValueError(f"there is nothing to draw: {run.name!r} holds no step yet")
     return runs
@@ -222,13 +199,32 @@ def _run_of(source: Any, name: str) -> DrawnRun:
     )
 
 
+class _ClockReader(LogReader):
+    """A reader that also draws when the steps were written."""
+
+    def __init__(self, path: str | os.PathLike[str], progress: Callable[[int], object] | None, run: DrawnRun) -> None:
+        super().__init__(path, progress)
+        self._run = run
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for line in super().__iter__():
+            yield line  # which may begin another run
+            step, written = line.get("step"), line.get("time")
+            if type(step) is int and type(written) is float:
+                self._run.curves["time"].add(step, written)
+
+
 def from_log(path: str | os.PathLike[str], name: str, progress: Callable[[int], object] | None = None) -> DrawnRun:
-    """The run of a log; one pass over it, in bounded memory. `progress` is as for a `LogReader`."""
-    run = DrawnRun(name or os.path.basename(os.fspath(path)))
-    run.path = path
-    fill(run, LogReader(path, progress), path)
+    """The run of a log; one pass over it, in bounded memory. `progress` is as for a `LogReader`.
+
+    It is called what the file is called, with its folder: "demo/run" of `runs/demo/run.jsonl`.
+    """
+    parts = [part for part in Path(path).with_suffix("").parts[-2:] if part not in _ROOTS]
+    run = DrawnRun(name or shown("/".join(parts), NAME_WIDTH))
+    reader = _ClockReader(path, progress, run)
+    fill(run, reader, path)
+    run.path, run.num_runs = path, reader.num_runs
     run.finish()
-    run.has_ended = True
     return run
 
 
@@ -251,7 +247,7 @@ def _from_records(records: Iterable[StepStats], history: TrainingHistory, name: 
     run = DrawnRun(name)
     run.model = history.model
     for record in list(records):
-        run.defer(record)
+        run.add(record)
     run.finish()
     return run
 
@@ -276,8 +272,7 @@ def _draw_history(run: DrawnRun, history: TrainingHistory) -> None:
         for validation in history.validations:
             if validation.step < begin:
                 curves["val_loss"].add(validation.step, validation.val_loss)
-    for entry in newest:
-        run.draw(*entry[:8])
+    run.draw(newest)
     _take_samples(run, history)
     _take_tracks(run, history)
 

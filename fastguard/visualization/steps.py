@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..stats.running import quantiles
+from ..records.running import quantiles
 from . import style
 from .curves import Curve, Rail, Stretch
 from .runs import MAX_POINTS, DrawnRun, runs_of
 
-_NUM_SHARES = 100  # points of a rate
+_NUM_SHARES = 200  # points of a rate
+_WINDOW, _MIN_WINDOW = 0.05, 20  # that a rate is of: a share of the run, and steps at least
 
 
 def _names(runs: list[DrawnRun], what: str) -> list[str]:
     """What a line is called: by the run where there are several."""
     return [what] if len(runs) == 1 else [f"{run.name}, {what}" for run in runs]
+
+
+def _add_curves(made: Any, runs: list[DrawnRun], what: str, curve_of: Callable[[DrawnRun], Curve]) -> None:
+    for run, name, colour in zip(runs, _names(runs, what), style.COLOURS):
+        style.add_curve(made, curve_of(run), name, colour, what=_middle(run))
 
 
 def _middle(run: DrawnRun) -> str:
@@ -45,7 +51,8 @@ def plot_loss(source: Any) -> Any:
     rails: list[tuple[str, str, Rail]] = []
     for run, name, val_name, colour in zip(runs, _names(runs, "loss"), _names(runs, "validation loss"), style.COLOURS):
         style.add_curve(made, run.curves["loss"], name, colour, what=_middle(run))
-        style.add_curve(made, run.curves["val_loss"], val_name, colour, dash="dot", what=_middle(run))
+        beside = colour if len(runs) > 1 else style.COLOURS[1]
+        style.add_curve(made, run.curves["val_loss"], val_name, beside, dash="dot", what=_middle(run))
         rails.append((f"{name} not finite", "bad", run.rails["bad"]))
     if not made.data and not any(rail.marks for _, _, rail in rails):
         raise ValueError("no step has a loss: tell it by `guard.observe(loss=...)`")
@@ -54,7 +61,7 @@ def plot_loss(source: Any) -> Any:
 
 
 def plot_gradient_norm(source: Any) -> Any:
-    """The norm of all gradients together by step, before and after clipping, with the clip limit.
+    """The norm of all gradients together by step, with the clip limit; of a single run also the norm after clipping.
 
     The axis is logarithmic. Steps whose norm is NaN, Inf or zero, and those that were skipped, are marked along the
     top: none is left out.
@@ -65,13 +72,14 @@ def plot_gradient_norm(source: Any) -> Any:
     made = style.figure("Gradient norm", "norm", log=True)
     rails: list[tuple[str, str, Rail]] = []
     for run, name, colour in zip(runs, _names(runs, "norm"), style.COLOURS):
+        if run.ribbon.counts["clipped"] and len(runs) == 1:
+            style.add_curve(made, run.curves["clipped norm"], f"{name} after clipping", style.COLOURS[2], dash="dot")
         style.add_curve(made, run.curves["norm"], name, colour, what=_middle(run))
-        if run.ribbon.counts["clipped"]:
-            style.add_curve(made, run.curves["clipped norm"], f"{name} after clipping", colour, dash="dot")
         limit = run.history.model.clip_limit
         if limit is not None and 0.0 < limit < math.inf:
             label = f"clip limit {limit:g}" if len(runs) == 1 else f"{run.name}, clip limit {limit:g}"
-            style.add_line(made, style.span([run.curves["norm"]]), [limit, limit], label, colour)
+            beside = colour if len(runs) > 1 else style.GREY
+            style.add_line(made, style.span([run.curves["norm"]]), [limit, limit], label, beside)
         whose = "" if len(runs) == 1 else f"{run.name}, "
         for kind in ("NaN", "Inf", "skipped", "zero"):
             rails.append((whose + ("norm of zero" if kind == "zero" else kind), kind, run.rails[kind]))
@@ -93,17 +101,16 @@ def plot_learning_rate(source: Any) -> Any:
         raise ValueError("no step has a learning rate")
     is_wide = min(values) > 0.0 and max(values) > 100.0 * min(values)
     made = style.figure("Learning rate", "learning rate", log=is_wide)
-    for run, name, colour in zip(runs, _names(runs, "learning rate"), style.COLOURS):
-        style.add_curve(made, run.curves["lr"], name, colour, what=_middle(run))
+    _add_curves(made, runs, "learning rate", lambda run: run.curves["lr"])
     if min(values) == max(values) > 0.0:
         made.update_yaxes(range=[0.0, 2.0 * values[0]])  # plotly would draw 3e-4 between -1 and 1
     return made
 
 
 def plot_clip_rate(source: Any) -> Any:
-    """The share of steps that were clipped, in a hundred stretches of the run.
+    """The share of the latest steps that were clipped: a rolling mean over 5 % of the run, and at least 20 steps.
 
-    Args, Returns, Cost: as for `plot_loss`. Of a history it is of its window.
+    Args, Returns, Cost: as for `plot_loss`. Of a history it covers its window.
 
     Raises:
         ValueError: no step was clipped. Others as for `plot_loss`.
@@ -112,13 +119,17 @@ def plot_clip_rate(source: Any) -> Any:
     if not any(run.ribbon.counts["clipped"] for run in runs):
         raise ValueError("no step was clipped")
     made = style.figure("Clip rate", "share of steps clipped")
-    for run, name, colour in zip(runs, _names(runs, "clipped"), style.COLOURS):
-        curve = Curve(MAX_POINTS)
-        for first, last, share in run.ribbon.shares("clipped", _NUM_SHARES):
-            curve.add_stretch(Stretch(first, last, share, share, share))
-        style.add_curve(made, curve, name, colour)
+    _add_curves(made, runs, "clipped", _clip_rate)
     made.update_yaxes(range=[0.0, 1.0], tickformat=".0%")
     return made
+
+
+def _clip_rate(run: DrawnRun) -> Curve:
+    curve = Curve(MAX_POINTS)
+    window = max(_MIN_WINDOW, round(_WINDOW * (run.ribbon.last_step - run.ribbon.first_step + 1)))
+    for step, share in run.ribbon.rolling("clipped", window, _NUM_SHARES):
+        curve.add(step, share)
+    return curve
 
 
 def plot_loss_scale(source: Any) -> Any:
@@ -131,8 +142,7 @@ def plot_loss_scale(source: Any) -> Any:
     """
     runs = runs_of(source)
     made = style.figure("Loss scale", "loss scale", log=True)
-    for run, name, colour in zip(runs, _names(runs, "loss scale"), style.COLOURS):
-        style.add_curve(made, run.curves["loss_scale"], name, colour, what=_middle(run))
+    _add_curves(made, runs, "loss scale", lambda run: run.curves["loss_scale"])
     if not made.data:
         raise ValueError("no step had a loss scale: there is no GradScaler, or gradients were unscaled before the step")
     return made
@@ -149,8 +159,7 @@ def plot_updates(source: Any) -> Any:
     """
     runs = runs_of(source)
     made = style.figure("Updates", "|update| / |weights|", log=True)
-    for run, name, colour in zip(runs, _names(runs, "update / weights"), style.COLOURS):
-        style.add_curve(made, _over_weights(run), name, colour)
+    _add_curves(made, runs, "update / weights", _over_weights)
     if not made.data:
         raise ValueError("no update was measured: `fastguard.wrap(..., weights=True)` samples them")
     style.add_line(made, style.span([_over_weights(run) for run in runs]), [1e-3, 1e-3], "1e-3", style.GREY)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import types
 from collections.abc import Sequence
 from typing import Any
 
 from .._text import NAME_WIDTH, shown
+from ..errors import missing_package
 from .curves import Curve, Rail
+from .static import svg
 
 # Told apart with any colour vision, in print too: Okabe and Ito 2008.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a7500")
 RED = "#c1121f"
 GREY = "#6c757d"
+_MIME = "application/vnd.plotly.v1+json"
 _RAIL = (0.93, 1.0)  # the share of the height in which steps are marked
 _MARKS = {
     "NaN": ("x", RED),
@@ -31,7 +36,7 @@ def graph_objects() -> Any:
     try:
         from plotly import graph_objects
     except ImportError as error:
-        raise ImportError("figures need plotly: pip install fastguard[report], or pip install plotly") from error
+        raise missing_package("fastguard.visualization", "plotly", error, "report") from error
     return graph_objects
 
 
@@ -49,6 +54,9 @@ def translucent(colour: str) -> str:
 def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
     """An empty figure, with a rail at the top for what has no value."""
     made = graph_objects().Figure()
+    # On the figure itself: a subclass would have another name, by which W&B tells figures.
+    made._repr_mimebundle_ = types.MethodType(_bundle, made)
+    made._ipython_display_ = types.MethodType(_display, made)
     made.update_layout(
         title={"text": text(title)},
         template="plotly_white",
@@ -59,6 +67,20 @@ def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
         yaxis={"title": {"text": y}, "type": "log" if log else "linear", "exponentformat": "power" if log else "B"},
     )
     return made
+
+
+def _bundle(made: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """What a notebook keeps of the figure: plotly's data, and an SVG for exports, where no script draws these."""
+    bundle: dict[str, Any] = type(made)._repr_mimebundle_(made, *args, **kwargs)
+    return {"text/html": svg(made.to_plotly_json()), **bundle} if _MIME in bundle else bundle
+
+
+def _display(made: Any) -> None:
+    bundle = made._repr_mimebundle_()
+    if _MIME in bundle:
+        importlib.import_module("IPython.display").display(bundle, raw=True)
+    else:  # a renderer that opens a browser, or none
+        type(made)._ipython_display_(made)
 
 
 def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "solid", what: str = "median") -> None:
@@ -76,6 +98,7 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
             "fillcolor": translucent(colour),
             "line": {"width": 0},
             "hoverinfo": "skip",
+            "showlegend": False,
         }
         made.add_trace(
             lines(x=x + x[::-1], y=outline, name=text(f"{name}: least to largest"), legendgroup=name, **band)
@@ -93,12 +116,13 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
     )
 
 
-def add_rails(made: Any, rails: Sequence[tuple[str, str, Rail]]) -> None:
-    """Steps that have no value on the axis, or were not taken, as marks along the top: none is ever left out.
+def add_rails(made: Any, rails: Sequence[tuple[str, str, Rail]], x: str = "step") -> None:
+    """Marks along the top what has no value on the axis, or was not taken: none is ever left out.
 
     Args:
         made: the figure.
         rails: what they are called, a kind of `_MARKS`, the steps.
+        x: what is marked, if not steps.
     """
     rails = [(name, kind, rail) for name, kind, rail in rails if rail.marks]
     if not rails:
@@ -109,16 +133,11 @@ def add_rails(made: Any, rails: Sequence[tuple[str, str, Rail]]) -> None:
     )
     for height, (name, kind, rail) in enumerate(rails):
         symbol, colour = _MARKS[kind]
-        told = [
-            f"step {mark.first_step}"
-            if mark.first_step == mark.last_step
-            else f"{mark.num} of the steps {mark.first_step} to {mark.last_step}"
-            for mark in rail.marks
-        ]
+        told = [f"{x} {a}" if a == b else f"{num} of the {x}s {a} to {b}" for a, b, num in rail.marks]
         made.add_trace(
             graph_objects().Scatter(
                 x=[mark.first_step for mark in rail.marks],
-                y=[height] * len(rail.marks),
+                y=[height] * len(told),
                 yaxis="y2",
                 mode="markers",
                 name=text(f"{name} ({rail.count})"),

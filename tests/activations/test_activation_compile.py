@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from fastguard import ActivationMonitor
-from fastguard.activations import replay
+from fastguard.observers.activations import replay
 
 from activation_models import GatedMlp, Transformer, relu_net
 

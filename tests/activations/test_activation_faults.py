@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fastguard import ActivationMonitor
-from fastguard.activations import replay
+from fastguard.observers.activations import replay
 
 from activation_models import Block, GatedMlp, Transformer, deep_tanh, relu_net
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import fastguard
 from fastguard import ActivationMonitor
+from fastguard.records.samples import ModuleActivity
 from fastguard.sinks import read_jsonl
-from fastguard.stats.samples import ModuleActivity
 
 from activation_models import Transformer, relu_net
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import fastguard
 from fastguard import ActivationMonitor, detect_dead_neurons
-from fastguard.activations.budget import Budget
+from fastguard.observers.activations.budget import Budget
 
 from activation_models import GatedMlp, Transformer, by_name, num_hooks, relu_net
 

@@ -91,7 +91,7 @@ class TestOutputs:
         assert stats.num_nans == stats.total_elements == (6 if make(torch.ones(2, 3)).is_sparse else 9)
 
     def test_a_tensor_returned_by_several_modules_is_read_once(self, monkeypatch):
-        from fastguard.activations import readers
+        from fastguard.observers.activations import readers
 
         reads = []
         run = readers.run_activation

@@ -8,9 +8,9 @@ from choosing_models import Block, Experts, Heads, Language
 from torch import nn
 
 from fastguard import ActivationMonitor
-from fastguard.activations import collector as collecting
-from fastguard.activations.families import RELU, TANH, UNKNOWN
-from fastguard.activations.readers import DeferredReader, ImmediateReader, reader_for
+from fastguard.observers.activations import collector as collecting
+from fastguard.observers.activations.families import RELU, TANH, UNKNOWN
+from fastguard.observers.activations.readers import DeferredReader, ImmediateReader, reader_for
 
 from activation_models import Transformer, relu_net
 

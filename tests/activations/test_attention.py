@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 import fastguard
 from fastguard import ActivationMonitor
-from fastguard.activations import attention
-from fastguard.activations.attention import attention_extract
 from fastguard.diagnosis import RULES
+from fastguard.observers.activations import attention
+from fastguard.observers.activations.attention import attention_extracts
+from fastguard.observers.activations.outputs import Extract
 
 ORIGINAL = F.scaled_dot_product_attention
 
@@ -42,6 +43,16 @@ def truth(q, k, mask=None, causal=False, scale=None):
             p = row.softmax(0)
             entropies.append(float(-(p * p.log()).sum()) / math.log(len(row)))
     return sum(entropies) / len(entropies), float(logits.max())
+
+
+def attention_extract(q, *rest, **settings):
+    """All parts as one."""
+    found = attention_extracts(q, *rest, **settings)
+    if isinstance(found, str):
+        return found
+    parts = list(found)
+    by_head = [torch.cat(column) for column in zip(*((p.values, p.entropy, p.largest) for p in parts), strict=True)]
+    return Extract(by_head[0], None, by_head[1], by_head[2])
 
 
 def figures(extract):
@@ -99,7 +110,7 @@ class TestWhatIsComputed:
         mask = torch.ones(4, 4, dtype=torch.bool)
         mask[2] = False
         extract = attention_extract(q, q, None, mask)
-        assert extract.values.isfinite().all() and extract.entropy[0, 0, 2].isnan()
+        assert extract.values.isfinite().all() and extract.entropy[0, 2].isnan()
         assert figures(extract) == pytest.approx(truth(q, q, mask), rel=1e-5)
 
     def test_bfloat16_is_read_in_float32_and_overflow_is_seen(self):
@@ -111,14 +122,17 @@ class TestWhatIsComputed:
         q, k = self.draw(5, 40, 100, 4), self.draw(5, 40, 100, 4)
         q[:, 17] *= 100.0  # one head of forty
         found = [attention_extract(q, k, is_causal=True, turn=turn) for turn in range(3)]
-        assert all(one.values.shape[:2] in ((2, 14), (2, 13)) and one.values.shape[2] <= 17 for one in found)
+        assert all(one.values.shape[0] in (2 * 14, 2 * 13) and one.values.shape[1] <= 17 for one in found)
         assert [float(one.largest.max()) > 50 for one in found].count(True) == 1
         assert attention_extract(q, k).values[..., -1, :].sum(-1).allclose(torch.ones(()))
 
     def test_memory_is_bounded(self, monkeypatch):
-        monkeypatch.setattr(attention, "_MAX_ELEMENTS", 64)
-        q = self.draw(4, 8, 10, 8)
-        assert attention_extract(q, q).values.shape[:2] == (1, 1)
+        q, k = self.draw(4, 8, 10, 8), self.draw(4, 8, 10, 8).bfloat16()
+        whole = attention_extract(q, k)
+        monkeypatch.setattr(attention, "_PART_CPU", 64)
+        parts = list(attention_extracts(q, k))
+        assert all(part.values.numel() <= 64 for part in parts)
+        assert torch.cat([part.entropy.flatten() for part in parts]).allclose(whole.entropy.flatten(), atol=1e-6)
 
     def test_what_cannot_be_read_is_said(self):
         q = torch.ones(1, 2, 4, 8)
@@ -210,7 +224,7 @@ class TestWhoIsSeen:
     def test_a_failure_stops_no_forward_pass(self, monkeypatch, caplog):
         model = nn.Sequential(Heads())
         optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, activations=True)
-        monkeypatch.setattr(attention, "attention_extract", lambda *args, **kwargs: 1 / 0)
+        monkeypatch.setattr(attention, "attention_extracts", lambda *args, **kwargs: 1 / 0)
         model(self.x).sum().backward()
         optimizer.step()
         assert "ZeroDivisionError" in optimizer.guard.activations.skipped["0[attention]"]

@@ -29,7 +29,8 @@ def test_in_the_report(history):
     assert "choices of" in str(report)
     page = page_rows(report)
     assert page["columns"][-3:] == ["entropy", "largest logit", "largest load"]
-    assert [row[-3:] for row in page["rows"]] == [[None] * 3, [0.25, 123.0, None], [0.5, None, 0.9]]
+    drawn = {row[0]: row[-3:] for row in page["rows"]}
+    assert drawn == {"relu": [None] * 3, "attn[attention]": [0.25, 123.0, None], "moe.gate[router]": [0.5, None, 0.9]}
 
 
 def test_nothing_of_it_where_there_is_none():

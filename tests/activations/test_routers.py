@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 import fastguard
 from fastguard import ActivationMonitor
-from fastguard.activations.routers import routers_of
-from fastguard.activations.selection import names_of
 from fastguard.diagnosis import RULES
-from fastguard.stats.samples import ModuleActivity
+from fastguard.observers.activations.routers import routers_of
+from fastguard.observers.activations.selection import names_of
+from fastguard.records.samples import ModuleActivity
 
 
 def routed(monitor):

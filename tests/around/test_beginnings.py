@@ -160,7 +160,7 @@ def test_rates_by_kind_and_name():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 0.0}, "`lr` must be > 0, got 0.0"),
+        ({"lr": 0.0}, "`lr` must be a number > 0, got 0.0"),
         ({"weight_decay": -1.0}, "`weight_decay` must be a finite number >= 0"),
         ({"layer_decay": 1.5}, r"`layer_decay` must be None or in \(0, 1\], got 1.5"),
         ({"lr_for": {"*": math.inf}}, r"`lr_for` must have finite factors >= 0, got inf - at '\*'"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import copy
 import errno
+import io
 import math
 import os
 import random
@@ -371,21 +373,85 @@ def test_what_is_missing_or_forgotten_is_said_before_anything_is_loaded(tmp_path
         Checkpoints(tmp_path).load(optimizer.guard, tmp_path / "nothing.pt")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def everything(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """All that `load` may change."""
+    guard = optimizer.guard
+    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "torch": torch.get_rng_state()}
+    return copy.deepcopy({**parts, "guard": guard.state_dict(), "step": guard.run.step, "python": random.getstate()})
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyError("no"), TypeError("no")], ids=repr)
+def test_a_part_that_refuses_leaves_all_parts_as_they_were(tmp_path: Path, error: Exception) -> None:
+    def load(state: dict[str, Any]) -> None:
+        fastguard.EarlyStopping.load_state_dict(part, state)
+        if part.num_checks == 7:
+            raise error
+
+    model, optimizer = make()
+    part: Any = fastguard.EarlyStopping(1)
+    part.load_state_dict, part.num_checks = load, 7
+    checkpoints = Checkpoints(tmp_path, state={"part": part})
+    checkpoints.save(optimizer.guard, 1)
+    part.num_checks = 3
+    for _ in range(3):
+        take_step(model, optimizer)
+    before = everything(model, optimizer)
+    with pytest.raises(RuntimeError if type(error) is RuntimeError else ValueError, match="no"):
+        checkpoints.load(optimizer.guard)
+    assert same(everything(model, optimizer), before) and part.num_checks == 3 and not checkpoints.extra
+    other = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))  # its first layer would load
+    wrapped = fastguard.wrap(torch.optim.AdamW(other.parameters()), other)
+    before = everything(other, wrapped)
+    with pytest.raises(RuntimeError, match="Error"):
+        checkpoints.load(wrapped.guard)
+    assert same(everything(other, wrapped), before)
+
+
+def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path: Path) -> None:
+    model, optimizer = make()
+    take_step(model, optimizer)
+    torch.serialization.set_crc32_options(False)
+    path = Checkpoints(tmp_path).save(optimizer.guard, 1)
+    assert not torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    whole, good = path.read_bytes(), {name: p.clone() for name, p in model.state_dict().items()}
+    weights = whole.index(model[0].weight.detach().numpy().tobytes())
+    order = random.Random(1)
+    places = [weights + 5, *(order.randrange(len(whole)) for _ in range(150))]
+    refused = 0
+    for place in places:
+        raw = bytearray(whole)
+        raw[place] ^= 1 << order.randrange(8)
+        path.write_bytes(raw)
+        take_step(model, optimizer)
+        before = everything(model, optimizer)
+        try:
+            assert Checkpoints(tmp_path).load(optimizer.guard) == 1  # padding, say
+            assert same(dict(model.state_dict()), good), place
+        except ValueError:
+            refused += 1
+            assert same(everything(model, optimizer), before), place
+        assert refused, "the flipped bit of a weight was loaded"
+    assert refused > 75
+    contents = torch.load(io.BytesIO(whole), weights_only=True)
+    for key in ("step", "model", "optimizers", "guard", "state", "random", "extra"):
+        for wrong in ({k: v for k, v in contents.items() if k != key}, {**contents, key: [1]}):
+            torch.save(wrong, path)
+            before = everything(model, optimizer)
+            with pytest.raises(ValueError, match=r"must be a file that|does not suit this run"):
+                Checkpoints(tmp_path).load(optimizer.guard)
+            assert same(everything(model, optimizer), before)
+
+
+def test_wrong_settings_state_steps_and_metrics(tmp_path: Path) -> None:
+    _, optimizer = make()
+    for settings, message in (
         ({"keep_last": 0}, "`keep_last` must be an integer >= 1, got 0"),
         ({"keep_best": -1}, "`keep_best` must be an integer >= 0, got -1"),
         ({"mode": "low"}, "`mode` must be 'min' or 'max', got 'low'"),
-    ],
-)
-def test_wrong_settings(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Checkpoints(tmp_path, **arguments)
-
-
-def test_wrong_state_steps_and_metrics(tmp_path: Path) -> None:
-    _, optimizer = make()
+    ):
+        with pytest.raises(ValueError, match=message):
+            Checkpoints(tmp_path, **settings)
     with pytest.raises(
         TypeError, match="`state` must hold objects with state_dict and load_state_dict, got int - at 'a"
     ):

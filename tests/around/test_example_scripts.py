@@ -72,6 +72,12 @@ def test_recovery():
     assert without > 10.0 and brought_through < 0.5
 
 
+def test_rules_of_others():
+    found = run("rules_of_others")
+    assert found["lightning"] == ["lightning/spike"] and found["megatron"] == ["megatron/large"]
+    assert "torchmortem/large-norm" in found["torchmortem"] and found["sagemaker"] == ["sagemaker/loss-not-decreasing"]
+
+
 def test_the_list_is_complete():
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     scripts = {path.name for path in EXAMPLES.glob("*.py")}

@@ -79,21 +79,23 @@ def test_json_and_toml_files(tmp_path):
         fastguard.settings(tmp_path / "a.ini")
 
 
-@pytest.mark.parametrize(("kind", "module"), [("yaml", "yaml"), ("toml", "tomllib")])
-def test_what_reads_a_file_may_be_missing(tmp_path, monkeypatch, kind, module):
-    monkeypatch.setitem(sys.modules, module, None)
+@pytest.mark.parametrize(("kind", "needed"), [("yaml", "PyYAML: pip install 'fastguard"), ("toml", "Python 3.11")])
+def test_what_reads_a_file_may_be_missing(tmp_path, monkeypatch, kind, needed):
+    monkeypatch.setitem(sys.modules, {"toml": "tomllib"}.get(kind, kind), None)
     path = tmp_path / f"a.{kind}"
     path.write_text("")
-    with pytest.raises(ImportError, match=f"a.{kind} needs {module} to be read: "):
+    with pytest.raises(ImportError, match=f"a.{kind} needs {needed}"):
         fastguard.settings(path)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_gradnorm": 1.0}, r"`max_gradnorm` is no setting - at a dict. Did you mean `max_grad_norm`\?"),
-        ({"clipping": {"patiense": 1}}, r"`patiense` is no setting .* `patience`\?"),
-        ({7: 1}, r"`7` is no setting - at a dict. Did you mean `"),
+        ({"max_gradnorm": 1.0}, r"Unknown setting `max_gradnorm` - at a dict. Did you mean `max_grad_norm`\?"),
+        ({"clipping": {"patiense": 1}}, r"Unknown setting `patiense` .* `patience`\?"),
+        ({"clip": 1.0}, "Unknown setting `clip` - at a dict. Pass it to `fastguard.wrap`"),
+        ({"max_norm": 1.0, "max_grad_norm": 2.0}, "`max_grad_norm` must be there once, and is there twice"),
+        ({7: 1}, "Unknown setting `7` - at a dict. Known names: auto_recovery, checkpoint_frequency"),
         ({"a": {"patience": 1}, "patience": 2}, "`patience` must be there once, and is there twice"),
         ({"max_grad_norm": 0}, "`max_grad_norm` must be a finite number > 0, got 0 - at a dict"),
         ({"max_grad_norm": "much"}, "`max_grad_norm` must be a finite number > 0, got 'much'"),
@@ -197,14 +199,14 @@ def test_thresholds_are_asked_of_a_run():
             history.record(step, losses[step % len(losses)], grad_norm=norm, lr=lr)
         return {finding.rule for finding in settings.diagnose(history)}
 
-    ours = {"settings/unstable-loss", "toolkit/large-norm", "learning-rate-out-of-bounds"}
+    ours = {"settings/unstable-loss", "settings/large-norm", "learning-rate-out-of-bounds"}
     assert not found(9.9, [1.0, 2.9], 0.009) & ours
     assert found(9.9, [1.0, 3.1], 0.009) & ours == {"settings/unstable-loss"}
     assert "settings/unstable-loss" in found(1.0, [1.0, math.nan], 0.009)
-    assert found(10.1, [1.0], 0.009) & ours == {"toolkit/large-norm"}
+    assert found(10.1, [1.0], 0.009) & ours == {"settings/large-norm"}
     assert found(1.0, [1.0], 0.011) & ours == found(1.0, [1.0], 1e-9) & ours == {"learning-rate-out-of-bounds"}
     free = fastguard.settings({"max_grad_norm": None})
-    assert all(finding.rule != "toolkit/large-norm" for finding in free.diagnose(fastguard.TrainingHistory()))
+    assert all(finding.rule != "settings/large-norm" for finding in free.diagnose(fastguard.TrainingHistory()))
 
 
 def test_the_page_has_every_key_with_its_default():
@@ -218,3 +220,34 @@ def test_the_page_has_every_key_with_its_default():
         shown = [value.strip() for value in row.split("|")[2].split(",")][keys.index(name)]
         default = field.default
         assert shown == str(default).lower() or float(shown) == default, name
+
+
+def test_a_file_that_repeats_itself_is_refused_at_once(tmp_path):
+    pytest.importorskip("yaml", reason="YAML files are an extra: pip install fastguard[settings]")
+    path = tmp_path / "a.yaml"
+    levels = "".join(f"  - &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
+    path.write_text(f"learning_rate:\n  - &a0 [x, x]\n{levels}")
+    with pytest.raises(ValueError, match="`learning_rate` must be a finite number > 0, got ") as raised:
+        fastguard.settings(path)
+    assert len(str(raised.value)) < 1000
+    for text in ("a: &a\n  b: *a\n", "a: &a {}\nb: *a\n"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="`b` must be a section of its own"):
+            fastguard.settings(path)
+    deep = tmp_path / "a.json"
+    deep.write_text('{"a":' * 20000 + "{}" + "}" * 20000)
+    with pytest.raises(ValueError, match=r"a.json must be JSON, and cannot be read"):
+        fastguard.settings(deep)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.json", '{"patience": 3, "patience": 9}'), ("a.yaml", "stopping:\n  patience: 3\n  patience: 9\n")],
+)
+def test_a_key_that_a_file_has_twice_is_refused(tmp_path, name, text):
+    if name.endswith(".yaml"):
+        pytest.importorskip("yaml", reason="YAML files are an extra: pip install fastguard[settings]")
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"(?s)cannot be read: .*`patience` is there twice"):
+        fastguard.settings(path)

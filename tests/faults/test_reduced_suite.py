@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 
 import pytest
 
@@ -109,7 +108,3 @@ def test_missing_digits_are_told_of(monkeypatch):
         digits.digits()
     monkeypatch.undo()
     digits.digits()
-
-
-def test_the_cache_does_not_outlive_what_made_it():
-    assert len(runs.source_hash()) == 16 and os.sep not in runs.source_hash()

@@ -12,9 +12,9 @@ pytest.importorskip("benchmarks.faults", reason="the fault suite is not beside t
 
 from benchmarks.faults import readme, runs, score, table
 from benchmarks.faults.alarms import Alarm, Said
+from benchmarks.lab.plant import Planted
+from benchmarks.lab.training import Outcome
 from benchmarks.readme import main as write_tables
-from fastguard.commands.demo.lab.plant import Planted
-from fastguard.commands.demo.lab.training import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTCOME = Outcome([2.0, 1.0], [(1, 1.0)], frozenset(), None, (), 0)

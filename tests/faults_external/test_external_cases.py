@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from pathlib import Path
 
 import pytest
 
@@ -17,24 +16,23 @@ from benchmarks.faults.external.bases import Recipe, maker
 from benchmarks.faults.external.case import HALVES, SETS, Case, Truth, half_of
 from benchmarks.faults.external.cases import CASES, GROUPS
 from benchmarks.faults.external.loop import Guarded, Watch, carry_out
-from benchmarks.faults.external.score import ask
 from benchmarks.faults.external.wild.case import APART, GROUP
 from fastguard.diagnosis import CAUSES, RULES, diagnose
-from fastguard.guard import Guard
+from fastguard.step import Guard
 
 FAULTY = [case for case in CASES.values() if case.truth is not None]
 SOUND = [case for case in CASES.values() if case.truth is None]
-# What no rule or cause stands for yet; names of causes as they are agreed upon.
-TO_COME = {
-    "wrong-output-layer", "wrong-loss", "unnormalised-inputs", "unnormalised-targets", "stopped-too-early",
-    "batch-size", "missing-zero-grad", "no-gradient-arrives", "wrong-optimizer-settings", "clipped-away",
-    "wrong-schedule", "weights-overwritten", "trivial-targets", "imbalanced-targets", "unshuffled-data",
-    "repeated-data", "outliers", "preprocessing-differs", "model-cannot-fit", "dead-experts",
-    "collapsed-representation", "normalisation-statistics", "train-mode-in-validation", "adversary-wins",
-    "singular-operation", "hardware-fault", "unknown",
-}  # fmt: skip
 BLOB = Recipe("blob", hidden=(8,), lr=3e-2, batch_size=64, num_epochs=4)
 RIGHT = Truth(("lr",), ("learning-rate-too-low",))
+
+SOUND_ONES = """
+    sound2/angles sound2/binary-weights sound2/matching-pennies sound2/scaled-float16 sound2/moving-target
+    fresh3/worth-of-places fresh3/sources-unmixed fresh3/only-rising fresh3/codons fresh3/all-rows-by-layers
+    fresh4/patients/rmsprop fresh4/spoken-words fresh4/letters-for-visitors fresh4/shares/lion-like
+    fresh5/shops/adafactor fresh5/roads/sgd fresh5/two-sellers fresh5/turned-digits fresh6/appliances/resilient
+    fresh6/parity-of-four fresh6/drifting-sensor/adam fresh6/upper-digits wild/arms-value/adam wild/listwise/sgd
+    wild/half-scaled/clipped wild/line-search/lbfgs
+"""
 
 
 _train = runs.train  # some tests put another in its place
@@ -53,11 +51,6 @@ def test_both_halves_have_every_set():
     for group in SETS:
         kinds = {case.kind: case.half for case in CASES.values() if case.set == group}
         assert set(kinds.values()) == set(HALVES), group
-
-
-def test_there_are_enough_of_them():
-    assert len(SOUND) >= 120 and len({case.kind for case in SOUND}) >= 25
-    assert len(FAULTY) >= 120
 
 
 def test_a_kind_is_in_one_half_and_stays_there():
@@ -86,158 +79,39 @@ def test_the_wild_group_is_apart_from_both_halves():
     assert {case.seed for case in wild if case.truth is None} == {0, 1}
 
 
-def test_the_runs_written_afresh_are_in_two_halves_and_have_no_validation_where_the_loop_is_plain():
-    afresh = [case for case in CASES.values() if case.set == "afresh"]
-    for is_sound in (True, False):
-        halves = [case.half for case in afresh if (case.truth is None) == is_sound]
-        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 20
-    case = CASES["afresh/grades/momentum"]
-    run = trained(case.name)
-    assert run.outcome.quality >= case.make(case.seed).least
-    (part,) = run.parts
-    assert len(part.records) == 12 * 33 and not part.history().validations
-
-
-def test_the_faults_written_afresh_again_are_in_two_halves_with_their_tasks():
-    afresh = [case for case in CASES.values() if case.set == "afresh2"]
-    halves = [case.half for case in afresh]
-    assert min(halves.count(half) for half in ("tune", APART)) >= 50 and {*halves} == {"tune", APART}
-    assert all(case.truth is not None and case.harm is not None for case in afresh)
-    assert len({case.kind for case in afresh}) == len(afresh)
-    of_tasks = {(case.kind.partition("/")[0], case.half) for case in afresh}
-    assert len({task for task, _ in of_tasks}) == len(of_tasks)
-    run = trained("afresh2/two-questions/cleared-late")
-    assert "no-gradient" in {rule for part in run.parts for rule in ask(part).alarms}
-
-
-def test_sound_scripts_are_in_two_halves_and_say_how_good_they_became():
-    scripts = [case for case in CASES.values() if case.set == "sound2"]
-    halves = [case.half for case in scripts]
-    assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 40
-    assert all(case.truth is None and case.title for case in scripts)
-    case = CASES["sound2/hastie-in-float64"]
-    run = trained(case.name)
-    assert run.outcome.quality >= case.make(case.seed).least
-    (part,) = run.parts
-    assert part.records[-1].loss < part.records[0].loss and not part.history().validations
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["angles", "binary-weights", "matching-pennies", "scaled-float16", "moving-target"])
-def test_sound_scripts_reach_their_quality(name):
-    plan = CASES[f"sound2/{name}"].make(0)
-    assert carry_out(plan, Watch()).quality >= plan.least
-
-
-def test_the_third_fresh_set_has_a_sound_twin_for_each_fault_in_the_same_half():
-    fresh = {case.name: case for case in CASES.values() if case.set == "fresh3"}
-    sound = {case.kind: case for case in fresh.values() if case.truth is None}
-    faulty = [case for case in fresh.values() if case.truth is not None]
-    assert len(sound) >= 70 and len(faulty) >= 60 and len(sound) + len(faulty) == len(fresh)
-    for cases in (sound.values(), faulty):
-        halves = [case.half for case in cases]
-        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 30
-    for case in faulty:
-        twin = sound[case.kind.partition("/")[0]]
-        assert case.twin is twin.make and case.half == twin.half, case.name
-    case = CASES["fresh3/thirty-steps"]
-    run = trained(case.name)
-    assert run.outcome.quality >= case.make(case.seed).least
-    (part,) = run.parts
-    assert len(part.records) == 30 and len(part.history().validations) == 3
-    short = CASES["fresh3/customers/few-steps"]
-    assert short.harm is not None and short.harm(short).holds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["worth-of-places", "sources-unmixed", "only-rising", "codons", "all-rows-by-layers"])
-def test_scripts_of_the_third_fresh_set_reach_their_quality(name):
-    plan = CASES[f"fresh3/{name}"].make(0)
-    assert carry_out(plan, Watch()).quality >= plan.least
-
-
-def test_the_fourth_fresh_set_has_several_sound_ways_and_several_faults_of_a_task_in_the_same_half():
-    fresh = [case for case in CASES.values() if case.set == "fresh4"]
+@pytest.mark.parametrize(
+    ("name", "num_tasks", "num_sound", "num_faulty", "in_each_half", "sound_one", "num_steps", "short_one"),
+    [
+        ("fresh3", 70, 70, 60, 30, "thirty-steps", 30, "customers/few-steps"),
+        ("fresh4", 30, 60, 90, 20, "fifteen-steps", 15, "steel/one-epoch"),
+        ("fresh5", 36, 70, 140, 25, "vineyards", 40 * 8, "vineyards/three-epochs-at-1e-4"),
+        ("fresh6", 50, 100, 240, 45, "flowers", 50 * 11, "flowers/two-epochs"),
+    ],
+)
+def test_a_fresh_set_has_several_sound_ways_and_several_faults_of_a_task_in_the_same_half(
+    name, num_tasks, num_sound, num_faulty, in_each_half, sound_one, num_steps, short_one
+):
+    fresh = [case for case in CASES.values() if case.set == name]
     sound = [case for case in fresh if case.truth is None]
     faulty = [case for case in fresh if case.truth is not None]
     first = {case.kind: case for case in reversed(sound)}
-    assert len(first) >= 30 and len(sound) >= 60 and len(faulty) >= 90
+    assert len(first) >= num_tasks and len(sound) >= num_sound and len(faulty) >= num_faulty
     for cases in (sound, faulty):
         halves = [case.half for case in cases]
-        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 20
+        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= in_each_half
     for case in faulty:
         twin = first[case.kind.partition("/")[0]]
         assert case.twin is twin.make and case.half == twin.half, case.name
-    case = CASES["fresh4/fifteen-steps"]
+    case = CASES[f"{name}/{sound_one}"]
     run = trained(case.name)
-    assert run.outcome.quality >= case.make(case.seed).least and len(run.parts[0].records) == 15
-    short = CASES["fresh4/steel/one-epoch"]
+    assert run.outcome.quality >= case.make(case.seed).least and len(run.parts[0].records) == num_steps
+    short = CASES[f"{name}/{short_one}"]
     assert short.harm is not None and short.harm(short).holds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["patients/rmsprop", "spoken-words", "letters-for-visitors", "shares/lion-like"])
-def test_ways_of_the_fourth_fresh_set_reach_their_quality(name):
-    plan = CASES[f"fresh4/{name}"].make(0)
-    assert carry_out(plan, Watch()).quality >= plan.least
-
-
-def test_the_fifth_fresh_set_has_sound_ways_and_faults_of_a_task_in_the_same_half():
-    fresh = [case for case in CASES.values() if case.set == "fresh5"]
-    sound = [case for case in fresh if case.truth is None]
-    faulty = [case for case in fresh if case.truth is not None]
-    first = {case.kind: case for case in reversed(sound)}
-    assert len(first) >= 36 and len(sound) >= 70 and len(faulty) >= 140
-    for cases in (sound, faulty):
-        halves = [case.half for case in cases]
-        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 25
-    for case in faulty:
-        twin = first[case.kind.partition("/")[0]]
-        assert case.twin is twin.make and case.half == twin.half, case.name
-    case = CASES["fresh5/vineyards"]
-    run = trained(case.name)
-    assert run.outcome.quality >= case.make(case.seed).least and len(run.parts[0].records) == 40 * 8
-    short = CASES["fresh5/vineyards/three-epochs-at-1e-4"]
-    assert short.harm is not None and short.harm(short).holds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["shops/adafactor", "roads/sgd", "two-sellers", "turned-digits"])
-def test_ways_of_the_fifth_fresh_set_reach_their_quality(name):
-    plan = CASES[f"fresh5/{name}"].make(0)
-    assert carry_out(plan, Watch()).quality >= plan.least
-
-
-def test_the_sixth_fresh_set_has_sound_ways_and_faults_of_a_task_in_the_same_half():
-    fresh = [case for case in CASES.values() if case.set == "fresh6"]
-    sound = [case for case in fresh if case.truth is None]
-    faulty = [case for case in fresh if case.truth is not None]
-    first = {case.kind: case for case in reversed(sound)}
-    assert len(first) >= 50 and len(sound) >= 100 and len(faulty) >= 240
-    for cases in (sound, faulty):
-        halves = [case.half for case in cases]
-        assert set(halves) == {"tune", APART} and min(halves.count(half) for half in set(halves)) >= 45
-    for case in faulty:
-        twin = first[case.kind.partition("/")[0]]
-        assert case.twin is twin.make and case.half == twin.half, case.name
-    case = CASES["fresh6/flowers"]
-    run = trained(case.name)
-    assert run.outcome.quality >= case.make(case.seed).least and len(run.parts[0].records) == 50 * 11
-    short = CASES["fresh6/flowers/two-epochs"]
-    assert short.harm is not None and short.harm(short).holds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["appliances/resilient", "parity-of-four", "drifting-sensor/adam", "upper-digits"])
-def test_ways_of_the_sixth_fresh_set_reach_their_quality(name):
-    plan = CASES[f"fresh6/{name}"].make(0)
-    assert carry_out(plan, Watch()).quality >= plan.least
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["arms-value/adam", "listwise/sgd", "half-scaled/clipped", "line-search/lbfgs"])
-def test_wild_ones_reach_their_quality(name):
-    name = f"{GROUP}/{name}"
+@pytest.mark.parametrize("name", SOUND_ONES.split())
+def test_sound_runs_reach_their_quality(name):
     plan = CASES[name].make(CASES[name].seed)
     assert carry_out(plan, Watch()).quality >= plan.least
 
@@ -247,7 +121,7 @@ def test_truths_use_the_names_of_rules_and_causes():
     for case in FAULTY:
         assert case.truth.families and case.truth.causes
         assert set(case.truth.families) <= families, case.name
-        assert set(case.truth.causes) <= {*CAUSES, *TO_COME}, case.name
+        assert set(case.truth.causes) <= {*CAUSES, "unknown"}, case.name
 
 
 def test_a_fault_counts_only_where_it_hurts():
@@ -321,7 +195,3 @@ def test_recorded_gives_the_runs_that_count(tmp_path, monkeypatch):
     found = {half: [run.case for run, history in runs.recorded(half) if history.num_steps] for half in HALVES}
     assert found == {half: [name for name in names if CASES[name].half == half] for half in HALVES}
     assert sum(map(len, found.values())) == 2
-
-
-def test_where_the_suite_lies():
-    assert runs.CACHE.parent.name == "build" and Path(runs.__file__).parents[3] == runs.ROOT

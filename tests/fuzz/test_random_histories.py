@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastguard.diagnosis import RULES, rule
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 
 pytest.importorskip("benchmarks.reliability", reason="the benchmarks are not beside these tests")
 from benchmarks.reliability import histories

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,8 +28,10 @@ def backend(request: pytest.FixtureRequest, device: torch.device) -> str:
 
 @contextmanager
 def _syncs_are(mode: str) -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode(mode)
     try:
+        with warnings.catch_warnings():  # torch says once that the mode is a prototype
+            warnings.simplefilter("ignore", UserWarning)
+            torch.cuda.set_sync_debug_mode(mode)
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

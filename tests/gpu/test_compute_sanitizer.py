@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 SCRIPT = """
 import torch
-from fastguard.kernels.slots import make_slots
+from fastguard.kernels.slots import StepOptions, make_slots
 from fastguard.kernels.triton import Workspace
 
 device = torch.device("cuda", 0)
@@ -27,8 +27,8 @@ tensors = [torch.randn(n, device=device).to(d)[k:]
 workspace = Workspace(device)
 slots = make_slots(device, len(tensors))
 plan = workspace.plan(tensors, writable=True)
-workspace.measure(plan, slots[0].address, max_norm=0.5)
-workspace.scale(plan, slots[0].factor_address)
+workspace.measure(plan, slots[0], StepOptions(max_norm=0.5))
+workspace.scale(plan, slots[0])
 torch.cuda.synchronize()
 print("done", float(slots[0].total))
 """

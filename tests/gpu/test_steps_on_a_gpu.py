@@ -246,6 +246,22 @@ def test_steps_on_another_stream(device: Any, backend: str) -> None:
     assert memory.series("grad/norm") == pytest.approx(norms, rel=1e-4)
 
 
+def test_a_flush_from_another_stream_waits_for_the_step(device: Any, backend: str) -> None:
+    model, side = make_model(device), torch.cuda.Stream()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, backend=backend)
+    inputs = batches(device, 2)
+    for x in inputs:  # the first compiles
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            backward(model, x)
+            torch.cuda._sleep(100_000_000)
+            optimizer.step()
+        optimizer.guard.flush()
+        norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters()]))
+        assert optimizer.guard.last.norm == pytest.approx(norm.item(), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_step_cannot_be_captured(device: Any) -> None:
     model = make_model(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastguard.records import ModelNotes
+
 
 class Embedded(nn.Module):
     """An embedding with sparse gradients, for SparseAdam."""
@@ -28,6 +30,11 @@ def make_model(kind: str = "mlp", dtype: torch.dtype = torch.float32, seed: int 
         return Embedded().to(dtype)
     bias = kind == "mlp"
     return nn.Sequential(nn.Linear(6, 8, bias=bias), nn.Tanh(), nn.Linear(8, 4, bias=bias)).to(dtype)
+
+
+def notes_of(optimizer: Any) -> ModelNotes:
+    optimizer.guard.report()
+    return optimizer.guard.history.model
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

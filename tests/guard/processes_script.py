@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fastguard
 
-RANK, FOLDER = int(sys.argv[1]), Path(sys.argv[2])
+RANK, FOLDER = int(sys.argv[1]), Path(sys.argv[3])
 
 
 class Heard(logging.Handler):

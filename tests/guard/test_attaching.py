@@ -8,7 +8,8 @@ import torch
 from guard_helpers import loss_at, make_model, take_step
 
 import fastguard
-from fastguard.stats.samples import WeightStats
+from fastguard.records.samples import WeightStats
+from fastguard.step.ring import JudgedStep
 
 
 def weights(name: str) -> tuple[WeightStats, ...]:
@@ -57,7 +58,7 @@ def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
     ring = optimizer.guard.run.ring
     ring.attach(0, weights=weights("d"))
     ring.attach(1, weights=weights("e"))
-    ring.arrive(3, 1.0, 1.0, False, None, bytearray(), None, ())
+    ring.arrive(JudgedStep(3, bytearray(), None, (), 1.0))
     assert optimizer.guard.last.weights == weights("e")
     optimizer.guard.flush()
     assert not ring.samples

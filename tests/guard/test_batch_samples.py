@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from fastguard.guard.batches import sample_of
-from fastguard.stats import BatchSample
+from fastguard.observers import batch_sample
+from fastguard.observers.batch_sample import sample_of
+from fastguard.records import BatchSample
 
 
 def sampled(x: Any, y: Any, **kwargs: Any) -> BatchSample:
@@ -97,15 +98,10 @@ def test_any_input_can_be_sampled(x: torch.Tensor) -> None:
     assert found.input_is_integer is not (x.is_floating_point() or x.is_complex())
 
 
-def test_no_more_than_a_bounded_number_of_elements_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastguard.guard import batches
-
-    sizes: list[int] = []
-    stats = batches.kernels.activation_stats
-    monkeypatch.setattr(batches.kernels, "activation_stats", lambda x: sizes.append(x.numel()) or stats(x))
+def test_no_more_than_a_bounded_number_of_elements_is_read() -> None:
     for shape in ((64, 3, 224, 224), (1, 100_000), (100_000, 7), (3, 2000, 2000), (50, 50, 50, 50), (33, 257)):
-        sampled(torch.zeros(1).expand(shape), torch.zeros(1).expand(shape))
-    assert max(sizes) <= 4096 and min(sizes) > 500
+        table = batch_sample._table(torch.zeros(1).expand(shape))
+        assert 500 < table.numel() <= 4096
 
 
 class Result(NamedTuple):
@@ -152,3 +148,64 @@ def test_tensors_are_found_in_what_models_take_and_return(made: Callable[[torch.
 )
 def test_where_there_is_nothing_to_read_there_is_no_sample(x: Any, y: Any) -> None:
     assert sample_of((x,), {}, y, True, True) is None
+
+
+SHAPES = [
+    (5,),
+    (64, 3),
+    (1, 100),
+    (33, 257),
+    (4, 5000),
+    (2000, 3),
+    (3, 7, 70_000),
+    (40, 3, 5, 64),
+    (1, 12, 900),
+    (600, 50),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8]
+)
+def test_the_extension_finds_what_plain_torch_finds(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if batch_sample.cpu.sample is None:
+        pytest.skip("the extension was not built")
+    torch.manual_seed(sum(shape))
+    x = torch.randn(shape) if dtype.is_floating_point else torch.randint(0, 100, shape)
+    odd = x.clone()
+    odd.view(-1)[::97] = torch.inf if dtype.is_floating_point else 0
+    odd[..., :1] = 3
+    unit = x.float().softmax(-1) if x.dim() > 1 else x.float().sigmoid()
+    for each in (x, odd, unit, x.transpose(0, -1), x.expand(2, *shape), x[::2]):
+        each = each.to(dtype)
+        ours, theirs = batch_sample.figures_of(each), batch_sample.reference(each)
+        assert batch_sample.cpu.sample(each) == pytest.approx(ours, nan_ok=True)
+        assert ours.digest == theirs.digest and ours.num_nonfinite == theirs.num_nonfinite
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12, nan_ok=True)
+
+
+def test_complex_and_boolean_tensors_are_read_alike() -> None:
+    for x in (
+        torch.randn(9, 40, dtype=torch.complex64),
+        torch.rand(70, 80) > 0.3,
+        torch.randn(()),
+        torch.randn(3).cfloat(),
+    ):
+        assert batch_sample.figures_of(x) == pytest.approx(batch_sample.reference(x), nan_ok=True)
+
+
+def test_a_sample_takes_next_to_no_memory() -> None:
+    x = torch.zeros(1).expand(512, 50_257, 7)  # a copy of which would be 720 MB
+    figures = batch_sample.figures_of(x)
+    assert figures == pytest.approx(batch_sample.reference(x), nan_ok=True)
+
+
+@pytest.mark.parametrize("low", [-math.inf, -1e9, torch.finfo(torch.float16).min])
+def test_a_mask_that_is_added_is_none_of_the_data(low: float) -> None:
+    """As `nn.Transformer.generate_square_subsequent_mask` makes it; a batch of -Inf and other numbers is data."""
+    tokens, mask = torch.randint(9, (4, 8)), torch.zeros(8, 8).masked_fill_(torch.ones(8, 8).triu(1).bool(), low)
+    found = sample_of((mask, tokens), {}, torch.randn(4, 2), True, True)
+    assert found is not None and found.input_is_integer and found.input_num_nonfinite == 0
+    if low == -math.inf:
+        assert sampled(mask + torch.eye(8), torch.randn(8, 2)).input_num_nonfinite == 28

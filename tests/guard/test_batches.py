@@ -16,10 +16,10 @@ from guard_helpers import assert_identical, make_model, snapshot, take_step, tra
 from torch import nn
 
 import fastguard
-from fastguard.guard import quiet_hooks
-from fastguard.guard.batches import BatchWatch
-from fastguard.stats import BatchSample
-from fastguard.stats.failures import Failures
+from fastguard.observers import quiet_hooks
+from fastguard.observers.batches import BatchWatch
+from fastguard.records import BatchSample
+from fastguard.records.failures import Failures
 
 
 def guarded(model: nn.Module, **settings: Any) -> Any:
@@ -252,6 +252,32 @@ def test_scripted_and_traced_models() -> None:
             torch.jit.script(plain)
         optimizer.guard.detach()
         torch.jit.script(plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+@pytest.mark.parametrize("num", [16, 70_000])
+def test_labels_given_to_the_model_are_looked_at(dtype: torch.dtype, num: int) -> None:
+    """Inputs of one dimension, as of `model(**batch)` or of a generator that is told which class to draw."""
+
+    class Conditional(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + labels[:, None]  # type: ignore[no-any-return]
+
+    model = Conditional()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for _ in range(8):
+        labels = torch.randint(4, (num,))
+        loss = torch.nn.functional.cross_entropy(model(torch.randn(num, 3), labels=labels.to(dtype)), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.guard.observe(loss=loss)
+    report = optimizer.guard.report()
+    assert optimizer.guard.history.model.loss_kind == "cross-entropy"
+    assert "failed-parts" not in [finding.rule for finding in report.findings]
 
 
 def test_transforms_and_recomputation_are_left_alone() -> None:

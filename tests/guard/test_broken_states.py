@@ -14,11 +14,10 @@ from guard_helpers import make_model, take_step, train
 from torch import nn
 
 import fastguard
+from fastguard.clip import ClipPolicy
 from fastguard.diagnosis import Finding
-from fastguard.guard.policies import ClipPolicy
-from fastguard.history import TrainingHistory
-from fastguard.stats import strict_json
-from fastguard.stats.samples import WeightStats
+from fastguard.records import TrainingHistory, strict_json
+from fastguard.records.samples import WeightStats
 
 from records import make_row, make_table
 
@@ -69,7 +68,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "a sample that is none": (
         lambda s: s["history"]["weights"][3]["0.weight"][1][1].pop("norm"),
-        r"\['weights'\]\['_windows'\]\['0.weight'\]\[1\]\['norm'\]`",
+        r"\['weights'\]\['_windows'\]\['0.weight'\]\[1\]\[1\]\['norm'\]`",
     ),
     "events that do not fit": (lambda s: s["history"].update(last_events=[]), r"\['history'\]\['num_nonfinite'\]`"),
     "a model of text": (lambda s: s["history"].update(model="m"), r"\['history'\]\['model'\]`"),

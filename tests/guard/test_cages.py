@@ -17,11 +17,11 @@ from torch import nn
 
 import fastguard
 from fastguard.diagnosis import CAUSES, RULES, Finding, cause, diagnose, rule
-from fastguard.guard.facts import ModelFacts
-from fastguard.history import TrainingHistory
 from fastguard.names import Namer
-from fastguard.stats.failures import Failures, describe
-from fastguard.weights import WeightSampler
+from fastguard.observers.facts import ModelFacts
+from fastguard.observers.weights import WeightSampler
+from fastguard.records import TrainingHistory
+from fastguard.records.failures import Failures, describe
 
 from made_runs import run, weights_run
 from records import make_history, make_row, make_table

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
 
 import fastguard
+from fastguard.records.values import MisfitError
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -234,7 +235,7 @@ def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored: str) -
 def _without_times(state: dict[str, Any]) -> dict[str, Any]:
     state = json.loads(json.dumps(state))
     history = state["history"]
-    del history["numbers"]["overhead_total_s"]
+    del history["numbers"]["overhead_total_s"], history["model"]["run_id"]
     for entries in (history["recent"], history["clean"]):
         for entry in entries:
             entry.pop()  # seconds, the last of an Entry
@@ -251,6 +252,24 @@ def test_the_run_of_skips_goes_on_across_a_restart() -> None:
     with pytest.raises(fastguard.NonFiniteGradientsError) as caught:
         _records(model, guarded, range(2, 3), bad=(2,))
     assert caught.value.steps == [0, 1, 2]
+
+
+@every_way
+@pytest.mark.parametrize(
+    "error",
+    [
+        fastguard.UnsupportedTensorError(2, "must be dense", "w"),
+        fastguard.NotGuardedError("no guard"),
+        fastguard.RecoveryFailedError(["back to step 3"], "the loss rose", 3, ["`a` is high."]),
+        fastguard.NonFiniteGradientsError([1, 2], ["w"]),
+        fastguard.PolicySkipsError([1, 2], ["w"], [2], "SkipSpikes()"),
+        MisfitError("must be a dict, got 1", ("kept",)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_cross_processes(error: Exception, copied: Callable[[Any], Any]) -> None:
+    found = copied(error)
+    assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
 @pytest.mark.parametrize(

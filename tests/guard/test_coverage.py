@@ -13,7 +13,7 @@ from guard_helpers import loss_at, make_model
 from torch import nn
 
 import fastguard
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 from fastguard.sinks import JsonlSink
 
 Loop = Callable[[nn.Module, Any], Iterator[torch.Tensor]]

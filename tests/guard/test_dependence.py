@@ -1,14 +1,35 @@
 """Whether near inputs have near targets: against what chance makes of it, and where nothing can be said."""
 
+from __future__ import annotations
+
 import math
+from array import array
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from fastguard.guard.dependence import Dependence, how_near
-from fastguard.guard.loss_gradient import LossGradient
-from fastguard.stats.failures import Failures
+from fastguard.kernels import cpu
+from fastguard.observers.dependence import Dependence, how_near, sample_inputs
+from fastguard.observers.loss_gradient import LossGradient
+from fastguard.records.failures import Failures
+
+
+@pytest.fixture(autouse=True, params=["extension", "reference"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "reference":
+        monkeypatch.setattr(cpu, "how_near", None)
+        monkeypatch.setattr(cpu, "how_it_follows", None)
+    elif cpu.how_near is None:
+        pytest.skip("no extension")
+
+
+def flat(y: torch.Tensor) -> array[float]:
+    return array("d", y.flatten().tolist())
+
+
+def near(x: torch.Tensor, y: torch.Tensor) -> float:
+    return how_near(x, flat(y), y.shape[1], y.is_floating_point())
 
 
 def draw(kind: str, num: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +61,7 @@ def test_targets_that_follow_from_inputs_and_those_of_others(kind: str, is_shuff
     for _ in range(8):
         x, y = draw(kind)
         y = y[torch.randperm(len(y))] if is_shuffled else y
-        value = found.add([x], y.flatten(), torch.zeros(len(y), y.shape[1]))
+        value = found.add(sample_inputs([x]), flat(y), y.shape, y.is_floating_point())
     assert value is not None
     assert value < 2.0 if is_shuffled else value > 4.0
 
@@ -51,7 +72,7 @@ def test_by_chance_it_has_mean_zero_and_spread_one(kind: str) -> None:
     found = []
     for _ in range(300):
         x, y = draw(kind)
-        found.append(how_near(x.view(len(x), -1), y[torch.randperm(len(y))]))
+        found.append(near(x.view(len(x), -1), y[torch.randperm(len(y))]))
     values = torch.tensor(found)
     assert abs(float(values.mean())) < 4.0 / math.sqrt(300)  # standard errors
     assert 0.7 < float(values.std()) < 1.3
@@ -61,14 +82,15 @@ def test_by_chance_it_has_mean_zero_and_spread_one(kind: str) -> None:
 def test_neither_scale_nor_shift_of_a_feature_matters(scale: float) -> None:
     torch.manual_seed(2)
     x, y = draw("numbers")
-    expected = how_near(x.double(), y)
-    assert how_near(x.double() * torch.tensor([scale, 1.0]), scale * y.double()) == pytest.approx(expected, rel=1e-6)
+    expected = near(x.double(), y)
+    assert near(x.double() * torch.tensor([scale, 1.0]), scale * y.double()) == pytest.approx(expected, rel=1e-6)
 
 
 def test_what_is_constant_says_nothing() -> None:
     x, y = draw("numbers")
-    assert math.isnan(how_near(torch.ones(32, 3), y))
-    assert math.isnan(how_near(x, torch.ones(32, 1)))
+    assert math.isnan(near(torch.ones(32, 3), y))
+    assert math.isnan(near(x, torch.ones(32, 1)))
+    assert math.isnan(near(x, torch.eye(32)[:, :1]))  # nor does one sample unlike all others
 
 
 @pytest.mark.parametrize(
@@ -88,16 +110,16 @@ def test_what_is_constant_says_nothing() -> None:
 )
 def test_where_nothing_can_be_said(given: list[torch.Tensor], targets: int, output: tuple[int, ...]) -> None:
     found = Dependence()
-    assert [found.add(given, torch.arange(targets) % 3, torch.zeros(output)) for _ in range(8)] == [None] * 8
+    assert [found.add(sample_inputs(given), flat(torch.arange(targets) % 3), output) for _ in range(8)] == [None] * 8
 
 
 def test_nothing_is_said_before_six_batches() -> None:
     x, y = draw("classes")
     found = Dependence()
-    told = [found.add([x], y.flatten(), torch.zeros(32, 2)) for _ in range(7)]
+    told = [found.add(sample_inputs([x]), flat(y), (32, 2)) for _ in range(7)]
     assert told[:5] == [None] * 5
-    assert told[5] == pytest.approx(how_near(x, y) * math.sqrt(6))
-    assert told[6] == pytest.approx(how_near(x, y) * math.sqrt(7))
+    assert told[5] == pytest.approx(near(x, y) * math.sqrt(6))
+    assert told[6] == pytest.approx(near(x, y) * math.sqrt(7))
 
 
 def test_the_input_that_tells_most_counts() -> None:
@@ -105,9 +127,8 @@ def test_the_input_that_tells_most_counts() -> None:
     alone, beside = Dependence(), Dependence()
     for _ in range(6):
         x, y = draw("classes")
-        output = torch.zeros(32, 2)
-        expected = alone.add([x], y.flatten(), output)
-        told = beside.add([torch.randn(32, 4), x], y.flatten(), output)
+        expected = alone.add(sample_inputs([x]), flat(y), (32, 2))
+        told = beside.add(sample_inputs([torch.randn(32, 4), x]), flat(y), (32, 2))
     assert told == pytest.approx(expected)
 
 

@@ -14,7 +14,7 @@ from in_backward_helpers import MAKERS, NAMES, Make, adamw, backward, each, grad
 from torch import nn
 
 import fastguard
-from fastguard.guard.policies import ClipPolicy
+from fastguard.clip import ClipPolicy
 
 
 @pytest.mark.thinned(n=3)

@@ -41,6 +41,35 @@ def test_gradients_are_freed_by_zero_grad(bad: float | None, backend: str) -> No
     assert [ref() for ref in refs] == [None] * 4
 
 
+def hooks_of(model: nn.Module, optimizer: Any) -> list[Any]:
+    owners = [optimizer, *model.modules(), *model.parameters()]
+    found = [getattr(owner, name) for owner in owners for name in dir(owner) if name.endswith("_hooks")]
+    return [hooks for hooks in found if isinstance(hooks, dict) and len(hooks)]
+
+
+STAGES = ("Ledger", "Judge", "ModelFacts", "Observers", "Sampling", "Rescue", "Hooks", "Checkup", "flush_at_end")
+
+
+@pytest.mark.parametrize("stage", [*STAGES, "sinks"])
+def test_a_wrap_that_is_refused_leaves_no_hook(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    optimizer = _sgd(model)
+    settings: Any = {"activations": True, "recovery": fastguard.Recovery(recompute=True)}
+    if stage != "sinks":
+        monkeypatch.setattr(f"fastguard.step.guard.{stage}", lambda *args: 1 / 0)
+    try:
+        fastguard.wrap(optimizer, model, sinks=[3] if stage == "sinks" else [], **settings)
+    except (ZeroDivisionError, TypeError):
+        assert hooks_of(model, optimizer) == []  # here already, while the traceback keeps what was made alive
+    else:
+        pytest.fail("not refused")
+    monkeypatch.undo()
+    fastguard.wrap(optimizer, model, **settings)
+    assert len(hooks_of(model, optimizer)) > 5
+    optimizer.guard.detach()
+    assert hooks_of(model, optimizer) == []
+
+
 @pytest.mark.parametrize("bad", [None, math.nan])
 @pytest.mark.usefixtures("without_gc")
 def test_parameters_and_optimizer_are_freed_by_their_last_reference(bad: float | None) -> None:

@@ -43,10 +43,6 @@ def nothing(optimizer: Any) -> None:
     pass
 
 
-def set_to_none(optimizer: Any) -> None:
-    optimizer.zero_grad()
-
-
 def zero(optimizer: Any) -> None:
     optimizer.zero_grad(set_to_none=False)
 
@@ -58,6 +54,7 @@ def by_hand(optimizer: Any) -> None:
                 p.grad = torch.zeros_like(p.grad)
 
 
+set_to_none = torch.optim.Optimizer.zero_grad
 CLEARINGS = [set_to_none, zero, by_hand]
 
 
@@ -81,7 +78,6 @@ def test_never_cleared(num_passes: int, settings: Any) -> None:
 
 
 def test_cleared_every_fourth_time() -> None:
-    """As where somebody accumulates by stepping, and divides nothing."""
     model = make_model()
     optimizer = guarded(model)
     for number in range(21):

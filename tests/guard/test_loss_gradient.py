@@ -16,9 +16,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import fastguard
-from fastguard.guard.loss_gradient import NUM_LOOKED_AT, LossGradient
-from fastguard.history import TrainingHistory
-from fastguard.stats.failures import Failures
+from fastguard.observers.loss_gradient import NUM_LOOKED_AT, LossGradient
+from fastguard.observers.loss_kind import OutputSample
+from fastguard.records import TrainingHistory
+from fastguard.records.failures import Failures
 
 CROSS_ENTROPY = "cross-entropy"
 
@@ -73,13 +74,14 @@ class TestFacts:
     def test_what_does_not_fit_the_output_is_left_alone(self, gradient: torch.Tensor) -> None:
         failures = Failures()
         looker = LossGradient(failures)
-        looker.look(torch.ones(4, 3), gradient)
+        looker.look(OutputSample(torch.ones(4, 3)), gradient)
         assert looker.facts == {} and failures.counts() == {}
 
     def test_an_empty_one(self) -> None:
         looker = LossGradient(Failures())
-        looker.look(torch.ones(0, 3), torch.ones(0, 3))
-        assert looker.facts == {}
+        looker.watch(y := torch.ones(0, 3, requires_grad=True) * 1.0)
+        y.sum().backward()
+        assert looker.facts == {} and looker._left == NUM_LOOKED_AT
 
 
 def watched(model: nn.Module, batches: int, output: Callable[[torch.Tensor], Any] = lambda y: y) -> LossGradient:
@@ -174,7 +176,7 @@ class TestWatch:
             leaf = y.clone().requires_grad_()
             F.cross_entropy(leaf, torch.tensor(targets)).backward()
             assert leaf.grad is not None
-            looker.look(y, leaf.grad)
+            looker.look(OutputSample(y), leaf.grad)
         assert looker.facts["target_batch_top_share"] == pytest.approx((0.75 + 0.5) / 2)
 
     @pytest.mark.parametrize("num_passes", [2, 3])
@@ -223,10 +225,10 @@ class TestWatch:
         y.sum().backward()
 
     def test_a_failure_is_caged(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-        def fail(output: torch.Tensor, gradient: torch.Tensor) -> None:
+        def fail(sample: OutputSample, gradient: torch.Tensor) -> None:
             raise ZeroDivisionError("of its own")
 
-        monkeypatch.setattr("fastguard.guard.loss_gradient.kind_of_loss", fail)
+        monkeypatch.setattr(OutputSample, "loss_of", fail)
         failures = Failures()
         looker, model = LossGradient(failures), make_model()
         for step in range(3):

@@ -15,11 +15,14 @@ from torch.nn import functional as F
 import fastguard
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.needs import descent
-from fastguard.guard import told
-from fastguard.guard.loss_graph import MAX_NODES, NUM_OPS, facts_of_loss
+from fastguard.observers.loss_graph import MAX_NODES, NUM_OPS, facts_of_loss
+from fastguard.step import model_facts
+
+from made_runs import falling_losses, run
 
 LINEAR = "AddmmBackward0"
 CLASSES = torch.tensor([0, 3, 1, 2, 0])
+ROWS = torch.tensor([0, 2, 3])
 UNIT = torch.full((5, 4), 0.5)
 
 
@@ -157,8 +160,8 @@ class TestObserve:
 
     def test_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked = []
-        real = told.facts_of_loss
-        monkeypatch.setattr(told, "facts_of_loss", lambda *given: asked.append(given) or real(*given))
+        real = model_facts.facts_of_loss
+        monkeypatch.setattr(model_facts, "facts_of_loss", lambda *given: asked.append(given) or real(*given))
         model = make_model()
         optimizer = self.guarded(model, model)
         for step in range(3):
@@ -221,7 +224,7 @@ class TestObserve:
         def fail(*given: Any) -> None:
             raise RuntimeError("no such node")
 
-        monkeypatch.setattr(told, "facts_of_loss", fail)
+        monkeypatch.setattr(model_facts, "facts_of_loss", fail)
         model = make_model()
         optimizer = self.guarded(model, model)
         take_step(model, optimizer, 0)
@@ -277,3 +280,23 @@ def test_whether_all_derivatives_are_finite(made, expected):
     layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 5))
     loss = made(layer(torch.randn(3, 4)))
     assert facts_of_loss(loss, {id(p) for p in layer.parameters()})["is_smooth"] is expected
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        lambda y: y[ROWS],
+        lambda y: y.index_select(0, ROWS),
+        lambda y: y.gather(0, ROWS[:, None].expand(3, 4)),
+        lambda y: y.masked_select(torch.tensor([[True], [False], [True], [True], [False]])).view(3, 4),
+        lambda y: torch.cat([y[:1], y[1:3]]),
+        lambda y: torch.stack(y.unbind()[:3]),
+        lambda y: y.split(3)[0].squeeze().flip(0),
+    ],
+)
+def test_the_loss_is_seen_through_a_choice_of_samples(chosen: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """As of the nodes of a graph that are to be trained on: `F.nll_loss(y[idx], targets[idx])`."""
+    for y, expected in ((output().log_softmax(-1), None), (output().softmax(-1), "softmax"), (output(), "none")):
+        history = run(falling_losses(20), loss_ops=facts_of_loss(F.nll_loss(chosen(y), CLASSES[:3]), None)["loss_ops"])
+        finding = RULES["output-against-loss"](history)
+        assert (finding and finding.evidence["activation"]) == expected

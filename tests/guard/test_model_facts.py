@@ -11,15 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import make_model, take_step
+from guard_helpers import make_model, notes_of, take_step
 
 import fastguard
-from fastguard.history import ModelNotes
-
-
-def notes_of(optimizer: Any) -> ModelNotes:
-    optimizer.guard.report()
-    return optimizer.guard.history.model
 
 
 def test_how_the_weights_began() -> None:
@@ -31,6 +25,13 @@ def test_how_the_weights_began() -> None:
     actual, expected = notes.initialization["1.weight"]
     assert actual == pytest.approx(float(model[1].weight.detach().double().std(correction=0)), rel=1e-6)
     assert expected == math.sqrt(2 / 8)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_sizes_of_rows_are_no_matrices() -> None:
+    model = torch.nn.Sequential(torch.nn.utils.weight_norm(torch.nn.Conv1d(8, 16, 3)))
+    notes = notes_of(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
+    assert notes.initialization.keys() == {"0.weight_v"}
 
 
 def test_what_cannot_be_read_is_left_out() -> None:
@@ -86,6 +87,10 @@ def test_schedulers_and_dropout() -> None:
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)  # made after wrap
     notes = notes_of(optimizer)
     assert (notes.has_scheduler, notes.initial_lr) == (True, 0.1)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer.param_groups[0]["initial_lr"] = 0.4  # as a scheduler does that is not torch's
+    notes = notes_of(optimizer)
+    assert (notes.has_scheduler, notes.initial_lr) == (False, 0.4)
 
 
 @pytest.mark.parametrize("passes", [1, 3])
@@ -163,7 +168,7 @@ def test_a_resumed_run_does_not_tell_it_again(caplog: Any) -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "often"])
 def test_a_strange_interval_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"`check_every` must be None or an integer >= 0, got"):
+    with pytest.raises(ValueError, match=r"`check_every` must be an integer >= 0, got"):
         fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1), check_every=value)
 
 
@@ -171,7 +176,7 @@ def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked() -> 
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model)
     optimizer.param_groups[0]["lr"] = torch.tensor(0.0, device="meta")  # float() of it would raise
-    facts = optimizer.guard.told.facts.now([optimizer])
+    facts = optimizer.guard.facts.facts.now([optimizer])
     assert (facts["decay_per_step"], facts["names_with_zero_lr"]) == (0.0, [])
 
 

@@ -12,8 +12,6 @@ from guard_helpers import loss_at, make_model, take_step
 from torch import nn
 
 import fastguard
-from fastguard.guard.ring import Ring
-from fastguard.kernels import cpu
 
 NUM_STEPS = 12
 Tell = Callable[[Any, torch.Tensor], None]
@@ -124,7 +122,7 @@ def test_a_loop_that_observes_after_each_step_pays_nothing_at_the_others_end() -
         optimizer.step()
         optimizer.zero_grad()
         optimizer.guard.observe(loss=loss)
-        told.append(optimizer.guard.run.has_more_to_do)
+        told.append(optimizer.guard.run.marked == step)
     assert told[:20] == [True] * 20 and not any(told[70:75])
 
 
@@ -225,18 +223,3 @@ def test_a_tensor_is_noted_as_the_number_that_it_is(dtype: torch.dtype, make: An
     optimizer.step()
     optimizer.guard.observe(loss=loss)
     assert optimizer.guard.last.loss == float(loss.detach())
-
-
-def test_a_loss_is_put_into_a_slot_that_has_none() -> None:
-    note_loss = cpu.note_loss
-    if note_loss is None:
-        pytest.skip("there is no extension")
-    ring = Ring()
-    for odd in (1, True, "1.0", None, torch.ones(2), torch.tensor(1j), torch.tensor(2), torch.ones(1).to_sparse()):
-        assert note_loss(ring.headers, 3, odd) is False and not any(ring.words)
-    assert note_loss(ring.headers, 3, -torch.tensor(0.1)) is True
-    assert note_loss(ring.headers, 3, 5.0) is False
-    assert ring.header(3).loss == float(torch.tensor(-0.1)) and ring.header(2).loss is None
-    for index in (-1, 32):
-        with pytest.raises(ValueError, match="holds the index"):
-            note_loss(ring.headers, index, 1.0)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+from several_processes import run, slow
 
 from fastguard.sinks import read_jsonl
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
-]
+pytestmark = slow
 
 
 @pytest.fixture(scope="module")
@@ -26,20 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[dict[str, Any]]:
-    script = Path(__file__).with_name("processes_script.py")
-    path = [str(script.parent), str(script.parents[2])]
-    code = f"import sys, runpy; sys.path[:0] = {path!r}; runpy.run_path({str(script)!r}, run_name='__main__')"
-    command = [sys.executable, "-c", code]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = [subprocess.Popen([*command, str(rank), str(folder)], **pipes) for rank in range(2)]
-    try:
-        said = [process.communicate(timeout=150) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in started] == [0, 0], said
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+    return run(Path(__file__).with_name("processes_script.py"), 2, folder)
 
 
 def test_rank_0_alone_writes_and_warns_and_all_know_the_same(found: list[dict[str, Any]], folder: Path) -> None:

@@ -7,17 +7,20 @@ import itertools
 import json
 import math
 import pickle
+from collections import Counter
 
 import pytest
 import torch
+from guard_helpers import make_model, take_step
 from torch import nn
 
 import fastguard
 from fastguard.diagnosis import diagnose
-from fastguard.guard.checkup import GLANCE_EVERY
-from fastguard.guard.norm_statistics import NormStatistics
-from fastguard.history import ModelNotes
-from fastguard.stats.failures import Failures
+from fastguard.observers.left_gradients import LeftGradients
+from fastguard.observers.norm_statistics import NormStatistics
+from fastguard.records import ModelNotes
+from fastguard.records.failures import Failures
+from fastguard.step.checkup import GLANCE_EVERY
 
 
 def train(model, num_steps=60, change=None, shift=0.0, **options):
@@ -40,6 +43,34 @@ def train(model, num_steps=60, change=None, shift=0.0, **options):
 def normed(momentum=0.1):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32, momentum=momentum), nn.ReLU(), nn.Linear(32, 4))
+
+
+class TestObservers:
+    def test_each_is_called_around_the_steps_that_it_asks_for(self) -> None:
+        model = make_model()
+        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        called = Counter[str]()
+        for observer in optimizer.guard.sampling.observers._all():
+            for name in ("before", "after"):
+                key, method = f"{type(observer).__name__}.{name}", getattr(observer, name)
+                setattr(observer, name, lambda step, key=key, method=method: (called.update([key]), method(step)))
+        for step in range(100):
+            take_step(model, optimizer, step)
+        for kind, num_calls in (("LeftGradients", 21), ("ModelFacts", 4), ("Sketches", 31), ("CoverageWatch", 31)):
+            assert called[f"{kind}.before"] == called[f"{kind}.after"] == num_calls, called
+
+    def test_gradients_set_by_hand_keep_nothing_awake(self) -> None:
+        p = nn.Parameter(torch.ones(3))
+        optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
+        for _ in range(100):  # of which 64 wait for a backward pass
+            p.grad = torch.ones(3)
+            optimizer.step()
+        assert optimizer.guard.run.wakes_at > 100 and not optimizer.guard.run.has_more_to_do
+
+    def test_one_that_raises_is_counted_and_the_others_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(LeftGradients, "after", lambda self, step: 1 / 0)
+        guard = train(normed(), 5)
+        assert guard.run.failures.counts() == {"sampled evidence": 5} and len(guard.history.grad_cosines) == 4
 
 
 class TestNormStatistics:
@@ -173,6 +204,23 @@ def test_what_looks_ahead_is_asked_more_often_than_the_others(monkeypatch):
     assert len(asked) >= 5 and all(GLANCE_EVERY <= gap <= 2 * GLANCE_EVERY for gap in gaps)
 
 
+@pytest.mark.parametrize(("factor", "gap"), [(1.0, 32), (1.1, 16), (math.nan, 16)])
+def test_late_steps_are_looked_at_twice_as_often_where_the_loss_is_above_its_best(monkeypatch, factor, gap):
+    asked = []
+    model = nn.Linear(8, 4)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model)
+    guard = optimizer.guard
+    monkeypatch.setattr(guard._checkup, "glance", lambda: asked.append(guard.history.newest_step) or [])
+    for step in range(1250):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 1.0 + step % 3)
+        optimizer.step()
+        guard.observe(loss=0.5 if step < 1100 else 0.5 * factor)
+    late = [step for step in asked if step >= 1120]
+    assert len(late) >= 4 and {b - a for a, b in itertools.pairwise(late)} == {gap}
+    assert guard.history.num_steps == 1249
+
+
 def test_with_no_checkup_nobody_looks_ahead(monkeypatch):
     model = nn.Linear(8, 4)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model, check_every=0)
@@ -180,10 +228,3 @@ def test_with_no_checkup_nobody_looks_ahead(monkeypatch):
     for _ in range(100):
         model(torch.randn(2, 8)).sum().backward()
         optimizer.step()
-
-
-def test_when_a_guard_is_closed_its_run_has_ended():
-    guard = train(nn.Linear(8, 4), 20)
-    assert not guard.history.has_ended
-    guard.close()
-    assert guard.history.has_ended and guard.report()

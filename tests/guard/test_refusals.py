@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 import fastguard
 from fastguard import BackendUnavailableError, kernels
+from fastguard.integrations.common import checked
 from fastguard.kernels.registry import BACKENDS
 
 
@@ -23,55 +25,68 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("max_norm", [0, 0.0, -1.0, -math.inf, math.nan, True, "1.0", 1j, [1.0]])
 def test_max_norm_must_be_a_positive_number(max_norm: Any) -> None:
     optimizer = _sgd(make_model())
-    with pytest.raises(ValueError, match=r"`max_norm` must be > 0, got"):
+    with pytest.raises(ValueError, match=r"`max_norm` must be a number > 0, got"):
         fastguard.wrap(optimizer, max_norm=max_norm)
     assert vars(optimizer).keys() == vars(_sgd(make_model())).keys()
     assert not optimizer._optimizer_step_pre_hooks
 
 
-@pytest.mark.parametrize("max_norm", [1, 1e-30, math.inf])
-def test_max_norm_may_be_any_positive_number(max_norm: float) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, max_norm=max_norm)
-    take_step(model, optimizer, 0)
-    assert optimizer.guard.last.clipped == (max_norm < 0.1)
+_model = make_model()
+_policy = "`clip` must be a clip policy such as GlobalNorm(1.0), got "
+_is_model = "`optimizer` must be a torch.optim.Optimizer, got the model Sequential. "
+MISTAKES = {
+    "parameters": (
+        (_sgd(_model), _model.parameters()),
+        {},
+        "got a generator. Pass the model itself, not its param",
+    ),
+    "swapped": ((_model, _sgd(_model)), {}, _is_model + "The two are swapped: wrap(optimizer, model)."),
+    "only a model": ((_model,), {}, _is_model + "Pass the optimizer first: wrap(optimizer, model)."),
+    "a number": ((_sgd(_model), 1.0), {}, "`model` must be a torch.nn.Module, got a float. Write max_norm=1.0."),
+    "two optimizers": (
+        (_sgd(_model), _sgd(_model)),
+        {},
+        "Pass several optimizers as a list: wrap([first, second]",
+    ),
+    "three": ((_sgd(_model), _model, 1.0), {}, "only optimizer, model without a name. Write max_norm=1.0."),
+    "misspelt": ((_sgd(_model),), {"maxnorm": 1}, "`wrap` has no argument `maxnorm`. Did you mean `max_norm`?"),
+    "unknown": ((_sgd(_model),), {"zzz": 1}, "`wrap` has no argument `zzz`. Known names: activations, backend"),
+    "clip a number": ((_sgd(_model),), {"clip": 1.0}, _policy + "1.0. Write max_norm=1.0."),
+    "clip a class": ((_sgd(_model),), {"clip": fastguard.Spikes}, "Write clip=Spikes()."),
+    "clip a name": ((_sgd(_model),), {"clip": "norm"}, _policy + "'norm'"),
+    "a policy as number": (
+        (_sgd(_model),),
+        {"max_norm": fastguard.Spikes()},
+        "got a clip policy. Write clip=Spikes()",
+    ),
+}
 
 
-def test_max_norm_and_clip_exclude_one_another() -> None:
-    with pytest.raises(ValueError, match=r"`max_norm` and `clip` must not both be given"):
-        fastguard.wrap(_sgd(make_model()), max_norm=1.0, clip=fastguard.GlobalNorm(1.0))
+@pytest.mark.parametrize(("given", "named", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_told_with_what_to_write(given: Any, named: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        fastguard.wrap(*given, **named)
+    assert not any(hasattr(one, "guard") for one in given)
 
 
-@pytest.mark.parametrize("clip", [1.0, "norm", object()])
-def test_clip_must_be_a_policy(clip: Any) -> None:
-    with pytest.raises(TypeError, match=r"`clip` must be a clip policy such as GlobalNorm\(1\.0\), got"):
-        fastguard.wrap(_sgd(make_model()), clip=clip)
-
-
-def test_a_policy_of_ones_own() -> None:
-    class Halve:
-        def coefficient(self, norm: float) -> float:
-            return 0.5
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            pass
-
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, clip=Halve())
-    loss_at(model, 0).backward()
-    whole = [g.clone() for g in gradients(model)]
-    optimizer.step()
-    assert all(torch.equal(g, 0.5 * w) for g, w in zip(gradients(model), whole, strict=True))
-    assert (optimizer.guard.last.clip_coef, optimizer.guard.last.clipped) == (0.5, True)
-
-
-@pytest.mark.parametrize("limit", [0, -1, 2.5, None])
-def test_max_consecutive_skips_must_be_a_count(limit: Any) -> None:
-    with pytest.raises(ValueError, match="`max_consecutive_skips` must be an integer >= 1, got"):
-        fastguard.wrap(_sgd(make_model()), max_consecutive_skips=limit)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fastguard.Spikes(window="128"), "`window` must be an integer >= 32, got '128'"),
+        (lambda: fastguard.Spikes(ratio="2"), "`ratio` must be a number > 1, got '2'"),
+        (lambda: fastguard.ZClip(alpha=1.0), "`alpha` must be a number between 0 and 1, got 1.0"),
+        (lambda: fastguard.clip_grad_norm_(_model, 1.0), "Write clip_grad_norm_(model.parameters(), max_norm)."),
+        (lambda: checked({"maxnorm": 1}), "`fastguard.wrap` has no argument `maxnorm`. Did you mean `max_norm`?"),
+        (lambda: checked({"max_norm": -1}), "`max_norm` must be a number > 0, got -1"),
+        (lambda: checked({"backend": "gpu"}), "`backend` must be one of [auto, cpu, triton, reference], got 'gpu'"),
+        (lambda: checked({"max_norm": 1, "clip": fastguard.Spikes()}), "`max_norm` and `clip` must not both be given"),
+        (lambda: checked({"max_consecutive_skips": 2.5}), "`max_consecutive_skips` must be an integer >= 1, got 2.5"),
+        (lambda: checked({"on_guarded": "keep"}), "`on_guarded` must be one of"),
+    ],
+)
+def test_mistakes_in_policies_and_callbacks_are_told_when_they_are_made(make: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        make()
 
 
 def test_an_optimizer_is_wrapped_once() -> None:
@@ -86,13 +101,6 @@ def test_an_optimizer_is_wrapped_once() -> None:
     assert guard.history.num_steps == 1
     guard.detach()
     assert fastguard.wrap(optimizer, model).guard is not guard
-
-
-def test_an_unknown_backend() -> None:
-    optimizer = _sgd(make_model())
-    with pytest.raises(ValueError, match=r"`backend` must be one of \[auto, cpu, .*reference.*\], got 'gpu'"):
-        fastguard.wrap(optimizer, backend="gpu")
-    assert not hasattr(optimizer, "guard")
 
 
 def test_a_backend_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,13 +127,9 @@ def test_a_model_that_shares_some_is_fine() -> None:
     extra = nn.Parameter(torch.ones(2))
     optimizer = fastguard.wrap(torch.optim.SGD([*model[0].parameters(), extra], lr=0.1), model)
     extra.grad = torch.ones(2)
-    take_step_without_zeroing(model, optimizer)
-    assert optimizer.guard.last.tensors.names == ("0.weight", "0.bias", "group0.param2")
-
-
-def take_step_without_zeroing(model: nn.Module, optimizer: Any) -> None:
     loss_at(model, 0).backward()
     optimizer.step()
+    assert optimizer.guard.last.tensors.names == ("0.weight", "0.bias", "group0.param2")
 
 
 @pytest.mark.parametrize("sink", [3, "log.jsonl", fastguard.MemorySink])
@@ -134,6 +138,19 @@ def test_a_sink_that_is_none(sink: Any) -> None:
     with pytest.raises(TypeError, match="`sink` must be an object with"):
         fastguard.wrap(optimizer, sinks=[sink])
     assert not optimizer._optimizer_step_pre_hooks and not hasattr(optimizer, "guard")
+
+
+def _in_backward(model: nn.Module) -> Any:
+    return fastguard.wrap_backward(model, {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()})
+
+
+@pytest.mark.parametrize("wrap", [lambda model: fastguard.wrap(_sgd(model), model), _in_backward])
+def test_lazy_parameters_must_be_initialized(wrap: Any) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.LazyLinear(4))
+    with pytest.raises(ValueError, match=r"got 2 of lazy modules\. Run one forward pass before wrapping it\."):
+        wrap(model)
+    model(torch.ones(2, 6))
+    assert wrap(model)
 
 
 # --- observe ---
@@ -151,14 +168,24 @@ def test_observe_is_too_late_once_the_record_was_handed_over() -> None:
     assert guard.history.loss == [1.0]
 
 
-@pytest.mark.parametrize("name", ["loss", "val_loss"])
-def test_observe_needs_a_scalar(name: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss": torch.ones(2, 3)}, "`loss` must be a scalar, got a tensor of shape (2, 3). Reduce it"),
+        ({"val_loss": torch.ones(2, 3)}, "`val_loss` must be a scalar, got a tensor of shape (2, 3). Reduce it"),
+        ({"loss": [1.0]}, "`loss` must be a number or a tensor of one element, got a list."),
+        ({"loss": 1.0, "accuracy": 0.3}, "`observe` takes `loss` and `val_loss`, got accuracy. Log it with"),
+    ],
+)
+def test_observe_needs_a_scalar(given: dict[str, Any], message: str) -> None:
     model = make_model()
     optimizer = fastguard.wrap(_sgd(model), model)
     take_step(model, optimizer, 0)
-    with pytest.raises(ValueError, match=rf"`{name}` must be a scalar, got a tensor of shape \(2, 3\)\. Reduce it"):
-        optimizer.guard.observe(**{name: torch.ones(2, 3)})
-    assert getattr(optimizer.guard.last, name) is None
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
+        optimizer.guard.observe(**given)
+    assert (optimizer.guard.last.loss, optimizer.guard.last.val_loss) == (None, None)
+    with pytest.raises(ValueError, match=r"got that of an optimizer\. Save guard\.state_dict\(\) beside"):
+        optimizer.guard.load_state_dict(optimizer.state_dict())
 
 
 # --- runs of skipped steps ---

@@ -153,6 +153,16 @@ def test_the_same_optimizer_twice_is_an_error() -> None:
     assert not hasattr(optimizer, "guard")
 
 
+def test_optimizers_wrapped_apart_that_share_parameters_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    fastguard.wrap(first, model).guard.detach()
+    fastguard.wrap(second, model)
+    assert not caplog.records
+    fastguard.wrap(first, model)
+    assert "4 parameters of this SGD are guarded with another optimizer (SGD) as well" in caplog.text
+
+
 def test_optimizers_that_share_a_parameter_are_an_error() -> None:
     model = make_model()
     both = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(list(model.parameters())[:1], lr=0.1)]

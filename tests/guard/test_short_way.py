@@ -13,9 +13,9 @@ from guard_helpers import loss_at, make_model, poison, take_step
 from torch import nn
 
 import fastguard
-from fastguard.guard.hooks import Hooks
-from fastguard.guard.ring import NUM_SLOTS
 from fastguard.kernels import backends, cpu
+from fastguard.step.hooks import Hooks
+from fastguard.step.ring import NUM_SLOTS
 
 pytestmark = pytest.mark.skipif(not backends()["cpu"].available, reason=str(backends()["cpu"].reason))
 
@@ -108,6 +108,7 @@ def test_the_history_is_the_same_without_a_sink_and_with_one() -> None:
             optimizer.guard.observe(loss=0.5 / (step + 1), val_loss=1.0 if step % 10 == 0 else None)
     for optimizer in (batched, each):
         optimizer.guard.report()  # tells facts of the model anew; else they are of when the clock had the rules asked
+        optimizer.guard.history.note_model(run_id="one")  # which only a guard with sinks has
     one, other = (optimizer.guard.history.state_dict() for optimizer in (batched, each))
 
     def without_time(state: Any) -> Any:
@@ -313,7 +314,7 @@ def test_a_step_that_calls_its_parents_goes_the_long_way() -> None:
 
 
 def test_a_custom_policy_decides_at_each_step() -> None:
-    class Halve(fastguard.guard.policies.ClipPolicy):
+    class Halve(fastguard.clip.ClipPolicy):
         def coefficient(self, norm: float) -> float:
             return 0.5
 
@@ -321,7 +322,10 @@ def test_a_custom_policy_decides_at_each_step() -> None:
     optimizer = _guarded(model, clip=Halve())
     for step in range(3):
         take_step(model, optimizer, step)
-        assert optimizer.guard.last.clip_coef == 0.5
+        assert optimizer.guard.last.clip_coef == 0.5 and optimizer.guard.last.clipped
+    whole = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    assert all(torch.equal(p.grad, 0.5 * g) for p, g in zip(model.parameters(), whole, strict=True))
     assert optimizer.guard.state_dict()["clip"] == {}
 
 
@@ -416,6 +420,7 @@ def test_groups_of_another_kind_are_odd(groups: Any) -> None:
 
 
 def test_dynamo_leaves_the_hooks_alone() -> None:
+    fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1))  # the first guard says so
     assert getattr(Hooks._before, "_torchdynamo_disable", False) or not hasattr(
         torch._C._dynamo.eval_frame, "set_code_exec_strategy"
     )

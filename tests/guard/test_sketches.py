@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import copy
 import math
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from guard_helpers import loss_at, make_model, poison, take_step
+from guard_helpers import loss_at, make_model, notes_of, poison, take_step
 from torch import nn
 
 import fastguard
-from fastguard.guard import sketches
-from fastguard.guard.evidence import _next_after, is_compared, is_pair, is_sketched
-from fastguard.history import ModelNotes
+from fastguard.kernels import cpu
+from fastguard.observers import sketches
+from fastguard.observers.sketches import COMPARE, KEEP, READ, dot, looks, next_look, sample, sample_reference
+from fastguard.records import ModelNotes
 
 
 def guarded(model: nn.Module, make: Any = None, **settings: Any) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if make is None else make(model.parameters())
     return fastguard.wrap(optimizer, model, **settings)
-
-
-def notes_of(optimizer: Any) -> ModelNotes:
-    optimizer.guard.report()
-    return optimizer.guard.history.model
 
 
 def run(model: nn.Module, optimizer: Any, num_steps: int, between: Callable[[int], None]) -> ModelNotes:
@@ -39,27 +36,22 @@ def nothing(number: int) -> None:
     pass
 
 
-def test_steps_that_are_sketched() -> None:
-    assert sum(is_sketched(step) for step in range(1000, 6000)) == 50
-    assert sum(is_pair(step)[1] for step in range(1000, 6000)) == 100
-    sketched = [step for step in range(1000) if is_sketched(step)]
-    assert sketched[:7] == [3, 7, 11, 15, 19, 25, 41] and len(sketched) == 5 + 49
-    assert all(is_pair(step + 1)[0] for step in sketched)  # where the next step begins there is a look
-    assert len({step % 20 for step in sketched[5:]}) == 9  # nothing with a period hides
-    assert sum(is_pair(step)[1] for step in range(1000)) == 20 + 98
+def steps_that(what: int, num_steps: int = 6000) -> list[int]:
+    return [step for block in range(num_steps // 1000) for step, found in looks(block).items() if found & what]
 
 
-def test_the_guard_wakes_at_these_steps() -> None:
-    step, found = 0, [0]
-    while step < 5000:
-        step = _next_after(step)
-        found.append(step)
-    needed = [
-        s for s in range(found[-1] + 1) if is_compared(s) or is_compared(s + 1) or is_sketched(s) or is_sketched(s - 1)
-    ]
-    assert {*needed} <= {*found} and all(is_pair(step)[0] for step in found)
-    assert len(found) < 1.1 * len(needed) + 20
-    assert all(is_pair(step + 1)[0] for step in range(5000) if is_sketched(step))
+def test_steps_that_are_looked_at() -> None:
+    compared, kept = steps_that(COMPARE), steps_that(KEEP)
+    assert kept[:7] == [3, 7, 11, 15, 19, 25, 41] and len([step for step in kept if step < 1000]) == 5 + 49
+    assert compared[:22] == [*range(1, 21), 59, 108] and len([step for step in compared if step >= 1000]) == 100
+    assert len([step for step in kept if step >= 1000]) == 50
+    assert len({step % 20 for step in kept[5:54]}) == 9  # nothing with a period hides
+    assert {step - 1 for step in compared} <= {*steps_that(READ)}  # with which they are compared
+    found = [0]
+    while found[-1] < 5999:
+        found.append(next_look(found[-1]))
+    needed = {*compared, *kept, *(step - 1 for step in compared), *(step + 1 for step in kept)}
+    assert needed <= {*found} and len(found) < len(needed) + 25
 
 
 # --- overwritten ---
@@ -296,11 +288,13 @@ def test_the_memory_of_parameters_is_not_held() -> None:
     assert guard.report()
 
 
-@pytest.mark.parametrize("kind", ["sparse", "bfloat16", "no parameters on the CPU"])
+@pytest.mark.parametrize("kind", ["sparse", "bfloat16", "float8"])
 def test_what_cannot_be_sketched_is_left_out(kind: str) -> None:
     model = make_model("embedding" if kind == "sparse" else "mlp")
     if kind == "bfloat16":
         model = model.to(torch.bfloat16)
+    if kind == "float8":
+        model[2].base = nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn), requires_grad=False)
     optimizer = guarded(model)
     for number in range(24):
         take_step(model, optimizer, number)
@@ -344,21 +338,40 @@ def test_of_many_gradients_only_the_largest_are_asked_whether_they_are_plain(mon
     assert [cosine for _, cosine in optimizer.guard.history.grad_cosines] == pytest.approx([1.0])
 
 
-def test_parameters_that_stay_where_they_are_are_asked_once_whether_they_are_plain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.skipif(cpu.sketch is None, reason="needs the C++ extension")
+def test_no_python_code_looks_at_a_plain_parameter_wherever_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("mlp")
     optimizer = guarded(model)
-    take_step(model, optimizer, 0)
-    asked = []
+    asked: list[int] = []
     is_plain = sketches.is_plain
     monkeypatch.setattr(sketches, "is_plain", lambda x: asked.append(id(x)) or is_plain(x))
-    for number in range(1, 20):
+    for number in range(20):
         take_step(model, optimizer, number)
-    parameters = [id(p) for p in model.parameters()]
-    assert 0 < max(map(asked.count, parameters)) == 1
     moved = next(model.parameters())
     moved.data = moved.data.clone()
     for number in range(20, 60):
         take_step(model, optimizer, number)
-    assert asked.count(id(moved)) > 1 and not notes_of(optimizer).overwritten
+    assert not {*asked} & {id(p) for p in model.parameters()} and not notes_of(optimizer).overwritten
+
+
+# --- samples ---
+
+
+@pytest.mark.skipif(cpu.sketch is None, reason="needs the C++ extension")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_samples_are_to_the_bit_those_of_the_reference(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(numel).to(dtype) for numel in (1, 3, 1023, 1024, 1025, 5000)]
+    tensors.append(torch.tensor([math.nan, math.inf, -math.inf, -0.0, 6e-8, 1e-7, 6e4]).to(dtype))
+    tensors.append(torch.randn(2, 3, 5, 5).to(dtype).to(memory_format=torch.channels_last))
+    for number in (4, 1024):
+        found = cpu.sketch(tensors, number)
+        assert found is not None
+        numbers = [struct.unpack(f"{len(one) // 8}d", one) for one in (found, sample_reference(tensors, number))]
+        assert str(numbers[0]) == str(numbers[1])
+    assert dot(found[:8000], found[:8000]) == pytest.approx(sum(x * x for x in numbers[0][:1000]), rel=1e-12)
+
+
+@pytest.mark.parametrize("odd", [torch.ones(4, 4)[:, :2], torch.ones(0), torch.ones(3, dtype=torch.int64)])
+def test_what_is_not_plain_is_not_sampled(odd: torch.Tensor) -> None:
+    assert sample([torch.ones(3), odd], 4) is None

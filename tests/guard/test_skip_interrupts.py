@@ -24,7 +24,7 @@ from guard_helpers import assert_identical, gradients, loss_at, make_model, pois
 import fastguard
 
 _GUARD = str(Path(inspect.getfile(fastguard.Guard)).parent)
-_FILES = {f"{_GUARD}/{name}.py" for name in ("hooks", "undo", "backup", "detour", "scaler", "judge", "run", "wrappers")}
+_FILES = {f"{_GUARD}/{name}.py" for name in ("hooks", "skip", "fused", "backup", "scaler", "judge", "run", "wrappers")}
 
 
 class _Interrupt(KeyboardInterrupt):

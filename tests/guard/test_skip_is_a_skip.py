@@ -26,7 +26,7 @@ from foreign_optimizers import (
 from guard_helpers import assert_identical, gradients, loss_at, make_model, poison, take_step, train
 
 import fastguard
-from fastguard.guard import backup, detour
+from fastguard.step import backup, skip
 
 BAD = (0, 4, 5)  # the first step, and two in a row
 EITHER_WAY = [(cls, False) for cls in WITHOUT_CLOSURE] + [(cls, True) for cls in WITH_CLOSURE]
@@ -74,7 +74,7 @@ def test_under_a_scaler_too(cls: Any) -> None:
 @pytest.mark.parametrize("cls", [TensorInGroup, WantsGradients, ZerosForMissing, SwapsData])
 def test_where_torchs_wrapper_does_not_call_the_step(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in compiled steps, which call their hooks from code of their own."""
-    monkeypatch.setattr(detour, "HOOKED_STEP", compile("", "nowhere", "exec"))
+    monkeypatch.setattr(skip, "HOOKED_STEP", compile("", "nowhere", "exec"))
     model = make_model()
     guarded = fastguard.wrap(cls(model.parameters()), model)
     train(model, guarded, range(2))
@@ -127,7 +127,7 @@ def test_a_call_that_never_came_leaves_a_way_through() -> None:
     take_step(twin, other, 1)  # of the same class
     take_step(model, guarded, 1)
     assert_identical(everything(model, guarded), everything(twin, other))
-    assert not any(isinstance(g, detour.Ticket) for g in vars(guarded).values())
+    assert not any(isinstance(g, skip.SkippedCall) for g in vars(guarded).values())
 
 
 def test_a_step_with_a_closure_that_raises_for_want_of_gradients_is_undone_and_told(

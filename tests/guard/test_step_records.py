@@ -219,12 +219,33 @@ def test_a_part_that_is_really_called_module_keeps_its_name_where_needed() -> No
 
 
 def test_names_outlive_a_model_made_only_for_wrap() -> None:
-    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
-    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
-    fastguard.wrap(optimizer, nn.ModuleDict({"encoder": first, "decoder": second}))
-    second(first(torch.ones(1, 2))).sum().backward()
+    first, second, scale = nn.Linear(2, 2), nn.Linear(2, 2), nn.Parameter(torch.ones(()))
+    second.bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([scale, *first.parameters(), second.weight], lr=0.1)
+    whole = nn.ModuleDict({"encoder": first, "decoder": second})
+    whole.scale = scale
+    fastguard.wrap(optimizer, whole)
+    del whole
+    (second(first(torch.ones(1, 2))).sum() * scale).backward()
     optimizer.step()
-    assert optimizer.guard.last.tensors.names == ("encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias")
+    assert optimizer.guard.last.tensors.names == ("scale", "encoder.weight", "encoder.bias", "decoder.weight")
+    optimizer.guard.flush()
+    assert optimizer.guard.history.model.without_gradient == ("decoder.bias",)
+
+
+def test_a_new_parameter_is_not_called_as_one_that_is_gone() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    del model
+    group = optimizer.param_groups[0]
+    group["params"] = []
+    group["params"] = [nn.Parameter(torch.ones(2)) for _ in range(8)]
+    for p in group["params"]:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert optimizer.guard.last.tensors.names == tuple(f"group0.param{i}" for i in range(8))
 
 
 def test_shared_parameters_are_counted_once() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from fastguard import _env
-from fastguard.kernels import triton
+from fastguard.kernels import cpu, triton
 
 
 @pytest.fixture
@@ -23,6 +27,43 @@ def device() -> Iterator[torch.device]:
             warnings.simplefilter("ignore", RuntimeWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
         yield torch.empty(0).device
+
+
+@pytest.fixture
+def isa() -> Iterator[Any]:
+    """The extension; afterwards it uses the instruction set that it used before."""
+    used = cpu._C.isa()
+    yield cpu._C
+    cpu._C.select_isa(used)
+
+
+@pytest.fixture
+def ticks_during() -> Iterator[Callable[[Callable[[], Any]], int]]:
+    """How often another thread runs while a function is called five times that releases the GIL by itself."""
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(100.0)  # the interpreter makes no thread give up the lock
+
+    def count(function: Callable[[], Any]) -> int:
+        running, ticks = True, 0
+
+        def tick() -> None:
+            nonlocal ticks
+            while running:
+                ticks += 1
+                time.sleep(0)
+
+        other = threading.Thread(target=tick)
+        other.start()
+        before = ticks
+        for _ in range(5):
+            function()
+        during = ticks - before
+        running = False
+        other.join()
+        return during
+
+    yield count
+    sys.setswitchinterval(switch)
 
 
 @pytest.fixture

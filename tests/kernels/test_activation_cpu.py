@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,14 +21,6 @@ CPU = BACKENDS["cpu"]
 pytestmark = pytest.mark.skipif(CPU.unavailable() is not None, reason=f"no C++ kernels: {CPU.unavailable()}")
 
 LIMITS = (-0.99, 0.99, 1e-6)
-
-
-@pytest.fixture
-def isa() -> Iterator[object]:
-    """Puts the instruction set back that was in use."""
-    used = cpu._C.isa()
-    yield cpu._C
-    cpu._C.select_isa(used)
 
 
 def varied() -> list[torch.Tensor]:
@@ -48,11 +38,11 @@ def varied() -> list[torch.Tensor]:
 
 
 def everything(tensors: list[torch.Tensor]) -> tuple[object, ...]:
-    found: list[object] = [CPU.activation_row(x, *LIMITS) for x in tensors]
+    found: list[object] = [CPU.activation(x, None, LIMITS)[0] for x in tensors]
     for x in tensors:
-        found += [CPU.channel_table(x, dim, *LIMITS) for dim in range(min(2, max(1, x.dim())))]
+        found += [CPU.activation(x, dim, LIMITS) for dim in range(min(2, max(1, x.dim())))]
         if x.dim() > 2:
-            found.append(CPU.channel_table(x, x.dim() - 1, *LIMITS))
+            found.append(CPU.activation(x, x.dim() - 1, LIMITS))
     return (*found, tuple(CPU.magnitude_counts(tensors)))
 
 
@@ -88,34 +78,10 @@ def test_flushing_subnormals_changes_nothing(threads) -> None:
 
 
 @pytest.mark.parametrize("dim", [None, 1])
-def test_the_gil_is_released_for_a_large_tensor(threads, dim: int | None) -> None:
+def test_the_gil_is_released_for_a_large_tensor(threads, ticks_during, dim: int | None) -> None:
     threads(2)
     tensor = torch.zeros(8000, 3000)
-    running, ticks = True, 0
-
-    def tick() -> None:
-        nonlocal ticks
-        while running:
-            ticks += 1
-            time.sleep(0)
-
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(100.0)  # nobody is made to give up the lock; only a release lets the other thread run
-    try:
-        other = threading.Thread(target=tick)
-        other.start()
-        before = ticks
-        for _ in range(5):
-            if dim is None:
-                CPU.activation_row(tensor, *LIMITS)
-            else:
-                CPU.channel_table(tensor, dim, *LIMITS)
-        during = ticks - before
-        running = False
-        other.join()
-    finally:
-        sys.setswitchinterval(switch)
-    assert during > 0
+    assert ticks_during(lambda: CPU.activation(tensor, dim, LIMITS)) > 0
 
 
 def test_many_threads_at_once_get_the_same_result(threads) -> None:
@@ -138,10 +104,10 @@ def test_after_a_fork_small_tensors_can_still_be_measured() -> None:
         "import math, os, sys, torch\n"
         "from fastguard.kernels.registry import BACKENDS\nk = BACKENDS['cpu']\n"
         "torch.set_num_threads(2)\n"
-        "k.activation_row(torch.ones(4_000_000), -1.0, 1.0, 0.0)\n"
+        "k.activation(torch.ones(4_000_000), None, (-1.0, 1.0, 0.0))\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
-        "    row, table = k.channel_table(torch.ones(100, 20), 1, -1.0, 1.0, 1e-9)\n"
+        "    row, table = k.activation(torch.ones(100, 20), 1, (-1.0, 1.0, 1e-9))\n"
         "    os._exit(0 if row[1] == 1.0 and len(table) == 640 else 1)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
@@ -160,11 +126,11 @@ def test_a_wrong_dimension_is_refused_before_anything_is_read() -> None:
 
 def test_what_only_looks_as_if_it_had_channels_is_refused() -> None:
     with pytest.raises(UnsupportedTensorError, match="must be dense to have channels"):
-        CPU.channel_table(torch.eye(4).to_sparse(), 1, *LIMITS)
+        CPU.activation(torch.eye(4).to_sparse(), 1, LIMITS)
     with pytest.raises(UnsupportedTensorError, match="must be real"):
-        CPU.activation_row(torch.zeros(4, dtype=torch.complex64), *LIMITS)
+        CPU.activation(torch.zeros(4, dtype=torch.complex64), None, LIMITS)[0]
     with pytest.raises(UnsupportedTensorError, match=r"got torch\.int64"):
-        CPU.channel_table(torch.zeros(4, 4, dtype=torch.int64), 1, *LIMITS)
+        CPU.activation(torch.zeros(4, 4, dtype=torch.int64), 1, LIMITS)
 
 
 def test_nothing_is_lost_between_the_blocks_that_are_read_twice() -> None:
@@ -173,7 +139,7 @@ def test_nothing_is_lost_between_the_blocks_that_are_read_twice() -> None:
         for bad in (math.nan, math.inf, 3e38, 1e30):
             x = torch.randn(20_000)
             x[block + 17] = bad
-            row = CPU.activation_row(x, *LIMITS)
+            row = CPU.activation(x, None, LIMITS)[0]
             kept = x[x.isfinite()].double()
             assert row[0] - row[8] - row[9] == kept.numel()
             assert row[1] == pytest.approx(float(kept.mean()), rel=1e-6, abs=1e-7)

@@ -11,7 +11,7 @@ from activation_truth import assert_stats, expected
 
 import fastguard
 from fastguard import ActivationStats, UnsupportedTensorError, activation_stats
-from fastguard.stats.samples import EMPTY_ACTIVATION_ROW, merge_activation_rows
+from fastguard.records.samples import EMPTY_ACTIVATION_ROW, merge_activation_rows
 
 from cases import DTYPES, LAYOUTS, NASTY, SIZES, image, nasty
 

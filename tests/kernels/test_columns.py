@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fastguard import kernels
-from fastguard.history import TrainingHistory
-from fastguard.stats import COLUMNS, TensorRow, columns
+from fastguard.records import COLUMNS, TensorRow, TrainingHistory, columns
 
 
 def test_what_the_table_is_made_of():

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -22,14 +21,6 @@ from truth import assert_row
 CPU = BACKENDS["cpu"]
 pytestmark = pytest.mark.skipif(CPU.unavailable() is not None, reason=f"no C++ kernels: {CPU.unavailable()}")
 BETTER_ISAS = [] if CPU.unavailable() else [name for name in cpu._C.isa_names() if name != "baseline"]
-
-
-@pytest.fixture
-def isa():
-    """Puts the instruction set back that was in use."""
-    used = cpu._C.isa()
-    yield cpu._C
-    cpu._C.select_isa(used)
 
 
 def varied() -> list[torch.Tensor]:
@@ -78,7 +69,7 @@ def test_a_row_does_not_depend_on_what_else_is_in_the_list() -> None:
 
 
 def test_the_fold_of_the_rows_has_the_same_bits_in_python() -> None:
-    from fastguard.stats import TensorStats, fold_rows
+    from fastguard.records import TensorStats, fold_rows
 
     table, total = CPU.tensor_stats(varied())
     assert fold_rows(TensorStats(table)) == total
@@ -102,8 +93,8 @@ def test_both_ways_to_read_a_tensor_agree() -> None:
         "print(cpu.detail().count('Python calls'), bytes(cpu.tensor_stats(ts)[0]).hex())\n"
         "w = torch.randn(50, 3, dtype=torch.complex64)\n"
         "real = [t for t in (*ts, w.conj().imag) if t.layout == torch.strided and not t.is_complex()]\n"
-        "print([cpu.activation_row(t, -1.0, 1.0, 0.1) for t in real], cpu.magnitude_counts(real))\n"
-        "print([cpu.channel_table(t, max(0, t.dim() - 1), -1.0, 1.0, 0.1) for t in real])\n"
+        "print([cpu.activation(t, None, (-1.0, 1.0, 0.1))[0] for t in real], cpu.magnitude_counts(real))\n"
+        "print([cpu.activation(t, max(0, t.dim() - 1), (-1.0, 1.0, 0.1)) for t in real])\n"
         "cpu.scale_(ts[:1], 0.5)\n"
         "print(bytes(cpu.tensor_stats(ts)[0]).hex())\n"
     )
@@ -166,31 +157,10 @@ def test_flushing_subnormals_changes_nothing(threads) -> None:
     assert still_flushing  # the user's own setting is back after the pass
 
 
-def test_the_gil_is_released_for_a_large_pass(threads) -> None:
+def test_the_gil_is_released_for_a_large_pass(threads, ticks_during) -> None:
     threads(2)
     tensors = [torch.zeros(60_000_000)]
-    running, ticks = True, 0
-
-    def tick() -> None:
-        nonlocal ticks
-        while running:
-            ticks += 1
-            time.sleep(0)
-
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(100.0)  # nobody is made to give up the lock; only a release lets the other thread run
-    try:
-        other = threading.Thread(target=tick)
-        other.start()
-        before = ticks
-        for _ in range(5):
-            CPU.tensor_stats(tensors)
-        during = ticks - before
-        running = False
-        other.join()
-    finally:
-        sys.setswitchinterval(switch)
-    assert during > 0
+    assert ticks_during(lambda: CPU.tensor_stats(tensors)) > 0
 
 
 def test_many_threads_at_once_get_the_same_result(threads) -> None:
@@ -331,6 +301,6 @@ def test_unscaled_rows() -> None:
 
 
 def fastguard_rows(result):
-    from fastguard.stats import TensorStats
+    from fastguard.records import TensorStats
 
     return TensorStats(*(result[0], None, result[1]))

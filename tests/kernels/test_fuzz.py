@@ -13,8 +13,8 @@ pytest.importorskip("benchmarks.reliability", reason="the benchmarks are not bes
 
 from benchmarks.reliability import invented_tensors, kernels, threads
 from fastguard.kernels import backends, dispatch
-from fastguard.stats import COLUMNS
-from fastguard.stats.columns import ROW_BYTES
+from fastguard.records import COLUMNS
+from fastguard.records.columns import ROW_BYTES
 
 needs_extension = pytest.mark.skipif(backends()["cpu"].reason is not None, reason="there is no extension")
 

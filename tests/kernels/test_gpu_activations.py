@@ -13,13 +13,13 @@ import torch
 from activation_truth import assert_stats, expected, expected_table
 
 import fastguard
-from fastguard import ActivationStats, UnsupportedTensorError
-from fastguard.kernels import registry
+from fastguard import ActivationStats, BackendUnavailableError, UnsupportedTensorError
+from fastguard.kernels import reference_activations, registry
 from fastguard.kernels.activations import run_activation_into
 from fastguard.kernels.registry import BACKENDS
 from fastguard.kernels.triton import activation_layout, activations, trial
 from fastguard.kernels.triton.activation_workspace import ActivationWorkspace
-from fastguard.stats.samples import EMPTY_ACTIVATION_ROW
+from fastguard.records.samples import EMPTY_ACTIVATION_ROW
 
 import tolerances
 from cases import DTYPES, NASTY
@@ -30,11 +30,13 @@ pytestmark = pytest.mark.usefixtures("device")
 
 
 def check_row(tensor: torch.Tensor, what: str = "", limits: tuple[float, float, float] = LIMITS) -> None:
-    assert_stats(ActivationStats.from_row(activations.activation_row(tensor, *limits)), expected(tensor, *limits), what)
+    assert_stats(
+        ActivationStats.from_row(activations.activation(tensor, None, limits)[0]), expected(tensor, *limits), what
+    )
 
 
 def check_table(tensor: torch.Tensor, dim: int, what: str = "") -> None:
-    row, found = activations.channel_table(tensor, dim % tensor.dim(), *LIMITS)
+    row, found = activations.activation(tensor, dim % tensor.dim(), LIMITS)
     assert_stats(ActivationStats.from_row(row), expected(tensor), what)
     truth, table = expected_table(tensor, dim), np.frombuffer(found).reshape(-1, 4)
     assert table.shape == truth.shape, what
@@ -91,7 +93,7 @@ def test_std_where_the_first_elements_say_nothing_of_the_rest() -> None:
 @pytest.mark.parametrize("value", [0.1, -1e30, 1e-40, 3.3e38])
 def test_std_of_a_constant_is_nothing(value: float) -> None:
     for size in (1, 100, 9000):
-        stats = ActivationStats.from_row(activations.activation_row(torch.full((size,), value), *LIMITS))
+        stats = ActivationStats.from_row(activations.activation(torch.full((size,), value), None, LIMITS)[0])
         assert stats.std <= 1e-15 * abs(value)
         assert stats.mean == float(np.float32(value))
 
@@ -114,7 +116,7 @@ def test_magnitudes_whose_sum_alone_overflows() -> None:
 def test_float64_beyond_the_squares() -> None:
     """The mean and the sums of magnitudes hold where the squares no longer do; extremes and counts always."""
     tensor = torch.tensor([1.7e308, -1.7e308, 1.6e308, 1.5e308, math.nan], dtype=torch.float64)
-    row = activations.activation_row(tensor, *LIMITS)
+    row = activations.activation(tensor, None, LIMITS)[0]
     assert row[1] == pytest.approx(math.fsum([1.7e308 / 4, -1.7e308 / 4, 1.6e308 / 4, 1.5e308 / 4]), rel=1e-12)
     assert (row[2], row[3:]) == (math.inf, (-1.7e308, 1.7e308, 0.0, 0.0, 4.0, 1.0, 0.0))
 
@@ -253,16 +255,16 @@ def test_figures_land_in_their_place_and_nowhere_else(device: torch.device) -> N
     rows = torch.full((3, 10), math.nan, dtype=torch.float64)
     table = torch.full((7, 4), math.nan, dtype=torch.float64)
     tensor = torch.randn(40, 5)
-    activations.activation_row_into(tensor, *LIMITS, rows[1])
+    activations.activation_into(tensor, None, LIMITS, rows[1], None)
     assert_stats(ActivationStats.from_row(rows[1].tolist()), expected(tensor))
     assert rows[0].isnan().all() and rows[2].isnan().all()
-    activations.channel_table_into(tensor, 1, *LIMITS, rows[0], table[1:6])
+    activations.activation_into(tensor, 1, LIMITS, rows[0], table[1:6])
     assert rows[0].tolist() == pytest.approx(rows[1].tolist(), rel=1e-6)
     np.testing.assert_allclose(table[1:6].cpu().numpy(), expected_table(tensor, 1), rtol=1e-6)
     assert table[0].isnan().all() and table[6].isnan().all()
-    activations.activation_row_into(torch.zeros(0), *LIMITS, rows[2])
+    activations.activation_into(torch.zeros(0), None, LIMITS, rows[2], None)
     assert tuple(rows[2].tolist()) == EMPTY_ACTIVATION_ROW
-    activations.channel_table_into(torch.zeros(0, 5), 1, *LIMITS, rows[2], table[2:])
+    activations.activation_into(torch.zeros(0, 5), 1, LIMITS, rows[2], table[2:])
     assert tuple(rows[2].tolist()) == EMPTY_ACTIVATION_ROW and not table[2:].any()
 
 
@@ -291,12 +293,11 @@ def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(
 def test_the_same_bits_each_time_and_for_the_same_memory() -> None:
     tensor = torch.randn(6, 5, 9, 8)
     tensor[1, 2, 3, 4] = math.nan
-    found = activations.channel_table(tensor, 1, *LIMITS)
-    assert activations.channel_table(tensor, 1, *LIMITS) == found
-    assert activations.channel_table(tensor.permute(3, 1, 0, 2), 1, *LIMITS) == found
-    assert activations.activation_row(tensor.permute(3, 1, 0, 2), *LIMITS) == activations.activation_row(
-        tensor, *LIMITS
-    )
+    found = activations.activation(tensor, 1, LIMITS)
+    assert activations.activation(tensor, 1, LIMITS) == found
+    assert activations.activation(tensor.permute(3, 1, 0, 2), 1, LIMITS) == found
+    turned = activations.activation(tensor.permute(3, 1, 0, 2), None, LIMITS)
+    assert turned == activations.activation(tensor, None, LIMITS)
 
 
 def test_what_cannot_take_the_figures_is_refused(device: torch.device) -> None:
@@ -306,13 +307,13 @@ def test_what_cannot_take_the_figures_is_refused(device: torch.device) -> None:
         with pytest.raises(
             ValueError, match=r"`row` must be float64, contiguous, of 10 elements on .*, got torch.float"
         ):
-            activations.activation_row_into(x, *LIMITS, bad)
+            activations.activation_into(x, None, LIMITS, bad, None)
     with pytest.raises(ValueError, match="`table` must be float64, contiguous, of 16 elements"):
-        activations.channel_table_into(x, 1, *LIMITS, good, good)
+        activations.activation_into(x, 1, LIMITS, good, good)
     with pytest.raises(ValueError, match="`table` must be a tensor when channels are asked for, got None"):
         ActivationWorkspace(device).measure_activation(x, 1, *LIMITS, good)
     with pytest.raises(UnsupportedTensorError, match="must hold data, got a meta"):
-        activations.activation_row_into(x.to("meta"), *LIMITS, good)
+        activations.activation_into(x.to("meta"), None, LIMITS, good, None)
 
 
 def test_by_name_through_the_public_functions() -> None:
@@ -323,21 +324,9 @@ def test_by_name_through_the_public_functions() -> None:
     assert found.near_zero_ratios[2] == 1.0 and found.num_channels == 6
     halves = torch.randn(30).to(torch.float8_e5m2)
     assert_stats(fastguard.activation_stats(halves, backend="triton"), expected(halves.float()))
-    lists = [x, torch.randn(70), torch.tensor([math.nan, math.inf, -0.0, 5e-324], dtype=torch.float64), torch.zeros(0)]
-    counted = fastguard.magnitude_histogram(lists, backend="triton")
-    assert counted == fastguard.magnitude_histogram(lists, backend="reference")
-    assert counted.counts[-1074] == 1
-
-
-def test_magnitudes_of_every_float32_and_float64_exponent() -> None:
-    for tensor in (
-        torch.tensor(np.ldexp(1.0, np.arange(-149, 128)).astype(np.float32)),
-        torch.tensor(np.ldexp(1.0, np.arange(-1074, 1024))),
-    ):
-        below = torch.nextafter(tensor, torch.zeros_like(tensor))
-        together = torch.cat([tensor, -tensor, below, torch.tensor([math.nan, math.inf]).to(tensor.dtype)])
-        counted = fastguard.magnitude_histogram([together, together[3:]], backend="triton")
-        assert counted == fastguard.magnitude_histogram([together, together[3:]], backend="reference")
+    with pytest.raises(BackendUnavailableError, match="'triton' has no magnitude_counts"):
+        fastguard.magnitude_histogram([x], backend="triton")
+    assert fastguard.magnitude_histogram([x]).num_zeros == int((x == 0).sum())
 
 
 @pytest.mark.parametrize("backend", ["triton", "reference", "cpu"])
@@ -357,8 +346,12 @@ def test_figures_stay_on_the_device_whatever_the_backend(backend: str, device: t
 @pytest.mark.slow
 def test_a_trial_passes_where_the_kernels_are_right(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
-    assert trial.problem_on(device, "activation_row") is None
-    assert registry.choose(device, "auto", "activation_row") is BACKENDS["triton"]
+    assert trial.problem_on(device, "activation") is None
+    assert registry.choose(device, "auto", "activation") is BACKENDS["triton"]
+
+
+def _wrong_for_channels(x: torch.Tensor, dim: int | None, limits: tuple[float, float, float]) -> object:
+    return reference_activations.activation(x, dim, limits) if dim is None else ((0.0,) * 10, bytes(32 * 140))
 
 
 @pytest.mark.slow
@@ -366,13 +359,12 @@ def test_a_trial_passes_where_the_kernels_are_right(device: torch.device, monkey
     ("name", "result", "message"),
     [
         (
-            "activation_row",
-            (0.0,) * 10,
+            "activation",
+            ((0.0,) * 10, None),
             "gave wrong figures for torch.float32 .*: numel is 0.0 where torch says 9001.0",
         ),
-        ("channel_table", ((0.0,) * 10, bytes(32 * 140)), "num_near_zero of channel 0 is 0.0 where torch says"),
-        ("magnitude_counts", [0] * 2101, "counted the magnitudes of torch.float32 wrongly"),
-        ("activation_row", RuntimeError("no\nkernel image"), "raised RuntimeError: no$"),
+        ("activation", _wrong_for_channels, "num_near_zero of channel 0 is 0.0 where torch says"),
+        ("activation", RuntimeError("no\nkernel image"), "raised RuntimeError: no$"),
     ],
 )
 def test_auto_passes_over_kernels_that_are_wrong_and_says_so(
@@ -386,17 +378,17 @@ def test_auto_passes_over_kernels_that_are_wrong_and_says_so(
     def wrong(*arguments: object) -> object:
         if isinstance(result, Exception):
             raise result
-        return result
+        return result(*arguments) if callable(result) else result
 
     monkeypatch.setattr(activations, name, wrong)
     monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
-    trial._problem_on.cache_clear()
+    trial._verdicts.clear()
     registry.say_once.cache_clear()
     with caplog.at_level("WARNING", "fastguard"):
         for _ in range(2):
             assert registry.choose(device, "auto", name) is BACKENDS["reference"]
             assert registry.choose(device, "auto", "tensor_stats") is BACKENDS["triton"]
-    trial._problem_on.cache_clear()
+    trial._verdicts.clear()
     assert len(caplog.records) == 1
     assert re.search(message, trial_message(caplog))
     assert registry.choose(device, "triton", name) is BACKENDS["triton"]  # by name: as asked

@@ -82,15 +82,3 @@ def test_the_fold_spills_nothing_and_rounds_as_written(architecture: int) -> Non
     assert made.stack_bytes == made.local_bytes == 0
     assert made.registers <= 255
     assert "fma.rn.f64" not in made.ptx
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-def test_the_histogram_spills_nothing(dtype: torch.dtype) -> None:
-    from fastguard.kernels.triton import launch
-
-    here = torch.device("cpu")
-    for launcher in (launch.magnitudes_launcher(dtype, here), launch.add_magnitudes_launcher(512, here)):
-        made = compiled(launcher, 90)
-        made.say(f"{launcher.function.__name__} {dtype} sm_90")
-        assert made.stack_bytes == made.local_bytes == 0

@@ -13,40 +13,22 @@ import torch
 
 
 @pytest.mark.slow
-def test_the_benchmark_goes_through() -> None:
+def test_the_call_for_a_gpu_goes_through(tmp_path: Path) -> None:
+    """Every part in its order, with the benchmarks' dry runs in place of what needs the device."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu_all.sh"
     if not script.exists():
         pytest.skip("the benchmarks are not beside the tests")
-    done = subprocess.run(
-        [sys.executable, script, "--dry-run", "--cases", "gpt2-124m"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(done.stdout)
-    assert results["is_dry_run"] and set(results["passes"]) == {"gpt2-124m float32", "gpt2-124m bfloat16"}
-    measured = {name: verdict["value"] is not None for name, verdict in results["verdicts"].items()}
-    assert sum(measured.values()) == 1  # the other limits are about cases that were left out
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_activations_goes_through() -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
-    script = Path(__file__).parents[2] / "benchmarks" / "gpu_activations.py"
-    if not script.exists():
-        pytest.skip("the benchmarks are not beside the tests")
-    done = subprocess.run(
-        [sys.executable, script, "--dry-run"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(done.stdout)
-    assert results["is_dry_run"] and len(results["cases"]) == 8
-    assert all("row and channels" in case["times"] for case in results["cases"].values())
+    command = [str(script), str(tmp_path), "--dry-run"]
+    done = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    ended = dict(line.split() for line in (tmp_path / "status.txt").read_text().splitlines())
+    assert all(ended[name] == "0" for name in ("info", "trial", "gpu", "activations"))
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert results["is_dry_run"] and len(results["passes"]) == 8
+    assert all(verdict["value"] is not None for verdict in results["verdicts"].values())
+    cases = json.loads((tmp_path / "gpu-activations.json").read_text())["cases"]
+    assert len(cases) == 8 and all("row and channels" in case["times"] for case in cases.values())
 
 
 @pytest.mark.parametrize("name", ["gpu.py", pytest.param("gpu_activations.py", marks=pytest.mark.slow)])

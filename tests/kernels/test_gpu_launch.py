@@ -72,13 +72,12 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
     for maker in makers:
         maker.cache_clear()
     yield fake
-    from fastguard.kernels.triton.lang import activation_finalise, finalise
+    from fastguard.kernels.triton.lang import activation_finalise, finalise, packed
     from fastguard.kernels.triton.lang import columns as column_kernels
-    from fastguard.kernels.triton.lang import magnitudes as magnitude_kernels
     from fastguard.kernels.triton.lang import segments as segment_kernels
     from fastguard.kernels.triton.lang import stats as kernels
 
-    for module in (activation_finalise, column_kernels, finalise, kernels, magnitude_kernels, segment_kernels):
+    for module in (activation_finalise, column_kernels, finalise, kernels, packed, segment_kernels):
         for function in vars(module).values():
             getattr(function, "device_caches", {}).clear()  # binaries of a device that is no more
     for maker in makers:
@@ -88,9 +87,9 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
 
 def test_a_kernel_is_compiled_once_and_then_called_directly(driver: FakeDriver, monkeypatch) -> None:
     launcher = launch.decide_launcher(CPU)
-    assert launcher.is_direct is None
+    assert launcher.launch is None
     launcher(1, 16, 1, 2**40, 0, 0, 3, 7, 6, 1)
-    assert launcher.is_direct is True
+    assert launcher.launch not in (None, launcher.ordinary)
     monkeypatch.setattr(launcher, "function", None)  # from here on, not even looked at
     launcher(1, 1, 16, 32, 64, 1, 0, -5, 8, 2**62)
     assert driver.num_loaded == 1
@@ -104,13 +103,14 @@ def test_constants_follow_the_arguments(driver: FakeDriver) -> None:
     launch.stats_launcher(torch.bfloat16, CPU)(12, 1, 2, 3, 4, 5, 6)
     ((name, grid, _, arguments),) = NotedLaunch.notes
     assert (name, grid, arguments[:6]) == ("stats_kernel", (12, 1, 1), (1, 2, 3, 4, 5, 6))
-    assert len(arguments) == 6 + 3 and str(arguments[6]) == "bf16" and arguments[7:] == (launch.CHUNK, launch.LANES)
+    assert len(arguments) == 6 + 4 and str(arguments[6]) == "bf16"
+    assert arguments[7:] == (launch.CHUNK, launch.LANES, False)
 
 
 def test_no_value_of_an_argument_makes_another_kernel(driver: FakeDriver) -> None:
     launcher = launch.finalise_launcher(CPU)
     for value in (0, 1, 16, 17, -1, 2**31, 2**63 - 1):
-        launcher._ordinary(1, *[value] * 12)
+        launcher.ordinary(1, *[value] * 12)
     launcher(1, *[5] * 12)
     assert driver.num_loaded == 1
     assert len(NotedLaunch.notes) == 8
@@ -118,7 +118,7 @@ def test_no_value_of_an_argument_makes_another_kernel(driver: FakeDriver) -> Non
 
 def test_the_ordinary_way_and_the_direct_one_say_the_same(driver: FakeDriver) -> None:
     launcher = launch.scale_launcher(torch.float32, CPU)
-    launcher._ordinary(7, 11, 12, 13, 14, 15, 16)
+    launcher.ordinary(7, 11, 12, 13, 14, 15, 16)
     launcher(7, 11, 12, 13, 14, 15, 16)
     assert NotedLaunch.notes[0] == NotedLaunch.notes[1]
 
@@ -133,13 +133,13 @@ def test_one_launch_a_dtype_and_one_more(driver: FakeDriver) -> None:
     for _ in range(3):
         NotedLaunch.notes.clear()
         plan = workspace.plan(tensors)
-        workspace.measure(plan, slots[0].address)
+        workspace.measure(plan, slots[0])
         assert [(name, grid[0]) for name, grid, *_ in NotedLaunch.notes] == [
             ("stats_kernel", 150),
             ("stats_kernel", 150),
             ("finalise_kernel", 201),
         ]
-        workspace.scale(plan, slots[0].factor_address)
+        workspace.scale(plan, slots[0])
         assert [name for name, *_ in NotedLaunch.notes[3:]] == ["scale_kernel", "scale_kernel"]
 
 
@@ -189,7 +189,7 @@ def test_an_unknown_triton_is_used_the_ordinary_way(error: Exception | None) -> 
     launcher(5, 3, 4)
     options = {"BLOCK": 4, "num_warps": 2, "enable_fp_fusion": False}
     assert kernel.calls == [((3,), (1, 2), options), ((5,), (3, 4), options)]
-    assert launcher.is_direct is False
+    assert launcher.launch == launcher.ordinary
 
 
 def test_an_error_of_the_device_is_not_hidden() -> None:

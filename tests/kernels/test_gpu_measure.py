@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fastguard.kernels.slots import Slot, SlotContents, make_slots, read_slot
-from fastguard.kernels.triton import Workspace
-from fastguard.stats import TensorStats
+from fastguard.kernels.slots import Slot, SlotContents, StepOptions, make_slots, read_slot
+from fastguard.kernels.triton import Workspace, launch
+from fastguard.records import TensorStats
 
 import tolerances
 from truth import assert_row, expected
@@ -25,7 +25,7 @@ def run(workspace: Workspace, tensors: list[torch.Tensor], **options) -> tuple[S
     slots = make_slots(workspace.device, len(tensors), count=2)
     for slot in slots:
         slot.words.fill_(math.nan)  # what is not written must not look right by chance
-    workspace.measure(workspace.plan(tensors), slots[1].address, **options)
+    workspace.measure(workspace.plan(tensors), slots[1], StepOptions(**options))
     assert slots[0].words.isnan().all()
     assert not slots[1].words[5:7].isnan().any()
     found = read_slot(slots[1].words.cpu(), len(tensors))
@@ -45,6 +45,26 @@ def test_rows_are_in_the_order_of_the_list_and_the_norm_is_theirs(workspace: Wor
     assert header.norm == pytest.approx(stats.total().norm, rel=1e-14)
     assert header.norm_sq == pytest.approx(header.norm**2, rel=1e-14)
     assert (header.clip_coef, header.factor, header.loss_scale, header.skipped, header.step) == (1, 1, 1, False, 77)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_elements_compared_two_at_once(
+    workspace: Workspace, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on GPUs from sm_90 on. The interpreter runs the instructions' text."""
+    launch.stats_launcher.cache_clear()
+    monkeypatch.setattr(launch, "has_packed_integers", lambda device: True)
+    tensors = [(torch.randn(n) * 1e-2).to(dtype) for n in (70_000, 4096, 4099)]
+    tensors.append(torch.zeros(9000, dtype=dtype))
+    tensors[0][::3] = 0.0
+    tensors[1][7], tensors[1][8], tensors[1][9] = -9.5, 3e-6, -0.0
+    tensors.append(tensors[0][1:].clone())
+    tensors[-1][5], tensors[-1][6] = math.nan, -math.inf
+    assert launch.stats_launcher(dtype, workspace.device).constants["PACKED"]
+    _, stats, _ = run(workspace, [*tensors, tensors[0][1:]])  # the last begins off a multiple of 16 bytes
+    launch.stats_launcher.cache_clear()
+    for row, tensor in zip(stats, [*tensors, tensors[0][1:]], strict=True):
+        assert_row(row, tensor)
 
 
 @pytest.mark.thinned(interpreted=3)
@@ -99,7 +119,7 @@ def test_a_norm_whose_square_leaves_the_range_of_float64(workspace: Workspace, s
 @pytest.mark.parametrize(("found_inf", "skipped"), [(0.0, False), (1.0, True), (2.0, True), (math.nan, True)])
 def test_the_scaler_s_flag_becomes_exactly_0_or_1(workspace: Workspace, found_inf: float, skipped: bool) -> None:
     given = torch.tensor([found_inf])
-    header, _, slots = run(workspace, mixed(), max_norm=1e-3, found_inf_address=given.data_ptr(), skip_nonfinite=False)
+    header, _, slots = run(workspace, mixed(), max_norm=1e-3, found_inf=given, skip_nonfinite=False)
     assert header.skipped is skipped
     assert float(slots[1].skip_flag) == float(skipped)
     assert (header.factor == 1.0) is skipped
@@ -114,9 +134,7 @@ def test_a_loss_scale(workspace: Workspace, scale: float, unscales_itself: bool)
     scale = float(held)
     inverse = float(torch.tensor(scale, dtype=torch.float64).reciprocal().float())
     _, plain, _ = run(workspace, tensors)
-    header, stats, slots = run(
-        workspace, tensors, scale_address=held.data_ptr(), max_norm=1e-4, unscales_itself=unscales_itself
-    )
+    header, stats, slots = run(workspace, tensors, scale=held, max_norm=1e-4, unscales_itself=unscales_itself)
     assert header.loss_scale == scale
     assert header.norm == pytest.approx(true_norm(tensors) * inverse, rel=tolerances.NORM)
     assert header.clip_coef == 1e-4 / (header.norm + 1e-6)
@@ -141,14 +159,14 @@ def test_a_decision_over_several_devices(workspace: Workspace) -> None:
     totals = torch.zeros(2, dtype=torch.float64)
     slots = make_slots(workspace.device, 5)
     for i, part in enumerate((tensors[:2], tensors[2:])):
-        workspace.measure(workspace.plan(part), slots[0].address, decide=False)
+        workspace.measure(workspace.plan(part), slots[0], decide=False)
         totals[i] = slots[0].total
-    workspace.decide(totals.data_ptr(), 2, slots[0].address, max_norm=0.1)
+    workspace.decide(totals, slots[0], StepOptions(max_norm=0.1))
     header = read_slot(slots[0].words.cpu(), 5)
     assert header.norm == pytest.approx(whole.norm, rel=1e-14)
     assert header.clip_coef == 0.1 / (header.norm + 1e-6)
     totals[0] = math.nan
-    workspace.decide(totals.data_ptr(), 2, slots[0].address, max_norm=0.1)
+    workspace.decide(totals, slots[0], StepOptions(max_norm=0.1))
     header = read_slot(slots[0].words.cpu(), 5)
     assert header.skipped and math.isnan(header.norm) and header.factor == 1.0
 
@@ -158,7 +176,7 @@ def test_scaling_by_the_factor_of_a_slot(workspace: Workspace) -> None:
     header, _, slots = run(workspace, tensors, max_norm=1e-2)
     assert header.factor < 0.1
     wanted = [t.clone().mul_(header.factor) for t in tensors]
-    workspace.scale(workspace.plan(tensors), slots[1].factor_address)
+    workspace.scale(workspace.plan(tensors), slots[1])
     assert all(torch.equal(got, want) for got, want in zip(tensors, wanted))
 
 
@@ -167,8 +185,8 @@ def test_a_skipped_step_scales_nothing(workspace: Workspace) -> None:
     tensors[1][2] = math.nan
     kept = [t.clone() for t in tensors]
     held = torch.tensor(1024.0)
-    _, _, slots = run(workspace, tensors, max_norm=1e-9, scale_address=held.data_ptr())
-    workspace.scale(workspace.plan(tensors), slots[1].factor_address)
+    _, _, slots = run(workspace, tensors, max_norm=1e-9, scale=held)
+    workspace.scale(workspace.plan(tensors), slots[1])
     assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(tensors, kept))
 
 
@@ -184,7 +202,7 @@ def test_every_alignment(workspace: Workspace) -> None:
 
 def read_rows(workspace: Workspace, tensors: list[torch.Tensor]) -> bytes:
     slots = make_slots(workspace.device, len(tensors))
-    workspace.measure(workspace.plan(tensors), slots[0].address)
+    workspace.measure(workspace.plan(tensors), slots[0])
     return bytes(read_slot(slots[0].words.cpu(), len(tensors)).rows)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fastguard import UnsupportedTensorError
 from fastguard._device import Device
-from fastguard.kernels.slots import make_slots
+from fastguard.kernels.slots import StepOptions, make_slots
 from fastguard.kernels.triton import Workspace
 from fastguard.kernels.triton import locate as locating
 from fastguard.kernels.triton.launch import CHUNK
@@ -183,7 +183,7 @@ def test_copies_go_back(workspace: Workspace) -> None:
     plan = workspace.plan(tensors, writable=True)
     assert not plan.is_plain
     factor = torch.full((), 2.0, dtype=torch.float64)
-    workspace.scale(plan, factor.data_ptr())
+    workspace.scale_by(plan, factor.data_ptr())
     assert base[1].tolist() == [20, 11, 24, 13, 28, 15, 32, 17, 36, 19]
     assert tensors[0].tolist() == [2, 2, 2]
     with pytest.raises(UnsupportedTensorError, match=r"tensors\[1\].*one memory location"):
@@ -199,13 +199,13 @@ def test_the_steady_state_allocates_nothing(device: torch.device, workspace: Wor
     tensors = [torch.randn(1000) for _ in range(5)]
     slots = make_slots(device, 5)
     for _ in range(2):
-        workspace.measure(workspace.plan(tensors), slots[0].address, max_norm=0.1)
-        workspace.scale(workspace.plan(tensors), slots[0].factor_address)
+        workspace.measure(workspace.plan(tensors), slots[0], StepOptions(max_norm=0.1))
+        workspace.scale(workspace.plan(tensors), slots[0])
     held = workspace._partials.data_ptr()
     before = torch.cuda.memory_stats()["allocation.all.allocated"] if device.type == "cuda" else 0
     for _ in range(3):
-        workspace.measure(workspace.plan(tensors), slots[0].address, max_norm=0.1)
-        workspace.scale(workspace.plan(tensors), slots[0].factor_address)
+        workspace.measure(workspace.plan(tensors), slots[0], StepOptions(max_norm=0.1))
+        workspace.scale(workspace.plan(tensors), slots[0])
     assert workspace.tables.num_misses == 1
     assert workspace._partials.data_ptr() == held
     if device.type == "cuda":

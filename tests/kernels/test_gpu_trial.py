@@ -9,17 +9,18 @@ import torch
 
 from fastguard.kernels import registry
 from fastguard.kernels.registry import BACKENDS
+from fastguard.kernels.slots import DEFAULT_OPTIONS, StepOptions
 from fastguard.kernels.triton import Workspace, trial
-from fastguard.stats.columns import COLUMNS, INDEX
+from fastguard.records.columns import COLUMNS, INDEX
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture(autouse=True)
 def anew(workspace: Workspace) -> Any:
-    trial._problem_on.cache_clear()
+    trial._verdicts.clear()
     yield
-    trial._problem_on.cache_clear()
+    trial._verdicts.clear()
 
 
 def test_right_kernels_pass() -> None:
@@ -45,7 +46,13 @@ def test_a_wrong_statistic_is_caught(column: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.long_interpreted
 def test_a_missing_skip_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Workspace.measure
-    monkeypatch.setattr(Workspace, "measure", lambda *a, **k: original(*a, **{**k, "skip_nonfinite": False}))
+
+    def without_skips(
+        self: Workspace, plan: Any, slot: Any, options: StepOptions = DEFAULT_OPTIONS, **others: Any
+    ) -> None:
+        original(self, plan, slot, options._replace(skip_nonfinite=False), **others)
+
+    monkeypatch.setattr(Workspace, "measure", without_skips)
     problem = trial.problem_on(DEVICE)
     assert problem is not None and "did not see NaN and Inf" in problem
 
@@ -64,6 +71,16 @@ def test_whatever_a_driver_raises_is_the_reason(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Workspace, "measure", fail)
     problem = trial.problem_on(DEVICE)
     assert problem == f"a trial on {DEVICE} raised RuntimeError: PTX was compiled with an unsupported toolchain"
+
+
+def test_a_full_device_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 MiB")
+
+    with monkeypatch.context() as full:
+        full.setattr(Workspace, "measure", fail)
+        assert "OutOfMemoryError" in str(trial.problem_on(DEVICE))
+    assert trial.problem_on(DEVICE) is None
 
 
 def test_a_trial_that_fails_leaves_the_work_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastguard import tensor_stats
-from fastguard.stats.columns import TABLE
+from fastguard.records.columns import TABLE
 
 import tolerances
 from truth import assert_row

@@ -11,8 +11,8 @@ import torch
 from fastguard import activation_stats, tensor_stats
 from fastguard.kernels import resolve_backend, run_stats
 from fastguard.kernels.cpu import json_line
-from fastguard.stats import TensorStats
-from fastguard.stats.columns import norm_of
+from fastguard.records import TensorStats
+from fastguard.records.columns import norm_of
 
 import tolerances
 

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from fastguard.guard import engines
-from fastguard.guard.engines import Question, TorchEngine
 from fastguard.kernels import fold_rows, reference
 from fastguard.kernels.registry import BACKENDS
-from fastguard.kernels.slots import make_slots, read_slot
-from fastguard.stats import COLUMNS, TensorStats
-from fastguard.stats import fold_rows as fold_in_python
+from fastguard.kernels.slots import StepOptions, make_slots, read_slot
+from fastguard.records import COLUMNS, TensorStats
+from fastguard.records import fold_rows as fold_in_python
+from fastguard.step import engines
+from fastguard.step.engines import TorchEngine
 
 WIDTHS = [torch.float64, torch.float32]
 every_width = pytest.mark.parametrize("width", WIDTHS, ids=str)
@@ -38,7 +38,7 @@ def _tensors() -> list[torch.Tensor]:
 def test_what_is_decided(workspace: TorchEngine, scale: float | None, max_norm: float, unscales_itself: bool) -> None:
     slot = make_slots(workspace.device, 5, 2, workspace.dtype)[1]  # with more room than is needed
     tensors = [t * (scale or 1.0) for t in _tensors()]
-    question = Question(7, None if scale is None else torch.tensor(scale), None, max_norm, True, unscales_itself)
+    question = StepOptions(7, None if scale is None else torch.tensor(scale), None, max_norm, True, unscales_itself)
     workspace.measure(workspace.plan(tensors), slot, question)
     slot.notes["loss"].fill_(2.5)
     slot.notes["lr"].fill_(0.125)
@@ -70,7 +70,7 @@ def test_what_is_skipped(workspace: TorchEngine, value: float, skip_nonfinite: b
     tensors = _tensors()
     tensors[0][1] = value
     flag = None if found_inf is None else torch.tensor(found_inf)
-    workspace.measure(workspace.plan(tensors), slot, Question(0, torch.tensor(2.0), flag, 0.5, skip_nonfinite))
+    workspace.measure(workspace.plan(tensors), slot, StepOptions(0, torch.tensor(2.0), flag, 0.5, skip_nonfinite))
     header = read_slot(slot.words, 3)
     skips = skip_nonfinite or found_inf not in (None, 0.0)
     assert (header.skipped, float(slot.skip_flag)) == (skips, float(skips))
@@ -84,9 +84,9 @@ def test_what_is_skipped(workspace: TorchEngine, value: float, skip_nonfinite: b
 def test_totals_of_several_devices(workspace: TorchEngine) -> None:
     slots = make_slots(workspace.device, 1, 2, workspace.dtype)
     for slot, value in zip(slots, (3.0, 4.0)):
-        workspace.measure(workspace.plan([torch.tensor([value])]), slot, Question(3, max_norm=1.0), decide=False)
+        workspace.measure(workspace.plan([torch.tensor([value])]), slot, StepOptions(3, max_norm=1.0), decide=False)
     totals = torch.stack([slot.total for slot in slots])
-    workspace.decide(totals, slots[0], Question(3, max_norm=1.0))
+    workspace.decide(totals, slots[0], StepOptions(3, max_norm=1.0))
     slots[1].decided.copy_(slots[0].decided)
     for slot in slots:
         header = read_slot(slot.words, 1)

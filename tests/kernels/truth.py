@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from fastguard.stats.columns import TABLE, TensorRow
+from fastguard.records.columns import TABLE, TensorRow
 
 import tolerances
 

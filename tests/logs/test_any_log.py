@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from fastguard.commands import cli
-from fastguard.history import TrainingHistory
+from fastguard.records import COLUMNS, ClippedGroup, StepStats, TrainingHistory, log
+from fastguard.records.samples import WeightStats
 from fastguard.sinks import JsonlSink, read_jsonl
 from fastguard.sinks.sink import flatten_step
-from fastguard.stats import COLUMNS, ClippedGroup, StepStats, log
-from fastguard.stats.samples import WeightStats
 
 from log_lines import ROW, healthy_log, line
 from made_runs import activity
-from records import make_bad_record, make_batch, make_record, make_row, make_table
+from records import make_batch, make_row, make_table
 
 BATCH = make_batch().to_dict()
 WEIGHT = {"numel": 4, "norm": 2.0, "std": 0.5, "abs_max": 1.0}
@@ -32,15 +31,7 @@ class TestNothingSeen:
 
     @pytest.mark.parametrize(
         "content",
-        [
-            "",
-            "\n\n",
-            '{"time":1,"model":{"names":["a"]}}\n',
-            "{}\n",
-            '{"event":"of a newer one"}\n',
-            "{\n{\n",
-            b"\0" * 99,
-        ],
+        ["", "\n\n", '{"model":{"names":["a"]}}\n', "{}\n", '{"event":"of a newer one"}\n', "{\n{\n", b"\0" * 99],
         ids=["empty", "blank lines", "notes only", "an empty object", "unknown lines", "damaged lines", "zeros"],
     )
     def test_a_log_without_steps(self, told, content):
@@ -61,10 +52,10 @@ class TestOtherFiles:
             (gzip.compress(b"{}", mtime=0), "got a gzip file, which is to be unpacked first"),
             (b"\x28\xb5\x2f\xfd\x04\x00", "got a zstd file"),
             ("{}".encode("utf-16"), "got text in UTF-16, which is to be saved as UTF-8"),
-            (b"[1, 2]\n", "got b'[1, 2]'"),
-            (b"null\n", "got b'null'"),
-            (b"\x7fELF\x02\x01\x01\0", r"got b'\x7fELF"),
-            (b"\x1b[2J\xe2\x80\xae", r"got b'\x1b[2J"),
+            (b"[1, 2]\n", "got '[1, 2]'"),
+            (b"null\n", "got 'null'"),
+            (b"\x7fELF\x02\x01\x01\0", r"got '\x7fELF"),
+            (b"\x1b[2J\xe2\x80\xae", r"got '\x1b[2J"),
         ],
     )
     def test_say_what_they_are(self, told, content, message):
@@ -73,13 +64,8 @@ class TestOtherFiles:
         assert err.replace("\n", "").isprintable() and err.isascii()
 
     def test_a_folder_and_a_name_that_no_file_can_have(self, capsys, tmp_path):
-        for path in (
-            str(tmp_path),
-            str(tmp_path / "a\0b"),
-            str(tmp_path / ("n" * 300)),
-            str(tmp_path / "\udcff\x1b[2J"),
-        ):
-            assert cli.main(["diagnose", path]) == 3
+        for name in ("", "a\0b", "n" * 300, "\udcff\x1b[2J"):
+            assert cli.main(["diagnose", str(tmp_path / name)]) == 3
             err = capsys.readouterr().err
             assert err.startswith("fastguard diagnose: error: ") and err.count("\n") == 1 and "\x1b" not in err
 
@@ -126,10 +112,7 @@ class TestWrongTypes:
             (line(activations={"a": {**ACTIVITY, "inputs_finite": "?"}}), "must be true or false, got '?'"),
             (line(weights={"\x1b": {**WEIGHT, "norm": "big"}}), r"got 'big' - at `record['weights']['\x1b']['norm']`"),
             (line(batches={"a": 1}), "must be a list, got"),
-            (
-                line(batches=[{**BATCH, "training": 2}]),
-                "got 2 - at `record['batches'][0]['training']`",
-            ),
+            (line(batches=[{**BATCH, "training": 2}]), "got 2 - at `record['batches'][0]['training']`"),
             (line(batches=[BATCH, {}]), "must be there, and is missing - at `record['batches'][1]['training']`"),
             (line(grad__cosine="x"), "must be a number, got 'x' - at `record['grad/cosine']`"),
             (line(weights={"a": {}}), "must be there, and is missing - at `record['weights']['a']['"),
@@ -148,7 +131,7 @@ class TestWrongTypes:
             ({"names": "abc"}, "must be names, got a single text 'abc' - at `model['names']`"),
             ({"names": [1]}, "must be text, got 1 - at `model['names'][0]`"),
             ({"initialization": {"a": 1}}, "must be a list, got 1 - at `model['initialization']['a']`"),
-            ({"initialization": {"a": [1, 2, 3]}}, "must be a pair of numbers"),
+            ({"initialization": {"a": [1, 2, 3]}}, "must have 2 entries, got 3"),
             ({"dropout": [0.5]}, "must be a dict with text for keys, got [0.5] - at `model['dropout']`"),
             ({"steps_per_epoch": 0}, "must be at least 1, got 0 - at `model['steps_per_epoch']`"),
             ({"decay_per_step": "much"}, "must be a number, got 'much' - at `model['decay_per_step']`"),
@@ -273,25 +256,6 @@ class TestStreaming:
             tracemalloc.stop()
         assert history.num_steps == 3000
         assert peak < 1e6  # the lines alone would be 1.5 MB of dicts
-
-    def test_is_what_reading_all_of_it_gives(self, tmp_path, parser):
-        path = tmp_path / "run.jsonl"
-        sampled = {"activations": (activity(),), "weights": (WeightStats("w", 64, 2.0, 0.5, 1.0, 0.1, 0.1),)}
-        sampled.update(batches=(make_batch(input_std=math.nan), make_batch(training=False)), grad_cosine=-0.25)
-        with JsonlSink(path) as sink:
-            sink.note({"names": ["w", "NaN"], "initialization": {"w": [1.0, 0.1]}})
-            for step in range(150):
-                if step == 70:
-                    sink.write(make_bad_record(step, ["b"], loss=math.nan))
-                    sink.note({"zero_lr": ["w"]})
-                sink.write(
-                    make_record(step + (step >= 70), loss=2.0 - step / 150, **(sampled if step % 20 == 0 else {}))
-                )
-        streamed = TrainingHistory.from_jsonl(path)
-        listed = TrainingHistory.from_log(read_jsonl(path))
-        assert json.dumps(streamed.state_dict()) == json.dumps(listed.state_dict())
-        assert streamed.last == listed.last and streamed.last.step == 150
-        assert streamed.model.names == ("w", "NaN") and streamed.model.zero_lr == ("w",)
 
     def test_names_that_are_new_in_each_line(self, tmp_path):
         lines = (line(step=i, grad__norm="NaN", nonfinite=[f"w{i}"]) + "\n" for i in range(4200))

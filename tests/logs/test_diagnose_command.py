@@ -12,7 +12,7 @@ import pytest
 
 from fastguard.commands import cli, diagnose
 from fastguard.diagnosis import RULES, Finding
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 
 from log_lines import ROW, healthy_log, line
 
@@ -36,18 +36,6 @@ class TestTheCommand:
         assert [name] in [finding["layers"] for finding in json.loads(out)["findings"]]
         code, out, _ = told(log)
         assert code == 2 and out.isascii() and out.replace("\n", "").isprintable() and len(out.splitlines()) < 60
-
-    @pytest.mark.parametrize("window", ["10000001", "9" * 30])
-    def test_a_window_too_large(self, window, capsys):
-        with pytest.raises(SystemExit) as leaving:
-            cli.main(["diagnose", "log", "--window", window])
-        assert leaving.value.code == 64 and "`--window` must be at most" in capsys.readouterr().err
-
-    @pytest.mark.parametrize("number", ["inf", "nan"])
-    def test_a_threshold_that_is_not_finite(self, number, capsys):
-        with pytest.raises(SystemExit) as leaving:
-            cli.main(["diagnose", "log", "--set", f"already-clipped.run={number}"])
-        assert leaving.value.code == 64 and "must give a finite number" in capsys.readouterr().err
 
     def test_arguments_are_shown(self, capsys):
         for arguments in (["diagnose", "a", "\x1b[2J\n"], ["diagnose", "a", "--set", "\x1b]0;x\x07"], ["\x1b[2J"]):

@@ -216,7 +216,7 @@ class TestValue:
 
     @pytest.mark.parametrize("max_value", [0.0, -1.0, math.nan, "1"])
     def test_wrong_values(self, max_value: Any) -> None:
-        with pytest.raises(ValueError, match="`max_value` must be > 0"):
+        with pytest.raises(ValueError, match="`max_value` must be a number > 0"):
             Value(max_value)
 
 

@@ -12,8 +12,9 @@ from device_helpers import watched
 from guard_helpers import assert_close, loss_at, make_model, poison, snapshot
 
 import fastguard
-from fastguard.guard import policies
-from fastguard.guard.engines import TorchEngine, TritonEngine
+from fastguard import clip as policies
+from fastguard.kernels.triton import Workspace
+from fastguard.step.engines import TorchEngine
 
 POLICIES: dict[str, Callable[[], Any]] = {
     "AGC": lambda: policies.AGC(0.1),
@@ -66,7 +67,7 @@ def test_as_on_the_host_and_without_waiting(make: Callable[[], Any], fused: bool
 
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
 def test_by_the_kernels(make: Callable[[], Any], interpreted: None) -> None:
-    _compare(make, TritonEngine, True, None)
+    _compare(make, Workspace, True, None)
 
 
 def _compare(make: Callable[[], Any], engine: Any, fused: bool, scale: float | None) -> None:

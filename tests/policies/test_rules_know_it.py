@@ -10,7 +10,7 @@ from guard_helpers import loss_at, make_model
 
 import fastguard
 from fastguard.diagnosis import RULES, diagnose
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 
 
 def _train(clip: Any, steps: int = 70, *, before: float | None = None, **settings: Any) -> Any:

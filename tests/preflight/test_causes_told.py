@@ -23,7 +23,7 @@ def found(*names, severity="critical", confidence=0.9):
 
 
 def test_every_check_speaks_for_a_cause_and_every_explained_one_is_a_check():
-    assert {check.cause for check in CHECKS.values()} == EXPLANATIONS.keys()
+    assert {"shape-mismatch", *(check.cause for check in CHECKS.values())} == EXPLANATIONS.keys()
     for name, one in EXPLANATIONS.items():
         assert one.explains <= CHECKS.keys(), name
 
@@ -43,6 +43,13 @@ def test_what_hardly_says_what_is_wrong_names_no_cause_beside_one_that_does():
     causes = find([*found("optimizer-cannot-fit", severity="warning"), *found("trial-steps-too-short")])
     assert [cause.rule for cause in causes] == ["learning-rate-too-low"]
     assert [c.rule for c in find(found("optimizer-cannot-fit"))] == ["wrong-optimizer-settings"]
+
+
+def test_an_error_that_is_not_about_shapes():
+    model = nn.Linear(5, 1)
+    data = torch.randn(8, 5), torch.randn(8, 1)
+    report = fastguard.preflight(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda a, b: a.meen(), data)
+    assert [cause.rule for cause in report.causes] == ["error-in-first-step"]
 
 
 def test_remarks_make_no_cause():

@@ -79,7 +79,7 @@ def test_json_is_the_report(capsys):
         ("made_here", 64, "the target must be module:function"),
         ("made_here:", 64, "the target must be module:function"),
         ("nowhere:make", 64, "there is no module 'nowhere'"),
-        ("made_here:nothing", 64, "has no 'nothing'; its functions are: sound, warned"),
+        ("made_here:warnd", 64, "has no 'warnd'. Did you mean `warned`?"),
         ("made_here:number", 64, "must be a function, got int"),
         ("not_python:f", 3, "cannot be imported: SyntaxError"),
         ("needs_more:f", 3, "cannot be imported: ModuleNotFoundError"),

@@ -10,9 +10,9 @@ import torch
 pytest.importorskip("benchmarks.protection", reason="the experiment is not beside these tests", exc_type=ImportError)
 
 import fastguard
+from benchmarks.lab.training import Setup
 from benchmarks.protection import guide, suite, tasks, training
 from benchmarks.protection.rivals import FixedNorm, SkipStep
-from fastguard.commands.demo.lab.training import Setup
 
 NUM_STEPS = 40
 

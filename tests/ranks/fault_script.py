@@ -5,21 +5,18 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import sys
 import time
-import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from one_rank import FOLDER, RANK, join
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fastguard
 
-RANK, WORLD, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 SHORT, DIES_AT = datetime.timedelta(seconds=2), 4
 
 
@@ -69,7 +66,7 @@ def straggling() -> dict[str, Any]:
 
 def unanswered() -> dict[str, Any]:
     """Rank 1 does not answer when ranks tell each other of their own gradients: given up, and training goes on."""
-    import fastguard.guard.ranks.local as local
+    import fastguard.ranks.local as local
 
     local._TIMEOUT = SHORT
     model = DistributedDataParallel(stage())
@@ -108,15 +105,7 @@ def killed() -> dict[str, Any]:
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{FOLDER}/faults",
-        rank=RANK,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=60),
-    )
+    join(60.0)
     found = {"stalled": stalled(), "straggling": straggling(), "unanswered": unanswered()}
     print(json.dumps(found), flush=True)
     found["killed"] = killed()

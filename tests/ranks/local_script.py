@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import json
 import logging
 import math
-import sys
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from one_rank import RANK, WORLD, join, leave, small, told
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -23,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 import fastguard
 
-RANK, WORLD, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 NUM_STEPS, BAD = 22, 13
 BATCH, TRUTH, NOISE, LIMIT = 5, 3.0, 2.0, 0.05
 Settings = dict[str, Any]
@@ -42,13 +36,8 @@ class Checkpointed(nn.Module):
         return self.last(x.tanh())
 
 
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
-
-
 def train(
-    made: Callable[[], nn.Module] = net,
+    made: Callable[[], nn.Module] = small,
     *,
     bad: int | None = None,
     num_micro: int = 1,
@@ -119,7 +108,7 @@ def train(
 
 def zero(bad: int = 5) -> dict[str, Any]:
     """ZeroRedundancyOptimizer beside AdamW without a guard: it has all gradients, and steps on some parameters."""
-    model, twin = DistributedDataParallel(net()), DistributedDataParallel(net())
+    model, twin = DistributedDataParallel(small()), DistributedDataParallel(small())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
     beside = torch.optim.AdamW(twin.parameters(), lr=1e-2)
     fastguard.wrap(optimizer, model, max_norm=LIMIT, watch_ranks=True)
@@ -197,7 +186,7 @@ def known_noise(num_steps: int = 110, scaler: Any = None, unscales: bool = False
 
 def of_another_mind() -> dict[str, Any]:
     """One rank's guard is at another step: that is told once, and the training goes on."""
-    model = DistributedDataParallel(net())
+    model = DistributedDataParallel(small())
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.02), model, watch_ranks=5)
     if RANK == 1:
         optimizer.guard.run.step = 7
@@ -211,8 +200,8 @@ def of_another_mind() -> dict[str, Any]:
 
 def refused() -> list[str]:
     said = []
-    for model in (None, net()):
-        own = net() if model is None else model
+    for model in (None, small()):
+        own = small() if model is None else model
         try:
             fastguard.wrap(torch.optim.SGD(own.parameters(), lr=0.1), model, watch_ranks=True)
         except TypeError as error:
@@ -220,23 +209,9 @@ def refused() -> list[str]:
     return said
 
 
-told: list[str] = []
-
-
 def main() -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("fastguard").addHandler(handler)
+    join()
     logging.getLogger("fastguard").setLevel(logging.DEBUG)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{FOLDER}/local",
-        rank=RANK,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=120),
-    )
     views: Settings = {"gradient_as_bucket_view": True}
     found = {
         "sound": train(num_steps=32),
@@ -257,9 +232,7 @@ def main() -> None:
         "of another mind": of_another_mind(),
         "refused": refused(),
     }
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    leave(found)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import sys
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from one_rank import RANK, WORLD, join, leave, small
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -19,13 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fastguard
 
-RANK, WORLD, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 NUM_STEPS, BAD = 24, 13
-
-
-def net(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
 
 
 def train(
@@ -64,35 +53,26 @@ def clipped_alone(step: int, model: nn.Module) -> None:
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{FOLDER}/parity",
-        rank=RANK,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=120),
-    )
-    past = DistributedDataParallel(net())
-    silent = DistributedDataParallel(net())
+    join()
+    past = DistributedDataParallel(small())
+    silent = DistributedDataParallel(small())
     silent.register_comm_hook(None, lambda state, bucket: _left(bucket))
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     found = {
-        "sound": train(DistributedDataParallel(net())),
-        "sound, clipped": train(DistributedDataParallel(net()), max_norm=1e-3),
-        "sound, tensor parallel": train(parallelize_module(net(), mesh, plan), same_data=True),
+        "sound": train(DistributedDataParallel(small())),
+        "sound, clipped": train(DistributedDataParallel(small()), max_norm=1e-3),
+        "sound, tensor parallel": train(parallelize_module(small(), mesh, plan), same_data=True),
         "past the wrapper": train(past, call=past.module),
         "no communication": train(silent),
-        "clipped on one rank": train(DistributedDataParallel(net()), ahead=clipped_alone),
-        "flipped bit": train(DistributedDataParallel(net()), ahead=flipped),
-        "other seeds": train(net(RANK)),
+        "clipped on one rank": train(DistributedDataParallel(small()), ahead=clipped_alone),
+        "flipped bit": train(DistributedDataParallel(small()), ahead=flipped),
+        "other seeds": train(small(RANK)),
         "copies of a tensor-parallel bias drift": train(
-            parallelize_module(net(), mesh, plan), ahead=_drift, same_data=True
+            parallelize_module(small(), mesh, plan), ahead=_drift, same_data=True
         ),
     }
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    leave(found)
 
 
 def _left(bucket: Any) -> Any:

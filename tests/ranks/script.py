@@ -2,54 +2,29 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import logging
 import math
-import sys
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from flat_cases import flat_cases
+from one_rank import RANK, WORLD, fsdp, join, leave, local, net, told
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fastguard
-from fastguard.guard.ranks import exchange
-from fastguard.guard.ranks.shards import groups_across, layouts_of
+from fastguard.ranks import exchange
+from fastguard.ranks.shards import groups_across, layouts_of
 
-sys.path.append(str(Path(__file__).parent))
-from flat_cases import flat_cases
-
-RANK, WORLD, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 LIMIT = 0.05
 Make = Callable[[nn.Module], nn.Module]
 
 
-def net(width: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 48), nn.Tanh(), nn.Linear(48, 5))
-
-
-def fsdp(model: nn.Module, mesh: Any = None) -> nn.Module:
-    for layer in model.children():
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
 def tp(model: nn.Module, mesh: Any) -> nn.Module:
     return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def train(make: Make, width: int, bad: int | None = None, in_batch: bool = False, **settings: Any) -> dict[str, Any]:
@@ -242,19 +217,7 @@ def among_many(make: Callable[[], Any]) -> Any:
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("fastguard").addHandler(handler)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{FOLDER}/meeting-{WORLD}",
-        rank=RANK,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=120),
-    )
+    join()
     line = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("all",))
     square = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("outer", "inner"))
     alone = init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("outer", "inner"))["inner"]
@@ -287,8 +250,7 @@ def main() -> None:
         "flat": flat_cases(),
         "told": told,
     }
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    leave(found)
 
 
 if __name__ == "__main__":

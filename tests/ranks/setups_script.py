@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import logging
 import math
-import sys
-import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from one_rank import FOLDER, RANK, WORLD, fsdp, join, leave, local, net, told
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -27,27 +22,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import fastguard
-from fastguard.guard.ranks.odd import NoiseScale
+from fastguard.ranks.odd import NoiseScale
 
-RANK, WORLD, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 LIMIT, BAD, NUM_STEPS = 0.05, 12, 42
-told: list[str] = []
-
-
-def net(width: int = 33) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 48), nn.Tanh(), nn.Linear(48, 5))
-
-
-def local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def sharded(model: nn.Module, **settings: Any) -> Any:
-    for layer in model.children():
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, **settings)
-    return fully_shard(model, **settings)
 
 
 def whole_norm(params: Any) -> float:
@@ -106,7 +83,7 @@ def train(model: Any, num_micro: int = 1, *, bad: bool = True, sinks: Any = (), 
 
 def struck_shard() -> dict[str, Any]:
     """A NaN that no rank's own gradient had: it came to rank 1's part after the sum."""
-    model = sharded(net())
+    model = fsdp(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = fastguard.wrap(optimizer, model, watch_ranks=True)
     model(torch.ones(2, 16)).sum().backward()
@@ -234,38 +211,23 @@ def flat() -> dict[str, Any]:
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("fastguard").addHandler(handler)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{FOLDER}/setups",
-        rank=RANK,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=120),
-    )
+    join()
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     both = {"watch_ranks": True}
     found = {
-        "plain": train(sharded(net()), **both),
-        "mixed precision": train(sharded(net(), mp_policy=mixed), **both),
-        "offload": train(sharded(net(), offload_policy=CPUOffloadPolicy(pin_memory=False)), **both),
-        "not resharded": train(sharded(net(), reshard_after_forward=False), **both),
-        "accumulation": train(sharded(net()), 3, **both),
-        "logs": train(
-            sharded(net()), sinks=[fastguard.JsonlSink(FOLDER / f"{RANK}.jsonl")], ranks="all", **{"bad": False}
-        ),
+        "plain": train(fsdp(net()), **both),
+        "mixed precision": train(fsdp(net(), mp_policy=mixed), **both),
+        "offload": train(fsdp(net(), offload_policy=CPUOffloadPolicy(pin_memory=False)), **both),
+        "not resharded": train(fsdp(net(), reshard_after_forward=False), **both),
+        "accumulation": train(fsdp(net()), 3, **both),
+        "logs": train(fsdp(net()), bad=False, sinks=[fastguard.JsonlSink(FOLDER / f"{RANK}.jsonl")], ranks="all"),
         "struck": struck_shard(),
         "tensor parallel": tensor_parallel(),
         "experts": experts(),
         "pipeline": pipeline(),
         "flat": flat(),
     }
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    leave(found)
 
 
 if __name__ == "__main__":

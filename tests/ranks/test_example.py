@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from several_processes import slow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "fsdp2.py"
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
+    *slow,
     pytest.mark.skipif(not EXAMPLE.is_file(), reason="examples/ is not beside the tests: they run from a copy"),
 ]
 

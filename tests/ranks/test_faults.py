@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from test_ranks import start
+from several_processes import slow, start
 
 import fastguard
 from fastguard.sinks import read_jsonl
 
 SCRIPT = Path(__file__).with_name("fault_script.py")
-slow = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
-]
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from test_ranks import run
+from several_processes import run, slow
 
 import fastguard
-from fastguard.guard.ranks.odd import NoiseScale, OddRanks
+from fastguard.ranks.odd import NoiseScale, OddRanks
 
 SCRIPT = Path(__file__).with_name("local_script.py")
-HAS_GLOO = dist.is_available() and dist.is_gloo_available()
 WORLD = 3
 
 
@@ -98,16 +96,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run(SCRIPT, WORLD, tmp_path_factory.mktemp("local"))
 
 
-slow = [pytest.mark.slow, pytest.mark.skipif(not HAS_GLOO, reason="this torch has no gloo")]
-BAD = {
-    "NaN": (13, "2.bias"),
-    "NaN at an exchange": (10, "2.bias"),
-    "NaN, bucket views": (13, "2.bias"),
-    "NaN, static graph": (13, "2.bias"),
-    "NaN, a hook": (13, "2.bias"),
-    "NaN, accumulation": (13, "2.bias"),
-    "NaN, checkpointing": (13, "last.bias"),
-}
+ONE = ("NaN", "NaN, bucket views", "NaN, static graph", "NaN, a hook", "NaN, accumulation")
+BAD = dict.fromkeys(ONE, (13, "2.bias"))
+BAD |= {"NaN at an exchange": (10, "2.bias"), "NaN, checkpointing": (13, "last.bias")}
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=slow) for case in ("sound", "odd", *BAD)])
@@ -130,9 +121,9 @@ def test_a_skip_names_the_rank_that_brought_nan_into_the_average(
     assert told and f"; rank 1, {name}: 3 NaN; the others were finite); the step was skipped" in told[0]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_GLOO, reason="this torch has no gloo")
 class TestOnRealRanks:
+    pytestmark = slow
+
     def test_without_being_asked_for_nobody_is_named_and_nothing_is_sent(self, found: list[dict[str, Any]]) -> None:
         for each in found:
             assert each["not asked"]["bad"] == [] and each["not asked"]["costs"] == {}

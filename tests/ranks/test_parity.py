@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from test_ranks import run
+from several_processes import run, slow
 
 import fastguard
 from fastguard import kernels
-from fastguard.guard.ranks.parity import checksum, checksums
-from fastguard.history import TrainingHistory
 from fastguard.kernels import cpu
+from fastguard.ranks.parity import checksum, checksums
+from fastguard.records import TrainingHistory
 
 SCRIPT = Path(__file__).with_name("parity_script.py")
-HAS_GLOO = dist.is_available() and dist.is_gloo_available()
 
 
 def test_a_checksum_is_of_the_bits_in_any_order() -> None:
@@ -100,13 +98,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run(SCRIPT, 3, tmp_path_factory.mktemp("parity"))
 
 
-slow = [pytest.mark.slow, pytest.mark.skipif(not HAS_GLOO, reason="this torch has no gloo")]
+SOUND = ("sound", "sound, clipped", "sound, tensor parallel")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=slow) for case in ("sound", "sound, clipped", "sound, tensor parallel")],
-)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=slow) for case in SOUND])
 def test_copies_are_left_in_peace(found: list[dict[str, Any]], case: str) -> None:
     assert [each[case] for each in found] == [[], [], []]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fastguard import kernels
-from fastguard.guard.ranks import pieces
 from fastguard.kernels import cpu
+from fastguard.ranks import pieces
 
 pytestmark = pytest.mark.skipif(cpu.ShardPlan is None, reason="the extension is not built")
 

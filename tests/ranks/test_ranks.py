@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+from several_processes import run, slow
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
-]
+pytestmark = slow
 SCRIPT = Path(__file__).with_name("script.py")
 WORLD = 4
 FLAT = ("flat, NaN", "originals, NaN", "gradients only", "not sharded", "hybrid")
 TRAININGS = ("fsdp", "fsdp, NaN", "hsdp", "tp", "tp on a part", "tp and fsdp", "tp and fsdp, NaN", "many ranks")
 TRAININGS += ("many ranks, NaN",)
-
-
-def start(script: Path, world: int, folder: Path) -> list[subprocess.Popen[str]]:
-    """The script as `world` processes."""
-    code = f"import sys, runpy; sys.path[:0] = [{str(SCRIPT.parents[2])!r}]; sys.argv[0] = {str(script)!r}; "
-    code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    commands = [[sys.executable, "-c", code, str(rank), str(world), str(folder)] for rank in range(world)]
-    return [subprocess.Popen(command, **pipes) for command in commands]
-
-
-def run(script: Path, world: int, folder: Path, timeout: float = 300) -> list[dict[str, Any]]:
-    """What each of `world` processes printed last."""
-    started = start(script, world, folder)
-    try:
-        said = [process.communicate(timeout=timeout) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in started] == [0] * world, said
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +56,8 @@ def test_a_nan_on_one_rank_skips_the_step_on_all_and_its_rank_is_named(found: li
 @pytest.mark.parametrize("case", ["fsdp, NaN", "tp and fsdp, NaN"])
 def test_the_report_names_the_rank_and_says_what_the_collectives_cost(found: list[dict[str, Any]], case: str) -> None:
     first, bad = found[0][case], 12 if case.startswith("fsdp") else 3
-    rank = {
-        "rank": 1,
-        "num_ranks": WORLD,
-        "step": bad,
-        "num_nans": 1,
-        "num_infs": 0,
-        "num_steps": 1,
-        "name": "0.weight",
-    }
-    assert first["bad ranks"] == [WORLD, [rank]]
+    rank = {"rank": 1, "num_ranks": WORLD, "step": bad, "num_nans": 1, "num_infs": 0, "num_steps": 1}
+    assert first["bad ranks"] == [WORLD, [{**rank, "name": "0.weight"}]]
     assert first["said"][0].endswith(f" Rank 1 alone of 4 held NaN, first at step {bad} in 0.weight.")
     assert "\nranks             4; 1 held NaN or Inf\n" in first["text"]
     count, sent = (first["costs"][f"{name}_per_step"] for name in ("num_collectives", "collective_bytes"))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fastguard.guard.ranks import exchange
+from fastguard.ranks import exchange
 
 scale = pytest.importorskip("benchmarks.scale", reason="benchmarks/ is not beside these tests", exc_type=ImportError)
 SMALL, NDR, ETHERNET = scale.NETWORKS

@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
-from test_ranks import run
+from several_processes import run, slow
 
 from fastguard.sinks import read_jsonl
 
 SCRIPT = Path(__file__).with_name("setups_script.py")
 WATCHED = ("plain", "mixed precision", "offload", "not resharded", "accumulation")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
-]
+pytestmark = slow
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fastguard.guard import engines
-from fastguard.guard.engines import TorchEngine
+from fastguard.step import engines
+from fastguard.step.engines import TorchEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "guard"))
 

@@ -1,4 +1,4 @@
-"""One rank of two of a sharded training that goes wrong on one of them: `sharded_script.py RANK STORE`. Prints JSON."""
+"""One rank of two of a sharded training that goes wrong on one: `sharded_script.py RANK WORLD FOLDER`. Prints JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import fastguard
 
-RANK, STORE = int(sys.argv[1]), sys.argv[2]
+RANK, STORE = int(sys.argv[1]), f"{sys.argv[3]}/store"
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 import fastguard
-from fastguard.guard import buffers, engines
-from fastguard.guard.engines import TorchEngine
+from fastguard.observers import buffers
+from fastguard.step import engines
+from fastguard.step.engines import TorchEngine
 
 NAN_AT = (0, 3, 4, 8)
 
@@ -318,3 +319,16 @@ def test_no_trace_is_left_in_models_and_copies() -> None:
         other.load_state_dict(model.state_dict())
     optimizer.guard.detach()
     assert model._load_state_dict_post_hooks == hooks
+
+
+def test_a_large_buffer_is_followed_like_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+    for small in (buffers._SMALL_BYTES, 16):
+        monkeypatch.setattr(buffers, "_SMALL_BYTES", small)
+        model = make(Averages())
+        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        for step in range(10):
+            step_of(model, optimizer, step, bad=math.nan if step in (4, 8) else None)
+        states.append(copy.deepcopy(model.state_dict()))
+        assert is_finite(model)
+    assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states), strict=True))

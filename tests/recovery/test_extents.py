@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fastguard.guard.recovery import extents
+from fastguard.recovery import extents
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fastguard.guard.recovery import Recovery
-from fastguard.guard.recovery.ladder import Ladder
+from fastguard.recovery import Recovery
+from fastguard.recovery.ladder import Ladder
 
 NOISE: dict[str, Callable[[random.Random], float]] = {
     "even": lambda rng: rng.lognormvariate(0.0, 0.005),

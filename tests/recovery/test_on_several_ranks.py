@@ -2,94 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+from several_processes import run, slow
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
-]
-PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-CODE = """
-import json, sys
-import torch, torch.distributed as dist
-import fastguard
-from recovery_helpers import loss_of, make, ruin
-
-rank, store = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-
-def run(case):
-    model = torch.nn.parallel.DistributedDataParallel(make(norm=False))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    settings = fastguard.Recovery(every=10, patience=3, quarantine=4)
-    optimizer = fastguard.wrap(optimizer, model, recovery=settings, check_every=0, max_consecutive_skips=8)
-    skipped = []
-    for step in range(90):
-        if case == "ruined" and step == 60:
-            torch.manual_seed(3)
-            ruin(model)
-        optimizer.zero_grad()
-        loss = loss_of(model, 2 * step + rank)
-        if case == "nan" and rank == 1 and 60 <= step < 75:
-            loss = loss * float("nan")
-        loss.backward()
-        optimizer.step()
-        told = loss.detach()
-        if case == "local" and rank == 1 and 60 <= step < 65:
-            told = told * 1e6  # what one of them alone sees
-        optimizer.guard.observe(loss=told)
-        skipped.append(optimizer.guard.last.skipped)
-    weights = [float(p.double().sum()) for p in model.parameters()]
-    return {"told": optimizer.guard.recoveries, "skipped": skipped, "weights": weights}
-
-print(json.dumps({case: run(case) for case in ("healthy", "ruined", "nan", "local")}))
-dist.destroy_process_group()
-"""
-
-
-def run(command: list[str], store: Path) -> list[dict[str, Any]]:
-    """What each of two processes printed."""
-    here = Path(__file__).parent
-    path = [str(here), str(here.parents[1]), *sys.path]
-    code = f"import sys\nsys.path[:0] = {path!r}\n"
-    started = [
-        subprocess.Popen([sys.executable, "-c", code + command[0], *command[1:], str(rank), str(store)], **PIPES)
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=300) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in started] == [0, 0], said
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+pytestmark = slow
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    found = run([CODE], tmp_path / "store")
+    found = run(Path(__file__).with_name("ddp_script.py"), 2, tmp_path)
     assert found[0] == found[1]
-    assert {case: len(one["told"]) for case, one in found[0].items()} == {
-        "healthy": 0,
-        "ruined": 1,
-        "nan": 1,
-        "local": 1,
-    }
+    assert [len(found[0][case]["told"]) for case in ("healthy", "ruined", "nan", "local")] == [0, 1, 1, 1]
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    script = Path(__file__).with_name("sharded_script.py")
-    code = "import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    return run([code, str(script)], tmp_path_factory.mktemp("sharded") / "store")
+    return run(Path(__file__).with_name("sharded_script.py"), 2, tmp_path_factory.mktemp("sharded"))
 
 
 def test_a_healthy_sharded_run_is_the_same_to_the_bit(sharded: list[dict[str, Any]]) -> None:

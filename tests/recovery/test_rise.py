@@ -15,9 +15,9 @@ from recovery_helpers import W
 from torch import nn
 
 import fastguard
-from fastguard.guard.recovery import Recovery
-from fastguard.guard.recovery.ladder import Ladder
-from fastguard.guard.recovery.rise import LossRise, Trial
+from fastguard.recovery import Recovery
+from fastguard.recovery.ladder import Ladder
+from fastguard.recovery.rise import LossRise, Trial
 
 slow = pytest.mark.slow
 QUICK = Recovery(every=10, patience=3, quarantine=8, ramp=10)

@@ -13,8 +13,8 @@ from foreign_optimizers import WITH_CLOSURE, WITHOUT_CLOSURE, everything
 from guard_helpers import assert_identical, make_model, take_step
 from torch import nn
 
-from fastguard.guard.buffers import places_of
-from fastguard.guard.recovery.snapshots import Snapshot, Snapshots
+from fastguard.observers.buffers import places_of
+from fastguard.recovery.snapshots import Snapshot, Snapshots
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
@@ -60,6 +60,20 @@ def test_before_the_first_step_there_is_no_state() -> None:
     take_step(model, optimizer, 0)
     snapshot.restore()
     assert not optimizer.state
+
+
+@pytest.mark.parametrize("which", ["parameter", "state"])
+def test_a_graph_of_what_was_there_before_fails(which: str) -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer, snapshot = torch.optim.SGD([p], lr=0.1, momentum=0.9), Snapshot()
+    p.grad = torch.ones(3)
+    optimizer.step()
+    snapshot.take([optimizer], [], [], with_random_state=False)
+    used = p if which == "parameter" else optimizer.state[p]["momentum_buffer"].requires_grad_()
+    loss = used.square().sum()
+    snapshot.restore()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_groups_and_parameters_that_came_later_stay_without_state() -> None:
@@ -178,10 +192,7 @@ def test_what_else_is_given_goes_back_too() -> None:
 
 
 def _fill(loss: float = 1.0) -> Any:
-    def fill(snapshot: Snapshot) -> None:
-        snapshot.loss = loss
-
-    return fill
+    return lambda snapshot: setattr(snapshot, "loss", loss)
 
 
 def test_only_what_was_outlived_in_health_counts() -> None:

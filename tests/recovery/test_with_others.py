@@ -104,7 +104,7 @@ def test_the_random_state_and_what_is_given_go_back_on_demand() -> None:
 
 
 def test_a_policy_with_a_memory_goes_back_with_the_run() -> None:
-    class Remembers(fastguard.guard.policies.ClipPolicy):
+    class Remembers(fastguard.clip.ClipPolicy):
         def __init__(self) -> None:
             self.norms: list[float] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+import os
 import re
 import subprocess
 import sys
@@ -14,11 +15,11 @@ import pytest
 import torch
 
 import fastguard
+from fastguard.records import ClippedGroup, StepStats
+from fastguard.records.samples import WeightStats
 from fastguard.sinks import BackgroundSink, MemorySink, SafeSink, TrackerSink, flatten
 from fastguard.sinks.background import Worker
 from fastguard.sinks.tracker import MAX_BUCKETS, Buckets
-from fastguard.stats import ClippedGroup, StepStats
-from fastguard.stats.samples import WeightStats
 
 from made_runs import activity
 from records import make_bad_record, make_record, make_row, make_table
@@ -267,12 +268,18 @@ class TestBackground:
         sink.close()
         assert seen == [0, 1, 2, 3, 4] and sink.num_lost == 0
 
-    def test_what_the_other_sink_loses_is_counted_and_told(self):
-        sink = SafeSink(BackgroundSink(lambda record: 1 / 0), name="slow one")
-        sink.write(make_record(0))
-        with pytest.warns(RuntimeWarning, match="slow one could not write a record: ZeroDivisionError"):
+    @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+    def test_what_the_other_sink_loses_is_counted_and_told(self, error):
+        def fail(record):
+            raise error
+
+        inner = BackgroundSink(fail)
+        inner.write(make_record(0))
+        inner.write(make_record(1))
+        sink = SafeSink(inner, name="slow one")
+        with pytest.warns(RuntimeWarning, match=f"slow one could not write a record: {error.__name__}"):
             sink.close()
-        assert sink.num_lost == sink.cost()["num_lost"] == 1
+        assert sink.num_lost == sink.cost()["num_lost"] == 2
 
     def test_a_tracker_that_is_too_slow_loses_records_and_memory_does_not_grow(self):
         go = threading.Event()
@@ -317,6 +324,24 @@ class TestBackground:
     def test_odd_numbers_are_refused(self):
         with pytest.raises(ValueError, match="`max_records` must be an integer >= 1, got 0"):
             BackgroundSink(print, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_can_close_a_prometheus_sink():
+    code = (
+        "import os, signal, sys, threading\nfrom http.server import BaseHTTPRequestHandler, ThreadingHTTPServer\n"
+        "from unittest.mock import Mock\nfrom fastguard.sinks import PrometheusSink\n"
+        "def start(port, addr, registry):\n"
+        "    server = ThreadingHTTPServer((addr, port), BaseHTTPRequestHandler)\n"
+        "    thread = threading.Thread(target=server.serve_forever, daemon=True)\n"
+        "    thread.start()\n    return server, thread\n"
+        "client = Mock(start_http_server=start)\n"
+        "sys.modules.update({'prometheus_client': client, 'prometheus_client.core': client})\n"
+        "sink = PrometheusSink(0)\nsink._serve()\n"
+        "child = os.fork()\nsignal.alarm(30)\nsink.close()\n"
+        "sys.exit(os.waitpid(child, 0)[1] if child else 0)"
+    )
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60).returncode == 0
 
 
 class TestCost:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +17,14 @@ LIMITS = {measure.key: measure.at_most for measure in table.MEASURES}
 
 
 @pytest.mark.skipif(not backends()["cpu"].available, reason=str(backends()["cpu"].reason))
-def test_frames_of_a_clean_step_on_the_cpu():
-    assert frames.count_frames("auto")["clean"] <= LIMITS["frames-cpu"]
+def test_frames_of_a_step_and_its_forward_pass_on_the_cpu():
+    counted = frames.count_frames("auto")
+    assert len(counted["counts"]) == 256 and counted["clean"] <= LIMITS["frames-cpu"]
+    # Rules have a budget of time, so how often they run depends on the machine: at most once here, unless it is loaded.
+    without_rules = [count for count in counted["counts"] if count < 500]
+    one_run = max(counted["counts"]) if len(without_rules) < 256 else 1100
+    assert len(without_rules) >= 250 and one_run < 1200
+    assert statistics.mean(without_rules) + one_run / 256 <= LIMITS["frames-cpu-mean"]
 
 
 @pytest.mark.slow
@@ -33,5 +41,32 @@ def test_frames_are_those_of_this_package_alone():
     assert sys.getprofile() is None or sys.getprofile().__name__ != "count"
 
 
-def test_the_package_has_not_grown():
-    assert 1000 < parts.package_lines() <= LIMITS["package-lines"]
+# Lines, and numbers of files. These may only fall: delete or fold before you add.
+BUDGETS = {
+    "package": 50_949,
+    "core": 17_179,
+    "files": 322,
+    "tests": 52_652,
+    "benchmarks": 40_499,
+    "README": 249,
+}
+CORE = ("records", "kernels", "step", "clip")
+
+
+def num_lines(paths) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in paths)
+
+
+def test_nothing_has_grown():
+    root = Path(__file__).parents[2]
+    package = list((root / "fastguard").rglob("*.py"))
+    sizes = {
+        "package": num_lines(package),
+        "core": num_lines(path for path in package if path.relative_to(root / "fastguard").parts[0] in CORE),
+        "files": len(package),
+        "tests": num_lines((root / "tests").rglob("*.py")),
+        "benchmarks": num_lines((root / "benchmarks").rglob("*.py")),
+        "README": num_lines([root / "README.md"]),
+    }
+    assert {name: size for name, size in sizes.items() if size > BUDGETS[name]} == {}
+    assert parts.package_lines() <= LIMITS["package-lines"] and min(sizes.values()) > 100

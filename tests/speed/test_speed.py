@@ -35,20 +35,26 @@ needs_extension = pytest.mark.skipif(backends()["cpu"].reason is not None, reaso
 
 # section 2 of issue 9, and what of issue 2 it says nothing about
 LIMITS = {
-    "step-mlp": 0.20,
+    "step-mlp": 0.15,
+    "step-mlp-mean": 0.22,
     "step-mlp-jsonl": 0.40,
+    "step-mlp-jsonl-mean": 0.60,
+    "step-mlp-first": 0.35,
+    "script-5ms": 1.03,
+    "script-0.5ms": 1.08,
     "clip-300x1000": 0.09,
-    "clip-3000x64": 0.13,
+    "clip-3000x64": 0.08,
     "clipping-300x1000": 0.12,
     "clipping-3000x64": 0.18,
     "clip-gpt2": 0.36,
-    "clip-gpt2-bfloat16": 0.40,
+    "clip-gpt2-bfloat16": 0.38,
     "adamw-grad-scale": 0.92,
     "further-tensor": 150.0,
-    "frames-cpu": 8,
+    "frames-cpu": 2,
+    "frames-cpu-mean": 12,
     "frames-gpu": 60,
     "memory-guarding-10000x1": 2.5e6,
-    "package-lines": 52_000,
+    "package-lines": 50_950,
     "clipping-gpt2": 0.80,
     "read": 1.25,
     "separate-ops": 0.02,
@@ -56,7 +62,7 @@ LIMITS = {
     "memory-clip-gpt2": 256 * 148 + 2**20,
     "memory-guarding-gpt2": 256 * 148 + 2**20,
 }
-AIMS = {"step-mlp": 0.12, "clip-300x1000": 0.07, "clip-3000x64": 0.10, "read": 1.1}
+AIMS = {"step-mlp": 0.12, "clip-300x1000": 0.07, "read": 1.1}
 
 
 def part(found: dict) -> dict:
@@ -358,7 +364,7 @@ def test_the_tables_of_a_document_are_written_and_checked(results, tmp_path, cap
     assert "| clip, GPT-2 124M float32, limit not reached | 0.5 µs | 0.5 µs | **0.50** | 0.50 |" in text
     assert "| added to a step, MLP of 101k parameters (0.5 µs) | +0.5 µs (+100%) | +0.5 µs (+100%) |" in text
     assert f"torch {torch.__version__}" in text and "at most 1.0% of the cores" in text
-    assert "| 0.25 – 2.00 | 0.50 | 0.20 (aim 0.12) | missed |" in text
+    assert "| 0.25 – 2.00 | 0.50 | 0.15 (aim 0.12) | missed |" in text
     assert "| 0.25 | 0.50 | 0.30 | 0.50 |" in text
     document.write_text(text.replace("**0.50**", "**0.05**"), encoding="utf-8")
     assert readme.main(check) == 1

@@ -21,6 +21,7 @@ SETTINGS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "sinks": lambda folder: {"sinks": [fastguard.MemorySink(), lambda record: None]},
     "activations": lambda folder: {"activations": {"every": 1, "modules": "all"}},
     "weights": lambda folder: {"weights": 1},
+    "recovery": lambda folder: {"recovery": fastguard.Recovery(every=1, replay=True, recompute=True)},
     "everything": lambda folder: {
         "max_norm": 1e-3,
         "activations": {"every": 2},
@@ -82,8 +83,8 @@ def test_a_guard_that_measures_on_a_device_is_freed_too() -> None:
     optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1.0))
     guard = optimizer.guard
     guard.judge.choose()
-    assert guard.judge.onboard.lanes._engine_for(torch.device("cpu")) is None
-    ref = weakref.ref(guard.judge.onboard)
+    assert guard.judge.on_device.devices._engine_for(torch.device("cpu")) is None
+    ref = weakref.ref(guard.judge.on_device)
     del optimizer, guard
     assert ref() is None
 

@@ -21,11 +21,11 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.guard import endings, ledger, ring, skips
-from fastguard.history import core
+from fastguard.records import history as core
 from fastguard.sinks import jsonl, memory, sink
+from fastguard.step import consecutive_skips, endings, ledger, ring
 
-FILES = {module.__file__ for module in (ledger, skips, ring, core, jsonl, memory, sink)}
+FILES = {module.__file__ for module in (ledger, consecutive_skips, ring, core, jsonl, memory, sink)}
 NUM_STEPS = 7
 BAD_STEP = 3
 
@@ -151,7 +151,7 @@ def test_sigterm_anywhere_finds_all_records_written(
     monkeypatch.setattr(os, "kill", lambda process, number: endings._on_sigterm(number, None))
     num_ended = 0
     for at in range(1 + count % share, count + 1, share):
-        monkeypatch.setattr(endings, "_is_told_to_end", False)
+        monkeypatch.setattr(endings, "_has_sigterm", False)
         run = Run(tmp_path, lines_only=lines_only)
         with contextlib.suppress(DeadError):
             run.go(Interruption(at, lambda: endings._on_sigterm(15, None)))

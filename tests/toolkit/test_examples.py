@@ -8,14 +8,15 @@ import importlib
 import pytest
 
 MODULES = {
-    "guard.policies.global_norm": 1,
-    "guard.policies.per_group": 1,
-    "guard.policies.percentile": 1,
-    "guard.policies.policy": 1,
+    "clip.global_norm": 1,
+    "clip.per_group": 1,
+    "clip.percentile": 1,
+    "clip.policy": 1,
     "tools.checkpoints": 7,
-    "guard.policies.spikes": 1,
-    "guard.policies.value": 1,
-    "history.bad_ranks": 2,
+    "clip.spikes": 1,
+    "clip.value": 1,
+    "ranks.local": 1,
+    "records.events": 1,
     "tools.clipping": 1,
     "tools.early_stopping": 8,
     "tools.initialization.check": 1,
@@ -26,9 +27,9 @@ MODULES = {
     "tools.param_groups": 4,
     "tools.schedules": 6,
     "tools.settings": 4,
-    "weights.settings": 1,
-    "weights.sampler": 1,
-    "weights.table": 1,
+    "observers.weights.settings": 1,
+    "observers.weights.sampler": 1,
+    "observers.weights.table": 1,
 }
 
 

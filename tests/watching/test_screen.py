@@ -17,8 +17,8 @@ from rich.console import Console
 from fastguard.commands.watching.run import FollowedRun
 from fastguard.commands.watching.screen import as_text, lines_of
 from fastguard.commands.watching.spark import ASCII, sparkline
+from fastguard.records.samples import WeightStats
 from fastguard.sinks import JsonlSink
-from fastguard.stats.samples import WeightStats
 
 from records import make_bad_record, make_record
 
@@ -50,11 +50,11 @@ def followed(path: Path) -> FollowedRun:
     return run
 
 
-def drawn(run: FollowedRun, width: int = 100, height: int | None = 40, ascii_only=False, reading=None) -> list[str]:
+def drawn(run: FollowedRun, width: int = 100, height: int | None = 40, ascii_only=False) -> list[str]:
     """What a terminal without colours would show."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, height=height, color_system=None, markup=False, emoji=False)
-    lines = lines_of(run, now=NOW, width=width, height=height, reading=reading, ascii_only=ascii_only)
+    lines = lines_of(run, now=NOW, width=width, height=height, ascii_only=ascii_only)
     console.print(as_text(lines, crops=height is not None, ascii_only=ascii_only), soft_wrap=height is None)
     return stream.getvalue().rstrip("\n").split("\n")
 
@@ -95,11 +95,6 @@ def test_stays_within_the_terminal(log, tmp_path):
         (tmp_path / "run.jsonl").unlink()
 
 
-def test_twenty_columns_still_say_what_matters(log):
-    lines = drawn(followed(log([1.0] * 60 + [math.nan] * 30)), 20, 12)
-    assert lines[1].startswith("CRITICAL at step 89") and any(line.startswith("loss") for line in lines)
-
-
 @pytest.mark.parametrize("height", [40, None])
 def test_names_are_shown_not_obeyed(log, height):
     text = "\n".join(drawn(followed(log([1.0] * 60 + [math.nan], name=HOSTILE)), 200, height))
@@ -128,13 +123,11 @@ def test_what_is_not_there_is_said(tmp_path):
     assert drawn(followed(tmp_path / "none.jsonl"))[2] == "the log is not there yet"
 
 
-def test_the_end_of_a_long_log_says_that_it_is_one(log):
-    run = FollowedRun(log([1.0] * 300), newest_bytes=30_000)
-    run.read()
-    run.assess()
-    lines = drawn(run, reading=0.43)
-    assert lines[1] == "AT STEP 299, not judged yet"
-    assert lines[2] == f"the newest {run.history.num_steps:,} steps; reading the log from its beginning: 43%"
+def test_a_log_that_is_being_read_says_so(log):
+    run = FollowedRun(log([1.0] * 600))
+    run.read(seconds=0.0)
+    lines = drawn(run)
+    assert lines[1] == "AT STEP 255, not judged yet" and lines[2].startswith("reading the log: ")
     assert not any("[warning]" in line for line in lines)
 
 

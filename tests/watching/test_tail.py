@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from fastguard.stats import tail
-from fastguard.stats.tail import LogTail, newest_log
+from fastguard.commands.watching import tail
+from fastguard.commands.watching.tail import LogTail, log_at
 
 
 @pytest.fixture
@@ -158,36 +158,16 @@ class TestReplaced:
         assert lines(log) == [b"2\n"] and log.num_restarts == 0
 
 
-class TestTheEndFirst:
-    def test_begins_with_a_whole_line(self, path):
-        append(path, b"".join(b"%05d\n" % i for i in range(100)))
-        log = LogTail(path, newest_bytes=20)
-        assert lines(log) == [b"00097\n", b"00098\n", b"00099\n"]
-        assert log.skipped_bytes == 97 * 6
-
-    def test_lines_longer_than_that(self, path):
-        append(path, b"a" * 1000 + b"\n" + b"b" * 1000 + b"\n" + b"c" * 1000 + b"\n")
-        assert [line[:1] for line in lines(LogTail(path, newest_bytes=200))] == [b"c"]
-
-    def test_a_file_that_is_shorter(self, path):
-        append(path, b"1\n2\n")
-        log = LogTail(path, newest_bytes=100)
-        assert lines(log) == [b"1\n", b"2\n"] and log.skipped_bytes == 0
-
-    def test_a_single_line_without_end(self, path):
-        append(path, b"a" * 1000)
-        log = LogTail(path, newest_bytes=10)
-        assert lines(log) == [] and log.skipped_bytes == 0
-
-
 def test_the_newest_log_of_a_folder(tmp_path):
-    assert newest_log(tmp_path) is None
+    with pytest.raises(FileNotFoundError, match=r"there is no \*\.jsonl in"):
+        log_at(tmp_path)
     for age, name in enumerate(["b/new.jsonl", "a.jsonl", "newest.txt", "b/c/deeper.jsonl"]):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("")
         os.utime(path, (1e9 - age, 1e9 - age))
-    assert newest_log(tmp_path) == tmp_path / "b/new.jsonl"
+    assert log_at(tmp_path) == tmp_path / "b/new.jsonl"
+    assert log_at(tmp_path / "any") == tmp_path / "any"
 
 
 def test_a_file_is_let_go(path):

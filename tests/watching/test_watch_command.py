@@ -58,30 +58,18 @@ class TestOnce:
         assert "What to do: " in out
         assert err == "fastguard watch: WARNING after 600 steps\n"
 
-    def test_the_status_is_that_of_diagnose(self, path, capsys):
-        write(path, range(300))
-        self.run(path)
-        watched = capsys.readouterr().err.split()[2]
-        assert cli.main(["diagnose", str(path)]) == 0
-        assert capsys.readouterr().out.split()[0] == watched == "HEALTHY"
-
     def test_hostile_names(self, path, capsys):
         write(path, range(50), bad=(7,), name=HOSTILE)
         assert self.run(path) == 0
         for text in capsys.readouterr():
             assert text.isascii() and text.replace("\n", "").isprintable()
 
-    def test_the_newest_of_a_folder(self, path, capsys):
-        write(path, range(30))
-        assert self.run(path.parent) == 0
-        assert "after 30 steps" in capsys.readouterr().err
-
     @pytest.mark.parametrize(
         ("name", "content", "said"),
         [
             ("none.jsonl", None, "is not there yet"),
             ("", None, "there is no *.jsonl in"),
-            ("run.jsonl", "what\n", "must be a log with one JSON object a line, got b'what'"),
+            ("run.jsonl", "what\n", "a log must have one JSON object per line, got 'what'"),
             ("a\0b", None, "null"),
             ("\x1b[2J", None, r"\x1b[2J is not there yet"),
         ],
@@ -99,17 +87,13 @@ class TestOnce:
         assert self.run(path) == 0
         assert capsys.readouterr() == ("", "fastguard watch: not judged after 0 steps\n")
 
-    @pytest.mark.parametrize("layers", ["-1", "1001", "x"])
-    def test_a_number_of_layers_out_of_range(self, path, capsys, layers):
+    @pytest.mark.parametrize(
+        "option", ["--layers=-1", "--layers=1001", "--layers=x", "--interval=0", "--interval=nan", "--interval=1e9"]
+    )
+    def test_a_number_out_of_range(self, path, capsys, option):
         with pytest.raises(SystemExit) as leaving:
-            cli.main(["watch", str(path), "--layers", layers])
-        assert leaving.value.code == 64 and "--layers" in capsys.readouterr().err
-
-    @pytest.mark.parametrize("interval", ["0", "-1", "nan", "1e9", "x"])
-    def test_an_interval_out_of_range(self, path, capsys, interval):
-        with pytest.raises(SystemExit) as leaving:
-            cli.main(["watch", str(path), "--interval", interval])
-        assert leaving.value.code == 64
+            cli.main(["watch", str(path), option])
+        assert leaving.value.code == 64 and option.split("=")[0] in capsys.readouterr().err
 
     def test_a_bug_is_no_traceback(self, path, capsys, monkeypatch):
         def fail(self, seconds=0.0):
@@ -216,15 +200,6 @@ class TestTerminal:
         assert "\x1b[?1049h" in before and "\x1b[?25h" in screen.plain[len(before) - 20 :]
         assert "at step 2:" in after and "loss" in after and "Traceback" not in screen.text
 
-    def test_names_are_shown_not_obeyed(self, path, terminal):
-        write(path, range(30), bad=(7,), name=HOSTILE)
-        screen = terminal(columns=200)
-        screen.wait_for(r"a[/b]\x1b]0;owned")
-        screen.interrupt()
-        assert screen.process.wait(30) == 0
-        screen.read()
-        assert "\x1b]" not in screen.text and "\x07" not in screen.text and "\x9b" not in screen.text
-
     @pytest.mark.slow
     def test_no_colour_where_none_is_wanted(self, path, terminal):
         write(path, range(30), bad=(7,))
@@ -257,9 +232,7 @@ class TestTerminal:
             file.writelines(line.replace('"step":0,', f'"step":{step},') for step in range(1, 30_000))
         screen = terminal()
         screen.wait_for("at step 29,999:")
-        assert "AT STEP 29,999, not judged yet" in screen.plain
-        assert "steps; reading the log from its beginning" in screen.plain
-        assert screen.plain.index("AT STEP") < screen.plain.index("at step 29,999:")
+        assert ", not judged yet" in screen.plain and "reading the log: " in screen.plain
 
     @pytest.mark.slow
     def test_without_rich_there_are_lines(self, path):

@@ -11,7 +11,7 @@ from torch import nn
 
 import fastguard
 from fastguard.diagnosis import RULES
-from fastguard.history import TrainingHistory
+from fastguard.records import TrainingHistory
 from fastguard.sinks import JsonlSink
 
 RULES_ON_MOMENTS = {"second-moment-collapse", "moment-out-of-bounds"}

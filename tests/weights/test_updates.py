@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 from update_cases import CASES, WITH_FORMULA, Halving
 
-from fastguard.weights import WeightSampler, updates
+from fastguard.observers.weights import WeightSampler, updates
 
 # Of the update, and of the weights. float32 rounds each weight: 6e-8 of it, and twice where decay comes first; the
 # formula knows nothing of that.
@@ -189,9 +189,13 @@ def test_state_loaded_from_a_checkpoint():
     assert_norms(found, truth, EXACT)
 
 
-def test_what_is_laid_out_alike_is_not_copied():
+@pytest.mark.parametrize("most", [1, 7, 120])
+def test_nothing_is_copied_to_be_read_in_parts(most):
     p = torch.randn(4, 3, 5, 2).to(memory_format=torch.channels_last)
-    moment = torch.zeros_like(p)
-    flat = updates._flat((p, moment))
-    assert [t.data_ptr() for t in flat] == [p.data_ptr(), moment.data_ptr()]
-    assert torch.equal(flat[0], p.permute(0, 2, 3, 1).reshape(-1))
+    for other in (torch.zeros_like(p), torch.zeros(4, 3, 5, 2)):
+        other.copy_(p)
+        parts = list(updates._parts(updates._real((p, other)), most))
+        assert all(torch.equal(a, b) and a.numel() <= most for a, b in parts)
+        assert sum(a.numel() for a, _ in parts) == p.numel()
+        memory = [{t.untyped_storage().data_ptr() for t in side} for side in zip(*parts)]
+        assert memory == [{p.untyped_storage().data_ptr()}, {other.untyped_storage().data_ptr()}]

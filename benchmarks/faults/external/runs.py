@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from fastguard.history import TrainingHistory
-from fastguard.stats import StepStats
+from fastguard.records import StepStats, TrainingHistory
 
 from ..alarms import histories
 from ..runs import Notebook, alone

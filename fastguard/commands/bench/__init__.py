@@ -15,7 +15,7 @@ from ..cli import Parser
 from . import machine, steps
 from .cases import CASES, STEP_CASES
 from .clipping import Clipping
-from .harness import QUICK, Settings, duration, number
+from .harness import QUICK, TOO_NOISY, Settings, duration, number, overlap
 
 Measuring = Callable[[Settings], dict[str, Any]]
 
@@ -58,10 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         WrongResultError: a result is not what float64 says.
 
-    Cost: 2 to 3 minutes on two cores, `--quick` about one; 2 GB of memory.
+    Cost: 2 to 3 minutes on two idle cores, `--quick` about one; 2 GB of memory.
     """
     parser = Parser("fastguard bench", "Measure fastguard against torch's own functions, side by side.")
-    parser.add_argument("--quick", action="store_true", help="few rounds, for a look; not to be quoted")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few rounds, for a look: 1 minute, 5 on a busy machine",
+    )
     parser.add_argument("--only", action="append", metavar="PART", choices=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--json", type=Path, metavar="PATH", help="save the results there")
     arguments = parser.parse_args(argv)
@@ -74,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         theirs, ours = (duration(found[key]["median"]) for key in ("theirs_us", "ours_us"))
         ratio = found["ratio"] or dict.fromkeys(("median", "min", "max"))
         low, median, high = (number(ratio[key]) for key in ("min", "median", "max"))
-        print(f"{PARTS[name].title:71} {theirs:>8} {ours:>8} {median:>6}   {low} – {high}", flush=True)
+        noisy = TOO_NOISY if overlap(found["ours_us"], found["theirs_us"]) else ""
+        print(
+            f"{PARTS[name].title:71} {theirs:>8} {ours:>8} {median:>6}   {low} – {high}   {noisy}".rstrip(), flush=True
+        )
     results["machine"] = here.to_dict()
     if results["machine"]["is_busy"]:
         print("\n" + machine.line(results["machine"]))

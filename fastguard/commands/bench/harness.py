@@ -115,6 +115,18 @@ def compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     }
 
 
+TOO_NOISY = "too noisy to tell"
+
+
+def overlap(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Whether two spreads have values in common, so that their medians do not say which is larger.
+
+    >>> overlap({"min": 1.0, "max": 2.0}, {"min": 1.5, "max": 3.0})
+    True
+    """
+    return one["min"] <= other["max"] and other["min"] <= one["max"]
+
+
 def number(value: float | None) -> str:
     """A ratio as text: two digits that count."""
     return "" if value is None else f"{value:.3f}" if abs(value) < 0.1 else f"{value:.2f}"

@@ -13,12 +13,11 @@ from ..cli import Parser
 DESCRIPTION = """\
 Trains a small character-level transformer on the source text of Python's standard library, guarded by fastguard.
 Half-way one element of a gradient is made Inf: the step is skipped, the tensor that went bad first is named, and
-training goes on. Ends with the guard's report, a sample of what the model writes, what guarding cost, and a page of it.
+training goes on. Ends with the guard's report, a sample of what the model writes, and a page of it.
 
 The same --seed and --steps give the same run on one machine, timings apart."""
 EPILOG = """\
-Exit code 0 only if the poisoned step was skipped and left parameters and optimizer state bit-identical; with --fault,
-only if the report names the right cause first, and the right layer where one is to blame."""
+Exit code 0 only if the poisoned step was skipped and left parameters and optimizer state bit-identical."""
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -44,14 +43,9 @@ def make_parser() -> Parser:
     parser.add_argument("--steps", type=_at_least(20), help="train so many steps, whatever time they take")
     parser.add_argument("--seed", type=_at_least(0), default=0, help="of weights, batches and sample (default: 0)")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where run.jsonl and report.html go (default: runs/demo)"
+        "--out", type=Path, metavar="DIR", help="where run.jsonl and its page, run.html, go (default: runs/demo)"
     )
     parser.add_argument("--open", action="store_true", help="open the page of the run in a browser")
-    parser.add_argument(
-        "--fault",
-        metavar="NAME",
-        help="instead: plant this fault in a small training, and see it named; `list` tells all",
-    )
     parser.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto (default) takes a GPU if there is one"
     )
@@ -75,23 +69,11 @@ def main(argv: list[str]) -> int:
     """Runs the demo; 0 if the poisoned step was skipped and left everything as it was, else 1."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    if arguments.fault is not None and (arguments.quick or arguments.minutes or arguments.steps):
-        parser.error("--fault: has its own length, of seconds; leave --quick, --minutes and --steps out")
-    if arguments.fault == "list":
-        from . import fault
-
-        print(fault.listing())
-        return 0
     try:
         folder = _folder(arguments.out)
     except OSError as error:
         parser.error(f"--out: cannot write there: {error}")
     print("fastguard demo: loading torch ...", file=sys.stderr)
-
-    if arguments.fault is not None:
-        from . import fault
-
-        return fault.run(arguments.fault, arguments.seed, folder, opens=arguments.open)
 
     from . import run
 

@@ -22,7 +22,7 @@ def told(log: Path, page: Path, *, opens: bool) -> str:
 
         save_page(build_page(log, title="fastguard demo", command="fastguard demo"), page, force=True)
     except ImportError:
-        return f"{by_hand}; it needs: pip install fastguard[report]"
+        return f"{by_hand}; it needs: pip install 'fastguard[report]'"
     except OSError as error:  # a full disk, a page that may not be written over
         return f"{by_hand}; here it could not be written: {prose(error)}"
     if opens and not webbrowser.open(page.resolve().as_uri()):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-
-from .lab.training import warm_up_cosine
+from collections.abc import Callable
 
 _NUM_AFTER_POISON = 5
 _FIRST_REVIEW = 4  # the first steps also warm caches and pools up
@@ -53,3 +53,15 @@ class Pace:
     def learning_rate_factor(self, step: int) -> float:
         """Linear warm-up over a tenth of the steps, then a cosine down to a tenth."""
         return warm_up_cosine(max(1, self.num_steps // 10), self.num_steps, floor=0.1)(step)
+
+
+def warm_up_cosine(num_warm: int, num_steps: int, floor: float = 0.05) -> Callable[[int], float]:
+    """A schedule: linear over `num_warm` steps, then a cosine down to `floor`."""
+
+    def factor(step: int) -> float:
+        if step < num_warm:
+            return (step + 1) / num_warm
+        progress = min(1.0, (step - num_warm) / max(1, num_steps - num_warm))
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return factor

@@ -90,13 +90,13 @@ def train(corpus: Corpus, plan: Pace, sinks: list[Any], progress: Progress) -> T
         plan.review(step)
         if plan.is_cut and not is_told:
             is_told = True
-            progress.say(f"at this pace only {plan.num_steps} of {plan.wanted} steps fit into the time")
+            print(f"running {plan.num_steps} of {plan.wanted} steps to stay within the time limit", flush=True)
         inputs, targets = corpus.batch()
         if step == plan.poison_at:
             with poisoned(model.blocks[POISONED_BLOCK]):
                 loss = loss_of(model, inputs, targets)
                 loss.backward()
-            verdict = judged_step(model, optimizer, float(loss.detach()), progress)
+            verdict = judged_step(model, optimizer, float(loss.detach()))
         else:
             loss = loss_of(model, inputs, targets)
             loss.backward()
@@ -145,12 +145,12 @@ def poisoned(module: torch.nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-def judged_step(model: CharTransformer, optimizer: torch.optim.Optimizer, loss: float, progress: Progress) -> StepCheck:
+def judged_step(model: CharTransformer, optimizer: torch.optim.Optimizer, loss: float) -> StepCheck:
     """Takes the poisoned step, compares everything with what it was before, and says what happened."""
     where = f"blocks.{POISONED_BLOCK}"
     guard = fastguard.Guard.of(optimizer)
     step = 0 if guard.last is None else guard.last.step + 1
-    progress.say(
+    print(
         f"\nstep {step}: poisoned on purpose. On the way back, one element of the gradient at the output of\n"
         f"  {where} becomes Inf, as an overflow in float16 would make it. The loss does not show it: {loss:.3f}."
     )
@@ -180,7 +180,7 @@ def judged_step(model: CharTransformer, optimizer: torch.optim.Optimizer, loss: 
         num_ruined=num_ruined,
         num_parameters=sum(p.numel() for p in model.parameters()),
     )
-    _say(verdict, progress)
+    _say(verdict)
     return verdict
 
 
@@ -190,18 +190,18 @@ def _snapshot(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[
     return [tensor.detach().clone() for tensor in (*model.parameters(), *state)]
 
 
-def _say(verdict: StepCheck, progress: Progress) -> None:
+def _say(verdict: StepCheck) -> None:
     if verdict.is_right:
-        progress.say(
+        print(
             f"checked: all {verdict.num_compared} tensors of parameters and optimizer state are bit-identical to\n"
-            f"  before, and {verdict.named} is indeed what the Inf reached first."
+            f"  before, and the first tensor with Inf is {verdict.named}, as reported."
         )
     else:
-        progress.say(
+        print(
             f"NOT AS IT SHOULD BE: skipped {verdict.skipped}; {verdict.num_changed} of {verdict.num_compared} tensors "
             f"changed; first bad tensor {verdict.named}, should be {verdict.expected}."
         )
-    progress.say(
+    print(
         f"without a guard: the same gradients, clip_grad_norm_ and AdamW on a copy of the model leave\n"
         f"  {verdict.num_ruined:,} of {verdict.num_parameters:,} parameters NaN or Inf.\n"
     )

@@ -8,19 +8,17 @@ from typing import NamedTuple
 from ..._text import prose, shown
 from ...diagnosis import UNKNOWN, Finding, diagnose
 from ...diagnosis.finding import SEVERITIES
-from ...history import TrainingHistory
+from ...records import TrainingHistory
+from ...records.failures import Failures
 from ...report import Report, build_report
 from ...report.report import headline, place_of
-from ...stats.failures import Failures
 
 
-class ToldFinding(NamedTuple):
-    """A finding, as it was when it was new or became more severe.
+class ShownFinding(NamedTuple):
+    """A finding as text.
 
-    >>> told = ToldFinding(Finding("Too large.", 3, 5, layers=("a",), rule="norm-spike", recommendation="Clip."))
-    >>> told.headline
-    '[warning] norm-spike, steps 3 to 5, in a'
-    >>> told.line
+    >>> finding = Finding("Too large.", 3, 5, layers=("a",), rule="norm-spike", recommendation="Clip.")
+    >>> ShownFinding(finding).line
     '[warning] norm-spike, steps 3 to 5, in a: Too large. What to do: Clip.'
     """
 
@@ -42,12 +40,12 @@ class LiveFindings:
     """Asks the rules of a run, and keeps what they found.
 
     Attributes:
-        told: findings, the oldest first: each rule's once, and again when it is more severe.
+        told: findings as they were when new, the oldest first: each rule's once, and again when it is more severe.
         report: as of the newest `assess`; None before.
     """
 
     def __init__(self, history: TrainingHistory) -> None:
-        self.told: list[ToldFinding] = []
+        self.told: list[ShownFinding] = []
         self.report: Report | None = None
         self._history = history
         self._failures = Failures()
@@ -65,7 +63,12 @@ class LiveFindings:
         severest = {told.finding.rule: SEVERITIES.index(told.finding.severity) for told in self.told}
         for finding in findings:
             if SEVERITIES.index(finding.severity) > severest.get(finding.rule, -1):
-                self.told.append(ToldFinding(finding))
+                self.told.append(ShownFinding(finding))
+
+    @property
+    def now(self) -> list[ShownFinding]:
+        """The findings of the newest `assess`, as they are now."""
+        return [ShownFinding(finding) for finding in self.report.findings] if self.report else []
 
     @property
     def cause(self) -> tuple[str, str] | None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...history import TrainingHistory
-from ...history.loading import fill
-from ...stats.log import KEYS, LineReader
-from ...stats.tail import LogTail
+from ...records import TrainingHistory
+from ...records.loading import fill
+from ...records.log import KEYS, LineReader
+from .tail import LogTail
 
 ASK_EVERY = 256  # steps: each stands in the rules' window at one time at least when they are asked
 _NUM_KNOWN = 512  # newest steps by which lines that come twice are known
@@ -30,50 +30,49 @@ class LayerLine(NamedTuple):
 
 
 class _FollowedLog(LineReader):
-    """Records of a log that grows. Ends before one that begins another run: a file that is new, or written anew, with
-    steps that there were already.
+    """Records of a log that grows. A file that is new, or was emptied, begins another run if steps come again and no
+    run id says otherwise.
 
     Attributes:
         tail: the file.
         newest_step: -1 before there was a step.
         went_back_to: the step with which the run went on from an earlier one, in the same file; None if it never did.
         times: when the newest lines were written, in seconds since 1970.
-        is_new_run: whether it ended so; goes on with the new run when it is iterated over again.
     """
 
-    def __init__(self, path: Path, newest_bytes: int | None) -> None:
-        self.tail = LogTail(path, newest_bytes, self._restart)
+    def __init__(self, path: Path) -> None:
+        self.tail = LogTail(path, self._restart)
         super().__init__(path, self.tail)
-        self._before: dict[str, Any] | None = None  # what was known of the model, while it may be another's
-        self._first: dict[str, Any] | None = None
-        self._begin()
+        self._is_restarted = False
+        self._forget()
 
-    def _begin(self) -> None:
+    def _forget(self) -> None:
         self.newest_step = -1
         self.went_back_to: int | None = None
         self.times: deque[float] = deque(maxlen=_NUM_TIMES)
         self._known: deque[tuple[int, Any]] = deque(maxlen=_NUM_KNOWN)
-        self.is_new_run = False
+
+    def _begin_run(self) -> None:
+        super()._begin_run()
+        self._forget()
 
     def _restart(self) -> None:
-        self._before, self.model = {**(self._before or {}), **self.model}, {}
+        self._is_restarted, self._news = True, {}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._first is not None:
-            record, self._first = self._first, None
-            self._begin()
-            self._take(record)
-            yield record
         for record in super().__iter__():
-            if self._before is not None and type(record.get("step")) is int:
+            if self._is_restarted and type(record.get("step")) is int:
                 if (record["step"], record.get("time")) in self._known:
                     continue  # a sink repeats what was written last to a file that was deleted
-                if record["step"] <= self.newest_step:
-                    self._before, self._first, self.is_new_run = None, record, True
-                    return
-                self.model, self._before = {**self._before, **self.model}, None
+                self._is_restarted = False
             self._take(record)
             yield record
+
+    def _begins_run(self, record: dict[str, Any]) -> bool:
+        if not self._is_restarted:
+            return super()._begins_run(record)
+        step = record["step"]
+        return type(step) is int and step <= self.newest_step and (step, record.get("time")) not in self._known
 
     def _take(self, record: dict[str, Any]) -> None:
         step, written = record.get("step"), record.get("time")
@@ -96,8 +95,6 @@ class FollowedRun:
 
     Args:
         path: the log; it need not be there yet.
-        newest_bytes: of a longer log, begin with so many at its end. Rules are not asked then: they would take that for
-            the beginning of the run.
         num_layers: how many layers to look at.
 
     Attributes:
@@ -111,11 +108,12 @@ class FollowedRun:
         num_misfits: lines that are JSON, and no record.
     """
 
-    def __init__(self, path: Path, newest_bytes: int | None = None, num_layers: int = NUM_LAYERS) -> None:
+    def __init__(self, path: Path, num_layers: int = NUM_LAYERS) -> None:
         self._num_layers = num_layers
-        self.log = _FollowedLog(path, newest_bytes)
+        self.log = _FollowedLog(path)
         self.tail = self.log.tail
         self.num_misfits = self.num_records = 0
+        self._num_runs = 1
         self._is_log = False
         self._begin()
 
@@ -125,11 +123,6 @@ class FollowedRun:
         self.layers: list[LayerLine] = []
         self._noted: Any = None
         self._num_asked = self.num_assessed = 0
-
-    @property
-    def is_part(self) -> bool:
-        """Whether what stood before was left out."""
-        return self.tail.skipped_bytes > 0
 
     @property
     def num_left_out(self) -> int:
@@ -154,17 +147,19 @@ class FollowedRun:
             records: list[dict[str, Any]] = []
             try:
                 for record in self.log:
+                    if self.log.num_runs != self._num_runs:
+                        self._num_runs = self.log.num_runs
+                        records = []
+                        self._begin()
+                    self.num_records += 1
                     records.append(record)
             except ValueError:
-                if self.log.line == 1 and not self.is_part:
+                if self.log.line == 1:
                     raise
                 self.num_misfits += 1
             is_at_end = self.tail.budget == ASK_EVERY
             self._take(records)
-            if self.log.is_new_run:
-                self._begin()
-                continue
-            if not self.is_part and self.history.num_steps - self._num_asked >= ASK_EVERY:
+            if self.history.num_steps - self._num_asked >= ASK_EVERY:
                 self._num_asked = self.history.num_steps
                 self._asked().ask()
             if is_at_end:
@@ -174,7 +169,6 @@ class FollowedRun:
 
     def _take(self, records: list[dict[str, Any]]) -> None:
         """Gives the history what it can take of them."""
-        self.num_records += len(records)
         model = self.log.model if self.log.model is not self._noted else None
         self._noted = self.log.model
         while True:
@@ -186,8 +180,7 @@ class FollowedRun:
             try:
                 fill(history, part, self.tail.path)
             except ValueError:
-                history.settle()
-                if model is None and not (self._is_log or history.num_steps or self.is_part):
+                if model is None and not (self._is_log or history.num_steps):
                     raise
                 at = _place_behind(records, history.num_steps - num_steps)
                 if model is None:  # else these may be to blame
@@ -212,7 +205,7 @@ class FollowedRun:
         """Asks the rules, and looks which layers to show. Cost: 2 ms, and 1 us a tensor."""
         self._num_asked = self.num_assessed = self.history.num_steps
         named: list[str] = []
-        if not self.is_part and self.history.num_steps:
+        if self.history.num_steps:
             self._asked().assess()
             named = self.findings.layers
         tracks = dict(self.history.tensors.items())
@@ -224,10 +217,6 @@ class FollowedRun:
             LayerLine(name, tracks[name].norm, tracks[name].zero_share, ratio, name in named)
             for name, ratio in zip(chosen, ratios)
         ]
-
-    def close(self) -> None:
-        """Lets go of the file."""
-        self.tail.close()
 
 
 def _place_behind(records: list[dict[str, Any]], num_steps: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..._text import prose, shown
-from ...history.overview import Bucket
+from ...records.overview import Bucket
 from .run import FollowedRun
 from .spark import ASCII, BLOCKS, sparkline
 
@@ -30,7 +30,6 @@ def lines_of(
     now: float,
     width: int,
     height: int | None = None,
-    reading: float | None = None,
     ascii_only: bool = False,
 ) -> list[Line]:
     """The view, the most important first.
@@ -39,10 +38,9 @@ def lines_of(
         run: what is shown.
         now: seconds since 1970.
         width, height: of the terminal; None: as many lines as there are.
-        reading: share of the log that has been read from its beginning, while `run` is its end only.
         ascii_only: whether the terminal's encoding has no block elements.
     """
-    head = [_head(run, now, width), _status(run, reading), *_cause(run), *_notes(run, reading)]
+    head = [_head(run, now, width), _status(run), *_cause(run), *_notes(run)]
     numbers = _numbers(run, width, ASCII if ascii_only else BLOCKS) if run.history.recent else []
     layers, findings = _layers(run, width), _findings(run)
     room = 10**6 if height is None else height - len(head) - len(numbers)
@@ -83,19 +81,17 @@ def _ago(seconds: float) -> str:
     return f"{5 * round(seconds / 5)} s"
 
 
-def _status(run: FollowedRun, reading: float | None) -> Line:
+def _status(run: FollowedRun) -> Line:
     newest = run.log.newest_step
     if newest < 0:
         return [("WAITING for a step", "bold")]
-    if reading is not None:
-        return [(f"AT STEP {newest:,}, not judged yet", "bold")]
     report = run.findings and run.findings.report
     if report is None:
-        return [(f"AT STEP {newest:,}", "bold")]
+        return [(f"AT STEP {newest:,}, not judged yet", "bold")]
     nouns = {"critical": "critical problem", "warning": "warning"}
     counts = {noun: sum(one.severity == level for one in report.findings) for level, noun in nouns.items()}
     said = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count)
-    said = said or ("nothing to complain about" if report.status == "healthy" else "no gradient was seen")
+    said = said or ("no problems found" if report.status == "healthy" else "no gradient was seen")
     return [
         (report.status.upper().replace("-", " "), _STYLES.get(report.status, "bold")),
         (f" at step {newest:,}: {said}", ""),
@@ -110,12 +106,14 @@ def _cause(run: FollowedRun) -> list[Line]:
     return [[(f"likely cause: {what}", "bold")], [(f"    {advice}", "")]]
 
 
-def _notes(run: FollowedRun, reading: float | None) -> list[Line]:
+def _notes(run: FollowedRun) -> list[Line]:
     notes = []
     if run.tail.problem:
         notes.append(f"the log {shown(run.tail.problem)}")
-    if reading is not None:
-        notes.append(f"the newest {run.history.num_steps:,} steps; reading the log from its beginning: {reading:.0%}")
+    if run.tail.is_behind:
+        notes.append(f"reading the log: {run.tail.offset / max(1, run.tail.size):.0%}")
+    if run.log.num_runs > 1:
+        notes.append(f"run {run.log.num_runs:,} of this log")
     if run.log.went_back_to is not None:
         notes.append(f"went back to step {run.log.went_back_to:,}: resumed, or rolled back")
     if run.num_left_out:
@@ -198,14 +196,9 @@ def _layers(run: FollowedRun, width: int) -> list[Line]:
 
 
 def _findings(run: FollowedRun) -> list[Line]:
-    """The newest first; those that the rules no longer find are dim."""
-    if run.findings is None:
-        return []
-    report = run.findings.report
-    now = {finding.rule for finding in report.findings} if report else set()
+    """As the rules find them now."""
     lines: list[Line] = []
-    for told in reversed(run.findings.told):
-        is_so = told.finding.rule in now
-        lines.append([(told.headline, _STYLES[told.finding.severity] if is_so else "dim")])
-        lines.append([(f"    {prose(told.finding.summary)}", "" if is_so else "dim")])
+    for one in run.findings.now if run.findings else ():
+        lines.append([(one.headline, _STYLES[one.finding.severity])])
+        lines.append([(f"    {prose(one.finding.summary)}", "")])
     return lines

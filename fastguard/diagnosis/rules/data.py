@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from ...history import Spike, TrainingHistory
+from ...records import Spike, TrainingHistory
 from ..finding import Finding
 from ..needs import descent
 from ..registry import rule

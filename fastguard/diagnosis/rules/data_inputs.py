@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...history import TrainingHistory
-from ...stats import BatchSample
+from ...records import BatchSample, TrainingHistory
 from ..finding import Finding, count
 from ..registry import rule
 from ..signals import has_had_time, has_run_away, median, signals_of

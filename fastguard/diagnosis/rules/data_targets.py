@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import may_rise
 from ..registry import rule
-from ..signals import Signals, median, signals_of, span
+from ..signals import Signals, has_had_time, median, signals_of, span
 from .output import loss_and_activation
 from .output_targets import last_activation, loss_kind, stands
 
@@ -103,12 +103,16 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
     "filtered or joined without the other?",
     needs_targets=True,
 )
-def unrelated_targets(history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7) -> Finding | None:
+def unrelated_targets(
+    history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7, progress: float = 0.5, patience: int = 200
+) -> Finding | None:
     """In the batches looked at near inputs have targets no nearer than chance makes them, within `z` of its deviations.
 
-    Silent where a validation loss came below a share `carried` of the first losses, or of what knowing nothing gives,
-    where samples are told from one another, as by contrastive losses, and of inputs that are integers: what two
-    sequences of tokens have in common need not be what they are asked for.
+    Inputs may tell more than that shows: info before `patience` losses unless the run has ended, and where a share
+    `progress` of the first loss has been gained and no validation loss contradicts it. Silent where a validation loss
+    came below a share `carried` of the first losses, or of what knowing nothing gives, where samples are told from one
+    another, as by contrastive losses, and of inputs that are integers: what two sequences of tokens have in common need
+    not be what they are asked for.
     """
     found, s = history.model.target_dependence, signals_of(history)
     begin = min(s.initial_loss, s.chance or math.inf) if history.losses.min >= 0.0 else -math.inf
@@ -116,9 +120,11 @@ def unrelated_targets(history: TrainingHistory, *, z: float = 1.64, carried: flo
     are_tokens = any(x.input_is_integer for _, x in history.batches if x.training)
     if found is None or found >= z or has_carried_over or may_rise(history) or are_tokens or _is_of_pairs(history):
         return None
+    is_learnt = s.progress >= progress and not history.validations
     return Finding(
         "In the first batches samples with inputs that are alike have targets no more alike than others do.",
         *span(history),
+        severity="info" if is_learnt or not has_had_time(history, patience) else "warning",
         evidence={"dependence": found, "threshold": z},
         confidence=0.85,
     )

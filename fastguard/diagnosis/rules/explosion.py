@@ -6,8 +6,8 @@ import math
 import operator
 from bisect import bisect_left, insort
 
-from ...history import Entry, TrainingHistory
-from ...stats.running import quantiles
+from ...records import Entry, TrainingHistory
+from ...records.running import quantiles
 from ..finding import Finding, count
 from ..needs import may_rise, steps_of_the_gradients_size
 from ..registry import rule
@@ -162,7 +162,7 @@ def clipped_below_eps(
         return None
     eps, root = max(known), math.sqrt(elements)
     before, after = (median([size / root for size in sizes]) for sizes in
-                     ([e.norm for e in newest], [e.clipped_norm for e in newest]))  # fmt: skip
+                     ([e.norm for e in newest], [e.norm * e.clip_coef for e in newest]))  # fmt: skip
     if not after < share * eps or not before > share * eps:
         return None
     by = history.model.clip_policy or "Clipping"

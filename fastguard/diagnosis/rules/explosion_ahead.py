@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
-from ...history import Entry, TrainingHistory
+from ...records import Entry, TrainingHistory
 from ..finding import Finding
 from ..needs import may_rise
 from ..registry import rule
@@ -13,6 +14,7 @@ from ..signals import BLOCK, median, noise, signals_of
 
 TITLE = "Gradients too large"
 
+_norm_of = operator.attrgetter("norm")
 _NUM_STEPS = 240  # that are looked at: it is asked often
 _LEAST = 0.02  # of the first loss: what is below it is nothing
 _OVER = 3.0  # times the first loss: it has exploded, and nothing is ahead any more
@@ -48,6 +50,8 @@ def divergence_ahead(
     times the first, where it has come; where a term of the loss is to grow, or targets with what is learnt; and where
     other data are being learnt: the loss jumped within one step, and has been coming down since.
     """
+    if history.loss_trend.count < min_steps:
+        return None
     s, first = signals_of(history), history.loss_trend.first
     near = s.newest_loss_entries(2 * BLOCK)
     if len(near) == 2 * BLOCK and _comes_down(near):
@@ -92,7 +96,7 @@ def divergence_ahead(
 
 def _comes_down(near: list[Entry]) -> bool:
     """Whether the newest block of losses is below the one before it, where each step of the two has a gradient."""
-    if not all(e.norm > 0.0 for e in near):
+    if not min(map(_norm_of, near)) > 0.0:
         return False
     before, now = (_middle([e.loss or 0.0 for e in part]) for part in (near[:BLOCK], near[BLOCK:]))
     return now < before

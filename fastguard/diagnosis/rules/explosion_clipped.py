@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...history import Entry, TrainingHistory
-from ...history.updates import is_bias
+from ...records import Entry, TrainingHistory
+from ...records.updates import is_bias
 from ..finding import Finding, listed
 from ..needs import half_precision
 from ..registry import rule
@@ -127,10 +127,12 @@ def _held_below(s: Signals, top: float, width: float, least: float, digits: floa
 
 def _each_element(history: TrainingHistory, samples: int, change: float) -> Any:
     totals = history.totals_since(0)
-    top = max((one.largest for one in totals), default=0.0)
+    top = max([one.largest for one in totals], default=0.0)
     at_top = [one for one in totals if one.largest == top]
+    if not top or len(at_top) < max(samples, 0.25 * len(totals)):
+        return None
     names = dict.fromkeys(name for one in at_top for name in one.names)
-    if not top or len(at_top) < max(samples, 0.25 * len(totals)) or len(names) < 2 or all(map(is_bias, names)):
+    if len(names) < 2 or all(map(is_bias, names)):
         return None
     sums = [one.sum for one in at_top]
     has_changed = max(sums) - min(sums) > change * max(one.bound for one in at_top)

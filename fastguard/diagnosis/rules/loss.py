@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import asks_itself, floor_at_zero, is_lbfgs, may_rise, rewarded
 from ..registry import rule
@@ -296,7 +296,7 @@ def underfitting(
     have fallen by less than `flat`. From `min_steps` steps on, within the window, up to a decay to a third. Silent of
     a loss half above its first, which rose, and where it is known to be none that ends at zero, as a density is. Info
     before `patience` losses unless the run has ended, and where it is a share `progress` below what knowing nothing of
-    the inputs gives, or, where that is not known, far below the first.
+    the inputs gives, or, where that is not known, far below the first; and where a term of it is to grow.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -313,12 +313,13 @@ def underfitting(
     limit = flat_both if stands else flat
     if fallen + 2.0 * error >= limit * median(part) or median(part) > 1.5 * trend.first:
         return None
+    may_be_fine = s.is_at_a_floor(progress) or may_rise(history) or not has_had_time(history, patience)
     return Finding(
         f"The loss has not come down from about {median(part):.4g} in the last {len(part)} steps, "
         f"{median(part) / trend.first:.0%} of where it began.",
         start,
         s.loss_entries[-1].step,
-        severity="warning" if has_had_time(history, patience) and not s.is_at_a_floor(progress) else "info",
+        severity="info" if may_be_fine else "warning",
         evidence={"level": median(part), "first": trend.first, "fallen": fallen, "threshold_flat": limit},
         confidence=0.8,
     )

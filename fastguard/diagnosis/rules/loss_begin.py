@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import is_squared_error
 from ..registry import rule

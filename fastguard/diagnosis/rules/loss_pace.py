@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import floor_at_zero, is_lbfgs, margin
 from ..registry import rule
@@ -53,7 +53,7 @@ def loss_gone(
     "loss-still-falling",
     reads="the newest losses of a run that has ended, early and late in the window",
     source="our own; early stopping asks for a patience, and this is its reverse",
-    remedy="If the run has ended here, it ended early: train for more steps, or raise the learning rate.",
+    remedy="If you meant to stop here, ignore this. Otherwise train for more steps, or raise the learning rate.",
     needs_descent=True,
 )
 def loss_still_falling(
@@ -71,28 +71,32 @@ def loss_still_falling(
     much_left: float = 0.35,
     min_steps: int = 10,
 ) -> Finding | None:
-    """Over the newest `share` of a run of at most a window the loss fell by more than `fall` of itself.
+    """The loss fell by more than `fall` of itself over the newest `share` of a run that fits the window.
 
-    Asked at the end of a run only, as of a log; from `min_steps` losses on, while the level is above `high` of where
-    the loss began. Info; a warning, at any level, where the second half of a run of fewer than `few` steps brought the
-    loss down by a share `much` of where it began, and its newest part a quarter of `fall` of itself; where a run of
-    at most `very_few` steps has a share `left` of its first losses left, or of what knowing nothing gives, or one of
-    fewer than `few` the share `left_of_chance` of the latter; and where a loss that ends at zero falls steadily in a
-    run of fewer than `some`, and a share `much_left` is left: the second half brought half of what the first one did.
+    Asked once a run has ended, from `min_steps` losses on, while the level is above `high` of the first losses. Info.
+    A warning, at any level, after more than `very_few` steps: in fewer than `few`, where the second half of the run
+    brought the loss down by a share `much` of the first losses and the newest part by a quarter of `fall`; in fewer
+    than `some`, where a loss that ends at zero falls steadily and a share `much_left` is left. A run of at most
+    `very_few` steps that keeps a share `left` of its first losses, or one of fewer than `few` that keeps a share
+    `left_of_chance` of the chance level, is info as well. Silent where the loss has not fallen.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < 4 or history.num_clean > history.window:
         return None
     part = max(3, int(share * len(s.losses)))
     late, before = median(s.losses[-part:]), median(s.losses[-2 * part : -part])
-    begin = min(median(s.losses[: part if len(s.losses) >= 2 * part else 1]), s.chance or math.inf)
+    initial = median(s.losses[: part if len(s.losses) >= 2 * part else 1])
+    if not late < initial:
+        return None
+    begin = min(initial, s.chance or math.inf)
     is_run = not is_lbfgs(history) and any(norm > 0.0 for norm in s.norms)
     least = left * begin if history.num_steps <= very_few else left_of_chance * s.chance
-    if is_run and history.num_steps < few and 0.0 < least < late < 2.0 * begin:
+    if is_run and history.num_steps < few and 0.0 < least < late < begin:
         return Finding(
-            f"The run ended after {history.num_steps} steps, with the loss at {late:.4g}: {late / begin:.0%} of where "
-            "it began, or of what knowing nothing gives.",
+            f"The run ended after {history.num_steps} steps. The loss is {late:.4g}, {late / begin:.0%} of its initial "
+            "or chance level.",
             *ends(s.loss_entries),
+            severity="info",
             evidence={"level": late, "first": begin, "num_steps": history.num_steps, "threshold_steps": very_few},
             confidence=0.85,
         )
@@ -104,7 +108,7 @@ def loss_still_falling(
     is_early = late > 0.0 and gained > much * first > 0.0 and middle < first and late < (1.0 - fall / 4.0) * before
     is_steady = len(s.losses) < some and much_left * begin < late < 2.0 * begin
     is_steady = is_steady and s.falls_steadily and floor_at_zero(history) is True
-    warns = is_steady or (is_early and len(s.losses) < few)
+    warns = history.num_steps > very_few and (is_steady or (is_early and len(s.losses) < few))
     if not is_early and not warns and (not 0.0 < late < (1.0 - fall) * before or not late > high * first):
         return None
     return Finding(

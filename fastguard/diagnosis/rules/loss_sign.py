@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding
-from ..needs import ZERO_FLOORED, game, takes_turns
+from ..needs import ZERO_FLOORED, computing, game, takes_turns
 from ..registry import rule
 from ..signals import exp, median, signals_of, span
 
 TITLE = "Loss"
 
-_REDUCED = ("MeanBackward", "SumBackward", "DivBackward", "MulBackward", "View", "Squeeze", "ToCopy")
+_REDUCED = ("MeanBackward", "SumBackward", "DivBackward", "MulBackward")
 
 
 @rule(
@@ -26,10 +26,15 @@ _REDUCED = ("MeanBackward", "SumBackward", "DivBackward", "MulBackward", "View",
 def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Finding | None:
     """The loss is minus a cross-entropy, a squared or an absolute error, and of `min_steps` losses none is above zero.
 
-    Or it is minus what has a minus of its own. Silent in a game, and where an objective was told that is not to be
+    Or it is minus what has a minus of its own. Or it is a mean cross-entropy or squared error times something, always
+    below zero, and has doubled: nothing holds it. Silent in a game, and where an objective was told that is not to be
     minimised.
     """
-    ops = [op for op in history.model.loss_ops if not op.startswith(_REDUCED)]
+    ops = [op for op in computing(history.model.loss_ops) if not op.startswith(_REDUCED)]
+    is_floored = ops[:2] == ["NllLossBackward0", "LogSoftmaxBackward0"] or ops[:1] == ["MseLossBackward0"]
+    is_doubled = history.losses.count and history.losses.min < 2.0 * history.loss_trend.first < 0.0
+    if is_floored and is_doubled and history.model.loss_ops[0] == "MulBackward0":
+        ops.insert(0, "NegBackward0")
     if len(ops) < 2 or ops[0] != "NegBackward0" or not ops[1].startswith(("NegBackward0", *ZERO_FLOORED)):
         return None
     if history.model.objective in ("game", "reward") or game(history) or takes_turns(history):
@@ -75,7 +80,7 @@ def loss_without_floor(
     """
     if history.model.objective in ("game", "reward") or game(history) or takes_turns(history):
         return None
-    has_ended = any(e.loss == -math.inf for e in history.recent)
+    has_ended = history.num_bad_losses > 0 and any(e.loss == -math.inf for e in history.recent)
     norms, trend = history.norm_trend, history.loss_trend
     first = max((abs(loss) for loss in trend.firsts), default=0.0)
     grown = exp(math.log(history.norm_max) - norms.first) if history.norm_max > 0.0 and norms.count else 0.0
@@ -105,33 +110,3 @@ def _runs_away(history: TrainingHistory, norms_grow: float, norm_ratio: float, c
     before, now = median(s.norms[:part]), median(s.norms[-part:])
     is_growing = now > norm_ratio * before > 0.0 or (now > norms_grow * before and median(turns) > cosine)
     return is_growing and falls[0] > 0.0 and all(a < b for a, b in pairwise(falls))
-
-
-@rule(
-    "outweighed-term",
-    reads="the operations from the loss down, its first values and its newest, and the number of classes and samples",
-    source="our own: guessing among C classes costs ln C, whatever else is added",
-    remedy="Bring the terms to one size: normalise what the large one is taken of, take means and not sums, or weight "
-    "them.",
-    needs_descent=True,
-)
-def outweighed_term(history: TrainingHistory, *, times: float = 1e4, still: float = 100.0) -> Finding | None:
-    """The loss is a cross-entropy plus something, and began above `times` ln C a sample: the cross-entropy has no say.
-
-    Info where it has come below `still` times ln C since.
-    """
-    ops, sizes = history.model.loss_ops, [x for _, x in history.batches if x.training and x.with_grad][:1]
-    if ops[:3] != ("AddBackward0", "NllLossBackward0", "LogSoftmaxBackward0") or not sizes:
-        return None
-    width, num_samples = max(sizes[0].output_width, 2), max(sizes[0].num_samples, 1)
-    chance, s = math.log(width), signals_of(history)
-    if not times * num_samples * chance < s.initial_loss < math.inf:
-        return None
-    return Finding(
-        f"The loss is a cross-entropy, which guessing brings to about {chance:.2g}, plus something: it began at "
-        f"{s.initial_loss:.4g}.",
-        *span(history),
-        severity="warning" if s.loss_level > still * chance else "info",
-        evidence={"first": s.initial_loss, "level": s.loss_level, "chance": chance, "threshold_times": times},
-        confidence=0.9,
-    )

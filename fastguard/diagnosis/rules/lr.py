@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import may_rise
 from ..registry import rule
@@ -20,9 +20,13 @@ TITLE = "Learning rate"
     source="our own: warm-ups climb, and restarts return to where they were",
     remedy="Something multiplied the learning rate in the middle of the run: a scheduler resumed without its state, "
     "one that is stepped twice, or code that sets param_groups. Go back to a checkpoint from before.",
+    needs_harm=True,
 )
 def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_steps: int = 20) -> Finding | None:
-    """The learning rate became `ratio` times the largest ever in one step, after `min_steps` clean steps."""
+    """The learning rate became `ratio` times the largest ever in one step, after `min_steps` clean steps.
+
+    Not where it rose no higher than the scheduler's own initial value, which a warm-up by the epoch reaches in leaps.
+    """
     if history.num_clean <= min_steps or history.lrs.max < ratio * history.lrs.min:
         return None
     s = signals_of(history)
@@ -31,11 +35,12 @@ def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_step
         return None
     before = [b.lr.max for b in history.overview.buckets if b.lr.num and b.last_step < entries[0].step]
     largest = max(before, default=0.0)
+    full = history.model.initial_lr or 0.0
     offset = history.num_clean - len(entries)
     for i, (previous, entry) in enumerate(pairwise(entries), 1):
         largest = max(largest, previous.lr or 0.0)
         now = entry.lr or 0.0
-        if largest > 0.0 and now >= ratio * largest and offset + i >= min_steps:
+        if now >= ratio * largest > 0.0 and now > 1.01 * full and offset + i >= min_steps:
             return Finding(
                 f"The learning rate jumped from {previous.lr:.3g} to {now:.3g} at step {entry.step}; it had never been "
                 f"above {largest:.3g}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import descent, is_squared_error
 from ..registry import rule
@@ -18,8 +18,8 @@ _LEAST_STD = 1e-3
 _ERRORS = ("Mse", "L1", "SmoothL1", "Huber")
 
 
-def estimated_update_ratio(history: TrainingHistory) -> float | None:
-    """By which share of itself the median weight matrix is changed a step, as far as can be told; None if it cannot.
+def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False) -> float | None:
+    """By which share of itself the median weight matrix is changed a step, lately or `at_first`; None if not known.
 
     Weights are taken as large as they began. Of optimizers that divide by the size of the gradient an element moves by
     the learning rate (of Adagrad by ever less); of SGD by that times the gradient, over one minus the momentum.
@@ -28,7 +28,7 @@ def estimated_update_ratio(history: TrainingHistory) -> float | None:
     kinds = {str(settings.get("kind", "")) for settings in notes.optimizer_settings}
     if len(kinds) != 1 or not s.lrs:
         return None
-    lr = max(s.lrs[-64:])
+    lr = s.lrs[0] if at_first else max(s.lrs[-64:])
     spreads = {name: std for name, (std, usual) in notes.initialization.items() if std > max(_LEAST_STD, 0.2 * usual)}
     if kinds <= _NORMALISING:
         slowed = math.sqrt(max(history.num_clean, 1)) if kinds == {"Adagrad"} else 1.0
@@ -38,7 +38,8 @@ def estimated_update_ratio(history: TrainingHistory) -> float | None:
         momentum = max((float(group.get("momentum") or 0.0) for group in notes.optimizer_settings), default=0.0)
         gain = lr * coefficient / max(1.0 - momentum, 1e-3)
         tracks = {name: history.tensors[name] for name in spreads if name in history.tensors}
-        known = {name: track.log_rms for name, track in tracks.items() if not math.isnan(track.log_rms)}
+        sizes = {name: track.first_log_rms if at_first else track.log_rms for name, track in tracks.items()}
+        known = {name: log_rms for name, log_rms in sizes.items() if not math.isnan(log_rms)}
         ratios = [gain * math.exp(min(log_rms, 300.0)) / spreads[name] for name, log_rms in known.items()]
     else:
         return None
@@ -57,10 +58,12 @@ def steps_too_large(
 ) -> Finding | None:
     """A step changes the median weight by an estimated share `ratio` or more, and little has been learnt.
 
-    Little: from `min_steps` losses on, less than a share `progress` of the first has been gained.
+    Little: from `min_steps` losses on, less than a share `progress` of the first has been gained; three times that
+    where a step is as large as the weight.
     """
     value, s = estimated_update_ratio(history), signals_of(history)
-    if value is None or value < ratio or len(s.losses) < min_steps or s.progress >= progress:
+    least = progress * (3.0 if (value or 0.0) >= 1.0 else 1.0)
+    if value is None or value < ratio or len(s.losses) < min_steps or s.progress >= least:
         return None
     return Finding(
         f"At a learning rate of {max(s.lrs[-64:]):.3g} a step changes the median weight by an estimated {value:.2g} "
@@ -140,7 +143,8 @@ def learning_rate_unusual(
     """The largest learning rate so far lies outside of what optimizers of this kind are used with.
 
     From `min_steps` steps on, once it rises no longer. Info; a warning if after as many losses less than a share
-    `progress` of the first has been gained, or the loss is three times the first two; certain, if at a low rate it
+    `progress` of the first has been gained, or the loss is three times the first two; or if the rate is high, moves the
+    median weight by a third of itself a step, and half of the loss is left after 200; certain, if at a low rate it
     falls steadily after 200, with half of it left; or if the rate is above `far` times the largest usual one, and of
     the size of the targets that are numbers, and moves the median weight by a third of itself a step: that is certain,
     too, whatever the loss does, where steps do not depend on the size of gradients. So it is where 200 steps, or all of
@@ -158,6 +162,7 @@ def learning_rate_unusual(
     s, begin = signals_of(history), max(history.loss_trend.firsts[:2], default=0.0)
     descends, ratio = descent(history) is not False, estimated_update_ratio(history)
     is_slow = history.losses.count >= min_steps and (not s.fall >= progress or s.loss_level > 3.0 * begin > 0.0)
+    is_large = largest > high and (ratio or 0.0) > 0.3 and history.losses.count >= 200 and s.progress < 0.5
     is_long = largest < low and s.progress < 0.5 and history.losses.count >= 200 and s.falls_steadily
     is_far = largest > far * high * max(1.0, _target_size(history)) and (ratio or 0.0) > 0.3
     is_still = largest < low and ratio is not None and ratio * history.num_clean < moved and has_had_time(history, 200)
@@ -165,7 +170,7 @@ def learning_rate_unusual(
     return Finding(
         f"{kind} runs with a learning rate of {largest:.3g}, outside of the usual {low:g} to {high:g}.",
         *span(history),
-        severity="warning" if (descends and (is_slow or is_long)) or is_far or is_still else "info",
+        severity="warning" if (descends and (is_slow or is_large or is_long)) or is_far or is_still else "info",
         evidence={**evidence, "is_certain": is_long or is_still or (is_far and kind in _NORMALISING)},
         confidence=0.9,
     )

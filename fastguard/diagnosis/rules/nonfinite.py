@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from ...history import TrainingHistory
-from ...history.bad_ranks import sentence
+from ...records import TrainingHistory
+from ...records.events import MAX_RANKS, BadRank
 from ..finding import Finding, Severity, count, listed
 from ..needs import is_lbfgs
 from ..registry import rule
@@ -83,7 +84,7 @@ def non_finite_gradients(
         evidence["last_loss_scale"] = last.loss_scale
     whose, bad_ranks = "", history.model.bad_ranks
     if bad_ranks:
-        told = sentence(bad_ranks)
+        told = describe_bad_ranks(bad_ranks)
         whose = f" {told[0].upper()}{told[1:]}."
         evidence["bad_ranks"] = [one["rank"] for one in bad_ranks]
     return Finding(
@@ -269,3 +270,17 @@ def loss_scale_collapse(history: TrainingHistory, *, factor: float = 256.0, low:
         evidence={"loss_scale": now, "largest": largest, "threshold_factor": factor},
         confidence=0.9,
     )
+
+
+def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
+    """Which ranks held NaN or Inf, as "rank 3 alone of 4 held NaN, first at step 12 in layers.7.w2"."""
+    first = min(bad, key=lambda one: (one["step"], one["rank"]))
+    num_ranks = max(one["num_ranks"] for one in bad)  # the run may have been resumed on more of them
+    names = [name for name, key in (("NaN", "num_nans"), ("Inf", "num_infs")) if any(one[key] for one in bad)]  # type: ignore[literal-required]
+    if len(bad) == 1:
+        who, which = f"rank {first['rank']} alone of {num_ranks}", ""
+    else:
+        which = f"rank {first['rank']} "
+        most = "or more " if len(bad) == MAX_RANKS < num_ranks else ""
+        who = f"all {num_ranks} ranks" if len(bad) == num_ranks else f"{len(bad)} {most}of {num_ranks} ranks"
+    return f"{who} held {' and '.join(names)}, {which}first at step {first['step']} in {first['name']}"

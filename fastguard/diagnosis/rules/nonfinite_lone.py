@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...history import NonFiniteEvent, TrainingHistory
+from ...records import NonFiniteEvent, TrainingHistory
 from ..finding import Finding, count
 from ..registry import rule
 from ..signals import median, signals_of

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
-from ...history import TrainingHistory
-from ...stats import BatchSample
+from ...records import BatchSample, TrainingHistory
 from ..finding import Finding
-from ..needs import is_squared_error
+from ..needs import computing, is_squared_error
 from ..registry import rule
 from ..signals import has_had_time, signals_of, span
 
@@ -23,10 +22,16 @@ _ACTIVATIONS = {  # the name of a node in the graph of the loss, and what a user
     "SoftplusBackward0": "softplus",
     "EluBackward0": "ELU",
     "LeakyReluBackward0": "LeakyReLU",
+    "HardtanhBackward0": "hardtanh",
+    "ClampBackward0": "clamp",
+    "ClampBackward1": "clamp",
+    "ClampMinBackward0": "clamp",
+    "ClampMaxBackward0": "clamp",
 }
-_PASSED = ("ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "SqueezeBackward0", "SqueezeBackward1",
-           "UnsqueezeBackward0", "TransposeBackward0", "PermuteBackward0", "CloneBackward0", "ToCopyBackward0",
-           "SelectBackward0", "SliceBackward0", "MeanBackward0", "DivBackward0", "AliasBackward0")  # fmt: skip
+_BENDING = ("ReLU", "tanh", "softplus", "ELU", "LeakyReLU")
+_BEFORE_LOGITS = ("softmax", "sigmoid", "clamp", "hardtanh", *_BENDING)
+_AVERAGED = ("MeanBackward0", "DivBackward0")
+_SUMMED = ("Mean", "Sum", "Div", "Mul")
 _CLASSES = "cross-entropy"
 _LINEAR = "AddmmBackward0"
 _WITH_LOGITS = "binary cross-entropy with logits"
@@ -42,7 +47,8 @@ def loss_and_activation(ops: tuple[str, ...]) -> tuple[str, str]:
     >>> loss_and_activation(("NllLossBackward0", "LogSoftmaxBackward0", "SoftmaxBackward0", "AddmmBackward0"))
     ('cross-entropy', 'softmax')
     """
-    rest = [op for op in ops if op not in _PASSED]
+    rest = [*dropwhile(lambda op: op.startswith(_SUMMED), computing(ops))]
+    rest[1:] = dropwhile(lambda op: op in _AVERAGED, rest[1:])
     if not rest:
         return "", ""
     kind, skipped = "", 1
@@ -106,11 +112,11 @@ def output_against_loss(history: TrainingHistory) -> Finding | None:
     if not kind or not history.num_clean:
         return None
     bad = {
-        _CLASSES: activation in ("softmax", "sigmoid", "ReLU", "tanh", "softplus", "ELU", "LeakyReLU"),
-        _WITH_LOGITS: activation in ("softmax", "sigmoid", "ReLU", "tanh", "softplus", "ELU", "LeakyReLU"),
+        _CLASSES: activation in _BEFORE_LOGITS,
+        _WITH_LOGITS: activation in _BEFORE_LOGITS,
         "negative log-likelihood": activation not in ("log", ""),
         OF_SEQUENCES: activation not in ("log", ""),
-        _OF_PROBABILITIES: activation in ("none", "ReLU", "tanh", "softplus", "ELU", "LeakyReLU"),
+        _OF_PROBABILITIES: activation in ("none", *_BENDING),
     }
     if not bad.get(kind):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import is_squared_error
 from ..registry import rule

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding
-from ..needs import is_squared_error, rewarded, weighted
+from ..needs import computing, is_squared_error, rewarded, weighted
 from ..registry import rule
 from ..signals import signals_of, span
 from .output import OF_SEQUENCES, last_layer, loss_and_activation
@@ -15,7 +15,6 @@ _WITH_LOGITS = "binary cross-entropy with logits"
 _UNIT = ("Softmax", "Sigmoid", "Hardsigmoid")
 _SYMMETRIC = ("Tanh", "Softsign", "Hardtanh")
 _POSITIVE = ("ReLU", "Softplus", "ReLU6", "Relu")
-_OF_SHAPE = ("View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Transpose", "Permute", "Clone", "ToCopy")
 _CLOSE = ("SmoothL1LossBackward0", "HuberLossBackward0")
 
 
@@ -33,8 +32,7 @@ def loss_kind(history: TrainingHistory) -> str:
 def last_activation(history: TrainingHistory) -> str:
     """The activation that the model ends in, module or function; empty if none is seen."""
     notes = history.model
-    operations = [name for name in notes.last_operations if name.rstrip("0123456789") not in _OF_SHAPE]
-    names = [*notes.last_modules[:1], *operations[:1]]
+    names = [*notes.last_modules[:1], *computing(notes.last_operations)[:1]]
     known = (*_UNIT, *_SYMMETRIC, *_POSITIVE)
     return next((name for name in names if name in known), "")
 

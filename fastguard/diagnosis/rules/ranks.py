@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ...history import TrainingHistory, odd_ranks
-from ...history.replicas import sentence
-from ..finding import Finding
+from ...records import TrainingHistory
+from ..finding import Finding, count
 from ..registry import rule
 
 TITLE = "Several ranks"
@@ -29,13 +28,17 @@ def replicas_differ(history: TrainingHistory) -> Finding | None:
         return None
     more = "" if len(found) == 1 else f"; {len(found)} times in all, at last at step {found[-1]['step']}"
     ranks = sorted({rank for event in found for rank in event["ranks"]})
+    first = found[0]
+    odd = ", ".join(map(str, first["ranks"]))
+    which = f": rank {odd} has others" if len(first["ranks"]) == 1 else f": ranks {odd} have others" if odd else ""
     return Finding(
-        f"Replicas differ: {sentence(found[0])}{more}.",
-        found[0]["step"],
+        f"Replicas differ: at step {first['step']} the {first['what']} of {count(first['num_tensors'], 'tensor')}, "
+        f"first {first['name']}, were not the same on all of {first['num_ranks']} ranks{which}{more}.",
+        first["step"],
         found[-1]["step"],
-        layers=(found[0]["name"],),
+        layers=(first["name"],),
         severity="critical",
-        evidence={"differences": float(len(found)), "num_tensors": float(found[0]["num_tensors"])}
+        evidence={"differences": float(len(found)), "num_tensors": float(first["num_tensors"])}
         | ({"odd_rank": float(ranks[0])} if len(ranks) == 1 else {}),
         confidence=1.0,
     )
@@ -64,7 +67,9 @@ def odd_rank(history: TrainingHistory, *, min_steps: int = 20) -> Finding | None
     worst = max(found, key=lambda one: abs(math.log(max(one["ratio"], 1e-300))))
     others = f"; {len(found)} ranks are odd in all" if len(found) > 1 else ""
     return Finding(
-        f"Odd rank: {odd_ranks.sentence(worst)}{others}.",
+        f"Odd rank: the norm of rank {worst['rank']}'s own gradients was {worst['ratio']:.3g} times the median of "
+        f"{worst['num_ranks']} ranks for {worst['num_steps']} steps, from {worst['step']} to {worst['last_step']}"
+        f"{others}.",
         min(one["step"] for one in found),
         max(one["last_step"] for one in found),
         severity="warning",

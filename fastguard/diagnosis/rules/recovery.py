@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...history import TrainingHistory
-from ...history.recoveries import sentence
+from ...records import TrainingHistory
+from ...records.events import describe_recovery
 from ..finding import Finding
 from ..registry import rule
 
@@ -25,7 +25,7 @@ def rolled_back(history: TrainingHistory) -> Finding | None:
     if not done:
         return None
     is_failed = any(event["kind"] == "failed" for event in done)
-    told = "; ".join(sentence(event) for event in done[-_MOST_TOLD:])
+    told = "; ".join(describe_recovery(event) for event in done[-_MOST_TOLD:])
     more = "" if len(done) <= _MOST_TOLD else f"{len(done)} times, at last: "
     return Finding(
         f"Recovery acted: {more}{told}.",
@@ -52,7 +52,7 @@ def hardware_fault(history: TrainingHistory) -> Finding | None:
         return None
     num_asked = sum(event["kind"] == "recomputed" for event in history.model.recoveries)
     return Finding(
-        f"A transient fault of the machine: {sentence(faults[-1])} ({len(faults)} of {num_asked} times).",
+        f"A transient fault of the machine: {describe_recovery(faults[-1])} ({len(faults)} of {num_asked} times).",
         faults[0]["step"],
         faults[-1]["step"],
         severity="critical",

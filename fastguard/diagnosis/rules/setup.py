@@ -6,11 +6,11 @@ import math
 from itertools import pairwise, takewhile
 from typing import Any
 
-from ...history import TrainingHistory
-from ...history.updates import is_bias
+from ...records import TrainingHistory
+from ...records.updates import is_bias
 from ..finding import Finding, count, listed
 from ..harm import is_harmed
-from ..needs import batch_statistics, dropout, is_of_numbers, is_squared_error
+from ..needs import batch_statistics, computing, dropout, is_of_numbers, is_squared_error
 from ..registry import rule
 from ..signals import ends, has_had_time, has_run_away, median, signals_of, span
 
@@ -245,7 +245,7 @@ def layers_without_activation(
     Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained, or if there
     is nothing but linear layers, and none inside is narrower than both ends, as a code or a low rank is.
     """
-    ops = [op for op in history.model.loss_ops if not op.startswith(("View", "Unsafe", "Transpose", "TBackward"))]
+    ops = computing(history.model.loss_ops)
     if not any(a == b == "AddmmBackward0" for a, b in pairwise(ops)) or not history.num_clean:
         return None
     is_wrong = history.losses.count >= min_steps and not signals_of(history).progress >= progress
@@ -263,10 +263,7 @@ def layers_without_activation(
 
 def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:
     """Whether the model is so many linear layers with biases, and each inside is as wide as its narrower end."""
-    if history.last is None:
-        return False
-    tensors = history.last.tensors
-    sizes = dict(zip(tensors.names, tensors.column("numel")))
+    sizes = {name: track.numel for name, track in history.tensors.items()}
     widths = [size for name, size in sizes.items() if is_bias(name)]
     if len(widths) != num_layers or len(sizes) != 2 * num_layers:
         return False
@@ -303,38 +300,4 @@ def learning_rate_still_rising(
         severity="critical" if has_run_away(history) else "warning",
         evidence={"first": rates[0], "lr": last, "threshold_ratio": ratio},
         confidence=0.85,
-    )
-
-
-@rule(
-    "few-steps-an-epoch",
-    reads="samples a batch, and how many steps there are from one validation to the next",
-    source="Keskar et al. 2017 and Masters and Luschi 2018: small batches, many steps",
-    remedy="The batch holds most of the training set, so that an epoch is a step or two: take smaller batches, or more "
-    "epochs.",
-    needs_descent=True,
-)
-def few_steps_an_epoch(
-    history: TrainingHistory, *, steps: float = 2.5, num_samples: int = 64, fall: float = 0.02, validations: int = 5
-) -> Finding | None:
-    """At most `steps` steps from one validation to the next, of `num_samples` or more, when a run ends still falling.
-
-    From `validations` validations on. Still falling: by a share `fall` over the newest fifth.
-    """
-    sizes = [x.num_samples for _, x in history.batches if x.training and x.with_grad]
-    losses, known = signals_of(history).losses, history.validations
-    if not history.has_ended or len(known) < validations or not sizes or median(sizes) < num_samples:
-        return None
-    part = max(3, len(losses) // 5)
-    if history.num_clean > steps * len(known) or len(losses) < 2 * part:
-        return None
-    late, before = median(losses[-part:]), median(losses[-2 * part : -part])
-    if not late < (1.0 - fall) * before or not late > 0.1 * history.loss_trend.first:
-        return None
-    return Finding(
-        f"From one validation to the next there are {history.num_clean / len(known):.2g} steps, of up to {max(sizes)} "
-        "samples, and the loss was still falling when the run ended.",
-        *span(history),
-        evidence={"steps": history.num_clean / len(known), "num_samples": max(sizes), "threshold_steps": steps},
-        confidence=0.75,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding, count, listed
 from ..registry import rule
 from ..signals import median, signals_of

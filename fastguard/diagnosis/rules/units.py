@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ...history import TrainingHistory
-from ...stats.samples import ModuleActivity
+from ...records import TrainingHistory
+from ...records.samples import ModuleActivity
 from ..finding import Finding, count, listed
 from ..registry import rule
 from ..signals import is_felt_by_the_loss, signals_of, span

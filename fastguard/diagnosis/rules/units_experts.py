@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding, Severity, listed
 from ..registry import rule
 from ..signals import is_felt_by_the_loss

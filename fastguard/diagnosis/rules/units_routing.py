@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...history import TrainingHistory
-from ...history.sampled import Point, Window
-from ...stats.samples import ModuleActivity
+from ...records import TrainingHistory
+from ...records.sampled import Point, Window
+from ...records.samples import ModuleActivity
 from ..finding import Finding, Severity, listed
 from ..registry import rule
 from ..signals import is_felt_by_the_loss, signals_of

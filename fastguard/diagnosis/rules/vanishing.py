@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import compress
 
-from ...history import TensorTrack, TrainingHistory
-from ...history.updates import is_bias
-from ...stats.columns import INDEX
+from ...records import TensorTrack, TrainingHistory
+from ...records.table import all_zero
+from ...records.updates import is_bias
 from ..finding import Finding, count, listed
 from ..needs import may_rise
 from ..registry import rule
@@ -35,29 +37,25 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
     record = history.last
     if record is None or not record.is_finite:
         return None
-    tensors = record.tensors
-    if not tensors.total_row()[INDEX["num_zeros"]] or not len(tensors):
-        return None
-    columns = zip(tensors.column("num_zeros"), tensors.column("numel"))
     if record.loss is not None and record.loss == 0.0:  # nothing is left to learn from this batch
         return None
-    at = [i for i, (zeros, numel) in enumerate(columns) if zeros == numel > 0]
-    zero = {tensors.names[i] for i in at}
-    at = [i for i in at if not _may_cancel(tensors.names[i], zero, tensors.names)]
+    names, at = record.tensors.names, all_zero(record.tensors)
+    zero = {names[i] for i in at}
+    at = [i for i in at if not _may_cancel(names[i], zero, names)]
     num_zero = len(at)
     if not num_zero:
         return None
-    has_just_moved = num_zero == len(tensors) and any(e.norm > 0.0 for e in list(history.clean)[-20:])
-    layers = tuple(tensors.names[i] for i in at[:8])
+    has_just_moved = num_zero == len(names) and any(e.norm > 0.0 for e in list(history.clean)[-20:])
+    layers = tuple(names[i] for i in at[:8])
     return Finding(
-        f"At step {record.step} the gradients of {num_zero} of {len(tensors)} tensors were nothing but zeros.",
+        f"At step {record.step} the gradients of {num_zero} of {len(names)} tensors were nothing but zeros.",
         record.step,
         record.step,
         severity="warning"
-        if num_zero >= share * len(tensors) and not has_just_moved and not _learns(history, kept)
+        if num_zero >= share * len(names) and not has_just_moved and not _learns(history, kept)
         else "info",
         layers=layers,
-        evidence={"num_zero_tensors": num_zero, "num_tensors": len(tensors), "threshold": share},
+        evidence={"num_zero_tensors": num_zero, "num_tensors": len(names), "threshold": share},
         confidence=0.7,
     )
 
@@ -217,20 +215,21 @@ def vanishing_layers(
     limit = ratio_stuck if stands or has_stood else ratio
     if not has_stood and now < -math.log(limit):
         return None
-    known = [name for name, t in tensors.items() if not is_bias(name) and not math.isnan(t.log_rms)]
-    if len(known) < (4 if stands or has_stood else 8):
+    is_known = [not is_bias(name) and norm == norm for name, norm in zip(tensors, tensors.column("log_rms"))]
+    lately, early = (array("d", compress(tensors.column(name), is_known)) for name in ("log_rms", "first_log_rms"))
+    if len(lately) < (4 if stands or has_stood else 8):
         return None
-    size = max(min(2, len(known) // 3), len(known) // 4)
-    first, last = (median([tensors[n].log_rms for n in part]) for part in (known[:size], known[-size:]))
-    at_first, at_last = (median([tensors[n].first_log_rms for n in part]) for part in (known[:size], known[-size:]))
+    size = max(min(2, len(lately) // 3), len(lately) // 4)
+    first, last, at_first, at_last = map(median, (lately[:size], lately[-size:], early[:size], early[-size:]))
     share, then = (math.exp(max(min(gap, 700.0), -700.0)) for gap in (min(first - last, 0.0), at_first - at_last))
-    is_now = share < ratio or (stands and share < limit and _evenness([tensors[n].log_rms for n in known]) >= 0.8)
-    was_so = has_stood and then < limit and _evenness([tensors[n].first_log_rms for n in known]) >= 0.8
+    is_now = share < ratio or (stands and share < limit and _evenness(lately) >= 0.8)
+    was_so = has_stood and then < limit and _evenness(early) >= 0.8
     if not is_now and not was_so:
         return None
     is_stuck = not gained >= progress or (was_so and not gained >= progress_late)
-    sizes = {n: tensors[n].log_rms - last if is_now else tensors[n].first_log_rms - at_last for n in known}
-    names = [name for name in known if sizes[name] < math.log(limit)]
+    known = list(compress(tensors, is_known))
+    least = math.log(limit) + (last if is_now else at_last)
+    names = [name for name, norm in zip(known, lately if is_now else early) if norm < least]
     return Finding(
         f"Per element, gradients of the first {count(size, 'tensor')} {'are' if is_now else 'were at first'} "
         f"{share if is_now else then:.2g} times those of the last {size}; {listed(names)} {'get' if is_now else 'got'} "
@@ -244,9 +243,9 @@ def vanishing_layers(
     )
 
 
-def _spread(values: Iterable[float]) -> float:
-    known = [value for value in values if value == value]
-    return max(known) - min(known) if known else -math.inf
+def _spread(values: Sequence[float]) -> float:
+    highest = max((value for value in values if value == value), default=-math.inf)
+    return highest - min((value for value in values if value == value), default=0.0)
 
 
 def _num_stood(history: TrainingHistory, gained: float) -> int:
@@ -260,7 +259,7 @@ def _num_stood(history: TrainingHistory, gained: float) -> int:
     return so_far if end is None else buckets[end].first_step - buckets[0].first_step
 
 
-def _evenness(values: list[float]) -> float:
+def _evenness(values: Sequence[float]) -> float:
     """The share of the variance of `values` that a line through them explains."""
     middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
     both = sum((i - middle) * (value - mean) for i, value in enumerate(values))

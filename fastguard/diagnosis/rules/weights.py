@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
-from ...history import TrainingHistory, UpdateRatio
-from ...history.updates import is_bias
-from ...stats.initial import as_in_gpt2
+from ...records import TrainingHistory, UpdateRatio
+from ...records.model import as_in_gpt2
+from ...records.updates import is_bias
 from ..finding import Finding, Severity, count, listed
+from ..needs import descent, may_rise
 from ..registry import rule
 from ..signals import has_had_time, is_felt_by_the_loss, median, signals_of, span
+from .output import last_layer
+from .output_targets import stands
 from .units_experts import idle_branches
 
 TITLE = "Weights and updates"
@@ -317,11 +320,11 @@ def missing_gradients(
     notes, tensors = history.model, history.tensors
     if not notes.names or tensors.num_samples < samples or not len(tensors):
         return None
-    if tensors.hold(notes.names):
+    newest = () if history.last is None else history.last.tensors.names  # some may have joined since the last sample
+    if newest == notes.names or tensors.hold(notes.names):
         return None
     explained = {*notes.not_in_optimizer, *notes.without_gradient, *notes.zero_lr}
     explained.update(notes.moved_in_step, notes.moved_between)  # of these unseen-updates tells
-    newest = () if history.last is None else history.last.tensors.names  # some may have joined since the last sample
     absent = {*notes.names}.difference(tensors, explained, newest)
     if notes.num_seen is not None:
         absent &= {*notes.never_seen}
@@ -366,10 +369,12 @@ def poor_initialisation(
 ) -> Finding | None:
     """Weights that began above `large` times the expected spread, or below `small` times it in a `share` of the layers.
 
-    A single layer counts as too small below `tiny`: residual branches begin small on purpose. Above `large_all` a
-    `share` of the layers is needed. Recurrent weights (weight_hh) count as too large above `recurrent`, where their
-    spectral radius is about 1.5. A spread of exactly zero counts where more than a `share` of the layers has it, and
-    less than eight tenths of the first loss have been gained. GPT-2's spreads, which know no fan-in, are not too small.
+    A single layer counts as too small below `tiny`, unless it is the last: residual branches and heads begin small on
+    purpose. Fewer than a `share` grow: they are info unless less than three tenths of the loss came off in 50 losses.
+    Above `large_all` a `share` of the layers is needed. Recurrent weights (weight_hh) count as too large above
+    `recurrent`, where their spectral radius is about 1.5. A spread of exactly zero counts where more than a `share` of
+    the layers has it, and less than eight tenths of the first loss have been gained. GPT-2's spreads, which know no
+    fan-in, are not too small.
     """
     if not history.num_steps:
         return None
@@ -395,18 +400,26 @@ def poor_initialisation(
     usual = as_in_gpt2({n: actual for n, (actual, _) in known.items()}, history.model.module_kinds)
     too_small = sorted((n for n, r in ratios.items() if r < small and n not in usual), key=ratios.__getitem__)
     if len(too_small) < share * len(ratios):
-        too_small = [n for n in too_small if ratios[n] < tiny]
+        too_small = [n for n in too_small if ratios[n] < tiny and n not in last_layer(history)]
     names = too_large or too_small
     if not names:
         return None
     worst = ratios[names[0]]
+    is_felt = descent(history) is not False and not may_rise(history) and stands(history, 0.3, 50)
+    is_felt = is_felt or bool(too_large) or len(names) >= share * len(ratios) or not history.losses.count
     return Finding(
         f"{count(len(names), 'layer')} began with weights that are too {'large' if too_large else 'small'}: "
         f"{names[0]} with {worst:.2g} times the standard deviation that its fan-in asks for.",
         begin,
         begin,
+        severity="warning" if is_felt else "info",
         layers=tuple(names[:8]),
-        evidence={"ratio": worst, "num_layers": len(names), "threshold": limits[names[0]] if too_large else small},
+        evidence={
+            "ratio": worst,
+            "num_layers": len(names),
+            "share": len(names) / len(ratios),
+            "threshold": limits[names[0]] if too_large else small,
+        },
         confidence=0.85,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...history import TrainingHistory
+from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import penalty
 from ..registry import rule

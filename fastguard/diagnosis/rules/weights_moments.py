@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from ...history import TrainingHistory
-from ...history.updates import MIN_NUMEL, is_bias
+from ...records import TrainingHistory
+from ...records.updates import MIN_NUMEL, is_bias
 from ..finding import Finding, count, listed
 from ..registry import rule
 from ..signals import is_felt_by_the_loss

@@ -81,7 +81,7 @@ class TritonBackend(Backend):
             workspace = _workspace(device_for(tensors))
             plan = workspace.plan(tensors)
             slot = make_slots(workspace.device, len(tensors))[0]
-            workspace.measure(plan, slot.address, unscale=unscale)
+            workspace.measure(plan, slot, unscale=unscale)
             return read_slot(slot.words.cpu(), len(tensors)).rows, None
 
     def scale_(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
@@ -92,10 +92,7 @@ class TritonBackend(Backend):
             workspace = _workspace(device_for(tensors))
             plan = workspace.plan(tensors, writable=True)
             held = torch.full((), factor, dtype=torch.float64, device=workspace.device)
-            workspace.scale(plan, held.data_ptr())
+            workspace.scale_by(plan, held.data_ptr())
 
-    activation_row = staticmethod(activations.activation_row)
-    channel_table = staticmethod(activations.channel_table)
-    activation_row_into = staticmethod(activations.activation_row_into)
-    channel_table_into = staticmethod(activations.channel_table_into)
-    magnitude_counts = staticmethod(activations.magnitude_counts)
+    activation = staticmethod(activations.activation)
+    activation_into = staticmethod(activations.activation_into)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
 from ...errors import UnsupportedTensorError
-from ...stats.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
+from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .activation_layout import divide, threshold_bits
-from .launch import add_magnitudes_launcher, fold_launcher, magnitudes_launcher
+from .launch import fold_launcher
 from .locate import is_dense
 from .workspace import Workspace
 
 _NUM_PARTIALS = 10  # of a program, for the row; see lang/activations.py
-_PROGRAMS_PER_PROCESSOR = 8  # of a launch whose programs loop
 
 
 class ActivationWorkspace(Workspace):
@@ -93,26 +91,6 @@ class ActivationWorkspace(Workspace):
             made.repeat,
             0 if table is None else table.data_ptr(),
         )
-
-    def count_magnitudes(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.dtype, torch.Tensor]]:
-        """Counts of floor(log2 |x|) for each dtype among `tensors`: bins, int64; see lang/magnitudes.py.
-
-        Cost: one read of every element; two launches a dtype; no sync; memory for the bins is allocated.
-        """
-        found = []
-        plan = self.plan(tensors)
-        with self._side.entered():
-            for dtype, first, end in plan.layout.groups:
-                count = magnitudes_launcher(dtype, self.device)
-                num_bins = count.constants["BINS"]
-                programs = min(end - first, _PROGRAMS_PER_PROCESSOR * self._side.num_processors)
-                partials = self._room(programs * num_bins // 2)
-                bins = torch.empty(num_bins, dtype=torch.int64, device=self.device)
-                count(programs, plan.layout.chunks, plan.addresses, plan.layout.numels, partials, first, end)
-                add = add_magnitudes_launcher(num_bins, self.device)
-                add(num_bins // add.constants["COLS"], partials, programs, bins.data_ptr())
-                found.append((dtype, bins))
-        return found
 
     def _require(self, name: str, out: torch.Tensor | None, numel: int) -> None:
         if out is None:

@@ -7,6 +7,7 @@ which is what happens here, with arguments that are integers and need no inspect
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,8 +20,8 @@ CHUNK = 32768  # elements a program of the statistics; the finest part of a sum 
 THREADS = 128
 LANES = 4 * THREADS
 FOLD_THREADS = 256
-FOLD_BLOCK = 2048
-ROW_BLOCK = 256
+FOLD_BLOCK = 4096
+ROW_BLOCK = 512
 CHUNK_BYTES = 1 << 17  # of an activation, at most, that a program reads
 FOLD_TILE = 1024
 
@@ -29,27 +30,23 @@ class Launcher:
     """One kernel with its constants on one device: `launcher(grid, *arguments)`, all integers.
 
     The current device must be the one it is for. `fp_fusion` lets the compiler turn a product and a sum into one
-    instruction with one rounding. It is always passed: Triton's default changes in 3.10.
+    instruction with one rounding. It is always passed: Triton's default changes in 3.10. `launch` is what launches:
+    the compiled kernel or `ordinary`, None before the first.
     """
 
     def __init__(self, function: Any, constants: Mapping[str, Any], *, num_warps: int, fp_fusion: bool) -> None:
         self.function = function
         self.constants = dict(constants)
         self.options = {"num_warps": num_warps, "enable_fp_fusion": fp_fusion}
-        self._launch: Callable[..., Any] | None = None
+        self.launch: Callable[..., Any] | None = None
 
     def __call__(self, grid: int, *arguments: int) -> None:
-        if self._launch is None:
+        if self.launch is None:
             self._first(grid, arguments)
         else:
-            self._launch(grid, *arguments)
+            self.launch(grid, *arguments)
 
-    @property
-    def is_direct(self) -> bool | None:
-        """Whether launches go to the compiled kernel; None before the first."""
-        return None if self._launch is None else self._launch != self._ordinary
-
-    def _ordinary(self, grid: int, *arguments: int) -> None:
+    def ordinary(self, grid: int, *arguments: int) -> None:
         self.function[(grid,)](*arguments, **self.constants, **self.options)
 
     def _first(self, grid: int, arguments: tuple[int, ...]) -> None:
@@ -58,10 +55,10 @@ class Launcher:
             direct(grid, *arguments)
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # another Triton inside; not a CUDA error
             _log.debug("%s: no direct launch (%s: %s)", self.function, type(error).__name__, error)
-            self._ordinary(grid, *arguments)
-            self._launch = self._ordinary
+            self.ordinary(grid, *arguments)
+            self.launch = self.ordinary
         else:
-            self._launch = direct
+            self.launch = direct
 
     def _direct(self, arguments: tuple[int, ...]) -> Callable[..., Any]:
         compiled = self.function.warmup(*arguments, grid=(1,), **self.constants, **self.options)
@@ -78,39 +75,17 @@ class Launcher:
         return launch
 
 
-@functools.cache
-def stats_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
-    """Fusion on: a square and its addition are then one instruction, and round once."""
-    from .lang import stats as kernels
+def _launcher(
+    kernel: str, constants: dict[str, Any], device: torch.device, *, threads: int = THREADS, fp_fusion: bool = False
+) -> Launcher:
+    """The launcher of `kernel`, "module.function" in `lang`; Triton is imported here for the first time.
 
-    constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES}
-    return Launcher(kernels.stats_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=True)
-
-
-@functools.cache
-def scale_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
-    """Fusion off: nothing but products here, which must round as torch's do."""
-    from .lang import stats as kernels
-
-    constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES}
-    return Launcher(kernels.scale_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=False)
-
-
-@functools.cache
-def finalise_launcher(device: torch.device) -> Launcher:
-    """Fusion off: the decision has the same bits everywhere."""
-    from .lang import finalise
-
-    constants = {"CHUNK": CHUNK, "BLOCK": FOLD_BLOCK, "ROW_BLOCK": ROW_BLOCK}
-    return Launcher(finalise.finalise_kernel, constants, num_warps=_warps(FOLD_THREADS, device), fp_fusion=False)
-
-
-@functools.cache
-def decide_launcher(device: torch.device) -> Launcher:
-    """Fusion off, as above."""
-    from .lang import finalise
-
-    return Launcher(finalise.decide_kernel, {}, num_warps=1, fp_fusion=False)
+    Fusion is off where products must round as torch's do, and the decision must have the same bits everywhere. It is on
+    where products only go into sums: a square and its addition are then one instruction, and round once.
+    """
+    module, _, function = kernel.partition(".")
+    found = getattr(importlib.import_module(f"{__package__}.lang.{module}"), function)
+    return Launcher(found, constants, num_warps=_warps(threads, device), fp_fusion=fp_fusion)
 
 
 def _warps(threads: int, device: torch.device) -> int:
@@ -118,7 +93,7 @@ def _warps(threads: int, device: torch.device) -> int:
     size = 32
     if device.type == "cuda":
         size = getattr(torch.cuda.get_device_properties(device), "warp_size", size)
-    return threads // size
+    return max(1, threads // size)
 
 
 def _dtype(dtype: torch.dtype) -> Any:
@@ -127,13 +102,44 @@ def _dtype(dtype: torch.dtype) -> Any:
     return {torch.float32: tl.float32, torch.float64: tl.float64, torch.float16: tl.float16}.get(dtype, tl.bfloat16)
 
 
+def has_packed_integers(device: torch.device) -> bool:
+    """Whether one instruction compares two 16-bit integers: NVIDIA's, from compute capability 9.0 on."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def stats_launcher(dtype: torch.dtype, device: torch.device, is_packed: bool | None = None) -> Launcher:
+    packed = dtype.itemsize == 2 and (has_packed_integers(device) if is_packed is None else is_packed)
+    constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES, "PACKED": packed}
+    launcher = _launcher("stats.stats_kernel", constants, device, fp_fusion=True)
+    if not packed and torch.version.hip is None and device.type != "xpu":
+        launcher.options["maxnreg"] = (
+            72 if dtype == torch.float64 else 64
+        )  # for seven or eight programs, without a spill
+    return launcher
+
+
+@functools.cache
+def scale_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
+    return _launcher("stats.scale_kernel", {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES}, device)
+
+
+@functools.cache
+def finalise_launcher(device: torch.device) -> Launcher:
+    constants = {"CHUNK": CHUNK, "BLOCK": FOLD_BLOCK, "ROW_BLOCK": ROW_BLOCK}
+    return _launcher("finalise.finalise_kernel", constants, device, threads=FOLD_THREADS)
+
+
+@functools.cache
+def decide_launcher(device: torch.device) -> Launcher:
+    return _launcher("finalise.decide_kernel", {}, device, threads=32)
+
+
 @functools.cache
 def segments_launcher(
     dtype: torch.dtype, side_by_side: int, aligned: bool, table: bool, device: torch.device
 ) -> Launcher:
-    """Fusion on, as for gradients: products here only go into sums. `side_by_side`: 1, 4 or 16 segments."""
-    from .lang import segments as segment_kernels
-
+    """`side_by_side`: 1, 4 or 16 segments."""
     columns = 16 * THREADS // (side_by_side * dtype.itemsize)  # 16 bytes a thread
     constants = {
         "DTYPE": _dtype(dtype),
@@ -144,14 +150,11 @@ def segments_launcher(
         "ALIGNED": aligned,
         "TABLE": table,
     }
-    return Launcher(segment_kernels.segments_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=True)
+    return _launcher("segments.segments_kernel", constants, device, fp_fusion=True)
 
 
 @functools.cache
 def columns_launcher(dtype: torch.dtype, aligned: bool, device: torch.device) -> Launcher:
-    """Fusion on, as above."""
-    from .lang import columns as column_kernels
-
     columns = 16 * 32 // dtype.itemsize  # 16 bytes a thread, 32 threads a row
     constants = {
         "DTYPE": _dtype(dtype),
@@ -161,35 +164,16 @@ def columns_launcher(dtype: torch.dtype, aligned: bool, device: torch.device) ->
         "EXACT_ROWS": (1 if dtype == torch.float64 else 2) * THREADS // columns,
         "ALIGNED": aligned,
     }
-    return Launcher(column_kernels.columns_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=True)
+    return _launcher("columns.columns_kernel", constants, device, fp_fusion=True)
 
 
 def fold_launcher(num_channels: int, device: torch.device) -> Launcher:
-    """Fusion off, as for the decision. Tiles for few channels or for many."""
+    """Tiles for few channels or for many."""
     columns = 32 if num_channels == 0 or num_channels > 8 else 4 if num_channels > 1 else 1
     return _fold_launcher(columns, device)
 
 
 @functools.cache
 def _fold_launcher(columns: int, device: torch.device) -> Launcher:
-    from .lang import activation_finalise
-
     constants = {"BLOCK": FOLD_TILE, "ROWS": FOLD_TILE // columns, "COLS": columns}
-    return Launcher(activation_finalise.fold_kernel, constants, num_warps=_warps(FOLD_THREADS, device), fp_fusion=False)
-
-
-@functools.cache
-def magnitudes_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
-    from .lang import magnitudes as magnitude_kernels
-
-    bins = 4096 if dtype == torch.float64 else 512
-    constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": 8 * THREADS, "BINS": bins}
-    return Launcher(magnitude_kernels.magnitudes_kernel, constants, num_warps=_warps(THREADS, device), fp_fusion=False)
-
-
-@functools.cache
-def add_magnitudes_launcher(bins: int, device: torch.device) -> Launcher:
-    from .lang import magnitudes as magnitude_kernels
-
-    constants = {"BINS": bins, "COLS": 64}
-    return Launcher(magnitude_kernels.add_magnitudes_kernel, constants, num_warps=2, fp_fusion=False)
+    return _launcher("activation_finalise.fold_kernel", constants, device, threads=FOLD_THREADS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -56,38 +57,47 @@ def locate(tensors: Sequence[torch.Tensor], device: torch.device, *, writable: b
     Raises:
         UnsupportedTensorError: a tensor that cannot be read, is on another device, or (`writable`) cannot be written.
 
-    Cost: about 50 ns a tensor through the exchange API, 500 ns without; a copy of each tensor that is not dense.
+    Cost: about 50 ns a tensor through the exchange API, 1 us without; a copy of each tensor that is not dense.
     """
     if _C is not None:
         # The device of the first speaks for all: this returns None if they are on several.
         found = _C.locate_tensors(tensors)
         if found is not None and (not tensors or tensors[0].device == device):
             return Located(*found, [], None)
+    words = struct.Struct(f"={len(tensors)}q")
+    if _are_plain(tensors, device) and all(map(torch.Tensor.is_contiguous, tensors)) and not _any_is_short(tensors):
+        sizes = [numel << 2 | _CODES[t.dtype] for numel, t in zip(map(torch.Tensor.numel, tensors), tensors)]
+        return Located(words.pack(*map(torch.Tensor.data_ptr, tensors)), words.pack(*sizes), [], None)
     addresses, sizes = [], []
     keep: list[torch.Tensor] = []
     write_back: list[tuple[torch.Tensor, torch.Tensor]] = []
     for i, tensor in enumerate(tensors):
-        if not _is_plain(tensor, device):
+        if not (_are_plain([tensor], device) and not lacks_memory(tensor) and is_dense(tensor)):
             tensor = _prepared(tensor, i, device, writable, write_back)
             keep.append(tensor)
         addresses.append(tensor.data_ptr())
         sizes.append(tensor.numel() << 2 | _CODES[tensor.dtype])
-    words = struct.Struct(f"={len(addresses)}q")
     return Located(words.pack(*addresses), words.pack(*sizes), keep, write_back if keep else None)
 
 
-def _is_plain(tensor: object, device: torch.device) -> bool:
+def _are_plain(tensors: Sequence[Any], device: torch.device) -> bool:
+    """Whether all of `tensors` are memory on `device` as it stands: a loop in C over each of torch's own questions."""
     return (
-        (type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and tensor.device == device
-        and tensor.dtype in _CODES
-        and not tensor.is_neg()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        and not tensor._is_zerotensor()
-        and not lacks_memory(tensor)
-        and is_dense(tensor)
+        set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}
+        and set(map(operator.attrgetter("layout"), tensors)) <= {torch.strided}
+        and set(map(operator.attrgetter("device"), tensors)) <= {device}
+        and set(map(operator.attrgetter("dtype"), tensors)) <= _CODES.keys()
+        and not any(map(torch.Tensor.is_neg, tensors))
+        and not any(map(torch.Tensor._is_zerotensor, tensors))
+        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
     )
+
+
+def _any_is_short(tensors: Sequence[Any]) -> bool:
+    """As `lacks_memory`, for contiguous tensors."""
+    places = zip(map(torch.Tensor.storage_offset, tensors), map(torch.Tensor.numel, tensors), tensors)
+    ends = [(offset + numel) * tensor.itemsize for offset, numel, tensor in places]
+    return any(map(operator.gt, ends, map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
 import struct
 from collections.abc import Sequence
 
 import torch
 
 from ..._device import Device
-from ...stats import COLUMNS
+from ...records import COLUMNS
+from ..slots import DEFAULT_OPTIONS, Slot, StepOptions
 from .launch import decide_launcher, finalise_launcher, scale_launcher, stats_launcher
 from .locate import locate
 from .tables import Plan, Tables
@@ -32,7 +32,12 @@ class Workspace:
     Attributes:
         device: with its index.
         tables: the cache behind `plan`.
+        dtype: of the words of a slot.
+        remembers_plans: the plan for the same tensors is the same object.
     """
+
+    dtype = torch.float64
+    remembers_plans = True
 
     def __init__(self, device: torch.device, side: Device | None = None) -> None:
         self._side = Device(device) if side is None else side
@@ -58,8 +63,7 @@ class Workspace:
         `Tables` says. A tensor with gaps is copied, and written back by `scale`: one more read and write of it each.
         """
         with self._side.entered():
-            if self._side.stream_id() != self._stream_id:
-                self._follow_stream()
+            self._follow_stream()
             found = locate(tensors, self.device, writable=writable)
             plan = self.tables.find(found.addresses, found.sizes)
         return plan if found.write_back is None else plan.of_copies(found.keep, found.write_back)
@@ -67,42 +71,26 @@ class Workspace:
     def measure(
         self,
         plan: Plan,
-        slot: int,
+        slot: Slot,
+        options: StepOptions = DEFAULT_OPTIONS,
         *,
-        step: int = 0,
         unscale: float = 1.0,
-        scale_address: int = 0,
-        found_inf_address: int = 0,
-        max_norm: float = math.inf,
-        trigger: float = -1.0,
-        skip_nonfinite: bool = True,
-        unscales_itself: bool = False,
         decide: bool = True,
     ) -> None:
-        """Statistics of the tensors of `plan` times the unscaling, and a decision, into the slot at address `slot`.
-
-        norm = sqrt(sum of squares); coefficient = min(1, max_norm / (norm + 1e-6)), 1 if the norm is not finite or the
-        step is skipped; skip = (skip_nonfinite and the norm is not finite) or found_inf. With a `trigger` >= 0 the
-        coefficient is min(1, max_norm / norm) where the norm is above it, and 1 where not; with a `max_norm` of 0 a
-        norm above it is a skip.
+        """Statistics of the tensors of `plan` times the unscaling, and a decision, into `slot`.
 
         Args:
-            slot: `Slot.address` of one with room for the rows of `plan`.
-            step: a number to find in the header.
-            unscale: what to multiply by; not looked at when there is a `scale_address`.
-            scale_address: of the float32 that the elements are to be divided by (`GradScaler`); 0 for none.
-            found_inf_address: of a float32 that is not 0 when the step must be skipped; 0 for none.
-            max_norm: >= 0; Inf never clips.
-            unscales_itself: the optimizer divides by the scale; `scale` must not.
+            slot: with room for the rows of `plan`.
+            unscale: what to multiply by, unless `options` have a scale.
             decide: False where the totals of several devices or ranks make one norm: add up `Slot.total`, call
                 `decide`. Until then the header has `norm_sq` and `step` only.
 
         Cost: one read of every element; one launch a dtype and one more; no sync, no allocation but the first time.
         """
+        step, scale, found_inf, max_norm, skip_nonfinite, unscales_itself, trigger = options
         layout = plan.layout
         with self._side.entered():
-            if self._side.stream_id() != self._stream_id:
-                self._follow_stream()
+            self._follow_stream()
             partials = self._room(len(COLUMNS) * layout.num_chunks)
             for dtype, first, end in layout.groups:
                 stats_launcher(dtype, self.device)(
@@ -114,10 +102,10 @@ class Workspace:
                 layout.num_chunks,
                 layout.row_chunks,
                 layout.numels,
-                slot,
+                slot.address,
                 step,
-                scale_address,
-                found_inf_address,
+                0 if scale is None else scale.data_ptr(),
+                0 if found_inf is None else found_inf.data_ptr(),
                 _bits(unscale),
                 _bits(max_norm),
                 _bits(trigger),
@@ -125,53 +113,44 @@ class Workspace:
             )
 
     def decide(
-        self,
-        totals_address: int,
-        num_totals: int,
-        slot: int,
-        *,
-        unscale: float = 1.0,
-        scale_address: int = 0,
-        found_inf_address: int = 0,
-        max_norm: float = math.inf,
-        trigger: float = -1.0,
-        skip_nonfinite: bool = True,
-        unscales_itself: bool = False,
+        self, totals: torch.Tensor, slot: Slot, options: StepOptions = DEFAULT_OPTIONS, *, unscale: float = 1.0
     ) -> None:
         """The decision of `measure`, from totals (float64, contiguous, on this device) that it left to be added up.
 
         Cost: one launch of one program; no sync.
         """
+        _, scale, found_inf, max_norm, skip_nonfinite, unscales_itself, trigger = options
         with self._side.entered():
-            if self._side.stream_id() != self._stream_id:
-                self._follow_stream()
+            self._follow_stream()
             decide_launcher(self.device)(
                 1,
-                totals_address,
-                num_totals,
-                slot,
-                scale_address,
-                found_inf_address,
+                totals.data_ptr(),
+                totals.numel(),
+                slot.address,
+                0 if scale is None else scale.data_ptr(),
+                0 if found_inf is None else found_inf.data_ptr(),
                 _bits(unscale),
                 _bits(max_norm),
                 _bits(trigger),
                 skip_nonfinite | unscales_itself << 1,
             )
 
-    def scale(self, plan: Plan, factor_address: int) -> None:
+    def scale(self, plan: Plan, slot: Slot) -> None:
+        """`scale_by` the factor in `slot`."""
+        self.scale_by(plan, slot.factor_address)
+
+    def scale_by(self, plan: Plan, factor_address: int) -> None:
         """x *= factor for the tensors of `plan`, with one rounding; factor is a float64 at `factor_address`.
 
         Args:
             plan: `is_plain`, or made with `writable`.
-            factor_address: `Slot.factor_address`.
 
         Cost: one launch a dtype; one read and one write of every element unless the factor is 1, then nothing. No sync.
         """
         layout = plan.layout
         most = _PROGRAMS_PER_PROCESSOR * self._side.num_processors
         with self._side.entered():
-            if self._side.stream_id() != self._stream_id:
-                self._follow_stream()
+            self._follow_stream()
             for dtype, first, end in layout.groups:
                 scale_launcher(dtype, self.device)(
                     min(end - first, most), layout.chunks, plan.addresses, layout.numels, factor_address, first, end
@@ -188,7 +167,10 @@ class Workspace:
 
     def _follow_stream(self) -> None:
         """Memory that is used on one stream must not be overwritten or given back by work on another."""
-        stream_id, stream = self._side.stream_id(), self._side.stream()
+        stream_id = self._side.stream_id()
+        if stream_id == self._stream_id:
+            return
+        stream = self._side.stream()
         if self._stream is not None:
             if not self._side.is_capturing():  # before a capture everything has been waited for
                 stream.wait_stream(self._stream)

@@ -6,6 +6,7 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const linked = []; // charts by step, which are drawn
   let view = null; // first and last step that are shown; null for all
+  let byTime = false; // whether x is the time since the first step
   let states = null; // of the ribbon
   let busy = false;
   let isThere;
@@ -14,6 +15,63 @@
   async function unpack(name) {
     const raw = Uint8Array.from(atob(find("packed-" + name).textContent), (c) => c.charCodeAt(0));
     return new Response(new Blob([raw]).stream().pipeThrough(new DecompressionStream("gzip")));
+  }
+
+  function number(value) {
+    if (value === null) return "-";
+    return typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : String(value);
+  }
+
+  // A name in at most `most` characters: its parts, from the left, lose all but the first letter and a number; then its middle.
+  function short(name, most) {
+    const parts = name.split(".");
+    for (let i = 0; i + 1 < parts.length && parts.join(".").length > most; i++) parts[i] = parts[i].replace(/^(\D)\D*(\d*).*$/, "$1$2");
+    const text = parts.join("."), half = Math.floor((most - 1) / 2);
+    return text.length > most ? text.slice(0, most - 1 - half) + "\u2026" + text.slice(-half) : text;
+  }
+
+  // Between neighbours of `from`, what is between the same neighbours of `to`.
+  function between(value, from, to) {
+    let i = 1;
+    while (i < from.length - 1 && from[i] < value) i++;
+    const length = from[i] - from[i - 1];
+    return from.length < 2 || !length ? value : to[i - 1] + ((value - from[i - 1]) / length) * (to[i] - to[i - 1]);
+  }
+
+  const longest = Math.max(0, ...data.clocks.map(([, seconds]) => seconds.at(-1) || 0));
+  const [unit, length] = longest > 7200 ? ["hours", 3600] : longest > 120 ? ["minutes", 60] : ["seconds", 1];
+  function times(run) {
+    return data.clocks[run][1].map((seconds) => seconds / length);
+  }
+
+  function toX(step, run = 0) {
+    return byTime ? between(step, data.clocks[run][0], times(run)) : step;
+  }
+
+  function toStep(x) {
+    return byTime ? between(x, times(0), data.clocks[0][0]) : x;
+  }
+
+  // `figure`, which is by step, by time.
+  function timed(figure) {
+    if (!byTime) return;
+    for (const trace of figure.data) {
+      const known = times(trace.meta || 0), steps = data.clocks[trace.meta || 0][0];
+      if (trace.type === "scatter" && !trace.text) {
+        trace.customdata = trace.x;
+        trace.hovertemplate = "%{y:.4g} at step %{customdata}<extra>" + trace.name + "</extra>";
+      }
+      let i = 1; // x rises nearly always: the search goes on where it was
+      trace.x = trace.x.map((step) => {
+        if (steps[i - 1] > step) i = 1;
+        while (i < steps.length - 1 && steps[i] < step) i++;
+        const length = steps[i] - steps[i - 1];
+        return known[i - 1] + ((step - steps[i - 1]) / length) * (known[i] - known[i - 1]);
+      });
+    }
+    for (const shape of figure.layout.shapes || []) Object.assign(shape, { x0: toX(shape.x0), x1: toX(shape.x1) });
+    for (const note of figure.layout.annotations || []) note.x = toX(note.x);
+    figure.layout.xaxis.title.text = unit;
   }
 
   const probe = document.createElement("span");
@@ -45,11 +103,19 @@
     const figure = await (await unpack("chart-" + chart.name)).json();
     const where = find("chart-" + chart.name);
     const isByStep = figure.layout.xaxis.title.text === "step" && figure.layout.xaxis.type !== "category";
+    if (isByStep) timed(figure);
     const layout = apply(Object.assign({ height: chart.height }, figure.layout), themed());
-    if (where.clientWidth < 500) Object.assign(layout.margin, { l: Math.min(layout.margin.l, 90) });
-    if (isByStep && view) layout.xaxis.range = view;
+    if (where.clientWidth < 500) Object.assign(layout.margin, { l: Math.min(layout.margin.l, 110), r: 10 });
+    if (figure.data[0].type === "heatmap") {
+      const names = figure.data[0].y, room = Math.floor((layout.margin.l - 12) / 6);
+      const tick = Math.ceil(names.length / Math.floor((chart.height - 110) / 13));
+      const shown = names.map((_, i) => i).filter((i) => i % tick === 0);
+      Object.assign(layout.yaxis, { tickvals: shown.map((i) => names[i]), ticktext: shown.map((i) => short(names[i], room)), tickfont: { size: 10 } });
+      if (where.clientWidth < 500) figure.data[0].colorbar = Object.assign(figure.data[0].colorbar || {}, { thickness: 8 });
+    }
+    if (isByStep && view) layout.xaxis.range = view.map((step) => toX(step));
     for (const trace of figure.data) if (trace.line && trace.line.color === "#000000") trace.line.color = colour("text");
-    await Plotly.newPlot(where, figure.data, layout, { displayModeBar: false, responsive: true });
+    await Plotly.react(where, figure.data, layout, { displayModeBar: false, responsive: true });
     // A legend of many lines gets the room that it takes: plotly would put it over the axis.
     const legend = where.querySelector(".legend .bg");
     const room = legend && layout.legend.yref === "container" ? legend.getBBox().height - 40 : 0;
@@ -57,11 +123,11 @@
     where.classList.add("drawn");
     const ruler = find("js-plotly-tester"); // what plotly measures texts with
     if (ruler) ruler.setAttribute("aria-hidden", "true");
-    if (!isByStep) return;
+    if (!isByStep || linked.includes(where)) return;
     linked.push(where);
     where.on("plotly_relayout", (change) => {
       if (busy) return;
-      if ("xaxis.range[0]" in change) show([change["xaxis.range[0]"], change["xaxis.range[1]"]], where);
+      if ("xaxis.range[0]" in change) show([change["xaxis.range[0]"], change["xaxis.range[1]"]].map(toStep), where);
       else if (change["xaxis.autorange"]) show(null, where);
     });
   }
@@ -92,7 +158,7 @@
   function show(range, from) {
     view = range;
     busy = true;
-    const change = range === null ? { "xaxis.autorange": true } : { "xaxis.range": range };
+    const change = range === null ? { "xaxis.autorange": true } : { "xaxis.range": range.map((step) => toX(step)) };
     const done = linked.filter((chart) => chart !== from).map((chart) => Plotly.relayout(chart, change));
     Promise.all(done).then(() => { busy = false; });
     find("zoom").hidden = range === null;
@@ -154,14 +220,13 @@
     cell.replaceChildren(button);
   }
 
+  let again = null; // draws it once more
   // The norm of one tensor, of a row that was clicked.
   async function line(name, place) {
     await library;
-    const { steps, low, high, top, zero, bad } = data.lines, figure = find("line"), plot = figure.lastElementChild;
-    const codes = new Uint16Array(await (await unpack("lines")).arrayBuffer(), 2 * place * steps.length, steps.length);
-    const norm = (code) => (code && code <= top ? Math.exp(low + ((code - 1) / (top - 1)) * (high - low)) : null);
-    const marks = (code) => steps.filter((_, i) => codes[i] === code);
-    const y = [...codes].map(norm), told = y.filter((value) => value !== null), notFinite = marks(bad), zeros = marks(zero);
+    const { steps, rows } = await (await unpack("lines")).json(), figure = find("line"), plot = figure.lastElementChild;
+    const row = rows[place], y = row.map((value) => (value > 0 ? value : null)), told = y.filter((value) => value !== null);
+    const marks = (value) => steps.filter((_, i) => row[i] === value), notFinite = marks(-1), zeros = marks(0);
     const rail = { type: "scatter", mode: "markers", yaxis: "y2" };
     const layout = apply({
       height: 300, margin: { l: 70, r: 20, t: 10, b: 40 }, showlegend: notFinite.length + zeros.length > 0,
@@ -169,17 +234,20 @@
       yaxis: { title: { text: "norm" }, type: "log", exponentformat: "power", domain: [0, 0.9] },
       yaxis2: { domain: [0.92, 1], range: [-1, 1], visible: false, fixedrange: true },
     }, themed());
-    if (view) layout.xaxis.range = view;
     figure.hidden = false;
     figure.firstElementChild.textContent = "Norm of " + name;
     const range = told.length ? Math.min(...told).toPrecision(4) + " to " + Math.max(...told).toPrecision(4) : "none is finite";
     plot.setAttribute("aria-label", "Norm of " + name + " at " + steps.length + " sampled steps: " + range + "; not finite at " + notFinite.length);
-    await Plotly.react(plot, [
+    const traces = [
       { type: "scatter", mode: "lines+markers", x: steps, y, name: "norm", line: { color: "#0072b2" } },
       { ...rail, x: notFinite, y: notFinite.map(() => 0), name: "NaN or Inf", marker: { symbol: "x", color: "#c1121f", size: 9 } },
       { ...rail, x: zeros, y: zeros.map(() => 0), name: "zero", marker: { symbol: "circle-open", color: "#6c757d", size: 9 } },
-    ].filter((trace) => trace.x.length), layout, { displayModeBar: false, responsive: true });
+    ].filter((trace) => trace.x.length);
+    timed({ data: traces, layout });
+    if (view) layout.xaxis.range = view.map((step) => toX(step));
+    await Plotly.react(plot, traces, layout, { displayModeBar: false, responsive: true });
     plot.classList.add("drawn");
+    again = () => line(name, place);
     if (!linked.includes(plot)) linked.push(plot);
     figure.scrollIntoView({ block: "nearest" });
   }
@@ -204,7 +272,7 @@
         row.forEach((value, place) => {
           const cell = document.createElement(place ? "td" : "th");
           if (!place) cell.scope = "row";
-          cell.textContent = value === null ? "-" : String(value);
+          cell.textContent = number(value);
           if (!place) clickable(cell);
           line.append(cell);
         });
@@ -261,9 +329,11 @@
     for (const where of document.querySelectorAll(".drawn")) Plotly.relayout(where, look);
   }
 
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const press = () => find("theme").setAttribute("aria-pressed", String(isDark()));
   function toggle() {
-    const isDark = root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
-    root.dataset.theme = isDark ? "light" : "dark";
+    root.dataset.theme = isDark() ? "light" : "dark";
+    press();
     try { localStorage.setItem("fastguard-theme", root.dataset.theme); } catch { /* a frame without storage */ }
     retheme();
   }
@@ -295,7 +365,15 @@
   find("reset").addEventListener("click", () => show(null));
   find("theme").addEventListener("click", toggle);
   addEventListener("beforeprint", () => { for (const one of document.querySelectorAll("details")) one.open = true; });
-  dark.addEventListener("change", retheme);
+  dark.addEventListener("change", () => { press(); retheme(); });
+  press();
+  if (find("axis")) find("axis").addEventListener("change", async () => {
+    byTime = find("axis").value === "time";
+    busy = true;
+    for (const chart of data.charts) if (find("chart-" + chart.name).classList.contains("drawn")) await draw(chart);
+    if (again && !find("line").hidden) await again();
+    busy = false;
+  });
   tensors();
   modules();
   for (const chart of data.charts) if (!chart.group) want(chart);
@@ -314,7 +392,7 @@
     states = new Uint8Array(await (await unpack("ribbon")).arrayBuffer());
     if (asked) show(view);
     const script = document.createElement("script");
-    script.textContent = find("plotly").textContent;
+    script.textContent = await (await unpack("plotly")).text();
     document.head.append(script);
     isThere();
     await work();

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ... import kernels
 from ..._text import prose
 from ...kernels.tensors import as_tensor
-from ...stats import TensorRow
-from ...stats.initial import as_in_gpt2
+from ...records import TensorRow
+from ...records.model import as_in_gpt2
 from .expected import Missing, Weight, bare, missing_values, modules_with_names, tied, weights_of
 from .followers import LINEAR, find_followers
 from .report import LARGE, NOT_FINITE, OK, SMALL, TOO_LARGE, TOO_SMALL, AttributeDict, InitializationReport

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ...guard.wrappers import unwrapped
+from ...step.wrappers import unwrapped
 
 
 class Follower(NamedTuple):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import kernels
+from ...observers.buffers import forward_undone
 
 
 def output_variances(
@@ -31,7 +31,7 @@ def output_variances(
 
     handles = [m.register_forward_hook(lambda _m, _i, out, name=name: look(name, out)) for m, name in modules.items()]
     try:
-        with torch.no_grad(), _left_alone(model):
+        with torch.no_grad(), forward_undone(model):
             _call(model, batch)
     finally:
         for handle in handles:
@@ -58,17 +58,3 @@ def _first_tensor(output: Any) -> Tensor | None:
         return output if output.is_floating_point() or output.is_complex() else None
     values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
     return next((t for t in map(_first_tensor, values) if t is not None), None)
-
-
-@contextlib.contextmanager
-def _left_alone(model: nn.Module) -> Iterator[None]:
-    """Puts buffers (a batch norm's running statistics) and torch's random generators back."""
-    kept = [(m, n, b, b.detach().clone()) for m in model.modules() for n, b in m._buffers.items() if b is not None]
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        for module, name, buffer, copy in kept:
-            buffer.copy_(copy)
-            module._buffers[name] = buffer

@@ -9,8 +9,8 @@ from typing import Any, Literal, overload
 
 import torch
 
-from ...guard.wrappers import innermost
-from ...stats import values
+from ...records import values
+from ...step.wrappers import innermost
 from .restoring import everything_restored, set_rate, without_guard
 from .result import RangeTest, suggest
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ...diagnosis import Finding
+from ...records import values
+from ...records.failures import Failures
 from ...report import Report, Status
-from ...stats import values
-from ...stats.failures import Failures
 from ..lr_finder.restoring import randomness_restored
 from .batches import take
 from .bench import set_up
@@ -58,7 +58,8 @@ def preflight(
             a list of pairs. Not an iterator, which would be used up.
         num_batches: how many batches are taken of those.
         num_steps: trial steps at each learning rate, at most.
-        seconds: about how long the trial steps may take together; slow models take fewer of them.
+        seconds: about how long the trial steps may take together; slow models take fewer of them, but at least ten at
+            each learning rate.
         checks: names of the checks to make; all by default.
         thresholds: other thresholds by check, like `{"rare-classes": {"share": 0.95}}`.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...guard.wrappers import innermost, refuse_sharding_model
+from ...step.wrappers import innermost, refuse_sharding_model
 from ..lr_finder.restoring import everything_restored, without_guard
 from .batches import is_pair, mapped
 

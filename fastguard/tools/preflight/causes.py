@@ -106,7 +106,8 @@ EXPLANATIONS = {
         "The learning rate is too low: the weights hardly move.", _STUCK | {"trial-steps-too-short"}
     ),
     "model-cannot-fit": Explanation("The model cannot learn even a few batches by heart.", frozenset()),
-    "unknown": Explanation("Something is wrong, and what is not known.", frozenset(("nothing-is-learnt",))),
+    "shape-mismatch": Explanation("Shapes do not fit together in the first step.", frozenset(("nothing-is-learnt",))),
+    "error-in-first-step": Explanation("The first step raises an error.", frozenset(("nothing-is-learnt",))),
 }
 _ORDER = tuple(EXPLANATIONS)  # what comes earlier explains what comes later, where both could
 _WEAK = frozenset(("optimizer-cannot-fit",))  # says that something is wrong with how it is trained, and hardly what
@@ -121,7 +122,7 @@ def find(findings: Iterable[Finding]) -> list[Finding]:
     left = {f.rule: f for f in findings if f.severity != "info"}
     causes = []
     for takes_weak, name in itertools.product((False, True), _ORDER):
-        reasons = [f for f in left.values() if CHECKS[f.rule].cause == name]
+        reasons = [f for f in left.values() if f.evidence.get("cause", CHECKS[f.rule].cause) == name]
         if not reasons or (all(f.rule in _WEAK for f in reasons) and not takes_weak):
             continue
         against = 1.0

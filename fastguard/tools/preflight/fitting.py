@@ -17,6 +17,7 @@ FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0)
 _HIGHER = (1e4, 1e6, 1e8, 1e10, 1e12)
 _LOWER = (1e-3, 1e-4, 1e-6)
 _RATES_OF_ADAM = (1e-3, 1e-2)
+LEAST_STEPS = 10  # of an attempt, however slow they are: fewer say nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Fit:
 
 
 class Fitting:
-    """Makes the attempts within `seconds`, of at most `max_steps` steps each."""
+    """Makes the attempts within about `seconds`, of `LEAST_STEPS` to `max_steps` steps each."""
 
     def __init__(self, bench: Bench, batches: list[Any], max_steps: int, seconds: float) -> None:
         self._bench = bench
@@ -86,7 +87,7 @@ class Fitting:
         started = time.perf_counter()
         first = self.attempt(1.0, min(4, self._max_steps))
         a_step = (time.perf_counter() - started) / (4 + 2 * len(self._batches))
-        num_steps = max(6, min(self._max_steps, int(self._seconds / (8.0 * max(a_step, 1e-6)))))
+        num_steps = min(self._max_steps, max(LEAST_STEPS, int(self._seconds / (8.0 * max(a_step, 1e-6)))))
         attempts: dict[float, Attempt] = {}
         for factor in FACTORS:
             attempts[factor] = self.attempt(factor, num_steps)
@@ -137,7 +138,8 @@ class Fitting:
                 losses.append(bench.step(self._batches[step % len(self._batches)]))
                 if before:
                     ratios.append(_update_ratio(before, watched))
-                if not math.isfinite(losses[-1]) or time.perf_counter() > self._deadline + 0.2 * self._seconds:
+                is_late = time.perf_counter() > self._deadline + 0.2 * self._seconds
+                if not math.isfinite(losses[-1]) or (is_late and len(losses) >= LEAST_STEPS):
                     break
             end = self._mean_loss(bench) if math.isfinite(losses[-1]) else math.nan
             in_eval = math.nan

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...diagnosis import Finding, Severity
 from ...diagnosis.registry import check_names
-from ...stats.failures import Failures
+from ...records.failures import Failures
 from .evidence import Evidence
 
 CHECKS: dict[str, Check] = {}

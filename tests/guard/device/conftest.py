@@ -10,11 +10,12 @@ import pytest
 
 import fastguard
 from fastguard import _env
-from fastguard.guard import engines
-from fastguard.guard.engines import TorchEngine, TritonEngine
 from fastguard.kernels import triton
+from fastguard.kernels.triton import Workspace
+from fastguard.step import engines
+from fastguard.step.engines import TorchEngine
 
-ENGINES = {"reference": TorchEngine, "triton": TritonEngine}
+ENGINES = {"reference": TorchEngine, "triton": Workspace}
 
 
 @pytest.fixture

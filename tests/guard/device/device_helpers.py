@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastguard._device import Courier, Parcel
-from fastguard.guard import engines
-from fastguard.guard.judge import Judge
+from fastguard.step import engines
+from fastguard.step.judge import Judge
 
 
 class SlowCourier(Courier):

@@ -14,7 +14,7 @@ from guard_helpers import loss_at, make_model, poison, take_step
 from torch import nn
 
 import fastguard
-from fastguard.guard.flight import NUM_IN_FLIGHT as NUM_SLOTS
+from fastguard.step.device import NUM_PENDING as NUM_SLOTS
 
 pytestmark = pytest.mark.usefixtures("engine")
 

@@ -180,4 +180,4 @@ def test_nothing_is_allocated_in_the_steady_state(clip_through: str, launches: l
         attachment._after(optimizer, (optimizer,), {})
         assert step == 0 or not watch.allocations, f"step {step}"
     assert judge is optimizer.guard.judge
-    assert [lane.engine._workspace.tables.num_misses for lane in judge.onboard.lanes._lanes.values()] == [1]
+    assert [device.engine.tables.num_misses for device in judge.on_device.devices] == [1]

@@ -10,8 +10,8 @@ from device_helpers import slow
 from guard_helpers import make_model, take_step
 
 import fastguard
-from fastguard.activations import collector
-from fastguard.activations.readers import DeferredReader
+from fastguard.observers.activations import collector
+from fastguard.observers.activations.readers import DeferredReader
 
 pytestmark = pytest.mark.usefixtures("engine")
 CPU = torch.device("cpu")

@@ -140,7 +140,7 @@ def test_a_gradient_that_cannot_be_read_is_told_by_its_name() -> None:
     def plan(tensors: Any, *, writable: bool = False) -> Any:
         raise fastguard.UnsupportedTensorError(1, "must be something else")
 
-    lanes = list(optimizer.guard.judge.onboard.lanes._lanes.values())
-    lanes[1].engine.plan = plan
+    devices = list(optimizer.guard.judge.on_device.devices)
+    devices[1].engine.plan = plan
     with pytest.raises(fastguard.UnsupportedTensorError, match=r"`2\.bias\.grad` must be something else"):
         optimizer.step()

@@ -11,9 +11,11 @@ from device_helpers import slow
 from guard_helpers import loss_at, make_model, take_step, train
 
 import fastguard
-from fastguard.guard import engines
-from fastguard.guard.engines import TorchEngine, TritonEngine
 from fastguard.kernels import registry
+from fastguard.kernels.triton import Workspace
+from fastguard.step import engines
+from fastguard.step.device import NUM_PENDING
+from fastguard.step.engines import TorchEngine
 
 
 @pytest.mark.parametrize(
@@ -22,12 +24,12 @@ from fastguard.kernels import registry
         ("cpu", "auto", None),
         ("cpu", "cpu", None),
         ("cpu", "reference", None),
-        ("cpu", "triton", TritonEngine),
-        ("cuda", "auto", TritonEngine),
-        ("cuda", "triton", TritonEngine),
+        ("cpu", "triton", Workspace),
+        ("cuda", "auto", Workspace),
+        ("cuda", "triton", Workspace),
         ("cuda", "reference", TorchEngine),
         ("cuda", "cpu", None),
-        ("xpu", "auto", TritonEngine),
+        ("xpu", "auto", Workspace),
         ("mps", "auto", TorchEngine),
         ("mps", "reference", TorchEngine),
         ("meta", "auto", None),
@@ -59,7 +61,7 @@ def test_the_cpu_keeps_the_host() -> None:
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
     take_step(model, optimizer, 0)
-    assert optimizer.guard.judge.waits
+    assert optimizer.guard.run.waits
     assert (optimizer.guard.last.step, optimizer.guard.lag) == (0, 0)
 
 
@@ -67,7 +69,7 @@ def test_an_optimizer_without_a_way_to_skip_keeps_the_host(engine: str) -> None:
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.LBFGS(model.parameters(), max_iter=2), model)
     take_step(model, optimizer, 0, closure=True)
-    assert optimizer.guard.judge.waits
+    assert optimizer.guard.run.waits
 
 
 def test_a_gradient_where_no_engine_is_goes_to_the_host(engine: str) -> None:
@@ -76,15 +78,15 @@ def test_a_gradient_where_no_engine_is_goes_to_the_host(engine: str) -> None:
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, sinks=[memory])
     elsewhere: list[bool] = []
     couriers = slow(optimizer, device_of=lambda t: torch.device("cuda", 1 if elsewhere and t.shape == (4, 8) else 0))
-    lanes = optimizer.guard.judge.onboard.lanes
-    engine_for = lanes._engine_for
-    lanes._engine_for = lambda device: None if device.index == 1 else engine_for(device)
+    devices = optimizer.guard.judge.on_device.devices
+    engine_for = devices._engine_for
+    devices._engine_for = lambda device: None if device.index == 1 else engine_for(device)
     train(model, optimizer, range(2))
-    assert (len(couriers), optimizer.guard.judge.waits) == (1, False)
+    assert (len(couriers), optimizer.guard.run.waits) == (1, False)
     elsewhere.append(True)
-    lanes.key = None
+    devices.key = None
     take_step(model, optimizer, 2)
-    assert optimizer.guard.judge.waits
+    assert optimizer.guard.run.waits
     assert memory.series("step") == [0, 1]
     train(model, optimizer, range(3, 5))
     optimizer.guard.flush()
@@ -102,7 +104,7 @@ def test_a_model_that_moves_takes_its_records_along(monkeypatch: pytest.MonkeyPa
             monkeypatch.setattr(engines, "engine_for", lambda device, backend, engine=engine: engine)
             optimizer.guard.judge._was_on_cpu, optimizer.guard.run.is_short = None, False
         take_step(model, optimizer, step, bad=math.nan if step == 3 else None)
-        kinds.append(optimizer.guard.judge.waits)
+        kinds.append(optimizer.guard.run.waits)
     assert kinds == [True, True, False, False, True, True]
     optimizer.guard.flush()
     assert memory.series("step") == [0, 1, 2, 3, 4, 5]
@@ -134,12 +136,12 @@ def test_a_step_that_could_not_be_measured_takes_no_slot(engine: str, monkeypatc
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
     take_step(model, optimizer, 0)
-    onboard = optimizer.guard.judge.onboard
+    on_device = optimizer.guard.judge.on_device
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with monkeypatch.context() as patched:
-        patched.setattr(onboard, "measure", lambda *args: 1 / 0)
-        for _ in range(2 * onboard.flights.num_slots):
+        patched.setattr(on_device, "measure", lambda *args: 1 / 0)
+        for _ in range(2 * NUM_PENDING):
             with pytest.raises(ZeroDivisionError):
                 optimizer.step()
     take_step(model, optimizer, 1)

@@ -18,7 +18,7 @@ Thresholds reach these kernels rounded to what the elements are compared as, suc
 import triton
 import triton.language as tl
 
-from .stats import INF32, INF64, is_finite, magnitude_bits
+from .stats import INF32, INF64, is_finite, magnitude_bits, pointer
 
 # Columns of the partials.
 COUNT = tl.constexpr(0)  # finite elements
@@ -211,6 +211,13 @@ def exact_step(x, inside, mean, low, high, near, total, square, least, most, cou
     bad += ((bits > inf) & inside).to(tl.int32) + (is_inf.to(tl.int32) << 16)
     size += tl.where(finite, tl.abs(wide), 0.0)
     return total, square, least, most, counts, bad, size
+
+
+@triton.jit
+def store_entries(table, num_entries, entries, inside, size, counts):
+    """Both planes of some entries of `table`."""
+    tl.store(pointer(table, tl.float64) + entries, size, mask=inside)
+    tl.store(pointer(table, tl.int64) + num_entries + entries, counts, mask=inside)
 
 
 @triton.jit

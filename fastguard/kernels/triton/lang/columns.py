@@ -22,6 +22,7 @@ from .activations import (
     packed,
     promised,
     store_believed,
+    store_entries,
     store_exact,
 )
 from .stats import pointer
@@ -34,13 +35,6 @@ def _inside(r, last, begin, wide, width, numel, ROWS: tl.constexpr, COLS: tl.con
     at = rows * width + begin
     some = tl.minimum(tl.maximum(numel - at, 0), tl.where(rows < last, wide, 0)).to(tl.int32)
     return at, tl.arange(0, COLS)[None, :] < some[:, None]
-
-
-@triton.jit
-def _store_entries(table, num_entries, entry, wide, size, counts, COLS: tl.constexpr):
-    columns = tl.arange(0, COLS)
-    tl.store(pointer(table, tl.float64) + entry + columns, size, mask=columns < wide)
-    tl.store(pointer(table, tl.int64) + num_entries + entry + columns, counts, mask=columns < wide)
 
 
 @triton.jit
@@ -89,7 +83,8 @@ def _exact(
             x, inside, mean, low, high, near, total, square, least, most, counts, bad, size
         )
     found = tl.sum(exact_packed(counts, bad), axis=0)
-    _store_entries(table, num_entries, entry, wide, tl.sum(size, axis=0), found, COLS)
+    cols = tl.arange(0, COLS)
+    store_entries(table, num_entries, entry + cols, cols < wide, tl.sum(size, axis=0), found)
     store_exact(out, stride, num_finite, mean, total, square, least, most, counts & 1023, bad, tl.sum(found))
 
 
@@ -178,7 +173,8 @@ def columns_kernel(
     entry = part * width + begin
     found = tl.sum(packed(counts), axis=0)
     sizes = tl.sum(size.to(tl.float64), axis=0)
-    _store_entries(table, num_entries, entry, wide, sizes, found & TABLE_MASK, COLS)
+    cols = tl.arange(0, COLS)
+    store_entries(table, num_entries, entry + cols, cols < wide, sizes, found & TABLE_MASK)
     num = n.to(tl.float64)
     all_sizes = tl.sum(sizes)
     kinds = tl.sum(found)

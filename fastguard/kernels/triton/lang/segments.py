@@ -17,15 +17,10 @@ from .activations import (
     packed,
     promised,
     store_believed,
+    store_entries,
     store_exact,
 )
 from .stats import pointer
-
-
-@triton.jit
-def _store_entries(table, num_entries, entries, inside, size, counts):
-    tl.store(pointer(table, tl.float64) + entries, size, mask=inside)
-    tl.store(pointer(table, tl.int64) + num_entries + entries, counts, mask=inside)
 
 
 @triton.jit
@@ -105,7 +100,7 @@ def _exact(
         found = tl.sum(exact_packed(counts, bad_here), axis=1)
         kinds += found
         if TABLE:
-            _store_entries(table, num_entries, segments * parts + part, segments < last, tl.sum(size, axis=1), found)
+            store_entries(table, num_entries, segments * parts + part, segments < last, tl.sum(size, axis=1), found)
 
     store_exact(out, stride, num_finite, mean, total, square, least, most, zeros, bad, tl.sum(kinds))
 
@@ -187,7 +182,7 @@ def segments_kernel(
         if TABLE:
             here = tl.sum(size, axis=1).to(tl.float64)
             sizes += here
-            _store_entries(table, num_entries, segments * parts + part, segments < last, here, found & TABLE_MASK)
+            store_entries(table, num_entries, segments * parts + part, segments < last, here, found & TABLE_MASK)
 
     num = ((last - first) * n).to(tl.float64)
     all_sizes = tl.sum(sizes)

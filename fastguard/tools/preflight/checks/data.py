@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ....diagnosis import Finding
+from ....observers.batch_sample import is_mask
 from ..evidence import Evidence
 from ..losses import YES_OR_NO, has_indices, labels, num_classes
 from ..registry import check
@@ -43,7 +44,7 @@ def _float_inputs(evidence: Evidence) -> Tensor | None:
 def non_finite_inputs(evidence: Evidence) -> Finding | None:
     """Inputs or targets hold NaN or Inf."""
     for what, tensors in (("inputs", evidence.inputs), ("targets", evidence.targets)):
-        bad = sum(int((~torch.isfinite(t)).sum()) for t in tensors if t.is_floating_point())
+        bad = sum(int((~torch.isfinite(t)).sum()) for t in tensors if t.is_floating_point() and not is_mask(t))
         if bad:
             total = sum(t.numel() for t in tensors)
             return Finding(

@@ -6,7 +6,7 @@ import math
 
 from ....diagnosis import Finding
 from ..evidence import Evidence
-from ..fitting import Attempt, Fit, has_learnt
+from ..fitting import LEAST_STEPS, Attempt, Fit, has_learnt
 from ..registry import check
 
 TITLE = "Trial steps"
@@ -21,6 +21,11 @@ def _floor(evidence: Evidence, fit: Fit) -> float:
 
 def _evidence(fit: Fit) -> dict[str, object]:
     return {f"lr {one.lr:.3g}": one.end for one in sorted(fit.attempts.values(), key=lambda one: one.lr)}
+
+
+def _is_judged(fit: Fit | None) -> bool:
+    """Whether the given rate was tried for long enough, or broke."""
+    return fit is not None and (fit.given.num_steps >= LEAST_STEPS or not math.isfinite(fit.given.end))
 
 
 def _steps_to_halve(one: Attempt) -> float:
@@ -46,12 +51,13 @@ def trial_steps_overshoot(
 ) -> Finding | None:
     """Trained on a few batches the loss ends above `rises` times its start, or rises to `peak` times, or is lost.
 
-    And with a tenth or less of the rate it ends lower, by 1 - `better` of the start at least, without rising.
+    And with a tenth or less of the rate it ends lower, by 1 - `better` of the start at least, without rising. Fewer
+    than ten steps are not judged unless the loss is lost.
     Or the first steps change weights by more than `update_ratio` of their size, the loss rises by half, and a lower
     rate ends lower; or the loss rises to `far` times its start, wherever it ends by luck.
     """
     fit = evidence.fit
-    if fit is None:
+    if fit is None or not _is_judged(fit):
         return None
     given = fit.given
     calm = [one for factor, one in fit.attempts.items() if factor < 1.0 and one.is_calm]
@@ -101,10 +107,10 @@ def trial_steps_too_short(
     """At the pace of the trial steps, halving the loss of the same few batches would take more than `num_steps`.
 
     Steps change weights by less than `update_ratio` of their size, and a higher rate is `faster` times as fast or more.
-    Or steps change weights by less than `smallest`, where there are gradients.
+    Or steps change weights by less than `smallest`, where there are gradients. Fewer than ten steps are not judged.
     """
     fit = evidence.fit
-    if fit is None or not math.isfinite(fit.given.end) or not abs(fit.given.start) > 0:
+    if fit is None or not _is_judged(fit) or not math.isfinite(fit.given.end) or not abs(fit.given.start) > 0:
         return None
     given = fit.given
     higher = [one for factor, one in fit.attempts.items() if factor > 1.0 and math.isfinite(one.end)]

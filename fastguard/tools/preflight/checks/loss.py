@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 
@@ -14,27 +16,33 @@ from ..watcher import REGRESSION
 from .output import is_one_hot
 
 TITLE = "Loss function"
+_OF_SHAPES = re.compile(
+    r"\b(shapes?|sizes?|batch_size|dimensions?|channels|broadcast\w*|multi-target)\b", re.IGNORECASE
+)
 _SCALE_FREE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Rprop", "Lion", "Muon")
 
 
 @check(
     "trial-pass-fails",
-    cause="unknown",
+    cause="error-in-first-step",
     severity="critical",
     reads="one forward and backward pass",
     source="the training's own first step",
     remedy="Run one batch through model and loss by hand, with the shapes and dtypes of all tensors printed.",
 )
-def trial_pass_fails(evidence: Evidence) -> Finding | None:
+def trial_pass_fails(seen: Evidence) -> Finding | None:
     """A forward or backward pass raised an error."""
-    first = evidence.first
+    first = seen.first
     if first.error is None:
         return None
     said = prose(f"{type(first.error).__name__}: {first.error}".strip().splitlines()[0])
+    evidence = {"stage": first.stage}
+    if _OF_SHAPES.search(said):
+        evidence["cause"] = "shape-mismatch"
     return Finding(
         f"The {first.stage} pass of the first batch raised {said}",
         severity="critical",
-        evidence={"stage": first.stage},
+        evidence=evidence,
         confidence=0.9,
     )
 

@@ -1,0 +1,126 @@
+"""Scaling spikes back to the usual norm."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..records import values
+from .policy import NO_LIMITS, ClipPolicy
+from .window import SortedWindow, finite_numbers
+
+_TO_SIGMA = 1.4826  # from a median deviation to the standard deviation of a normal distribution
+_TAIL, _TAIL_SIGMAS = 0.9, 1.2816  # where the upper tail begins, of a normal distribution
+_LEVEL = 17  # the newest norms, of which a burst of eight is not the half
+_EARLY = 12.0
+_BURST = 8  # steps
+
+
+class Spikes(ClipPolicy):
+    """Scales a norm far above the usual back to it, and leaves all others alone.
+
+    x = ln(norm before clipping), m = median of the last 17, M = median of the last `window`
+    d = x - m before each of the last `window` steps that were no spikes
+    spread = max(median |d - median(d)| * 1.48, (90 % quantile of d - median(d)) / 1.28)
+    trigger = exp(max(m + k * spread, m + ln ratio, M + ln ratio)); target = exp(m)
+
+    So a norm is a spike that is far above what is newest, by the run's own noise, and above what has long been usual.
+    While few norms are known the trigger is higher, by 1 + (12 / number)^1.5: it watches from the second step on.
+    Spikes seldom come alone, so in the seven steps after one the run's noise is no excuse, `ratio` alone counts, and m
+    stays what it was before: a burst of eight is scaled as a whole. Spikes are among the norms as they were, where the
+    median does not feel them; what lasts for nine steps is another level, soon scaled no longer.
+
+    Args:
+        max_norm: never above this norm either, as `GlobalNorm`; None for no such limit.
+        window: how many norms are looked at, >= 32.
+        k: standard deviations of the logarithm. Less catches more, and acts on more that is healthy: on recorded runs
+            of small models 3.5 acts on 0.1 to 0.3 % of the steps, 2.5 on 0.4 to 0.7 %.
+        ratio: no norm below so many times the median is a spike, > 1.
+
+    Raises:
+        ValueError: a setting is out of its range.
+
+    Source: our own; the median of logarithms as in Iglewicz and Hoaglin (1993).
+
+    Cost: 8 us a step on the host; no sync.
+
+    >>> policy = Spikes()
+    >>> for step in range(128):
+    ...     policy.observe(1.0 + 0.1 * math.sin(step))
+    >>> trigger, target = policy.limits()
+    >>> round(trigger, 1), round(target, 1)
+    (1.9, 1.0)
+    """
+
+    is_sound = True
+
+    def __init__(self, max_norm: float | None = None, *, window: int = 128, k: float = 3.5, ratio: float = 1.9) -> None:
+        window = values.at_least(32, "window", window)
+        self.max_norm = math.inf if max_norm is None else values.positive("max_norm", max_norm, "None is no limit.")
+        self.k, self.ratio = values.positive("k", k, ""), values.between(1.0, math.inf, "ratio", ratio)
+        self._newest, self._logs, self._apart = SortedWindow(_LEVEL), SortedWindow(window), SortedWindow(window)
+        self._num_wary, self._before = 0, 0.0  # steps to come after a spike; the level before it
+        self._ask()
+
+    def _ask(self) -> None:
+        """Level and trigger, as logarithms, and the limits that follow."""
+        most = (self.max_norm, self.max_norm) if self.max_norm < math.inf else NO_LIMITS
+        self._level, self._height, self._limits = 0.0, math.inf, most
+        if not self._logs:
+            return
+        level, apart, spread = self._newest.quantile(0.5), self._apart, 0.0
+        if len(apart) > 1:
+            middle = apart.quantile(0.5)
+            tail = (apart.quantile(_TAIL) - middle) / _TAIL_SIGMAS
+            spread = max(_TO_SIGMA * apart.median_deviation(middle), tail)
+        self._level, self._height = level, self._height_above(level, self.k * spread)
+        if self._num_wary:
+            wary = self._height_above(self._before, 0.0)
+            self._height, level = min(self._height, wary), min(self._before, level)
+        trigger = _exp(self._height)
+        if trigger <= self.max_norm:
+            self._limits = trigger, min(_exp(level), self.max_norm)
+
+    def _height_above(self, level: float, spread: float) -> float:
+        least = math.log(self.ratio)
+        height = level + max(least, spread) + math.log1p((_EARLY / len(self._logs)) ** 1.5)
+        return max(height, self._logs.quantile(0.5) + least)
+
+    def limits(self) -> tuple[float, float]:
+        return self._limits
+
+    def observe(self, norms: Any, loss: float | None = None) -> None:
+        if not norms > 0.0:
+            return  # nothing went back, which says nothing of the usual
+        x = math.log(norms)
+        if self._num_wary:
+            self._num_wary -= 1
+        elif self._logs and x > self._height:
+            self._num_wary, self._before = _BURST - 1, self._level
+        if self._logs and x <= self._height:
+            self._apart.add(x - self._level)
+        self._newest.add(x)
+        self._logs.add(x)
+        self._ask()
+
+    def state_dict(self) -> dict[str, Any]:
+        wary = [float(self._num_wary), self._before]
+        return {"log_norms": self._logs.state(), "apart": self._apart.state(), "wary": wary}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        logs, apart = (values.entry(state, key, finite_numbers) for key in ("log_norms", "apart"))
+        wary = values.entry(state, "wary", finite_numbers) if "wary" in state else [0.0, 0.0]  # of 0.2: none
+        if len(wary) != 2:
+            raise values.MisfitError(f"must have 2 numbers, got {len(wary)}", ("wary",))
+        self._num_wary, self._before = values.count(wary[0]), wary[1]
+        self._logs.restart(logs[-self._logs.size :])
+        self._newest.restart(logs[-_LEVEL:])
+        self._apart.restart(apart[-self._apart.size :])
+        self._ask()
+
+    def __repr__(self) -> str:
+        return f"Spikes({'' if self.max_norm == math.inf else f'max_norm={self.max_norm:g}'})"
+
+
+def _exp(x: float) -> float:
+    return math.exp(min(x, 709.0)) or math.ulp(0.0)

@@ -1,0 +1,101 @@
+"""Clipping each element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedTensorError
+from ..kernels.tensors import plain
+from ..records import values
+from .policy import ClipPolicy
+
+
+class Value(ClipPolicy):
+    """Clips each element of the gradients to [-max_value, max_value].
+
+    Equivalent to: `torch.nn.utils.clip_grad_value_(parameters, max_value)`; a NaN stays one, so that the step is still
+    skipped. Of complex gradients real and imaginary part are clipped each.
+
+    Args:
+        max_value: largest |g| let through, > 0.
+
+    Raises:
+        ValueError: `max_value` is no number above 0.
+
+    Cost: on the CPU the gradients that hold a larger element are read and written once more. On a GPU all are, at each
+    step, and read once more for the norm that is left: four launches a tensor; no sync. Always the long way.
+
+    >>> import torch, fastguard
+    >>> p = torch.nn.Parameter(torch.zeros(3))
+    >>> optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1.0), clip=Value(1.0))
+    >>> p.grad = torch.tensor([0.5, -3.0, 4.0])
+    >>> optimizer.step()
+    >>> p.tolist(), optimizer.guard.last.clipped_norm
+    ([-0.5, 1.0, -1.0], 1.5)
+    """
+
+    is_sound = True
+    scope = "element"
+
+    def __init__(self, max_value: float) -> None:
+        self.max_value = values.positive("max_value", max_value, "Leave it out for no clipping.")
+
+    def shrink(
+        self,
+        names: Sequence[str],
+        params: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        rows: Sequence[tuple[float, float]] | None,
+        scale: Any,
+        is_off: torch.Tensor | None,
+    ) -> tuple[list[int], list[Any]]:
+        """Clips `gradients` in place; says which were, as far as the host knows, and the norm that each has then.
+
+        Args:
+            rows: norm and largest |g| of each, unscaled; None where the host must not wait.
+            scale: what the gradients are multiplied by: a float, or a tensor on their device.
+            is_off: a flag on the device; where it is true nothing is done.
+        """
+        over, norms = [], []
+        for i, gradient in enumerate(gradients):
+            if rows is not None and not rows[i][1] > self.max_value:
+                norms.append(rows[i][0])
+                continue
+            view = dense(gradient, i)
+            view = torch.view_as_real(view) if view.is_complex() else view
+            limit = self.max_value * scale
+            if is_off is not None:
+                limit = torch.where(is_off, math.inf, limit)
+            if isinstance(limit, torch.Tensor):
+                view.clamp_(min=(-limit).to(view.dtype), max=limit.to(view.dtype))
+            else:
+                view.clamp_(-limit, limit)
+            left = torch.linalg.vector_norm(view, dtype=_wide(view)) / scale
+            norms.append(left if rows is None else left.item())
+            over.append(i)
+        return ([] if rows is None else over), norms
+
+    @property
+    def trigger(self) -> float:
+        """What is told of it in the records."""
+        return self.max_value
+
+    def __repr__(self) -> str:
+        return f"Value({self.max_value:g})"
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    """What norms of `x` are summed in."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def dense(gradient: torch.Tensor, index: int) -> torch.Tensor:
+    """A dense gradient to write to; raises UnsupportedTensorError for any other."""
+    if gradient.layout is not torch.strided:
+        problem = f"must be dense for a clip policy of elements or units, got layout {gradient.layout}"
+        raise UnsupportedTensorError(index, f"{problem}. Clip by norm instead")
+    return plain(gradient.detach(), index, writable=True)

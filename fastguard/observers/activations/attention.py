@@ -1,0 +1,284 @@
+"""Attention weights and logits of some queries, where attention is `torch.nn.functional.scaled_dot_product_attention`.
+
+That function makes neither: they are computed once more, of a few queries, at a sampled step.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .collector import Collector
+from .families import ATTENTION_WEIGHTS
+from .hooks import PlaceHook, Switch, inert, is_traced
+from .outputs import Extract, is_dense, unreadable
+from .selection import Target, class_name, is_never_caller, names_of
+
+KIND = "[attention]"
+_NAME = "scaled_dot_product_attention"
+_MAX_SEQUENCES, _MAX_HEADS, _MAX_QUERIES = 2, 16, 16
+# Elements that are worked on at once, several such tensors at a time: little memory on a CPU, few launches elsewhere.
+_PART_CPU, _PART_DEVICE = 1 << 15, 1 << 23
+_MASKED = -9e3  # what is added to a logit that is left out: -Inf, the least of a dtype, -1e9, -1e4
+_ours: set[Callable[..., torch.Tensor]] = set()  # what was made by `_watching`
+
+_Site = tuple[ModuleType, str]
+
+_lock = threading.Lock()
+_watches: list[AttentionWatch] = []
+_replaced: dict[_Site, tuple[Any, Any]] = {}  # the function that stood there, and what stands there now
+
+
+class AttentionWatch:
+    """Sees what the modules of one model call the function with, while it is on.
+
+    Args:
+        fits: which modules' calls are looked at.
+    """
+
+    def __init__(self, collector: Collector, model: nn.Module, fits: Callable[[Target], bool]) -> None:
+        self._collector = collector
+        named = names_of(model)
+        targets = [Target(module, name or class_name(module), ATTENTION_WEIGHTS) for name, module in named.items()]
+        self._names = {id(target.module): target.name if fits(target) else None for target in targets}
+        self._within: list[int] = []  # which compiled modules are called now, the innermost last
+        self._turn = 0
+        self.sites = _sites(named)
+
+    def hooks(self, model: nn.Module, switch: Switch) -> list[PlaceHook]:
+        """What tells compiled graphs in which module they are, where no stack of Python's does."""
+        return [
+            PlaceHook(module, switch, self._collector, functools.partial(move, id(module)), at_end=at_end)
+            for module in names_of(model).values()
+            for at_end, move in ((False, self._within.append), (True, self._leave))
+            if not is_never_caller(module)
+        ]
+
+    def _leave(self, left: int) -> None:
+        while self._within and self._within.pop() != left:
+            pass  # one that raised
+
+    def begin(self) -> None:
+        """From here on."""
+        self._within.clear()
+        with _lock:
+            if self in _watches:
+                return
+            self._turn += 1
+            _watches.append(self)
+            for site in self.sites:
+                if site not in _replaced:
+                    before = getattr(*site)
+                    _replaced[site] = before, _watching(before)
+                    setattr(*site, _replaced[site][1])
+
+    def end(self) -> None:
+        """Up to here. The functions are put back when nobody watches; one that was replaced once more stays so."""
+        with _lock:
+            if self not in _watches:
+                return
+            _watches.remove(self)
+            for site, (before, now) in list(_replaced.items()) if not _watches else ():
+                if getattr(*site, None) is now:
+                    setattr(*site, before)
+                    del _replaced[site]
+
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_compiled: bool = False) -> None:
+        """At one call. Raises nothing."""
+        if not self._collector.is_wanted():
+            return
+        name = None
+        with self._collector.failures.kept("activation sampler", "This call of attention was left out."):
+            if is_compiled and self._within:
+                name = self._names.get(self._within[-1])
+            else:
+                name = self._caller(sys._getframe(1))
+        if name is not None:
+            make = functools.partial(attention_extracts, *args, **kwargs, turn=self._turn)
+            self._collector.see_extract(name, KIND, ATTENTION_WEIGHTS, make)
+
+    def _caller(self, frame: FrameType | None) -> str | None:
+        """The name of the model's module whose method is nearest on the stack; None if it is none, or not wanted."""
+        while frame is not None:
+            found = frame.f_locals.get("self")
+            if isinstance(found, nn.Module) and id(found) in self._names:
+                return self._names[id(found)]
+            frame = frame.f_back
+        return None
+
+
+def _sites(named: Mapping[str, nn.Module]) -> list[_Site]:
+    """Where the function is called from: torch's own module, and those of the model's classes that imported it."""
+    function = inspect.unwrap(getattr(nn.functional, _NAME))
+    modules = {sys.modules.get(kind.__module__) for module in named.values() for kind in type(module).__mro__}
+    found = [(m, key) for m in modules if m is not None for key, value in list(vars(m).items()) if value is function]
+    return list(dict.fromkeys([(nn.functional, _NAME), *found]))
+
+
+@functools.cache  # one for each function: a compiled graph is guarded by which one it is
+def _watching(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    if function in _ours:
+        return function
+
+    @functools.wraps(function)
+    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            for watch in list(_watches):
+                watch.look(args, kwargs)
+        elif is_traced():
+            _show(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    _ours.add(scaled_dot_product_attention)
+    return scaled_dot_product_attention
+
+
+def _show(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor | None = None,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> None:
+    """Puts the operator that looks into the graph that is being compiled."""
+    if is_dense(query) and is_dense(key) and (attn_mask is None or is_dense(attn_mask)):
+        mask = None if attn_mask is None else attn_mask.detach()
+        torch.ops.fastguard.attend(query.detach(), key.detach(), mask, is_causal, scale, Switch.token)
+
+
+@torch.library.custom_op(
+    "fastguard::attend",
+    mutates_args={"token"},
+    schema="(Tensor query, Tensor key, Tensor? mask, bool is_causal, float? scale, Tensor(a!) token) -> ()",
+)
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    token: torch.Tensor,
+) -> None:
+    for watch in list(_watches):
+        watch.look((query, key, None, mask, 0.0, is_causal, scale), {}, is_compiled=True)
+
+
+_attend.register_fake(inert)
+
+
+def attention_extracts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor | None = None,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    turn: int = 0,
+) -> Iterator[Extract] | str:
+    """Weights, entropy and largest logit of some queries of a call of `scaled_dot_product_attention`, before dropout.
+
+    Up to 17 queries of up to 16 heads of up to 2 sequences, evenly spaced, other heads at each `turn`, in parts. Masked
+    keys have weight 0 and do not count for the largest entropy. In float32; nothing is drawn or waited for.
+
+    Cost: 2 · queries · keys · width multiplications; on a CPU memory for a few queries of one head.
+    """
+    for x in (query, key):
+        problem = unreadable(x) or (None if is_dense(x) else f"a {type(x).__name__}")
+        if problem is not None:
+            return problem
+    if not (query.numel() and key.numel()):
+        return "nothing to attend to"
+    mask = None if attn_mask is None else attn_mask.detach().broadcast_to((*query.shape[:-1], key.shape[-2]))
+    size = query.shape[-1] ** -0.5 if scale is None else scale
+    return _parts(
+        _four(query.detach()), _four(key.detach()), None if mask is None else _four(mask), is_causal, size, turn
+    )
+
+
+def _parts(
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float, turn: int
+) -> Iterator[Extract]:
+    most = _PART_CPU if q.is_cpu else _PART_DEVICE
+    step = -(-q.shape[2] // _MAX_QUERIES)
+    rows = range((q.shape[2] - 1) % step, q.shape[2], step)
+    heads = _spread(q.shape[1], _MAX_HEADS, turn)
+    num_rows = max(1, most // k.shape[2])
+    num_heads = max(1, most // (k.shape[2] * max(len(rows), k.shape[3])))
+    for sequence in _spread(q.shape[0], _MAX_SEQUENCES, 0):
+        for some in (heads[i : i + num_heads] for i in range(0, len(heads), num_heads)):
+            for places in (rows[i : i + num_rows] for i in range(0, len(rows), num_rows)):
+                where = sequence, _slice(some), _slice(places)
+                with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+                    logits = _logits(q[where].float() * scale, _keys(k, sequence, some, q.shape), most)
+                    extract = _figures(*_masked(logits, None if mask is None else mask[where], is_causal, places))
+                yield extract
+
+
+def _slice(places: range) -> slice:
+    return slice(places.start, places.stop, places.step)
+
+
+def _keys(k: torch.Tensor, sequence: int, heads: range, shape: torch.Size) -> torch.Tensor:
+    """The keys of these heads, [heads, keys, width], which several may share, as sequences may."""
+    sequence = sequence * k.shape[0] // shape[0]
+    if k.shape[1] == shape[1]:
+        return k[sequence, _slice(heads)]
+    own = [k[sequence, head * k.shape[1] // shape[1]] for head in heads]
+    return torch.stack(own) if len(own) > 1 else own[0][None]
+
+
+def _logits(q: torch.Tensor, keys: torch.Tensor, most: int) -> torch.Tensor:
+    if keys.dtype is torch.float32:
+        return q @ keys.mT
+    num_keys = max(1, most // (keys.shape[0] * keys.shape[2]))
+    return torch.cat([q @ some.float().mT for some in keys.split(num_keys, 1)], -1)
+
+
+def _masked(
+    logits: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, places: range
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The logits with what is added to them, and which of them count; None for all."""
+    if mask is not None:
+        return (logits, mask) if mask.dtype is torch.bool else (logits + mask, mask > _MASKED)
+    if not is_causal:
+        return logits, None
+    rows = torch.arange(places.start, places.stop, places.step, device=logits.device)
+    allowed = torch.arange(logits.shape[-1], device=logits.device) <= rows[:, None]
+    return logits, allowed.expand(logits.shape)
+
+
+def _figures(logits: torch.Tensor, allowed: torch.Tensor | None) -> Extract:
+    if allowed is None:
+        allowed = torch.ones((), dtype=torch.bool, device=logits.device).expand(logits.shape)
+    logits = logits.masked_fill(~allowed, -torch.inf)
+    count = allowed.sum(-1)
+    weights = logits.softmax(-1).masked_fill((count == 0)[..., None], 0.0)
+    entropy = torch.special.entr(weights).sum(-1) / count.log()
+    return Extract(weights, None, entropy.masked_fill(count < 2, torch.nan), logits.amax(-1))
+
+
+def _four(x: torch.Tensor) -> torch.Tensor:
+    """`x` as [sequences, heads, places, width]; of further dimensions in front, the first."""
+    while x.ndim > 4:
+        x = x[0]
+    return x[(None,) * (4 - x.ndim)]
+
+
+def _spread(size: int, count: int, turn: int) -> range:
+    """Up to `count` of `size`, evenly spaced, others at each turn."""
+    step = -(-size // count)
+    return range(turn % step, size, step)

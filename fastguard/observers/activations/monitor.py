@@ -1,0 +1,396 @@
+"""ActivationMonitor: what the outputs of a model's modules look like, sampled within a budget."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from ... import kernels
+from ..._text import NAME_WIDTH, shown
+from ...records import values
+from ...records.failures import Failures
+from ...records.samples import ActivationStats, ModuleActivity
+from .arrivals import Arrivals, Journal, Origin
+from .attention import AttentionWatch
+from .budget import Budget, Cost
+from .collector import Collector
+from .hooks import Hook, InputHook, OutputHook, PassHook, RouterHook, Switch
+from .routers import Router, routers_of
+from .selection import Selector, Target, choose, chosen_by, class_name, names_of, unwrapped
+from .sightings import draw
+from .units import UnitRuns
+
+_log = logging.getLogger("fastguard")
+_MAX_NAMED = 6  # modules that could not be read, in the table
+_NUM_SILENT = 3  # steps in a row in which hooks saw nothing, before it is said
+
+
+class ActivationMonitor:
+    """Watches the outputs of a model's modules: mean, std, range, zeros, saturation, NaN, Inf, dead units.
+
+    With a model it sets forward hooks, which are there only on the steps that are sampled; a step is what the guard
+    takes (`fastguard.wrap(optimizer, model, activations=...)`), or on its own, one pass through the model in training
+    mode. Without a model it takes what it is given: `record(name, array)`.
+
+    Args:
+        model: what to watch; wrapped or not by DDP, FSDP or torch.compile. Hooks in a compiled model must come before
+            its first call; each sampled step then runs a graph of its own.
+        window_size: records that `diagnose` and `history` look back on, for each layer.
+        modules: "default" (activation functions, attention, norms, blocks, hidden layers of gated MLPs, and the model
+            as a whole; of all other modules, only outputs that are not finite make a record), "all", a regular
+            expression searched in the names, a module type, a module, or several of these.
+        include: keeps only what fits; without `modules`, of all modules.
+        exclude: leaves out what fits.
+        attention: watch the weights, their entropy and the largest logit of the modules' calls of
+            `torch.nn.functional.scaled_dot_product_attention`, computed once more of a few queries; see Limits.
+        routers: modules that choose among experts, of which the load of each, the entropy and the experts without
+            tokens are watched: "default" (those that stand beside a list of experts, or a module named so), a selector
+            as of `modules`, or None.
+        every: steps from one sample to the next; the first one is sampled.
+        window: sampled steps in all of which a unit must be dead to be called so.
+        unit_dim: where the units stand in the outputs; default 1 after convolutions, -1 after linear layers.
+        unit_share: share of a unit's elements that must be near zero (saturated) for it to be dead (saturated).
+        overhead_budget: share of the training time that sampling may take; samples become rarer, in multiples of
+            `every`, until it does. None: no limit.
+        training_only: leave out passes in `eval()` mode.
+        backend: "auto" or a name from `fastguard.backends()`.
+
+    Raises:
+        ValueError: nothing to watch; a number out of its range; an unknown backend.
+        TypeError: a model that is not a module; a selector of another kind.
+
+    Cost of a sampled step: one read of every watched tensor, and about 20 us a module. Of any other step: nothing with
+    a guard, else two hooks on the model (3 us). On a GPU nothing synchronises, figures arrive a step or two later, and
+    `cost` counts the host's time only.
+
+    Limits: an activation that is called as a function is no module: it is seen in what the module around it puts out.
+    Each process of a distributed run sees its own part. nn.DataParallel on several GPUs runs hooks in threads, which
+    are not told apart. Replays of CUDA graphs, and with them torch.compile(mode="reduce-overhead"), call no hooks.
+    Attention is seen where the function is called, also in a compiled graph, or else by an nn.MultiheadAttention with
+    `need_weights=False`; not where it is FlexAttention, another package's kernel, or written out (a softmax module is
+    seen as one). A router whose scores are no module's output is not seen.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
+    >>> _ = model[0].bias.data.fill_(-100.0)
+    >>> monitor = ActivationMonitor(model)
+    >>> _ = model(torch.ones(8, 2))
+    >>> [(record.name, record.num_dead_units) for record in monitor.activities if record.family == "relu"]
+    [('1', 4)]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | int | None = None,
+        *,
+        window_size: int = 100,
+        modules: Selector | None = None,
+        include: Selector | None = None,
+        exclude: Selector | None = None,
+        attention: bool = True,
+        routers: Selector | None = "default",
+        every: int = 10,
+        window: int = 10,
+        unit_dim: int | None = None,
+        unit_share: float = 0.99,
+        overhead_budget: float | None = 0.01,
+        training_only: bool = True,
+        backend: str = "auto",
+    ) -> None:
+        if isinstance(model, int) and not isinstance(model, bool):  # ActivationMonitor(100)
+            window_size, model = model, None
+        for name, count in (("window_size", window_size), ("every", every), ("window", window)):
+            values.at_least(1, name, count)
+        _check_shares(unit_share, overhead_budget)
+        self._backend = kernels.resolve_backend(backend)
+        self._journal = Journal(window_size, self._backend)
+        self._budget = Budget(every, overhead_budget)
+        self._arrivals = Arrivals(self._journal, UnitRuns(window, unit_share))
+        self._step = 0
+        self._next_sample = 0
+        self._ended_at: float | None = None
+        self._num_silent = 0
+        self._is_guarded = False
+        self._failures = Failures()
+        self._switch = Switch()
+        self._hooks: list[Hook] = []
+        self._pass_hooks: list[PassHook] = []
+        self._collector: Collector | None = None
+        self._attention: AttentionWatch | None = None
+        self.names: tuple[str, ...] = ()
+        if model is not None:
+            if not isinstance(model, nn.Module):
+                raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
+            targets = choose(model, modules, include, exclude, unit_dim)
+            self._collector = Collector(unwrapped(model), self._backend, self._failures, training_only=training_only)
+            fits = chosen_by(modules, include, exclude)
+            if attention:
+                self._attention = AttentionWatch(self._collector, model, fits)
+                self._hooks += self._attention.hooks(model, self._switch)
+            self._watch(unwrapped(model), targets, routers_of(names_of(model), routers, fits), self._collector)
+
+    def _watch(
+        self, root: nn.Module, targets: list[Target], routers: list[tuple[Target, Router]], collector: Collector
+    ) -> None:
+        self.names = tuple(target.name for target in targets if not target.is_quiet)
+        self._arrivals.root = class_name(root)
+        for target in targets:
+            self._hooks.append((InputHook if target.of_input else OutputHook)(target, self._switch, collector))
+        self._hooks += [RouterHook(target, self._switch, collector, router) for target, router in routers]
+        self._pass_hooks = [
+            PassHook(root, self._switch, collector, collector.begin, at_end=False),
+            PassHook(
+                root, self._switch, collector, types.MethodType(type(self)._pass_ends, weakref.proxy(self)), at_end=True
+            ),
+        ]
+        # The hooks do not keep the monitor alive, and go when it does.
+        self._remove = weakref.finalize(self, _remove, self._switch, (*self._hooks, *self._pass_hooks), self._attention)
+        self._remove.atexit = False
+        self._arm()
+
+    def record(self, layer_name: str, activations: Any) -> ActivationStats:
+        """Measures `activations` and adds the result to the records of `layer_name`.
+
+        Args:
+            activations: tensor or ndarray of floating-point numbers, any shape.
+
+        Cost: one read of every element.
+        """
+        return self._journal.record(layer_name, activations)
+
+    def diagnose(self) -> dict[str, str]:
+        """What is wrong, by layer, from its last 10 records; layers with nothing wrong are left out.
+
+        "Dead": more than half of the elements are zero, on average; where units were told apart, more than half of the
+        units are dead, as half of what a healthy ReLU puts out is zero. "Saturated": more than a tenth of the elements
+        are beyond the threshold. Both: "Dead, Saturated".
+
+        >>> import torch
+        >>> monitor = ActivationMonitor(window_size=100)
+        >>> _ = monitor.record("relu1", torch.tensor([0.0, 0.0, 0.5]))
+        >>> monitor.diagnose()
+        {'relu1': 'Dead'}
+        """
+        self._arrivals.collect()
+        return self._journal.diagnose()
+
+    @property
+    def history(self) -> dict[str, list[ActivationStats]]:
+        """The last `window_size` records of each layer, oldest first."""
+        self._arrivals.collect()
+        return self._journal.layers()
+
+    @property
+    def activities(self) -> tuple[ModuleActivity, ...]:
+        """The newest sampled step's records, in the order of execution. Never blocks; on a GPU it lags."""
+        self._arrivals.collect()
+        return self._arrivals.latest
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Where NaN or Inf came up, in the last 32 sampled steps in which it did, oldest first.
+
+        That is the first module, in the order of execution, whose output is not finite while its inputs are; if of none
+        the inputs are known to be finite, the first whose output is not.
+        """
+        self._arrivals.collect()
+        return tuple(self._arrivals.origins)
+
+    @property
+    def origin(self) -> Origin | None:
+        """The newest of `origins`."""
+        origins = self.origins
+        return origins[-1] if origins else None
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Outputs that could not be read, and why: integers, tensors without values, …"""
+        return {} if self._collector is None else dict(self._collector.skipped)
+
+    @property
+    def cost(self) -> Cost:
+        """What watching has cost so far: seconds, share of the time, samples, steps, interval."""
+        return self._budget.cost()
+
+    def table(self) -> str:
+        """The newest sampled step as text: a line a module, then what could not be read, then what it cost."""
+        lines = [draw(self.activities), *_describe_skipped(self.skipped)]
+        if self._budget.num_steps:
+            lines.append(self.cost.describe(self._budget.share))
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def follow_guard(self) -> None:
+        """Makes a step what `end_step` says, which the guard calls, instead of a pass through the model.
+
+        Raises:
+            RuntimeError: it follows one already.
+            ValueError: it watches no model.
+        """
+        if self._collector is None:
+            raise ValueError("`activations` must be a monitor of a model. Make it with ActivationMonitor(model).")
+        if self._is_guarded:
+            raise RuntimeError("`activations` must be a monitor that follows no other guard. Make one for each guard.")
+        self._is_guarded = True
+        for hook in self._pass_hooks:
+            hook.on_every_step = False
+
+    def take(self, step: int, *, wait: bool = False) -> tuple[ModuleActivity, ...]:
+        """The records of step `step`; ends it first if it goes on.
+
+        Empty if the step was not sampled, or, without `wait`, if its figures have not arrived: ask again then. Records
+        are given once.
+
+        Cost: a microsecond on a step that was not sampled; with `wait`, a sync of the device.
+        """
+        self.end_step(step)
+        self._arrivals.collect(wait=wait)
+        return self._arrivals.claim(step)
+
+    def end_step(self, step: int) -> float:
+        """Ends step `step`, which the guard has taken, and sets or removes the hooks for the next one.
+
+        Returns the seconds that the monitor took in this step. Never waits. Nothing happens the second time.
+
+        Cost: a microsecond on a step that was not sampled.
+        """
+        if step == self._step - 1:
+            return 0.0
+        if step < self._step:  # the run went back
+            self._next_sample = min(self._next_sample, step + 1)
+        return self._end_step(step)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """For passes through the model that are no part of the training: they are not counted, nor recorded."""
+        if self._collector is None:
+            yield
+            return
+        before, self._collector.is_paused = self._collector.is_paused, True
+        try:
+            yield
+        finally:
+            self._collector.is_paused = before
+
+    def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
+        """Steps whose records nobody has taken, with their records, oldest first. They are given once; never blocks."""
+        self._arrivals.collect()
+        return self._arrivals.claim_all()
+
+    def flush(self) -> None:
+        """Waits for figures that are on their way."""
+        self._arrivals.collect(wait=True)
+
+    def detach(self) -> None:
+        """Removes all hooks; records stay readable. A compiled graph goes on without."""
+        self._arrivals.collect(wait=True)
+        if self._collector is not None:
+            self._remove()
+        self._hooks, self._pass_hooks, self._collector = [], [], None
+
+    @property
+    def failures(self) -> Failures:
+        """What raised while modules were watched, and was kept from their forward passes; a guard shows it."""
+        return self._failures
+
+    @failures.setter
+    def failures(self, failures: Failures) -> None:
+        self._failures = failures
+        if self._collector is not None:
+            self._collector.failures = failures
+
+    def _pass_ends(self) -> None:
+        if self._collector is not None:
+            self._collector.end()
+            if not self._is_guarded:
+                with self._failures.kept("activation sampler", "What it saw of that pass was left out."):
+                    self._end_step(self._step)
+
+    def _end_step(self, step: int) -> float:
+        """Sends off what was sampled in this step; sets or removes hooks for the next one. The seconds of this step."""
+        if self._collector is None:
+            return 0.0
+        started = time.perf_counter()
+        sampled = self._switch.on and self._send(step)
+        self._step = step + 1
+        cost_s = time.perf_counter() - started
+        self._arrivals.collect()
+        cost_s += self._collector.take_seconds() + self._arrivals.seconds
+        self._arrivals.seconds = 0.0
+        self._budget.step(None if self._ended_at is None else started - self._ended_at, cost_s, sampled)
+        self._ended_at = started
+        if sampled:
+            self._next_sample = step - step % self._budget.every + self._budget.interval
+        if (step + 1 >= self._next_sample) is not self._switch.on:
+            self._disarm() if self._switch.on else self._arm()
+        return cost_s
+
+    def _send(self, step: int) -> bool:
+        assert self._collector is not None
+        sightings, deliveries = self._collector.deliver()
+        if sightings:
+            self._arrivals.expect(step, sightings, deliveries)
+            self._num_silent = 0
+            return True
+        self._num_silent += 1
+        if self._num_silent == _NUM_SILENT:
+            _log.warning(
+                "no output of the %d watched modules was seen in %d steps. In a compiled model hooks must come before "
+                "its first call: make the monitor (or the guard) before that. Passes in eval() mode are left out "
+                "unless `training_only` is False; a module that is not called has no output.",
+                len(self.names),
+                _NUM_SILENT,
+            )
+        return False
+
+    def _arm(self) -> None:
+        self._switch.on = True
+        begins, ends = self._pass_hooks
+        if not ends.is_compiled:
+            ends.remove()  # it has to come after the hook on the output of the model as a whole
+        for hook in (begins, *self._hooks, ends):
+            hook.attach()
+        if self._attention is not None:
+            self._attention.begin()
+
+    def _disarm(self) -> None:
+        self._switch.on = False
+        if self._attention is not None:
+            self._attention.end()
+        for hook in self._hooks:
+            if not hook.is_compiled:
+                hook.remove()
+        for hook in self._pass_hooks:
+            if self._is_guarded and not hook.is_compiled:
+                hook.remove()
+
+
+def _remove(switch: Switch, hooks: Iterable[Hook], attention: AttentionWatch | None) -> None:
+    switch.on = False
+    if attention is not None:
+        attention.end()
+    for hook in hooks:
+        hook.remove()
+
+
+def _check_shares(unit_share: float, overhead_budget: float | None) -> None:
+    if not 0.0 < unit_share <= 1.0:
+        raise ValueError(f"`unit_share` must be in (0, 1], got {unit_share!r}")
+    if overhead_budget is not None and not overhead_budget > 0.0:
+        raise ValueError(f"`overhead_budget` must be > 0 or None, got {overhead_budget!r}")
+
+
+def _describe_skipped(skipped: Mapping[str, str]) -> Iterator[str]:
+    if skipped:
+        first = [f"{shown(name, NAME_WIDTH)} ({why})" for name, why in list(skipped.items())[:_MAX_NAMED]]
+        more = f" and {len(skipped) - _MAX_NAMED} more" if len(skipped) > _MAX_NAMED else ""
+        yield f"not read: {', '.join(first)}{more}"

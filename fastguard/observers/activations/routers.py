@@ -1,0 +1,168 @@
+"""Routers of experts: which modules they are, and what they choose."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .families import ROUTER
+from .outputs import Extract, is_dense, leaves, unreadable
+from .selection import Selector, Target, matcher
+
+KIND = "[router]"
+_MAX_TOKENS = 4096
+_PART_CPU = 1 << 15  # elements of [tokens, experts]
+_ROUTER_NAME = re.compile(r"router|switch|(^|_)gat(e|er|ing)$", re.I)
+_EXPERTS_NAME = re.compile(r"expert|(^|_)(ffns|mlps)$", re.I)
+_TOP_K = ("top_k", "topk", "k", "num_experts_per_tok", "num_experts_per_token", "moe_top_k")
+
+
+class Router:
+    """What a module that chooses among experts is, and what it put out.
+
+    Attributes:
+        num_experts: how many there are; None: as many as the output is wide.
+        top_k: how many a token goes to, where the output does not say which.
+    """
+
+    def __init__(self, module: nn.Module, num_experts: int | None, top_k: int) -> None:
+        self.module = module
+        self.num_experts = num_experts
+        self.top_k = top_k
+
+    def found(self, output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Of an output, the scores [..., experts], and the indices [..., k] of the chosen; None for what is not there.
+
+        Scores are logits or probabilities; the first that are found count.
+        """
+        tensors = [x for _, x in leaves(output) if x.ndim]
+        floats = [x for x in tensors if x.is_floating_point() and self.num_experts in (None, x.shape[-1])]
+        scores = next((x for x in floats if x.shape[-1] > 1), None)
+        whole = [x for x in tensors if not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)]
+        num = self.num_experts if scores is None else scores.shape[-1]
+        fits = [
+            x
+            for x in whole
+            if num is not None
+            and x.shape[-1] <= num
+            and (scores is None or (x.shape[-1] < num and x.numel() * num == scores.numel() * x.shape[-1]))
+        ]
+        return scores, fits[0] if fits else None
+
+    def extracts(self, scores: torch.Tensor | None, indices: torch.Tensor | None) -> Iterator[Extract] | str:
+        """Which expert each token goes to, [tokens, experts] of 1.0 and 0.0, and the entropy of its probabilities.
+
+        Probabilities are the softmax of the scores, unless these are some already. Of up to 4096 tokens, evenly spaced,
+        on a CPU a part at a time.
+
+        Cost: a dozen small operations on [tokens, experts]; nothing is waited for.
+        """
+        seen = scores if scores is not None else indices
+        if seen is None:
+            return iter(()) if self.num_experts is not None else "no scores of experts in the output"
+        problem = None if seen is indices else unreadable(seen)
+        if problem is not None or not is_dense(seen):
+            return problem or f"a {type(seen).__name__}"
+        return self._parts(scores, indices, self.num_experts or seen.shape[-1]) if seen.numel() else iter(())
+
+    def _parts(self, scores: torch.Tensor | None, indices: torch.Tensor | None, num: int) -> Iterator[Extract]:
+        found = [None if x is None else _tokens(x.detach()) for x in (scores, indices)]
+        tokens = next(x for x in found if x is not None)
+        size = max(1, _PART_CPU // num) if tokens.is_cpu else _MAX_TOKENS
+        are_some = None if found[0] is None else _are_probabilities(found[0], size)
+        for start in range(0, len(tokens), size):
+            some, chosen = (None if x is None else x[start : start + size] for x in found)
+            with torch.no_grad():
+                entropy = None
+                if some is not None and are_some is not None:
+                    some = some.float()
+                    some = torch.where(are_some, some, some.softmax(-1))
+                    entropy = torch.special.entr(some).sum(-1) / math.log(num)
+                    chosen = some.topk(min(self.top_k, num)).indices if chosen is None else chosen
+                assert chosen is not None
+                experts = torch.arange(num, device=chosen.device)
+                extract = Extract((chosen[..., None] == experts).any(1).float(), 1, entropy)
+            yield extract
+
+
+def _tokens(x: torch.Tensor) -> torch.Tensor:
+    """Up to 4096 of them, [tokens, …], as a view where the tokens lie evenly."""
+    x = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    return x[:: -(-len(x) // _MAX_TOKENS)]
+
+
+def _are_probabilities(scores: torch.Tensor, size: int) -> torch.Tensor:
+    with torch.no_grad():
+        parts = [(part >= 0.0).all() & ((part.float().sum(-1) - 1.0).abs() < 1e-2).all() for part in scores.split(size)]
+        return torch.stack(parts).all()
+
+
+def routers_of(
+    named: Mapping[str, nn.Module], selector: Selector | None, fits: Callable[[Target], bool]
+) -> list[tuple[Target, Router]]:
+    """The routers among these modules: of `selector`, or with "default" of those that fit what stands beside experts.
+
+    Experts are a list of modules of one class, or a module named so that has a tensor of three dimensions. A router is
+    called router, gate or the like beside them, or is the only linear layer there, and puts out as many numbers as
+    there are experts.
+
+    Raises:
+        ValueError: the selector fits nothing; TypeError: it is none.
+    """
+    if selector is None:
+        return []
+    if isinstance(selector, str) and selector == "default":
+        return [pair for pair in _beside_experts(named) if fits(pair[0])]
+    asked = matcher("routers", selector)
+    chosen = [target for name, module in named.items() if name and asked(target := Target(module, name, ROUTER))]
+    if not chosen:
+        raise ValueError(f"`routers` must fit a module, got {selector!r}. Patterns are searched in the modules' names.")
+    parents = [named.get(target.name.rpartition(".")[0], target.module) for target in chosen]
+    return [(t, Router(t.module, None, _top_k(t.module, parent))) for t, parent in zip(chosen, parents)]
+
+
+def _beside_experts(named: Mapping[str, nn.Module]) -> Iterator[tuple[Target, Router]]:
+    for name, parent in named.items():
+        parts = dict(parent.named_children())
+        for key, experts in parts.items():
+            for num in _num_experts(key, experts):
+                others = {k: m for k, m in parts.items() if m is not experts and _num_choices(m) == num}
+                routers = {k: m for k, m in others.items() if _ROUTER_NAME.search(k)}
+                if not routers and _EXPERTS_NAME.search(key) and len(others) == 1:
+                    routers = others
+                for k, module in routers.items():
+                    target = Target(module, f"{name}.{k}" if name else k, ROUTER)
+                    yield target, Router(module, num, min(num, _top_k(module, parent)))
+
+
+def _num_experts(key: str, module: nn.Module) -> set[int]:
+    """How many experts a module may hold; of none, nothing."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        parts = list(module.children())
+        alike = len({type(part) for part in parts}) == 1 and next(parts[0].parameters(), None) is not None
+        return {len(parts)} if alike and len(parts) > 1 else set()
+    if not _EXPERTS_NAME.search(key):
+        return set()
+    inside = [num for k, part in module.named_children() for num in _num_experts("experts", part)]
+    return {num for num in (*inside, *(p.shape[0] for p in module.parameters() if p.ndim == 3)) if num > 1}
+
+
+def _num_choices(module: nn.Module) -> int | None:
+    """How many numbers a module puts out for each token, as far as its parameters say."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return None
+    stated = getattr(module, "num_experts", None)
+    if isinstance(stated, int):
+        return stated
+    weights = [p for p in module.parameters() if p.ndim == 2]
+    return weights[-1].shape[0] if weights else None
+
+
+def _top_k(*modules: nn.Module) -> int:
+    stated = (getattr(module, name, None) for module in modules for name in _TOP_K)
+    return next((k for k in stated if isinstance(k, int) and not isinstance(k, bool) and k > 0), 1)

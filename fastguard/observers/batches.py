@@ -1,0 +1,255 @@
+"""Looks at some forward passes of the whole model: what goes in, what comes out, which modules it calls last."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..records.batches import BatchSample
+from ..records.failures import Failures
+from .activations.outputs import leaves
+from .activations.selection import unwrapped
+from .batch_sample import data_of, sample_of
+from .facts import kind_of, leaves_of
+from .loss_gradient import LossGradient
+from .norm_statistics import NormStatistics
+from .observer import ModuleHook, Observer, Transient, leave_to_python
+from .quiet_hooks import hook_quietly, schedule_for, unhook
+
+_EARLY, _LATE, _NUM_EARLY = 20, 100, 50  # from one look to the next; and how many there are of the former
+_NUM_FIRST = 3  # training passes in a row that are looked at
+_COMPARED = (5, 10, 25)  # looks, at the passes after which running statistics are compared with a batch's
+_MAX_WAITING = 4  # samples of one record
+_NUM_MODULES = _NUM_OPERATIONS = 3
+_WHAT = "batch sampler"
+
+
+class BatchWatch(Transient, Observer):
+    """A forward hook on the whole model. It looks at the first three training passes, then at the first one in twenty
+    steps, after fifty looks in a hundred; as often at the first pass in eval mode, or without autograd, after training.
+
+    Nothing is read but tensors on the CPU: for others the host would have to wait. A pass that is traced, compiled
+    whole, recomputed for the backward pass or inside a transform of torch.func is not looked at.
+
+    Attributes:
+        found: samples that wait for a record.
+        is_paused: nothing is looked at.
+        first: what the first pass called.
+        loss: what the gradient of the output says.
+        norms: how running statistics stand to a batch's.
+
+    Cost: 2 us a pass, 6 where others have hooks on the model; 0.1 ms where it looks, of some 4096 elements of input
+    and output.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        place: Callable[[], int | None],
+        awake: Callable[[], None],
+        failures: Failures,
+        device: str,
+        clock: Any = None,
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._inner = weakref.ref(unwrapped(model))
+        self._place, self._awake, self._failures = place, awake, failures
+        self._num_taken = 0
+        # In steps: an accumulated gradient takes many passes, an actor many without a gradient.
+        self._schedule = schedule_for(clock, model)
+        self.found: list[BatchSample] = []
+        self.is_paused = False
+        self.first = FirstPass(model, device, failures)
+        self.loss = LossGradient(failures)
+        self.norms = NormStatistics(model, failures)
+        self._handle, hooks = hook_quietly(model, self, self._is_awaited, self._schedule)
+        self._hooks = None if hooks is None else weakref.ref(hooks)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        is_training = module.training and torch.is_grad_enabled()
+        if self._is_due(is_training):
+            self._look(module, args, kwargs, output, is_training)
+
+    def _is_awaited(self) -> bool:
+        """Whether to look at a pass that is made now."""
+        model = self._model()
+        return model is not None and self._is_due(model.training and torch.is_grad_enabled())
+
+    def _is_due(self, is_training: bool) -> bool:
+        """Whether to look at such a pass, where it is made now. The same however often it is asked."""
+        try:
+            step = self._place()
+        except ReferenceError:  # the guard is going, and so is this hook
+            return False
+        if step is None:
+            return False
+        schedule = self._schedule
+        if is_training:
+            schedule.is_evaluation_due = True
+            return step >= schedule.training_from
+        return schedule.is_evaluation_due and step >= schedule.evaluation_from
+
+    def _look(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, is_training: bool
+    ) -> None:
+        if self.is_paused or module is not self._model():  # a replica of DataParallel's is another
+            return
+        if torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
+            return
+        with_grad = torch.is_grad_enabled()
+        with self._failures.kept(_WHAT, "That pass was not looked at."), torch.no_grad():
+            if not self._count(is_training):
+                return
+            self.first.end(output)
+            inner = self._inner()
+            mode = bool(module.training if inner is None else inner.training)
+            sample = sample_of(args, kwargs, output, mode, with_grad)
+            if is_training:
+                self.loss.watch(output, data_of(args, kwargs)[:4])
+                if self._num_taken in _COMPARED:
+                    self.norms.arm()
+            if sample is not None:
+                self.found.append(sample)
+                self._awake()
+
+    def _count(self, is_training: bool) -> bool:
+        """Counts a pass that is due as looked at; whether there is room for what is seen."""
+        step = self._place()
+        if step is None or len(self.found) >= _MAX_WAITING:
+            return False
+        if is_training:
+            self._num_taken += 1
+            self._schedule.training_from = 0 if self._num_taken < _NUM_FIRST else step + self._interval
+        else:
+            self._schedule.is_evaluation_due = False
+            self._schedule.evaluation_from = step + self._interval
+        return True
+
+    @property
+    def _interval(self) -> int:
+        return _EARLY if self._num_taken < _NUM_EARLY else _LATE
+
+    def facts(self) -> dict[str, Any]:
+        norms = {"norm_statistics": dict(self.norms.found)} if self.norms.found else {}
+        return {**self.first.found, **self.loss.facts, **norms}
+
+    def take(self) -> tuple[BatchSample, ...]:
+        """What waits for a record, once."""
+        found, self.found = tuple(self.found), []
+        return found
+
+    def state(self) -> list[int]:
+        """Where it stands between two looks."""
+        schedule = self._schedule
+        due = int(schedule.is_evaluation_due)
+        unused = 0  # was a count of passes
+        return [self._num_taken, unused, schedule.training_from, schedule.evaluation_from, due]
+
+    def load(self, state: Sequence[int]) -> None:
+        """Goes on from `state`."""
+        schedule = self._schedule
+        self._num_taken, _, schedule.training_from, schedule.evaluation_from, due = state
+        if self._num_taken < _NUM_FIRST:
+            schedule.training_from = 0
+        schedule.is_evaluation_due = bool(due)
+        self.loss.is_late = self._num_taken > 0
+
+    def close(self) -> None:
+        self.first.close()
+        self.norms.close()
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            unhook(self._model(), handle, None if self._hooks is None else self._hooks())
+
+    @property
+    def __name__(self) -> str:
+        raise AttributeError("a model under guard has hooks that cannot be scripted: call `guard.detach()` before")
+
+
+class FirstPass(Observer):
+    """What the first forward pass called last, and under which autocast.
+
+    Hooks on the modules without children are there during that pass only.
+
+    Attributes:
+        found: facts about the model.
+    """
+
+    def __init__(self, model: nn.Module, device: str, failures: Failures) -> None:
+        self.found: dict[str, Any] = {}
+        self._device = device if torch.amp.is_autocast_available(device) else ""
+        self._failures = failures
+        self._called: deque[str] = deque(maxlen=_NUM_MODULES)
+        self._autocast = ""
+        self._is_over = False
+        self._start(model)
+
+    def _start(self, model: nn.Module) -> None:
+        self.hold(model.register_forward_pre_hook(ModuleHook(self._begin)))
+
+    def _begin(self, model: nn.Module, args: Any) -> None:
+        """Watches the modules of `model`, instead of those of a pass before that did not end."""
+        with self._failures.kept(_WHAT, "Which modules the first pass called last is not known."):
+            self.close()
+            self._start(model)
+            self._called.clear()
+            self._autocast = _autocast(self._device)
+            if not list(model.children()):
+                self._see(model)
+                return
+            seen = ModuleHook(self._see)
+            for leaf in leaves_of(model):
+                if isinstance(leaf, torch.jit.ScriptModule):  # takes none
+                    continue
+                self.hold(leaf.register_forward_hook(seen))
+
+    def _see(self, module: nn.Module, *_: Any) -> None:
+        """A module without children was called."""
+        with self._failures.kept(_WHAT, "Which modules the first pass called last is not known."):
+            self._called.append(kind_of(module))
+            self._autocast = self._autocast or _autocast(self._device)
+
+    def end(self, output: Any) -> None:
+        """The pass is over; the first one that is."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self.close()
+        self.found = {
+            "last_modules": list(reversed(self._called)),
+            "last_operations": _operations(output),
+            "autocast": self._autocast,
+        }
+
+
+def _autocast(device: str) -> str:
+    """The dtype of autocast on such devices; empty where there is none now, or where `device` is."""
+    if not device or not torch.is_autocast_enabled(device):
+        return ""
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+
+def _operations(output: Any) -> list[str]:
+    """Names of what autograd recorded last, the last one first."""
+    floating = [y for _, y in leaves(output) if y.is_floating_point()]
+    y = next((y for y in floating if y.dim()), floating[0] if floating else None)
+    node: Any = None if y is None else y.grad_fn
+    found: list[str] = []
+    while node is not None and len(found) < _NUM_OPERATIONS:
+        found.append(node.name().partition("Backward")[0].rpartition("::")[2])
+        before = [n for n, _ in node.next_functions if n is not None]
+        node = next((n for n in before if n.name() not in _NO_OPERATION), None)
+    return found
+
+
+_NO_OPERATION = ("torch::autograd::AccumulateGrad", "TBackward0", "TransposeBackward0")
+
+
+leave_to_python(BatchWatch)

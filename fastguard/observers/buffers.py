@@ -1,0 +1,315 @@
+"""Buffers as the newest good forward pass left them, to be put back where that of a skipped step made some not finite.
+
+A bad batch ruins more than gradients: batch norm averages its statistics into `running_mean` in the forward pass, and
+`eval()` gives NaN for ever, although the step was skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..records.failures import Failures
+from .observer import ModuleHook, Observer
+
+_NORMS = torch.nn.modules.batchnorm._NormBase  # whose statistics are written past autograd's counter
+_SMALL_BYTES = 1 << 20  # of all that is kept although nothing writes to it; a larger buffer is packed with no other
+_SMALL_SHARE = 0.01  # of the model's parameters, if that is more
+_MOST_BYTES = 64 << 20  # of all that is copied at every step
+_NUM_FIRST = 3  # steps at all of which it is looked which buffers are written to
+_LOOK_EVERY, _WALK_EVERY = 32, 512  # steps; at which that is looked again, and which buffers there are
+
+
+def tensor_can_be_kept(tensor: Any) -> bool:
+    """Whether `tensor` is one whose values can be copied and put back in place."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    return not tensor.is_quantized and not torch.nn.parameter.is_lazy(tensor)
+
+
+class BufferPlace:
+    """Where a buffer stands: a module's dict and a key, under which there may be another tensor at every step.
+
+    Attributes:
+        is_written: whether something has written to it.
+    """
+
+    def __init__(self, module: torch.nn.Module, key: str) -> None:
+        self.dict: Any = module._buffers
+        self.key = key
+        self.is_written = isinstance(module, _NORMS) and module.training
+        self._seen = self._mark()
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The buffer that is there now."""
+        return self.dict[self.key] if self.key in self.dict else None  # noqa: SIM401 - a scripted module's has no `get`
+
+    def num_bytes(self) -> int:
+        """Its size; 0 where there is none that can be kept."""
+        tensor = self.tensor
+        return tensor.nbytes if tensor is not None and tensor_can_be_kept(tensor) else 0
+
+    def look(self) -> bool:
+        """Whether it was written to, as far as autograd's counter tells, and that is news."""
+        seen, self._seen = self._seen, self._mark()
+        is_new = not self.is_written and seen != self._seen
+        self.is_written = self.is_written or is_new
+        return is_new
+
+    def _mark(self) -> tuple[int, int]:
+        tensor = self.tensor
+        if tensor is None:
+            return 0, 0
+        return id(tensor), 0 if tensor.is_inference() else tensor._version
+
+
+@contextlib.contextmanager
+def forward_undone(model: torch.nn.Module) -> Iterator[None]:
+    """Restores the buffers of `model` and torch's random generators after the forward passes in this context."""
+    stores = [module._buffers for module in model.modules()]
+    kept = [(store, key, b, b.detach().clone()) for store in stores for key, b in store.items() if b is not None]
+    devices = {p.device for p in model.parameters()}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for kind in {device.type for device in devices} - {"cpu", "meta"}:
+            indices = [device.index or 0 for device in devices if device.type == kind]
+            stack.enter_context(torch.random.fork_rng(devices=indices, device_type=kind))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for store, key, buffer, values in kept:
+                    buffer.copy_(values)
+                    store[key] = buffer
+
+
+def places_of(model: torch.nn.Module) -> list[BufferPlace]:
+    """All buffers of `model` that can be kept, those that are in no `state_dict` too."""
+    modules = [module for module in model.modules() if len(module._buffers)]
+    return [BufferPlace(m, key) for m in modules for key, t in m._buffers.items() if tensor_can_be_kept(t)]
+
+
+class _Pack:
+    """Buffers of one dtype and number of dimensions on one device, kept one after the other in one tensor.
+
+    Attributes:
+        kept: their elements.
+        may_be_bad: whether these can be NaN or Inf.
+    """
+
+    def __init__(self, places: Sequence[BufferPlace], values: Sequence[torch.Tensor]) -> None:
+        first = values[0]
+        self.places = places
+        self._shapes = [value.shape for value in values]
+        self._pack: Callable[[Any], torch.Tensor] = torch.stack if first.dim() == 0 else torch.cat
+        self._is_flat = first.dim() < 2
+        self._is_alone = len(values) == 1 and first.nbytes > _SMALL_BYTES
+        self.kept = self._packed(values)
+        self.may_be_bad = (first.is_floating_point() or first.is_complex()) and first.itemsize > 1
+
+    def _packed(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self._pack(tensors if self._is_flat else [t.reshape(-1) for t in tensors])
+
+    def gather(self) -> torch.Tensor:
+        """All elements as they are now, of a large buffer in place. Raises RuntimeError if these are other buffers."""
+        tensors, kept = [place.dict[place.key] for place in self.places], self.kept
+        now = tensors[0].detach().reshape(-1) if self._is_alone else self._packed(tensors)
+        if now.numel() != kept.numel() or now.dtype != kept.dtype or now.device != kept.device:
+            raise RuntimeError("the buffers have another size, dtype or device")
+        return now
+
+    def keep(self, now: torch.Tensor) -> None:
+        """Keeps what `gather` gave."""
+        if self._is_alone:
+            self.kept.copy_(now)
+        else:
+            self.kept = now
+
+    def newly_bad(self, now: torch.Tensor) -> torch.Tensor:
+        """Which elements are not finite, and were."""
+        return self.kept.isfinite().logical_and_(now.isfinite().logical_not_())
+
+    def pieces(self, packed: torch.Tensor) -> list[torch.Tensor]:
+        """`packed`, in the buffers' shapes."""
+        return [x.view(shape) for x, shape in zip(packed.split([s.numel() for s in self._shapes]), self._shapes)]
+
+    def write(self, packed: torch.Tensor) -> None:
+        """Writes `packed` into the buffers; past autograd's counter, for a graph may still hold them."""
+        for place, piece in zip(self.places, self.pieces(packed)):
+            buffer = place.tensor
+            if buffer is not None and buffer.shape == piece.shape:
+                buffer.data.copy_(piece)
+            else:
+                place.dict[place.key] = piece.clone()
+
+
+class Buffers(Observer):
+    """Follows the buffers of a model from step to step, on whatever device they are.
+
+    Those that the model writes to are copied at every step, 64 MiB of them at most. Others, as masks and tables of
+    positions, are not; whether something has written to them is looked at now and then.
+
+    Args:
+        model: only its dicts of buffers are held.
+        failures: where it is counted what raised.
+
+    Cost: at a step nothing for a model that writes to no buffers; else one copy of them and, on the CPU, one read. On a
+    device some fifteen launches, and no sync.
+    """
+
+    def __init__(self, model: torch.nn.Module, failures: Failures) -> None:
+        self._model = weakref.ref(model)
+        self._failures = failures
+        self._places: list[BufferPlace] = []
+        self._packs: list[_Pack] = []  # of what is written to
+        self._calm: list[_Pack] = []  # of what is not
+        self._num_followed = 0
+        with torch.no_grad():
+            self._walk()
+        inner = _innermost(model)
+        if not self.is_empty and not isinstance(inner, torch.jit.ScriptModule):
+            self.hold(inner.register_load_state_dict_post_hook(ModuleHook(self._was_loaded)))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none, nor will there be."""
+        model = self._model()
+        return model is None or not any(len(module._buffers) for module in model.modules())
+
+    @property
+    def places(self) -> list[BufferPlace]:
+        """Where those are that are worth a copy now and then: what is written to, and what is small."""
+        found = [(place, place.tensor) for place in self._places]
+        return [place for place, t in found if t is not None and (place.is_written or t.nbytes <= _SMALL_BYTES)]
+
+    def follow(self, step: int, skipped: bool | torch.Tensor) -> int:
+        """A step was judged: keeps what its forward passes wrote, or puts back what was there before. Never raises.
+
+        Args:
+            skipped: whether the step is skipped; a tensor of one number is not waited for.
+
+        Returns:
+            From which step on this is to be called again, but for one that is skipped.
+        """
+        count, self._num_followed = self._num_followed, self._num_followed + 1
+        with self._failures.kept("buffers", "They may not be finite after a skipped step."), torch.no_grad():
+            if skipped is False and (count == 1 or count % _WALK_EVERY == _WALK_EVERY - 1):
+                self._walk()
+            elif count < _NUM_FIRST or not self._packs or count % _LOOK_EVERY == 0:
+                self._look()
+            try:
+                self._follow(skipped)
+            except (RuntimeError, TypeError, KeyError):  # moved, or no longer there
+                self._walk()
+                self._follow(skipped)
+        return step + (1 if self._packs or count < _NUM_FIRST else _LOOK_EVERY)
+
+    def _was_loaded(self, module: torch.nn.Module, incompatible_keys: Any) -> None:
+        self.refresh()
+
+    def refresh(self) -> None:
+        """They were loaded, and are as they should be."""
+        with self._failures.kept("buffers", "They may not be finite after a skipped step."), torch.no_grad():
+            self._packs = self._calm = []
+            self._walk()
+
+    def _look(self) -> None:
+        if [place for place in self._places if place.look()]:
+            self._sort()
+
+    def _walk(self) -> None:
+        """Finds the buffers that there are now."""
+        model = self._model()
+        if model is not None:
+            known = {(id(place.dict), place.key): place for place in self._places}
+            self._places = [known.get((id(place.dict), place.key), place) for place in places_of(model)]
+            for place in self._places:
+                place.look()
+        self._sort()
+
+    def _sort(self) -> None:
+        """Packs them anew. Values that are known stay known, so that none is taken for good that is not."""
+        known = {
+            (id(place.dict), place.key): piece
+            for pack in (*self._packs, *self._calm)
+            for place, piece in zip(pack.places, pack.pieces(pack.kept))
+        }
+        kinds: dict[Any, list[tuple[BufferPlace, torch.Tensor]]] = {}
+        left = {True: _MOST_BYTES, False: self._calm_bytes()}
+        for place in sorted(self._places, key=BufferPlace.num_bytes):
+            now = place.tensor
+            if now is None or not tensor_can_be_kept(now):
+                continue
+            kept = known.get((id(place.dict), place.key), now)
+            if kept.shape != now.shape or kept.dtype != now.dtype or kept.device != now.device:
+                kept = now
+            if now.nbytes > left[place.is_written]:
+                continue
+            left[place.is_written] -= now.nbytes
+            own = id(place) if now.nbytes > _SMALL_BYTES else 0
+            kind = place.is_written, now.dtype, now.device, min(now.dim(), 2), own
+            kinds.setdefault(kind, []).append((place, kept))
+        packs: dict[bool, list[_Pack]] = {True: [], False: []}
+        for (is_written, *_), members in kinds.items():
+            packs[is_written].append(_Pack(*map(list, zip(*members))))
+        self._packs, self._calm = packs[True], packs[False]
+
+    def _calm_bytes(self) -> int:
+        """How much may be kept of what nothing writes to."""
+        model = self._model()
+        size = 0 if model is None else sum(p.nbytes for p in model.parameters() if tensor_can_be_kept(p))
+        return max(_SMALL_BYTES, int(_SMALL_SHARE * size))
+
+    def _follow(self, skipped: bool | torch.Tensor) -> None:
+        if isinstance(skipped, torch.Tensor) or not all(pack.kept.is_cpu for pack in self._packs):
+            self._follow_on_device(skipped)
+            return
+        packs = self._packs if not skipped else [*self._packs, *self._calm]
+        found = [(pack, pack.gather()) for pack in packs]
+        bad = {}
+        for pack, now in found:
+            if pack.may_be_bad and not math.isfinite(abs(now.sum().item())):
+                newly_bad = pack.newly_bad(now)
+                if newly_bad.any():
+                    bad[id(pack)] = newly_bad
+        for pack, now in found:
+            if skipped and bad:
+                pack.write(pack.kept)
+            elif id(pack) in bad:
+                pack.kept = torch.where(bad[id(pack)], pack.kept, now)  # nothing good is lost for what is not
+            else:
+                pack.keep(now)
+
+    def _follow_on_device(self, skipped: bool | torch.Tensor) -> None:
+        """The same for what is written to, queued."""
+        found = [(pack, pack.gather()) for pack in self._packs]
+        bad = {id(pack): pack.newly_bad(now) for pack, now in found if pack.may_be_bad}
+        if not bad:
+            return
+        is_put_back: Any = None
+        if skipped is not False:
+            home = next(iter(bad.values())).device
+            is_put_back = torch.stack([one.any().to(home, non_blocking=True) for one in bad.values()]).any()
+            if isinstance(skipped, torch.Tensor):
+                is_put_back = is_put_back.logical_and(skipped.reshape(()).to(home, non_blocking=True))
+        for pack, now in found:
+            if is_put_back is not None:
+                now = torch.where(is_put_back.to(now.device, non_blocking=True), pack.kept, now)
+                pack.write(now)
+            newly_bad = bad.get(id(pack))
+            pack.keep(now if newly_bad is None else torch.where(newly_bad, pack.kept, now))
+
+
+def _innermost(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside DistributedDataParallel, DataParallel and torch.compile, through which all of it is loaded."""
+    inner: torch.nn.Module | None = model
+    while inner is not None:
+        model = inner
+        inner = next((child for name, child in model.named_children() if name in ("_orig_mod", "module")), None)
+    return model

@@ -1,0 +1,166 @@
+"""How targets hang on inputs, as a batch shows it: one place of them follows them, or near inputs have near targets."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..kernels import cpu
+
+_MAX_SAMPLES, _MAX_FEATURES = 64, 256
+_MAX_ELEMENTS = 65536  # of an input that is held against the targets as a whole
+_LEAST_SAMPLES, _LEAST_BATCHES, _LEAST_EQUAL = 8, 6, 0.05
+
+
+class InputSample(NamedTuple):
+    """A copy of an input of the model, or of some features of its first 64 samples.
+
+    Attributes:
+        values: [n, features]; None of an input that says nothing.
+        num_samples: of the input.
+        is_whole: whether the values are all that it has.
+    """
+
+    values: torch.Tensor | None
+    num_samples: int
+    is_whole: bool
+
+
+def sample_inputs(given: Sequence[torch.Tensor], most_bytes: int = 1 << 19) -> list[InputSample]:
+    """Copies the inputs, or samples of those that are large. Cost: at most `most_bytes`, or 128 KiB each."""
+    return [_sample_of(x.detach(), most_bytes // len(given)) for x in given]
+
+
+def _sample_of(x: torch.Tensor, most_bytes: int) -> InputSample:
+    count = x.shape[0] if x.dim() else 0
+    if count < _LEAST_SAMPLES or not x.numel() or x.is_complex():
+        return InputSample(None, count, False)
+    if x.numel() <= _MAX_ELEMENTS and x.nbytes <= most_bytes:
+        return InputSample(x.clone(memory_format=torch.contiguous_format).view(count, -1), count, True)
+    rows, num_features = x[:_MAX_SAMPLES].unsqueeze(-1), x.numel() // count
+    step = -(-num_features // _MAX_FEATURES)
+    if rows.is_contiguous():
+        return InputSample(rows.view(len(rows), -1)[:, ::step].clone(), count, False)
+    places = torch.unravel_index(torch.arange(0, num_features, step, device=x.device), rows.shape[1:])
+    return InputSample(rows.movedim(0, -1)[places].T.contiguous(), count, False)
+
+
+class Dependence:
+    """Sums `how_near` over batches, for each input by itself. Cost: 10 to 100 us a batch and input."""
+
+    def __init__(self) -> None:
+        self._found: list[list[float]] = []
+
+    def add(
+        self, given: Sequence[InputSample], targets: array[float], shape: Sequence[int], are_floating: bool = False
+    ) -> float | None:
+        """Takes a batch; the value of all so far, of the input that tells most: a standard normal one by chance.
+
+        None before six batches, and where it is not known which targets are whose, or what an input holds: integers
+        that are hardly ever equal are names, which are not near each other, and of sequences targets go with places.
+
+        Args:
+            given: the inputs.
+            targets: of all rows of the output.
+            shape: of the output.
+            are_floating: whether the targets are numbers, and not classes.
+        """
+        count, widths = shape[0], (1, shape[-1], shape[min(1, len(shape) - 1)])
+        is_whole = any(len(targets) * width == math.prod(shape) for width in widths) and len(targets) % count == 0
+        inputs = [x.values for x in given if x.values is not None and x.num_samples == count]
+        if not is_whole or count < _LEAST_SAMPLES or not inputs or len(inputs) < len(given):
+            return None
+        counted = [x for x in inputs if not x.is_floating_point()]
+        if counted and (len(targets) > count or min((x[1:] == x[:-1]).double().mean() for x in counted) < _LEAST_EQUAL):
+            return None
+        found = [how_near(x, targets, len(targets) // count, are_floating) for x in inputs]
+        if all(map(math.isfinite, found)):
+            self._found = [now for now in self._found if len(now) == len(found)] + [found]
+        num = len(self._found)
+        return max(map(sum, zip(*self._found))) / math.sqrt(num) if num >= _LEAST_BATCHES else None
+
+
+def how_near(x: torch.Tensor, targets: array[float], each: int, are_floating: bool) -> float:
+    """The bias-corrected distance correlation of inputs and targets, times the root of n (n - 3) / 2.
+
+    Of independent ones it has mean 0 and spread 1 (Szekely and Rizzo 2013). Distances of inputs, [n, features] of
+    spread 1, or shares of integers that differ, count as 1 - exp(-2 d) in units of their median, so that what is near
+    counts most; those of targets, `each` of a sample, as they are. NaN where one of the two is constant.
+    """
+    if cpu.how_near is not None:
+        told = cpu.how_near(_floats(x), x.is_floating_point(), targets, each, are_floating)
+        if told is not None:
+            return told
+    y = torch.frombuffer(targets, dtype=torch.float64).view(-1, each)[: len(x)]
+    near = _distances(x, is_floating=x.is_floating_point(), is_scaled=True)
+    a = _centred(-torch.exp(-2.0 * (near / near.median())))
+    b = _centred(_distances(y, is_floating=are_floating))
+    return float((a * b).sum() / (a.norm() * b.norm())) * math.sqrt(len(a) * (len(a) - 3) / 2)
+
+
+def _distances(x: torch.Tensor, *, is_floating: bool, is_scaled: bool = False) -> torch.Tensor:
+    rows = x[:_MAX_SAMPLES, :: -(-x.shape[1] // _MAX_FEATURES)].double()
+    if is_scaled and is_floating:
+        spread = rows.std(0)
+        rows = rows[:, spread > 0.0] / spread[spread > 0.0]
+    return torch.cdist(rows, rows, p=2.0 if is_floating else 0.0)
+
+
+def _centred(d: torch.Tensor) -> torch.Tensor:
+    d = d.fill_diagonal_(0.0)
+    rows = d.sum(0) / (len(d) - 2)
+    centred = (d - rows - rows[:, None] + rows.sum() / (len(d) - 1)).fill_diagonal_(0.0)
+    return centred * (centred.norm() > 1e-9 * d.norm())  # else no more than rounding is left
+
+
+def how_it_follows(x: torch.Tensor, targets: array[float]) -> array[float]:
+    """How closely each place of the inputs follows the targets, from 0 to 1.
+
+    Of one target a sample, the size of the correlation with it of each of several features; of several, and inputs that
+    are integers, the share of them that is equal, where the inputs are as many or a multiple. Empty of anything else.
+
+    Args:
+        x: [n, features], an input.
+        targets: n of them or a multiple.
+
+    >>> how_it_follows(torch.tensor([[1.0, 5.0], [2.0, 3.0], [3.0, 9.0]] * 3), array("d", [1, 3, 5] * 3))[0]
+    1.0
+    """
+    nothing, each = array("d"), len(targets) // max(1, len(x))
+    if len(x) < _LEAST_SAMPLES or not each or len(targets) % len(x):
+        return nothing
+    if cpu.how_it_follows is not None:
+        told = cpu.how_it_follows(_floats(x), x.is_floating_point(), targets, each)
+        if told is not None:
+            return array("d", told)
+    y = torch.frombuffer(targets, dtype=torch.float64)
+    if each == 1 and x.shape[1] > 1:
+        a, b = x.double() - x[:1].double(), y - y[0]  # exactly zero where all are the same
+        a, b = a - a.mean(0), b - b.mean()
+        sizes = a.norm(dim=0) * b.norm()
+        found = torch.where(sizes > 0.0, (a.T @ b).abs() / sizes.clamp(min=1e-300), 0.0)
+        return array("d", found.nan_to_num_(0.0).clamp_(max=1.0).tolist())
+    if each == 1 or x.is_floating_point() or x.shape[1] % each or bool((y == y[0]).all()):
+        return nothing
+    rows = y.view(len(x), 1, each)
+    ways = x.view(len(x), -1, each), x.view(len(x), each, -1).transpose(1, 2)
+    return array("d", torch.cat([(way == rows).double().mean((0, 2)) for way in ways]).tolist())
+
+
+def equal_at(x: torch.Tensor, targets: array[float], rows: array[float], num_rows: int) -> array[float]:
+    """As `how_it_follows`, for the targets of some of `num_rows` rows, of which each sample has several."""
+    each, rest = divmod(num_rows, len(x))
+    if rest or each < 2 or x.is_floating_point() or x.shape[1] % each or len(set(targets)) < 2:
+        return array("d")
+    at, y = torch.frombuffer(rows, dtype=torch.float64).long(), torch.frombuffer(targets, dtype=torch.float64)
+    sample, place = at // each, at % each
+    ways = x.view(len(x), -1, each)[sample, :, place], x.view(len(x), each, -1)[sample, place]
+    return array("d", torch.cat([(way == y[:, None]).double().mean(0) for way in ways]).tolist())
+
+
+def _floats(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_floating_point() else x.double()

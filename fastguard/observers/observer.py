@@ -1,0 +1,151 @@
+"""Observer: what looks beside the gradients at some steps, and the hooks through which it looks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.utils.hooks import unserializable_hook
+
+from ..records.failures import Failures
+
+
+class ObservedRun(Protocol):
+    """The state of a guard, as far as observers read it. See `fastguard.step.run.Run`."""
+
+    step: int
+    may_wait: bool
+    has_more_to_do: bool
+    has_scaler: bool
+    backend: str
+    wakes_at: int
+    failures: Failures
+    ring: Any
+    known_names: tuple[str, ...]
+
+    def params(self) -> list[torch.Tensor]:
+        """All parameters of the optimizers."""
+
+    def names_now(self) -> tuple[str, ...]:
+        """Their names, also before the first step."""
+
+    def model_parameters(self) -> list[tuple[torch.Tensor, str]]:
+        """Parameters of the model with their names."""
+
+
+def held_weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound method that does not keep its object alive, for one of the object's own parts to call."""
+    return types.MethodType(method.__func__, weakref.proxy(method.__self__))  # type: ignore[attr-defined]
+
+
+def while_alive(method: Callable[..., None]) -> Callable[..., None]:
+    """A bound method that does not keep its object alive, and does nothing once that is freed."""
+    ref = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = ref()
+        if found is not None:
+            found(*args)
+
+    return call
+
+
+class Transient:
+    """A hook that does nothing in a copy of the model or in a file, and that loads without this package."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class ModuleHook(Transient):
+    """A hook on a module that calls a method: first with `given`, then with what torch passes.
+
+    It does not keep the method's object alive, and calls nothing while torch compiles or traces the model.
+    """
+
+    def __init__(self, method: Callable[..., None], *given: Any) -> None:
+        self._method, self._given = weakref.WeakMethod(method), given
+
+    def __call__(self, *args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        method = self._method()
+        if method is not None and not torch._C._is_tracing():
+            method(*self._given, *args)
+
+
+class ParameterHook:
+    """A hook on a parameter that calls a method. It does not keep the method's object alive."""
+
+    def __init__(self, method: Callable[[torch.Tensor], None]) -> None:
+        self._method = weakref.WeakMethod(method)
+        unserializable_hook(self)
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        method = self._method()
+        if method is not None:
+            method(tensor)
+
+
+class Observer:
+    """Looks at something beside the gradients, around the steps that it asks for. `Observers` owns and calls it.
+
+    A look may allocate max(1 MiB, 1 % of what it looks at), and holds neither the graph nor a batch afterwards. What
+    it raises is counted, and training goes on.
+
+    Attributes:
+        what, so: what failures of its are counted as, and what follows from one.
+    """
+
+    what = "sampled evidence"
+    so = "What it saw of that step was left out."
+    _handles: tuple[Any, ...] = ()
+
+    def next_after(self, step: int) -> float:
+        """The first step after `step` around which it is to be called; Inf for none."""
+        return math.inf
+
+    def before(self, step: int) -> None:
+        """Called ahead of such a step, whose gradients are there."""
+
+    def after(self, step: int) -> None:
+        """Called when all optimizers have taken or skipped such a step."""
+
+    def facts(self) -> dict[str, Any]:
+        """What it has found, as facts about the model."""
+        return {}
+
+    def forget(self) -> None:
+        """The next step does not follow the one before: steps were taken unseen, or the run goes on elsewhere."""
+
+    def close(self) -> None:
+        """Removes all hooks."""
+        handles, self._handles = self._handles, ()
+        for handle in handles:
+            handle.remove()
+
+    def hold(self, *handles: Any) -> None:
+        """Keeps handles of hooks until `close`."""
+        self._handles += handles
+
+
+def leave_to_python(*kinds: type) -> None:
+    """Has dynamo not compile hooks by themselves, as it would those of a model whose `forward` alone it compiles.
+
+    Hooks that it meets within a frame, it still traces. Without the function for it, as in an older torch, it compiles
+    them: the same records, more graphs.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return
+    leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for kind in kinds:
+        frames.set_code_exec_strategy(kind.__call__.__code__, leave)
+
+
+leave_to_python(ModuleHook)

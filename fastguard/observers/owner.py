@@ -1,0 +1,158 @@
+"""The observers of one guard: who is called at which step, and their hooks, facts and saved states."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..records import values
+from .batches import BatchWatch
+from .coverage import CoverageWatch
+from .facts import ModelFacts
+from .left_gradients import LeftGradients
+from .observer import ObservedRun, Observer, held_weakly
+from .sketches import Sketches
+
+
+def checked(state: Any) -> dict[str, list[int]]:
+    """What `Observers.state_dict` gave; a MisfitError for anything else."""
+    found = {}
+    for name, lengths in (("batches", (0, 5)), ("left_gradients", (4, 5)), ("parameters", (2,)), ("may_wait", (1,))):
+        found[name] = values.entry(state, name, lambda plain: values.each(values.count, plain))
+        if len(found[name]) not in lengths:
+            raise values.MisfitError(f"must have {lengths[-1]} numbers, got {len(found[name])}", (name,))
+    return found
+
+
+class Observers:
+    """Calls each observer around the steps that it asks for. Where one raises, that is counted, and training goes on.
+
+    Args:
+        run: of the guard. `run.wakes_at` is the next step that something is due at: steps before it compare one
+            integer. `run.has_more_to_do` says that `end_step` is to be called.
+        facts: counts backward passes at first.
+        others: of the ranks.
+
+    Attributes:
+        batches: looks at forward passes; None without a model, and where it takes no hooks.
+    """
+
+    def __init__(
+        self,
+        run: ObservedRun,
+        model: torch.nn.Module | None,
+        optimizers: Sequence[torch.optim.Optimizer],
+        facts: ModelFacts,
+        others: Sequence[Observer] = (),
+    ) -> None:
+        self._run = run
+        self._step = -1  # that `_due` are called around
+        self._due: list[Observer] = []
+        self._left, self._sketches = LeftGradients(run, optimizers), Sketches(run, optimizers)
+        self._next: dict[Observer, float] = dict.fromkeys(
+            (facts, self._left, self._sketches, CoverageWatch(run), *others), 0
+        )
+        self.batches: BatchWatch | None = None
+        if model is not None and not isinstance(model, torch.jit.ScriptModule):
+            device = next((p.device.type for o in optimizers for g in o.param_groups for p in g["params"]), "cpu")
+            with run.failures.kept("batch sampler", "No forward pass is looked at."):
+                place, awake = held_weakly(self._place), held_weakly(self._awake)
+                clock = getattr(run, "clock", None)  # of the extension
+                self.batches = BatchWatch(model, place, awake, run.failures, device, clock)
+        for observer in self._all():
+            weakref.finalize(self, observer.close).atexit = False  # no hook outlives the guard
+
+    def _all(self) -> list[Observer]:
+        return [*self._next] if self.batches is None else [*self._next, self.batches]
+
+    def _place(self) -> int | None:
+        """Number of the step under way; None where nothing may be read."""
+        return self._run.step if self._run.may_wait else None
+
+    def _awake(self) -> None:
+        self._run.has_more_to_do = True
+
+    def begin_step(self, step: int) -> None:
+        """Ahead of a step at which something is due, before anything is judged."""
+        run, self._step = self._run, step
+        run.wakes_at, run.has_more_to_do = step + 1, True  # should the step raise, the next one wakes this again
+        self._due = [observer for observer, due_at in self._next.items() if due_at <= step]
+        with torch.no_grad():
+            for observer in self._due:
+                try:
+                    observer.before(step)
+                except Exception as error:
+                    run.failures.note(observer.what, error, observer.so)
+
+    def end_step(self) -> None:
+        """All optimizers have taken or skipped a step."""
+        run, step = self._run, self._run.step - 1
+        if self._step == step:
+            with torch.no_grad():
+                for observer in self._due:
+                    try:
+                        observer.after(step)
+                    except Exception as error:
+                        run.failures.note(observer.what, error, observer.so)
+                    self._next[observer] = observer.next_after(step)
+            self._step = -1
+            due_at = min(self._next.values())
+            run.wakes_at = int(due_at) if due_at < math.inf else step + (1 << 30)
+        if self.batches is not None and self.batches.found:
+            self.attach()
+
+    def attach(self) -> None:
+        """Hands samples of batches to the record of the step just taken, or, if that is delivered, of the next."""
+        run, ring = self._run, self._run.ring
+        if self.batches is None or not self.batches.found or not run.step:
+            return
+        step = run.step - 1
+        if ring.newest >= 0 and ring.step >= step:
+            step = ring.step + (not ring.num_open)
+        known = ring.samples.get(step, {}).get("batches", ())
+        ring.attach(step, batches=known + self.batches.take())
+
+    def facts(self) -> dict[str, Any]:
+        """What was found, as facts about the model."""
+        return {name: value for observer in self._all() for name, value in observer.facts().items()}
+
+    def state_dict(self) -> dict[str, list[int]]:
+        """Where a resumed run goes on; what was found is in the history."""
+        return {
+            "batches": [] if self.batches is None else self.batches.state(),
+            "left_gradients": self._left.state(),
+            "parameters": self._sketches.parameters.state(),
+            "may_wait": [int(self._run.may_wait)],  # until the first step tells
+        }
+
+    def load_state_dict(self, state: Mapping[str, Sequence[int]], overwritten: Sequence[str]) -> None:
+        """Goes on from `state`, which `checked` gave; `overwritten` are the names that the notes of the model have."""
+        self._left.load(state["left_gradients"])
+        self._sketches.parameters.load(state["parameters"], overwritten)
+        if self.batches is not None and state["batches"]:
+            self.batches.load(state["batches"])
+        self._run.may_wait = bool(state["may_wait"][0])
+        self.forget()
+
+    def forget(self) -> None:
+        """Steps are taken that nobody sees, or the run goes on from another place."""
+        for observer in self._next:
+            observer.forget()
+            self._next[observer] = 0
+        self._run.wakes_at = 0
+
+    def pause(self, is_paused: bool) -> bool:
+        """Whether it was paused before; passes through the model are not looked at while it is."""
+        if self.batches is None:
+            return False
+        before, self.batches.is_paused = self.batches.is_paused, is_paused
+        return before
+
+    def close(self) -> None:
+        """Takes all hooks away."""
+        for observer in self._all():
+            observer.close()

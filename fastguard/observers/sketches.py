@@ -1,0 +1,303 @@
+"""A few elements of gradients and of parameters, compared from one step to the next."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import math
+import weakref
+from array import array
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from .. import kernels
+from ..kernels import cpu
+from .observer import ObservedRun, Observer
+
+_Chosen: TypeAlias = list[tuple[weakref.ref[torch.Tensor], int, torch.dtype]]  # parameters, and their places among all
+
+_NUM_GRADIENTS = 4
+_PER_GRADIENT = 1024
+_NUM_PARAMETERS = 16
+_PER_PARAMETER = 4
+_MAX_NAMES = 64
+_EARLY, _LATE = 10, 50  # steps that share one pair of looks, before step 1000 and after
+_BLOCK = 1000  # steps whose looks are worked out together
+READ, COMPARE, KEEP = 1, 2, 4  # gradients; gradients with those of the step before; parameters, as the step leaves them
+
+Parameters: TypeAlias = Callable[[], Sequence[torch.Tensor]]  # all of them, in their order; asked only where needed
+_guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+@functools.lru_cache(maxsize=4)
+def looks(block: int) -> dict[int, int]:
+    """The steps of a block of 1000 at which something is looked at, in order, and what: READ, COMPARE, KEEP.
+
+    Gradients are compared at the first twenty steps, then at one in fifty, because a record with a cosine takes the
+    long way into the log. Parameters are kept at one step in twenty, from step 1000 on at one in a hundred, and
+    compared as the next step begins. Looks come in pairs, at another place in each span of steps: nothing that has a
+    period hides.
+
+    >>> [step for step, what in looks(1).items() if what & COMPARE][:5]
+    [1043, 1051, 1108, 1165, 1222]
+    """
+    found = {}
+    span = _LATE if block else _EARLY
+    if not block:
+        found = {step: READ | (COMPARE if step else 0) | (KEEP if step % 4 == 3 else 0) for step in range(21)}
+    for number in range(block * _BLOCK // span or 2, (block + 1) * _BLOCK // span):
+        start = number * span + number * 7 % (span - 1)
+        is_compared, is_kept = block > 0 or number % 5 == 0, number % 2 == 0
+        if is_compared or is_kept:
+            found[start] = (READ if is_compared else 0) | (KEEP if is_kept else 0)
+            found[start + 1] = READ | COMPARE if is_compared else 0
+    return found
+
+
+def next_look(step: int) -> int:
+    """The first step after `step` at which something is looked at."""
+    for block in itertools.count(step // _BLOCK):
+        due = list(looks(block))
+        if step < due[-1]:
+            return due[bisect.bisect_right(due, step)]
+    raise AssertionError("no block is the last")
+
+
+def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
+    """Ids of the parameters of all guarded optimizers, but for those in `but`."""
+    return {id(p) for o in list(_guarded) if o not in but for group in o.param_groups for p in group["params"]}
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether `x` is a dense real tensor in CPU memory that torch computes with (not float8), without gaps."""
+    if type(x) is not torch.nn.Parameter and hasattr(x, "to_local"):
+        return False  # a part of a tensor
+    if not (x.is_cpu and x.is_floating_point() and x.itemsize > 1 and x.layout is torch.strided):
+        return False
+    if x.is_nested or not x.numel() or not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
+        return False
+    return not kernels.lacks_memory(x)
+
+
+def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:
+    """Up to `number` elements of each tensor, evenly over its memory, as float64; None if one of them is not plain.
+
+    Cost: 1 us, and 2 ns an element.
+    """
+    found = None if cpu.sketch is None else cpu.sketch(tensors, number)
+    if found is not None or not all(map(is_plain, tensors)):
+        return found
+    return sample_reference(tensors, number)
+
+
+def sample_reference(tensors: Sequence[torch.Tensor], number: int) -> bytearray:
+    """As `sample`, of plain tensors."""
+    found = array("d")
+    for x in tensors:
+        count = min(number, x.numel())
+        found.extend(torch.as_strided(x.detach(), (count,), (x.numel() // count,)).double().tolist())
+    return bytearray(found)
+
+
+def dot(a: bytearray, b: bytearray) -> float:
+    """The sum of the products of two samples."""
+    if cpu.dot is not None:
+        return cpu.dot(a, b)
+    return float(torch.dot(torch.frombuffer(a, dtype=torch.float64), torch.frombuffer(b, dtype=torch.float64)))
+
+
+def _num_gradients(p: torch.Tensor) -> int:
+    return -1 if p.grad is None else p.grad.numel()
+
+
+class GradientSketch:
+    """A strided sample of the gradients at one step, 1024 elements each of the four largest at most, and the cosine
+    with that of the step before. Cost: 10 us a step at which it is asked, nearly all of it for 4096 cache misses."""
+
+    def __init__(self) -> None:
+        self._chosen: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self._before: tuple[int, bytearray, float] | None = None
+
+    def cosine(self, step: int, params: Parameters, *, is_wanted: bool) -> float | None:
+        """The cosine of the gradients of `step` with those of the step before, where it was asked there too.
+
+        None without such, and where there are none, or one of the two is all zeros or not finite.
+        """
+        sample, before = self._sample(params), self._before
+        self._before = None
+        square = 0.0 if sample is None else dot(sample, sample)
+        if sample is None or not 0.0 < square < math.inf:
+            return None
+        self._before = step, sample, math.sqrt(square)
+        if not is_wanted or before is None or before[0] != step - 1 or len(before[1]) != len(sample):
+            return None
+        cosine = dot(sample, before[1]) / (before[2] * self._before[2])
+        return max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None
+
+    def forget(self) -> None:
+        """What comes next does not follow what was."""
+        self._before = None
+
+    def _sample(self, params: Parameters) -> bytearray | None:
+        found = self._sample_chosen()
+        if found is None:
+            self._before = None
+            self._choose(params())
+            found = self._sample_chosen()
+        return found
+
+    def _sample_chosen(self) -> bytearray | None:
+        """Of each gradient that was chosen; None if one is not as it was, and where none was."""
+        gradients = []
+        for ref, numel in self._chosen:
+            parameter = ref()
+            gradient = None if parameter is None else parameter.grad
+            if gradient is None or gradient.numel() != numel:
+                return None
+            gradients.append(gradient)
+        return sample(gradients, _PER_GRADIENT) if gradients else None
+
+    def _choose(self, params: Iterable[torch.Tensor]) -> None:
+        # Whether one is plain is asked of the largest alone: torch keeps what Python sees of a storage, 64 bytes each.
+        largest = sorted(params, key=_num_gradients, reverse=True)
+        plain = (p for p in largest if p.grad is not None and is_plain(p.grad))
+        self._chosen = [(weakref.ref(p), _num_gradients(p)) for p in itertools.islice(plain, _NUM_GRADIENTS)]
+
+
+class ParameterSketch:
+    """Four elements each of at most sixteen parameters as a step has left them, to be found again when the next begins.
+
+    Attributes:
+        names: of those that were not, in the order in which that was seen; a dict whose values mean nothing.
+        num_compared, num_changed: how often it was looked, and at how many of these some had changed.
+
+    Cost: 20 us to take, 20 us to compare.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._own: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet(optimizers)
+        self._taken: tuple[int, _Chosen, bytearray] | None = None
+        self.names: dict[str, None] = {}
+        self.num_compared = 0
+        self.num_changed = 0
+        _guarded.update(optimizers)
+
+    def take(self, step: int, params: Sequence[torch.Tensor]) -> None:
+        """Remembers `params`, all those of the optimizers, as `step` has left them."""
+        places: Sequence[int] = range(0, len(params), max(1, -(-len(params) // _NUM_PARAMETERS)))
+        values = sample([params[i] for i in places], _PER_PARAMETER)
+        if values is None:
+            places = [i for i in places if is_plain(params[i])]
+            values = sample([params[i] for i in places], _PER_PARAMETER)
+        chosen = [(weakref.ref(params[i]), i, params[i].dtype) for i in places]
+        self._taken = (step, chosen, values) if values else None
+
+    @property
+    def awaits(self) -> bool:
+        """Whether something was taken, to be compared."""
+        return self._taken is not None
+
+    def compare(self, step: int, names: Sequence[str]) -> None:
+        """Looks for what has changed since the step before `step`; `names` are of all parameters."""
+        taken, self._taken = self._taken, None
+        if taken is None or taken[0] != step - 1:
+            return
+        _, chosen, before = taken
+        params = [p for ref, _, dtype in chosen if (p := ref()) is not None and p.dtype is dtype]
+        now = sample(params, _PER_PARAMETER) if len(params) == len(chosen) else None
+        if now is None or len(now) != len(before):
+            return  # moved, or made anew
+        self.num_compared += 1
+        if now == before:
+            return
+        changed = self._changed(chosen, before, now)
+        self.num_changed += bool(changed)
+        for place in changed:
+            if len(self.names) < _MAX_NAMES:
+                self.names[names[place] if place < len(names) else f"param{place}"] = None
+
+    def forget(self) -> None:
+        """What was taken is of no use: steps were taken that nobody saw."""
+        self._taken = None
+
+    def state(self) -> list[int]:
+        """What was counted; the names are among the facts."""
+        return [self.num_compared, self.num_changed]
+
+    def load(self, state: Sequence[int], names: Sequence[str]) -> None:
+        """Goes on from `state`, and from the names that were told."""
+        self.num_compared, self.num_changed = state
+        self.names = dict.fromkeys(names)
+        self._taken = None
+
+    def facts(self) -> dict[str, Any]:
+        """What was found, as facts about the model."""
+        if not self.num_compared:
+            return {}
+        return {"overwritten": list(self.names), "num_overwritten": self.num_changed, "num_compared": self.num_compared}
+
+    def close(self) -> None:
+        """The optimizers are not guarded any more."""
+        self._taken = None
+        for optimizer in self._own:
+            _guarded.discard(optimizer)
+
+    def _changed(self, chosen: _Chosen, before: bytearray, now: bytearray) -> list[int]:
+        """Places of the parameters that differ by more than rounding, and that no other guard's optimizer holds."""
+        elsewhere = guarded_parameters(but=self._own)
+        start = 0
+        found: list[int] = []
+        for ref, place, dtype in chosen:
+            p = ref()
+            if p is None:
+                return found
+            end = start + 8 * min(_PER_PARAMETER, p.numel())
+            was, has = (memoryview(values).cast("B")[start:end].cast("d").tolist() for values in (before, now))
+            start = end
+            rounding = torch.finfo(dtype).eps
+            largest = max((abs(value) for value in was if math.isfinite(value)), default=0.0)
+            tolerance = max(2.0 * rounding, min(64.0 * rounding, 1e-3)) * largest
+            is_other = any(abs(b - a) > tolerance or math.isfinite(a) is not math.isfinite(b) for a, b in zip(was, has))
+            if is_other and id(p) not in elsewhere:
+                found.append(place)
+        return found
+
+
+class Sketches(Observer):
+    """How gradients turn from step to step, and whether parameters change between steps. On the CPU alone."""
+
+    def __init__(self, run: ObservedRun, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._run = run
+        self._gradients = GradientSketch()
+        self.parameters = ParameterSketch(optimizers)
+
+    def next_after(self, step: int) -> float:
+        return next_look(step)
+
+    def before(self, step: int) -> None:
+        if self._run.may_wait and self.parameters.awaits:
+            self.parameters.compare(step, self._run.known_names)
+
+    def after(self, step: int) -> None:
+        run, what = self._run, looks(step // _BLOCK).get(step, 0)
+        if not what or not run.may_wait:
+            return
+        if what & READ:
+            cosine = self._gradients.cosine(step, run.params, is_wanted=bool(what & COMPARE))
+            if cosine is not None and (run.ring.step != step or run.ring.is_finite):
+                run.ring.attach(step, grad_cosine=cosine)
+        if what & KEEP:
+            self.parameters.take(step, run.params())
+
+    def facts(self) -> dict[str, Any]:
+        return self.parameters.facts()
+
+    def forget(self) -> None:
+        self._gradients.forget()
+        self.parameters.forget()
+
+    def close(self) -> None:
+        self.parameters.close()

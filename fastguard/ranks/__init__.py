@@ -1,0 +1,18 @@
+"""Process groups: what of the gradients is reduced over them, and by whom, so that every rank decides alike."""
+
+from .flat import flat_shards as flat_shards
+from .local import LocalGradients as LocalGradients
+from .local import with_bad_step as with_bad_step
+from .parity import Parity as Parity
+from .pieces import measured as measured
+from .ranks import Ranks as Ranks
+from .ranks import Shared as Shared
+from .shards import is_sharded as is_sharded
+from .shards import local_of as local_of
+from .shards import locals_of as locals_of
+from .totals import as_everywhere as as_everywhere
+from .totals import gradients_over_ranks as gradients_over_ranks
+from .totals import norm_over_ranks as norm_over_ranks
+from .totals import tensors_over_ranks as tensors_over_ranks
+from .unsharded import is_under_fully_shard as is_under_fully_shard
+from .unsharded import ranks_of as ranks_of

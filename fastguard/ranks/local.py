@@ -1,0 +1,316 @@
+"""Each rank's own gradients under DistributedDataParallel and `fully_shard`, read before they are averaged."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.utils.hooks import unserializable_hook
+
+from .. import kernels
+from ..observers.observer import ObservedRun, Observer
+from ..records import TrainingHistory
+from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
+from ..records.events import MAX_RANKS, BadRank
+from ..records.failures import Failures
+from . import shards
+from .odd import NoiseScale, OddRanks
+from .ranks import told
+from .unsharded import Unsharded, ranks_of
+
+EVERY = 10  # steps
+_MAX_HELD = 4  # tensors of a rank
+_TIMEOUT = datetime.timedelta(seconds=60)
+_task_now: Callable[[], int] = torch._C._current_graph_task_id
+_NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
+_WHAT, _SO = "comparison of the ranks' own gradients", "Nothing more is said of single ranks."
+
+
+class _OwnGradients(NamedTuple):
+    """This rank's own gradients at a step.
+
+    Attributes:
+        sum_sq: their squared norm; NaN where that is not finite, or where ranks have different tensors.
+        num_passes: backward passes that were averaged, of which these are the newest.
+        held: index of a parameter, its NaNs and Infs, of the first four in backward order.
+    """
+
+    sum_sq: float
+    num_passes: int
+    held: list[tuple[int, int, int]]
+
+
+class _Arrived:
+    """The hook on a parameter whose gradient was added to, ahead of DistributedDataParallel's own."""
+
+    def __init__(self, local: weakref.ref[LocalGradients], index: int) -> None:
+        self._local, self._index = local, index
+        unserializable_hook(self)
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        local = self._local()
+        if local is None:
+            return
+        if local._task == _task_now():
+            local._fired[self._index] = parameter  # the first of this pass has seen to the rest
+        else:
+            local._arrived(self._index, parameter)
+
+
+def _hooked(local: weakref.ref[LocalGradients], index: int, parameter: torch.Tensor) -> Any:
+    return parameter.register_post_accumulate_grad_hook(_Arrived(local, index))
+
+
+class LocalGradients(Observer):
+    """Reads each rank's gradients before they are averaged: which are not finite, which are odd, how noisy they are.
+
+    Reads them once, at the end of the backward pass, or one by one as they arrive if they are views into buckets or
+    under `fully_shard`. Every tenth step, and at one that is not finite, the ranks exchange what they saw over a gloo
+    group of their own. The wrapper's collectives and hooks, and the bits of the training, stay as they are. The history
+    gets `bad_ranks`, `odd_ranks` and `noise_scale`; under tensor parallelism `bad_ranks` alone.
+
+    All ranks must have one, and step together. If one does not answer within a minute, the others stop asking.
+
+    Args:
+        model: the wrapped one. All ranks of its group or mesh make one of these at the same time.
+        params: of all optimizers, in order.
+        every: steps between exchanges.
+
+    Attributes:
+        num_ranks: that take part.
+
+    Cost: one read of the gradients, 1 us a parameter, and on a GPU a sync; every tenth step 224 bytes from each rank
+    and some 0.3 ms. Under `fully_shard` one call of the kernels a parameter.
+    """
+
+    def __init__(self, model: torch.nn.Module, params: Sequence[torch.Tensor], every: int = EVERY) -> None:
+        self._every = every
+        self._model = weakref.ref(model)
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            members = dist.get_process_group_ranks(model.process_group)
+            averaged = {id(p) for p in model.module.parameters() if p.requires_grad}
+            watched = {i for i, p in enumerate(params) if id(p) in averaged}
+            self.hold(*(_hooked(weakref.ref(self), i, params[i]) for i in sorted(watched)))
+            self._is_ddp = True
+        else:
+            members = ranks_of(params)
+            unsharded = Unsharded(model, params, functools.partial(_hooked, weakref.ref(self)))
+            self.hold(unsharded)
+            watched = unsharded.places
+            self._is_ddp = False
+        self._members, self.num_ranks = members, len(members)
+        self._group: Any = dist.new_group(members, _TIMEOUT, "gloo", use_local_synchronization=True)
+        self._num_params = len(params)
+        self._is_whole = all(i in watched for i, p in enumerate(params) if p.requires_grad)
+        self._fired: dict[int, torch.Tensor] = {}
+        self._task, self._num_passes = -1, 0
+        self._seen: set[int] = set()
+        self._read: dict[int, _OwnGradients] = {}
+        self._next = 0  # the first step that was not told yet
+        self._awaited: tuple[Any, list[torch.Tensor]] | None = None
+        self._odd, self._noise = OddRanks(members), NoiseScale(self.num_ranks)
+        self._trouble: tuple[int, list[tuple[int, str, int, int]]] = -1, []
+        self._num_exchanges = 0
+
+    def start(self, run: ObservedRun, history: Callable[[], TrainingHistory]) -> None:
+        """What is watched: the guard's steps, and where findings go. Before the first backward pass."""
+        self._run, self._history = run, history
+        self._next = run.step
+
+    def next_after(self, step: int) -> float:
+        return (step // self._every + 1) * self._every if self._handles else math.inf
+
+    def before(self, step: int) -> None:
+        """Ahead of a step whose gradients are there. At every tenth the ranks tell each other, and hear of the last."""
+        if self._handles and step and step % self._every == 0:
+            with self._kept():
+                self._hear()
+                self._tell(step)
+
+    def find_trouble(self, step: int) -> list[tuple[int, str, int, int]]:
+        """At `step`, whose average is not finite: which ranks held what, as `Ranks.trouble` has it. Waits for all.
+
+        Where the host does not wait for its device, the ranks come to this at different times: nothing is found then,
+        and the next exchange tells the history.
+        """
+        if self._handles and self._run.may_wait:
+            with self._kept():
+                self._hear()
+                if self._next <= step:
+                    self._tell(step)
+                    self._hear()
+        return self._trouble[1] if self._trouble[0] == step else []
+
+    def told_trouble(self) -> str:
+        """The same of the step just judged, in words."""
+        return told(self.find_trouble(self._run.step - 1), self.num_ranks)
+
+    def facts(self) -> dict[str, Any]:
+        """The noise scale. What single ranks held is noted when it is heard of."""
+        return {"noise_scale": self._noise.value}
+
+    def costs(self) -> dict[str, float]:
+        """How many collectives a step took on average, and what each rank sent in them."""
+        each = self._num_exchanges / max(1, self._run.step)
+        num_words = 2 + self._every + 4 * _MAX_HELD
+        return {"num_collectives_per_step": each, "collective_bytes_per_step": 8.0 * each * num_words}
+
+    def close(self) -> None:
+        super().close()
+        self._fired, self._awaited = {}, None
+
+    def _kept(self) -> Any:
+        return _GivenUp(self, self._run.failures)
+
+    def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+        model: Any = self._model()
+        if model is None or (self._is_ddp and not model.require_backward_grad_sync):
+            return
+        self._fired[index] = parameter
+        if not self._is_ddp:
+            self._measure()
+            return
+        if model.gradient_as_bucket_view or (model.static_graph and self._num_passes < 2):
+            self._measure()  # written over while the pass goes on, as all are in the first one of a static graph
+            return
+        self._task = _task_now()
+        # First queued, first called: the averages are written back by what is queued with the last bucket.
+        torch.autograd.Variable._execution_engine.queue_callback(self._measure)
+
+    def _measure(self) -> None:
+        """Reads what has arrived."""
+        fired, self._fired = self._fired, {}
+        if not fired:
+            return
+        with self._kept(), torch.no_grad():
+            step = self._run.step
+            known = self._read.get(step, _OwnGradients(0.0, 0, []))
+            if not known.num_passes or not self._seen.isdisjoint(fired):
+                self._seen = set()  # another pass, which added to what the one before has left
+                self._num_passes += 1
+                # of DistributedDataParallel; fully_shard may have reduced what was left, and begun anew
+                known = _OwnGradients(0.0, known.num_passes + 1, [] if self._is_ddp else known.held)
+            self._seen.update(fired)
+            gradients: list[Any] = [parameter.grad for parameter in fired.values()]
+            is_part = any(map(shards.is_sharded, gradients))
+            table, fold = kernels.run_stats(shards.locals_of(gradients), self._run.backend)
+            norm = norm_of(*norm_parts(kernels.fold_rows(table) if fold is None else fold))
+            held = known.held
+            if not math.isfinite(norm):
+                rows = torch.frombuffer(table, dtype=torch.float64).view(-1, len(COLUMNS))[:, [_NANS, _INFS]].tolist()
+                bad = [(index, int(nans), int(infs)) for index, (nans, infs) in zip(fired, rows) if nans or infs]
+                held = sorted({one[0]: one for one in [*held, *bad]}.values(), reverse=True)[:_MAX_HELD]
+            sum_sq = math.nan if is_part else known.sum_sq + norm * norm
+            self._read[step] = _OwnGradients(sum_sq if math.isfinite(sum_sq) else math.nan, known.num_passes, held)
+
+    def _tell(self, step: int) -> None:
+        """Sends what was held since the last time, up to `step`; does not wait."""
+        first = self._next if step - self._every < self._next <= step else max(0, step - self._every + 1)
+        steps = range(first, first + self._every)
+        words = [float(first), float(step), *(self._read[i].sum_sq if i in self._read else math.nan for i in steps)]
+        held = [(i, *one) for i in steps if i in self._read for one in self._read[i].held][:_MAX_HELD]
+        words += [float(word) for one in held for word in one] + [-1.0] * (4 * (_MAX_HELD - len(held)))
+        own = torch.tensor(words, dtype=torch.float64, device="cpu")
+        everyone = [torch.empty_like(own) for _ in self._members]
+        work = dist.all_gather(everyone, own, group=self._group, async_op=True)
+        self._awaited = work, everyone
+        self._next = step + 1
+        self._num_exchanges += 1
+
+    def _hear(self) -> None:
+        """Takes what was sent last by all, and notes what follows."""
+        if self._awaited is None:
+            return
+        (work, parts), self._awaited = self._awaited, None
+        work.wait()
+        everyone = torch.stack(parts)
+        heads = everyone[:, :2].tolist()
+        if any(head != heads[0] for head in heads):
+            raise RuntimeError(f"the ranks are at different steps: {[int(head[1]) for head in heads[:16]]}")
+        first, last = map(int, heads[0])
+        sums = everyone[:, 2 : 3 + last - first]
+        self._note_trouble(everyone[:, 2 + self._every :].view(self.num_ranks, _MAX_HELD, 4).tolist())
+        history = self._history()
+        odd = self._odd.add(first, sums.sqrt())
+        if odd is not None:
+            history.note_model(odd_ranks=odd)
+        self._take_noise(first, sums, history)
+        if self._noise.value is not None:
+            self._run.ring.attach(last, noise_scale=self._noise.value)
+        for step in [step for step in self._read if step <= last]:
+            del self._read[step]
+
+    def _note_trouble(self, everyone: list[list[list[float]]]) -> None:
+        names, history = self._run.known_names or self._run.names_now(), self._history()
+        by_step: dict[int, list[tuple[int, str, int, int]]] = {}
+        for rank, held in zip(self._members, everyone):
+            for step, index, *counts in (map(int, one) for one in held if one[0] >= 0.0):
+                by_step.setdefault(step, []).append((rank, names[index], counts[0], counts[1]))
+        for step in sorted(by_step):
+            history.note_model(bad_ranks=with_bad_step(history.model.bad_ranks, step, self.num_ranks, by_step[step]))
+            self._trouble = step, by_step[step]
+
+    def _take_noise(self, first: int, sums: torch.Tensor, history: TrainingHistory) -> None:
+        """Enters the steps of which everything is known: whole, finite, of one backward pass."""
+        run = self._run
+        if not self._is_whole or len(run.known_names) != self._num_params:
+            return
+        entries = {entry.step: entry for entry in list(history.recent)[-3 * self._every :]}
+        for step, mean in enumerate(sums.mean(dim=0).tolist(), first):
+            entry, read = entries.get(step), self._read.get(step)
+            if entry is None or read is None or read.num_passes != 1 or not math.isfinite(mean + entry.norm):
+                continue
+            if not run.has_scaler or entry.loss_scale is not None:  # else somebody has unscaled the averages alone
+                self._noise.add(mean / (entry.loss_scale or 1.0) ** 2, entry.norm**2)
+
+
+class _GivenUp:
+    """Keeps what is raised within from the training, and has no rank asked again: groups may be out of order then."""
+
+    def __init__(self, local: LocalGradients, failures: Failures) -> None:
+        self._local, self._failures = local, failures
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._failures.note(_WHAT, error, _SO)
+        self._local.close()
+        return True
+
+
+def with_bad_step(
+    known: Sequence[BadRank], step: int, num_ranks: int, trouble: Iterable[tuple[int, str, int, int]]
+) -> tuple[BadRank, ...]:
+    """`known` after one more non-finite step; of `trouble` (rank, tensor, NaNs, Infs) the first of each rank counts.
+
+    >>> with_bad_step([], 12, 4, [(3, "w2", 5, 0), (3, "w1", 1, 0)])
+    ({'rank': 3, 'num_ranks': 4, 'step': 12, 'num_nans': 5, 'num_infs': 0, 'num_steps': 1, 'name': 'w2'},)
+    """
+    found: dict[int, BadRank] = {one["rank"]: {**one} for one in known}
+    counted: set[int] = set()
+    for rank, name, num_nans, num_infs in trouble:
+        if rank in counted:
+            continue
+        counted.add(rank)
+        if rank in found:
+            found[rank]["num_steps"] += 1
+        elif len(found) < MAX_RANKS:
+            found[rank] = BadRank(
+                rank=rank,
+                num_ranks=num_ranks,
+                step=step,
+                num_nans=num_nans,
+                num_infs=num_infs,
+                num_steps=1,
+                name=name,
+            )
+    return tuple(found.values())

@@ -1,0 +1,130 @@
+"""What is here of sharded tensors, measured in one pass: recognised from call to call, or looked at one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import kernels
+from ..kernels import cpu
+from . import shards
+
+
+class Pieces(NamedTuple):
+    """What is here of some tensors.
+
+    Attributes:
+        table: a row each, as they are here.
+        total: their fold.
+        present: positions of the gradients that there are; None for all.
+        fingerprint: of the parameters.
+        dtypes: what there is.
+        local: the parts themselves.
+        num_shards: in how many parts each tensor lies over the ranks: one number, or float64 [T, 1].
+        layouts: of the tensors that are sharded, and of parameters that have no gradient here.
+    """
+
+    table: bytearray
+    total: tuple[float, ...]
+    present: list[int] | None
+    fingerprint: int
+    dtypes: frozenset[torch.dtype]
+    local: list[torch.Tensor]
+    num_shards: float | torch.Tensor
+    layouts: list[shards.ShardLayout]
+
+    @property
+    def mesh(self) -> Any:
+        """One that a tensor lies on; None where all are plain."""
+        return self.layouts[0].mesh if self.layouts else None
+
+    def replication(self, num_ranks: int) -> torch.Tensor | None:
+        """How many of `num_ranks` hold each tensor alike: float64, [T, 1] or [1, 1]; None where each is held once."""
+        if isinstance(self.num_shards, torch.Tensor):
+            times = num_ranks / self.num_shards
+            return None if bool((times == 1.0).all()) else times
+        if self.num_shards == num_ranks:
+            return None
+        return torch.full((1, 1), num_ranks / self.num_shards, device="cpu").double()
+
+
+class PieceReader:
+    """Measures what is here of tensors, and remembers of which kinds of sharding those of the last call were.
+
+    The kernels' own way is for parts that are plain CPU memory: 16 at a time, each is found in its DTensor's slot, and
+    its kind known by the identity of what describes it. Whatever changes from call to call is seen.
+
+    Cost: one read of what is here; for a tensor that was there at the last call no Python code runs.
+    """
+
+    def __init__(self) -> None:
+        self._plan = None if cpu.ShardPlan is None else cpu.ShardPlan()
+        self._layouts: dict[int, tuple[Any, shards.ShardLayout]] = {}
+
+    def quick_gradients(self, groups: list[list[torch.Tensor]], backend: str, inverse: float = 1.0) -> Pieces | None:
+        """Of the gradients of `groups`, times `inverse`; None where one would have to be prepared or summed first."""
+        if self._plan is None or not kernels.takes_cpu(backend):
+            return None
+        return self._taken(self._plan.gradient_stats(groups, torch.get_num_threads(), inverse))
+
+    def quick_tensors(self, tensors: list[torch.Tensor], backend: str) -> Pieces | None:
+        """The same of `tensors`; None also where all are plain."""
+        if self._plan is None or not kernels.takes_cpu(backend):
+            return None
+        return self._taken(self._plan.tensor_stats(tensors, torch.get_num_threads()))
+
+    def gradients(self, groups: list[list[torch.Tensor]], backend: str, inverse: float) -> Pieces:
+        """Of the gradients of `groups`, times `inverse`. What is Partial is summed first, by a collective."""
+        found = self.quick_gradients(groups, backend, inverse)
+        if found is not None:
+            return found
+        gradients, present, fingerprint = kernels.collect_gradients(groups)
+        holders = [*gradients, *(p for group in groups for p in group)]
+        return measured(gradients, holders, backend, inverse)._replace(present=present, fingerprint=fingerprint)
+
+    def _taken(self, result: tuple[Any, ...] | None) -> Pieces | None:
+        if result is None or self._plan is None:
+            return None
+        table, total, present, fingerprint, dtypes, local, kinds, used = result
+        known = {kind: self._layout(kind) for kind in used if kind >= 0}
+        if any(layout.is_partial for layout in known.values()):
+            return None
+        counts = {kind: known[kind].num_shards if kind >= 0 else 1 for kind in used}
+        parts: float | torch.Tensor = max(counts.values(), default=1)
+        if len({*counts.values()}) > 1:
+            each = torch.zeros(max(counts) + 2, dtype=torch.float64, device="cpu")  # of -1 the last
+            for kind, count in counts.items():
+                each[kind] = count
+            parts = each[torch.frombuffer(kinds, dtype=torch.int32).long()].unsqueeze(1)
+        return Pieces(table, total, present, fingerprint, cpu.dtypes(dtypes), local, parts, [*known.values()])
+
+    def _layout(self, kind: int) -> shards.ShardLayout:
+        """That of a kind of sharding, made when it is first met."""
+        known = self._plan.known[kind]  # type: ignore[union-attr]
+        if kind not in self._layouts or self._layouts[kind][0] is not known:  # numbers begin anew after many kinds
+            self._layouts[kind] = known, shards.layout_of(*known)
+        return self._layouts[kind][1]
+
+
+def measured(
+    tensors: Sequence[torch.Tensor], holders: Sequence[torch.Tensor], backend: str, inverse: float = 1.0
+) -> Pieces:
+    """What is here of `tensors`, DTensors and plain ones, times `inverse`, looked at one by one, on whatever device.
+
+    Args:
+        holders: DTensors whose layouts say which ranks take part.
+
+    Cost: as one read, and some microseconds a tensor.
+    """
+    wholes = [shards.whole(tensor) for tensor in tensors]
+    local = shards.locals_of(wholes)
+    table, total = kernels.run_stats(local, backend, inverse)
+    counts = [shards.layout_of(*shards.laid_out(t)).num_shards for t in wholes]
+    parts: float | torch.Tensor = max(counts, default=1)
+    if len({*counts}) > 1:
+        parts = torch.tensor(counts, dtype=torch.float64, device="cpu").unsqueeze(1)
+    dtypes = frozenset(tensor.dtype for tensor in tensors)
+    total = total or kernels.fold_rows(table)
+    return Pieces(table, total, None, 0, dtypes, local, parts, shards.layouts_of(holders))

@@ -1,0 +1,269 @@
+"""One norm and one decision for a model whose gradients lie on several ranks."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+from .. import kernels
+from ..records.columns import INDEX
+from . import shards
+from .exchange import NUM_COLUMNS, Wire, bytes_of, counted, divided, fold
+from .flat import FlatShards
+from .pieces import PieceReader
+
+_log = logging.getLogger("fastguard")
+TABLES_EVERY, FIRST_TABLES = 10, 10
+_MAX_TOLD = 4  # tensors of a rank
+_STEP, _PARAMS, _PRESENT, _LOSS, _LOSSES, _FOUND_INF, _DECIDED, _WORDS = range(8)  # behind the columns of a header
+_ALIKE = {_STEP: "steps", _PARAMS: "numbers of parameters", _DECIDED: "norms of the step before"}
+_ADDED = (_LOSS, _LOSSES, _FOUND_INF)
+_NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
+
+
+class Shared(NamedTuple):
+    """What all ranks know of a step, the same bits on each.
+
+    Attributes:
+        table: rows of whole tensors; empty at a step without them.
+        total: the fold of all gradients.
+        positions: of the rows among all parameters; None for all.
+        present: positions of the gradients that are here; None for all.
+        fingerprint: of the parameters that are here.
+        loss: mean of what the ranks observed at the step before; None where none did.
+        found_inf: whether a scaler on any rank saw a gradient that is not finite.
+        own: rows of what is here, not divided.
+    """
+
+    table: bytearray
+    total: tuple[float, ...]
+    positions: list[int] | None
+    present: list[int] | None
+    fingerprint: int
+    loss: float | None
+    found_inf: bool
+    own: bytearray
+
+
+class _OwnWatch(Protocol):
+    """What is needed of `LocalGradients`."""
+
+    def find_trouble(self, step: int) -> list[tuple[int, str, int, int]]: ...
+    def costs(self) -> dict[str, float]: ...
+
+
+class Ranks:
+    """Measures the gradients of a step over all ranks that hold parts of the model.
+
+    One pass over what is here, and one gather of 17 numbers a rank and group, or two reductions where one has more
+    than 64 ranks. At the first ten steps, then at every tenth, at a step that is not finite, and wherever the clip
+    policy wants norms of tensors, two reductions more: 96 bytes a tensor. All ranks have to step together, as they have
+    to for the optimizer's own collectives.
+
+    Args:
+        params: of all optimizers.
+        beyond: a group whose ranks hold other tensors of the same model: pipeline stages, experts.
+        copies: how many ranks of `beyond` hold each parameter alike, where some do.
+        flat: how the parameters lie over the ranks where they are FSDP1's.
+
+    Attributes:
+        wire: what was sent.
+        trouble: what `find_trouble` found last: (rank, tensor, NaNs, Infs) each, in backward order, four a rank.
+        wants_tables: whether the clip policy wants norms of tensors.
+        own: what knows of each rank's gradients before they were summed; None where nobody reads them.
+
+    Raises:
+        TypeError: the parameters lie on meshes of different ranks.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[torch.Tensor],
+        beyond: dist.ProcessGroup | None = None,
+        flat: FlatShards | None = None,
+        copies: Sequence[int] | None = None,
+    ) -> None:
+        self.wire = Wire(
+            shards.groups_of(one.mesh for one in shards.layouts_of(params)) if flat is None else flat.groups
+        )
+        self._flat = flat
+        self._copies = None if copies is None else torch.tensor(copies, dtype=torch.float64, device="cpu").unsqueeze(1)
+        self._reader = PieceReader()
+        self._beyond = None if beyond is None or dist.get_world_size(beyond) == 1 else Wire([beyond])
+        self.wants_tables = False
+        self.own: _OwnWatch | None = None
+        self.trouble: list[tuple[int, str, int, int]] = []
+        self._decided = 0.0
+        self._num_measured = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody to ask."""
+        return not self.wire.groups and self._beyond is None
+
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """To reduce over, one after the other."""
+        return [*self.wire.groups, *([] if self._beyond is None else self._beyond.groups)]
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all groups together."""
+        return self.wire.num_ranks * (1 if self._beyond is None else self._beyond.num_ranks)
+
+    def costs(self) -> dict[str, float]:
+        """How many collectives a step took on average, and what each rank sent in them; empty where there is nobody."""
+        if self.is_alone:
+            return {}
+        wires, steps = [wire for wire in (self.wire, self._beyond) if wire is not None], max(1, self._num_measured)
+        costs = {
+            "num_collectives_per_step": sum(wire.num_collectives for wire in wires) / steps,
+            "collective_bytes_per_step": sum(wire.num_bytes for wire in wires) / steps,
+        }
+        own = {} if self.own is None else self.own.costs()
+        return {name: number + own.get(name, 0.0) for name, number in costs.items()}
+
+    def measure(
+        self,
+        groups: list[list[torch.Tensor]],
+        backend: str,
+        inverse: float,
+        step: int,
+        *,
+        loss: float | None = None,
+        found_inf: bool = False,
+    ) -> Shared:
+        """Statistics of the gradients of `groups`, times `inverse`, over all ranks.
+
+        Args:
+            step: its number.
+            loss: what this rank observed at the step before.
+            found_inf: what a scaler on this rank saw.
+
+        Raises:
+            RuntimeError: the ranks are at different steps, hold different parameters, or decided differently before.
+        """
+        self._num_measured += 1
+        pieces = self._reader.gradients(groups, backend, inverse)
+        times = pieces.replication(self.wire.num_ranks)
+        if self._flat is not None:
+            times = self._flat.replication(pieces.present)
+        own = pieces.table if times is None else divided(pieces.table, times)
+        num_params = sum(map(len, groups))
+        said = [step, num_params, len(pieces.local), loss or 0.0, loss is not None, found_inf, self._decided]
+        total = pieces.total if times is None else kernels.fold_rows(own)
+        if self._copies is not None:
+            copies = self._copies if pieces.present is None else self._copies[pieces.present]
+            total = kernels.fold_rows(divided(own, copies))
+        words = [*total, *map(float, said)]
+        everyone = self._exchange(words)
+        total = counted(everyone[:NUM_COLUMNS])
+        heads = everyone[NUM_COLUMNS:]
+        mean = heads[_LOSS] / heads[_LOSSES] if heads[_LOSSES] else None
+        is_bad = not math.isfinite(total[INDEX["finite_norm"]]) or total[_NANS] + total[_INFS] > 0
+        rows, positions = bytearray(), cast("list[int] | None", [])
+        if is_bad or self.wants_tables or self.is_alone or step < FIRST_TABLES or step % TABLES_EVERY == 0:
+            rows, positions = self._whole_table(own, num_params, pieces.present)
+        self._decided = total[INDEX["finite_norm"]] if math.isfinite(total[INDEX["finite_norm"]]) else -1.0
+        found = pieces.present, pieces.fingerprint, mean, heads[_FOUND_INF] > 0.0, pieces.table
+        return Shared(rows, total, positions, *found)
+
+    def find_trouble(self, step: int, table: bytearray, names: Sequence[str], present: Sequence[int] | None) -> bool:
+        """At a step that is not finite: which ranks brought what is not, or else hold it. A gather of what is told.
+
+        Returns:
+            Whether it is known who brought it; the history has that then.
+        """
+        self.trouble = [] if self.own is None else self.own.find_trouble(step)
+        if self.trouble:
+            return True
+        rank = dist.get_rank()
+        told: list[tuple[int, str, int, int]] = []
+        places = range(len(names)) if present is None else present
+        for place, row in reversed([*zip(places, _rows(table))]):
+            if len(told) < _MAX_TOLD and (row[_NANS] or row[_INFS]):
+                told.append((rank, names[place], int(row[_NANS]), int(row[_INFS])))
+        found = self.wire.tell(told) if self.wire.groups else told
+        self.trouble = found if self._beyond is None else self._beyond.tell(found)
+        return False
+
+    def told_trouble(self) -> str:
+        """`trouble` in words; empty where all ranks have it, or none."""
+        return told(self.trouble, self.num_ranks)
+
+    def _exchange(self, words: list[float]) -> list[float]:
+        for wire in filter(None, (self.wire, self._beyond)):
+            if wire.is_wide:
+                words = _reduced(wire, words, is_one_model=wire is self.wire)
+                continue
+            for group in wire.groups:
+                words = _folded(wire.gather(words, group), is_one_model=wire is self.wire)
+        return words
+
+    def _whole_table(
+        self, own: bytearray, num_params: int, present: Sequence[int] | None
+    ) -> tuple[bytearray, list[int] | None]:
+        """Rows of whole tensors, and which parameters they are of."""
+        rows = torch.zeros((num_params, NUM_COLUMNS), dtype=torch.float64, device="cpu")
+        if own:
+            found = torch.frombuffer(own, dtype=torch.float64).view(-1, NUM_COLUMNS)
+            rows[slice(None) if present is None else present] = found
+        if self.wire.groups:
+            rows = self.wire.table(rows)
+        there = (rows[:, INDEX["numel"]] > 0.0).nonzero()[:, 0].tolist()
+        if len(there) == num_params:
+            return bytes_of(rows), None
+        return bytes_of(rows[there]), there
+
+
+def told(trouble: Sequence[tuple[int, str, int, int]], num_ranks: int) -> str:
+    """Ranks, tensors, NaNs and Infs in words; empty where all ranks have some, or none."""
+    ranks = sorted({rank for rank, *_ in trouble})
+    if not ranks or len(ranks) == num_ranks:
+        return ""
+    first = next(one for one in trouble if one[0] == ranks[0])
+    counts = ", ".join(f"{count} {what}" for count, what in zip(first[2:], ("NaN", "Inf")) if count)
+    more = f"so are {len(ranks) - 1} of {num_ranks - 1} others"
+    others = "the others were finite" if len(ranks) == 1 else more
+    return f"rank {first[0]}, {first[1]}: {counts}; {others}"
+
+
+def _folded(found: list[list[float]], *, is_one_model: bool) -> list[float]:
+    """The headers of a group's ranks as one."""
+    heads = [words[NUM_COLUMNS:] for words in found]
+    for place in _ALIKE:
+        _require_alike(place, [head[place] for head in heads], is_one_model)
+    loss, losses, found_inf = (sum(head[place] for head in heads) for place in _ADDED)
+    step, params, present, *_, decided = heads[0]
+    return [*fold([words[:NUM_COLUMNS] for words in found]), step, params, present, loss, losses, found_inf, decided]
+
+
+def _reduced(wire: Wire, words: list[float], *, is_one_model: bool) -> list[float]:
+    """The same by reductions, of a wire of many ranks."""
+    row, head = torch.tensor([words[:NUM_COLUMNS]], dtype=torch.float64, device="cpu"), words[NUM_COLUMNS:]
+    whole, lowest, highest, sums = wire.reduced(row, [head[i] for i in _ALIKE], [head[i] for i in _ADDED])
+    for place, *ends in zip(_ALIKE, lowest, highest):
+        _require_alike(place, ends, is_one_model)
+    for place, total in zip(_ADDED, sums):
+        head[place] = total
+    return [*whole[0].tolist(), *head]
+
+
+def _require_alike(place: int, seen: list[float], is_one_model: bool) -> None:
+    if min(seen) != max(seen) and (is_one_model or place != _PARAMS):
+        what = f"{_ALIKE[place]}: {seen[:16]}"
+        raise RuntimeError(
+            f"the ranks of a guarded optimizer must step together and alike, got different {what}. "
+            "Have every rank call optimizer.step() as often, wrap at the same step, and load the same state."
+        )
+
+
+def _rows(table: bytearray) -> list[list[float]]:
+    if not table:
+        return []
+    return torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS).tolist()

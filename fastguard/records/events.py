@@ -1,0 +1,86 @@
+"""What happened to a run beside its steps, as dicts: recoveries, and how ranks and replicas differed."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from .codec import Count
+
+MAX_RANKS = 16
+
+
+class _RecoveryDetails(TypedDict, total=False):
+    to: Count
+    num_batches: Count
+    until: Count
+    num_tensors: Count
+    lr_factor: float
+
+
+class RecoveryEvent(_RecoveryDetails):
+    """One thing that was done to keep a run going: "rollback", "failed", "new-level" or "recomputed", with its reason.
+
+    The step is required; the step that was returned to (`to`) and the other details depend on the kind.
+    """
+
+    kind: str
+    reason: str
+    step: Count
+
+
+class BadRank(TypedDict):
+    """A rank whose own gradients were not finite: the first such step and tensor, and how many steps there were."""
+
+    rank: Count
+    num_ranks: Count
+    step: Count
+    num_nans: Count
+    num_infs: Count
+    num_steps: Count
+    name: str
+
+
+class OddRank(TypedDict):
+    """A rank whose own gradient norm differed: lately it was `ratio` times the median of all ranks."""
+
+    rank: Count
+    num_ranks: Count
+    step: Count
+    last_step: Count
+    num_steps: Count
+    ratio: float
+
+
+class ReplicaDifference(TypedDict):
+    """Gradients or weights (`what`) that were not the same on all replicas.
+
+    `name` is the first of `num_tensors` tensors. `ranks` are those in the minority; empty if there is none.
+    """
+
+    step: Count
+    num_tensors: Count
+    num_ranks: Count
+    what: str
+    name: str
+    ranks: list[Count]
+
+
+def describe_recovery(event: RecoveryEvent) -> str:
+    """A recovery in words.
+
+    >>> describe_recovery({"kind": "rollback", "step": 9, "to": 5, "reason": "the loss was NaN", "num_batches": 5})
+    'rolled back from 9 to 5 because the loss was NaN; 5 batches skipped'
+    """
+    step, kind = event["step"], event["kind"]
+    if kind == "recomputed":
+        same = "gave the same bits: it is the data or the model"
+        other = f"gave other bits in {event.get('num_tensors', 0)} tensors: a transient fault of the machine"
+        return f"the gradients of step {step}, computed once more, {other if event.get('num_tensors') else same}"
+    if kind == "new-level":
+        return f"at step {step} the loss was taken to have a new level, after {event['num_batches']} batches left out"
+    if kind == "failed":
+        put_back = f"; put back to step {event['to']}" if "to" in event else ""
+        return f"given up at step {step} because {event['reason']}{put_back}"
+    said = f"rolled back from {step} to {event['to']} because {event['reason']}; {event['num_batches']} batches skipped"
+    factor = event.get("lr_factor", 1.0)
+    return said if factor == 1.0 else f"{said}; learning rate x {factor:g} at first, until {event['until']}"

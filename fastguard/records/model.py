@@ -1,0 +1,329 @@
+"""What the guard knows of the model beside its gradients: facts that no record shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+from . import codec, values
+from .codec import Count, Length
+from .events import MAX_RANKS, BadRank, OddRank, RecoveryEvent, ReplicaDifference
+
+OBJECTIVES = ("minimise", "game", "reward")
+_number_pair = codec.kind_of(tuple[float, float]).read
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise values.MisfitError(f"must be names, got a single text {value[:40]!r}")
+    names = tuple(values.each(values.text, list(value) if isinstance(value, Iterable) else value))
+    return value if names == value else names  # the same tuple: there may be many names
+
+
+def _spreads(value: Any) -> dict[str, tuple[float, float]]:
+    pairs = values.by_name(_number_pair, value).items()
+    return {name: pair for name, pair in pairs if math.isfinite(pair[0]) and 0.0 < pair[1] < math.inf}
+
+
+def _statistics(value: Any) -> dict[str, tuple[float, float]]:
+    pairs = values.by_name(_number_pair, value).items()
+    return {**_spreads(value), **{name: pair for name, pair in pairs if pair == (math.inf, math.inf)}}
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, (bool, str)) and value not in ("NaN", "Infinity", "-Infinity"):
+        return value
+    if isinstance(value, (list, tuple)):
+        return values.each(values.number, value)
+    number = values.number(value)
+    return value if isinstance(value, int) else number
+
+
+def _settings(value: Any) -> tuple[dict[str, Any], ...]:
+    return tuple(values.each(partial(values.by_name, _setting), value))
+
+
+def _objective(value: Any) -> str:
+    if value not in ("", *OBJECTIVES):
+        raise values.MisfitError(f"must be one of {list(OBJECTIVES)}, got {value!r}")
+    return values.text(value)
+
+
+def _odd_ranks(value: Any) -> tuple[OddRank, ...]:
+    return tuple(values.each(codec.kind_of(OddRank).read, value))[:MAX_RANKS]
+
+
+Names = Annotated[tuple[str, ...], _names]
+
+
+@dataclass
+class RankNotes:
+    """Facts about ranks and replicas.
+
+    Attributes:
+        num_ranks: over which the gradients or the model's stages are distributed, or that are watched; None for one.
+        bad_ranks: the first 16 ranks whose own gradients were not finite; the same on all ranks.
+        odd_ranks: ranks whose own gradients were of another size than the others' (`wrap(..., watch_ranks=True)`).
+        noise_scale: the gradient noise scale, in batches of one rank; None if not known.
+        num_restarts: how often torchrun had restarted the processes before the newest steps; None for never.
+        resources: what the operating system charged per step (`fastguard.observers.resources`); empty if not known.
+        replica_differences: what differed between replicas.
+    """
+
+    num_ranks: Length | None = None
+    bad_ranks: tuple[BadRank, ...] = ()
+    odd_ranks: Annotated[tuple[OddRank, ...], _odd_ranks] = ()
+    noise_scale: float | None = None
+    num_restarts: Length | None = None
+    resources: dict[str, float] = field(default_factory=dict)
+    replica_differences: tuple[ReplicaDifference, ...] = ()
+
+
+@dataclass
+class LossNotes:
+    """Facts about the loss and its targets.
+
+    Attributes:
+        loss_ops: autograd's operations from the first observed loss down, outermost first, at most 16, such as
+            ("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"); empty if the loss came without its graph.
+        is_smooth: whether every operation of that graph has a finite derivative everywhere; None if not known.
+        num_foreign_parameters: parameters in that graph that are neither the model's nor under guard, such as those of
+            another network in a game, or the model's own in the loss of another guard; None if not known.
+        loss_kind: the loss that the gradient of the model's output belongs to: "cross-entropy" (with its own softmax),
+            "cross-entropy with smoothed labels", "negative log-likelihood", "log of the output", "binary cross-entropy
+            with logits", "binary cross-entropy", "squared error", "absolute error", "zero"; empty if it is none of
+            these or not known. It is a squared error only where a loss is among `squared_losses`.
+        squared_losses: what a mean squared error would have been in the first sampled passes.
+        target_top_share, num_target_classes, num_targets: of a loss over classes: the share of the most frequent class,
+            the number of classes, and the number of targets that these were counted in.
+        target_entropy: entropy of the classes in nats: the loss of a model that knows their frequencies only.
+        target_batch_top_share: the share of the most frequent class within a batch, on average.
+        target_range, target_mean, target_std, target_binary_share: of the targets of a squared error; the last is the
+            share that is 0 or 1.
+        target_in_inputs: how closely one place of the inputs follows the targets in all sampled passes, three at least:
+            a correlation, or for sequences of classes the share of equal ones; None if not known.
+        target_dependence: how surely similar inputs have similar targets, in standard deviations of what chance gives.
+    """
+
+    loss_ops: Names = ()
+    is_smooth: bool | None = None
+    num_foreign_parameters: Count | None = None
+    loss_kind: str = ""
+    squared_losses: tuple[float, ...] = ()
+    target_top_share: float | None = None
+    target_batch_top_share: float | None = None
+    target_entropy: float | None = None
+    num_target_classes: Count | None = None
+    num_targets: Count | None = None
+    target_range: tuple[float, ...] = ()
+    target_mean: float | None = None
+    target_std: float | None = None
+    target_binary_share: float | None = None
+    target_in_inputs: float | None = None
+    target_dependence: float | None = None
+
+
+@dataclass
+class CoverageNotes:
+    """Which parameters receive gradients, and which change without one.
+
+    Attributes:
+        num_left_gradients: of the first `num_watched_backwards` steps (20 at most), how many used gradients that were
+            added to those of the step before, because nothing had cleared them.
+        num_cleared_gradients: before how many of these steps the gradients of the backward passes were cleared.
+        num_seen: parameters of the optimizers that ever had a gradient; None if not known.
+        never_seen: trainable parameters that never had one.
+        unseen_lately: trainable parameters that had one, but not in the newest hundred steps or more.
+        moved_in_step, moved_between: of up to 16 parameters that never had one or that no guarded optimizer holds,
+            those that changed within a step of a guarded optimizer, or between two steps.
+        num_reached_unseen: of the first 20 sampled steps, at how many a backward pass reached a parameter of
+            `never_seen` whose gradient was gone at the step; None if not sampled.
+        gradients_elsewhere: the attribute of such a parameter under which another library keeps its gradient, such as
+            "main_grad"; empty if there is none.
+        overwritten: parameters that changed between two steps while nothing under a guard stepped; a few elements each
+            of 16 parameters are compared, at one step in twenty or fewer.
+        num_overwritten: at how many of the `num_compared` steps some had changed.
+    """
+
+    num_left_gradients: Count | None = None
+    num_watched_backwards: Count | None = None
+    num_cleared_gradients: Count | None = None
+    num_seen: Count | None = None
+    never_seen: Names = ()
+    unseen_lately: Names = ()
+    moved_in_step: Names = ()
+    moved_between: Names = ()
+    num_reached_unseen: Count | None = None
+    gradients_elsewhere: str = ""
+    overwritten: Names = ()
+    num_overwritten: Count | None = None
+    num_compared: Count | None = None
+
+
+@dataclass
+class OptimizerNotes:
+    """Facts about the optimizer and what surrounds a step.
+
+    Attributes:
+        decay_per_step: the largest share so far by which weight decay shrinks a parameter in one step, including the
+            learning rate where the decay is decoupled (AdamW) or plain (SGD); None if not known.
+        backward_per_step: backward passes whose gradients one step takes; None if not known.
+        has_scheduler: whether a learning rate scheduler was made for the optimizer; None if not known.
+        initial_lr: the learning rate that the scheduler started from, if there is one.
+        steps_per_epoch: steps from one pass over the data to the next, if known.
+        has_scaler: whether a GradScaler unscales the gradients; None before the first step.
+        clip_limit: the norm that clipping lets through; None without a fixed one.
+        clip_policy: `repr` of the clip policy; empty without one.
+        optimizer_settings: a dict for each param group, 64 at most: `kind` (the class), `num_parameters` (elements),
+            and those of `lr`, `betas`, `eps`, `momentum`, `alpha`, `rho`, `dampening`, `weight_decay`, `nesterov`,
+            `amsgrad` and `maximize` that the group has; `lr` as it was when one of the others was last set.
+        objective: "minimise", "game" or "reward", as passed to `wrap`; empty if none was.
+        recoveries: what was done to keep the run going.
+        num_left_out: steps that recovery left out, whatever their gradients were.
+    """
+
+    decay_per_step: float | None = None
+    backward_per_step: Count | None = None
+    has_scheduler: bool | None = None
+    initial_lr: float | None = None
+    steps_per_epoch: Length | None = None
+    has_scaler: bool | None = None
+    clip_limit: float | None = None
+    clip_policy: str = ""
+    optimizer_settings: Annotated[tuple[dict[str, Any], ...], _settings] = ()
+    objective: Annotated[str, _objective] = ""
+    recoveries: tuple[RecoveryEvent, ...] = ()
+    num_left_out: Count = 0
+
+
+@dataclass
+class ParameterNotes:
+    """Facts about parameters and modules.
+
+    Attributes:
+        names: every parameter of the model, in the model's order.
+        not_in_optimizer: trainable parameters that no optimizer under a guard holds.
+        without_gradient: parameters with `requires_grad=False`.
+        zero_lr: parameters in a group whose learning rate is 0.
+        initialization: for each weight matrix or kernel, its standard deviation before the first step, and the one
+            expected from its fan-in; only pairs of usable numbers.
+        dropout: the share that each dropout module drops, by name.
+        module_kinds: class names of the modules without children, each with its number.
+        last_modules: class names of the last three modules without children that the first forward pass called, the
+            last one first; empty if that pass was compiled or scripted.
+        last_operations: the last operations that autograd recorded in that pass, the last one first ("Softmax",
+            "Addmm", "Relu"), functions included.
+        dtypes: of the parameters, such as "float32", in the order of first use.
+        autocast: the dtype of autocast in that pass; empty without autocast.
+        norm_statistics: of up to eight BatchNorm modules, running statistics against those of the newest sampled
+            training batch: the distance of the means in its standard deviations (root mean square over channels), and
+            the ratio of variances (geometric mean). Both are Inf if the running statistics are not finite.
+    """
+
+    names: Names = ()
+    not_in_optimizer: Names = ()
+    without_gradient: Names = ()
+    zero_lr: Names = ()
+    initialization: Annotated[dict[str, tuple[float, float]], _spreads] = field(default_factory=dict)
+    dropout: dict[str, float] = field(default_factory=dict)
+    module_kinds: dict[str, Count] = field(default_factory=dict)
+    last_modules: Names = ()
+    last_operations: Names = ()
+    dtypes: Names = ()
+    autocast: str = ""
+    norm_statistics: Annotated[dict[str, tuple[float, float]], _statistics] = field(default_factory=dict)
+
+
+@dataclass
+class RunNotes:
+    """Facts about the run.
+
+    Attributes:
+        run_id: the run's name in its logs; a resumed run keeps it. Empty without sinks.
+        has_ended: whether the guard was closed, or its framework finished training.
+    """
+
+    run_id: str = ""
+    has_ended: bool = False
+
+
+@dataclass
+class ModelNotes(RankNotes, LossNotes, CoverageNotes, OptimizerNotes, ParameterNotes, RunNotes):
+    """Facts about model and optimizer (`TrainingHistory.note_model`); empty or None where not known.
+
+    Attributes:
+        num_changes: how often a fact changed; not saved.
+    """
+
+    num_changes = 0  # not a field: equal notes may have changed differently often
+
+    @property
+    def judged_weights(self) -> set[str] | None:
+        """Weight matrices whose update ratios are meaningful: not initialised near zero. None if not known."""
+        if not self.initialization:
+            return None
+        return {name for name, (actual, expected) in self.initialization.items() if actual >= 0.1 * expected}
+
+    def update(self, **facts: Any) -> None:
+        """Takes facts by the names of the fields; None leaves what was known.
+
+        Raises:
+            TypeError: a fact is unknown.
+            ValueError: a value does not fit its fact; nothing is taken then.
+        """
+        taken = {}
+        for given, value in facts.items():
+            name = _LONG_NAMES.get(given, given)
+            if name not in FACTS:
+                raise TypeError(
+                    f"`{given}` must be a fact of the model - at `note_model`. They are: {', '.join(FACTS)}"
+                )
+            if value is not None:
+                try:
+                    taken[name] = FACTS[name].read(value)
+                except values.MisfitError as error:
+                    raise values.MisfitError(f"{error.problem} - at `note_model`", error.path, given) from None
+        for name, value in taken.items():
+            if name == "decay_per_step":  # a schedule brings it down with the learning rate
+                value = max(value, self.decay_per_step or 0.0)
+            if value != getattr(self, name):
+                setattr(self, name, value)
+                self.num_changes += 1
+
+    def state(self) -> dict[str, Any]:
+        """Every fact as plain types that strict JSON can hold."""
+        return codec.dump_fields(self, FACTS)
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> ModelNotes:
+        """The notes that `state` was made of; facts of later versions are ignored."""
+        given = values.mapping(state)
+        known = {name: kind for name, kind in FACTS.items() if given.get(name) is not None}
+        return cls(**{name: values.at(name, kind.read, given[name]) for name, kind in known.items()})
+
+
+FACTS = codec.kinds_of(ModelNotes)
+_LONG_NAMES = {  # as callers may also spell them
+    "names_not_in_optimizer": "not_in_optimizer",
+    "names_without_gradient": "without_gradient",
+    "names_with_zero_lr": "zero_lr",
+}
+
+
+def as_in_gpt2(stds: Mapping[str, float], module_kinds: Iterable[str]) -> set[str]:
+    """Of weights with their standard deviations, those that are initialised as in GPT-2, whatever their fan-in.
+
+    GPT-2 draws all of them from a normal distribution of 0.02, and divides the ends of residual branches by the root of
+    their number. A model counts where a third of its matrices has the former, and normalisation rescales the signals.
+
+    Source: Radford et al. 2019, section 2.3; BERT and transformers' `initializer_range` without the division.
+    """
+    std, tolerance = 0.02, 0.1
+    usual = sum(abs(one - std) <= tolerance * std for one in stds.values())
+    if 3 * usual < len(stds) or not any("norm" in kind.lower() for kind in module_kinds):
+        return set()
+    least = (1.0 - tolerance) * std / math.sqrt(max(len(stds), 1))
+    return {name for name, one in stds.items() if least <= one <= (1.0 + tolerance) * std}

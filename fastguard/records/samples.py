@@ -1,0 +1,316 @@
+"""What is sampled beside the gradients: activations of modules, weights and updates. Vocabulary, without torch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .codec import Plain, plain_fields, read_fields
+
+
+class ActivationRow(NamedTuple):
+    """A row of raw figures of one tensor of activations, all float64.
+
+    `m2` is the sum of squared deviations from the mean. `mean`, `m2`, `min` and `max` are those of the finite elements;
+    of none of them 0, 0, Inf and -Inf, with which merging needs no special case.
+    """
+
+    numel: float = 0.0
+    mean: float = 0.0
+    m2: float = 0.0
+    min: float = math.inf
+    max: float = -math.inf
+    num_zeros: float = 0.0
+    num_near_zero: float = 0.0
+    num_saturated: float = 0.0
+    num_nans: float = 0.0
+    num_infs: float = 0.0
+
+    @property
+    def num_finite(self) -> float:
+        return self.numel - self.num_nans - self.num_infs
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no element is NaN or Inf."""
+        return not self.num_nans and not self.num_infs
+
+    def merged(self, other: ActivationRow) -> ActivationRow:
+        """The row of both; mean and squared deviations as Chan, Golub and LeVeque (1979) have it."""
+        a, b = self.num_finite, other.num_finite
+        weight = b / (a + b) if b else 0.0
+        delta = other.mean - self.mean
+        return ActivationRow(
+            self.numel + other.numel,
+            self.mean + delta * weight,
+            self.m2 + other.m2 + delta * delta * a * weight,
+            min(self.min, other.min),
+            max(self.max, other.max),
+            self.num_zeros + other.num_zeros,
+            self.num_near_zero + other.num_near_zero,
+            self.num_saturated + other.num_saturated,
+            self.num_nans + other.num_nans,
+            self.num_infs + other.num_infs,
+        )
+
+
+ACTIVATION_COLUMNS = ActivationRow._fields
+EMPTY_ACTIVATION_ROW = ActivationRow()
+# The same for each channel; `sum_abs` is over its finite elements.
+CHANNEL_COLUMNS = ("num_near_zero", "num_saturated", "num_nonfinite", "sum_abs")
+
+
+def merge_activation_rows(rows: Iterable[Sequence[float]]) -> ActivationRow:
+    """The row of all elements together, from the rows of parts, merged pairwise from first to last."""
+    return functools.reduce(ActivationRow.merged, map(ActivationRow._make, rows), EMPTY_ACTIVATION_ROW)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationStats:
+    """One tensor of activations, from one pass.
+
+    NaN and Inf are counted and kept out of every other figure, with one exception: an Inf lies outside any range, so it
+    counts as saturated too.
+
+    Attributes:
+        mean, std: over the finite elements; the population's standard deviation. NaN if there is none.
+        min_val, max_val, abs_max: over the finite elements; NaN if there is none.
+        num_zeros: exact zeros, of either sign.
+        num_near_zero: finite elements with |x| below the near-zero threshold, zeros among them.
+        num_saturated: elements outside the range [low, high] of saturation.
+        num_nans, num_infs, total_elements: counts.
+    """
+
+    mean: float
+    std: float
+    min_val: float
+    max_val: float
+    num_zeros: int
+    num_saturated: int
+    num_nans: int
+    num_infs: int
+    total_elements: int
+    abs_max: float = math.nan
+    num_near_zero: int = 0
+
+    @classmethod
+    def from_row(cls, row: Sequence[float]) -> ActivationStats:
+        """From one row of ACTIVATION_COLUMNS.
+
+        >>> ActivationStats.from_row((4.0, 1.5, 9.0, 0.0, 4.0, 1.0, 1.0, 2.0, 0.0, 0.0)).std
+        1.5
+        """
+        r = ActivationRow._make(row)
+        finite = r.num_finite
+        return cls(
+            mean=r.mean if finite else math.nan,
+            std=math.sqrt(r.m2 / finite) if finite else math.nan,
+            min_val=r.min if finite else math.nan,
+            max_val=r.max if finite else math.nan,
+            num_zeros=int(r.num_zeros),
+            num_saturated=int(r.num_saturated),
+            num_nans=int(r.num_nans),
+            num_infs=int(r.num_infs),
+            total_elements=int(r.numel),
+            abs_max=max(r.max, -r.min) if finite else math.nan,
+            num_near_zero=int(r.num_near_zero),
+        )
+
+    @property
+    def zero_ratio(self) -> float:
+        """Share of exact zeros; 0.0 of nothing."""
+        return self.num_zeros / self.total_elements if self.total_elements else 0.0
+
+    @property
+    def near_zero_ratio(self) -> float:
+        """Share of near-zero elements; 0.0 of nothing."""
+        return self.num_near_zero / self.total_elements if self.total_elements else 0.0
+
+    @property
+    def saturation_ratio(self) -> float:
+        """Share of saturated elements; 0.0 of nothing."""
+        return self.num_saturated / self.total_elements if self.total_elements else 0.0
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no element is NaN or Inf."""
+        return not self.num_nans and not self.num_infs
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStats:
+    """One tensor of activations, and each index of one of its dimensions (a channel, a unit) by itself.
+
+    Attributes:
+        stats: of the whole tensor.
+        num_channels: size of the dimension.
+        elements_per_channel: how many elements each channel has.
+        table: float64 [num_channels, 4] as bytes, with the columns CHANNEL_COLUMNS.
+    """
+
+    stats: ActivationStats
+    num_channels: int
+    elements_per_channel: int
+    table: bytes
+
+    def _column(self, index: int) -> list[float]:
+        return list(memoryview(self.table).cast("d")[index :: len(CHANNEL_COLUMNS)]) if self.table else []
+
+    def _ratios(self, index: int) -> list[float]:
+        count = self.elements_per_channel
+        return [value / count if count else 0.0 for value in self._column(index)]
+
+    @property
+    def num_near_zero(self) -> list[int]:
+        """Of each channel: elements with |x| below the near-zero threshold, zeros among them."""
+        return [int(x) for x in self._column(0)]
+
+    @property
+    def num_saturated(self) -> list[int]:
+        """Of each channel: elements outside the range of saturation."""
+        return [int(x) for x in self._column(1)]
+
+    @property
+    def num_nonfinite(self) -> list[int]:
+        """Of each channel: NaN and Inf."""
+        return [int(x) for x in self._column(2)]
+
+    @property
+    def near_zero_ratios(self) -> list[float]:
+        """Share of near-zero elements of each channel; 0.0 of nothing."""
+        return self._ratios(0)
+
+    @property
+    def saturation_ratios(self) -> list[float]:
+        """Share of saturated elements of each channel; 0.0 of nothing."""
+        return self._ratios(1)
+
+    @property
+    def mean_abs(self) -> list[float]:
+        """Mean |x| over the finite elements of each channel; NaN if it has none."""
+        finite = (self.elements_per_channel - n for n in self._column(2))
+        return [total / n if n else math.nan for total, n in zip(self._column(3), finite, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleActivity(Plain):
+    """The output of one module at one sampled step.
+
+    Attributes:
+        name: the module's name in the model, without the prefixes of wrappers. "name#2" is its second call within a
+            pass, "name[1]" or "name['key']" a further tensor of what it returns, "name[hidden]" a gated MLP's hidden
+            layer, "name[attention]" the attention that it computes, "name[router]" what it chooses; the model as a
+            whole goes by the name of its class.
+        family: how it was judged: "relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax", "attention", "norm",
+            "linear", "block", "other", "attention_weights" or "router". Saturation has no meaning for "attention",
+            "norm", "linear", "block" and "router": of them only Inf counts as saturated.
+        stats: the output's statistics. Of attention weights: those of the sampled queries. Of a router: of a matrix
+            [tokens, experts], 1.0 where a token goes to an expert and 0.0 elsewhere.
+        order: place in the order of execution within its forward pass, from 0.
+        inputs_finite: whether all its inputs were finite; None if not known, as it is not asked while the output is.
+        num_units: size of the unit (channel) dimension; 0 if units were not told apart.
+        num_dead_units: units that were (near) zero nearly everywhere, in all batches of the monitor's window.
+        num_saturated_units: the same, for saturation.
+        dead_units, saturated_units: indices of the first 32 of them.
+        num_batches: how many batches the window held when units were judged.
+        entropy: of attention weights, or of a router's probabilities: the mean over queries or tokens, as a share of
+            the largest that it could be, 0.0 to 1.0. None of anything else, as both below.
+        max_logit: the largest attention logit of the sampled queries, scaled and with what a mask adds.
+        load: share of the tokens that go to each expert; they add up to how many each token goes to. Its units are the
+            experts, dead ones those without a token.
+    """
+
+    name: str
+    family: str
+    stats: ActivationStats
+    order: int = 0
+    inputs_finite: bool | None = None
+    num_units: int = 0
+    num_dead_units: int = 0
+    num_saturated_units: int = 0
+    dead_units: tuple[int, ...] = ()
+    num_batches: int = 1
+    saturated_units: tuple[int, ...] = ()
+    entropy: float | None = None
+    max_logit: float | None = None
+    load: tuple[float, ...] | None = None
+
+    @property
+    def dead_unit_ratio(self) -> float:
+        """Share of units that are dead; 0.0 if units were not told apart."""
+        return self.num_dead_units / self.num_units if self.num_units else 0.0
+
+    @property
+    def saturated_unit_ratio(self) -> float:
+        """Share of units that are saturated; 0.0 if units were not told apart."""
+        return self.num_saturated_units / self.num_units if self.num_units else 0.0
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it is of attention weights or a router, whose statistics say little by themselves."""
+        return self.family in ("attention_weights", "router")
+
+    @property
+    def is_origin(self) -> bool:
+        """Whether NaN or Inf came up in this module: its output is not finite, and its inputs were."""
+        return self.inputs_finite is True and not self.stats.is_finite
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, those of `stats` under their own names, as plain types; what is not known (None) has no key."""
+        plain = plain_fields(self)
+        return {**{name: value for name, value in plain.items() if name != "stats"}, **plain_fields(self.stats)}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ModuleActivity:
+        """The inverse of `to_dict`, after JSON too; unknown keys are ignored.
+
+        Raises:
+            MisfitError: a key is missing, or its value does not fit.
+        """
+        return cls(**read_fields(cls, plain, stats=ActivationStats(**read_fields(ActivationStats, plain))))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightStats(Plain):
+    """One parameter at one sampled step.
+
+    Attributes:
+        name: the parameter's name.
+        norm: 2-norm of the weights before the step.
+        std, abs_max: of the weights, as in `ActivationStats`.
+        grad_norm: 2-norm of its gradient before clipping, unscaled; None if it had none.
+        update_norm: 2-norm of what the step changed it by, which may be an estimate (see `WeightSampler`); None if not
+            measured, as at a skipped step.
+        numel, num_nonfinite: elements; those of the weights that are NaN or Inf.
+        moment_rms: root of the mean second moment, corrected for its beginning: the gradients' usual size as Adam has
+            it. None where the optimizer keeps none, as all four below.
+        moment_min, moment_max: the smallest second moment that is not zero, 0.0 if all are; the largest, Inf if any is
+            not finite.
+        effective_step: lr / (moment_rms + eps), by which the averaged gradient is multiplied.
+    """
+
+    name: str
+    numel: int
+    norm: float
+    std: float
+    abs_max: float
+    grad_norm: float | None = None
+    update_norm: float | None = None
+    num_nonfinite: int = 0
+    moment_rms: float | None = None
+    moment_min: float | None = None
+    moment_max: float | None = None
+    effective_step: float | None = None
+
+    @property
+    def gradient_ratio(self) -> float | None:
+        """Gradient norm over weight norm; None without a gradient or with a norm of zero."""
+        return None if self.grad_norm is None or not self.norm else self.grad_norm / self.norm
+
+    @property
+    def update_ratio(self) -> float | None:
+        """Norm of the update over norm of the weights; None if not measured or with a norm of zero."""
+        return None if self.update_norm is None or not self.norm else self.update_norm / self.norm

@@ -1,0 +1,213 @@
+"""What values must be that come from outside: from a caller, from a saved state, from a log."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import reprlib
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from ..errors import FastguardError
+from .strict_json import decode_float
+
+_LARGEST = 2.0**1023
+_short = reprlib.Repr()  # a list of lists may have many more characters than memory has room for
+_short.maxstring = _short.maxother = _short.maxlong = 60
+
+
+class MisfitError(FastguardError, ValueError):
+    """A value in a saved state or a log is not what it must be.
+
+    Attributes:
+        problem: what it must be and what it is, without the place.
+        path: keys and indices that lead there, outermost first.
+        remedy: what to do, in a sentence.
+    """
+
+    def __init__(self, problem: str, path: tuple[Any, ...] = (), root: str = "state", remedy: str = "") -> None:
+        self.problem, self.path, self.remedy = problem, path, remedy
+        where = f" - at `{root}{''.join(f'[{key!r}]' for key in path)}`" if path else ""
+        super().__init__(f"`{root}` {problem}{where}{'. ' if remedy else ''}{remedy}")
+
+    def under(self, *path: Any, root: str = "state") -> MisfitError:
+        """The same, of a value that holds the one that was looked into."""
+        return MisfitError(self.problem, (*path, *self.path), root, self.remedy)
+
+
+def at(key: Any, read: Callable[[Any], Any], value: Any) -> Any:
+    """`read(value)`; a MisfitError names `key` as well."""
+    try:
+        return read(value)
+    except MisfitError as error:
+        raise error.under(key) from None
+
+
+def entry(plain: Any, key: str, read: Callable[[Any], Any]) -> Any:
+    """`read(plain[key])`.
+
+    Raises:
+        MisfitError: `plain` is no dict or lacks the key, or what `read` raises; names the key.
+    """
+    if key not in mapping(plain):
+        raise MisfitError("must be there, and is missing", (key,))
+    return at(key, read, plain[key])
+
+
+def refused(what: str, value: Any) -> MisfitError:
+    """The error for a `value` that must be `what`, of which it shows 60 characters."""
+    try:
+        text = _short.repr(value)
+    except Exception as error:  # digits without end
+        text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
+    return MisfitError(f"must be {what}, got {text if len(text) <= 60 else text[:57] + '...'}")
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A dict whose keys are text."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise refused("a dict with text for keys", value)
+    return value
+
+
+def row(value: Any) -> list[Any] | tuple[Any, ...]:
+    """A list or a tuple."""
+    if not isinstance(value, (list, tuple)):
+        raise refused("a list", value)
+    return value
+
+
+def each(read: Callable[[Any], Any], values: Any) -> list[Any]:
+    """`read` of each of a list; a MisfitError names the index."""
+    return [at(i, read, value) for i, value in enumerate(row(values))]
+
+
+def by_name(read: Callable[[Any], Any], values: Any) -> dict[str, Any]:
+    """`read` of each of a dict; a MisfitError names the key."""
+    return {name: at(name, read, value) for name, value in mapping(values).items()}
+
+
+def text(value: Any) -> str:
+    """Text."""
+    if not isinstance(value, str):
+        raise refused("text", value)
+    return value
+
+
+def truth(value: Any) -> bool:
+    """True or False, or the same as a number."""
+    if value is True or value is False or (isinstance(value, (int, float)) and value in (0, 1)):
+        return bool(value)
+    raise refused("true or false", value)
+
+
+def number(value: Any) -> float:
+    """A float, or an int within its range; "NaN", "Infinity" and "-Infinity" as `strict_json` writes them."""
+    if type(value) is float:
+        return value
+    value = decode_float(value)
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    size: Any = abs(value) if is_real and isinstance(value, numbers.Rational) else 0
+    if not is_real or size > _LARGEST:
+        raise refused("a number", value)
+    return float(value)
+
+
+def spread(value: Any) -> float:
+    """A number that is not below 0: a variance, a norm, a duration."""
+    value = number(value)
+    if value < 0.0:
+        raise refused("a number >= 0", value)
+    return value
+
+
+def whole(value: Any) -> int:
+    """An int, or a float without a fraction."""
+    if type(value) is int and -_LARGEST < value < _LARGEST:
+        return value
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    found: Any = value
+    if not is_real or not abs(found) < _LARGEST or found % 1:
+        raise refused("a whole number", value)
+    return int(found)
+
+
+def count(value: Any) -> int:
+    """A whole number that is not below 0."""
+    value = whole(value)
+    if value < 0:
+        raise refused("a whole number >= 0", value)
+    return value
+
+
+def length(value: Any) -> int:
+    """A whole number from 1 on."""
+    found = whole(value)
+    if found < 1:
+        raise MisfitError(f"must be at least 1, got {found}")
+    return found
+
+
+def maybe(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`read`, and None for None."""
+    return lambda value: None if value is None else read(value)
+
+
+def real(value: Any) -> float:
+    """One real number as a float: Python's, NumPy's, a Fraction, a Decimal, an array or tensor without dimensions.
+
+    Raises:
+        TypeError: for anything else: a truth value, text, a complex number, an array with dimensions.
+        OverflowError: for a number beyond the floats.
+
+    Cost: a sync for a tensor on an accelerator.
+    """
+    if type(value) is float:
+        return value
+    dtype = str(getattr(value, "dtype", ""))
+    is_other = isinstance(value, (bool, str, bytes, bytearray)) or "bool" in dtype or "complex" in dtype
+    is_other = is_other or (isinstance(value, numbers.Number) and not isinstance(value, (numbers.Real, Decimal)))
+    if is_other or not hasattr(value, "__float__") or tuple(getattr(value, "shape", ())) != ():
+        raise TypeError(f"must be one real number, got {type(value).__name__}")
+    detach = getattr(value, "detach", None)  # torch warns where what has a gradient becomes a number
+    return float(detach() if callable(detach) else value)
+
+
+def at_least(least: int, name: str, value: Any, remedy: str = "") -> int:
+    """`value`, which must be an int from `least` on, and no truth value.
+
+    Raises:
+        ValueError: it is none; says what it is called, and the remedy.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"`{name}` must be an integer >= {least}, got {value!r}" + (f". {remedy}" if remedy else ""))
+    return value
+
+
+def positive(name: str, value: Any, remedy: str) -> float:
+    """`value` as a float above 0; `inf` is one.
+
+    Raises:
+        ValueError: it is none; says what it is called, and the remedy.
+    """
+    found = _real_or_nan(value)
+    if not found > 0.0:
+        raise ValueError(f"`{name}` must be a number > 0, got {value!r}. {remedy}".rstrip())
+    return found
+
+
+def between(low: float, high: float, name: str, value: Any) -> float:
+    """`value` as a float above `low` and below `high`; raises ValueError as `positive` does."""
+    found = _real_or_nan(value)
+    if not low < found < high:
+        limits = f"> {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise ValueError(f"`{name}` must be a number {limits}, got {value!r}")
+    return found
+
+
+def _real_or_nan(value: Any) -> float:
+    try:
+        return real(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return math.nan

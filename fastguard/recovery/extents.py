@@ -1,0 +1,71 @@
+"""The largest element of each parameter: whether it is finite, and whether it has grown as no optimizer has it grow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from .. import kernels
+from ..ranks.shards import locals_of
+from ..records.columns import norm_parts
+
+_AT_FIRST, _AT_ONCE = 30_000, 1_000_000  # elements
+_GROWN, _LEAST = 16.0, 1e-2  # times what it was; below which size growing is learning
+
+
+def largest(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """The largest absolute value of each, float64 [N] on the device of the first, NaN or Inf for one that holds such;
+    None where there is nothing to ask. Of a DTensor, the part that is here.
+
+    Cost: one read of all of them, no sync.
+    """
+    asked = [*_asked(tensors)]
+    if not asked:
+        return None
+    if all(t.device.type == "cpu" for t in asked):  # a sixth of what torch takes
+        rows = kernels.tensor_stats(asked)
+        known = zip(*(rows.column(name).tolist() for name in ("abs_max", "num_nans", "num_infs")))
+        sizes = [math.nan if num_nans else math.inf if num_infs else size for size, num_nans, num_infs in known]
+        return torch.tensor(sizes, dtype=torch.float64, device="cpu")
+    with torch.no_grad():
+        found = torch._foreach_norm(asked, math.inf)
+        return torch.stack([x.to(asked[0].device, torch.float64) for x in found])
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether all elements are. Cost: one read, as far as the first that are not; on an accelerator a sync."""
+    group: list[torch.Tensor] = []
+    count, at_once = 0, _AT_FIRST
+    for tensor in _asked(tensors):
+        group.append(tensor)
+        count += tensor.numel()
+        if count >= at_once and tensor.is_cpu:
+            if not _are_finite(group):
+                return False
+            group, count, at_once = [], 0, min(4 * at_once, _AT_ONCE)
+    return _are_finite(group)
+
+
+def _are_finite(tensors: list[torch.Tensor]) -> bool:
+    if all(t.is_cpu for t in tensors):
+        _, num_nans, num_infs = norm_parts(kernels.tensor_stats(tensors).total_row())
+        return not (num_nans or num_infs)
+    sizes = largest(tensors)
+    return sizes is None or bool(sizes.isfinite().all())
+
+
+def have_not_grown(now: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tensor | None:
+    """Whether no largest element is sixteen times what it was; None where they are not those of the same tensors."""
+    if now is None or before is None or now.shape != before.shape or now.device != before.device:
+        return None
+    return (now <= _GROWN * before.clamp(min=_LEAST)).all()
+
+
+def _asked(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for t in locals_of(tensors):
+        if not (t.is_floating_point() or t.is_complex()) or t.itemsize == 1 or t.layout is not torch.strided:
+            continue
+        if t.numel() and not t.is_meta:
+            yield t.detach()

@@ -1,0 +1,133 @@
+"""Whether a loss stays above where it was, by however little, and whose doing it is: cumulative sums of scores."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+from typing import Any
+
+from ..records import values
+
+_ALLOWANCE, _CLIPPED = 0.75, 2.0  # standard deviations of one loss
+_ODD, _SUSPECT, _ALARM = 2.0, 5.0, 12.0
+_NUM_NEWEST, _NUM_USUAL = 8, 128
+_HIGHER = 1.25  # times the learning rate from before: above it, a loss that has risen has a reason
+_SURE, _MOST_ASKED = 6.0, 32  # of a trial
+
+
+def _score(loss: float, level: float, spread: float) -> float:
+    return max(-_CLIPPED, min((loss - level) / spread, _CLIPPED)) if math.isfinite(loss) else _CLIPPED
+
+
+class LossRise:
+    """Adds up how far losses lie above the level that they had: single ones count for little, lasting ones add up.
+
+    sum = max(0, sum + min((loss - level) / spread, 2) - 0.75), Page's test. A rise by one standard deviation brings it
+    to its alarm, at 12, within 48 losses, one by 2 or more within 10; noise by itself does not.
+
+    Attributes:
+        sum: see above; at most twice the alarm.
+        known: by how much a loss has risen that was taken for lawful.
+        num_resting: so many losses are not looked at.
+        num_suspect: losses in a row that were suspect.
+
+    Source: E. S. Page, Continuous inspection schemes, Biometrika 41 (1954), 100-115.
+    """
+
+    def __init__(self) -> None:
+        self.sum = self.known = 0.0
+        self.num_resting = self.num_suspect = 0
+        self._lr = self._lr_before = math.inf  # of the newest loss; of those that the level is of
+        self._newest: deque[float] = deque(maxlen=_NUM_NEWEST)  # since then
+
+    def see(self, loss: float, lr: float | None, level: float, spread: float) -> None:
+        """A loss was observed, while losses had this level, and `spread` as standard deviation."""
+        self._lr = 0.0 if lr is None else lr
+        if self._lr < self._lr_before:
+            self._lr_before = self._lr
+        elif not self.is_suspect:  # after 200 losses one that is ten times as high is the usual one
+            self._lr_before += (self._lr - self._lr_before) / _NUM_USUAL
+        if self.num_resting:
+            self.num_resting -= 1
+            return
+        score = _score(loss, level, max(spread, 2.0 * self.known))
+        self.sum = min(max(0.0, self.sum + score - _ALLOWANCE), 2.0 * _ALARM)
+        if self.sum <= 0.0:
+            self._newest.clear()
+        else:
+            self._newest.append(loss if math.isfinite(loss) else math.inf)
+        self.num_suspect = self.num_suspect + 1 if self.is_suspect else 0
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether the last two losses or so were higher."""
+        return self.sum > _ODD
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be about to stay higher: level and spread are to be left as they are."""
+        return self.sum > _SUSPECT
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the learning rate is higher than it was, which is a reason for a higher loss."""
+        return self._lr > _HIGHER * self._lr_before
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it has stayed higher, and nothing explains it."""
+        return self.sum >= _ALARM and not self.is_explained
+
+    @property
+    def level(self) -> float:
+        """Of the newest losses, where they are higher."""
+        return median(self._newest) if self._newest else math.nan
+
+    def calm(self) -> None:
+        """The loss is at its level, as far as is known."""
+        self.sum, self.num_suspect = 0.0, 0
+        self._newest.clear()
+
+    def accept(self, rise: float, num_resting: int) -> None:
+        """A rise was taken for lawful."""
+        self.calm()
+        self.known, self.num_resting = max(self.known, rise), num_resting
+
+    def state(self) -> list[float]:
+        """As plain numbers."""
+        numbers = [self.sum, self.known, self.num_resting, self.num_suspect, self._lr, self._lr_before]
+        return [*numbers, *self._newest]
+
+    def load(self, state: Any) -> None:
+        """Goes on from `state`; raises a MisfitError for anything else."""
+        numbers = values.each(values.number, state)
+        if not 6 <= len(numbers) <= 6 + _NUM_NEWEST:
+            raise values.MisfitError(f"must have 6 to {6 + _NUM_NEWEST} numbers, got {len(numbers)}")
+        resting, suspect = values.count(numbers[2]), values.count(numbers[3])
+        self.sum, self.known, self._lr, self._lr_before = *numbers[:2], *numbers[4:6]
+        self.num_resting, self.num_suspect = resting, suspect
+        self._newest = deque(numbers[6:], _NUM_NEWEST)
+
+
+class Trial:
+    """A snapshot was put back for some steps, none of which is taken: are losses lower with it?
+
+    Wald's test between the level that losses had and the one that they have risen to.
+    """
+
+    def __init__(self, level: float, risen: float, spread: float) -> None:
+        self.rise, self._middle, self._spread = risen - level, (level + risen) / 2.0, spread
+        self._sum, self.num_asked = 0.0, 0
+
+    def see(self, loss: float) -> None:
+        """A loss was observed with what was put back."""
+        self._sum += _score(loss, self._middle, self._spread)
+        self.num_asked += 1
+
+    @property
+    def is_lower(self) -> bool | None:
+        """Whether the model had got worse; None while that is not known."""
+        if abs(self._sum) >= _SURE or self.num_asked >= _MOST_ASKED:
+            return self._sum < 0.0
+        return None

@@ -1,0 +1,65 @@
+"""What a step has shown, and what all processes have seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from ..ranks import Ranks
+from ..ranks.exchange import device_of
+from ..records.codec import kind_of
+
+
+class StepSeen(NamedTuple):
+    """A step that was taken, or left out: `skipped` by whatever, `vetoed` by recovery."""
+
+    loss: float | None
+    norm: float
+    skipped: bool
+    vetoed: bool
+    lr: float | None
+
+
+Groups: TypeAlias = Sequence[dist.ProcessGroup]  # which together reach all processes
+
+
+def groups_of(ranks: Ranks | None) -> Groups:
+    """Of all processes that decide together: those that share the model, or else all; empty for one alone."""
+    if ranks is not None:
+        return ranks.groups
+    world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    return [] if world is None or dist.get_world_size() == 1 else [world]
+
+
+def averaged(arrived: Sequence[StepSeen], flags: Sequence[bool], groups: Groups) -> tuple[list[StepSeen], list[bool]]:
+    """The average of all processes' steps, as one, if there is any, and which flags anybody has raised.
+
+    Cost: one `all_reduce` a group, of a dozen numbers.
+    """
+    losses = [one.loss for one in arrived if one.loss is not None]
+    sums = [sum(losses), len(losses), sum(one.norm for one in arrived), len(arrived)]
+    sums += [sum(one.skipped for one in arrived), sum(one.vetoed for one in arrived), *flags]
+    loss, num_losses, norm, count, skipped, vetoed, *raised = _reduced(sums, groups, dist.ReduceOp.SUM)
+    mean, lr = loss / num_losses if num_losses else None, arrived[-1].lr if arrived else None
+    steps = [StepSeen(mean, norm / count, skipped > 0, vetoed > 0, lr)] if count else []
+    return steps, [number > 0 for number in raised]
+
+
+def is_common(number: int, groups: Groups) -> bool:
+    """Whether all processes have the same number. Cost: one `all_reduce` a group."""
+    largest, least = _reduced([number, -number], groups, dist.ReduceOp.MAX)
+    return largest == -least
+
+
+def _reduced(numbers: Sequence[float], groups: Groups, how: Any) -> list[float]:
+    found = torch.tensor([float(x) for x in numbers], dtype=torch.float64, device="cpu")
+    for group in groups:
+        found = found.to(device_of(group))
+        dist.all_reduce(found, op=how, group=group)
+    return list(found.tolist())
+
+
+seen_of = kind_of(StepSeen).read  # from a list of its fields; a MisfitError for anything else

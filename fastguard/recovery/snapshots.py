@@ -1,0 +1,335 @@
+"""Copies of all that training changes, in memory that is kept, and put back in place."""
+
+from __future__ import annotations
+
+import copy
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .. import kernels
+from ..observers.buffers import BufferPlace, tensor_can_be_kept
+from ..ranks.shards import as_part_of, is_sharded, local_of
+from .randomness import load_random_state, random_state
+
+# Entries of groups that schedulers and users set: these go on as they are.
+_OF_SCHEDULES = frozenset(
+    {
+        *("params", "param_names", "name", "lr", "initial_lr", "max_lr", "min_lr", "base_lr", "weight_decay"),
+        *("momentum", "base_momentum", "max_momentum", "betas", "swa_lr", "lr_scale"),
+    }
+)
+# Attributes that torch, its schedulers and the guard have put on an optimizer.
+_OF_TORCH = frozenset({"defaults", "state", "param_groups", "grad_scale", "found_inf"})
+Targets = tuple[list[torch.Tensor], list[torch.Tensor]]  # what is written to, and with what
+States = list[tuple[Callable[[Any], Any], Any]]  # what puts a state back, and the state
+_PREFIXES_OF_TORCH = ("_optimizer_", "_zero_grad", "_step_", "_opt_", "_warned_")
+_KEPT = (bool, int, float, complex, torch.Tensor, dict, list, deque, random.Random, torch.Generator)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class _CopyAt:
+    """Stands for a tensor in what was kept of an object: its place in the list of copies.
+
+    Attributes:
+        rebuilt: of a DTensor, what makes one of the part of it that is here; None for others.
+    """
+
+    def __init__(self, index: int, tensor: torch.Tensor) -> None:
+        self.index = index
+        self.rebuilt = as_part_of(tensor) if is_sharded(tensor) else None
+
+
+class Snapshot:
+    """One copy, of DTensors of the parts that are here; the memory is used again for the next.
+
+    Attributes:
+        step: the number of the next step, as it was taken.
+        loss: at that time; NaN where none was known.
+        since: from which step on the run has been healthy since.
+        is_proved: whether it counts.
+        is_spared: whether it counts while the run is as it is now: all was well until a blow fell.
+        baseline: plain data that go back with it.
+        largest: element of each parameter, as `extents.largest` has it.
+    """
+
+    def __init__(self) -> None:
+        self.largest: torch.Tensor | None = None
+        self.step, self.loss, self.since, self.is_proved, self.is_spared = -1, float("nan"), 0, False, False
+        self.baseline: dict[str, Any] = {}
+        self._copies: list[torch.Tensor] = []
+        self._pairs: list[tuple[torch.Tensor, int]] = []  # a tensor, and the place of its copy
+        self._seen: dict[int, Any] = {}
+        self._params: list[tuple[torch.Tensor, _CopyAt]] = []
+        self._buffers: list[tuple[BufferPlace, _CopyAt]] = []
+        # Optimizers weakly: they hold their guard, which holds this.
+        self._optimizers: list[tuple[Any, Any, list[dict[str, Any]], dict[str, Any]]] = []
+        self._parts: list[tuple[Any, dict[str, Any]]] = []  # objects that optimizers hold, of their own package
+        self._others: States = []
+
+    def take(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        places: Iterable[BufferPlace],
+        state: Iterable[Any],
+        *,
+        with_random_state: bool,
+    ) -> None:
+        """Copies everything. On a GPU the copies are queued behind what is under way there, and ahead of what follows.
+
+        Args:
+            state: objects with `state_dict`.
+        """
+        self.is_proved = False
+        self._pairs, self._seen = [], {}
+        self._params = [(p, self._keep(p)) for p in parameters_of(optimizers) if tensor_can_be_kept(p)]
+        self._buffers = [(place, self._keep(place.tensor)) for place in places]
+        self._optimizers, self._parts = [], []
+        self._others = [(one.load_state_dict, copy.deepcopy(one.state_dict())) for one in state]
+        for optimizer in optimizers:
+            self._keep_optimizer(optimizer)
+        if with_random_state:
+            self._others.append((load_random_state, random_state()))
+        for tensor, index in self._pairs:
+            self._make_room(tensor, index)
+        del self._copies[len(self._pairs) :]
+        with torch.no_grad():
+            kernels.run_copy(self._copies, [tensor for tensor, _ in self._pairs])
+        self._pairs, self._seen = [], {}
+
+    def restore(self) -> None:
+        """Puts everything back in place, and takes away what was made since. May be called again.
+
+        Tensors stay the objects that they are, at the addresses where they are, if they have the shape that they had.
+        """
+        targets: Targets = [], []
+        params = [p for p, _ in self._params]
+        with torch.no_grad():
+            for p, kept in self._params:
+                here = local_of(p)
+                if here.shape != self._copies[kept.index].shape:
+                    p.data = self._fresh(kept, here)
+                else:
+                    targets[0].append(here)
+                    targets[1].append(self._copies[kept.index])
+            for ref, state, groups, attributes in self._optimizers:
+                optimizer = ref()
+                if optimizer is None:
+                    continue
+                optimizer.state = self._put(state, optimizer.state, targets)
+                for group, entries in zip(optimizer.param_groups, groups):
+                    self._put_entries(entries, group, targets, lambda key: key in _OF_SCHEDULES)
+                self._put_entries(attributes, optimizer.__dict__, targets, lambda key: True)
+            for part, entries in self._parts:
+                self._put_entries(entries, part.__dict__, targets, lambda key: False)
+            kernels.tell_autograd([*params, *targets[0]])  # but not of buffers: forward passes write to them as well
+            for place, kept in self._buffers:
+                place.dict[place.key] = self._put(kept, place.dict.get(place.key), targets)
+            kernels.run_copy(*targets)
+        for put_back, saved in self._others:
+            put_back(copy.deepcopy(saved))
+
+    @property
+    def counts(self) -> bool:
+        """Whether the run may go back to it now."""
+        return self.is_proved or self.is_spared
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the copies."""
+        return sum(values.nbytes for values in self._copies)
+
+    def _keep_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if any(optimizer is known() for known, *_ in self._optimizers):
+            return
+        groups = [{k: self._keep(v) for k, v in g.items() if k not in _OF_SCHEDULES} for g in optimizer.param_groups]
+        attributes = {}
+        package = type(optimizer).__module__.partition(".")[0]
+        for key, value in () if package == "torch" else list(optimizer.__dict__.items()):
+            if isinstance(value, torch.optim.Optimizer):
+                self._keep_optimizer(value)
+            elif key not in _OF_TORCH and not key.startswith(_PREFIXES_OF_TORCH):
+                if isinstance(value, _KEPT) and not isinstance(value, torch.nn.Parameter):
+                    attributes[key] = self._keep(value)
+                elif type(value).__module__.partition(".")[0] == package and _is_part(value):
+                    self._parts.append((value, self._keep(dict(value.__dict__))))
+        self._optimizers.append((weakref.ref(optimizer), self._keep(optimizer.state), groups, attributes))
+
+    def _keep(self, value: Any) -> Any:
+        """What to make `value` of again: tensors by their place, containers by what is in them, the rest as it is."""
+        if isinstance(value, _PLAIN):
+            return value
+        known = self._seen.get(id(value))
+        if known is not None:
+            return known[0]
+        kept: Any = value
+        if isinstance(value, torch.Tensor):
+            if tensor_can_be_kept(value):
+                kept = _CopyAt(len(self._pairs), value)
+                self._pairs.append((local_of(value), kept.index))
+        elif isinstance(value, random.Random):
+            self._others.append((value.setstate, value.getstate()))
+        elif isinstance(value, torch.Generator):
+            self._others.append((value.set_state, value.get_state()))
+        elif isinstance(value, dict) or type(value) in (list, tuple, deque):
+            self._seen[id(value)] = (value, value)  # one that holds itself
+            if isinstance(value, dict):
+                kept = {key: self._keep(entry) for key, entry in value.items()}
+            else:
+                parts = [self._keep(entry) for entry in value]
+                kept = deque(parts, value.maxlen) if isinstance(value, deque) else tuple(parts)
+                kept = parts if type(value) is list else kept
+        self._seen[id(value)] = (kept, value)
+        return kept
+
+    def _make_room(self, tensor: torch.Tensor, index: int) -> None:
+        if index < len(self._copies):
+            known = self._copies[index]
+            if (known.shape, known.dtype, known.stride()) == (tensor.shape, tensor.dtype, tensor.stride()):
+                return
+        room = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
+        self._copies[index : index + 1] = [room]
+
+    def _fresh(self, kept: _CopyAt, like: torch.Tensor) -> torch.Tensor:
+        fresh = self._copies[kept.index].to(like.device, copy=True)
+        return fresh if kept.rebuilt is None else kept.rebuilt(fresh)
+
+    def _put(self, kept: Any, now: Any, targets: Targets) -> Any:
+        """`kept` as it was, in `now` if that is of its kind."""
+        if type(kept) is _CopyAt:
+            values = self._copies[kept.index]
+            if not isinstance(now, torch.Tensor):
+                return self._fresh(kept, values)
+            here = now if type(now) is torch.Tensor else local_of(now)
+            if here.dtype is values.dtype and here.shape == values.shape:
+                targets[0].append(here)
+                targets[1].append(values)
+                return now
+            return self._fresh(kept, here)
+        if isinstance(kept, dict):
+            if not isinstance(now, dict):
+                return {key: self._put(entry, None, targets) for key, entry in kept.items()}
+            for key, entry in kept.items():  # a parameter's hash is a call into Python: asked once for each
+                there = now.get(key)
+                made = self._put(entry, there, targets)
+                if made is not there or made is None:
+                    now[key] = made
+            if len(now) != len(kept):
+                for key in [key for key in now if key not in kept]:
+                    del now[key]
+            return now
+        if isinstance(kept, (list, tuple, deque)):
+            known = list(now) if isinstance(now, (list, tuple, deque)) and len(now) == len(kept) else [None] * len(kept)
+            parts = [self._put(entry, there, targets) for entry, there in zip(kept, known)]
+            if type(now) is list and type(kept) is list:
+                now[:] = parts
+                return now
+            if isinstance(kept, deque):
+                return deque(parts, kept.maxlen)
+            return parts if type(kept) is list else tuple(parts)
+        return kept
+
+    def _put_entries(
+        self, entries: dict[str, Any], now: dict[str, Any], targets: Any, is_left: Callable[[str], bool]
+    ) -> None:
+        for key, kept in entries.items():
+            now[key] = self._put(kept, now.get(key), targets)
+        for key in [key for key in now if key not in entries and not is_left(key)]:
+            if isinstance(now[key], (bool, int, float, torch.Tensor)):
+                del now[key]  # made by a step since
+
+
+def _is_part(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, torch.nn.Module)
+
+
+def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """All of them, each once."""
+    params = {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}
+    return list(params.values())
+
+
+class Snapshots:
+    """The newest snapshots, newest first. What counts is written over last: never all of it.
+
+    Args:
+        quarantine: healthy steps after which one counts.
+        least: so many are enough where the next loss is far too high at one blow, which nothing had announced.
+    """
+
+    def __init__(self, keep: int, quarantine: int, least: int) -> None:
+        self._keep, self._quarantine, self._least = keep, quarantine, min(least, quarantine)
+        self._all: list[Snapshot] = []
+        self._free: list[Snapshot] = []
+
+    def take(self, step: int, fill: Callable[[Snapshot], None], *, is_proved: bool = False) -> Snapshot:
+        """Has `fill` fill one, and returns it. Where it raises, there is one less."""
+        if len(self._all) < self._keep:
+            snapshot = self._free.pop() if self._free else Snapshot()
+        else:
+            waiting = [one for one in self._all if not one.is_proved]
+            oldest = waiting[-1] if len(waiting) == len(self._all) - 1 else self._all[-1]
+            self._all.remove(oldest)
+            snapshot = oldest
+        fill(snapshot)
+        snapshot.step = snapshot.since = step
+        snapshot.is_proved, snapshot.is_spared = is_proved, False
+        self._all.insert(0, snapshot)
+        return snapshot
+
+    def prove(self, step: int, *, is_healthy: bool, is_blow: bool = False) -> None:
+        """Those that the run has outlived in health from now on count; with `is_blow` it was well until now."""
+        for one in self._all:
+            if is_healthy:
+                one.is_spared = False
+                one.is_proved = one.is_proved or step - one.since >= self._quarantine
+            else:
+                one.is_spared = one.is_spared or (is_blow and step - one.since >= self._least)
+                one.since = step
+
+    def choose(self, *, older: bool) -> Snapshot | None:
+        """The newest that counts; with `older` the one before it, if there is one. Later ones are given up."""
+        proved = [one for one in self._all if one.counts]
+        if not proved:
+            return None
+        chosen = proved[1] if older and len(proved) > 1 else proved[0]
+        self._give_up(lambda one: one.step > chosen.step)
+        return chosen
+
+    def spare(self, chosen: Snapshot) -> Snapshot:
+        """Memory for what is there now, while `chosen` is looked at: of one given up, else of the oldest."""
+        others = [one for one in self._all if one is not chosen]
+        if self._free or len(self._all) < self._keep or not others:
+            return self._free.pop() if self._free else Snapshot()
+        self._all.remove(others[-1])
+        return others[-1]
+
+    def take_back(self, spare: Snapshot) -> None:
+        """Its memory may be used again."""
+        self._free.append(spare)
+
+    @property
+    def proved(self) -> Snapshot | None:
+        """The newest that counts."""
+        return next((one for one in self._all if one.counts), None)
+
+    def best(self) -> Snapshot | None:
+        """Of those that count the one with the lowest loss; the newest where none is known."""
+        proved = [one for one in self._all if one.is_proved]
+        known = [one for one in proved if one.loss == one.loss]
+        return min(known, key=lambda one: one.loss) if known else next(iter(proved), None)
+
+    def forget(self) -> None:
+        """The run goes on from elsewhere."""
+        self._give_up(lambda one: True)
+
+    def _give_up(self, is_lost: Callable[[Snapshot], bool]) -> None:
+        self._free += [one for one in self._all if is_lost(one)]
+        self._all = [one for one in self._all if not is_lost(one)]
+
+    def __iter__(self) -> Any:
+        return iter(self._all)

@@ -1,0 +1,222 @@
+"""A copy of everything that a step of an optimizer may change, so that the step can be undone whatever it did."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+
+_PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+_STRUCTURE = "entries of groups, state and attributes"
+_PARAMETERS = "parameters"
+_NUM_LEARNING_STEPS = 3  # steps with a closure that are watched for changes before the closure returns
+_MAX_LEARNING_BYTES = 1 << 30  # held during these steps, beside the memory of the closure
+
+
+def _package(thing: Any) -> str:
+    return type(thing).__module__.partition(".")[0]
+
+
+class _KeptTensor:
+    """A tensor, its memory, and a copy of its values."""
+
+    def __init__(self, tensor: torch.Tensor, label: str) -> None:
+        self.tensor, self.label = tensor, label
+        self.memory = tensor.data
+        self.version = 0 if tensor.is_inference() else tensor._version
+        self.values: torch.Tensor | None = None
+
+    def copy(self) -> None:
+        # An expanded tensor overlaps itself and cannot be written in place, by a step neither.
+        if self.values is None and not any(n > 1 and not s for n, s in zip(self.tensor.shape, _strides(self.tensor))):
+            self.values = self.memory.clone()
+
+    def has_moved(self) -> bool:
+        if not self.tensor.is_inference() and self.tensor._version != self.version:
+            return True
+        if not self._is_plain():
+            return False
+        return self._has_other_memory() or (self.values is not None and not torch.equal(self.memory, self.values))
+
+    def restore(self) -> None:
+        if self.values is not None:
+            if self._is_plain() and self._has_other_memory():
+                self.tensor.data = self.memory
+            self.memory.copy_(self.values)
+
+    def _is_plain(self) -> bool:
+        return type(self.tensor) in (torch.Tensor, torch.nn.Parameter) and self.tensor.layout is torch.strided
+
+    def _has_other_memory(self) -> bool:
+        return self.tensor.data_ptr() != self.memory.data_ptr() or self.tensor.shape != self.memory.shape
+
+
+def _strides(tensor: torch.Tensor) -> Iterable[int]:
+    return tensor.stride() if tensor.layout is torch.strided else tensor.shape
+
+
+def _is_same(now: Any, then: Any) -> bool:
+    """Whether a container has the same entries, object for object."""
+    if len(now) != len(then):
+        return False
+    if isinstance(now, dict):
+        return all(k in now and now[k] is value for k, value in then.items())
+    return all(a is b for a, b in zip(now, then))
+
+
+class Backup:
+    """A backup of what `optimizer` may change: parameters, state, groups and attributes, also those of optimizers and
+    other objects of its own package that it holds. Modules are not searched: a closure changes their buffers.
+
+    Args:
+        labels: the tensors to copy at once: `_PARAMETERS`, or the keys that hold them; None for all.
+        more: further tensors and containers.
+
+    Cost: a copy of the tensors; without, 1 us an entry.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, labels: Collection[str] | None = None, more: Iterable[Any] = ()
+    ) -> None:
+        self._containers: list[tuple[Any, Any]] = []
+        self._setters: list[tuple[Callable[[Any], Any], Any]] = []
+        self._tensors: list[_KeptTensor] = []
+        self._seen: dict[int, Any] = {}
+        self._package = _package(optimizer)
+        self._keep([p for group in optimizer.param_groups for p in group["params"]], _PARAMETERS)
+        for root in (optimizer.param_groups, optimizer.state, optimizer, *more):
+            self._keep(root, "")
+        for kept in self._tensors:
+            if labels is None or kept.label in labels:
+                kept.copy()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors, copied or not."""
+        return sum(kept.memory.numel() * kept.memory.element_size() for kept in self._tensors)
+
+    def complete(self) -> None:
+        """Copies the tensors that have not been copied yet."""
+        for kept in self._tensors:
+            kept.copy()
+
+    def moved(self) -> set[str]:
+        """Labels of what has changed. Compares the tensors that were copied; of others only autograd's counter."""
+        labels = {kept.label for kept in self._tensors if kept.has_moved()}
+        return labels if all(_is_same(now, then) for now, then in self._containers) else {*labels, _STRUCTURE}
+
+    def lacks(self, labels: Collection[str]) -> bool:
+        """Whether a tensor under one of `labels` was not copied."""
+        return any(kept.values is None for kept in self._tensors if kept.label in labels)
+
+    def restore(self) -> None:
+        """Restores everything in place. May be called again, also after it was interrupted."""
+        for now, then in self._containers:
+            if _is_same(now, then):
+                continue
+            if isinstance(now, dict):  # never empty in between: it may be an object's own
+                now.update(then)
+                for key in [key for key in now if key not in then]:
+                    del now[key]
+            elif isinstance(now, list):
+                now[:] = then
+            elif isinstance(now, set):
+                now |= then
+                now &= then
+            else:
+                now.clear()
+                now.extend(then)
+        with torch.no_grad():
+            for kept in self._tensors:
+                kept.restore()
+        for set_state, state in self._setters:
+            set_state(state)
+
+    def _keep(self, root: Any, label: str) -> None:
+        waiting = [(root, label)]
+        while waiting:
+            thing, label = waiting.pop()
+            if type(thing) in _PLAIN or id(thing) in self._seen:
+                continue
+            self._seen[id(thing)] = thing
+            if isinstance(thing, torch.Tensor):
+                self._tensors.append(_KeptTensor(thing, label))
+                waiting.append((getattr(thing, "__dict__", None), label))
+            elif isinstance(thing, dict):
+                self._containers.append((thing, dict(thing)))
+                waiting += [(value, key if isinstance(key, str) else label) for key, value in thing.items()]
+            elif isinstance(thing, (list, deque, set)):
+                self._containers.append((thing, set(thing) if isinstance(thing, set) else list(thing)))
+                waiting += [(value, label) for value in thing]
+            elif isinstance(thing, tuple):
+                waiting += [(value, label) for value in thing]
+            elif isinstance(thing, random.Random):
+                self._setters.append((thing.setstate, thing.getstate()))
+            elif isinstance(thing, torch.Generator):
+                self._setters.append((thing.set_state, thing.get_state()))
+            elif _package(thing) == "numpy" and hasattr(thing, "__array__"):
+                self._setters.append((functools.partial(thing.__setitem__, ...), thing.copy()))
+            elif self._is_part(thing):
+                waiting.append((vars(thing), label))
+
+    def _is_part(self, thing: Any) -> bool:
+        if isinstance(thing, torch.optim.Optimizer):
+            return True
+        if isinstance(thing, (type, torch.nn.Module)) or not hasattr(thing, "__dict__") or callable(thing):
+            return False
+        return _package(thing) == self._package and self._package not in ("torch", "builtins")
+
+
+class ClosureBackup:
+    """A backup for steps with a closure, which may change parameters before the closure returns, as schedule-free and
+    sharpness-aware optimizers do. The first three steps show what to copy ahead, or that nothing changes that early. Up
+    to 1 GiB is copied to learn that; later steps look at the version of one parameter.
+
+    Attributes:
+        is_late: this step changed something before it was copied.
+    """
+
+    def __init__(self) -> None:
+        self._num_left = _NUM_LEARNING_STEPS
+        self._labels: set[str] = set()
+        self._backup: Backup | None = None
+        self._probe: tuple[torch.Tensor, int] | None = None
+        self.is_late = False
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call it ahead of a step with a closure."""
+        self._backup, self.is_late = None, False
+        if self._num_left or self._labels:
+            backup = Backup(optimizer, self._labels)
+            if self._num_left and backup.num_bytes <= _MAX_LEARNING_BYTES:
+                backup.complete()
+            self._backup = backup
+            self._num_left -= self._num_left > 0
+        p = next((p for group in optimizer.param_groups for p in group["params"]), None)
+        self._probe = None if p is None else (p, p._version)
+
+    def look(self) -> None:
+        """Call it when the closure is about to run."""
+        if self._backup is not None:
+            moved = self._backup.moved()
+            if moved - self._labels:
+                self.is_late = self.is_late or self._backup.lacks(moved)
+                self._labels |= moved
+        elif self._probe is not None and self._probe[0]._version != self._probe[1]:
+            self._num_left, self.is_late = _NUM_LEARNING_STEPS, True
+
+    def complete(self, optimizer: torch.optim.Optimizer) -> Backup:
+        """All of `optimizer` as it was before the step."""
+        if self._backup is None:
+            self._backup = Backup(optimizer)
+        else:
+            self._backup.complete()
+        return self._backup
+
+    def end(self) -> None:
+        """Call it after the step."""
+        self._backup = self._probe = None

@@ -1,0 +1,190 @@
+"""What the clip policy does to one step: on the host, and on a device without a sync."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from .. import kernels
+from ..clip import CheckedPolicy, ClipPolicy, Limits
+from ..clip.limits import Ruling, factors_of, row_norms
+from ..records.columns import COLUMNS, INDEX
+from ..records.slot import CLIP_COEF
+from .decision import DeviceDecision
+from .engines import NoEngineError
+from .scaler import Handed
+
+SHRINKS = ("element", "unit")  # scopes of policies that write to the gradients themselves
+
+
+class HostClipping:
+    """Clips one step whose norm the host knows.
+
+    Attributes:
+        ruling: on all gradients together, groups or tensors.
+        trigger: for the record; None without one.
+        has_shrunk: the policy has written to the gradients itself.
+        has_groups: the record has groups, which a line of a log does not.
+    """
+
+    def __init__(self, clip: ClipPolicy | None, norm: float, table: bytearray, positions: Sequence[int] | None) -> None:
+        self._clip = clip if isinstance(clip, CheckedPolicy) else None
+        self._norm, self._table, self._positions = norm, table, positions
+        self._limits = self._clip.next_limits() if self._clip is not None and self._clip.limit is None else None
+        self.ruling, self.has_shrunk = Ruling(), False
+        self.has_groups = self._clip is not None and self._clip.scope == "group"
+        self.trigger = trigger_of(clip, self._limits)
+        if clip is not None and math.isfinite(norm):
+            if self._limits is not None:
+                self.ruling = self._limits.apply(norm, row_norms(table), positions)
+            elif clip.scope not in SHRINKS:
+                self.ruling = Ruling(clip.coefficient(norm))
+
+    def inform_policy(self, loss: float | None) -> None:
+        """Has the policy observe the step."""
+        if self._clip is not None and self._limits is not None:
+            self._clip.observe_step(self._norm, loss)
+
+    def shrink(self, groups: list[list[torch.Tensor]], names: Sequence[str], inverse: float) -> Ruling | None:
+        """Has a policy of elements or units clip the gradients of a step that is taken; None for other policies."""
+        clip, norm = self._clip, self._norm
+        if clip is None or clip.scope not in SHRINKS or (clip.scope == "unit" and not math.isfinite(norm)):
+            return None
+        params, places = _with_gradients(groups, self._positions)
+        gradients = [p.grad for p in params]
+        words = memoryview(self._table).cast("d")
+        num_infs = words[INDEX["num_infs"] :: len(COLUMNS)].tolist()
+        abs_max = words[INDEX["abs_max"] :: len(COLUMNS)].tolist()
+        largest = [math.inf if count else highest for count, highest in zip(num_infs, abs_max)]
+        rows = list(zip(row_norms(self._table), largest, strict=True))
+        over, norms = clip.given.shrink([names[i] for i in places], params, gradients, rows, 1.0 / inverse, None)
+        self.has_shrunk = True
+        if not over or not math.isfinite(norm):
+            return Ruling()
+        kernels.tell_autograd([gradients[i] for i in over])
+        left = math.sqrt(sum((size / norm) ** 2 for size in norms)) if norm else 1.0
+        return Ruling(min(1.0, left), over=tuple(places[i] for i in over))
+
+
+def trigger_of(clip: ClipPolicy | None, limits: Limits | None) -> float | None:
+    """The total norm above which gradients are scaled, for the record; None if there is none."""
+    if isinstance(clip, CheckedPolicy):
+        return clip.trigger_of(limits)
+    limit = None if clip is None else clip.limit
+    return None if limit == math.inf else limit
+
+
+def _with_gradients(
+    groups: list[list[torch.Tensor]], positions: Sequence[int] | None
+) -> tuple[list[torch.Tensor], Sequence[int]]:
+    """The parameters with a gradient, and their indices."""
+    params = [p for group in groups for p in group]
+    places = range(len(params)) if positions is None else positions
+    return [params[i] for i in places], places
+
+
+class DeviceClipping:
+    """Clips one step on a device: limits travel there, and nothing comes back before the record.
+
+    Attributes:
+        shrinks: the policy writes to the gradients itself.
+        needs_norm: the policy needs the norm as a number.
+
+    Raises:
+        NoEngineError: groups, tensors, units or elements are clipped, of gradients on several devices.
+
+    Cost: limits of all gradients are arguments of a launch. Those of groups or tensors are an upload and some twenty
+    small launches, and a launch a tensor to scale, which writes all of them. No sync.
+    """
+
+    def __init__(self, clip: ClipPolicy | None, decision: DeviceDecision) -> None:
+        self._clip = clip if isinstance(clip, CheckedPolicy) else None
+        self._decision = decision
+        limit = None if clip is None else clip.limit
+        self._limits = limits = self._clip.next_limits() if self._clip is not None and limit is None else None
+        decision.pending.limits, decision.pending.trigger = limits, trigger_of(clip, limits)
+        self.shrinks = clip is not None and clip.scope in SHRINKS
+        self.needs_norm = clip is not None and limit is None and limits is None and not self.shrinks
+        if (self.shrinks or (limits is not None and limits.norms is not None)) and len(decision.plans) > 1:
+            raise NoEngineError("groups, tensors, units and elements are clipped on one device at a time")
+        if limit is not None:
+            decision.max_norm = limit
+        elif limits is not None and limits.trigger < math.inf:
+            decision.trigger, decision.max_norm = limits.trigger, limits.target
+            decision.may_skip = decision.may_skip or decision.max_norm == 0.0
+
+    def follow(self, groups: list[list[torch.Tensor]], handed: Handed) -> None:
+        """Enqueues what follows measuring."""
+        if self.shrinks:
+            with torch.no_grad():
+                self._shrink(groups, handed)
+        elif self._limits is not None and self._limits.triggers is not None:
+            with torch.no_grad():
+                self._apply(self._limits)
+
+    def _apply(self, limits: Limits) -> None:
+        """`Limits.apply` on the device."""
+        decision, slot, triggers, targets = self._decision, self._decision.slot, limits.triggers, limits.targets
+        assert triggers is not None and targets is not None
+        count, size = len(decision.pending.places[0]), len(triggers)
+        device, dtype = slot.words.device, slot.words.dtype
+        places = range(count) if decision.positions is None else decision.positions
+        groups = list(places) if limits.groups is None else [limits.groups[place] for place in places]
+        is_pinned = device.type == "cuda"
+        both = torch.tensor([triggers.tolist(), targets.tolist()], dtype=dtype, device="cpu", pin_memory=is_pinned)
+        trigger, target = both.to(device, non_blocking=True)
+        index = torch.tensor(groups, device="cpu", pin_memory=is_pinned).to(device, non_blocking=True)
+        rows = slot.rows[:count, INDEX["finite_norm"]]
+        norm = slot.decided[0]
+        shares = (rows / torch.where(norm == 0.0, 1.0, norm)).nan_to_num(0.0)
+        if limits.groups is None:
+            norms = torch.zeros(size, dtype=dtype, device=device).index_copy_(0, index, rows)
+        else:  # a product with ones and zeros adds in a fixed order, as index_add_ does not
+            is_member = (index == torch.arange(size, device=device).unsqueeze(1)).to(dtype)
+            norms = norm * (is_member @ shares.square()).sqrt()
+        is_skipped = slot.skip_flag != 0.0
+        over = (norms > trigger) & norm.isfinite() & ~is_skipped
+        is_skipped = is_skipped | (over & (target == 0.0)).any()
+        slot.skip_flag.copy_(is_skipped)
+        factor = torch.where(over & ~is_skipped, factors_of(norms, trigger, target), 1.0)
+        factors = torch.cat([factor, torch.ones(1, dtype=dtype, device=device)])[index]  # -1 is the last one
+        left = (shares * factors).square().sum().sqrt().clamp(max=1.0)
+        slot.words[CLIP_COEF].copy_(torch.where((factors != 1.0).any(), left, 1.0))
+        decision.factors = factors
+        decision.may_skip = decision.may_skip or 0.0 in targets
+
+    def _shrink(self, groups: list[list[torch.Tensor]], handed: Handed) -> None:
+        """`HostClipping.shrink` on the device."""
+        decision, slot, clip = self._decision, self._decision.slot, self._clip
+        params, places = _with_gradients(groups, decision.positions)
+        if clip is None or not params:
+            return
+        scale = decision.plans[0].context.bring(handed.grad_scale, slot.scale)
+        scale = torch.ones((), device=slot.words.device) if scale is None else scale
+        gradients = [p.grad for p in params]
+        norm = slot.decided[0]
+        is_off = slot.skip_flag != 0.0
+        if clip.scope == "unit":
+            is_off = is_off | ~norm.isfinite()
+        names = [decision.pending.names[place] for place in places]
+        _, norms = clip.given.shrink(names, params, gradients, None, scale, is_off)
+        kernels.tell_autograd(gradients)
+        left = torch.linalg.vector_norm(torch.stack(norms).to(norm.dtype)) / torch.where(norm == 0.0, 1.0, norm)
+        is_unclipped = is_off | ~norm.isfinite() | (norm == 0.0) | (left > 1.0 - 1e-6)  # but for rounding
+        slot.words[CLIP_COEF].copy_(torch.where(is_unclipped, 1.0, left))
+
+
+def scale_each_on_device(start: int, optimizer: torch.optim.Optimizer, decision: DeviceDecision) -> None:
+    """Enqueues the scaling of each gradient by its own factor; `start` is the index of the first parameter."""
+    assert decision.factors is not None
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    factors = decision.factors.unbind()
+    positions = range(len(factors)) if decision.positions is None else decision.positions
+    known = dict(zip(positions, factors, strict=True))
+    pairs = [(p.grad, known[i]) for i, p in enumerate(params, start) if p.grad is not None and i in known]
+    if pairs:
+        with torch.no_grad():
+            torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
+        kernels.tell_autograd([gradient for gradient, _ in pairs])

@@ -1,0 +1,407 @@
+"""Guard: what a user sees of a guarded optimizer: the newest record, the history, the report."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from .. import _env, kernels
+from .._text import listed
+from ..clip import as_policy
+from ..errors import NotGuardedError
+from ..names import Namer
+from ..observers.activations import ActivationMonitor, Replay
+from ..observers.facts import ModelFacts
+from ..observers.observer import held_weakly
+from ..observers.owner import Observers
+from ..ranks import LocalGradients, Parity, Ranks
+from ..records import StepStats, TrainingHistory
+from ..records.events import describe_recovery
+from ..records.magnitudes import MagnitudeHistogram
+from ..recovery import Recomputation
+from ..report import Report, build_report
+from .checkup import Checkup
+from .endings import flush_at_end, forget
+from .hooks import Hooks
+from .judge import Judge
+from .ledger import Ledger
+from .model_facts import ModelFactRecorder
+from .observed import Observed
+from .rescue import Rescue
+from .resuming import StatefulGuard, dump, restore
+from .run import Run
+from .sampling import Sampling
+from .settings import GuardSettings, users_policy
+from .state import GuardState, observing
+from .wrappers import inwards
+
+_log = logging.getLogger("fastguard")
+GUARD = "_guard"  # the attribute of an optimizer; torch expects copies to have the public ones, too
+
+
+class Guard(GuardState):
+    """Watches the gradients of one optimizer, or of several that share one norm. Made by `fastguard.wrap`.
+
+    Attributes:
+        run, ledger, judge, sampling, facts: its parts.
+        asked: what `wrap` was called with.
+        made: closes the parts that have hooks, from the moment that they are made: `wrap` may fail at a later one.
+
+    Cost a step: one read of the gradients, and one more read and write if they are clipped. On a GPU two launches, a
+    third to clip; no sync with a fused optimizer, one with any other that may skip. For options see `wrap`. Memory: two
+    tables of 80 bytes a tensor, and 0.4 KB for each of the newest 512 steps.
+    """
+
+    asked = GuardSettings()
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        model: torch.nn.Module | None,
+        settings: GuardSettings,
+        *,
+        made: contextlib.ExitStack,
+        sinks: Iterable[Any],
+        is_quiet: bool,
+        proxies: Sequence[Any] = (),
+        monitor: ActivationMonitor | None = None,
+        names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
+        over: Ranks | None = None,
+        parity: Parity | None = None,
+        local: LocalGradients | None = None,
+    ) -> None:
+        self._namer = namer = Namer(model, optimizers)
+        if names is not None:
+            namer.give(names, optimizers)
+        namer.check(optimizers)
+        self.asked, self.made = settings, made
+        self.run = Run(optimizers, proxies, namer, settings)
+        self.run.ranks = over
+        self.run.watch_buffers(model)
+        if self.run.buffers is not None:
+            made.callback(self.run.buffers.close)
+        self.ledger = Ledger(self.run.ring, self.run.failures, sinks, settings.max_consecutive_skips)
+        self._local = local
+        if local is not None:
+            local.start(self.run, partial(getattr, self.ledger, "history"))
+            self.ledger.where_among_ranks = local.told_trouble
+        if over is not None:
+            over.own = local
+            self.ledger.where_among_ranks = over.told_trouble
+        if is_quiet:
+            self.ledger.level = logging.DEBUG
+        if _env.num_restarts():
+            _log.log(self.ledger.level, "torchrun has started this run anew: attempt %d", _env.num_restarts() + 1)
+        self.judge = Judge(self.run, self.ledger, settings.when_behind, settings.clip_through)
+        if self.run.waits:
+            self.ledger.lend(held_weakly(self.magnitudes))
+        self._is_loss_new = True
+        facts = ModelFacts(model, optimizers, namer, self.run.backend)
+        made.callback(facts.close)
+        if parity is not None:
+            parity.start(self.run)
+        of_ranks = [one for one in (parity, local) if one is not None]
+        observers = Observers(self.run, model, optimizers, facts, of_ranks)
+        made.callback(observers.close)
+        self._observed = Observed(self.run, self.judge)
+        self.sampling = Sampling(self.run, self.judge, observers, self._observed, model, monitor, settings.weights)
+        if monitor is not None:
+            self.ledger.fetch = held_weakly(self.sampling.attach_arrived)
+        self._rescue: Rescue | None = None
+        if settings.recovery is not None:
+            parts = self.run, self.ledger, self.judge, self.sampling
+            self._rescue = Rescue(settings.recovery, *parts, model, settings.objective)
+            made.callback(self._rescue.close)
+        self._hooks: list[Any] = []
+        for hooks in self._attach():
+            made.callback(hooks.remove)
+            self._hooks.append(hooks)
+        self.facts = ModelFactRecorder(self.run, self.ledger, self.sampling, facts, namer, settings.objective, local)
+        asks = self.facts.record, settings.check_every
+        self._checkup = Checkup(self.history, self.run.failures, *asks, is_quiet=is_quiet)
+        self.ledger.watch(self._checkup)
+        flush_at_end(self, self.ledger, self.judge.flush)
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(type(one).__name__ for one in self.run.optimizers())
+        return f"<fastguard.Guard of {kinds} at step {self.run.step}, clip={self.run.clip!r}>"
+
+    def _settle(self) -> None:
+        """Ends the newest step, for guards that cannot tell when it ends."""
+
+    def _attach(self) -> Iterator[Any]:
+        """Registers the hooks on the optimizers, one after the other; each has `remove`."""
+        parts = self.judge, self.ledger, self.sampling, self._rescue
+        return (Hooks(self.run, member, *parts) for member in self.run.members)
+
+    @staticmethod
+    def of(optimizer: Any) -> Guard:
+        """The guard of `optimizer`, or of the optimizer inside a wrapper of accelerate or Lightning.
+
+        Raises:
+            NotGuardedError: it has none.
+        """
+        for layer in inwards(optimizer):
+            guard = getattr(layer, "__dict__", {}).get(GUARD)
+            if isinstance(guard, Guard):
+                return guard
+        raise NotGuardedError(
+            f"this {type(optimizer).__name__} is not guarded. Guard it with `optimizer = fastguard.wrap(optimizer, "
+            "model)`; a pickled or deep-copied optimizer has lost its guard."
+        )
+
+    @property
+    def clip(self) -> Any:
+        """The clip policy, or None."""
+        return users_policy(self.run.clip)
+
+    @clip.setter
+    def clip(self, clip: Any) -> None:
+        self.run.clip_by(None if clip is None else as_policy(clip))
+
+    @property
+    def skip_nonfinite(self) -> bool:
+        """Whether steps whose gradients contain NaN or Inf are skipped."""
+        return self.run.skip_nonfinite
+
+    @skip_nonfinite.setter
+    def skip_nonfinite(self, skip: bool) -> None:
+        self.run.skip_nonfinite = skip
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model given to `wrap`; None without one, or once it is freed."""
+        return self._namer.model
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The guarded optimizers, without wrappers."""
+        return self.run.optimizers()
+
+    @property
+    def backend(self) -> str:
+        """ "auto" or a name from `fastguard.backends()`."""
+        return self.run.backend
+
+    @property
+    def history(self) -> TrainingHistory:
+        """The run so far, without the newest step, to which `observe` may still add."""
+        self._settle()
+        return self.ledger.history
+
+    @property
+    def last(self) -> StepStats | None:
+        """The newest record, or None before the first. Never blocks: on a GPU it is `lag` steps old.
+
+        Cost: 5 us for the first access after a step, and 10 ns a tensor; the step itself makes no record.
+        """
+        self._settle()
+        ring = self.run.ring
+        return None if ring.newest < 0 else ring.latest()
+
+    @property
+    def lag(self) -> int:
+        """Number of steps taken since that of `last`: 0 on the CPU, and after `flush`."""
+        return self.judge.lag
+
+    @property
+    def max_consecutive_skips(self) -> int:
+        """Number of skipped steps in a row that raises."""
+        return self.ledger.skips.limit
+
+    @max_consecutive_skips.setter
+    def max_consecutive_skips(self, number: int) -> None:
+        self.ledger.skips.limit = number
+
+    @observing
+    def observe(self, loss: Any = None, val_loss: Any = None, **metrics: Any) -> None:
+        """Adds a loss to the step that it was computed for: the newest, or the next.
+
+        Call it at any time: autograd tells which step a loss belongs to. Losses of one step, as of accumulated
+        micro-batches, are averaged. A number or a detached tensor belongs to the newest step. If that step has a loss,
+        or earlier losses came before their steps, it belongs to the next, provided anything was computed since.
+
+        Args:
+            loss, val_loss: a float, or a tensor of one element. `val_loss` belongs to the newest step, or the first.
+
+        Raises:
+            RuntimeError: `flush` has delivered the record of that step.
+            ValueError: not a number, or a tensor of several elements; nothing is added then.
+            TypeError: another metric, by its name.
+
+        Cost: no sync. A tensor on the device of the gradients is copied there: one launch.
+        """
+        if metrics:
+            raise TypeError(f"`observe` takes `loss` and `val_loss`, got {listed(metrics)}. Log it with your tracker.")
+        if self._is_loss_new and loss is not None:
+            self._is_loss_new = False
+            self.facts.record_loss_graph(loss)
+        self._observed.observe(loss, val_loss)
+
+    def change_sinks(self, sinks: Iterable[Any]) -> None:
+        """Sends further records to `sinks`; closes the present sinks that are not among them."""
+        self.flush()
+        self.history.has_ended = False
+        self.ledger.change_sinks(sinks)
+        flush_at_end(self, self.ledger, self.judge.flush)
+
+    def flush(self) -> None:
+        """Delivers the newest record to history and sinks; `observe` can no longer add to it. Syncs."""
+        self._settle()
+        self.sampling.arrive_all()
+        self.judge.flush()
+
+    @property
+    def activations(self) -> ActivationMonitor | None:
+        """The activation monitor, or None."""
+        return self.sampling.monitor
+
+    def replay(self, forward: Callable[[], Any]) -> Replay:
+        """Runs `forward` again with every module watched, and says where NaN or Inf first appeared.
+
+        Call it after a skipped step, which left the parameters alone: `guard.replay(lambda: model(x))`. The findings go
+        on the record of that step. See `fastguard.observers.activations.replay`. Training is not affected.
+
+        Raises:
+            ValueError: the guard has no model; `forward` did not call it.
+
+        Cost: a forward pass, one read of each output, and a copy of the buffers. Syncs.
+        """
+        self.judge.arrive_all()
+        return self.sampling.replay(forward)
+
+    def magnitudes(self) -> MagnitudeHistogram:
+        """Histogram of floor(log2 |g|) over the present gradients, including a GradScaler's scale before `unscale_`.
+
+        Cost: one pass over the gradients. Syncs.
+        """
+        gradients = [p.grad for p in self.run.params() if p.grad is not None]
+        return kernels.magnitude_histogram(gradients)
+
+    @property
+    def recoveries(self) -> list[str]:
+        """What recovery has done so far, a sentence for each event."""
+        return [] if self._rescue is None else [describe_recovery(event) for event in self._rescue.events]
+
+    def recompute(self, closure: Callable[[], Any]) -> Recomputation:
+        """Computes the gradients of the skipped newest step again, and compares them bit for bit.
+
+        Equal bits point to the data or the model; different bits to a fault of the machine, or an operation that is not
+        deterministic. The report has the result. `closure` clears the gradients and runs the forward and backward
+        passes of that step. Gradients, buffers and random state are restored afterwards.
+
+        Raises:
+            RuntimeError: the guard has no recovery with `recompute=True`, or the newest step was not skipped.
+
+        Cost: the closure, and a copy and a read of the gradients. Syncs.
+        """
+        self.judge.arrive_all()
+        ring = self.run.ring
+        if self._rescue is None or not self._rescue.recomputes:
+            raise RuntimeError("`recompute` must have been asked for: wrap(..., recovery=Recovery(recompute=True))")
+        if ring.newest < 0 or not ring.is_skipped:
+            raise RuntimeError(
+                "`recompute` must follow a step that was skipped: after any other, parameters have moved"
+            )
+        with self.sampling.paused():
+            return self._rescue.recompute(closure, ring.step)[0]
+
+    def report(self) -> Report:
+        """The run so far, including the newest step: status, findings, recommendations, numbers.
+
+        Never raises: a check that failed is a finding. Cost: about 1 ms. Syncs.
+        """
+        failures = self.run.failures
+        self._settle()
+        self.sampling.arrive_all()
+        with failures.kept("delivery", "The report lacks steps."):
+            self.judge.arrive_all()
+        self.facts.record()
+        lost = self.ledger.lost()
+        if self.judge.num_dropped:
+            lost["the guard, which was behind (when_behind='drop')"] = self.judge.num_dropped
+        history = self.history
+        with failures.kept("the step just taken", "The report is without it."):
+            history = self.ledger.history_with_held()
+        guard, costs, ranks = weakref.ref(self), self.ledger.costs(), self.run.ranks or self._local
+        return build_report(
+            history,
+            sinks_lost=lost,
+            sinks=costs,
+            numbers={} if ranks is None else ranks.costs(),
+            failures=failures,
+            source=lambda: guard() or history,
+        )
+
+    def detach(self) -> None:
+        """Leaves the optimizer as it was before `wrap`. You can still read the records; sinks stay open."""
+        self.flush()
+        self.sampling.close()
+        self.made.close()
+        for one in self.run.living_optimizers():
+            one.__dict__.pop(GUARD, None)
+        for proxy in (ref() for ref in self.run.proxies):
+            if proxy is not None and isinstance(proxy.__dict__.get("guard"), Guard):
+                del proxy.__dict__["guard"]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Neither checks, clips nor records steps within this context, such as those of a learning-rate test.
+
+        >>> import torch, fastguard
+        >>> p = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
+        >>> with optimizer.guard.paused():
+        ...     optimizer.step()
+        >>> optimizer.guard.last is None
+        True
+        """
+        with self.run.paused(), self.sampling.paused():
+            yield
+
+    def close(self) -> None:
+        """Delivers the newest record and closes the sinks. Call it at the end of training.
+
+        The log then says that the run has ended, and later reports judge it as a whole: whether it stopped too early,
+        for example.
+
+        If you do not call it, the newest record is delivered when the guard is freed or the process ends by `sys.exit`,
+        an exception or SIGTERM. `wrap` installs a SIGTERM handler if there are sinks and no other handler.
+        """
+        self._settle()
+        self.facts.record()
+        self.flush()
+        self.history.has_ended = True
+        self.sampling.close()
+        self.ledger.close()
+        forget(self.ledger)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step number, consecutive skips, history, clip policy, as plain data for torch.save. Syncs.
+
+        Includes the newest step as it is now: what `observe` adds later is missing.
+        """
+        return dump(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes from `state_dict`: completely, or, if it raises, not at all.
+
+        Raises:
+            ValueError: `state` has another version, or an entry is missing or wrong; names it.
+        """
+        restore(self, state)
+
+    @property
+    def stateful(self) -> StatefulGuard:
+        """This guard for `torch.distributed.checkpoint`: `dcp.save({"guard": guard.stateful})`, and the same to load.
+
+        DCP expects a new process to have tensors and lists of the saved lengths, but its history is empty. This state
+        is one string.
+        """
+        return StatefulGuard(self)

@@ -1,0 +1,386 @@
+"""Optimizers that step within the backward pass: each tensor is judged as it comes, and all make one record."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import kernels
+from ..clip import CheckedPolicy, ClipPolicy, Limits
+from ..clip.limits import TORCH_FORMULA, factor_of, row_norms
+from ..records import values
+from ..records.columns import COLUMNS, INDEX, ROW_BYTES, norm_of, norm_parts
+from .clipping import SHRINKS, trigger_of
+from .guard import Guard
+from .ring import JudgedStep
+from .run import Member, Run
+from .scalars import learning_rate
+from .skip import SkippedCall, SkipStrategy, Undo
+
+_NESTING = torch.autograd.function.BackwardCFunction.apply.__code__
+
+
+def _is_nested() -> bool:
+    """Whether the backward pass that ends is part of another, as where a reentrant checkpoint runs one of its own."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _NESTING:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _norm(table: bytearray) -> float:
+    return norm_of(*norm_parts(kernels.fold_rows(table)))
+
+
+class _Estimate:
+    """The norm of gradients of which some are still to come: that of those that have come, or that of the step before
+    if it is larger.
+
+    Attributes:
+        last: the newest finite norm of a whole step.
+    """
+
+    def __init__(self, last: float = 0.0) -> None:
+        self.last = last
+        self._running = 0.0
+
+    def add(self, norm: float) -> float:
+        """Adds a gradient and returns the estimate."""
+        self._running = math.hypot(self._running, norm)
+        return max(self.last, self._running)
+
+    def begin(self) -> None:
+        """Another step begins."""
+        self._running = 0.0
+
+
+class _Pass:
+    """What has been stepped in one backward pass.
+
+    Attributes:
+        places: indices of all parameters, by id.
+        rows: statistics of the gradients that have come, by place; `judged`: these gradients, by id of the parameter.
+        factors, skipped, over: what was clipped and left out, by place, and the groups above their triggers.
+        limits: those of this step; `policy`: whom to tell about it.
+        loss: the newest one when the pass began.
+        seconds: spent on judging.
+    """
+
+    def __init__(self, run: Run) -> None:
+        params = [p for one in run.optimizers() for group in one.param_groups for p in group["params"]]
+        self.places = {id(p): i for i, p in enumerate(params)}
+        run.names(hash(tuple(self.places)))  # before the policy is asked: it may group other parameters
+        self.rows: dict[int, bytes] = {}
+        self.judged: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.factors: dict[int, float] = {}
+        self.skipped: set[int] = set()
+        self.over: set[int] = set()
+        self.loss, self.seconds = run.ring.loss, 0.0
+        self.policy: CheckedPolicy | None = None
+        self.limits: Limits | None = None
+        if run.clip is not None and run.clip.limit is not None:
+            self.limits = Limits(TORCH_FORMULA, run.clip.limit)
+        elif isinstance(run.clip, CheckedPolicy):
+            self.limits = run.clip.next_limits()
+            self.policy = None if self.limits is None else run.clip
+
+    def coefficient(self, places: Sequence[int], table: bytearray, norm: float) -> float:
+        """How much smaller clipping made the norm of what was stepped."""
+        if not self.factors or not math.isfinite(norm) or not norm:
+            return 1.0
+        pairs = zip(places, row_norms(table), strict=True)
+        shares = [(self.factors.get(place, 1.0) * (size / norm)) ** 2 for place, size in pairs]
+        return min(1.0, math.sqrt(math.fsum(shares)))
+
+
+class InBackward:
+    """The steps of all optimizers in one backward pass, as one step.
+
+    It begins with the first gradient and ends with the backward pass. If the optimizers step outside of one, or the
+    last of them in a reentrant checkpoint's own, it ends when the guard is used or a gradient comes again.
+
+    Args:
+        guard: whose run, judge, ledger and sampling these are.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._run, self._judge, self._ledger, self._sampling = guard.run, guard.judge, guard.ledger, guard.sampling
+        self._lock = threading.RLock()  # devices have threads of their own in a backward pass
+        self._task = -1
+        self._pass: _Pass | None = None
+        self._all, self._groups = _Estimate(), [_Estimate()]
+
+    def has_come(self, p: torch.Tensor) -> bool:
+        """Whether a gradient of `p` has been judged in this step."""
+        return self._pass is not None and self._pass.places.get(id(p)) in self._pass.rows
+
+    def is_judged(self, p: torch.Tensor) -> bool:
+        """Whether the gradient that `p` has now was judged."""
+        known = None if self._pass is None else self._pass.judged.get(id(p))
+        return known is not None and known() is p.grad
+
+    def judge(self, params: Sequence[torch.Tensor]) -> bool:
+        """Measures and clips the gradients of `params`, which are about to be stepped. Returns whether to skip the step
+        of their optimizer."""
+        with self._lock:
+            started = time.perf_counter()
+            if any(self.has_come(p) for p in params):
+                self.end()
+            current = self._pass or self._begin()
+            self._await_end()
+            places = [current.places[id(p)] for p in params]
+            gradients: list[Any] = [p.grad for p in params]
+            table, _ = kernels.run_stats(gradients, self._run.backend)
+            current.rows.update((place, bytes(table[i * ROW_BYTES :][:ROW_BYTES])) for i, place in enumerate(places))
+            current.judged.update((id(p), weakref.ref(p.grad)) for p in params if p.grad is not None)
+            if math.isfinite(_norm(table)):
+                is_skipped = not self._clip(current, params, gradients, places, table)
+            else:
+                is_skipped = self._run.skip_nonfinite
+            if is_skipped:
+                current.skipped.update(places)
+            current.seconds += time.perf_counter() - started
+            return is_skipped
+
+    def _begin(self) -> _Pass:
+        run = self._run
+        self._ledger.deliver()
+        if run.step >= run.wakes_at:
+            self._sampling.observers.begin_step(run.step)
+        self._pass = current = _Pass(run)
+        num_groups = 0 if current.limits is None or current.limits.norms is None else len(current.limits.norms)
+        if len(self._groups) != num_groups:
+            self._groups = [_Estimate() for _ in range(num_groups)]
+        for estimate in (self._all, *self._groups):
+            estimate.begin()
+        return current
+
+    def _await_end(self) -> None:
+        task = torch._C._current_graph_task_id()
+        if task not in (-1, self._task):
+            self._task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_has_ended)
+
+    def _backward_has_ended(self) -> None:
+        if not _is_nested():
+            self.end()
+
+    def _clip(
+        self,
+        current: _Pass,
+        params: Sequence[torch.Tensor],
+        gradients: Sequence[Any],
+        places: Sequence[int],
+        table: bytearray,
+    ) -> bool:
+        """Clips finite gradients as the policy wants; False if it wants their step skipped."""
+        run, clip, norms = self._run, self._run.clip, row_norms(table)
+        if clip is None:
+            return True
+        if clip.scope in SHRINKS:
+            abs_max = memoryview(table).cast("d")[INDEX["abs_max"] :: len(COLUMNS)].tolist()
+            rows = list(zip(norms, abs_max, strict=True))
+            names = [run.known_names[place] for place in places]
+            over, left = clip.given.shrink(names, params, gradients, rows, 1.0, None)  # type: ignore[attr-defined]
+            kernels.tell_autograd([gradients[i] for i in over])
+            for i in over:
+                current.factors[places[i]] = left[i] / norms[i] if norms[i] else 1.0
+                current.over.add(places[i])
+            return True
+        factors = [self._factor(current, clip, place, norm) for place, norm in zip(places, norms, strict=True)]
+        if 0.0 in factors:
+            return False
+        for place, gradient, factor in zip(places, gradients, factors, strict=True):
+            if factor != 1.0:
+                current.factors[place] = factor
+                kernels.run_scale([gradient], factor, run.backend)
+        return True
+
+    def _factor(self, current: _Pass, clip: ClipPolicy, place: int, norm: float) -> float:
+        """The factor for one gradient; 0.0 skips its step."""
+        estimate, limits = self._all.add(norm), current.limits
+        if limits is None:
+            return clip.coefficient(estimate)
+        applied = [(estimate, limits.trigger, limits.target)]
+        group = -1 if limits.norms is None else place if limits.groups is None else limits.groups[place]
+        if group >= 0:
+            estimate = norm if limits.groups is None else self._groups[group].add(norm)
+            if limits.triggers is not None and limits.targets is not None:
+                applied.append((estimate, limits.triggers[group], limits.targets[group]))
+                if factor_of(*applied[-1]) != 1.0:
+                    current.over.add(group)
+        if any(size > trigger and target == 0.0 for size, trigger, target in applied):
+            return 0.0
+        return math.prod(factor_of(*each) for each in applied)
+
+    def end(self) -> None:
+        """Ends the step and records it.
+
+        Raises:
+            NonFiniteGradientsError: too many steps in a row had something left out.
+        """
+        with self._lock:
+            current, self._pass, self._task = self._pass, None, -1
+            if current is None:
+                return
+            started = time.perf_counter()
+            run, ring, clip = self._run, self._run.ring, self._run.clip
+            places = sorted(current.rows)
+            table = bytearray(b"".join(current.rows[place] for place in places))
+            positions = None if len(places) == len(current.places) else places
+            judged = JudgedStep(run.step, table, positions, run.known_names, _norm(table))
+            judged.lr = learning_rate(run.optimizers()[0])
+            judged.clip_coef = current.coefficient(places, table, judged.norm)
+            judged.skipped, judged.over = bool(current.skipped), tuple(sorted(current.over))
+            judged.has_groups = clip is not None and clip.scope == "group"
+            judged.trigger = trigger_of(clip, None if current.policy is None else current.limits)
+            self._observe(current, judged)
+            self._judge.enter(judged)
+            if run.has_more_to_do or run.marks_ends:
+                run.has_more_to_do = self._sampling.end_step()
+            ring.add_overhead(current.seconds + time.perf_counter() - started)
+            self._ledger.raise_due()
+
+    def _observe(self, current: _Pass, judged: JudgedStep) -> None:
+        """Keeps the norms of the step for the next one, and has the policy observe it."""
+        limits = current.limits
+        if math.isfinite(judged.norm):
+            self._all.last = judged.norm
+            if current.policy is not None and limits is not None:
+                limits.apply(judged.norm, row_norms(judged.table), judged.positions)  # writes the norms of groups
+                if limits.groups is not None and limits.norms is not None:
+                    for estimate, size in zip(self._groups, limits.norms, strict=True):
+                        estimate.last = size if size >= 0.0 else estimate.last
+        if current.policy is not None:
+            current.policy.observe_step(judged.norm, current.loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The norms that the next step is clipped by."""
+        return {"norm": self._all.last, "parts": [group.last for group in self._groups]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `state`, which `checked` gave."""
+        self._all.last = state["norm"]
+        self._groups = [_Estimate(last) for last in state["parts"]]
+
+
+def checked(state: Any) -> dict[str, Any]:
+    """What `InBackward.state_dict` gave; a MisfitError for anything else."""
+    return {
+        "norm": values.entry(state, "norm", values.number),
+        "parts": values.entry(state, "parts", lambda plain: values.each(values.number, plain)),
+    }
+
+
+class StepHooks:
+    """The hooks on one optimizer that steps within the backward pass, which owns them."""
+
+    def __init__(self, member: Member, together: InBackward) -> None:
+        optimizer = member.optimizer
+        self._member, self._together = member, together
+        self._undo: Undo | None = None
+        self._skip_strategy = SkipStrategy(optimizer, can_skip=True)
+        self._handles = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+
+    def remove(self) -> None:
+        """Leaves the optimizer as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._give_back()
+
+    def _before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._give_back()  # of a step that raised
+        if self._member.is_paused:
+            return None
+        only = kwargs.get("param")  # optimi's gradient release
+        every = [p for group in optimizer.param_groups for p in group["params"]] if only is None else [only]
+        params = [p for p in every if p.grad is not None]
+        if params:
+            is_left_out = self._together.judge(params)
+        else:
+            is_left_out = any(map(self._together.has_come, every))  # two hooks step it, and one was first
+        if not is_left_out:
+            return None
+        interceptor = self._skip_strategy.interceptor(optimizer)
+        if interceptor is not None:
+            return interceptor.intercept(SkippedCall(optimizer), args), kwargs
+        self._undo = self._skip_strategy.neutralize(optimizer, None)
+        self._undo.apply()
+        return None
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._undo is not None:
+            self._undo.give_back()
+            self._undo = None
+        if self._skip_strategy.closure_backup is not None:
+            self._skip_strategy.closure_backup.end()
+
+
+class GradientHook:
+    """Steps a parameter as soon as its gradient is there, and lets go of that. Nothing is done where another hook has.
+
+    Args:
+        optimizer: of the parameter alone, or one that takes `step(param=...)`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, together: InBackward, *, by_parameter: bool) -> None:
+        self._optimizer, self._together, self._by_parameter = optimizer, together, by_parameter
+
+    def __call__(self, p: torch.Tensor) -> None:
+        if p.grad is not None and not self._together.is_judged(p):
+            if self._by_parameter:
+                step: Any = self._optimizer.step
+                step(param=p)
+            else:
+                self._optimizer.step()
+            p.grad = None
+
+
+class BackwardGuard(Guard):
+    """The guard that `fastguard.wrap_backward` makes: each tensor is judged and stepped within the backward pass."""
+
+    def _attach(self) -> Iterator[Any]:
+        self._together = InBackward(self)
+        self._kept = self.run.optimizers()  # nobody else has that of a parameter that is frozen
+        return (StepHooks(member, self._together) for member in self.run.members)
+
+    def step_from(self, pairs: Sequence[tuple[torch.Tensor, torch.optim.Optimizer]], *, by_parameter: bool) -> None:
+        """Has each parameter stepped by its optimizer as its gradient comes; `detach` ends that."""
+        for p, optimizer in pairs:
+            hook = GradientHook(optimizer, self._together, by_parameter=by_parameter)
+            self.made.callback(p.register_post_accumulate_grad_hook(hook).remove)
+
+    def _settle(self) -> None:
+        if torch._C._current_graph_task_id() == -1:  # no backward pass is running
+            self._together.end()
+
+    def observe(self, loss: Any = None, val_loss: Any = None, **metrics: Any) -> None:
+        """Adds a loss to the newest step; as `Guard.observe`."""
+        self._settle()
+        super().observe(loss, val_loss, **metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Guard.state_dict`."""
+        return {**super().state_dict(), "in_backward": self._together.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As `Guard.load_state_dict`."""
+        plain = values.mapping(state).get("in_backward")
+        norms = None if plain is None else values.entry(state, "in_backward", checked)
+        super().load_state_dict(state)
+        if norms is not None:
+            self._together.load_state_dict(norms)

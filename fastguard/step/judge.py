@@ -1,0 +1,397 @@
+"""The judge: measures the gradients of a step, decides on it, and does for each optimizer what follows.
+
+Where the host may wait for the gradients, on the CPU above all, it knows the decision at once. Elsewhere `DeviceJudge`
+enqueues everything, and the record arrives with one of the next steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import kernels
+from .._device import Courier, is_capturing
+from ..clip import CheckedPolicy
+from ..clip.limits import Ruling
+from ..errors import UnsupportedTensorError
+from ..observers.observer import held_weakly
+from ..ranks import Ranks, Shared, locals_of, with_bad_step
+from ..records.columns import norm_of, norm_parts
+from . import engines
+from .clipping import HostClipping
+from .decision import Decision, DeviceDecision, HostDecision
+from .device_judge import DeviceJudge, gradients_of
+from .engines import Engine, NoEngineError
+from .fused import FusedFlags, takes_flags
+from .ledger import Ledger
+from .ring import JudgedStep
+from .run import Member, Run
+from .scalars import is_loss, learning_rate, scalar
+from .scaler import Handed, Scaling
+from .skip import Skip, Undo
+
+_log = logging.getLogger("fastguard")
+
+
+class Judge:
+    """Judges the steps of all optimizers under one guard when the first of them steps; the others follow.
+
+    Cost on the CPU: one read of the gradients, and one more read and write if they are clipped.
+
+    Args:
+        engine_for, courier_for, device_of, is_capturing: for tests.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        ledger: Ledger,
+        when_behind: str,
+        clip_through: str,
+        *,
+        engine_for: Callable[[torch.device, str], type[Engine] | None] | None = None,
+        courier_for: Callable[[torch.device], Courier] = Courier,
+        device_of: Callable[[torch.Tensor], torch.device] | None = None,
+        is_capturing: Callable[[torch.device], bool] = is_capturing,
+    ) -> None:
+        self._run = run
+        self._ledger = ledger
+        self.settings = when_behind, clip_through
+        self._engine_for = engine_for or (lambda device, backend: engines.engine_for(device, backend))
+        on_device = held_weakly(self._engine_on), courier_for, device_of, is_capturing
+        self.on_device = DeviceJudge(run, ledger, when_behind, clip_through, *on_device)
+        self._decision: HostDecision | DeviceDecision | None = None
+        self._was_on_cpu: bool | None = None  # the first parameter, when `waits` was chosen
+        self._is_forced = False
+        self._has_warned = False
+
+    @property
+    def lag(self) -> int:
+        """Steps taken since the newest that has arrived."""
+        return 0 if self._run.waits else self.on_device.lag
+
+    @property
+    def has_step(self) -> bool:
+        """Whether a step was taken, by this process."""
+        return self._run.ring.newest >= 0 or not self.on_device.pending.is_idle
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the record of the step just taken may still be added to."""
+        return self.on_device.pending.current is not None or self._run.ring.is_held
+
+    @property
+    def num_dropped(self) -> int:
+        """Records that were given up."""
+        return self.on_device.pending.num_dropped
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether all optimizers have followed the last decision."""
+        return self._decision is None
+
+    def step_of(self, member: Member) -> int:
+        """Number of the step that `member` is about to take."""
+        decision = self._decision
+        return self._run.step - (decision is not None and member.index not in decision.taken)
+
+    def record_loss(self, loss: Any = None, val_loss: Any = None) -> None:
+        """Puts losses into the slot of the step just taken: in the ring, or on the device while it is there.
+
+        Every observed loss goes through here, except those that C++ puts there itself (`put_loss`).
+
+        Args:
+            loss, val_loss: a number, or a tensor of one that may stay on its device.
+
+        Raises:
+            RuntimeError: the record of that step was delivered.
+        """
+        pending, ring = self.on_device.pending.current, self._run.ring
+        if pending is None and not ring.is_held:
+            raise RuntimeError(
+                "`observe` must follow a step that has not been handed to the sinks yet. Call it after "
+                "optimizer.step(), before flush() and before the next step."
+            )
+        for name, value in (("loss", loss), ("val_loss", val_loss)):
+            if value is not None and pending is not None:
+                pending.note(name, value)
+            elif value is not None:
+                ring.note(name, scalar(name, value))
+
+    def add_overhead(self, seconds: float) -> None:
+        """Adds time that guarding took to the step just taken."""
+        pending = self.on_device.pending.current
+        if pending is not None:
+            pending.overhead_s += seconds
+        else:
+            self._run.ring.add_overhead(seconds)
+
+    def arrive_all(self) -> None:
+        """Waits for all steps to arrive; the one just taken can still be added to. Not while a graph is captured."""
+        if not any(self.on_device.is_capturing(context.engine.device) for context in self.on_device.devices):
+            self.on_device.pending.complete_all()
+
+    def flush(self) -> None:
+        """Waits for all steps to arrive, and delivers them."""
+        try:
+            self.arrive_all()
+        finally:
+            self._ledger.deliver()
+
+    def judge(
+        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
+    ) -> Undo | Skip | None:
+        """Judges the step that `member` is about to take and clips it. Returns what has to be done for the step and
+        undone after it.
+
+        Args:
+            handed: what a GradScaler handed over.
+            first: whether this is the first evaluation of the step; a closure may ask for more.
+            loss: what the closure returned.
+        """
+        groups = optimizer.param_groups
+        params = groups[0]["params"] if groups else None
+        if params and params[0].is_cpu is not self._was_on_cpu:
+            self.choose()
+        if self._decision is None and self._run.is_vetoed is not self._is_forced:
+            self._is_forced = self._run.is_vetoed
+            self.choose(waits=self._is_forced)  # the host decides on a vetoed step
+        try:
+            decision, follows = self._decision_for(member, optimizer, handed, first, loss)
+        except NoEngineError:  # the host reads tensors wherever they are
+            self.choose(waits=True)
+            decision, follows = self._decision_for(member, optimizer, handed, first, loss)
+        except UnsupportedTensorError as error:
+            raise self._named(error, self._run.members) from None
+        decision.taken.add(member.index)
+        if len(decision.taken) == len(self._run.members):
+            self._decision = None
+        if follows and decision.positions is not None and self._must_not_follow(member, optimizer, decision):
+            return Skip()
+        if isinstance(decision, HostDecision):
+            return self._act(member, optimizer, handed, decision)
+        return self.on_device.act(member, optimizer, handed, decision, follows)
+
+    def abandon(self, member: Member) -> None:
+        """Drops the decision for `member` after `judge` raised. A step number that has a record is used up."""
+        run, decision = self._run, self._decision
+        if decision is not None and member.index not in decision.taken:
+            self._decision = None
+        if run.ring.num_open:
+            run.step = max(run.step, run.ring.step + 1)
+
+    def choose(self, *, waits: bool = False) -> None:
+        """Chooses between host and devices for the parameters as they are now. Pending steps arrive on a change.
+
+        Args:
+            waits: choose the host, which reads tensors wherever they are.
+        """
+        run = self._run
+        params = [p for o in run.optimizers() for group in o.param_groups for p in group["params"]]
+        self._was_on_cpu = params[0].is_cpu if params else None
+        # A step that evaluates its closure several times and cannot be skipped waits for its losses anyway.
+        waits = waits or run.ranks is not None or not params or not all(member.can_skip for member in run.members)
+        waits = waits or any(self._engine_on(d) is None for d in {p.device for p in params})
+        if waits is not run.waits:
+            self.flush()
+            run.waits = waits
+        run.may_wait = waits
+
+    def _engine_on(self, device: torch.device) -> type[Engine] | None:
+        return self._engine_for(device, self._run.backend)
+
+    def _decision_for(
+        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
+    ) -> tuple[HostDecision | DeviceDecision, bool]:
+        """The decision on a step, and whether it was made when another optimizer stepped."""
+        decision = self._decision
+        if decision is None or not first or member.index in decision.taken:
+            decide = self._decide if self._run.waits else self.on_device.decide
+            self._decision = decision = decide(member, optimizer, handed, first, loss)
+            return decision, False
+        decision.check_scale(handed)
+        return decision, True
+
+    def _decide(
+        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
+    ) -> HostDecision:
+        """Measures and decides here. Synchronises with the gradients' devices."""
+        run, ring = self._run, self._run.ring
+        optimizers = [optimizer] if len(run.members) == 1 else run.optimizers()
+        groups = [group["params"] for one in optimizers for group in one.param_groups]
+        judged, scaling = self._measure(groups, handed.read(), first)
+        judged.lr, judged.loss = learning_rate(optimizers[0]), scalar("loss", loss) if is_loss(loss) else None
+        clipping = HostClipping(run.clip, judged.norm, judged.table, judged.positions)
+        if first and not run.is_vetoed:
+            clipping.inform_policy(judged.loss if judged.loss is not None else ring.loss)
+        is_bad = run.skip_nonfinite and not math.isfinite(judged.norm)
+        ruling = clipping.ruling
+        if member.can_skip and (run.is_vetoed or is_bad or scaling.found_inf):
+            judged.skipped, ruling = True, Ruling()
+        elif member.can_skip and ruling.is_dropped:
+            judged.skipped, ruling = True, Ruling(over=ruling.over)
+        else:
+            ruling = clipping.shrink(groups, judged.names, scaling.inverse) or ruling
+        judged.clip_coef, judged.over, judged.has_groups = ruling.coefficient, ruling.over, clipping.has_groups
+        judged.trigger = None if run.is_vetoed else clipping.trigger  # the policy has no part in a vetoed step
+        self.enter(judged, again=not first and ring.is_held)
+        self._ledger.raise_due()
+        coefficient = 1.0 if clipping.has_shrunk else ruling.coefficient
+        positions = judged.positions if judged.total is None or ruling.factors is not None else judged.present
+        return HostDecision(coefficient, judged.skipped, ruling.factors, scaling.scale, positions)
+
+    def enter(self, judged: JudgedStep, *, again: bool = False) -> None:
+        """Puts a step into the ring. Of several evaluations of one step it keeps the first bad one.
+
+        Args:
+            again: this is another evaluation of the newest step.
+        """
+        run, ring, step = self._run, self._run.ring, judged.step
+        finite = math.isfinite(judged.norm)
+        is_news = not again or (not finite and ring.is_finite)
+        if is_news:
+            ring.arrive(judged, again=again)
+            run.step = step + 1  # at once: after an interrupt the next step must not have the same number
+            if self._ledger.sinks and (judged.over or judged.has_groups):
+                ring.limit = min(ring.limit, ring.num_open)  # a line of a log does not have the groups
+            ring.note("lr", judged.lr)
+            ring.note("loss", judged.loss)
+            ring.closure_step = -1 if judged.loss is None else step
+        else:
+            ring.mark_skipped(judged.skipped)
+        run.follow_buffers(step, judged.skipped)
+        self._ledger.enter(is_bad=is_news and not finite, from_scaler=judged.from_scaler)
+
+    def _measure(self, groups: list[list[torch.Tensor]], scaling: Scaling, first: bool) -> tuple[JudgedStep, Scaling]:
+        """Measures the gradients, over all ranks if there are several."""
+        run, ranks, total, present = self._run, self._run.ranks, None, None
+        step = run.step if first else run.step - 1
+        if ranks is not None:
+            shared = self._measure_over_ranks(ranks, groups, scaling, step, first)
+            scaling = scaling._replace(found_inf=shared.found_inf)
+        if first:
+            self._ledger.deliver()  # before there is a new table, so that no more than two are in memory
+        if ranks is not None:
+            table, total, positions, present, fingerprint = shared[:5]
+            fold: Any = total
+        else:
+            table, fold, positions, fingerprint = kernels.gradient_stats(groups, run.backend, scaling.inverse)
+        names = run.names(fingerprint)
+        norm = norm_of(*norm_parts(kernels.fold_rows(table) if fold is None else fold))
+        if ranks is not None and not math.isfinite(norm):
+            self._find_trouble(ranks, shared, names, step, first)
+        judged = JudgedStep(step, table, positions, names, norm, total=total, present=present)
+        judged.loss_scale, judged.from_scaler = scaling.scale, scaling.from_scaler
+        return judged, scaling
+
+    def _measure_over_ranks(
+        self, ranks: Ranks, groups: list[list[torch.Tensor]], scaling: Scaling, step: int, first: bool
+    ) -> Shared:
+        """Measures over all ranks; the step before takes the mean of the losses that they observed."""
+        run, ring = self._run, self._run.ring
+        ranks.wants_tables = isinstance(run.clip, CheckedPolicy) and run.clip.norms is not None
+        loss = ring.loss if first else None
+        shared = ranks.measure(groups, run.backend, scaling.inverse, step, loss=loss, found_inf=scaling.found_inf)
+        if shared.loss is not None and ring.newest >= 0:
+            ring.note("loss", shared.loss)
+        return shared
+
+    def _find_trouble(self, ranks: Ranks, shared: Shared, names: Sequence[str], step: int, first: bool) -> None:
+        """Asks which ranks have the non-finite gradients, and notes them in the history."""
+        is_noted = ranks.find_trouble(step, shared.own, names, shared.present)
+        if first and not is_noted and not ranks.is_alone:
+            history = self._ledger.history
+            bad = with_bad_step(history.model.bad_ranks, step, ranks.num_ranks, ranks.trouble)
+            history.note_model(bad_ranks=bad)
+
+    def _must_not_follow(
+        self, member: Member, optimizer: torch.optim.Optimizer, decision: HostDecision | DeviceDecision
+    ) -> bool:
+        """Whether gradients of `member` that came after the decision are not finite. Warns about any that came late."""
+        run, ring = self._run, self._run.ring
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        late = decision.late(run.start_of(member), params)
+        if not late:
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s stepped with gradients that were not there when the first optimizer under its guard did, as where "
+                "optimizers step within the backward pass: they are in no norm and no record. Have all of them step "
+                "after the backward pass, or give each a guard of its own.",
+                type(optimizer).__name__,
+            )
+        rows = kernels.gradient_stats([[params[i] for i in late]], run.backend, 1.0)[0]
+        if not (run.skip_nonfinite and member.can_skip) or math.isfinite(norm_of(*norm_parts(kernels.fold_rows(rows)))):
+            return False
+        self.arrive_all()
+        names = run.names_of(member)
+        _log.warning("step %d: late gradients are not finite (first %r); skipped", ring.step, names[late[0]])
+        ring.mark_skipped(True)
+        run.follow_buffers(ring.step, True)
+        self._ledger.enter(is_bad=False, from_scaler=False)
+        self._ledger.raise_due()
+        return True
+
+    def _act(
+        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, decision: HostDecision
+    ) -> Undo | Skip | None:
+        """Does what a decision means for one optimizer."""
+        scaling = handed.read()
+        if (decision.skipped and member.can_skip) or scaling.found_inf:
+            return Skip()
+        inverse = 1.0 if scaling.fused else scaling.inverse
+        if decision.factors is not None:
+            self._scale_each(member, optimizer, decision.factors, decision, inverse)
+            return None
+        factor = decision.clip_coef * inverse
+        return None if factor == 1.0 else self.scale(optimizer, factor, from_scaler=handed.from_scaler)
+
+    def _scale_each(
+        self, member: Member, optimizer: torch.optim.Optimizer, factors: list[float], decision: Decision, inverse: float
+    ) -> None:
+        """Multiplies each gradient of one optimizer by its factor, unless that is 1."""
+        places = range(len(factors)) if decision.positions is None else decision.positions
+        known = dict(zip(places, factors))
+        by_factor: dict[float, list[torch.Tensor]] = {}
+        params = (p for group in optimizer.param_groups for p in group["params"])
+        for i, p in enumerate(params, self._run.start_of(member)):
+            factor = known.get(i, 1.0) * inverse
+            if p.grad is not None and factor != 1.0:
+                by_factor.setdefault(factor, []).append(p.grad)
+        for factor, gradients in by_factor.items():
+            kernels.run_scale(self._local(gradients), factor, self._run.backend)
+
+    def scale(self, optimizer: torch.optim.Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
+        """Multiplies the gradients of one optimizer, or returns how it will do so in its own pass."""
+        if self._run.ranks is None and not from_scaler and self.divides(optimizer):
+            divisor = torch.tensor(1.0 / factor if factor else math.inf, dtype=torch.float32, device="cpu")
+            return FusedFlags(optimizer, {"grad_scale": divisor})
+        gradients = gradients_of(optimizer)
+        if gradients:
+            try:
+                kernels.run_scale(self._local(gradients), factor, self._run.backend)
+            except UnsupportedTensorError as error:
+                raise self._named(error, [m for m in self._run.members if m.optimizer is optimizer]) from None
+        return None
+
+    def _named(self, error: UnsupportedTensorError, members: Sequence[Member]) -> UnsupportedTensorError:
+        """`error`, about a gradient of `members`, with the parameter's name."""
+        of_all = [(m, p) for m in self._run.members for group in m.optimizer.param_groups for p in group["params"]]
+        named = zip(self._run.names_now(), of_all)
+        names = [name for name, (member, p) in named if member in members and p.grad is not None]
+        return UnsupportedTensorError(error.index, error.problem, f"{names[error.index]}.grad", "optimizer.step()")
+
+    def _local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The part of `gradients` that this rank writes to."""
+        return gradients if self._run.ranks is None else locals_of(gradients)
+
+    def divides(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether `optimizer` multiplies its own gradients, all of them on the CPU, when they are clipped."""
+        if self.settings[1] == "scale" or not takes_flags(optimizer):
+            return False
+        return all(p.is_cpu for group in optimizer.param_groups for p in group["params"])

@@ -1,0 +1,407 @@
+"""What becomes of a step that has arrived: history and sinks, the run of skips, the checkup, and the log."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..diagnosis import Finding
+from ..kernels import cpu
+from ..records import StepStats, TrainingHistory
+from ..records.failures import Failures
+from ..records.history import entry_of
+from ..records.slot import FLAGS, HEADER_WORDS, NORM, SKIPPED, STEP, batch_end, read_headers
+from ..records.table import without_rows
+from ..sinks import SafeSink
+from .checkup import Checkup
+from .consecutive_skips import ConsecutiveSkips, log_nonfinite, log_skipped_by_policy
+from .ring import NUM_SLOTS, TABLE, Ring
+from .state import LedgerState
+
+_log = logging.getLogger("fastguard")
+_time = time.time
+_MAX_ASIDE = 65_536  # bytes of tables of records that wait for the end of their batch
+
+
+class Ledger(LedgerState):
+    """Delivers what the ring holds, in the order of the steps. Knows neither the guard nor the optimizers.
+
+    Attributes:
+        ring: where steps arrive.
+        failures: where rules that raise are counted.
+        sinks: each in a `SafeSink`.
+        writes_lines: whether some of them take a clean step as a line, so that it goes there before it is delivered.
+        is_writing: whether a sink has a record in hand, which then may ask for anything but another record.
+        when_idle: called, once, when it has not any more.
+        skips: the run of skipped steps; the error that is due is raised by the caller when it can.
+        checkup: asked at intervals, when the steps before are in the history.
+        fetch: attaches to the ring what was sampled and has arrived.
+        seen: told that a step has arrived in the ring; None: nobody wants to know.
+        where_among_ranks: says which ranks hold what is not finite; nothing where there is one.
+        level: at which it is logged that a step is out of the ordinary; lower where another process says the same.
+    """
+
+    def __init__(self, ring: Ring, failures: Failures, sinks: Iterable[Any], max_consecutive_skips: int) -> None:
+        self.ring = ring
+        self.failures = failures
+        self.level = logging.WARNING
+        self._left: list[SafeSink] = []  # to the process that forked this one
+        self._history = TrainingHistory()
+        self._take_sinks([SafeSink(sink) for sink in sinks])
+        self.is_writing = False
+        self.when_idle: Callable[[], None] | None = None
+        self._is_delivering = False  # stays True where an interrupt came
+        self.skips = ConsecutiveSkips(max_consecutive_skips)
+        self.checkup: Checkup | None = None
+        self.fetch: Callable[[], None] | None = None
+        self.seen: Callable[[], None] | None = None
+        self.where_among_ranks: Callable[[], str] = str
+        self._aside: list[StepStats] = []  # records of open slots, kept until their batch is delivered
+        self._aside_bytes = 0  # of their tables
+        self._first = self._batch_end = 0  # steps that the open slots begin and end with
+        self._wants_record = False  # of the newest step, for the history
+
+    def _take_sinks(self, sinks: list[SafeSink]) -> None:
+        self.sinks = sinks
+        self._due = sinks  # those that the newest record still has to go to; fewer after an interrupt
+        self.writes_lines = cpu.json_line is not None and any(sink.takes_lines for sink in sinks)
+        self._only_log = sinks[0] if self.writes_lines and len(sinks) == 1 else None  # C++ writes to a `JsonlSink`
+        self._noted: dict[str, Any] = {}
+        self._num_noted = -1  # changes of what is known of the model that the sinks were told
+        if sinks and not self._history.model.run_id:
+            self._history.note_model(run_id=os.urandom(6).hex())
+
+    def change_sinks(self, sinks: Iterable[Any]) -> None:
+        """Has the steps to come go to `sinks`; those that are not among them are told all, and closed."""
+        new = [SafeSink(sink) for sink in sinks]
+        self.deliver()
+        kept = {id(sink.sink) for sink in new}
+        for sink in self.sinks:
+            if id(sink.sink) not in kept:
+                sink.close()
+        self._take_sinks(new)
+        self._begin_batch()
+
+    def watch(self, checkup: Checkup) -> None:
+        """Has `checkup` asked from now on."""
+        self.checkup = checkup
+        checkup.plan(self._history.newest_step)
+        self._begin_batch()
+
+    @property
+    def history(self) -> TrainingHistory:
+        """The run so far, without the step that is held."""
+        self.deliver(but_held=not self.ring.is_over)
+        return self._history
+
+    def open(self) -> None:
+        """Another step begins, over the newest one's table: makes room for it, if there is none.
+
+        Cost: 30 us as a batch ends, 10 us where a record is set aside.
+        """
+        if self.ring.num_open >= self.ring.limit and not self._set_aside():
+            self.deliver()
+
+    def _set_aside(self) -> bool:
+        """Has the open slots wait for the end of their batch; False where they are to be delivered now.
+
+        The newest step's record is made and kept, where more than its header is wanted.
+        """
+        ring = self.ring
+        step, num_bytes = ring.step, len(ring.found[TABLE])
+        if (
+            step >= self._batch_end
+            or self._is_bad
+            or self.is_writing
+            or (self.sinks and not self.writes_lines)
+            or self._aside_bytes + num_bytes > _MAX_ASIDE
+        ):
+            return False
+        checkup = self.checkup
+        if checkup is not None and step >= checkup.glance_at and not checkup.puts_off(self._batch_end, ring.losses):
+            return False
+        if self.sinks or ring.samples or self._wants_record:
+            self._complete()
+            if not ring.num_open:  # a sink has closed the guard
+                return True
+            self._aside.append(ring.latest())
+            self._aside_bytes += num_bytes
+            ring.let_go_of_samples()
+        self._set_limit()
+        return True
+
+    @property
+    def _is_bad(self) -> bool:
+        """Whether the newest step was skipped or is not finite: its table tells which tensors."""
+        ring = self.ring
+        at = HEADER_WORDS * ring.newest
+        return ring.num_open > 0 and bool(
+            int(ring.words[at + FLAGS]) & SKIPPED or not math.isfinite(ring.words[at + NORM])
+        )
+
+    def _complete(self) -> None:
+        """Attaches to the newest slot what was sampled, and has the sinks take it."""
+        if self.fetch is not None:
+            try:
+                self.fetch()
+            except ReferenceError:
+                self.fetch = None  # the guard is gone, and hands over its last record
+        if self.sinks:
+            self.write()
+
+    def deliver(self, *, but_held: bool = False) -> None:
+        """Hands open slots to history and sinks; all, or all but the newest, to which more may be added.
+
+        Where an exception breaks it off (Ctrl-C, a sink that exits), the next call goes on from there.
+        """
+        ring = self.ring
+        but_held = but_held or self.is_writing
+        if ring.num_open <= but_held:
+            return
+        if not but_held and (self.fetch is not None or self.sinks):
+            self._complete()
+            if not ring.num_open:
+                return  # a sink has closed the guard
+        record = None if but_held else ring.latest()
+        self._extend(ring.num_open - but_held, record)
+        if record is None:
+            ring.keep_newest()
+        else:
+            ring.close()
+        self._end_delivery()
+
+    def _extend(self, count: int, newest: StepStats | None) -> None:
+        """Hands the first `count` open slots to the history, but for what it has; `newest` is the last one's record."""
+        history = self._history
+        known = history.newest_step if self._is_delivering else -1
+        self._is_delivering = True
+        records = self._aside if newest is None else [newest, *self._aside]
+        entries = read_headers(self.ring.headers, count)
+        if known >= 0:
+            entries = [entry for entry in entries if entry.step > known]
+        if records:
+            by_step = {record.step: record for record in records}
+            for place, entry in enumerate(entries):
+                if entry.step in by_step:
+                    entries[place] = entry_of(by_step[entry.step], entry.overhead_s)
+        history.extend(entries, records)
+        if history.last is not None and history.last.is_finite:  # else its rows tell which tensors are not
+            history.last = replace(history.last, tensors=without_rows(history.last.tensors))
+
+    def _end_delivery(self) -> None:
+        self._aside, self._aside_bytes = [], 0
+        self._is_delivering = False
+        self._follow(self._history.newest_step)
+
+    def deliver_without_table(self) -> None:
+        """As `deliver`, where the newest table was written over. Nobody wants it: what does is delivered before."""
+        ring = self.ring
+        if ring.num_open:
+            self._extend(ring.num_open, None)
+            ring.forget()
+            self._end_delivery()
+        else:
+            ring.forget()
+
+    def write(self, *, as_lines: bool = False) -> None:
+        """Has the sinks take the newest slot, those that have not yet. `deliver` does so too.
+
+        An exception that a sink lets pass is raised when all have had their turn. Whom it broke off is due again.
+
+        Args:
+            as_lines: it is a clean step's; a sink that wants no more of it than a line of JSON gets that.
+
+        Cost: 3 us for a log as a line; no record is made.
+        """
+        ring, line, error = self.ring, None, None
+        step = int(ring.words[HEADER_WORDS * ring.newest + STEP])
+        if ring.told[0] == step or self.is_writing or not ring.num_open:
+            return
+        if self._history.model.num_changes != self._num_noted:
+            self._note_model()
+        if as_lines:
+            line = cpu.json_line(ring.headers, ring.newest, ring.found[TABLE], _time())
+        is_done = False
+        try:
+            self.is_writing = True
+            for sink in self._due:
+                try:
+                    if line is None or not sink.write_line(step, line):
+                        sink.write(ring.latest())
+                except BaseException as raised:
+                    error = raised
+            is_done = error is None
+        finally:
+            try:
+                if not is_done:
+                    self._due = [sink for sink in self._due if sink.newest != step]
+                if is_done or not self._due:
+                    self._due, ring.told[0] = self.sinks, step
+            finally:
+                self.is_writing = False  # whatever came in between: else nothing would be written any more
+            call, self.when_idle = self.when_idle, None
+            if call is not None:
+                call()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # whose traceback holds this frame
+
+    def _follow(self, last: int) -> None:
+        """What happens now and then, between steps."""
+        if self.checkup is not None:
+            self._tell(self.checkup.look(last))
+        self._begin_batch()
+
+    def _tell(self, found: Iterable[Finding]) -> None:
+        for finding in found:
+            for sink in self.sinks:
+                sink.tell(finding.to_dict())
+
+    def _begin_batch(self) -> None:
+        """What comes next follows on what the history has: finds the step at which that is to be delivered."""
+        self._first = first = self._history.newest_step + 1
+        self._batch_end = min(batch_end(first), self._history.tensors.due_at(first))
+        if self.checkup is not None:
+            self._batch_end = max(first, min(self._batch_end, self.checkup.check_at))
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        """Sets how many slots may be open: up to the end of the batch, and to where the checkup wants a step."""
+        ring, first = self.ring, self._first
+        self._wants_record = False
+        limit = self._batch_end - first + 1
+        if self.checkup is not None and self.checkup.glance_at < self._batch_end:
+            limit = max(first, self.checkup.glance_at) - first + 1
+        is_alone = self._is_bad or bool(ring.samples) or (bool(self.sinks) and not self.writes_lines)
+        ring.limit = 1 if is_alone else min(limit, NUM_SLOTS)
+
+    def enter(self, *, is_bad: bool, from_scaler: bool) -> None:
+        """Takes note of a slot that took the long way, or is not a clean step's.
+
+        Args:
+            is_bad: its norm is not finite, and that is news.
+            from_scaler: a scaler is at work, for which bad gradients are nothing unusual.
+        """
+        ring = self.ring
+        ring.limit, self._wants_record = min(ring.limit, ring.num_open), True
+        num_taken = self._history.num_nonfinite_applied  # of LBFGS, say, of which no step can be skipped
+        if is_bad and (ring.is_skipped or num_taken < 8 or num_taken & (num_taken - 1) == 0):
+            level = min(self.level, logging.INFO) if from_scaler else self.level  # which overflows to find its scale
+            log_nonfinite(ring.latest(), level, self.where_among_ranks())
+        elif ring.is_skipped and ring.latest().is_skipped_by_policy:
+            log_skipped_by_policy(ring.latest(), self.level, self._history.model.clip_policy)
+        if self.skips.steps or ring.is_skipped:
+            self.skips.count(ring.latest(), self._history.model.clip_policy)
+
+    def raise_due(self) -> None:
+        """Raises the error that is due, once."""
+        due = self.skips.take_due()
+        if due is not None:
+            self.deliver()
+            raise due
+
+    def history_with_held(self) -> TrainingHistory:
+        """The history as it would be with the step that is held, which stays held.
+
+        Cost: a copy of the history's window if a step is held.
+        """
+        history, ring = self.history, self.ring
+        if not ring.is_held:
+            return history
+        complete = history.copy()
+        complete.add(ring.latest(), overhead_s=ring.header(ring.newest).overhead_s)
+        return complete
+
+    def detach_after_fork(self) -> None:
+        """Leaves the sinks to the parent process: does not write to them, and does not close them."""
+        self._left, self.writes_lines = self.sinks, False
+        self.sinks = self._due = [SafeSink(self._say_silent)]
+        self.ring.told[0] = self.ring.step
+
+    def _say_silent(self, record: StepStats) -> None:
+        self.sinks = []
+        _log.warning(
+            "this process was forked from one whose training is guarded, and takes a step itself (%d): no sink is "
+            "told. Make the optimizer and its guard here, after the fork, for records of its own.",
+            record.step,
+        )
+
+    def close(self) -> None:
+        """Delivers what is held and closes the sinks; from inside a sink, when that is done with its record."""
+        if self.is_writing:
+            self.when_idle = self.close
+            return
+        self.deliver()
+        self.note_changes()
+        for sink in self.sinks:
+            sink.close()
+
+    def lost(self) -> dict[str, int]:
+        """Records that each failing sink could not take."""
+        return {sink.name: sink.num_lost for sink in (*self._left, *self.sinks) if sink.num_lost}
+
+    def costs(self) -> list[dict[str, Any]]:
+        """What each sink that was given a step costs; see `SafeSink.cost`."""
+        return [cost for sink in (*self._left, *self.sinks) if (cost := sink.cost())["num_steps"]]
+
+    def lend(self, magnitudes: Callable[[], Any]) -> None:
+        """Lets sinks that want them ask for the magnitudes of the gradients there are when a record is handed over."""
+
+        def measure() -> Any:
+            with self.failures.kept("magnitudes for trackers", "Their histogram is missing."):
+                try:
+                    return magnitudes()
+                except ReferenceError:
+                    return None  # the guard is gone, and hands over its last record
+            return None
+
+        for sink in self.sinks:
+            if hasattr(sink.sink, "measure"):
+                sink.sink.measure = measure
+
+    def state_dict(self, step: int) -> dict[str, Any]:
+        """What a run that is resumed at `step` needs of this."""
+        return {
+            "step": step,
+            **self.skips.state(),
+            "history": self.history_with_held().state_dict(),
+        }
+
+    def go_on(
+        self,
+        history: TrainingHistory,
+        skipped_run: list[int],
+        skipped_tensors: list[str],
+        skipped_by_policy: Sequence[int] = (),
+    ) -> None:
+        """Goes on from what was saved. Cannot fail."""
+        self.history.become(history)
+        self._noted, self._num_noted = {}, -1
+        self.skips.go_on(skipped_run, skipped_tensors, skipped_by_policy)
+        self.ring.told[0] = None  # steps may have the numbers of earlier ones
+        for sink in self.sinks:
+            sink.newest = -1
+        self._aside, self._aside_bytes = [], 0
+        if self.checkup is not None:
+            self.checkup.plan(history.newest_step)
+        self._begin_batch()
+
+    def note_changes(self) -> None:
+        """Tells the sinks what became known of the model since the newest step, such as that the run has ended."""
+        if self._history.num_steps and self._history.model.num_changes != self._num_noted:
+            self._note_model()
+
+    def _note_model(self) -> None:
+        """Tells the sinks what has changed of what is known of the model."""
+        known, num_noted = self._history.model.state(), self._history.model.num_changes
+        changed = {name: value for name, value in known.items() if value != self._noted.get(name)}
+        for sink in self.sinks:
+            sink.note(changed)
+        self._noted, self._num_noted = known, num_noted  # after it: what an interrupt broke off is told again

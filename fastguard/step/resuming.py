@@ -1,0 +1,134 @@
+"""The state of a guard, which is checked completely before any of it is loaded."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from ..clip import CheckedPolicy, ClipPolicy
+from ..observers.owner import checked
+from ..records import TrainingHistory, values
+from ..records.codec import read_fields
+from .rescue import check_state
+
+VERSION = 1
+_MAX_STEPS = 2**53  # the first integer whose successor is not a float
+_NEEDED = {"version", "step", "skipped_run", "skipped_tensors", "history", "clip"}
+
+
+def _step(value: Any) -> int:
+    step = values.count(value)
+    if step >= _MAX_STEPS:
+        raise values.MisfitError(f"must be below 2**53, got {step}")
+    return step
+
+
+@dataclass(frozen=True)
+class ResumedState:
+    """What `Guard.state_dict` returned, checked; None for a part that it lacks."""
+
+    step: Annotated[int, _step]
+    skipped_run: list[int]
+    skipped_tensors: list[str]
+    history: Annotated[Any, values.mapping]
+    clip: Annotated[Any, values.mapping] | None
+    skipped_by_policy: list[int] = field(default_factory=list)
+    checkup: Annotated[Any, values.mapping] | None = None
+    evidence: Annotated[Any, checked] | None = None
+    recovery: Annotated[Any, check_state] | None = None
+    clip_loss: float | None = None
+
+
+def read(
+    state: Any, history: TrainingHistory, check_checkup: Callable[[Any], None], clip: ClipPolicy | None
+) -> ResumedState:
+    """Checks all parts of `state`, and loads that of the clip policy.
+
+    Raises:
+        ValueError: as `Guard.load_state_dict`; nothing is changed.
+    """
+    missing = _NEEDED - values.mapping(state).keys()
+    if missing or state["version"] != VERSION or isinstance(state["version"], bool):
+        problem = f"one without {sorted(missing)}" if missing else f"one of version {state['version']!r}"
+        if "param_groups" in state:
+            problem = "that of an optimizer. Save guard.state_dict() beside optimizer.state_dict()."
+        raise ValueError(f"`state` must come from Guard.state_dict (version {VERSION}), got {problem}")
+    checkup = state.get("checkup")
+    if checkup is not None:
+        values.entry(state, "checkup", check_checkup)
+    restored = values.entry(state, "history", history.restored)
+    given = ResumedState(**read_fields(ResumedState, state, history=restored, checkup=checkup))
+    if clip is not None and given.clip is not None:
+        _load_policy(clip, given.clip)
+    return given
+
+
+def _load_policy(policy: ClipPolicy, state: Any) -> None:
+    """Loads the state of a policy; if that raises, restores the policy and raises ValueError."""
+    before = copy.deepcopy(policy.state_dict())
+    try:
+        policy.load_state_dict(state)
+    except Exception as error:  # a user's policy may raise anything
+        policy.load_state_dict(before)
+        raise ValueError(f"`state` does not suit the clip policy {policy!r}: {error} - at `state['clip']`") from error
+
+
+def dump(guard: Any) -> dict[str, Any]:
+    """What `Guard.state_dict` returns."""
+    guard._settle()
+    guard.sampling.arrive_all()
+    guard.judge.arrive_all()
+    guard.facts.record()
+    clip, loss = guard.run.clip, guard.run.ring.loss
+    if loss is None and isinstance(clip, CheckedPolicy):
+        loss = clip.loss
+    return {
+        "version": VERSION,
+        **guard.ledger.state_dict(guard.run.step),
+        "checkup": guard._checkup.state_dict(),
+        "evidence": guard.sampling.observers.state_dict(),
+        "clip": None if clip is None else clip.state_dict(),
+        "clip_loss": loss,
+        "recovery": None if guard._rescue is None else guard._rescue.state_dict(),
+    }
+
+
+def restore(guard: Any, state: Any) -> None:
+    """Has `guard` go on from `state`, or raises and changes nothing."""
+    run, history, observers = guard.run, guard.history, guard.sampling.observers
+    given = read(state, history, guard._checkup.check_state, run.clip)
+    guard.flush()
+    if isinstance(run.clip, CheckedPolicy):
+        run.clip.loss = given.clip_loss
+    guard._observed.forget()
+    guard.ledger.go_on(given.history, given.skipped_run, given.skipped_tensors, given.skipped_by_policy)
+    history.has_ended = False
+    run.step = given.step
+    if history.model.num_seen is not None:
+        run.ring.seen.go_on(history.model.never_seen)
+    if guard._rescue is not None:
+        guard._rescue.go_on(given.recovery, given.step)
+    if given.evidence is None:
+        observers.forget()
+    else:
+        observers.load_state_dict(given.evidence, history.model.overwritten)
+    if given.checkup is not None:
+        guard._checkup.load_state_dict(given.checkup)
+
+
+class StatefulGuard:
+    """A guard whose state is one string; see `Guard.stateful`."""
+
+    def __init__(self, guard: Any) -> None:
+        self._guard = guard
+
+    def state_dict(self) -> dict[str, str]:
+        """The guard's state as JSON."""
+        return {"state": json.dumps(self._guard.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resumes from `state_dict`; raises as `Guard.load_state_dict`."""
+        self._guard.load_state_dict(json.loads(values.entry(state, "state", values.text)))

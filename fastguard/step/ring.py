@@ -1,0 +1,325 @@
+"""Steps as slots on the host, from the step that fills one to the ledger that delivers it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import kernels
+from ..kernels.slots import copy_slot
+from ..records import Entry, StepStats, TensorStats
+from ..records.slot import (
+    CLIP_COEF,
+    FLAGS,
+    HAS_LOSS,
+    HAS_LOSS_SCALE,
+    HAS_TRIGGER,
+    HEADER_BYTES,
+    HEADER_WORDS,
+    LOSS,
+    LOSS_SCALE,
+    NORM,
+    NOTES,
+    NUM_ROWS,
+    OVERHEAD_S,
+    SKIPPED,
+    STEP,
+    TRIGGER,
+    read_header,
+)
+from .seen import SeenParameters
+from .state import RingState
+
+NUM_SLOTS = 32
+TABLE, POSITIONS, FINGERPRINT, WRITTEN, OVER, SEEN = range(6)  # places in `Ring.found`
+
+
+@dataclass
+class JudgedStep:
+    """One step that was measured, and what was decided on it.
+
+    Attributes:
+        table, positions: rows of the gradients, and indices of their parameters; None for all.
+        names: of all parameters.
+        trigger, over: the clip policy's trigger, if it has one, and the groups or tensors above theirs.
+        has_groups: its record has groups.
+        total, present: the fold of all gradients and where they are, if `table` does not have them all.
+        from_scaler: whether a scaler is at work.
+    """
+
+    step: int
+    table: bytearray
+    positions: Sequence[int] | None
+    names: tuple[str, ...]
+    norm: float
+    clip_coef: float = 1.0
+    skipped: bool = False
+    loss_scale: float | None = None
+    lr: float | None = None
+    loss: float | None = None
+    trigger: float | None = None
+    over: Sequence[int] = ()
+    has_groups: bool = False
+    total: tuple[float, ...] | None = None
+    present: Sequence[int] | None = None
+    from_scaler: bool = False
+
+
+class Ring(RingState):
+    """The headers of the newest steps, and the table of the newest one.
+
+    A step is *taken* where it is measured, *arrives* here, and is *delivered* to history and sinks; on the CPU it has
+    arrived when it is taken. Slots 0 … `num_open` - 1 have arrived and are not delivered; the newest stays readable
+    after it was. Whoever fills the ring has to deliver first when `num_open` has come to `limit`.
+
+    Attributes:
+        headers, words: `NUM_SLOTS` headers as bytes, and the same memory as float64.
+        found: of the newest slot: its rows as float64 bytes; flat positions of the parameters that had a gradient, None
+            if all had; the fingerprint of all parameters; gradients that were scaled and autograd does not know of;
+            numbers of the groups or tensors above the clip policy's triggers, None if there are none. And of all steps:
+            a byte for each parameter, 1 where it had a gradient, as `seen` has it; None while all had one.
+            The next step's rows are written over these unless a record holds them: what still wants a table is
+            delivered before, as `limit` says.
+        names: of all parameters.
+        seen: which of them had a gradient at any step.
+        newest: index of the newest slot; -1 before there was one.
+        num_open, limit: as above.
+        told: number of the newest step that the sinks have had, in a list of one, where C++ writes it too; None if they
+            have had none since steps are numbered as they are.
+        is_over: whether nothing more comes to the newest slot: neither another evaluation nor a loss.
+        made: the newest slot as a record, if it was made. Whoever fills a slot without `arrive` sets it to None before.
+        closure_step: number of the newest step that has the loss of a closure.
+        samples: what was sampled beside the gradients, by step, until its record is made.
+        tell_of_parts: gives the fields of a record that are about groups and tensors of the clip policy, from what
+            `found` has at OVER; None without such a policy.
+    """
+
+    def __init__(self) -> None:
+        self.headers = bytearray(NUM_SLOTS * HEADER_BYTES)
+        self.words = memoryview(self.headers).cast("d")
+        self.found: list[Any] = [bytearray(), None, None, None, None, None]
+        self.seen = SeenParameters(self.found, SEEN)
+        self.tell_of_parts: Callable[[Any], dict[str, Any]] | None = None
+        self.names: tuple[str, ...] = ()
+        self.newest = -1
+        self.num_open = 0
+        self.told: list[int | None] = [None]
+        self.limit = NUM_SLOTS
+        self.is_over = False
+        self.closure_step = -1
+        self.samples: dict[int, dict[str, Any]] = {}
+        self.made: StepStats | None = None
+        self._total: tuple[float, ...] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the newest slot is open and may still be added to."""
+        return self.num_open > 0 and not self.is_over
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the sinks have had the newest slot."""
+        return self.told[0] == self.words[HEADER_WORDS * self.newest + STEP]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the norm of the newest slot is."""
+        return math.isfinite(self.words[HEADER_WORDS * self.newest + NORM])
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the newest slot says that its step was skipped."""
+        return bool(int(self.words[HEADER_WORDS * self.newest + FLAGS]) & SKIPPED)
+
+    @property
+    def step(self) -> int:
+        """Number of the newest step; -1 before there was one."""
+        return -1 if self.newest < 0 else int(self.words[HEADER_WORDS * self.newest + STEP])
+
+    def arrive(self, judged: JudgedStep, *, again: bool = False) -> None:
+        """Takes a step into the next slot; with `again`, into the newest one, over what is there but for the notes."""
+        newest = self.newest if again else self.num_open
+        at = HEADER_WORDS * newest
+        words = self.words
+        if not again:
+            for i in range(at, at + HEADER_WORDS):
+                words[i] = 0.0
+        loss_scale, trigger = judged.loss_scale, judged.trigger
+        words[at + STEP] = judged.step
+        words[at + NORM] = judged.norm
+        words[at + CLIP_COEF] = judged.clip_coef
+        words[at + NUM_ROWS] = len(judged.table)
+        words[at + LOSS_SCALE] = 1.0 if loss_scale is None else loss_scale
+        words[at + TRIGGER] = 0.0 if trigger is None else trigger
+        words[at + FLAGS] = (
+            (int(words[at + FLAGS]) & ~(SKIPPED | HAS_LOSS_SCALE | HAS_TRIGGER))
+            | (SKIPPED if judged.skipped else 0)
+            | (0 if loss_scale is None else HAS_LOSS_SCALE)
+            | (0 if trigger is None else HAS_TRIGGER)
+        )
+        self.found[TABLE], self.found[POSITIONS], self.found[OVER] = judged.table, judged.positions, judged.over or None
+        self.names, self._total = judged.names, judged.total
+        self.seen.take(judged.positions if judged.total is None else judged.present, judged.names)
+        self.made = None
+        self.newest, self.num_open = newest, newest + 1
+
+    def arrive_as_left(
+        self,
+        words: torch.Tensor,
+        num_rows: int,
+        positions: Sequence[int] | None,
+        names: tuple[str, ...],
+        known: dict[str, float | None],
+        noted: set[str],
+        overhead_s: float,
+        *,
+        scaled: bool,
+        clip_coef: float | None,
+        trigger: float | None = None,
+    ) -> tuple[bool, bool]:
+        """Takes a step into the next slot as a device left it; returns whether its norm is finite, whether it skipped.
+
+        Args:
+            words: the slot, copied to the host.
+            known, noted: notes that the host has, and names of those that are in the slot.
+            scaled: whether the loss scale in the slot is one.
+            clip_coef: the coefficient, where the host decided on it.
+            trigger: of the clip policy, if it has one.
+        """
+        index, self.made = self.num_open, None
+        at, words_here = HEADER_WORDS * index, self.words
+        rows, skipped = copy_slot(words, num_rows, self.headers, HEADER_BYTES * index)
+        flags = (SKIPPED if skipped else 0) | (HAS_LOSS_SCALE if scaled else 0)
+        for name, (word, flag) in NOTES.items():
+            value = known.get(name)
+            if name in noted:
+                flags |= flag
+            elif value is not None:
+                flags |= flag
+                words_here[at + word] = value
+        if clip_coef is not None:
+            words_here[at + CLIP_COEF] = clip_coef
+        if trigger is not None:
+            words_here[at + TRIGGER] = trigger
+            flags |= HAS_TRIGGER
+        words_here[at + OVERHEAD_S] = overhead_s
+        words_here[at + NUM_ROWS] = num_rows
+        words_here[at + FLAGS] = flags
+        is_other = names is not self.names
+        self.found[TABLE], self.found[POSITIONS], self.found[OVER], self.names = rows, positions, None, names
+        if positions is not None or is_other or self.found[SEEN] is not None:
+            self.seen.take(positions, names)
+        self.newest, self.num_open = index, index + 1
+        return math.isfinite(words_here[at + NORM]), skipped
+
+    def note(self, name: str, value: float | None) -> None:
+        """Adds `loss`, `val_loss` or `lr` to the newest slot; None takes it out."""
+        word, flag = NOTES[name]
+        at = HEADER_WORDS * self.newest
+        flags = int(self.words[at + FLAGS])
+        self.words[at + FLAGS] = flags & ~flag if value is None else flags | flag
+        self.words[at + word] = 0.0 if value is None else value
+        self.made = None
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses of the open slots that have one."""
+        starts = range(0, HEADER_WORDS * self.num_open, HEADER_WORDS)
+        return [self.words[at + LOSS] for at in starts if int(self.words[at + FLAGS]) & HAS_LOSS]
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the newest slot has a loss."""
+        return self.newest >= 0 and bool(int(self.words[HEADER_WORDS * self.newest + FLAGS]) & HAS_LOSS)
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the newest slot, if it has one that is finite."""
+        loss = self.words[HEADER_WORDS * self.newest + LOSS]
+        return loss if self.has_loss and math.isfinite(loss) else None
+
+    @property
+    def observed_loss(self) -> float | None:
+        """The loss of the newest slot, if it was observed: what a closure returned gives way to it."""
+        if not self.is_held or not self.has_loss or self.closure_step == self.step:
+            return None
+        return self.words[HEADER_WORDS * self.newest + LOSS]
+
+    def mark_skipped(self, skipped: bool) -> None:
+        """Says of the newest slot whether the step was skipped in the end."""
+        at = HEADER_WORDS * self.newest + FLAGS
+        self.words[at] = int(self.words[at]) & ~SKIPPED | (SKIPPED if skipped else 0)
+        self.made = None
+
+    def add_overhead(self, seconds: float) -> None:
+        """Adds time that guarding took to the newest slot."""
+        if self.newest >= 0:
+            self.words[HEADER_WORDS * self.newest + OVERHEAD_S] += seconds
+
+    def header(self, index: int) -> Entry:
+        """What slot `index` says."""
+        return read_header(self.headers, HEADER_BYTES * index)
+
+    def attach(self, step: int, **fields: Any) -> None:
+        """Adds what was sampled at a step (`activations`, `weights`) to its record, which may still be on its way.
+
+        For a step whose record was delivered already, it goes to the next one.
+        """
+        if self.newest >= 0 and self.step >= step:
+            step = self.step + (not self.num_open)
+        self.samples.setdefault(step, {}).update(fields)
+        self.limit = min(self.limit, self.num_open)  # a record with samples is made while its table is there
+        self.made = None
+
+    def latest(self) -> StepStats:
+        """The newest slot as a record, which stays as it is whatever becomes of the ring."""
+        if self.made is None:
+            header = read_header(self.headers, HEADER_BYTES * self.newest)
+            step, _, clip_coef, skipped, loss, val_loss, lr, loss_scale, _ = header
+            if self.num_open and self.samples:
+                self._claim_samples(step)
+            names, rows, positions = self.names, self.found[TABLE], self.found[POSITIONS]
+            some = names if positions is None else lambda: [names[i] for i in positions]
+            tensors = TensorStats(rows, some, kernels.fold_rows(rows) if self._total is None else self._total)
+            sampled = self.samples.get(step, {})
+            if self.tell_of_parts is not None:
+                sampled = {**sampled, **self.tell_of_parts(self.found[OVER])}
+            at = HEADER_WORDS * self.newest
+            if int(self.words[at + FLAGS]) & HAS_TRIGGER:
+                sampled = {**sampled, "trigger": self.words[at + TRIGGER]}
+            self.made = StepStats(step, tensors, clip_coef, skipped, loss, val_loss, lr, loss_scale, **sampled)
+        return self.made
+
+    def _claim_samples(self, step: int) -> None:
+        """Samples of steps up to `step` that came too late for a record of their own go to its record."""
+        for late in sorted(earlier for earlier in self.samples if earlier < step):
+            self.samples.setdefault(step, {}).update(self.samples[late])
+            del self.samples[late]  # not before: an interrupt may come in between
+
+    def keep_newest(self) -> None:
+        """All open slots but the newest have been delivered."""
+        if self.newest > 0:  # from here on no call is made, after which an interrupt could come
+            start = HEADER_BYTES * self.newest
+            self.headers[:HEADER_BYTES] = self.headers[start : start + HEADER_BYTES]
+        self.newest, self.num_open = 0, 1
+
+    def forget(self) -> None:
+        """The open slots have been delivered, and the table of the newest is lost: there is no step to look at."""
+        self.newest, self.num_open, self.made = -1, 0, None
+
+    def close(self) -> None:
+        """The open slots have been delivered."""
+        if self.newest >= 0:
+            self.latest()  # with its samples, before they go
+            self.let_go_of_samples()
+        self.num_open = 0
+
+    def let_go_of_samples(self) -> None:
+        """The newest step's record has what was sampled up to it."""
+        if self.samples:
+            newest = self.step
+            self.samples = {step: fields for step, fields in self.samples.items() if step > newest}

@@ -1,0 +1,213 @@
+"""What hooks, judge and ledger of one guard share. Plain state: it knows none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .. import kernels
+from ..clip import CheckedPolicy, ClipPolicy, Place
+from ..names import Namer
+from ..observers.buffers import Buffers
+from ..ranks import Ranks
+from ..records.failures import Failures
+from .ring import Ring
+from .settings import GuardSettings
+from .state import RunState
+from .wrappers import refuse_shards
+
+# Their updates are orthogonalised, or signs. By name: they come from many packages.
+_IGNORES_SCALE = frozenset(
+    ("Muon", "DistMuon", "SingleDeviceMuon", "Lion", "Lion8bit", "Lion32bit", "SignSGD", "Signum", "Tiger", "Rprop")
+)
+
+
+class Member:
+    """One optimizer under a guard. Refers to it weakly: the optimizer owns its hooks, which hold this.
+
+    Attributes:
+        index: its place among the members.
+        can_skip: LBFGS evaluates its closure several times a step and has no step without gradients.
+        ignores_scale: the size of its gradients does not change its updates (Muon, Lion, signs), so that clipping them
+            along with others' would do nothing but fill the norm.
+        is_paused: its steps are no part of the run.
+    """
+
+    def __init__(self, index: int, optimizer: torch.optim.Optimizer) -> None:
+        self._ref = weakref.ref(optimizer)
+        self.index = index
+        self.can_skip = not isinstance(optimizer, torch.optim.LBFGS)
+        self.ignores_scale = any(cls.__name__ in _IGNORES_SCALE for cls in type(optimizer).__mro__)
+        self.is_paused = False
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._ref()
+        if optimizer is None:
+            raise ReferenceError("the guarded optimizer no longer exists")
+        return optimizer
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the optimizer still exists."""
+        return self._ref() is not None
+
+
+class Run(RunState):
+    """The state of one guard.
+
+    Attributes:
+        members: the optimizers.
+        proxies: wrappers that stand around them, held weakly: they own the optimizer, which owns the guard.
+        clip: the clip policy; None for no clipping. Set by `clip_by`.
+        asks_clip: whether it is asked for its limits at each step.
+        skip_nonfinite: whether steps with NaN or Inf gradients are skipped.
+        backend: "auto" or a name from `fastguard.backends()`.
+        ring: the newest steps.
+        step: number of the next step.
+        failures: what of the guard raised and was kept from the training.
+        fingerprint: of the parameters that the names are of; None before the first step.
+        known_names: of all parameters, as they were at the step just judged.
+        may_wait: whether the host may wait for what it reads of tensors, as it does on the CPU.
+        waits: whether the host waits for the record of a step before that is taken.
+        has_scaler: whether a GradScaler has been seen at work.
+        wakes_at: from which step on there is something to see beside the gradients, ahead of it.
+        has_more_to_do: whether there is, after the step; a call saved in each one counts.
+        marks_ends: whether it is noted how much autograd had recorded when a step ended: losses come ahead of theirs.
+        marked, mark: the newest step of which that was noted, and how much it was.
+        is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
+        ranks: over which the gradients lie; None where all that is needed is here.
+        is_vetoed: the step under way is left out, whatever its gradients are.
+        buffers: of the model; None where it has none.
+        buffers_at: from which step on they are to be followed, but for one that is skipped; Inf where there are none.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        proxies: Sequence[Any],
+        namer: Namer,
+        settings: GuardSettings,
+    ) -> None:
+        self.members = [Member(i, optimizer) for i, optimizer in enumerate(optimizers)]
+        self.proxies = [weakref.ref(proxy) for proxy in proxies]
+        self.clip: ClipPolicy | None = None
+        self.skip_nonfinite = settings.skip_nonfinite
+        self.backend = kernels.resolve_backend(settings.backend)
+        self.ring = Ring()
+        self.step = 0
+        self.failures = Failures()
+        self.may_wait = self.waits = True
+        self.has_scaler = False
+        self.wakes_at = 0
+        self.has_more_to_do = True
+        self.marks_ends = False
+        self.marked, self.mark = -1, 0
+        self.is_short = False
+        self.is_vetoed = False
+        self.ranks: Ranks | None = None
+        self.buffers: Buffers | None = None
+        self.buffers_at = math.inf
+        self._namer = namer
+        self.known_names: tuple[str, ...] = ()
+        self.fingerprint: int | None = None
+        self.clip_by(settings.clip.value)
+
+    def watch_buffers(self, model: torch.nn.Module | None) -> None:
+        """Has those of `model` followed, if it has any."""
+        buffers = None if model is None else Buffers(model, self.failures)
+        if buffers is not None and not buffers.is_empty:
+            self.buffers, self.buffers_at = buffers, 0
+
+    def follow_buffers(self, step: int, skipped: bool | torch.Tensor) -> None:
+        """A step was judged, whose forward passes are over."""
+        if self.buffers is not None and (skipped is not False or step >= self.buffers_at):
+            self.buffers_at = self.buffers.follow(step, skipped)
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """All of them, which must exist."""
+        return [member.optimizer for member in self.members]
+
+    def living_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that still exist."""
+        return [member.optimizer for member in self.members if member.is_alive]
+
+    def params(self) -> list[torch.Tensor]:
+        """All parameters of the optimizers that still exist."""
+        return [p for one in self.living_optimizers() for group in one.param_groups for p in group["params"]]
+
+    def names(self, fingerprint: int | None = None) -> tuple[str, ...]:
+        """Names of all parameters; asked for again when the fingerprint says that these are other ones."""
+        if fingerprint is not None and fingerprint != self.fingerprint:
+            optimizers = self.optimizers()
+            if self.ranks is None:
+                refuse_shards(group["params"] for optimizer in optimizers for group in optimizer.param_groups)
+            try:
+                self.known_names = self._namer.names(optimizers)
+            except Exception as error:  # a model may say what it likes
+                self.failures.note("naming of the parameters", error, "They go by their numbers.")
+                count = sum(len(group["params"]) for one in optimizers for group in one.param_groups)
+                self.known_names = tuple(f"param{i}" for i in range(count))
+            self.fingerprint = fingerprint
+            if isinstance(self.clip, CheckedPolicy):
+                self.clip.place_again(self._places(self.known_names))
+        return self.known_names
+
+    def names_now(self) -> tuple[str, ...]:
+        """Names of all parameters, also before the first step."""
+        return self._namer.names(self.optimizers())
+
+    def clip_by(self, clip: ClipPolicy | None) -> None:
+        """Takes another clip policy.
+
+        Raises:
+            ValueError: of the policy, which has no use for these parameters.
+        """
+        apart = frozenset(m.index for m in self.members if m.ignores_scale)
+        if len(apart) == len(self.members):  # there is nobody else whose norm they would fill
+            apart = frozenset()
+        if apart and clip is not None and clip.scope == "model" and not isinstance(clip, CheckedPolicy):
+            clip = CheckedPolicy(clip)
+        if isinstance(clip, CheckedPolicy):
+            clip.count_in(self.failures)
+            clip.place(self._places(self._namer.names(self.optimizers())), apart)
+        self.clip, self.asks_clip = clip, isinstance(clip, CheckedPolicy)
+        self.ring.tell_of_parts = clip.record_fields if isinstance(clip, CheckedPolicy) else None
+        self.ring.made = None
+
+    def _places(self, names: Sequence[str]) -> list[Place]:
+        groups = [(member.index, group) for member in self.members for group in member.optimizer.param_groups]
+        numbers = [(i, index) for i, (index, group) in enumerate(groups) for _ in group["params"]]
+        return [Place(name, *number) for name, number in zip(names, numbers)]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Steps within this context are not part of the run."""
+        before = [member.is_paused for member in self.members]
+        self.is_short = False
+        for member in self.members:
+            member.is_paused = True
+        try:
+            yield
+        finally:
+            for member, was in zip(self.members, before, strict=True):
+                member.is_paused = was
+
+    def model_parameters(self) -> list[tuple[torch.Tensor, str]]:
+        """Parameters of the model with their names, as they are now; none where there is no model."""
+        return list(self._namer.known())
+
+    def start_of(self, member: Member) -> int:
+        """Index of the first parameter of one optimizer among all parameters."""
+        before = [one.optimizer.param_groups for one in self.members[: member.index]]
+        return sum(len(group["params"]) for groups in before for group in groups)
+
+    def names_of(self, member: Member) -> tuple[str, ...]:
+        """Names of the parameters of one optimizer, as they were at the step just judged."""
+        start = self.start_of(member)
+        return self.known_names[start : start + sum(len(group["params"]) for group in member.optimizer.param_groups)]

@@ -1,0 +1,168 @@
+"""What a GradScaler hands to an optimizer, and what the guard makes of it.
+
+With `_step_supports_amp_scaling` set, `GradScaler.step` does not decide on the host whether to step: it sets
+`optimizer.grad_scale` (None once the gradients are unscaled) and `optimizer.found_inf`, calls `step`, and deletes both.
+The guard sets that flag, so that no skipped step is hidden from it. An optimizer with fused kernels unscales by itself;
+for any other the guard does, and takes both attributes away for the step, because many raise on seeing them. It puts
+them back afterwards, as None: the scaler could not delete them otherwise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+_log = logging.getLogger("fastguard")
+_FLAG = "_step_supports_amp_scaling"
+
+
+class Scaling(NamedTuple):
+    """How the gradients of a step are scaled.
+
+    Attributes:
+        scale: what they have to be divided by; None if they are not scaled.
+        inverse: what they are multiplied by instead, rounded as `GradScaler.unscale_` rounds it.
+        found_inf: the scaler saw a non-finite gradient.
+        fused: the optimizer divides by `grad_scale` itself.
+        from_scaler: a scaler is at work, also where it has unscaled already.
+    """
+
+    scale: float | None = None
+    inverse: float = 1.0
+    found_inf: bool = False
+    fused: bool = False
+    from_scaler: bool = False
+
+
+class Handed(NamedTuple):
+    """What a scaler handed over, as it is: nobody has waited for it.
+
+    Attributes:
+        grad_scale: what the gradients have to be divided by: tensor or number; None if they are not scaled.
+        found_inf: not 0 if the scaler saw a non-finite gradient; a sum over devices, so it may be 2.
+        fused, from_scaler: as in `Scaling`.
+    """
+
+    grad_scale: Any = None
+    found_inf: Any = None
+    fused: bool = False
+    from_scaler: bool = False
+
+    def read(self) -> Scaling:
+        """The same as numbers; synchronises if a tensor is on an accelerator."""
+        if not self.from_scaler:
+            return UNSCALED
+        scale, inverse = None, 1.0
+        if self.grad_scale is not None:
+            scale = float(self.grad_scale)
+            inverse = float(torch.tensor(scale, dtype=torch.float64, device="cpu").reciprocal().float())
+        return Scaling(scale, inverse, self.found_inf is not None and bool(self.found_inf), self.fused, True)
+
+
+UNSCALED = Scaling()
+_NOTHING = Handed()
+
+
+class ScalerContract:
+    """Takes part in the contract for one optimizer.
+
+    Attributes:
+        is_skipped: whether the step under way, which a scaler asked for, is left out.
+        holds: whether something that the scaler set has to be there again after the step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, proxies: Sequence[weakref.ref[Any]] = ()) -> None:
+        self._proxies = proxies
+        self.is_skipped = False
+        self._had_flag = optimizer.__dict__.get(_FLAG)
+        self.holds = False
+        self._native = bool(getattr(optimizer, _FLAG, False))
+        # A step with this argument gets the scaler itself and unscales by rules of its own.
+        self._takes_scaler = "grad_scaler" in inspect.signature(optimizer.step).parameters
+        if not self._takes_scaler:
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        elif self._native:
+            _log.warning(
+                "%s.step takes a `grad_scaler` and unscales by itself: a step that a GradScaler hands itself to is "
+                "neither clipped, skipped nor recorded. Call scaler.unscale_(optimizer) and optimizer.step() yourself.",
+                type(optimizer).__name__,
+            )
+
+    def leave(self, optimizer: torch.optim.Optimizer) -> None:
+        """Puts the flag back as it was."""
+        if self._had_flag is None:
+            optimizer.__dict__.pop(_FLAG, None)
+        else:
+            optimizer.__dict__[_FLAG] = self._had_flag
+
+    def give_back(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before control returns to the scaler, which deletes what it set: so that there is something to delete."""
+        if self.holds:
+            self.holds = False
+            optimizer.__dict__["grad_scale"] = optimizer.__dict__["found_inf"] = None
+        if self.is_skipped:
+            self.is_skipped = False
+            _tell_accelerate(optimizer)
+
+    def withhold(self, optimizer: torch.optim.Optimizer) -> None:
+        """What was handed over to an optimizer that unscales by itself is for a step that is not called."""
+        given = optimizer.__dict__
+        if "grad_scale" in given or "found_inf" in given:
+            self.holds = True
+            given.pop("grad_scale", None)
+            given.pop("found_inf", None)
+
+    def abandon(self, optimizer: torch.optim.Optimizer) -> None:
+        """The step ends in an error: the scaler will not clean up, and would take leftovers into its next step."""
+        self.holds = False
+        for name in ("grad_scale", "found_inf"):
+            optimizer.__dict__.pop(name, None)
+
+    def receive(self, optimizer: torch.optim.Optimizer, kwargs: dict[str, object]) -> Handed | None:
+        """What the scaler handed over for the step that is about to be taken; None if that is itself, and nobody but
+        the optimizer knows how its gradients are scaled. Does not synchronise."""
+        self.holds = self.is_skipped = False  # a step that raised left it set
+        given = optimizer.__dict__
+        grad_scale, found_inf = given.get("grad_scale"), given.get("found_inf")
+        is_leaked = grad_scale is None and found_inf is None and bool(self._proxies)
+        if is_leaked:
+            grad_scale, found_inf = self._from_proxies()
+        if grad_scale is None and found_inf is None:
+            return _NOTHING if kwargs.get("grad_scaler") is None else None
+        # An optimizer from elsewhere that has the flag, and no such option, always reads the attributes.
+        fused = self._native and not is_leaked and any(group.get("fused", True) for group in optimizer.param_groups)
+        if not fused and not is_leaked:
+            given.pop("grad_scale", None)
+            given.pop("found_inf", None)
+            self.holds = True
+        return Handed(grad_scale, found_inf, fused, True)
+
+    def _from_proxies(self) -> tuple[Any, Any]:
+        """What a scaler set on a wrapper of the optimizer.
+
+        A wrapper that passes unknown attributes on shows the optimizer's flag as its own, and so gets to hold what the
+        optimizer should have. It is the guard then that unscales, and the scaler finds its attributes where it left
+        them.
+        """
+        for proxy in self._proxies:
+            held = getattr(proxy(), "__dict__", {})
+            if held.get("grad_scale") is not None or held.get("found_inf") is not None:
+                return held.get("grad_scale"), held.get("found_inf")
+        return None, None
+
+
+def _tell_accelerate(optimizer: torch.optim.Optimizer) -> None:
+    """accelerate knows a skipped step by `step` not being called, which the scaler leaves to us, and has its schedulers
+    wait for one. It puts a function in the place of `step` to see that, in whose closure it stands itself."""
+    for cell in getattr(optimizer.__dict__.get("step"), "__closure__", None) or ():
+        try:
+            owner = cell.cell_contents
+        except ValueError:  # nothing is in it yet
+            continue
+        if "_accelerate_step_called" in getattr(owner, "__dict__", {}):
+            owner._accelerate_step_called = False

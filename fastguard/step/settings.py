@@ -1,0 +1,143 @@
+"""GuardSettings: the arguments of `wrap`, checked once, and compared when an optimizer is wrapped again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from .. import kernels
+from ..clip import CheckedPolicy, ClipPolicy, GlobalNorm, as_policy
+from ..errors import write_limit
+from ..observers.weights import sampler_settings
+from ..records import values
+from ..records.model import OBJECTIVES
+from ..recovery import as_recovery
+from .device import WHEN_BEHIND
+
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "objective": (None, *OBJECTIVES),
+    "when_behind": WHEN_BEHIND,
+    "clip_through": ("scale", "grad_scale"),
+    "on_guarded": ("reuse", "raise", "replace"),
+    "ranks": ("first", "all"),
+}
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy | None:
+    """The policy that either argument asks for."""
+    if max_norm is not None and clip is not None:
+        raise ValueError("`max_norm` and `clip` must not both be given: max_norm=x is short for clip=GlobalNorm(x)")
+    if max_norm is not None:
+        if "clip=" in (remedy := write_limit(max_norm)):
+            raise TypeError(f"`max_norm` must be a number > 0, got a clip policy. {remedy}")
+        return GlobalNorm(max_norm)
+    return None if clip is None else as_policy(clip)
+
+
+def users_policy(clip: Any) -> Any:
+    """The user's policy, without the one that checks its answers."""
+    return clip.given if isinstance(clip, CheckedPolicy) else clip
+
+
+class AsGiven:
+    """An argument that changes while it works, such as a clip policy, with the settings it showed when it was given.
+
+    Two are equal if they hold the same object, or objects of one class with the same `repr` and public attributes.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._shown = _shown(value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AsGiven):
+            return NotImplemented
+        return users_policy(self.value) is users_policy(other.value) or self._shown == other._shown
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _shown(value: Any, depth: int = 4) -> Any:
+    value = users_policy(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if depth and isinstance(value, Mapping):
+        return {key: _shown(item, depth - 1) for key, item in value.items()}
+    if depth and isinstance(value, (list, tuple)):
+        return [_shown(item, depth - 1) for item in value]
+    if not depth or isinstance(value, (torch.Tensor, torch.nn.Module)) or not hasattr(value, "__dict__"):
+        return id(value)
+    text = "" if getattr(type(value), "__repr__", None) is object.__repr__ else repr(value)
+    public = {name: _shown(item, depth - 1) for name, item in vars(value).items() if not name.startswith("_")}
+    return type(value), text, public if public or text else id(value)
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """What one call of `wrap` or `wrap_backward` asks for; see there for each argument.
+
+    Settings are equal if they ask for the same guard, except for `on_guarded`, which says what to do if they are not.
+
+    Attributes:
+        recovery, weights: as `as_recovery` and `sampler_settings` return them.
+        names: keyed by the ids of parameters, to keep no parameter alive.
+        hooks: None for `wrap`.
+
+    Raises:
+        ValueError, TypeError: an argument is not one of the known choices, or out of its range.
+    """
+
+    clip: Any = None
+    skip_nonfinite: bool = True
+    max_consecutive_skips: int = 25
+    backend: str = "auto"
+    when_behind: str = "wait"
+    clip_through: str = "scale"
+    activations: Any = None
+    weights: Any = None
+    check_every: int | None = None
+    objective: str | None = None
+    recovery: Any = None
+    names: Any = None
+    ranks: str = "first"
+    process_group: Any = None
+    parity: bool | int | None = None
+    watch_ranks: bool | int | None = None
+    hooks: bool | None = None
+    on_guarded: str = field(default="reuse", compare=False)
+
+    def __post_init__(self) -> None:
+        values.at_least(1, "max_consecutive_skips", self.max_consecutive_skips)
+        if self.check_every is not None:
+            values.at_least(0, "check_every", self.check_every)
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                known = [choice for choice in choices if choice is not None]
+                either = "None or " if None in choices else ""
+                raise ValueError(f"`{name}` must be {either}one of {known}, got {value!r}")
+        if self.backend not in ("auto", *kernels.registry.BACKENDS):
+            kernels.resolve_backend(self.backend)  # raises
+        names = self.names
+        if isinstance(names, Mapping):
+            names = {id(p): name for p, name in names.items()}
+        elif names is not None:
+            names = tuple(names)
+        made = {
+            "clip": AsGiven(self.clip),
+            "activations": AsGiven(self.activations),
+            "weights": sampler_settings(self.weights),
+            "recovery": as_recovery(self.recovery),
+            "names": names,
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    def differences(self, other: GuardSettings) -> list[str]:
+        """Names of the settings in which the two ask for different guards."""
+        compared = [one.name for one in fields(self) if one.compare]
+        return [name for name in compared if getattr(self, name) != getattr(other, name)]

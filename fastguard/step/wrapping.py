@@ -1,0 +1,397 @@
+"""wrap: makes the guard of an optimizer, or says why it cannot have one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from .. import kernels
+from .._text import listed
+from ..clip import ClipPolicy
+from ..errors import AlreadyGuardedError, explained
+from ..names import check_models
+from ..observers.activations import ActivationMonitor, monitor_for
+from ..ranks import LocalGradients, Parity, Ranks, flat_shards, is_sharded, is_under_fully_shard, ranks_of
+from ..recovery import Recovery
+from .guard import GUARD, Guard
+from .settings import GuardSettings, clip_policy
+from .state import guard_attribute
+from .wrappers import innermost, inwards, refuse_sharding_model, unwrapped
+
+_Wrapped = TypeVar("_Wrapped")
+_Guard = TypeVar("_Guard", bound=Guard)
+_log = logging.getLogger("fastguard")
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()  # those that live
+
+
+class _GuardAttribute:
+    """`optimizer.guard`: the guard of the optimizer, or of the one it wraps. Raises NotGuardedError without one.
+
+    An attribute of the optimizer's own of that name takes precedence.
+    """
+
+    def __get__(self, optimizer: Any, owner: type) -> Any:
+        return self if optimizer is None else Guard.of(optimizer)
+
+
+def sinks_of_rank(sinks: Any, ranks: str) -> tuple[list[Any], bool]:
+    """The sinks that this process writes to, and whether another process logs the warnings.
+
+    Raises:
+        TypeError: `sinks` is a single sink, or a path.
+    """
+    if isinstance(sinks, (str, bytes)) or not isinstance(sinks, Iterable):
+        raise TypeError(f"`sinks` must be a list of sinks, got {sinks!r}. Pass [sink] for one, [] for none.")
+    sinks = list(sinks)
+    if ranks == "all" or not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
+        return sinks, False
+    if sinks:
+        _log.info("rank %d writes to no sink: rank 0 does, and ranks='all' has each write to its own", dist.get_rank())
+    return [], True
+
+
+def _check_disjoint(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raises ValueError if optimizers share a parameter."""
+    if len(optimizers) < 2:
+        return  # saves 0.1 KB a parameter
+    held = [{id(p) for group in o.param_groups for p in group["params"]} for o in optimizers]
+    if len(set().union(*held)) < sum(map(len, held)):
+        raise ValueError(
+            "`optimizer` must be a list of optimizers that share no parameters, whose gradients would count twice in "
+            "the norm and be clipped twice. Wrap each by itself."
+        )
+
+
+def has_equal_guard(
+    given: Sequence[Any],
+    inner: Sequence[torch.optim.Optimizer],
+    model: torch.nn.Module | None,
+    settings: GuardSettings,
+    sinks: Sequence[Any],
+) -> bool:
+    """Whether the optimizers already have the guard that is asked for, which then writes to `sinks`.
+
+    With `on_guarded="replace"` their guards are detached instead.
+
+    Raises:
+        AlreadyGuardedError: they have another guard, or `on_guarded` is "raise".
+    """
+    guarded = [o for o in given if any(GUARD in getattr(layer, "__dict__", {}) for layer in inwards(o))]
+    if not guarded:
+        return False
+    guards = {id(guard): guard for guard in map(Guard.of, guarded)}
+    guard = next(iter(guards.values()))
+    if settings.on_guarded == "replace":
+        for guard in guards.values():
+            guard.detach()
+        return False
+    differences = settings.differences(guard.asked)
+    if len(guarded) < len(given) or len(guards) > 1 or set(map(id, inner)) != set(map(id, guard.optimizers)):
+        differences.insert(0, "optimizers")
+    if model is not None and guard.model is not None and unwrapped(model) is not unwrapped(guard.model):
+        differences.insert(0, "model")
+    if settings.on_guarded == "raise" or differences:
+        how = f", with another {listed(differences)}" if settings.on_guarded == "reuse" else ""
+        raise AlreadyGuardedError(
+            f"this {type(guarded[0]).__name__} is guarded already{how}. Use optimizer.guard, or "
+            "optimizer.guard.detach() first; on_guarded='replace' does so."
+        )
+    if sinks:
+        guard.change_sinks(sinks)
+    return True
+
+
+def build(
+    kind: type[_Guard],
+    optimizers: Sequence[torch.optim.Optimizer],
+    model: torch.nn.Module | None,
+    settings: GuardSettings,
+    local: LocalGradients | None = None,
+    **more: Any,
+) -> _Guard:
+    """Makes the guard and the activation monitor. If that fails, removes all hooks."""
+    with contextlib.ExitStack() as made:
+        if local is not None:
+            made.callback(local.close)
+        monitor = monitor_for(settings.activations.value, model)
+        if monitor is not None:
+            made.callback(monitor.detach)
+        guard = kind(optimizers, model, settings, made=made, monitor=monitor, local=local, **more)
+        guard.made = made.pop_all()
+    return guard
+
+
+def _warn_of_shared(guard: Guard) -> None:
+    """Logs a warning if another guard watches some of the same parameters."""
+    mine = {id(p) for o in guard.optimizers for group in o.param_groups for p in group["params"]}
+    for other in list(_guards):
+        theirs = [p for o in other.run.living_optimizers() for group in o.param_groups for p in group["params"]]
+        shared = sum(id(p) in mine for p in theirs)
+        if shared and any(GUARD in o.__dict__ for o in other.run.living_optimizers()):
+            _log.log(
+                guard.ledger.level,
+                "%d parameters of this %s are guarded with another optimizer (%s) as well: each guard clips and counts "
+                "their gradients. If the other optimizer is out of use, delete it or call its guard.detach().",
+                *(shared, type(guard.optimizers[0]).__name__, type(other.run.living_optimizers()[0]).__name__),
+            )
+    _guards.add(guard)
+
+
+def show(guard: Guard, proxies: Iterable[Any] = ()) -> None:
+    """Makes the guard the `guard` attribute of its optimizers and of their wrappers."""
+    _warn_of_shared(guard)
+    if "guard" not in torch.optim.Optimizer.__dict__:
+        shown = _GuardAttribute() if guard_attribute is None else guard_attribute(Guard.of)
+        torch.optim.Optimizer.guard = shown  # type: ignore[attr-defined]
+    for o in guard.optimizers:
+        o.__dict__[GUARD] = guard
+    for proxy in proxies:
+        if not hasattr(proxy, "guard"):  # most find it in what they wrap, and stay picklable
+            proxy.guard = guard
+
+
+def _runs_across_ranks(argument: str, every: bool | int | None) -> bool:
+    """Whether a comparison between ranks is asked for, and there are several ranks."""
+    if every is None or every is False:
+        return False
+    if every is not True and (not isinstance(every, int) or every < 1):
+        raise ValueError(f"`{argument}` must be True, False or an integer >= 1, got {every!r}")
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _local_gradients(
+    model: torch.nn.Module | None, groups: Sequence[Sequence[torch.Tensor]], every: bool | int | None
+) -> LocalGradients | None:
+    """The reader of each rank's own gradients; None if it is not asked for, or there is one rank.
+
+    Raises:
+        ValueError: `every` is not a number of steps.
+        TypeError: the model does not average gradients.
+    """
+    if not _runs_across_ranks("watch_ranks", every):
+        return None
+    params = [p for group in groups for p in group]
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        num_ranks = dist.get_world_size(model.process_group)
+    elif model is not None and is_under_fully_shard(model):
+        num_ranks = len(ranks_of(params))
+    else:
+        raise TypeError(
+            "`watch_ranks` must come with a model under DistributedDataParallel or fully_shard, got "
+            f"{'none' if model is None else type(model).__name__}. Pass the wrapped model: wrap(optimizer, ddp_model, "
+            "watch_ranks=True)."
+        )
+    if num_ranks == 1:
+        return None
+    return LocalGradients(model, params) if every is True or every is None else LocalGradients(model, params, every)
+
+
+def _copies(
+    params: Sequence[torch.Tensor], model: torch.nn.Module | None, group: dist.ProcessGroup | None
+) -> list[int] | None:
+    """How many ranks of `group` hold a copy of each parameter, because DistributedDataParallel averages its gradient;
+    None if it averages nothing over these ranks."""
+    if group is None or not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return None
+    ranks = set(dist.get_process_group_ranks(group))
+    shared = len(ranks.intersection(dist.get_process_group_ranks(model.process_group)))
+    averaged = {id(p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore}
+    return [shared if id(p) in averaged else 1 for p in params] if shared > 1 else None
+
+
+def _over_ranks(
+    groups: Sequence[Sequence[torch.Tensor]],
+    model: torch.nn.Module | None,
+    settings: GuardSettings,
+) -> Ranks | None:
+    """The ranks that hold the parameters; None if this process holds all of them, and none is a DTensor.
+
+    Raises:
+        TypeError: flat parameters come without their model, or sharded ones with an option that needs whole tensors;
+            the process group is none, as `new_group` returns to processes outside of it.
+    """
+    process_group, recovery = settings.process_group, settings.recovery
+    if process_group is not None and not hasattr(process_group, "size"):
+        raise TypeError(f"`process_group` must be a process group that this process is in, got {process_group!r}")
+    params = [p for group in groups for p in group]
+    flat = flat_shards(model, params)
+    if flat is None:
+        refuse_sharding_model(model)
+    has_shards = flat is not None or any(map(is_sharded, params))
+    if process_group is None and not has_shards:
+        return None
+    over = Ranks(params, process_group, flat, _copies(params, model, process_group))
+    if over.is_alone and not has_shards:
+        return None
+    scope = getattr(settings.clip.value, "scope", "model")
+    for argument, is_given, reason in (
+        ("recovery", recovery is not None and recovery.recompute, "recompute=True compares the bits of one rank"),
+        ("recovery", recovery is not None and flat is not None, "FSDP1 keeps its parameters in storage of its own"),
+        ("weights", settings.weights is not None, "rows of a weight lie on several ranks"),
+        ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
+    ):
+        if is_given:
+            raise TypeError(f"`{argument}` must be left out where parameters are sharded: {reason}.")
+    return over
+
+
+@explained
+def wrap(
+    optimizer: _Wrapped,
+    model: torch.nn.Module | None = None,
+    *,
+    max_norm: float | None = None,
+    clip: ClipPolicy | None = None,
+    skip_nonfinite: bool = True,
+    max_consecutive_skips: int = 25,
+    sinks: Iterable[Any] = (),
+    backend: str = "auto",
+    when_behind: str = "wait",
+    clip_through: str = "scale",
+    activations: bool | str | dict[str, Any] | ActivationMonitor | None = None,
+    weights: bool | int | Mapping[str, Any] | None = None,
+    check_every: int | None = None,
+    objective: str | None = None,
+    recovery: bool | Recovery | None = None,
+    names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
+    ranks: str = "first",
+    on_guarded: str = "reuse",
+    process_group: dist.ProcessGroup | None = None,
+    parity: bool | int | None = None,
+    watch_ranks: bool | int | None = None,
+) -> _Wrapped:
+    """Guards `optimizer` in place and returns the same object, with its `Guard` as `optimizer.guard`.
+
+    `optimizer.step()` then reads the gradients once: it records their statistics, clips them, and skips the step if
+    they are not finite. While nothing is clipped or skipped, training is bit-identical to unguarded training.
+
+    Args:
+        optimizer: a torch.optim.Optimizer, or its wrapper from accelerate or Lightning; or a list of optimizers that
+            share one norm and one decision (Muon with AdamW), which is then returned. The first to step decides for
+            all, so all of them must step after the backward pass. An optimizer around another that adds a step of its
+            own (Lookahead, SAM) is guarded from outside.
+        model: names the tensors, and has its buffers kept finite when a step is skipped (docs/recovery.md). Without a
+            model, names come from `named_parameters` of the optimizer, or are `group0.param3`.
+        max_norm: maximum total 2-norm; short for `clip=GlobalNorm(max_norm)`.
+        clip: a clip policy.
+        skip_nonfinite: skip steps whose gradients contain NaN or Inf. LBFGS cannot skip.
+        max_consecutive_skips: number of skipped steps in a row that raises NonFiniteGradientsError.
+        sinks: where to send the records: `JsonlSink`, `MemorySink`, objects with `write(record)` and `close()`, or
+            functions.
+        backend: "auto" or a name from `fastguard.backends()`.
+        when_behind: what to do on a GPU when 16 steps are in flight and no record has arrived: "wait" for the oldest
+            record, or "drop" the newest, which the report then counts.
+        clip_through: how to clip the gradients of a fused optimizer. "scale": in a pass of its own, only when they have
+            to be clipped. "grad_scale": the optimizer divides them in its own pass, which saves a read and a write when
+            most steps are clipped; on a GPU it then writes them at every step. Results differ by one rounding.
+        activations: sample the outputs of modules into `StepStats.activations`: True, a regular expression of module
+            names, a dict of arguments of `ActivationMonitor`, or a monitor.
+        weights: sample weights and updates into `StepStats.weights`: True for every 100th step, the number of steps
+            between samples, or a dict of arguments of `fastguard.observers.weights.WeightSampler`. On a GPU a sampled
+            step syncs.
+        check_every: steps between diagnoses; new findings are logged. None: 50, or more to stay below 1 % of the time.
+            0: never; `Guard.report` still diagnoses.
+        objective: how the rules should read the loss. "minimise": it should fall; "game": it depends on an adversary (a
+            GAN's); "reward": its size says little (policy gradients, actor-critic). None: infer it from the losses.
+        recovery: roll back when training goes wrong: True, or a `fastguard.Recovery`. `step` raises RecoveryFailedError
+            if that does not help.
+        names: names of the parameters, if the model's parameters are not the optimizer's, as with float32 master
+            copies: one for each parameter in the optimizer's order, or a dict from parameters to names. They take
+            precedence over the model's names.
+        ranks: which `torch.distributed` ranks write to the sinks and log warnings: "first" (rank 0) or "all". Every
+            rank has a guard, a history and a report of its own.
+        on_guarded: what to do if `optimizer` is guarded already. "reuse": keep its guard if the settings are equal, as
+            when a notebook cell is run again, and replace the sinks if any are given; otherwise raise. "raise": always
+            raise. "replace": detach the guard and make a new one.
+        process_group: a `torch.distributed` group whose ranks hold other tensors of the same model, such as pipeline
+            stages or experts; the norm includes them. Not needed for DTensors. Gradients that
+            DistributedDataParallel averages over ranks of the group count once.
+        parity: compare bit for bit what ranks should hold alike: True for gradients every 20 steps and weights every
+            100, or one number of steps for both. Differences are the finding `replicas-differ`. Each comparison reads
+            the tensors once more and reduces 16 bytes a tensor.
+        watch_ranks: with DistributedDataParallel or `fully_shard`, read each rank's own gradients before they are
+            averaged. A skip then names the rank and the tensor, `odd-rank` finds ranks whose norms differ, and the
+            report has the gradient noise scale. True: exchange every 10 steps; or a number of steps. Set it on all
+            ranks. It reads the gradients once more and changes no bit of the training (docs/scale.md).
+
+    Raises:
+        ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; some belong to lazy modules
+            and are not initialized; a setting is unknown.
+        TypeError: `optimizer` is not a torch.optim.Optimizer, or cannot be guarded: it has FSDP1's flat parameters and
+            no model, steps within the backward pass, or never called Optimizer.__init__; an option needs whole tensors
+            and the parameters are sharded.
+        AlreadyGuardedError: the optimizer has another guard.
+        BackendUnavailableError: the backend cannot run here.
+        NonFiniteGradientsError: from `step`, after `max_consecutive_skips`; parameters are untouched.
+
+    Cost a step: one read of the gradients; one more read and write if they are clipped. On a GPU two launches, one
+    more to clip, and no sync with a fused optimizer; with any other one sync, and none with `skip_nonfinite=False`.
+    Once, with a `model`: one read of its weights; on a GPU a sync. On the CPU a hook on the model looks at one forward
+    pass in twenty, and a few elements of gradients and weights are compared between steps: some 20 us a step in the
+    first thousand, 5 after (`TrainingHistory.batches`, `grad_cosines`, `model`). Buffers that the model writes to are
+    copied at each step: some 12 us for two batch norms, 45 us for fifty.
+
+    >>> import torch, fastguard
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.guard.last.tensors["weight"].norm ** 2
+    2.0000000000000004
+    """
+    given: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not given:
+        raise ValueError("`optimizer` must be an optimizer or a list of at least one, got an empty list")
+    check_models(given, model)
+    settings = GuardSettings(
+        clip=clip_policy(max_norm, clip),
+        skip_nonfinite=skip_nonfinite,
+        max_consecutive_skips=max_consecutive_skips,
+        backend=backend,
+        when_behind=when_behind,
+        clip_through=clip_through,
+        activations=activations,
+        weights=weights,
+        check_every=check_every,
+        objective=objective,
+        recovery=recovery,
+        names=names,
+        ranks=ranks,
+        process_group=process_group,
+        parity=parity,
+        watch_ranks=watch_ranks,
+        on_guarded=on_guarded,
+    )
+    inner = [innermost(o) for o in given]
+    if len(set(map(id, inner))) != len(inner):
+        raise ValueError("`optimizer` must be a list of different optimizers, got one of them twice")
+    sinks, is_quiet = sinks_of_rank(sinks, ranks)
+    if has_equal_guard(given, inner, model, settings, sinks):
+        return optimizer
+    groups = [group["params"] for o in inner for group in o.param_groups]
+    _check_disjoint(inner)
+    over = _over_ranks(groups, model, settings)
+    kernels.require_devices(backend, groups)
+    compares = _runs_across_ranks("parity", parity)
+    proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
+    guard = build(
+        Guard,
+        inner,
+        model,
+        settings,
+        sinks=sinks,
+        is_quiet=is_quiet,
+        proxies=proxies,
+        names=names,
+        over=over,
+        parity=Parity(model, None if parity is True else parity) if compares else None,
+        local=_local_gradients(model, groups, watch_ranks),
+    )
+    show(guard, proxies)
+    return optimizer

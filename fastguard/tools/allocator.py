@@ -1,0 +1,106 @@
+"""Keeps freed memory in the process, so that the next step need not fault it in again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+
+from ..observers.resources import malloc_library, uses_glibc_malloc
+
+# malloc.h of glibc, and its defaults.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+_DEFAULT_MMAP_MAX = 65536
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # up to which glibc raises it by itself as blocks are freed
+
+_lock = threading.Lock()
+_active: KeptMemory | None = None
+
+
+class KeptMemory:
+    """What `keep_memory` has done; `restore` undoes it.
+
+    Attributes:
+        is_active: whether freed memory is being kept.
+        message: what was done, or why nothing was.
+    """
+
+    def __init__(self, is_active: bool, message: str) -> None:
+        self.is_active, self.message = is_active, message
+
+    def __repr__(self) -> str:
+        return f"<fastguard KeptMemory: {self.message}>"
+
+    def restore(self) -> None:
+        """Sets the limits back and returns free memory to the system. Does nothing the second time.
+
+        glibc cannot be told to adapt its limits again, as it does until they are first set. They are set to your
+        `MALLOC_..._` variables, or to the values that it reaches itself in programs that free large blocks: mmap from
+        32 MiB, trim from 64 MiB.
+        """
+        global _active
+        with _lock:
+            if not self.is_active:
+                return
+            libc = ctypes.CDLL(None)
+            mmap_threshold = _given("mmap_threshold", _LARGEST_MMAP_THRESHOLD)
+            libc.mallopt(_MMAP_MAX, _given("mmap_max", _DEFAULT_MMAP_MAX))
+            libc.mallopt(_MMAP_THRESHOLD, mmap_threshold)
+            libc.mallopt(_TRIM_THRESHOLD, _given("trim_threshold", 2 * mmap_threshold))
+            libc.malloc_trim(0)
+            self.is_active, self.message = False, "restored: glibc returns large freed blocks to the system again"
+            _active = None
+
+
+def keep_memory() -> KeptMemory:
+    """Has glibc keep the memory that is freed, for the whole process.
+
+    By default glibc maps every block above 32 MiB for itself and returns it to the system when it is freed. A training
+    step that allocates such blocks, as with a vocabulary of 50,000 words, gets them page by page from the kernel,
+    zeroed, at every step. After this call they are taken from the heap and stay there.
+
+    Results do not change. The resident set grows, because freed blocks are kept and the heap can fragment; the finding
+    `page-faults` says when it pays. `FASTGUARD_KEEP_MEMORY=1` makes the call when fastguard is imported. Forked
+    processes inherit it.
+
+    It does nothing, and says so, with any other allocator: jemalloc and tcmalloc keep memory themselves.
+
+    Returns:
+        A `KeptMemory`; the same one while it is active. Use its `restore()` to undo the call.
+
+    Cost: two calls of `mallopt`, once.
+
+    >>> kept = fastguard.tools.keep_memory()
+    >>> kept.restore()
+    """
+    global _active
+    with _lock:
+        if _active is not None:
+            return _active
+        if not uses_glibc_malloc():
+            library = malloc_library() or sys.platform
+            return KeptMemory(False, f"nothing was done: malloc is not glibc's here ({library})")
+        libc = ctypes.CDLL(None)
+        if not libc.mallopt(_MMAP_MAX, 0):
+            return KeptMemory(False, "nothing was done: glibc refused M_MMAP_MAX=0")
+        if not libc.mallopt(_TRIM_THRESHOLD, -1):
+            libc.mallopt(_MMAP_MAX, _given("mmap_max", _DEFAULT_MMAP_MAX))
+            return KeptMemory(False, "nothing was done: glibc refused M_TRIM_THRESHOLD=-1")
+        _active = KeptMemory(True, "glibc keeps freed memory (M_MMAP_MAX=0, M_TRIM_THRESHOLD=-1)")
+        return _active
+
+
+def _given(name: str, default: int) -> int:
+    """The limit that the environment sets; GLIBC_TUNABLES wins over the older MALLOC_ variable, as in glibc."""
+    values = [os.environ.get(f"MALLOC_{name.upper()}_", "")]
+    for pair in os.environ.get("GLIBC_TUNABLES", "").split(":"):
+        key, _, value = pair.partition("=")
+        if key == f"glibc.malloc.{name}":
+            values.append(value)
+    for value in reversed(values):
+        try:
+            return int(value, 0)
+        except ValueError:
+            continue
+    return default

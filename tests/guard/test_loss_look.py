@@ -1,0 +1,366 @@
+"""The look at the gradient of the output: the extension against the reference, how much it copies, what it holds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import classes, make_model, numbers
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import fastguard
+from fastguard.kernels import cpu
+from fastguard.observers.dependence import how_it_follows, how_near, sample_inputs
+from fastguard.observers.loss_gradient import LossGradient
+from fastguard.observers.loss_kind import Loss, OutputSample
+from fastguard.records.failures import Failures
+
+needs_extension = pytest.mark.skipif(cpu.kind_of_loss is None, reason="the extension is not built")
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+SHAPES = [
+    (1,),
+    (7,),
+    (1, 1),
+    (1, 2),
+    (16, 5),
+    (16, 1),
+    (3, 4, 5),
+    (2, 3, 4, 5),
+    (5000, 3),
+    (3, 3000),
+    (70000,),
+    (9, 8000),
+]
+
+
+def gradient_of(loss: Callable[[torch.Tensor], torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    leaf = y.clone().requires_grad_()
+    loss(leaf).backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def both(y: torch.Tensor, g: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[Loss, Loss]:
+    sample = OutputSample(y)
+    told = sample.loss_of(g)
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, "kind_of_loss", None)
+        return told, OutputSample(y).loss_of(g)
+
+
+def assert_same(told: Loss, expected: Loss) -> None:
+    assert told.kind == expected.kind
+    if expected.targets is None or told.targets is None:
+        assert told.targets is expected.targets
+    else:
+        pairs = (
+            torch.frombuffer(told.targets, dtype=torch.float64),
+            torch.frombuffer(expected.targets, dtype=torch.float64),
+        )
+        torch.testing.assert_close(*pairs, rtol=1e-12, atol=1e-12)
+    assert told.mean_squared == pytest.approx(expected.mean_squared, rel=1e-6, nan_ok=True)
+    assert told.numbers == pytest.approx(expected.numbers or [0.0] * 5, rel=1e-9, abs=1e-12)
+
+
+def both_of(x: torch.Tensor, y: torch.Tensor) -> tuple[float, array[float]]:
+    targets = array("d", y.flatten().tolist())
+    return how_near(x, targets, y.shape[1], y.is_floating_point()), how_it_follows(x, targets)
+
+
+LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "classes last": lambda y: F.cross_entropy(y.flatten(0, -2), classes(y[..., 0].numel(), num=y.shape[-1])),
+    "classes second": lambda y: F.cross_entropy(y, classes(y.shape[0], *y.shape[2:], num=y.shape[1])),
+    "smoothed": lambda y: F.cross_entropy(y, classes(y.shape[0], *y.shape[2:], num=y.shape[1]), label_smoothing=0.1),
+    "likelihood": lambda y: F.nll_loss(y, classes(y.shape[0], *y.shape[2:], num=y.shape[1])),
+    "log": lambda y: F.nll_loss(y.sigmoid().log(), classes(y.shape[0], *y.shape[2:], num=y.shape[1])),
+    "with logits": lambda y: F.binary_cross_entropy_with_logits(y, classes(*y.shape, num=2).to(y.dtype)),
+    "absolute": lambda y: F.l1_loss(y, numbers(*y.shape, seed=3).to(y.dtype)),
+    "squared": lambda y: F.mse_loss(y, numbers(*y.shape, seed=3).to(y.dtype)),
+    "exponential": lambda y: y.exp().mean(),
+    "one element": lambda y: y.flatten()[0] * 3.0,
+    "zero": lambda y: 0.0 * y.sum(),
+    "sum": lambda y: -y.sum() / 96,
+    "masked sum": lambda y: (y * classes(*y.shape, num=2)).sum(),
+}
+
+
+@needs_extension
+class TestExtension:
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_tells_what_the_reference_tells(
+        self, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number, (name, loss) in enumerate(LOSSES.items()):
+            if len(shape) < 2 and name in ("classes last", "classes second", "smoothed", "likelihood", "log"):
+                continue
+            y = numbers(*shape, seed=number)
+            g = gradient_of(loss, y)
+            assert_same(*both(y.to(dtype), g.to(dtype), monkeypatch))
+        assert_same(*both(y.to(dtype), numbers(*shape, seed=9).to(dtype), monkeypatch))
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 6e4, 6e-8, -0.0])
+    def test_nasty_values(self, bad: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+        for loss, which, share in itertools.product(("classes last", "squared"), ("output", "gradient"), (0.02, 1.0)):
+            y = numbers(16, 5)
+            given = {"output": y.to(dtype), "gradient": gradient_of(LOSSES[loss], y).to(dtype)}
+            given[which][torch.rand(16, 5, generator=torch.Generator().manual_seed(0)) < share] = bad
+            assert_same(*both(given["output"], given["gradient"], monkeypatch))
+
+    @pytest.mark.parametrize("shape", [(16, 6), (4, 6, 3, 5), (64, 6, 40, 40), (3, 6, 5000)], ids=str)
+    @pytest.mark.parametrize("layout", ["transposed", "strided", "channels last", "expanded"])
+    def test_layouts(self, shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def laid_out(x: torch.Tensor) -> torch.Tensor:
+            if layout == "transposed":
+                return x.mT.contiguous().mT
+            if layout == "strided":
+                return x.repeat_interleave(3, -1)[..., ::3]
+            if layout == "channels last" and x.dim() == 4:
+                return x.contiguous(memory_format=torch.channels_last)
+            return x[:1].expand(x.shape)
+
+        for name in ("classes second", "smoothed", "squared", "with logits"):
+            y = laid_out(numbers(*shape))
+            g = laid_out(gradient_of(LOSSES[name], y.contiguous()))
+            assert_same(*both(y, g, monkeypatch))
+            assert_same(OutputSample(y).loss_of(g), OutputSample(y.contiguous()).loss_of(g.contiguous()))
+
+    @pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.uint8, torch.bool], ids=str)
+    @pytest.mark.parametrize("shape", [(8, 1), (8, 4), (33, 12), (100, 300)], ids=str)
+    @pytest.mark.parametrize("kind", ["classes", "numbers", "sequences", "alike"])
+    def test_dependence(
+        self, kind: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        x = (3.0 * numbers(*shape)).abs().to(dtype)
+        x[:, 0] = 1
+        y = {
+            "classes": classes(shape[0], 1),
+            "numbers": numbers(shape[0], 2),
+            "sequences": x.roll(1, 0),
+            "alike": torch.ones(shape[0], 4, dtype=torch.long),
+        }[kind]
+        told = both_of(x, y)
+        monkeypatch.setattr(cpu, "how_near", None)
+        monkeypatch.setattr(cpu, "how_it_follows", None)
+        expected = both_of(x, y)
+        assert told[0] == pytest.approx(expected[0], rel=1e-6, abs=1e-6, nan_ok=True)
+        assert list(told[1]) == pytest.approx(list(expected[1]), rel=1e-9, abs=1e-9)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e300])
+    def test_nasty_inputs(self, bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        x, y = numbers(16, 5).double(), numbers(16, 1)
+        x[3, 2] = bad
+        told = both_of(x, y)
+        monkeypatch.setattr(cpu, "how_near", None)
+        monkeypatch.setattr(cpu, "how_it_follows", None)
+        expected = both_of(x, y)
+        assert told[0] == pytest.approx(expected[0], rel=1e-6, nan_ok=True)
+        assert list(told[1]) == pytest.approx(list(expected[1]), rel=1e-9, abs=1e-9)
+
+    def test_what_does_not_fit_is_refused(self) -> None:
+        assert cpu.kind_of_loss is not None
+        values, gradient = torch.ones(2, 3), torch.ones(4, 3)
+        for y, dim, places, reach in (
+            (values, 2, (0, 1), (0, 1, 0)),
+            (values, 0, (0, 1), (0, 1, 0)),
+            (values, 1, (3, 1), (0, 1, 0)),
+            (values, 1, (0, 4), (0, 1, 0)),
+            (values, 1, (0, 1), (0, 1, 5)),
+            (values, 1, (0, 0), (0, 1, 0)),
+            (values, 1, (-1, 1), (0, 1, 0)),
+            (values[:0], 1, (0, 1), (0, 1, 0)),
+            (values.mT, 1, (0, 1), (0, 1, 0)),
+            (values[0], 1, (0, 1), (0, 1, 0)),
+        ):
+            assert cpu.kind_of_loss([(y, dim, *places, *reach)], gradient, 1) is None
+        assert cpu.kind_of_loss([], gradient, 1) is None
+        assert cpu.kind_of_loss([(values, 1, 0, 1, 0, 1, 0)], gradient.to_sparse(), 1) is None
+
+
+@pytest.mark.usefixtures("loss_backend")
+class TestSampled:
+    """Of outputs that are too large to be copied whole."""
+
+    @pytest.mark.parametrize(
+        ("smoothing", "dtype"), [(0.0, torch.float32), (0.0, torch.bfloat16), (0.1, torch.float32)], ids=str
+    )
+    def test_classes_of_a_large_vocabulary(self, smoothing: float, dtype: torch.dtype) -> None:
+        y, targets = numbers(3, 40, 20011), classes(120, num=20011)
+        targets[:30] = -100
+        sample = OutputSample(y.to(dtype))
+        gradient = gradient_of(lambda y: F.cross_entropy(y.flatten(0, 1), targets, label_smoothing=smoothing), y)
+        loss = sample.loss_of(gradient.to(dtype))
+        assert loss.kind == ("cross-entropy with smoothed labels" if smoothing else "cross-entropy")
+        assert loss.targets is not None and list(loss.targets) == targets[30:].tolist()
+        assert not loss.is_sampled and list(loss.places or ()) == list(range(30, 120))
+
+    @pytest.mark.parametrize("is_channels_last", [False, True])
+    def test_classes_of_pixels(self, is_channels_last: bool) -> None:
+        y, targets = numbers(2, 21, 128, 120), classes(2, 128, 120, num=21)
+        targets[:, :50] = 3
+        if is_channels_last:
+            y = y.contiguous(memory_format=torch.channels_last)
+        sample = OutputSample(y)
+        loss = sample.loss_of(gradient_of(lambda y: F.cross_entropy(y, targets), y))
+        assert loss.kind == "cross-entropy" and loss.targets is not None and loss.is_sampled
+        assert len(loss.targets) > 1000
+        share = sum(found == 3 for found in loss.targets) / len(loss.targets)
+        assert share == pytest.approx(float((targets == 3).double().mean()), abs=0.03)
+
+    def test_likelihood_and_labels(self) -> None:
+        y, targets = numbers(500, 400).log_softmax(1), classes(500, num=400)
+        loss = OutputSample(y).loss_of(gradient_of(lambda y: F.nll_loss(y, targets), y))
+        assert loss.kind == "negative log-likelihood" and list(loss.targets or ()) == targets.tolist()
+        y, labels = numbers(300000), classes(300000, num=2).float()
+        loss = OutputSample(y).loss_of(gradient_of(lambda y: F.binary_cross_entropy_with_logits(y, labels), y))
+        assert loss.kind == "binary cross-entropy with logits"
+        assert sum(loss.targets or ()) / len(loss.targets or ()) == pytest.approx(float(labels.mean()), abs=0.02)
+
+    @pytest.mark.parametrize("shape", [(400000,), (500, 800), (4, 3, 200, 200), (2, 300000)], ids=str)
+    def test_squared_error(self, shape: tuple[int, ...]) -> None:
+        y, targets = numbers(*shape), 3.0 + 2.0 * numbers(*shape, seed=1)
+        loss = OutputSample(y).loss_of(gradient_of(lambda y: F.mse_loss(y, targets), y))
+        assert loss.kind == "squared error"
+        assert loss.mean_squared == pytest.approx(float(F.mse_loss(y, targets)), rel=1e-4)  # of all elements
+        assert loss.numbers[2:4] == pytest.approx((3.0, 2.0), abs=0.05)
+
+    @pytest.mark.parametrize("is_shifted", [False, True])
+    @pytest.mark.parametrize("num_padded", [0, 3])
+    def test_tokens_that_are_to_be_given_back(self, num_padded: int, is_shifted: bool) -> None:
+        looker = LossGradient(Failures())
+        for seed in range(3):
+            tokens = classes(16, 32, num=20011, seed=seed)
+            targets = tokens.roll(-1, 1) if is_shifted else tokens.clone()
+            targets[:, :num_padded] = -100
+            looker.watch(y := numbers(16, 32, 20011).requires_grad_() * 1.0, [tokens])
+            F.cross_entropy(y.flatten(0, 1), targets.flatten()).backward()
+        assert looker.facts["loss_kind"] == "cross-entropy"
+        assert (looker.facts["target_in_inputs"] == 1.0) != is_shifted
+
+    def test_a_gradient_that_no_sampled_row_has_is_not_called_zero(self) -> None:
+        y = numbers(64, 20011)
+        sample, gradient = OutputSample(y), torch.zeros_like(y)
+        assert sample.loss_of(gradient).kind == "zero"
+        gradient[1, 5] = 1.0
+        assert sample.loss_of(gradient).kind == ""
+
+
+class Copied(TorchDispatchMode):
+    """Counts the bytes that operations of torch allocate."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in known:
+                self.num_bytes += x.untyped_storage().nbytes()
+        return made
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("shape", "input_shape"),
+    [
+        ((64, 10), (64, 20)),
+        ((2, 128, 50257), (2, 128)),
+        ((2, 21, 256, 256), (2, 3, 256, 256)),
+        ((64, 1000), (64, 3, 96, 96)),
+        ((65536,), (65536, 1)),
+        ((8, 300000), (8, 8192)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_at_most_a_mebibyte_or_one_percent_is_copied(
+    shape: tuple[int, ...], input_shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    y, x = torch.zeros(shape, dtype=dtype, requires_grad=True) * 1.0, torch.ones(input_shape, dtype=dtype)
+    gradient, looker = torch.full_like(y, 1e-3), LossGradient(Failures())
+    gradient.view(-1)[::2] *= -1.0
+    with Copied() as copied:
+        looker.watch(y, [x, x])
+        [hook] = y._backward_hooks.values()  # type: ignore[union-attr]
+        hook(gradient)
+    assert looker.facts["loss_kind"]
+    assert 0 < copied.num_bytes <= max(1 << 20, y.nbytes // 100)
+
+
+class TestNothingIsHeld:
+    """By the hook of a pass that is looked at, the first; what a guard holds beside it is all the same."""
+
+    def passed(self) -> tuple[nn.Module, Any, torch.Tensor, torch.Tensor, list[weakref.ref[Any]]]:
+        model = make_model()
+        optimizer: Any = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        x = numbers(16, 6)
+        y = model(x)
+        assert y._backward_hooks  # the look is due
+        return model, optimizer, x, y, [weakref.ref(x), weakref.ref(y)]  # the graph holds x too
+
+    def test_after_a_step(self) -> None:
+        _, optimizer, x, y, held = self.passed()
+        F.cross_entropy(y, classes(16, num=4)).backward()
+        del x, y
+        assert [one() for one in held] == [None] * 2
+        optimizer.step()
+        assert optimizer.guard.run.failures.counts() == {}
+        assert optimizer.guard.history.model.loss_kind or optimizer.guard.report()
+
+    def test_where_backward_never_comes(self) -> None:
+        _kept, _, x, y, held = self.passed()
+        del x, y
+        assert [one() for one in held] == [None] * 2
+
+    def test_where_the_loss_raises(self) -> None:
+        _kept, _, x, y, held = self.passed()
+        with pytest.raises(IndexError):
+            F.cross_entropy(y, classes(16, num=4) + 10)
+        del x, y
+        assert [one() for one in held] == [None] * 2
+
+    def test_a_pass_with_gradients_in_evaluation(self) -> None:
+        model, optimizer, x, y, _ = self.passed()
+        F.cross_entropy(y, classes(16, num=4)).backward()
+        optimizer.step()
+        model.eval()
+        x = numbers(16, 6)
+        y = model(x)
+        held = [weakref.ref(x), weakref.ref(y)]  # the graph holds x too
+        del x, y
+        assert [one() for one in held] == [None] * 2
+
+    def test_the_hook_keeps_copies_until_backward(self) -> None:
+        x = numbers(16, 6)
+        samples = OutputSample(x), sample_inputs([x, x.long()])
+        before = [values.clone() for _, values, _ in samples[0]._samples] + [one.values for one in samples[1]]
+        assert all(values is not None and values.data_ptr() != x.data_ptr() for values in before)
+        x.zero_()
+        assert float(samples[0]._samples[0][1].abs().sum()) > 0.0
+        assert samples[1][0].values is not None and float(samples[1][0].values.abs().sum()) > 0.0
+
+
+class TestInputs:
+    @pytest.mark.parametrize("shape", [(100, 3, 40, 40), (100, 70000), (70000,)], ids=str)
+    def test_of_large_ones_the_first_samples_and_a_few_features(self, shape: tuple[int, ...]) -> None:
+        x = numbers(*shape)
+        [sample] = sample_inputs([x])
+        width = math.prod(shape[1:])
+        assert sample.values is not None and not sample.is_whole and sample.num_samples == shape[0]
+        assert torch.equal(sample.values, x.view(shape[0], -1)[:64, :: -(-width // 256)])
+        strided = x.repeat_interleave(2, -1)[..., ::2]
+        assert torch.equal(torch.as_tensor(sample_inputs([strided])[0].values), sample.values)
+
+    def test_what_says_nothing(self) -> None:
+        given = [torch.ones(()), torch.ones(7, 3), torch.ones(8, 0), torch.ones(8, 2, dtype=torch.complex64)]
+        assert [one.values for one in sample_inputs(given)] == [None] * 4

@@ -1,0 +1,341 @@
+"""The step hooks in C++ against those in Python: the same records, lines and parameters, and nothing kept alive."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import json
+import math
+import pickle
+import sys
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from guard_helpers import assert_identical, loss_at, make_model, poison, snapshot
+from torch import nn
+
+import fastguard
+from fastguard.kernels import cpu
+from fastguard.observers import batches
+from fastguard.observers.quiet_hooks import schedule_for
+from fastguard.sinks import JsonlSink
+from fastguard.step import hooks
+from fastguard.step.guard import Guard
+
+pytestmark = pytest.mark.skipif(cpu.extension is None, reason="the extension is not installed")
+NUM_STEPS = 330
+NAN_STEPS, CLOSURE_STEPS, RAISING_STEPS = (57, 203), (80, 260), (120, 121, 290)
+
+
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Call `undo` to get C++ back."""
+    monkeypatch.setattr(hooks, "StepPreHook", None)
+    monkeypatch.setattr(Guard, "observe", Guard.observe.__wrapped__)
+    monkeypatch.setattr(batches, "schedule_for", lambda clock, model: schedule_for(None, model))
+    return monkeypatch
+
+
+class _StopError(Exception):
+    pass
+
+
+def _raise(*_: Any) -> None:
+    raise _StopError
+
+
+def _train(path: Path, *, early: bool = False, max_norm: float | None = 0.5) -> tuple[nn.Module, Any]:
+    """A training with steps of every kind; with `early`, each loss is observed ahead of its step."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = fastguard.wrap(optimizer, model, max_norm=max_norm, sinks=[JsonlSink(path, tensors_every=50)])
+    for step in range(NUM_STEPS):
+        if step in CLOSURE_STEPS:
+
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = loss_at(model, step)  # noqa: B023
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+            continue
+        optimizer.zero_grad()
+        loss = loss_at(model, step)
+        if early:
+            optimizer.guard.observe(loss)
+        loss.backward()
+        if step in NAN_STEPS:
+            poison(model)
+        if step in RAISING_STEPS:
+            handle = optimizer.register_step_pre_hook(_raise)
+            with pytest.raises(_StopError):
+                optimizer.step()
+            handle.remove()
+            continue
+        optimizer.step()
+        if not early and step % 3:
+            optimizer.guard.observe(loss=loss)
+        if step % 50 == 49:
+            model.eval()
+            with torch.no_grad():
+                optimizer.guard.observe(val_loss=loss_at(model, 10_000 + step))
+            model.train()
+        if step == 150:
+            assert not hasattr(copy.deepcopy(optimizer), "_guard")
+            pickle.loads(pickle.dumps((optimizer, copy.deepcopy(model))))
+    return model, optimizer
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of steps; those about the model come when there is time for them."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        del line["time"]
+    return [line for line in lines if "step" in line]
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_cpp_and_python_do_the_same(
+    early: bool, max_norm: float | None, tmp_path: Path, in_python: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = _train(tmp_path / "python", early=early, max_norm=max_norm)
+    in_python.undo()
+    twin, other = _train(tmp_path / "cpp", early=early, max_norm=max_norm)
+    assert type(other.guard._hooks[0]._handles[0]) is type(optimizer.guard._hooks[0]._handles[0])
+    assert_identical(snapshot(model, optimizer), snapshot(twin, other))
+    expected, found = optimizer.guard, other.guard
+    assert found.last == expected.last or math.isnan(found.last.norm)
+    for guard in (expected, found):
+        guard.close()
+    for name in (
+        "step",
+        "grad_norm",
+        "loss",
+        "val_loss",
+        "learning_rate",
+        "num_clipped",
+        "num_nonfinite",
+        "num_skipped",
+    ):
+        assert repr(getattr(found.history, name)) == repr(getattr(expected.history, name))
+    lines = _lines(tmp_path / "cpp")
+    assert lines == _lines(tmp_path / "python") and [line["step"] for line in lines] == expected.history.step
+    assert len(found.history.step) >= NUM_STEPS - len(RAISING_STEPS)
+    assert found.history.num_skipped == expected.history.num_skipped == len(NAN_STEPS)
+
+
+def test_a_detached_guard_leaves_no_hook() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = fastguard.wrap(optimizer, model).guard
+    kinds = [type(hook) for hook in optimizer._optimizer_step_pre_hooks.values()]
+    assert kinds == [cpu.extension.StepPreHook] and type(model._forward_hooks) is not OrderedDict
+    guard.detach()
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert type(model._forward_hooks) is OrderedDict and not model._forward_hooks
+
+
+def test_an_error_within_a_step_is_raised_and_the_next_step_is_taken() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
+    run = optimizer.guard.run
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss_at(model, number).backward()
+        optimizer.step()
+
+    for number in range(100):
+        step(number)
+    limit = type(run.clip).limit
+    try:
+        type(run.clip).limit = property(_raise)
+        with pytest.raises(_StopError):
+            step(100)
+    finally:
+        type(run.clip).limit = limit
+    step(101)
+    assert run.step == 101 and optimizer.guard.last.step == 100
+
+
+def _hand_set(num_steps: int, optimizer: Any, loss: torch.Tensor) -> None:
+    for _ in range(num_steps):
+        optimizer.step()
+        optimizer.guard.observe(loss)
+
+
+def test_ten_thousand_steps_leak_nothing(tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(
+        torch.optim.SGD(model.parameters(), lr=1e-9), model, max_norm=1e9, sinks=[JsonlSink(tmp_path / "log")]
+    )
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    guard, loss = optimizer.guard, torch.tensor(0.5)
+    _hand_set(3000, optimizer, loss)
+    run = guard.run
+    held = [guard, run, run.ring, run.ring.headers, run.ring.found, run.clock, guard.ledger, run.clip, loss, optimizer]
+    held += [guard._hooks[0], *model.parameters(), *(p.grad for p in model.parameters())]
+
+    def counts() -> list[int]:
+        gc.collect()
+        return [sys.getrefcount(one) for one in held]
+
+    before, num_none, num_blocks = counts(), sys.getrefcount(None), sys.getallocatedblocks()
+    _hand_set(10_000, optimizer, loss)
+    assert counts() == before
+    assert abs(sys.getrefcount(None) - num_none) < 1000
+    assert sys.getallocatedblocks() - num_blocks < 5000
+
+
+def test_guard_model_and_optimizer_are_collected() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
+    for number in range(70):
+        optimizer.zero_grad()
+        loss = loss_at(model, number)
+        loss.backward()
+        optimizer.step()
+        optimizer.guard.observe(loss)
+    run = optimizer.guard.run
+    refs = [weakref.ref(one) for one in (model, optimizer, optimizer.guard, run, run.ring, optimizer.guard._hooks[0])]
+    del run, loss
+    optimizer.zero_grad()
+    del optimizer
+    gc.collect()
+    assert [ref() is None for ref in refs] == [False, True, True, True, True, True]
+    model(torch.ones(2, 6))  # without the hook
+    del model
+    gc.collect()
+    assert refs[0]() is None
+
+
+class TestObserve:
+    def test_it_is_a_method_like_any_other(self) -> None:
+        assert list(inspect.signature(Guard.observe).parameters) == ["self", "loss", "val_loss", "metrics"]
+        assert Guard.observe.__name__ == "observe" and "Adds a loss" in inspect.getdoc(Guard.observe)
+        model = make_model()
+        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        loss_at(model, 0).backward()
+        optimizer.step()
+        observe = optimizer.guard.observe  # bound
+        observe(1.0)
+        assert optimizer.guard.last.loss == 1.0
+        Guard.observe(optimizer.guard, val_loss=2.0)
+        assert optimizer.guard.last.val_loss == 2.0
+        with pytest.raises(TypeError):
+            Guard.observe()
+        with pytest.raises(TypeError):
+            optimizer.guard.observe(1.0, los=2.0)
+        with pytest.raises(ValueError, match="loss"):
+            optimizer.guard.observe("much")
+
+    def test_a_second_loss_of_a_step_is_averaged(self) -> None:
+        model = make_model()
+        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        for number in range(100):
+            optimizer.zero_grad()
+            loss_at(model, number).backward()
+            optimizer.step()
+            optimizer.guard.observe(1.0)
+            if number == 99:
+                optimizer.guard.observe(2.0)
+        assert optimizer.guard.last.loss == 1.5
+
+
+def test_an_optimizer_without_a_guard_says_how_to_get_one() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert optimizer.guard is Guard.of(optimizer)
+    with pytest.raises(fastguard.NotGuardedError, match="not guarded"):
+        other.guard  # noqa: B018
+    assert not hasattr(other, "guard") or isinstance(vars(torch.optim.Optimizer)["guard"], property)
+
+
+def test_hooks_refuse_what_is_not_theirs() -> None:
+    extension = cpu.extension
+    for make in (extension.StepPreHook, extension.StepPostHook):
+        with pytest.raises(TypeError):
+            make(object(), print)
+    with pytest.raises(TypeError):
+        extension.ScheduleState(1, make_model())
+    plain = extension.HooksState()
+    calls: list[Any] = []
+    hook = extension.StepPreHook(plain, lambda *given: calls.append(given))
+    hook(1, (2,), {})  # no state that it knows: Python takes it
+    hook(1)
+    assert calls == [(1, (2,), {}), (1,)]
+
+
+class TestQuietHooks:
+    def _quiet(self) -> tuple[nn.Module, Any, list[int]]:
+        model, asked = make_model(), []
+        hooks = cpu.extension.QuietHooks()
+        hooks[0] = print
+        hooks.schedule = cpu.extension.ScheduleState(cpu.extension.Clock(), model)
+        hooks.is_awaited = lambda: bool(asked.append(1)) or True
+        return model, hooks, asked
+
+    def test_they_are_false_while_nothing_is_due(self) -> None:
+        model, hooks, asked = self._quiet()
+        assert not hooks and len(hooks) == 1  # of a clock that says that nothing may be read
+
+        model, hooks, asked = self._quiet()
+        clock = cpu.extension.Clock()
+        clock.may_wait, clock.step = True, 7
+        hooks.schedule = schedule = cpu.extension.ScheduleState(clock, model)
+        schedule.training_from = schedule.evaluation_from = 8
+        assert not hooks and schedule.is_evaluation_due  # a pass in train mode
+        clock.step = 8
+        assert hooks and asked == [1]
+        schedule.training_from = 9
+        assert not hooks
+        model.eval()
+        assert hooks
+        model.train()
+        with torch.no_grad():
+            assert hooks
+        schedule.is_evaluation_due = False
+        model.eval()
+        assert not hooks and not schedule.is_evaluation_due
+
+    def test_with_others_and_without_a_schedule_they_are_plain(self) -> None:
+        _, hooks, asked = self._quiet()
+        hooks[1] = print
+        assert hooks
+        del hooks[1]
+        assert not hooks
+        hooks.is_awaited = None
+        assert hooks
+        hooks.clear()
+        assert not hooks and not asked
+
+    def test_an_error_passes_through(self) -> None:
+        model, hooks, _ = self._quiet()
+        clock = cpu.extension.Clock()
+        clock.may_wait = True
+        hooks.schedule = cpu.extension.ScheduleState(clock, model)
+        hooks.is_awaited = _raise
+        with pytest.raises(_StopError):
+            bool(hooks)
+        del model.training
+        with pytest.raises(AttributeError):
+            bool(hooks)
+
+    def test_a_copy_is_plain_and_the_cycle_is_collected(self) -> None:
+        _, hooks, _ = self._quiet()
+        twin = copy.deepcopy(hooks)
+        assert type(twin) is OrderedDict and twin == OrderedDict(hooks)
+        hooks["self"] = hooks.is_awaited = hooks
+        ref = weakref.ref(hooks)
+        del hooks
+        gc.collect()
+        assert ref() is None

@@ -1,0 +1,38 @@
+"""Runs a script as several processes: `SCRIPT RANK WORLD FOLDER`. The last line that each prints is JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+HAS_GLOO = dist.is_available() and dist.is_gloo_available()
+slow = [pytest.mark.slow, pytest.mark.skipif(not HAS_GLOO, reason="this torch has no gloo")]
+
+
+def start(script: Path, world: int, folder: Path) -> list[subprocess.Popen[str]]:
+    """The script as `world` processes."""
+    folders = [str(Path(__file__).parents[1]), str(script.parent)]
+    code = f"import sys, runpy; sys.path[:0] = {folders!r}; sys.argv[0] = {str(script)!r}; "
+    code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    commands = [[sys.executable, "-c", code, str(rank), str(world), str(folder)] for rank in range(world)]
+    return [subprocess.Popen(command, **pipes) for command in commands]
+
+
+def run(script: Path, world: int, folder: Path, timeout: float = 300) -> list[dict[str, Any]]:
+    """What each of `world` processes printed last."""
+    started = start(script, world, folder)
+    try:
+        said = [process.communicate(timeout=timeout) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in started] == [0] * world, said
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
