@@ -85,7 +85,7 @@ clean: ## remove what the targets above have made
 # .venv/demo.stamp has what the demo and its page need, .venv/dev.stamp everything. The install is editable, so a change
 # in fastguard/ counts at once; a change in csrc/ builds the extension again.
 .venv/demo.stamp: $(SOURCES) | .venv/bin/python
-	$(PIP) install --quiet -c constraints.txt -e '.[demo,report]'
+	$(PIP) install --quiet -c constraints.txt -e '.[report]'
 	@touch $@
 
 .venv/dev.stamp: $(SOURCES) | .venv/bin/python

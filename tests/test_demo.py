@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import os
-import subprocess
 import sys
 import webbrowser
 
@@ -15,10 +14,9 @@ import torch
 
 import fastguard
 from fastguard.commands import cli
-from fastguard.commands.demo import page, training
+from fastguard.commands.demo import run, training
 from fastguard.commands.demo.model import CharTransformer
 from fastguard.commands.demo.plan import Pace
-from fastguard.commands.demo.progress import Progress
 from fastguard.commands.demo.text import Corpus
 from fastguard.sinks import read_jsonl
 
@@ -92,17 +90,17 @@ class TestPage:
     def test_is_written_over_and_named(self, log, opened):
         path = log.with_name("run.html")
         path.write_text("old")
-        assert page.told(log, path, opens=False) == f"the page of it, to be opened in a browser: {path}"
+        assert run.page_line(log, path, opens=False) == f"the page of it, to be opened in a browser: {path}"
         assert "after 30 steps" in path.read_text() and opened == []
 
     def test_is_opened(self, log, opened, monkeypatch):
         path = log.with_name("run.html")
-        assert page.told(log, path, opens=True).endswith(f"browser: {path}") and opened == [path.as_uri()]
+        assert run.page_line(log, path, opens=True).endswith(f"browser: {path}") and opened == [path.as_uri()]
         monkeypatch.setattr(webbrowser, "open", lambda address: False)
-        assert page.told(log, path, opens=True) == f"the page of it, which no browser here would open: {path}"
+        assert run.page_line(log, path, opens=True) == f"the page of it, which no browser here would open: {path}"
 
     def test_that_cannot_be_written(self, log):
-        told = page.told(log, log / "run.html", opens=False)
+        told = run.page_line(log, log / "run.html", opens=False)
         assert told.startswith(f"fastguard report {log} makes a page of it; here it could not be written: ")
 
     @pytest.mark.slow
@@ -133,27 +131,6 @@ def test_the_demo_fails_when_the_poisoned_step_is_not_skipped(tiny, tmp_path, ca
     text = capsys.readouterr().out
     assert "NOT AS IT SHOULD BE: skipped False" in text
     assert f"THE DEMO FAILED at step {STEPS // 2}" in text
-
-
-@pytest.mark.slow
-def test_the_whole_command(tmp_path):
-    arguments = ["demo", "--quick", "--steps", "20", "--minutes", "0.02"]
-    done = subprocess.run(
-        [sys.executable, "-m", "fastguard", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([_where(), *sys.path])},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "fastguard demo: loading torch ...\n"
-    assert "step   19 of 20: loss" in done.stdout
-    assert len(read_jsonl(tmp_path / "runs" / "demo" / "run.jsonl")) == 20
-
-
-def _where() -> str:
-    """The folder that holds the package under test, for a process that is started elsewhere."""
-    return os.path.dirname(next(iter(fastguard.__path__)))
 
 
 def test_what_cannot_be_had_is_one_line(tmp_path, capsys, monkeypatch):
@@ -233,5 +210,5 @@ def test_the_learning_rate_warms_up_and_comes_down():
 
 
 def test_a_line_tells_loss_norm_and_clip_rate(capsys):
-    Progress().update(2, 1.5, 0.5, 0.25, 3)
+    training.Progress().update(2, 1.5, 0.5, 0.25, 3)
     assert capsys.readouterr().out == "step    2 of 3: loss 1.500, grad norm 0.500, clipped 25%\n"

@@ -47,7 +47,7 @@ MAY_IMPORT = {
 }
 # GradientStats.from_gradients computes, so it needs a kernel behind it; a report can be saved as a page. These imports
 # are made when they are called.
-ALLOWED = {("fastguard.records.table", "fastguard.kernels"), ("fastguard.report.showing", "fastguard.page.build")}
+ALLOWED = {("fastguard.records.table", "fastguard.kernels"), ("fastguard.report.report", "fastguard.page.build")}
 DOOR = "__init__"  # may import from everywhere
 WITHOUT_TORCH = {
     *VOCABULARY,

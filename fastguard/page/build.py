@@ -16,8 +16,8 @@ from typing import Any
 from .._text import listed, number, shown
 from ..records.log import LogReader
 from ..report import Report, build_report
-from ..report.report import number_rows
-from ..report.showing import steps_of
+from ..report.report import steps_of
+from ..report.tables import number_rows
 from ..visualization.curves import Curve
 from ..visualization.runs import DrawnRun, runs_of
 from ..visualization.static import svg

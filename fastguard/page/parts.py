@@ -10,7 +10,7 @@ from typing import Any
 from .._text import NAME_WIDTH, duration, listed, number, shown
 from ..diagnosis import RULES, Finding, Rule
 from ..report import Report
-from ..report.showing import steps_of
+from ..report.report import steps_of
 from ..visualization.curves import worst
 from ..visualization.ribbon import STATES
 from ..visualization.runs import DrawnRun

@@ -1,12 +1,12 @@
-"""The report's tables: activations by module, and updates by parameter."""
+"""The report's numbers, and its tables: activations by module, and updates by parameter."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .._text import in_columns, shown
+from .._text import count, duration, in_columns, number, shown
 from ..records import TrainingHistory
 
 MAX_ROWS = 12
@@ -26,6 +26,106 @@ _OF_WEIGHTS: _Columns = (
 )  # fmt: skip
 
 Row = dict[str, Any]
+
+
+def numbers_of(history: TrainingHistory) -> dict[str, float]:
+    """Counts, rates and quantiles of a run; what is not known has no key."""
+    numbers: dict[str, float] = {
+        "num_steps": history.num_steps,
+        "num_skipped": history.num_skipped,
+        "skip_rate": history.skip_rate,
+        "longest_skip_run": history.longest_skip_run,
+        "num_clipped": history.num_clipped,
+        "num_clean": history.num_clean,
+        "clip_rate": history.clip_rate,
+        "num_nonfinite": history.num_nonfinite,
+    }
+    if history.model.clip_policy and history.num_skipped_by_policy:
+        numbers["num_skipped_by_policy"] = history.num_skipped_by_policy
+    if history.model.num_left_out:
+        numbers["num_left_out"] = history.model.num_left_out
+    if history.model.num_ranks is not None:
+        numbers["num_ranks"] = history.model.num_ranks
+        numbers["num_bad_ranks"] = len(history.model.bad_ranks)
+    if history.model.num_restarts is not None:
+        numbers["num_restarts"] = history.model.num_restarts
+    if history.model.noise_scale is not None:
+        numbers["noise_scale"] = history.model.noise_scale
+    if history.recent:
+        numbers["first_step_in_window"] = history.recent[0].step
+        numbers["last_step"] = history.recent[-1].step
+        numbers["norm_last"] = history.recent[-1].norm
+    if history.clean:
+        numbers["num_in_window"] = len(history.clean)
+        q05, q50, q95 = history.norm_quantiles((0.05, 0.5, 0.95))
+        numbers.update(norm_q05=q05, norm_median=q50, norm_q95=q95, norm_max=history.norm_max)
+    for name, values in (("loss", history.loss), ("val_loss", history.val_loss), ("lr", history.learning_rate)):
+        if values:
+            numbers[f"{name}_last"] = values[-1]
+    if history.losses.count:
+        numbers["loss_min"] = history.losses.min
+    if history.num_timed:
+        numbers["overhead_mean_us"] = 1e6 * history.overhead_total_s / history.num_timed
+        median = history.overhead_quantiles((0.5,))[0]
+        if math.isfinite(median):
+            numbers["overhead_median_us"] = 1e6 * median
+        numbers["overhead_total_s"] = history.overhead_total_s
+    return numbers
+
+
+def number_rows(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """A report's numbers in words, each with its name; none where no step was taken."""
+    if not numbers["num_steps"] or "skip_rate" not in numbers:
+        return []
+    n = {key: number(value) for key, value in numbers.items()}
+    rows = [("steps", f"{n['num_steps']}, the last is step {n['last_step']}")]
+    norm = f"last {n['norm_last']}"
+    if "norm_median" in n:
+        norm += f", largest {n['norm_max']}; over the last {n['num_in_window']} good steps "
+        norm += f"{n['norm_q05']} (5 %), {n['norm_median']} (median), {n['norm_q95']} (95 %)"
+    rows.append(("gradient norm", norm))
+    if numbers["num_clean"]:
+        clipped = f"{100 * numbers['clip_rate']:.3g} % ({n['num_clipped']} of {n['num_clean']} good steps)"
+        rows.append(("clipped", clipped))
+    skipped = f"{100 * numbers['skip_rate']:.3g} % ({n['num_skipped']} of {n['num_steps']} steps)"
+    if numbers["longest_skip_run"] > 1:
+        skipped += f", at most {n['longest_skip_run']} in a row"
+    if "num_skipped_by_policy" in n:
+        skipped += f"; {n['num_skipped_by_policy']} by the clip policy"
+    if "num_left_out" in n:
+        skipped += f"; {n['num_left_out']} left out by recovery"
+    rows.append(("skipped", skipped))
+    nonfinite = f"in {count(numbers['num_nonfinite'], 'step')}" if numbers["num_nonfinite"] else "never"
+    rows.append(("NaN or Inf", nonfinite))
+    if "loss_last" in n:
+        rows.append(("loss", f"last {n['loss_last']}" + (f", lowest {n['loss_min']}" if "loss_min" in n else "")))
+    elif "loss_min" not in n:
+        rows.append(("loss", "none was observed: rules on it had nothing to read"))
+    if "val_loss_last" in n:
+        rows.append(("validation loss", f"last {n['val_loss_last']}"))
+    if "lr_last" in n:
+        rows.append(("learning rate", f"last {n['lr_last']}"))
+    if "overhead_mean_us" in n:
+        median = f"median {duration(1e-6 * numbers['overhead_median_us'])}, " if "overhead_median_us" in n else ""
+        mean = duration(1e-6 * numbers["overhead_mean_us"])
+        rows.append(("cost of guarding", f"{median}mean {mean} a step; {n['overhead_total_s']} s in all"))
+    if "num_ranks" in n:
+        bad = f"; {n['num_bad_ranks']} held NaN or Inf" if numbers["num_bad_ranks"] else ""
+        rows.append(("ranks", f"{n['num_ranks']}{bad}"))
+    if "num_restarts" in n:
+        rows.append(("restarts", f"{n['num_restarts']} by torchrun"))
+    if "noise_scale" in n:
+        rows.append(("noise scale", f"{n['noise_scale']} batches of one rank, of {n.get('num_ranks', 1)} a step"))
+    if "num_collectives_per_step" in n:
+        sent = f"{numbers['collective_bytes_per_step']:.0f} bytes from each rank"
+        rows.append(("cost of ranks", f"{n['num_collectives_per_step']} collectives a step, {sent}"))
+    for place, sink in enumerate(sinks):
+        cost = f"mean {duration(1e-6 * sink['mean_us'])} a step, {number(sink['total_s'])} s in all"
+        lost = f", {sink['num_lost']} of {count(sink['num_steps'], 'step')} lost" if sink["num_lost"] else ""
+        rows.append(("" if place else "cost of sinks", f"{cost}{lost}: {sink['name']}"))
+    if numbers["num_records_lost"]:
+        rows.append(("records lost", f"{n['num_records_lost']} by the sinks"))
+    return rows
 
 
 def module_rows(history: TrainingHistory) -> tuple[Row, ...]:

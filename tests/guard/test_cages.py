@@ -135,7 +135,7 @@ def test_evidence_of_any_kind_becomes_plain(odd_rule: Any) -> None:
 
 def test_the_report_shows_what_could_not_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastguard.report.report.module_rows", lambda history: 1 / 0)
-    monkeypatch.setattr("fastguard.report.report._numbers", lambda history: [][1])
+    monkeypatch.setattr("fastguard.report.report.numbers_of", lambda history: [][1])
     model = make_model()
     optimizer = _sgd(model)
     train(model, optimizer, range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +12,12 @@ import torch
 import fastguard
 
 from ... import kernels
-from ..._text import shown
+from ..._text import prose, shown
 from ..cli import EXIT_FAILED, CommandError
-from . import page
 from .model import write
 from .plan import Pace
-from .progress import WIDTH, Progress, warnings_printed
 from .text import Corpus, library_text
-from .training import train
+from .training import Progress, train, warnings_printed
 
 BATCH_SIZE = 16
 _TRAINING = 0.85  # of the time: what is left is for loading torch and for the sample
@@ -79,9 +78,31 @@ def run(settings: DemoSettings) -> int:
     print("\na sample of what the model writes\n")
     generator = torch.Generator().manual_seed(settings.seed)
     sample = write(trained.model, "def ", 120 if settings.quick else 320, generator)
-    print("\n".join(f"    {line[: WIDTH - 4]}".rstrip() for line in sample.splitlines()))
+    print("\n".join(f"    {line[:96]}".rstrip() for line in sample.splitlines()))
 
     print("\nwhat guarding costs: `fastguard bench --quick` measures it beside clip_grad_norm_", flush=True)
-    its_page = page.told(log, settings.folder / "run.html", opens=settings.opens)
+    its_page = page_line(log, settings.folder / "run.html", opens=settings.opens)
     print(f"\ndone in {time.perf_counter() - started:.0f} s; the log is {shown(log)}\n{its_page}")
     return 0
+
+
+def page_line(log: Path, page: Path, *, opens: bool) -> str:
+    """Writes the page of `log` to `page`; returns a line that names it, or says how to get it.
+
+    Args:
+        log: what the demo's guard wrote.
+        page: where it goes; what is there is written over.
+        opens: show it in a browser.
+    """
+    by_hand = f"fastguard report {shown(log)} makes a page of it"
+    try:
+        from ...page import build_page, save_page
+
+        save_page(build_page(log, title="fastguard demo", command="fastguard demo"), page, force=True)
+    except ImportError:
+        return f"{by_hand}; it needs: pip install 'fastguard[report]'"
+    except OSError as error:  # a full disk, a page that may not be written over
+        return f"{by_hand}; here it could not be written: {prose(error)}"
+    if opens and not webbrowser.open(page.resolve().as_uri()):
+        return f"the page of it, which no browser here would open: {shown(page)}"
+    return f"the page of it, to be opened in a browser: {shown(page)}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +16,41 @@ import fastguard
 
 from .model import CharTransformer, loss_of
 from .plan import Pace
-from .progress import Progress
 from .text import Corpus
 
 LEARNING_RATE = 2e-3
 MAX_NORM = 1.0
 POISONED_BLOCK = 1
 _NUM_VALIDATIONS = 5
+_NUM_LINES = 10
+
+
+class Progress:
+    """Prints loss, gradient norm and clip rate."""
+
+    _num_told = 0
+
+    def update(self, step: int, loss: float, norm: float, clip_rate: float, num_steps: int) -> None:
+        """Shows how step number `step` went."""
+        if step >= self._num_told * num_steps / _NUM_LINES or step == num_steps - 1:
+            self._num_told += 1
+            told = f"loss {loss:.3f}, grad norm {norm:.3f}, clipped {clip_rate:.0%}"
+            print(f"step {step:>4} of {num_steps}: {told}", flush=True)
+
+
+@contextlib.contextmanager
+def warnings_printed() -> Iterator[None]:
+    """Prints the warnings that fastguard logs meanwhile to stdout, and nowhere else."""
+    logger, handler = logging.getLogger("fastguard"), logging.StreamHandler(sys.stdout)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("fastguard: %(message)s"))
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +153,7 @@ def _validation_loss(model: torch.nn.Module, corpus: Corpus, step: int, num_step
     return float(loss_of(model, *corpus.held_out()))
 
 
-@contextmanager
+@contextlib.contextmanager
 def poisoned(module: torch.nn.Module) -> Iterator[None]:
     """Makes one element of the gradient at `module`'s output Inf, as an overflow in float16 would.
 
