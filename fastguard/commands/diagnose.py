@@ -71,7 +71,7 @@ def diagnose(argv: list[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     try:
-        report = _report(log_at(Path(arguments.log)), arguments.window, thresholds)
+        report = _report(log_at(Path(arguments.log), "diagnose"), arguments.window, thresholds)
         text = as_json(report.to_dict()) if arguments.json else str(report)
     except (OSError, ValueError) as error:
         return fail("diagnose", error)

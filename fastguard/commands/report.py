@@ -29,12 +29,8 @@ def main(argv: list[str]) -> int:
         "exit codes: 0 the page is written, 1 it is, and a run is as bad as --fail-on says or worse, 3 it is not (a "
         "log cannot be read, the page cannot be written), 64 an argument is wrong",
     )
-    parser.add_argument(
-        "logs",
-        nargs="+",
-        metavar="RUN.jsonl",
-        help="a log, a folder with logs, or NAME=PATH; the first is compared with",
-    )
+    what = "a log, a folder with logs, or NAME=PATH; the first is compared with"
+    parser.add_argument("logs", nargs="+", metavar="RUN.jsonl", help=what)
     parser.add_argument("-o", "--output", help="the page; - for stdout (default: beside the first log, as .html)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing page")
     parser.add_argument("--title", default="", help="of the page")
@@ -45,7 +41,8 @@ def main(argv: list[str]) -> int:
     if len(arguments.logs) > 8:
         parser.error(f"`RUN.jsonl` must be 1 to 8 logs, got {len(arguments.logs)}")
     try:
-        logs = [_named(given) for given in arguments.logs]
+        command = "report" if len(arguments.logs) == 1 else ""
+        logs = [_named(given, command) for given in arguments.logs]
         path = Path(arguments.output or logs[0][1].with_suffix(".html"))
         is_page = not arguments.json and arguments.output != "-"
         if is_page and any(path.resolve() == log.resolve() for _, log in logs):
@@ -59,8 +56,8 @@ def main(argv: list[str]) -> int:
         else:
             from ..page.build import render, save_page
 
-            command = shlex.join(["fastguard", "report", *argv])
-            page = render(runs, reports, arguments.title or ", ".join(run.name for run in runs), shown(command, 300))
+            written = shlex.join(["fastguard", "report", *argv])
+            page = render(runs, reports, arguments.title or ", ".join(run.name for run in runs), shown(written, 300))
             if arguments.output == "-":
                 print(page)
             else:
@@ -76,12 +73,12 @@ def main(argv: list[str]) -> int:
     return EXIT_FAILED if any(report.status in bad for report in reports) else 0
 
 
-def _named(given: str) -> tuple[str, Path]:
+def _named(given: str, command: str) -> tuple[str, Path]:
     """Of `NAME=PATH` both, unless there is a file of that whole name; else no name."""
     name, _, path = given.partition("=")
     if name and path and not Path(given).exists():
-        return name, log_at(Path(path))
-    return "", log_at(Path(given))
+        return name, log_at(Path(path), command)
+    return "", log_at(Path(given), command)
 
 
 def _run_of(name: str, path: Path) -> DrawnRun:

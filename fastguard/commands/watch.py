@@ -83,7 +83,7 @@ def _log_at(given: Path, interval: float, *, waits: bool) -> Path:
     is_told = False
     while True:
         try:
-            return log_at(given)
+            return log_at(given, "watch")
         except FileNotFoundError as error:
             if not waits:
                 raise

@@ -121,6 +121,15 @@ class Watch:
         self._left = max(1, min(left, self.check_every))
 
 
+def log_news(history: TrainingHistory, finding: Finding) -> None:
+    """Logs a finding, unless it only repeats what a guard logs at each step whose gradients are not finite."""
+    is_repeated = finding.rule == "non-finite-gradients" or (
+        finding.rule == "non-finite-loss" and history.num_bad_losses <= history.num_nonfinite
+    )
+    if not is_repeated or finding.severity != "warning" or history.num_scaled:
+        _to_log(finding)
+
+
 def _to_log(finding: Finding) -> None:
     step = "" if finding.last_step is None else f" (step {finding.last_step})"
     _log.log(_LEVELS[finding.severity], "%s%s: %s %s", finding.rule, step, finding.summary, finding.recommendation)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..step import Guard
-from .common import figures, replace_method
+from .common import end, figures, replace_method
 
 _log = logging.getLogger("fastguard")
 
@@ -18,8 +18,9 @@ def attach(accelerator: Any, *optimizers: Any) -> None:
     """Brings guarded optimizers and an `accelerate.Accelerator` together.
 
     `save_state` and `load_state` then include the guard; `accelerator.log(values, step)` hands on the guard's figures
-    beside `values`, as `fastguard/grad/norm` and the like, with several optimizers `fastguard/0/grad/norm`; and a call
-    of `clip_grad_norm_` or `clip_grad_value_`, after which the guard would see what that leaves, is warned of once.
+    beside `values`, as `fastguard/grad/norm` and the like, with several optimizers `fastguard/0/grad/norm`; a call of
+    `clip_grad_norm_` or `clip_grad_value_`, after which the guard would see what that leaves, is warned of once; and
+    `end_training` notes the end of the run in the guard's log.
 
     Args:
         accelerator: whose `prepare` the optimizers went through.
@@ -64,6 +65,16 @@ def attach(accelerator: Any, *optimizers: Any) -> None:
 
         return noticed
 
+    def ending(end_training: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(end_training)
+        def ended() -> None:
+            for guard in guards:
+                end(guard)
+            end_training()
+
+        return ended
+
+    replace_method(accelerator, "end_training", ending)
     replace_method(accelerator, "log", logging_too)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         replace_method(accelerator, name, functools.partial(noticing, name))

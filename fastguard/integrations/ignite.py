@@ -15,7 +15,7 @@ except ImportError as error:
     raise missing_package("fastguard.integrations.ignite", "ignite", error) from error
 
 from ..step import Guard
-from .common import StepLoss, figures, guard_of
+from .common import StepLoss, begin, end, figures, guard_of
 
 
 class FastguardHandler:
@@ -52,8 +52,9 @@ class FastguardHandler:
 
     def attach(self, engine: Engine) -> None:
         """Follows the iterations of `engine`."""
+        engine.add_event_handler(Events.STARTED, lambda engine: begin(self.guard, None, None))
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._follow)
-        engine.add_event_handler(Events.COMPLETED, lambda engine: self.guard.flush())
+        engine.add_event_handler(Events.COMPLETED, lambda engine: end(self.guard))
 
     def _follow(self, engine: Engine) -> None:
         self._loss.add(self._output_transform(engine.state.output))

@@ -189,7 +189,7 @@ class FastguardCallback(Callback):
             if guard.clip is None:
                 guard.clip = policy(limit)
         if trainer.is_global_zero:
-            _log.warning("gradient_clip_val=%g is taken over: the guard clips, and Lightning does not", limit)
+            _log.info("gradient_clip_val=%g is taken over: the guard clips, and Lightning does not", limit)
         trainer.gradient_clip_val = None
 
         def give_back() -> None:

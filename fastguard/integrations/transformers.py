@@ -106,7 +106,7 @@ class FastguardCallback(TrainerCallback):
             guard.clip = GlobalNorm(limit)
         if not self._has_told and state.is_world_process_zero:
             self._has_told = True
-            _log.warning("max_grad_norm=%g is taken over: the guard clips, by %r, not the Trainer", limit, guard.clip)
+            _log.info("max_grad_norm=%g is taken over: the guard clips, by %r, not the Trainer", limit, guard.clip)
         args.max_grad_norm = 0.0
         self._changes.callback(setattr, args, "max_grad_norm", limit)
 

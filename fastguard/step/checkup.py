@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..diagnosis import RULES, Finding, Watch, diagnose
+from ..diagnosis.watch import log_news
 from ..kernels.cpu import extension
 from ..records import TrainingHistory
 from ..records.failures import Failures
@@ -21,10 +23,7 @@ _FIRST_CLIPPER = 31  # the first step after which it is asked whether something 
 # Shares of the time that checks may take, where no interval was asked for: of a run that goes on as it did, and of one
 # that does not; and seconds that the first checks may take on top.
 BUDGET, BUDGET_OF_CHANGE, HEAD_START = 0.0025, 0.01, 0.005
-AHEAD, GLANCE_EVERY = (
-    ("divergence-ahead",),
-    16,
-)  # rules that are to speak early, and how many steps apart
+AHEAD, GLANCE_EVERY = ("divergence-ahead",), 16  # rules that are to speak early, and how many steps apart
 AT_FIRST, FIRST_GLANCE = ("no-gradient", "unseen-updates"), 10  # and those that are so once, after the first steps
 _NEVER = 1 << 62
 _CALM = 1.05  # times the best loss; below it "divergence-ahead" finds nothing
@@ -57,7 +56,7 @@ class Checkup:
         *,
         is_quiet: bool = False,
     ) -> None:
-        tell = (lambda finding: None) if is_quiet else None
+        tell = (lambda finding: None) if is_quiet else functools.partial(log_news, history)
         self._watch = Watch(history, check_every or CHECK_EVERY, tell=tell, failures=failures)
         self._failures = failures
         self._prepare = weakref.WeakMethod(prepare)

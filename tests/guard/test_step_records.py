@@ -389,6 +389,20 @@ def test_the_report_counts_the_step_just_taken() -> None:
     assert sink.losses[-1] == 1.0
 
 
+def test_a_bad_batch_is_one_message(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model)
+    for step in range(160):
+        take_step(model, optimizer, step, bad=math.nan if step == 100 else None)
+        optimizer.guard.observe(loss=math.nan if step == 100 else math.exp(-step / 100))
+    assert {finding.rule for finding in optimizer.guard.report().findings} >= {
+        "non-finite-gradients",
+        "non-finite-loss",
+    }
+    (message,) = (record.getMessage() for record in caplog.records if record.levelname != "INFO")
+    assert message.startswith("step 100: gradients are not finite")
+
+
 @pytest.mark.long_interpreted
 def test_trap_2_10_another_clipper_that_ran_first_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     model = make_model()

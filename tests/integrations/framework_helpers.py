@@ -18,6 +18,15 @@ def norm64(parameters: Iterable[torch.Tensor]) -> float:
     return math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
 
 
+def batches(num: int, bad: int = -1) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and targets, the same each time; one batch may hold a NaN."""
+    torch.manual_seed(1)
+    made = [(torch.randn(4, 6), torch.randn(4, 1)) for _ in range(num)]
+    if bad >= 0:
+        made[bad][0][0, 0] = math.nan
+    return made
+
+
 class Witness:
     """Looks at an optimizer's gradients and parameters right before and after each step, ahead of any guard."""
 

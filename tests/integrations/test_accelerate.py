@@ -14,7 +14,7 @@ from torch import nn
 
 import fastguard
 
-from framework_helpers import Witness, assert_norms, assert_same_parameters, gist
+from framework_helpers import Witness, assert_norms, assert_same_parameters, batches, gist
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 from accelerate.tracking import GeneralTracker, on_main_process  # noqa: E402
@@ -49,14 +49,6 @@ def _fresh() -> Iterator[None]:
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     yield
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def batches(num: int, bad: int = -1) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    torch.manual_seed(1)
-    made = [(torch.randn(4, 6), torch.randn(4, 1)) for _ in range(num)]
-    if bad >= 0:
-        made[bad][0][0, 0] = math.nan
-    return made
 
 
 class Run:
@@ -95,7 +87,8 @@ class Run:
 def test_figures_reach_the_trackers_and_it_clips_once(precision):
     run = Run(accumulation=2, precision=precision, max_norm=0.1)
     run.train(batches(8))
-    run.optimizer.guard.flush()
+    run.accelerator.end_training()
+    assert run.optimizer.guard.history.has_ended
     assert_norms(run.sink, run.witness.norms)
     assert [row["fastguard/grad/norm"] for row in run.tracker.rows] == [record.norm for record in run.sink.records]
     assert [row["fastguard/num_clipped"] for row in run.tracker.rows] == [1, 2, 3, 4]

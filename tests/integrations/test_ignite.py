@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,13 @@ from torch import nn
 
 import fastguard
 
-from framework_helpers import Witness, assert_norms, assert_same_parameters, gist
+from framework_helpers import Witness, assert_norms, assert_same_parameters, batches, gist
 
 ignite = pytest.importorskip("ignite", reason="pytorch-ignite is not installed")
 from ignite.engine import Engine, Events, create_supervised_trainer  # noqa: E402
 from ignite.handlers import Checkpoint, DiskSaver  # noqa: E402
 
 pytestmark = pytest.mark.slow
-
-
-def batches(num: int, bad: int = -1) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    torch.manual_seed(1)
-    made = [(torch.randn(4, 6), torch.randn(4, 1)) for _ in range(num)]
-    if bad >= 0:
-        made[bad][0][0, 0] = math.nan
-    return made
 
 
 class Run:
@@ -62,6 +53,11 @@ def test_losses_norms_and_metrics():
     assert [record.loss for record in run.sink.records] == pytest.approx(losses, rel=1e-6)
     assert [row["fastguard/grad/norm"] for row in run.seen] == [record.norm for record in run.sink.records]
     assert run.seen[-1]["fastguard/num_clipped"] == 3
+    guard, ends = run.handler.guard, []
+    assert guard.history.has_ended
+    run.trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda engine: ends.append(guard.history.has_ended))
+    run.trainer.run(batches(3), max_epochs=2)
+    assert ends == [False] and guard.history.has_ended
 
 
 def test_a_bad_batch_is_skipped():

@@ -15,6 +15,7 @@ import fastguard
 import fastguard.report
 from fastguard.commands import cli
 from fastguard.commands.watching.run import FollowedRun
+from fastguard.commands.watching.screen import lines_of
 from fastguard.integrations.common import begin, end
 from fastguard.records import TrainingHistory
 from fastguard.records.log import LogReader
@@ -151,6 +152,19 @@ class TestOneRunPerLog:
         assert [sink.path.name for sink in sinks] == ["run.jsonl", "run-2.jsonl", "run-3.jsonl"]
         assert all(steps_in(sink.path) == list(range(30)) for sink in sinks)
         assert len({read_jsonl(sink.path).run_id for sink in sinks}) == 3
+
+    @pytest.mark.parametrize("command", ["diagnose", "report --json", "watch --once"])
+    def test_commands_name_a_newer_run(self, path, command, capsys):
+        for second in range(3):
+            sink = fastguard.JsonlSink(path)
+            train(start(sink), 3).close()
+            os.utime(sink.path, (second, second))
+        for log, newest in ((path, "run-3.jsonl"), (path.with_name("run-2.jsonl"), "run-3.jsonl"), (sink.path, "")):
+            cli.main([*command.split(), str(log)])
+            remark = f"{log} holds an older run: the newest is in {newest}\n"
+            assert (remark in capsys.readouterr().err) == bool(newest)
+        view = lines_of(FollowedRun(path), now=0.0, width=80)
+        assert any("the newest is in run-3.jsonl" in text for line in view for text, _ in line)
 
     def test_a_resumed_run_goes_on_in_its_own_file(self, path):
         """Whichever that is: `load_state_dict` comes after the sink was opened, and may come after steps."""

@@ -43,10 +43,10 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 50_949,
-    "core": 17_179,
-    "files": 322,
-    "tests": 52_652,
+    "package": 50_946,
+    "core": 17_178,
+    "files": 319,
+    "tests": 52_651,
     "benchmarks": 40_499,
     "README": 249,
 }

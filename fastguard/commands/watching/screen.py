@@ -10,6 +10,7 @@ from ..._text import prose, shown
 from ...records.overview import Bucket
 from .run import FollowedRun
 from .spark import ASCII, BLOCKS, sparkline
+from .tail import newer_run
 
 _STYLES = {
     "no-evidence": "bold",
@@ -110,6 +111,8 @@ def _notes(run: FollowedRun) -> list[Line]:
     notes = []
     if run.tail.problem:
         notes.append(f"the log {shown(run.tail.problem)}")
+    if newer := newer_run(run.tail.path):
+        notes.append(newer)
     if run.tail.is_behind:
         notes.append(f"reading the log: {run.tail.offset / max(1, run.tail.size):.0%}")
     if run.log.num_runs > 1:

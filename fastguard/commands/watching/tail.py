@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
+import re
 import stat
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from ..._text import shown
 from ...records.log import MAX_LINE_BYTES
+from ..cli import say
 
 CHUNK_BYTES = 1 << 20
 _MARK_BYTES = 64
@@ -156,9 +159,25 @@ class LogTail:
             self.close()
 
 
-def log_at(path: Path) -> Path:
-    """`path`; for a folder, the newest log in it or in one of its folders. Raises FileNotFoundError if it has none."""
+def newer_run(path: Path) -> str:
+    """Says that there is a newer run in run-3.jsonl, say, beside `path`, which is run.jsonl or run-2.jsonl; else ""."""
+    stem, number = re.fullmatch(r"(.*?)(?:-(\d+))?", path.stem, re.DOTALL).groups()  # type: ignore[union-attr]
+    newest = path
+    with contextlib.suppress(OSError):  # there is no further one
+        for place in itertools.count(int(number or 1) + 1):
+            newest = max(newest, path.with_name(f"{stem}-{place}{path.suffix}"), key=os.path.getmtime)
+    return "" if newest is path else f"{shown(path)} holds an older run: the newest is in {shown(newest.name)}"
+
+
+def log_at(path: Path, command: str = "") -> Path:
+    """`path`; for a folder, the newest log in it or in one of its folders. `command` says if there is a newer run.
+
+    Raises:
+        FileNotFoundError: the folder has none.
+    """
     if not path.is_dir():
+        if command and (remark := newer_run(path)):
+            say(command, remark)
         return path
     found = []
     for pattern in ("*.jsonl", "*/*.jsonl"):
