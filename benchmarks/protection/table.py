@@ -75,7 +75,7 @@ def diverging_rows(results: Results) -> tuple[list[str], list[list[str]]]:
         ("within 2 % of the clean loss", "through", "%"),
         ("gave up, and said so", "gave-up", "%"),
         ("another error", "stopped", "%"),
-        ("worse in silence, runs", "silent", ""),
+        ("ended worse, no warning", "silent", ""),
         ("runs", "num_runs", ""),
     )
     rows = [

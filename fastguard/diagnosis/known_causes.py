@@ -37,8 +37,8 @@ cause(
 )
 cause(
     "bad-batch",
-    "One batch, or a few, held what the model cannot digest.",
-    "Look at the samples of these steps: NaN, scale, targets. Repair or drop them; a skipped step has done no harm.",
+    "One or a few batches contain NaN, extreme values or bad labels.",
+    "Look at the samples of these steps: NaN, scale, targets. Fix or drop them. Skipped steps changed nothing.",
     {
         "non-finite-loss": lambda finding, history, found: (
             0.0 if reasons.has_finite_gradients(history) else reasons.isolated(finding, history, found)

@@ -298,7 +298,7 @@ cause(
 cause(
     "trivial-targets",
     "There is nothing to learn: the targets are constant, or can be read off the inputs.",
-    "Look at single samples with their targets; remove what gives the answer away.",
+    "Look at single samples with their targets; remove leaked features.",
     {"one-target": 0.96, "answer-in-inputs": 0.95, "loss-gone": _without_repetition},
     "vanishing-norm loss-plateau zero-gradients overtraining",
 )

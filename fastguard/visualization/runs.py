@@ -155,8 +155,8 @@ def runs_of(source: Any) -> list[DrawnRun]:
     """The runs that a figure is to show, 1 to 8.
 
     Args:
-        source: a guard, an optimizer under guard, a `TrainingHistory`, the path of a log; a list of such; a dict of
-            such by the names that they shall have. A guard with a `JsonlSink` or a `MemorySink` is drawn from what
+        source: a guard, an optimizer under guard, a `TrainingHistory`, the path of a log; a list of such; a dict
+            of such with the labels to show. A guard with a `JsonlSink` or a `MemorySink` is drawn from what
             these hold: every step, and the tables of tensors.
 
     Raises:

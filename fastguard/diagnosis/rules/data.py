@@ -71,8 +71,8 @@ def _period(spikes: list[Spike], tolerance: int, least: int) -> int | None:
     "label-noise",
     reads="validation losses, each with the training loss of its time",
     source="our own; networks fit random labels, and only validation shows it (Zhang et al. 2017)",
-    remedy="The model learns the training targets by heart and nothing that carries over: look whether labels are "
-    "shuffled against inputs, wrong, or from another distribution than the validation set's.",
+    remedy="Check whether labels are shuffled against inputs, wrong, or from another distribution than the validation "
+    "set's: the model memorises the training targets and does not generalise.",
     needs_descent=True,
 )
 def label_noise(

@@ -113,7 +113,7 @@ def loss_still_falling(
         return None
     return Finding(
         f"The loss was still falling when the run ended: from {before:.4g} to {late:.4g} over the last {part} steps"
-        + (f", and by {gained / first:.0%} of where it began in the second half." if is_early or warns else "."),
+        + (f", and by {gained / first:.0%} of its initial value in the second half." if is_early or warns else "."),
         *ends(s.loss_entries[-2 * part :]),
         severity="warning" if warns else "info",
         evidence={"level": late, "before": before, "gained_in_second_half": gained / first, "threshold_fall": fall},

@@ -59,8 +59,8 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Finding | 
     severity="critical",
     reads="the least loss, norms against where the run began, how the newest losses fall, and cosines of gradients",
     source="our own: the gradients of a likelihood shrink as it is learnt; those of what has no floor grow with it",
-    remedy="Look at the sign of each term of the loss: one of them can be made as small as one likes. If it is meant "
-    'so, say objective="game" or "reward".',
+    remedy="Check the sign of each term of the loss: one of them is unbounded below. If that is intended, say "
+    'objective="game" or "reward".',
 )
 def loss_without_floor(
     history: TrainingHistory,

@@ -237,8 +237,8 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
     "frozen-parameters",
     reads="parameters with requires_grad=False or a learning rate of 0, in the model's order",
     source="our own: what is frozen on purpose is most of a model, or its beginning",
-    remedy="If that is on purpose, all is well: leave them out of the optimizer to say so. Else set "
-    "requires_grad_(True) before the optimizer is made.",
+    remedy="If that is intended, remove them from the optimizer to silence this. Otherwise set requires_grad_(True) "
+    "before the optimizer is made.",
 )
 def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: float = 0.1) -> Finding | None:
     """Parameters that cannot learn; a warning unless they are more than a `share` of the model, or its first layers.
@@ -279,7 +279,9 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
         layers=tuple(names[:8]),
         evidence={"num_frozen": len(names), "num_parameters": total, "threshold_share": share},
         confidence=0.8,
-        recommendation="" if num_held != 0 else "If that is on purpose, all is well: the optimizer does not have them.",
+        recommendation=""
+        if num_held != 0
+        else "If that is intended, there is nothing to do: the optimizer does not have them.",
     )
 
 
