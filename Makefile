@@ -35,7 +35,7 @@ bench: .venv/dev.stamp ## measure against torch's own functions, in turn with th
 faults: .venv/dev.stamp ## train small models with planted faults, and ask the rules; the tables show how often they are right
 	.venv/bin/python -m benchmarks.faults
 
-faults-external: .venv/dev.stamp ## train runs after others' definitions, which nobody tuned on, and ask the rules (25 minutes)
+faults-external: .venv/dev.stamp ## train base tasks with named faults, and ask the rules (25 minutes; minutes once recorded)
 	.venv/bin/python -m benchmarks.faults.external
 
 fuzz: .venv/dev.stamp ## try the kernels, histories and logs at random (NUMBER=100000 each), and save the figures

@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.lab.training import Outcome, Training
 from fastguard.commands.bench import machine
-from fastguard.diagnosis import RULES, diagnose
+from fastguard.diagnosis import RULES
 from fastguard.records import Entry, TrainingHistory
 from fastguard.records.model import ModelNotes
 
@@ -172,15 +172,6 @@ def replayed(record: Record) -> Iterator[TrainingHistory]:
         history.extend([Entry(*entry)])
         if number % GLANCE == 0:
             yield history
-
-
-def first_told(record: Record, name: str = RULE, **thresholds: float) -> int | None:
-    """The step at which a rule would have spoken first, had it been asked every `GLANCE` steps."""
-    for history in replayed(record):
-        found = diagnose(history, rules=[RULES[name]], thresholds={name: thresholds} if thresholds else None)
-        if found and found[0].severity != "info":
-            return history.recent[-1].step
-    return None
 
 
 def _hash() -> str:

@@ -8,10 +8,10 @@ fastguard/diagnosis/fitted.json. Nothing of the reporting halves is read.
 
 Of the sure causes nearly all are right on these runs, also where kinds are left out of the fit: rules were written
 while looking at them, and no fit on them tells how sure one may be elsewhere. So confidences are fitted on what was
-told of runs when rules were asked of them for the first time (benchmarks/results/faults-first-asked.json, by
-`benchmarks.faults.external.by_rule`): a logistic regression on a cause's share, on whether its symptoms are of several
-families, and an offset a cause, which a Gaussian prior holds near that of all. `--leave-kinds-out` prints how right
-these confidences are on kinds and on sets that were left out of their fit, and fits nothing.
+told of runs when rules were asked of them for the first time (benchmarks/results/faults-first-asked.json, of sets that
+edc0679 has): a logistic regression on a cause's share, on whether its symptoms are of several families, and an offset a
+cause, which a Gaussian prior holds near that of all. `--leave-kinds-out` prints how right these confidences are on
+kinds and on sets that were left out of their fit, and fits nothing.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fastguard.diagnosis.causes import evidence_for
 
 from . import cases, external
 from .alarms import histories
-from .external.by_rule import FIRST_ASKED
 from .external.cases import CASES as EXTERNAL
 from .external.score import SURE, calibration_error
-from .runs import load_or_train
+from .runs import ROOT, load_or_train
 
+FIRST_ASKED = ROOT / "benchmarks" / "results" / "faults-first-asked.json"
 PATH = Path(fitted.__file__).with_name("fitted.json")
 LEAST_WEIGHT = 0.5
 TRUST_SPREAD = 0.3

@@ -1,4 +1,4 @@
-"""The command: runs the suite, prints its table, writes its results."""
+"""The command: runs the suite, and prints its table."""
 
 from __future__ import annotations
 
@@ -16,62 +16,53 @@ import torch
 
 from fastguard.commands.bench import machine
 
-from . import alarms, baselines, cost, score, table
+from . import alarms, score, table
 from .cases import CASES, FAULTS, REPORT_SEEDS, TUNE_SEEDS, Case
 from .digits import MissingDataError, digits
-from .runs import ROOT, load_or_train
+from .runs import load_or_train
 from .score import Verdict
 
-RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
 SEEDS = {"tune": TUNE_SEEDS, "report": REPORT_SEEDS}
 
 
-def judged(work: tuple[str, int, int, bool]) -> tuple[bool, float, dict[str, Verdict]]:
-    """Trains or loads one run and asks everyone: whether it is as planted, its seconds, and a verdict a watcher."""
+def judged(work: tuple[str, int, int, bool]) -> tuple[bool, float, Verdict]:
+    """Trains or loads one run and asks the rules: whether it is as planted, its seconds, and the verdict."""
     name, seed, check_every, fresh = work
     run = load_or_train(name, seed, fresh=fresh)
-    verdicts = {table.OURS: score.judge(run, alarms.ask(run, check_every))}
-    verdicts.update({other: score.judge(run, baselines.ask(other, run)) for other in baselines.BASELINES})
-    return run.is_proven, run.seconds, verdicts
+    return run.is_proven, run.seconds, score.judge(run, alarms.ask(run, check_every))
 
 
 def half_of(name: str, cases: Sequence[Case], arguments: argparse.Namespace) -> dict[str, Any]:
     """The results of all `cases` with the seeds of one half."""
     work = [(case.name, seed, arguments.check_every, arguments.fresh) for case in cases for seed in SEEDS[name]]
-    watchers: dict[str, list[Verdict]] = {}
+    verdicts: list[Verdict] = []
     unproven, seconds = [], 0.0
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        for number, (is_proven, took, verdicts) in enumerate(pool.imap(judged, work), 1):
+        for number, (is_proven, took, verdict) in enumerate(pool.imap(judged, work), 1):
             if sys.stderr.isatty():
                 print(f"\r{name}: {number} of {len(work)} runs", end="", file=sys.stderr, flush=True)
             seconds += took
-            if not is_proven:
+            if is_proven:
+                verdicts.append(verdict)
+            else:
                 unproven.append(f"{work[number - 1][0]} (seed {work[number - 1][1]})")
-                continue
-            for watcher, verdict in verdicts.items():
-                watchers.setdefault(watcher, []).append(verdict)
     if sys.stderr.isatty():
         print(file=sys.stderr)
     return {
         "seeds": list(SEEDS[name]),
         "training_s": round(seconds, 1),
         "unproven": unproven,
-        "watchers": {
-            watcher: {
-                "summary": score.summary(verdicts),
-                "faults": score.by_fault(verdicts),
-                "false_alarms": score.false_alarms(verdicts),
-            }
-            for watcher, verdicts in watchers.items()
-        },
+        "summary": score.summary(verdicts),
+        "faults": score.by_fault(verdicts),
+        "false_alarms": score.false_alarms(verdicts),
         "alarmed_healthy": [
             {"case": v.case, "seed": v.seed, "false_alarms": v.false_alarms}
-            for v in watchers[table.OURS]
+            for v in verdicts
             if v.fault is None and v.false_alarms
         ],
         "wrong": [
             {"case": v.case, "seed": v.seed, "found": v.found, "cause": v.cause, "layer_right": v.layer_right}
-            for v in watchers[table.OURS]
+            for v in verdicts
             if v.fault is not None and (not v.found or not v.cause_right or v.layer_right is False)
         ],
     }
@@ -99,12 +90,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", metavar="NAME", help="cases that begin with this; several times")
     parser.add_argument("--check-every", type=int, default=10, help="ask the rules every so many steps (default: 10)")
     parser.add_argument("--processes", type=int, default=2, help="trainings at the same time (default: 2)")
-    parser.add_argument("--fresh", action="store_true", help="train anew instead of reading the cache")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        help=f"where results go (default: {RESULTS.relative_to(ROOT)}; with --only or one half nowhere)",
-    )
+    parser.add_argument("--fresh", action="store_true", help="train again instead of reading the cache")
+    parser.add_argument("--json", type=Path, help="a file for the results")
     return parser
 
 
@@ -126,15 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "faults": {name: fault.title for name, fault in FAULTS.items()},
         "halves": {half: half_of(half, chosen, arguments) for half in halves},
     }
-    sample = [case.name for case in chosen if case.fault is None][:8] or [chosen[0].name]
-    results["cost"] = cost.measure([load_or_train(name, SEEDS[halves[0]][0]) for name in sample])
     results["seconds"] = round(time.perf_counter() - started, 1)
     for half in halves:
         print(table.text(results, half), end="\n\n")
-    print(table.conditions(results))
-    path = arguments.json or (RESULTS if len(halves) == 2 and not arguments.only else None)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"results: {path}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 1 if any(results["halves"][half]["unproven"] for half in halves) else 0

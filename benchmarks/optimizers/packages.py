@@ -131,10 +131,6 @@ def _split(cls: Any, model: torch.nn.Module) -> Any:
     )
 
 
-def _named_first(cls: Any, model: torch.nn.Module) -> Any:
-    return cls("adam", model.parameters())
-
-
 class _Looked(torch.nn.Module):
     """Rows of a table, chosen by the inputs: its gradient is sparse."""
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install -e '.[dev]'")
 pytest.importorskip("benchmarks.faults", reason="the fault suite is not beside these tests", exc_type=ImportError)
 
-from benchmarks.faults import alarms, baselines, runs, score
+from benchmarks.faults import alarms, runs, score
 from benchmarks.faults.cases import CASES, FAULTY, REPORT_SEEDS, SOUND, TUNE_SEEDS
 
 SEED = TUNE_SEEDS[0]
@@ -79,16 +79,6 @@ def test_a_run_comes_back_from_the_cache(tmp_path, monkeypatch):
     kept = runs.load_or_train("digits-mlp-sgd", SEED)
     assert kept.records == made.records and kept.outcome == made.outcome and kept.notes == made.notes
     assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".z"]
-
-
-def test_baselines_see_what_they_are_made_for():
-    nan, jump = trained("nan@digits-mlp"), trained("lr-jump@digits-mlp")
-    for name in ("toolkit", "Lightning SpikeDetection", "SkipStep", "SageMaker Debugger"):
-        verdict = score.judge(nan, baselines.ask(name, nan))
-        assert (verdict.found, verdict.delay) == (True, 0), name
-    for name in ("toolkit", "Lightning SpikeDetection", "KillLossSpike", "SkipStep"):
-        assert score.judge(jump, baselines.ask(name, jump)).found, name
-    assert baselines.ask("KillLossSpike", trained("digits-mlp")).alarms == ()
 
 
 def test_there_are_at_least_as_many_healthy_cases_as_faulty_ones_have_faults():

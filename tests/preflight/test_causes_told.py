@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -14,8 +10,6 @@ import fastguard
 from fastguard.diagnosis import Finding
 from fastguard.tools.preflight import CHECKS
 from fastguard.tools.preflight.causes import EXPLANATIONS, find
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def found(*names, severity="critical", confidence=0.9):
@@ -54,43 +48,6 @@ def test_an_error_that_is_not_about_shapes():
 
 def test_remarks_make_no_cause():
     assert not find(found("gradient-does-not-arrive", severity="info"))
-
-
-def set_up(name):
-    if not (ROOT / "benchmarks" / "faults" / "preflight.py").is_file():
-        pytest.skip("benchmarks/ is not beside the tests: they run from a copy without it")
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
-    if importlib.util.find_spec("sklearn") is None:
-        pytest.skip("the set-ups take data from scikit-learn")
-    from benchmarks.faults.preflight import FAULTS, TASKS
-
-    torch.manual_seed(0)
-    return ({**TASKS, **{fault.name: fault.make for fault in FAULTS}})[name]()
-
-
-@pytest.mark.parametrize(
-    ("name", "causes"),
-    [
-        ("digits-mlp", []),
-        ("gaussian-likelihood", []),
-        ("fine-tuning", []),
-        ("frozen-trunk", []),
-        ("policy-gradient", []),
-        ("time-major-rnn", []),
-        ("graph-nodes", []),
-        ("last-softmax@digits-mlp", ["wrong-output-layer"]),
-        ("adam-lr-1@digits-mlp", ["learning-rate-too-high"]),
-        ("lr-1e-12@blobs-tanh-5", ["learning-rate-too-low"]),
-        ("vanish-sigmoid-11@blobs", ["vanishing-gradients"]),
-        ("attention-over-samples@rows-as-tokens", ["samples-mixed"]),
-        ("embedding-scale-language-model@transformer-language-model", ["poor-initialisation"]),
-    ],
-)
-@pytest.mark.slow
-def test_set_ups_of_the_benchmark(name, causes):
-    report = fastguard.preflight(*set_up(name).arguments(), seconds=10.0)
-    assert [cause.rule for cause in report.causes] == causes, report
 
 
 def test_a_warm_up_that_begins_at_zero_is_no_low_rate():

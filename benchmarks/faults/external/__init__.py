@@ -1,6 +1,6 @@
-"""Trainings that nobody tuned on: sound ones of many tasks, and faults after others' definitions. See README.md here.
+"""Trainings outside the suite's own tasks: base tasks, named fault operators, and tables of cases. See ../../README.md.
 
-python -m benchmarks.faults.external            # run what is not in the cache, print the table, write the results
+python -m benchmarks.faults.external            # train what is not in the cache, ask the rules, print the table
 python -m benchmarks.faults.external --help
 """
 

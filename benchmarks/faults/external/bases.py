@@ -27,13 +27,6 @@ class Exponential(nn.Module):
         return x.exp()
 
 
-class Column(nn.Module):
-    """[B, 1] to [B], which a loss of [B] targets wants."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.squeeze(-1)
-
-
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,

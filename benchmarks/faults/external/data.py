@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Iterator
 
 import torch
 
@@ -14,6 +14,18 @@ from .loop import Tensors
 
 Split = tuple[Tensors, Tensors]
 NUM_BYTES = 200_000
+
+
+def dice_of(seed: int) -> torch.Generator:
+    """Random numbers for data, whatever the seed of the run."""
+    return torch.Generator().manual_seed(seed)
+
+
+def drawn(count: int, size: int, *tensors: torch.Tensor) -> Iterator[Tensors]:
+    """`count` batches of `size`, drawn with replacement."""
+    for _ in range(count):
+        at = torch.randint(len(tensors[0]), (size,))
+        yield tuple(t[at] for t in tensors)
 
 
 def parted(inputs: torch.Tensor, targets: torch.Tensor, share: float = 0.7) -> Split:
@@ -65,13 +77,6 @@ def moons() -> Split:
     """Two half moons."""
     features, labels = _of_sklearn("make_moons", n_samples=1200, noise=0.15, random_state=3)
     return standardised(parted(features, labels.long()))
-
-
-@functools.cache
-def swiss_roll() -> Split:
-    """A rolled-up sheet in space, and the place along it."""
-    points, places = _of_sklearn("make_swiss_roll", n_samples=1500, noise=0.05, random_state=4)
-    return standardised(parted(points, places.float()[:, None]))
 
 
 @functools.cache
@@ -159,22 +164,3 @@ def counts(count: int = 1200) -> Split:
     features = torch.randn(count, 6, generator=dice)
     rate = torch.exp(0.8 + 0.6 * features[:, :1] - 0.4 * features[:, 1:2] + 0.3 * torch.sin(2 * features[:, 2:3]))
     return parted(features, torch.poisson(rate, generator=dice))
-
-
-@functools.cache
-def noisy_sine(count: int = 1200) -> Split:
-    """x [B, 1] and a sine of it whose noise grows with x."""
-    dice = torch.Generator().manual_seed(12)
-    x = 2.0 * torch.rand(count, 1, generator=dice) - 1.0
-    spread = 0.02 + 0.15 * (x + 1.0) / 2.0
-    return parted(x, torch.sin(math.pi * x) + spread * torch.randn(count, 1, generator=dice))
-
-
-@functools.cache
-def ratings(users: int = 60, items: int = 50, rank: int = 3) -> Split:
-    """Pairs of user and item [B, 2], and what the one thinks of the other [B, 1]."""
-    dice = torch.Generator().manual_seed(13)
-    left, right = torch.randn(users, rank, generator=dice), torch.randn(items, rank, generator=dice)
-    pairs = torch.cartesian_prod(torch.arange(users), torch.arange(items))
-    values = (left[pairs[:, 0]] * right[pairs[:, 1]]).sum(1, keepdim=True)
-    return parted(pairs, values + 0.1 * torch.randn(values.shape, generator=dice), 0.8)

@@ -98,21 +98,3 @@ def cnn(num_out: int = 10, width: int = 12, activation: Callable[[], nn.Module] 
         nn.Flatten(),
         nn.Linear(2 * width * 16, num_out),
     )
-
-
-class Flow(nn.Module):
-    """Six affine couplings on the plane: log-density [B] of points [B, 2]."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.couplings = nn.ModuleList(mlp((1, width, 2), nn.Tanh) for _ in range(6))
-
-    def forward(self, points: torch.Tensor) -> torch.Tensor:
-        log_volume = torch.zeros(len(points))
-        for coupling in self.couplings:
-            kept, other = points[:, :1], points[:, 1:]
-            log_scale, shift = coupling(kept).chunk(2, 1)
-            log_scale = torch.tanh(log_scale)
-            points = torch.cat([other * log_scale.exp() + shift, kept], 1)
-            log_volume = log_volume + log_scale.flatten()
-        return log_volume - 0.5 * points.square().sum(1) - 1.8378770664093453

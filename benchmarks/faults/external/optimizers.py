@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,31 +14,9 @@ from .loop import MakeOptimizer
 Schedule = Callable[[int], Callable[[int], float]]
 
 
-class SignDescent(torch.optim.Optimizer):
-    """Steps of one size along the sign of a moving average of the gradient, with decoupled decay: after Lion's idea."""
-
-    def __init__(self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.9, weight_decay: float = 0.0):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
-                mean.lerp_(p.grad, 1.0 - group["momentum"])
-                p.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(mean.sign(), alpha=-group["lr"])
-
-
 def of(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> MakeOptimizer:
     """An optimizer over all parameters of the model."""
     return lambda model, lr: kind(model.parameters(), lr=lr, **options)
-
-
-def of_trainable(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> MakeOptimizer:
-    """The same over those that want a gradient."""
-    return lambda model, lr: kind([p for p in model.parameters() if p.requires_grad], lr=lr, **options)
 
 
 SGD = of(torch.optim.SGD)
@@ -52,7 +30,6 @@ ADADELTA = of(torch.optim.Adadelta)
 NADAM = of(torch.optim.NAdam)
 RADAM = of(torch.optim.RAdam)
 ADAMAX = of(torch.optim.Adamax)
-SIGN = of(SignDescent)
 LBFGS = of(torch.optim.LBFGS, max_iter=4, line_search_fn="strong_wolfe")
 
 

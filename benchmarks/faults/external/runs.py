@@ -23,7 +23,6 @@ from ..runs import Notebook, alone
 from .case import Case, Proof
 from .cases import CASES
 from .loop import Guarded, Outcome, carry_out
-from .wild.case import GROUP
 
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / "build" / "faults-external"
@@ -34,7 +33,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 # What neither trains nor records: a change in these leaves the runs as they are.
 _NOT_RECORDING = frozenset(("commands", "diagnosis", "history", "report", "tools", "visualization"))
-_COMMON = ("bases.py", "case.py", "damage.py", "data.py", "loop.py", "nets.py", "optimizers.py", "qualities.py")
+_COMMON = (
+    "bases.py",
+    "case.py",
+    "damage.py",
+    "data.py",
+    "loop.py",
+    "nets.py",
+    "operators.py",
+    "optimizers.py",
+    "qualities.py",
+)
 
 
 @dataclass(frozen=True)
@@ -129,10 +138,7 @@ def own_sources(case: Case) -> tuple[Path, ...]:
     """The files that say how a case trains."""
     here = Path(__file__).parent
     home = here.joinpath(*case.home.removeprefix(__package__ + ".").split(".")).with_suffix(".py")
-    # A fault of the group "wild" is planted in a task of another of its files.
-    is_planted = case.set == GROUP and case.truth is not None
-    beside = home.parent.glob("*.py") if is_planted else (home, *home.parent.glob("case.py"))
-    return *(here / name for name in _COMMON), *beside
+    return *(here / name for name in _COMMON), home
 
 
 @functools.cache
@@ -143,38 +149,48 @@ def _guard_sources() -> tuple[Path, ...]:
 
 def _place(case: Case, suffix: str, *sources: Path) -> Path:
     name = case.name.replace("/", "+")
-    return CACHE / case.set / f"{name}.{_hash(*sources)}.{suffix}"
+    return CACHE / case.set / f"{name}@{_hash(*sources)}.{suffix}"
+
+
+def _kept(path: Path) -> list[Path]:
+    """What is kept of the same case and settings, the newest first, whichever sources recorded it."""
+    name, _, rest = path.name.partition("@")
+    found = path.parent.glob(f"{name}@*.{rest.partition('.')[2]}")
+    return sorted(found, key=lambda one: one.stat().st_mtime, reverse=True)
 
 
 def _keep(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    stem = path.name.split(".")[0] + "."
-    for old in path.parent.glob(stem + "*"):  # of earlier sources
-        if old.name.split(".", 2)[2] == path.name.split(".", 2)[2]:
-            old.unlink(missing_ok=True)
-    partial = path.with_name(f"{path.name}-{os.getpid()}")
+    for old in _kept(path):
+        old.unlink(missing_ok=True)
+    partial = path.with_name(f"{os.getpid()}-{path.name}")
     partial.write_bytes(content)
     partial.replace(path)
 
 
-def load_or_train(case: Case, settings: str = "default", *, fresh: bool = False) -> Run:
-    """The run of a case: from the cache if it has it, unless `fresh`, else trained now and kept."""
+def load_or_train(case: Case, settings: str = "default", *, fresh: bool = False, replay: bool = False) -> Run:
+    """The run of a case: from the cache if it is there, unless `fresh`, else trained now and kept.
+
+    With `replay` a run that older sources recorded will do: the rules are asked about it as it is.
+    """
     path = _place(case, f"{settings}.pickle.z", *own_sources(case), *_guard_sources())
-    if path.exists() and not fresh:
-        run: Run = pickle.loads(zlib.decompress(path.read_bytes()))
+    kept = [path] if path.exists() else _kept(path)[:1] if replay else []
+    if kept and not fresh:
+        run: Run = pickle.loads(zlib.decompress(kept[0].read_bytes()))
         return run
     run = train(case, settings)
     _keep(path, zlib.compress(pickle.dumps(run), 1))
     return run
 
 
-def load_or_prove(case: Case, *, fresh: bool = False) -> Proof:
-    """The proof of a case, from the cache if it has it. It hangs on the guard only where the run must be sound."""
+def load_or_prove(case: Case, *, fresh: bool = False, replay: bool = False) -> Proof:
+    """The proof of a case, from the cache if it is there. It depends on the guard only where the run must be sound."""
     watching = _guard_sources() if case.harm is None else ()
     own = Path(__file__).parent / "harm.py"
     path = _place(case, "proof.json", *own_sources(case), own, *watching)
-    if path.exists() and not fresh:
-        return Proof(**json.loads(path.read_text(encoding="utf-8")))
+    kept = [path] if path.exists() else _kept(path)[:1] if replay else []
+    if kept and not fresh:
+        return Proof(**json.loads(kept[0].read_text(encoding="utf-8")))
     found = proof(case)
     _keep(path, json.dumps({"holds": found.holds, "figures": dict(found.figures)}).encode())
     return found
@@ -186,7 +202,7 @@ def recorded(half: str, settings: str = "default") -> Iterator[tuple[Run, Traini
     `CASES[run.case].truth` is what a right answer says of it, None of a sound one. What is not in the cache is trained.
 
     Args:
-        half: "tune", "report" or "apart". Nothing may be fitted on the latter two.
+        half: "tune" or "report". Nothing may be fitted on the latter.
         settings: a key of `SETTINGS`.
     """
     for case in CASES.values():

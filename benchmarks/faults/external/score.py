@@ -10,7 +10,6 @@ from fastguard.diagnosis import CAUSES, RULES, diagnose, find_causes, unexplaine
 
 from ..alarms import histories
 from .case import SETS, Case
-from .cases import GROUPS
 from .runs import Part, Run
 
 UNKNOWN = "unknown"  # a report that says this names no cause
@@ -143,7 +142,7 @@ def calibration_error(told: Sequence[tuple[float, bool]]) -> float | None:
 def by_set(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
     """`summary` of each set."""
     verdicts = list(verdicts)
-    groups = {name: [v for v in verdicts if v.set == name] for name in (*SETS, *GROUPS)}
+    groups = {name: [v for v in verdicts if v.set == name] for name in SETS}
     return {name: summary(group) for name, group in groups.items() if group}
 
 

@@ -1,4 +1,4 @@
-"""The command: trains what is not in the cache, asks the rules, prints the table, writes the results."""
+"""The command: trains what is not in the cache, asks the rules, and prints the table."""
 
 from __future__ import annotations
 
@@ -13,27 +13,23 @@ from typing import Any
 
 from ..suite import conditions
 from . import score, table
-from .case import HALVES as OF_THE_SETS
-from .case import Case, Proof
+from .case import HALVES, Case, Proof
 from .cases import CASES
-from .runs import ROOT, SETTINGS, load_or_prove, load_or_train
+from .runs import SETTINGS, load_or_prove, load_or_train
 from .score import Verdict
-from .wild.case import APART
 
-HALVES = (*OF_THE_SETS, APART)
-RESULTS = ROOT / "benchmarks" / "results" / "faults-external.json"
-Work = tuple[str, tuple[str, ...], int, bool]
+Work = tuple[str, tuple[str, ...], int, bool, bool]
 
 
 def judged(work: Work) -> tuple[Proof, float, dict[str, Verdict]]:
     """Proves one case, trains or loads it, and asks the rules: its proof, its seconds, a verdict a setting."""
-    name, settings, check_every, fresh = work
+    name, settings, check_every, fresh, replay = work
     case = CASES[name]
     if fresh:
         load_or_train(case, fresh=True)  # before the proof, which looks at it
-    found, seconds, verdicts = load_or_prove(case, fresh=fresh), 0.0, {}
+    found, seconds, verdicts = load_or_prove(case, fresh=fresh, replay=replay), 0.0, {}
     for watched in settings if found.holds else ():
-        run = load_or_train(case, watched, fresh=fresh and watched != "default")
+        run = load_or_train(case, watched, fresh=fresh and watched != "default", replay=replay)
         verdicts[watched] = score.judge(case, run, [score.ask(part, check_every) for part in run.parts])
         seconds += run.seconds
     return found, seconds, verdicts
@@ -42,7 +38,8 @@ def judged(work: Work) -> tuple[Proof, float, dict[str, Verdict]]:
 def run_all(cases: Sequence[Case], arguments: argparse.Namespace) -> dict[str, Any]:
     """The results of `cases`, a half at a time."""
     settings = tuple(SETTINGS) if arguments.settings == "both" else (arguments.settings,)
-    work: list[Work] = [(case.name, settings, arguments.check_every, arguments.fresh) for case in cases]
+    how = (settings, arguments.check_every, arguments.fresh, arguments.replay)
+    work: list[Work] = [(case.name, *how) for case in cases]
     proofs: dict[str, Proof] = {}
     verdicts: dict[str, dict[str, list[Verdict]]] = {half: {s: [] for s in settings} for half in HALVES}
     seconds = 0.0
@@ -96,12 +93,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--check-every", type=int, default=10, help="ask the rules every so many steps (default: 10)")
     parser.add_argument("--processes", type=int, default=2, help="trainings at the same time (default: 2)")
-    parser.add_argument("--fresh", action="store_true", help="train anew instead of reading the cache")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        help=f"where results go (default: {RESULTS.relative_to(ROOT)}; of a part of the suite nowhere)",
-    )
+    parser.add_argument("--fresh", action="store_true", help="train again instead of reading the cache")
+    parser.add_argument("--replay", action="store_true", help="ask about kept runs, even if older code recorded them")
+    parser.add_argument("--json", type=Path, help="a file for the results")
     return parser
 
 
@@ -121,10 +115,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     results["causes_not_known"] = sorted(score.unknown_names(chosen))
     results["seconds"] = round(time.perf_counter() - started, 1)
     print(table.text(results))
-    is_whole = arguments.half == "both" and arguments.settings == "both" and not arguments.only
-    path = arguments.json or (RESULTS if is_whole else None)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"results: {path}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0

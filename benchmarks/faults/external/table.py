@@ -1,10 +1,9 @@
-"""The results as text and as Markdown."""
+"""The results as text."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ... import readme
 from ..table import number
 
 Results = dict[str, Any]
@@ -26,35 +25,6 @@ def rows(results: Results, half: str, settings: str) -> list[list[str]]:
     part = results["halves"][half]["settings"][settings]
     named = [*part["sets"].items(), ("all", part["summary"])]
     return [[name, *(number(figures[key]) for _, key in _COLUMNS)] for name, figures in named]
-
-
-def markdown(results: Results, half: str = "report", settings: str = "default") -> list[str]:
-    """One half with one setting: a row a set, and under what conditions."""
-    header = ["set", *(title for title, _ in _COLUMNS)]
-    return [*readme.markdown(header, rows(results, half, settings)), "", conditions(results, half)]
-
-
-def markdown_causes(results: Results, half: str = "report", settings: str = "default") -> list[str]:
-    """For each right cause, what was named first, and how often."""
-    table = results["halves"][half]["settings"][settings]["confusion"]
-    body = []
-    for cause, named in sorted(table.items()):
-        others = (
-            f"{name} {count}" for name, count in sorted(named.items(), key=lambda item: -item[1]) if name != cause
-        )
-        body.append([f"`{cause}`", str(sum(named.values())), str(named.get(cause, 0)), ", ".join(others)])
-    return readme.markdown(["cause", "runs", "named first", "other names"], body, 1)
-
-
-def conditions(results: Results, half: str) -> str:
-    """Under what conditions the results were taken."""
-    c, part = results["conditions"], results["halves"][half]
-    return (
-        f"The {half} half: {len(part['kinds'])} of {sum(len(p['kinds']) for p in results['halves'].values())} kinds; "
-        f"{len(part['unproven'])} of its {part['num_cases']} runs were not as meant, and are left out. "
-        f"Rules asked every {c['check_every']} steps. {c['cpu']}, one thread a run; torch {c['torch']}, scikit-learn "
-        f"{c['sklearn']}, Python {c['python']}, fastguard {c['fastguard']}, {c['date']}."
-    )
 
 
 def text(results: Results) -> str:
@@ -83,5 +53,5 @@ def text(results: Results) -> str:
             lines.append("")
     if results["causes_not_known"]:
         lines += [f"causes that fastguard has no name for yet: {', '.join(results['causes_not_known'])}", ""]
-    lines.append(f"{results['seconds']} s, of them {results['training_s']} s of training that is recorded")
+    lines.append(f"{results['seconds']} s, of which {results['training_s']} s are recorded training")
     return "\n".join(lines)

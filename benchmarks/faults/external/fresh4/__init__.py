@@ -1,1 +1,0 @@
-"""Ordinary trainings, several sound ways and several faults of each, and runs whose data or aims change on the way."""

@@ -1,1 +1,0 @@
-"""Sound runs: tasks with a quality that each of them reaches."""

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.faults.preflight`."""
-
-from . import main
-
-raise SystemExit(main())
