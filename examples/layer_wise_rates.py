@@ -16,7 +16,7 @@ def main() -> list[float]:
         *(nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True) for _ in range(3)),
         nn.Linear(32, 64),
     )
-    fastguard.stable_weight_init(model)
+    fastguard.tools.stable_weight_init(model)
     groups = fastguard.param_groups(model, lr=2e-3, weight_decay=0.01, layer_decay=0.8, lr_for={"embeddings": 0.1})
     for group in groups:
         print(

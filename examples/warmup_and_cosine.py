@@ -17,7 +17,7 @@ def main() -> list[float]:
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, max_norm=1.0)
-    scheduler = fastguard.warmup_cosine(optimizer, warmup=0.2, total=TOTAL)  # a fifth of the steps
+    scheduler = fastguard.tools.warmup_cosine(optimizer, warmup=0.2, total=TOTAL)  # a fifth of the steps
     lrs = []
     for step in range(TOTAL):
         x = torch.randn(16, 8)

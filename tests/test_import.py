@@ -60,10 +60,13 @@ def test_this_test_can_fail(tmp_path):
     assert "torch" in brought_in(EVERYTHING)
 
 
-@pytest.mark.parametrize("name", fastguard.__all__)
-def test_every_public_name_resolves(name):
-    assert getattr(fastguard, name) is not None
-    assert name in dir(fastguard)
+def test_the_door_is_small_and_older_names_are_one_dot_further():
+    assert len(fastguard.__all__) <= 34
+    for name in fastguard.__all__:
+        assert getattr(fastguard, name) is not None and name in dir(fastguard)
+    for name, home in fastguard._OLDER.items():
+        assert name not in fastguard.__all__
+        assert getattr(fastguard, name) is getattr(getattr(fastguard, home), name)
 
 
 def test_names_are_unique_and_an_unknown_one_is_an_attribute_error():
@@ -78,12 +81,13 @@ def test_star_import_gives_the_public_names():
     assert set(fastguard.__all__) <= namespace.keys()
 
 
-def test_the_table_of_homes_matches_what_type_checkers_see():
+@pytest.mark.parametrize("door", [fastguard, fastguard.tools], ids=lambda door: door.__name__)
+def test_the_table_of_homes_matches_what_type_checkers_see(door):
     # A name that is in the lazy table only would be unknown to mypy and to editors, and the other way round.
     import ast
     from pathlib import Path
 
-    tree = ast.parse(Path(fastguard.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(door.__file__).read_text(encoding="utf-8"))
     block = next(n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
     typed = {alias.name: node.module for node in block.body for alias in node.names}
-    assert typed == fastguard._HOME
+    assert typed == {name: home.lstrip(".") for name, home in door._HOME.items()}

@@ -99,6 +99,7 @@ def _names(module: str) -> Iterator[str]:
     """The public names of one module, and what they take."""
     home = importlib.import_module(module)
     names = home.__all__ if hasattr(home, "__all__") else [name for name in vars(home) if not name.startswith("_")]
+    names = [*names, *getattr(home, "_OLDER", ())]
     for name in sorted(names):
         value = getattr(home, name)
         if inspect.isclass(value) and _is_ours(value):

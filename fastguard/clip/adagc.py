@@ -19,23 +19,23 @@ class AdaGC(ClipPolicy):
 
     trigger = target = ratio * mean; mean <- keep * mean + (1 - keep) * min(norm, ratio * mean)
 
-    For the first `warmup` steps all gradients are clipped together to `max_norm`, and the mean begins as the smallest
-    norm after that. Norms of 0 tell nothing, here and later: a tensor that gets no gradient, or zeros, for a thousand
-    steps (an expert that nobody asks) keeps its limit, and one that is first seen late has a warm-up of its own.
+    In the first `warmup` steps all gradients are clipped together to `max_norm`; the mean starts as the smallest norm
+    after that. Norms of 0 are ignored: an expert that gets no gradient for a thousand steps keeps its limit. A tensor
+    that appears late has a warm-up of its own.
 
     Args:
         ratio: > 1.
-        keep: what of the mean is kept at each step, from 0 to 1.
+        keep: how much of the mean to keep at each step, from 0 to 1.
         warmup: steps, >= 1.
         max_norm: of the warm-up; None for no clipping then.
 
     Raises:
         ValueError: a setting is out of its range.
 
-    Source: AdaGC (Wang et al. 2025), Algorithm 1. It normalises rather than catches spikes: on healthy runs it scales
-    some tensor at nearly every step, and after a lasting rise by 3 it takes a thousand steps to follow.
+    Source: AdaGC (Wang et al. 2025), Algorithm 1. It normalises more than it catches spikes: on healthy runs it scales
+    some tensor at nearly every step, and it takes a thousand steps to follow a lasting rise by 3.
 
-    Cost: no read beyond the step's own; the gradients above their limits are written. 1 us a step and 3 ns a tensor on
+    Cost: no read beyond the step's own; it writes the gradients above their limits. 1 us a step and 3 ns a tensor on
     the host, 0.3 us a tensor in the warm-up; no sync.
     """
 

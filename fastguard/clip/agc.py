@@ -21,16 +21,16 @@ class AGC(ClipPolicy):
 
     Args:
         clipping: the share, > 0.
-        eps: weights count as at least so large, > 0: a unit of zeros would never move otherwise.
-        exclude: patterns of tensor names, as of a shell: the last layer should be left out, as in the paper.
+        eps: least norm of weights, > 0; without it a unit of zeros could never move.
+        exclude: shell-style patterns of tensor names. Exclude the last layer, as the paper does.
 
     Raises:
-        ValueError: `clipping` or `eps` is no number above 0.
+        ValueError: `clipping` or `eps` is not > 0.
 
     Source: Brock et al. 2021, section 4.1, with the floor and the 1e-6 of timm.
 
-    Cost: one more read of all gradients and one of all weights, by torch's operations, about ten a tensor; only
-    gradients with a unit above its limit are written on the CPU, on a GPU all. No sync. Always the long way.
+    Cost: one more read of all gradients and of all weights, in about ten torch operations a tensor. The CPU writes only
+    gradients with a unit above its limit, a GPU all of them. No sync.
     """
 
     is_sound = True

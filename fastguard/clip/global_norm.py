@@ -16,16 +16,16 @@ class GlobalNorm(ClipPolicy):
     coefficient = min(1, max_norm / (norm + 1e-6)), the formula of `torch.nn.utils.clip_grad_norm_`.
 
     Args:
-        max_norm: largest norm let through, > 0; `inf` never clips. Any real number: NumPy's, a Fraction, a tensor
-            without dimensions. May be set later on.
+        max_norm: the largest norm, > 0; `inf` never clips. Any real number, also NumPy's, a Fraction or a tensor
+            without dimensions. You may set it later.
 
     Raises:
-        ValueError: `max_norm` is no number above 0.
+        ValueError: `max_norm` is not > 0.
 
     Source: Pascanu et al. 2013, section 3.2; the 1e-6 is torch's.
 
-    Cost: none beyond the step's own read; gradients above the limit are written once, or scaled by a fused optimizer
-    as it reads them; no sync.
+    Cost: none beyond the step's own read. Gradients above the limit are written once, or scaled by a fused optimizer as
+    it reads them. No sync.
 
     >>> GlobalNorm(1.0).coefficient(0.5), round(GlobalNorm(1.0).coefficient(4.0), 6)
     (1.0, 0.25)

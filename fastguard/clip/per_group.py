@@ -22,19 +22,19 @@ class PerGroup(ClipPolicy):
     """Clips groups of parameters, each by its own norm and its own policy.
 
     Args:
-        policies: a dict from patterns of tensor names, as of a shell (`"embed*"`), to a policy of the whole model or a
-            number, which is short for `GlobalNorm`: a parameter belongs to the first pattern that its name matches,
-            and is not clipped if it matches none. Or one policy or number, of which each group has a copy.
-        by: with one policy, what the groups are: "param_group" of the optimizers, "optimizer", or each "tensor".
+        policies: a dict from shell-style patterns of tensor names (`"embed*"`) to policies of the whole model or
+            numbers, which are short for `GlobalNorm`. A parameter belongs to the first pattern that matches its name;
+            without a match it is not clipped. Or one policy or number, of which each group gets a copy.
+        by: with one policy, the groups: "param_group" of the optimizers, "optimizer", or each "tensor".
 
     Raises:
-        ValueError: a pattern that no parameter is the first of, from `wrap`; an unknown `by`; an empty dict.
-        TypeError: what is no policy of the whole model with limits.
+        ValueError: a pattern is the first match of no parameter, from `wrap`; an unknown `by`; an empty dict.
+        TypeError: not a policy of the whole model with limits.
 
-    A group whose policy skips (`SkipSpikes`) has the whole step skipped.
+    If the policy of one group skips (`SkipSpikes`), the whole step is skipped.
 
-    Cost: no read beyond the step's own; the gradients of groups above their limits are written. 1 us a step and that of
-    the policies on the host, for each group or tensor; no sync.
+    Cost: no read beyond the step's own; it writes the gradients of groups above their limits. 1 us a step and the cost
+    of the policies on the host, for each group or tensor; no sync.
 
     >>> PerGroup({"embed*": 0.1, "*": GlobalNorm(2.0)})
     PerGroup({'embed*': GlobalNorm(0.1), '*': GlobalNorm(2)})

@@ -17,14 +17,14 @@ class Percentile(ClipPolicy):
 
     Args:
         p: in percent, from 0 to 100. On a healthy run (100 - p) % of the steps are clipped.
-        window: how many norms are looked at.
-        min_steps: before so many nothing is clipped.
+        window: number of norms to look at.
+        min_steps: number of steps before clipping begins.
 
     Raises:
         ValueError: `p` is not from 0 to 100, or `window` < `min_steps`, or `min_steps` < 1.
 
-    Source: AutoClip (Seetharaman et al. 2020), which looks at all norms of the run, the present one among them, with
-    p=10; a window forgets, and what is past is known before the step.
+    Source: AutoClip (Seetharaman et al. 2020) with p=10. It looks at all norms of the run, including the present one;
+    ours looks at a window of past norms, so the limit is known before the step.
 
     Cost: 2 us a step on the host; no sync.
 

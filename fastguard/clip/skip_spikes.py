@@ -14,21 +14,21 @@ from .window import finite_numbers
 class SkipSpikes(ClipPolicy):
     """Skips a step whose norm is more than `sigma` standard deviations above the mean of the last `window` norms.
 
-    And a step before which the newest loss was as far above those before it: a loss is told after its step.
+    It also skips the step after a loss that was as far above earlier losses: a loss is known only after its step.
 
     trigger = mean + sigma * max(std, 1e-6 * mean); target = 0
 
     Args:
         sigma: standard deviations.
-        window: how many norms, and losses, are looked at; those of skipped steps too, so that it ends.
-        min_steps: before so many nothing is skipped.
-        loss: whether losses are looked at.
+        window: number of norms and losses to look at, including those of skipped steps, so that skipping ends.
+        min_steps: number of steps before skipping begins.
+        loss: look at losses, too.
 
     Raises:
         ValueError: `sigma` is not > 0, or `window` < `min_steps`, or `min_steps` < 2.
 
-    Source: the skipped step of OLMo (Groeneveld et al. 2024), with the floor under the deviation that Levanter has. A
-    burst of several spikes raises the deviation, so that the later ones pass; `Spikes` scales all of them.
+    Source: the skipped step of OLMo (Groeneveld et al. 2024), with Levanter's floor under the deviation. In a burst,
+    the first spikes raise the deviation and the later ones pass; `Spikes` scales all of them.
 
     Cost: 2 us a step on the host; no sync.
     """

@@ -17,17 +17,17 @@ from .policy import ClipPolicy
 class Value(ClipPolicy):
     """Clips each element of the gradients to [-max_value, max_value].
 
-    Equivalent to: `torch.nn.utils.clip_grad_value_(parameters, max_value)`; a NaN stays one, so that the step is still
-    skipped. Of complex gradients real and imaginary part are clipped each.
+    Equivalent to: `torch.nn.utils.clip_grad_value_(parameters, max_value)`. NaN stays NaN, so the step is still
+    skipped. Real and imaginary parts of complex gradients are clipped separately.
 
     Args:
-        max_value: largest |g| let through, > 0.
+        max_value: the largest |g|, > 0.
 
     Raises:
-        ValueError: `max_value` is no number above 0.
+        ValueError: `max_value` is not > 0.
 
-    Cost: on the CPU the gradients that hold a larger element are read and written once more. On a GPU all are, at each
-    step, and read once more for the norm that is left: four launches a tensor; no sync. Always the long way.
+    Cost: the CPU reads and writes once more the gradients with a larger element. A GPU writes all gradients at each
+    step and reads them once more for the remaining norm: four launches a tensor; no sync.
 
     >>> import torch, fastguard
     >>> p = torch.nn.Parameter(torch.zeros(3))

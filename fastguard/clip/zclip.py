@@ -12,24 +12,24 @@ _TO = ("mean", "limit")
 
 
 class ZClip(ClipPolicy):
-    """Clips the norm of all gradients where it is more than `z` standard deviations above its running mean.
+    """Clips the norm of all gradients if it is more than `z` standard deviations above its running mean.
 
     trigger = mean + z * std; target = mean, or the trigger itself
     mean <- alpha * mean + (1 - alpha) * x; var <- alpha * var + (1 - alpha) * (x - mean)^2, x the clipped norm
 
     Args:
         z: standard deviations.
-        alpha: what of mean and variance is kept at each step, from 0 to 1.
-        warmup: so many first steps give the first mean and variance; only `max_norm` clips them.
+        alpha: how much of mean and variance to keep at each step, from 0 to 1.
+        warmup: number of first steps that give the first mean and variance; only `max_norm` clips them.
         to: "mean", or "limit": mean + z * std.
-        max_norm: never above this either; None for no such limit.
+        max_norm: also clip to this norm; None for no such limit.
 
     Raises:
-        ValueError: an argument that is out of its range.
+        ValueError: a setting is out of its range.
 
-    Source: ZClip (Kumar et al. 2025), whose default lowers the target further the larger the norm is, which takes the
-    norm of the step itself; and clips to 1.0 as well. It learns from clipped norms: after a lasting rise of the norm it
-    goes on clipping for ever. `Spikes` does not.
+    Source: ZClip (Kumar et al. 2025). Its default lowers the target as the norm grows, which needs the norm of the step
+    itself, and it also clips to 1.0. It learns from clipped norms, so it never stops clipping after a lasting rise;
+    `Spikes` does.
 
     Cost: 1 us a step on the host; no sync.
     """

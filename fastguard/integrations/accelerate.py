@@ -57,7 +57,7 @@ def attach(accelerator: Any, *optimizers: Any) -> None:
                 told.append(name)
                 _log.warning(
                     "accelerator.%s(..., %g) clips before the guard, whose norms are those that it leaves. Leave the "
-                    "call out, and give wrap the limit: max_norm=, or clip=fastguard.Value(...).",
+                    "call out, and give wrap the limit: max_norm=, or clip=fastguard.clip.Value(...).",
                     name,
                     limit,
                 )

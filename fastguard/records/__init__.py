@@ -17,10 +17,13 @@ from .history import NUM_FIRST_EVENTS as NUM_FIRST_EVENTS
 from .history import NUM_LAST_EVENTS as NUM_LAST_EVENTS
 from .history import NUM_LONE as NUM_LONE
 from .history import TrainingHistory as TrainingHistory
+from .magnitudes import MagnitudeHistogram as MagnitudeHistogram
 from .model import ModelNotes as ModelNotes
 from .overview import Bucket as Bucket
 from .overview import Overview as Overview
 from .sampled import Sampled as Sampled
+from .samples import ActivationStats as ActivationStats
+from .samples import ChannelStats as ChannelStats
 from .table import ClippedGroup as ClippedGroup
 from .table import GradientStats as GradientStats
 from .table import StepStats as StepStats

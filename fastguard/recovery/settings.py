@@ -13,52 +13,49 @@ CRITICAL_RULES = ("loss-explosion", "loss-divergence")
 
 @dataclass(frozen=True)
 class Recovery:
-    """How a run is brought back when it goes wrong: `fastguard.wrap(optimizer, model, recovery=fastguard.Recovery())`.
+    """How to recover a run that goes wrong: `fastguard.wrap(optimizer, model, recovery=fastguard.Recovery())`.
 
-    Every `every` steps parameters, buffers and the optimizer's state are copied into memory that is kept for it. Such a
-    snapshot counts once the run has stayed healthy for `quarantine` further steps; or for `patience`, where the next
-    loss is too high at one blow. When the run goes wrong, the newest
-    that counts is put back in place, and training goes on with the data that come next: the batches since then are
-    left out. It goes wrong where the loss stands above its robust limit for `patience` steps, or is NaN; where it has
-    risen for good and is lower with a snapshot, which some steps that are left out show; where
-    `max_consecutive_skips` steps in a row are skipped; where parameters or buffers are not finite; where a rule of
-    `rules` says so. Halfway through `patience`, gradients are clipped to the median norm.
+    Every `every` steps the guard copies parameters, buffers and optimizer state into memory. A snapshot becomes valid
+    when the run has stayed healthy for `quarantine` more steps, or for `patience` if the very next loss is above the
+    limit. When the run goes wrong, the guard restores the newest valid snapshot in place, and training continues with
+    the next data: the batches in between are left out. A run goes wrong if the loss stays above its robust limit for
+    `patience` steps or is NaN; if it rises for good and is lower with a snapshot, which a few left-out steps test; if
+    `max_consecutive_skips` steps in a row are skipped; if parameters or buffers are not finite; or if a rule of `rules`
+    says so. Halfway through `patience`, gradients are clipped to the median norm.
 
-    The second time within `window` steps an older snapshot is put back, and the learning rate is multiplied by
-    `lr_factor`, and brought back to what it should be over `ramp` steps; around the optimizer's own step only, so that
-    no scheduler sees it. While the loss of what was put back is above the limit, it is the data: steps are left out, up
-    to four times `every`; then the level is taken for a new one. After `attempts` within `window` the best
-    snapshot is put back, and `RecoveryFailedError` raised.
+    The second time within `window` steps the guard restores an older snapshot and multiplies the learning rate by
+    `lr_factor`. The rate returns to its value over `ramp` steps; schedulers do not see this. If the loss is above the
+    limit right after a rollback, the data are to blame: steps are left out, up to four times `every`, and then the
+    level is accepted. After `attempts` rollbacks within `window`, the guard restores the best snapshot and raises
+    `RecoveryFailedError`.
 
-    While nothing goes wrong, training is bit-identical to training without. Schedules, loss scale, random state and
-    data go on as they are, unless they are in `state`.
+    While nothing goes wrong, training is bit-identical to training without recovery. A rollback does not touch
+    schedules, loss scale, random state and data, unless they are in `state`.
 
     Args:
         every: steps from one snapshot to the next.
-        keep: snapshots, >= 2. Each takes the memory of parameters, buffers and optimizer state; on the host, pinned, if
-            they are on a GPU.
-        attempts: rollbacks within `window` steps; the next raises. A loss that rises for good once more after all but
-            one of them is taken for lawful, and that is told, unless `wrap` was told `objective="minimise"`.
+        keep: number of snapshots, >= 2. Each takes the memory of parameters, buffers and optimizer state, in pinned
+            memory of the host if they are on a GPU.
+        attempts: rollbacks within `window` steps; the next raises. If the loss rises for good again after all but one
+            of them, the rise is accepted and reported, unless `wrap` has `objective="minimise"`.
         lr_factor: above 0, at most 1.
-        ramp: steps.
-        window: steps. A resumed run goes on counting.
+        ramp, window: steps. A resumed run continues to count.
         quarantine: steps; None: half of `every`.
-        patience: steps in a row with a loss above the limit, which is the median of the newest 32 healthy losses and
-            `spread` times the robust standard deviation of 128, or 30 % of the median if that is more, or 5 % of what
-            was gained since the beginning.
-        spread: see `patience`.
-        rules: of the diagnosis; what they find new and critical counts.
-        state: what else is to go back, as an EMA: anything with `state_dict` and `load_state_dict`.
-        replay: put the random state back too, to go through the same again, with the data loader in `state`.
-        recompute: keep the random state of each forward pass, for `Guard.recompute`, and recompute steps with a closure
+        patience, spread: number of steps in a row with a loss above the limit. The limit is the median of the newest 32
+            healthy losses plus the largest of: `spread` times the robust standard deviation of 128, 30 % of the median,
+            and 5 % of the progress since the beginning.
+        rules: a new critical finding of one of these rules counts, too.
+        state: more to restore, such as an EMA: objects with `state_dict` and `load_state_dict`.
+        replay: restore the random state, too, to repeat the same steps, with the data loader in `state`.
+        recompute: keep the random state of each forward pass for `Guard.recompute`, and recompute steps with a closure
             whose gradients are not finite.
 
     Raises:
-        ValueError: a setting is out of its range; says which.
+        ValueError: a setting is out of its range; names it.
 
-    Cost: every `every` steps a copy of all that is kept, on a GPU without a wait; at each step 10 us on the host. A
-    rollback is one such copy back. With several processes, one small `all_reduce` a step, which on GPUs waits for the
-    step before.
+    Cost: every `every` steps a copy of all that is kept, on a GPU without a wait; 10 us a step on the host. A rollback
+    is one such copy back. With several processes, one small `all_reduce` a step, which on GPUs waits for the step
+    before.
 
     >>> Recovery(keep=1)
     Traceback (most recent call last):

@@ -24,24 +24,21 @@ _MAX_LAYERS = 3
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """How a run is doing. `str(report)` reads like a colleague's note, at most 100 columns wide and plain ASCII; a
-    notebook shows it with key numbers and small charts.
+    """How a run is doing. `print(report)` shows plain ASCII, at most 100 columns wide; a notebook shows small charts.
 
-    Names and messages are shown, not obeyed: in them every other character stands as its escape, and what is very long
-    loses its middle. `to_dict` has all of them in full.
+    Printed names and messages are escaped, and very long ones are shortened; `to_dict` has them in full.
 
     Attributes:
-        status: the worst severity among the findings; those of severity "info" do not change it. Without any, "healthy"
-            if a gradient was ever seen, else "no-evidence": nothing is known of such a run.
+        status: the worst severity among the findings, "info" apart. Without findings "healthy", or "no-evidence" if the
+            run has no gradients.
         findings: what is wrong or worth knowing, the most severe first.
-        recommendations: what to do, those of the causes first, then in the order of the findings, each once.
-        numbers: counts, rates, quantiles; what is not known has no key.
+        recommendations: what to do, each once: those of the causes, then those of the findings.
+        numbers: counts, rates, quantiles. An unknown number has no key.
         causes: root causes of the findings, the surest first, each with its findings as `symptoms`.
-        modules: a row for each module whose activations were sampled, as of the newest sample.
-        weights: a row for each parameter that was sampled.
-        sinks: what each sink costs the thread that trains: `name`, `num_steps`, `mean_us`, `total_s`, `num_lost`. Of a
-            log that is read there are none.
-        source: gives what figures can be drawn of; None for a report without a run. No part of comparisons and copies.
+        modules: a row for each module whose activations were sampled, from the newest sample.
+        weights: a row for each sampled parameter.
+        sinks: what each sink costs the training thread: `name`, `num_steps`, `mean_us`, `total_s`, `num_lost`.
+        source: returns what the figures are drawn from; None for a report without a run. Not compared or copied.
     """
 
     status: Status
@@ -55,11 +52,11 @@ class Report:
     source: Callable[[], Any] | None = field(default=None, compare=False)
 
     def save(self, path: str | os.PathLike[str], *, title: str = "") -> Path:
-        """Writes one HTML file with this report and figures of its run up to now; it opens offline.
+        """Writes one HTML file with this report and figures of its run so far. It opens offline.
 
         Args:
-            path: where; a file that is there is replaced, as a whole or not at all.
-            title: of the page; the run's name where there is none.
+            path: an existing file is replaced, completely or not at all.
+            title: of the page; by default the name of the run.
 
         Returns:
             The path.

@@ -3,5 +3,3 @@
 from .guard import Guard as Guard
 from .wrapping import wrap as wrap
 from .wrapping_backward import wrap_backward as wrap_backward
-
-__all__ = ["Guard", "wrap", "wrap_backward"]

@@ -48,11 +48,6 @@ GUARD = "_guard"  # the attribute of an optimizer; torch expects copies to have 
 class Guard(GuardState):
     """Watches the gradients of one optimizer, or of several that share one norm. Made by `fastguard.wrap`.
 
-    Attributes:
-        run, ledger, judge, sampling, facts: its parts.
-        asked: what `wrap` was called with.
-        made: closes the parts that have hooks, from the moment that they are made: `wrap` may fail at a later one.
-
     Cost a step: one read of the gradients, and one more read and write if they are clipped. On a GPU two launches, a
     third to clip; no sync with a fused optimizer, one with any other that may skip. For options see `wrap`. Memory: two
     tables of 80 bytes a tensor, and 0.4 KB for each of the newest 512 steps.

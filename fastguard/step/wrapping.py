@@ -24,7 +24,7 @@ from .settings import GuardSettings, clip_policy
 from .state import guard_attribute
 from .wrappers import innermost, inwards, refuse_sharding_model, unwrapped
 
-_Wrapped = TypeVar("_Wrapped")
+AnyOptimizer = TypeVar("AnyOptimizer")
 _Guard = TypeVar("_Guard", bound=Guard)
 _log = logging.getLogger("fastguard")
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()  # those that live
@@ -243,53 +243,52 @@ def _over_ranks(
 
 @explained
 def wrap(
-    optimizer: _Wrapped,
+    optimizer: AnyOptimizer,
     model: torch.nn.Module | None = None,
     *,
     max_norm: float | None = None,
     clip: ClipPolicy | None = None,
+    sinks: Iterable[Any] = (),
+    recovery: bool | Recovery | None = None,
     skip_nonfinite: bool = True,
     max_consecutive_skips: int = 25,
-    sinks: Iterable[Any] = (),
-    backend: str = "auto",
-    when_behind: str = "wait",
-    clip_through: str = "scale",
     activations: bool | str | dict[str, Any] | ActivationMonitor | None = None,
     weights: bool | int | Mapping[str, Any] | None = None,
     check_every: int | None = None,
     objective: str | None = None,
-    recovery: bool | Recovery | None = None,
     names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
-    ranks: str = "first",
     on_guarded: str = "reuse",
+    backend: str = "auto",
+    clip_through: str = "scale",
+    when_behind: str = "wait",
+    ranks: str = "first",
     process_group: dist.ProcessGroup | None = None,
     parity: bool | int | None = None,
     watch_ranks: bool | int | None = None,
-) -> _Wrapped:
+) -> AnyOptimizer:
     """Guards `optimizer` in place and returns the same object, with its `Guard` as `optimizer.guard`.
 
     `optimizer.step()` then reads the gradients once: it records their statistics, clips them, and skips the step if
-    they are not finite. While nothing is clipped or skipped, training is bit-identical to unguarded training.
+    they are not finite. While nothing is clipped or skipped, training is bit-identical to unguarded training. Most
+    programs need only the first six arguments.
 
     Args:
         optimizer: a torch.optim.Optimizer, or its wrapper from accelerate or Lightning; or a list of optimizers that
             share one norm and one decision (Muon with AdamW), which is then returned. The first to step decides for
             all, so all of them must step after the backward pass. An optimizer around another that adds a step of its
             own (Lookahead, SAM) is guarded from outside.
-        model: names the tensors, and has its buffers kept finite when a step is skipped (docs/recovery.md). Without a
+        model: names the tensors. Its buffers are kept finite when a step is skipped (docs/recovery.md). Without a
             model, names come from `named_parameters` of the optimizer, or are `group0.param3`.
-        max_norm: maximum total 2-norm; short for `clip=GlobalNorm(max_norm)`.
-        clip: a clip policy.
-        skip_nonfinite: skip steps whose gradients contain NaN or Inf. LBFGS cannot skip.
-        max_consecutive_skips: number of skipped steps in a row that raises NonFiniteGradientsError.
+        max_norm: the largest total 2-norm; short for `clip=GlobalNorm(max_norm)`.
+        clip: a clip policy of `fastguard.clip`.
         sinks: where to send the records: `JsonlSink`, `MemorySink`, objects with `write(record)` and `close()`, or
             functions.
-        backend: "auto" or a name from `fastguard.backends()`.
-        when_behind: what to do on a GPU when 16 steps are in flight and no record has arrived: "wait" for the oldest
-            record, or "drop" the newest, which the report then counts.
-        clip_through: how to clip the gradients of a fused optimizer. "scale": in a pass of its own, only when they have
-            to be clipped. "grad_scale": the optimizer divides them in its own pass, which saves a read and a write when
-            most steps are clipped; on a GPU it then writes them at every step. Results differ by one rounding.
+        recovery: roll back when training goes wrong: True, or a `fastguard.Recovery`. `step` raises RecoveryFailedError
+            if that does not help.
+
+    Other Args:
+        skip_nonfinite: skip steps whose gradients contain NaN or Inf. LBFGS cannot skip.
+        max_consecutive_skips: number of skipped steps in a row that raises NonFiniteGradientsError.
         activations: sample the outputs of modules into `StepStats.activations`: True, a regular expression of module
             names, a dict of arguments of `ActivationMonitor`, or a monitor.
         weights: sample weights and updates into `StepStats.weights`: True for every 100th step, the number of steps
@@ -297,18 +296,22 @@ def wrap(
             step syncs.
         check_every: steps between diagnoses; new findings are logged. None: 50, or more to stay below 1 % of the time.
             0: never; `Guard.report` still diagnoses.
-        objective: how the rules should read the loss. "minimise": it should fall; "game": it depends on an adversary (a
+        objective: how the rules read the loss. "minimise": it should fall; "game": it depends on an adversary (a
             GAN's); "reward": its size says little (policy gradients, actor-critic). None: infer it from the losses.
-        recovery: roll back when training goes wrong: True, or a `fastguard.Recovery`. `step` raises RecoveryFailedError
-            if that does not help.
         names: names of the parameters, if the model's parameters are not the optimizer's, as with float32 master
             copies: one for each parameter in the optimizer's order, or a dict from parameters to names. They take
             precedence over the model's names.
+        on_guarded: what to do if `optimizer` is guarded already. "reuse": keep its guard if the settings are equal, as
+            when you run a notebook cell again, and replace the sinks if any are given; otherwise raise. "raise": always
+            raise. "replace": detach the guard and make a new one.
+        backend: "auto" or a name from `fastguard.backends()`.
+        clip_through: how to clip the gradients of a fused optimizer. "scale": in a pass of its own, only when they have
+            to be clipped. "grad_scale": the optimizer divides them in its own pass, which saves a read and a write when
+            most steps are clipped; on a GPU it then writes them at every step. Results differ by one rounding.
+        when_behind: what to do on a GPU when 16 steps are in flight and no record has arrived: "wait" for the oldest
+            record, or "drop" the newest, which the report then counts.
         ranks: which `torch.distributed` ranks write to the sinks and log warnings: "first" (rank 0) or "all". Every
             rank has a guard, a history and a report of its own.
-        on_guarded: what to do if `optimizer` is guarded already. "reuse": keep its guard if the settings are equal, as
-            when a notebook cell is run again, and replace the sinks if any are given; otherwise raise. "raise": always
-            raise. "replace": detach the guard and make a new one.
         process_group: a `torch.distributed` group whose ranks hold other tensors of the same model, such as pipeline
             stages or experts; the norm includes them. Not needed for DTensors. Gradients that
             DistributedDataParallel averages over ranks of the group count once.
@@ -331,11 +334,9 @@ def wrap(
         NonFiniteGradientsError: from `step`, after `max_consecutive_skips`; parameters are untouched.
 
     Cost a step: one read of the gradients; one more read and write if they are clipped. On a GPU two launches, one
-    more to clip, and no sync with a fused optimizer; with any other one sync, and none with `skip_nonfinite=False`.
-    Once, with a `model`: one read of its weights; on a GPU a sync. On the CPU a hook on the model looks at one forward
-    pass in twenty, and a few elements of gradients and weights are compared between steps: some 20 us a step in the
-    first thousand, 5 after (`TrainingHistory.batches`, `grad_cosines`, `model`). Buffers that the model writes to are
-    copied at each step: some 12 us for two batch norms, 45 us for fifty.
+    more to clip, and one sync; none with a fused optimizer or `skip_nonfinite=False`. Once, with a `model`: one read of
+    its weights; on a GPU a sync. On the CPU, looks at forward passes and gradients: some 20 us a step in the first
+    thousand, 5 after. Buffers that the model writes to are copied: 12 us a step for two batch norms, 45 us for fifty.
 
     >>> import torch, fastguard
     >>> model = torch.nn.Linear(2, 1)

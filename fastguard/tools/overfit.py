@@ -97,7 +97,7 @@ def overfit_one_batch(
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
     >>> batch = torch.randn(4, 4), torch.randn(4, 1)
     >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    >>> fastguard.overfit_one_batch(model, optimizer, batch, torch.nn.functional.mse_loss).learnt
+    >>> fastguard.tools.overfit_one_batch(model, optimizer, batch, torch.nn.functional.mse_loss).learnt
     True
     """
     values.at_least(1, "steps", steps)

@@ -33,7 +33,7 @@ def warmup_cosine(
 
     >>> import torch, fastguard
     >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0)
-    >>> scheduler = fastguard.warmup_cosine(optimizer, warmup=2, total=6, start=0.5)
+    >>> scheduler = fastguard.tools.warmup_cosine(optimizer, warmup=2, total=6, start=0.5)
     >>> lrs = []
     >>> for _ in range(6):
     ...     lrs.append(round(scheduler.get_last_lr()[0], 3))

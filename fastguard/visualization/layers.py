@@ -189,9 +189,9 @@ def plot_magnitudes(source: Any) -> Any:
 
     Args:
         source: a `MagnitudeHistogram`, or a dict of such by names; a guard, whose gradients of now are counted. Of
-            tensors, `fastguard.magnitude_histogram` makes one. A log, a history, or a guard without gradients, has no
-            single elements: of the newest table of tensors it shows how many tensors have their largest |g|, their
-            root mean square and their least |g| where.
+            tensors, `fastguard.kernels.magnitude_histogram` makes one. A log, a history, or a guard without gradients,
+            has no single elements: of the newest table of tensors it shows how many tensors have their largest |g|,
+            their root mean square and their least |g| where.
 
     Returns:
         A `plotly.graph_objects.Figure`. Zeros, NaNs and Infs have no magnitude: the title counts them.

@@ -124,7 +124,7 @@ def check_gradients(
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> _ = torch.nn.init.constant_(model.weight, 0.5)
     >>> model(torch.tensor([[3.0, 4.0]])).backward()
-    >>> print(fastguard.check_gradients(model))
+    >>> print(fastguard.tools.check_gradients(model))
     parameter  shape  grad norm  weight norm      ratio  zeros  NaN  Inf
     --------------------------------------------------------------------
     weight     1x2    5.000e+00    7.071e-01  7.071e+00   0.0%

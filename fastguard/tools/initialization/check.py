@@ -63,7 +63,7 @@ def check_initialization(
     >>> import torch, fastguard
     >>> model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
     >>> _ = torch.nn.init.normal_(model[2].weight, std=2.0)
-    >>> result = fastguard.check_initialization(model)
+    >>> result = fastguard.tools.check_initialization(model)
     >>> result["all_ok"], result["0"]["status"], result["2.weight"]["status"]
     (False, 'ok', 'too_large')
     """

@@ -40,7 +40,7 @@ def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = 
 
     >>> import torch, fastguard
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-    >>> report = fastguard.stable_weight_init(model)
+    >>> report = fastguard.tools.stable_weight_init(model)
     >>> report.all_ok, report["0"].rule, report["2"].rule
     (True, 'He: ReLU follows', 'LeCun: no activation follows')
     """

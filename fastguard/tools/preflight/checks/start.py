@@ -15,7 +15,7 @@ from ..registry import check
 from ..watcher import BREAKERS, Activity
 
 TITLE = "Initialisation and gradient flow"
-_HE = "He et al. 2015, Glorot and Bengio 2010; the expectations of `fastguard.check_initialization`"
+_HE = "He et al. 2015, Glorot and Bengio 2010; the expectations of `fastguard.tools.check_initialization`"
 _HALF = (torch.float16, torch.bfloat16)
 
 
