@@ -101,7 +101,7 @@ def test_every_snippet_runs_in_order(page, tmp_path, monkeypatch, capsys):
 
 
 def test_a_readme_is_read_in_one_sitting():
-    assert TEXT.count("\n") <= 250
+    assert TEXT.count("\n") <= 160
 
 
 class Attending(torch.nn.Module):
@@ -166,7 +166,7 @@ def test_every_public_name_in_the_text_exists(page):
         assert name in (*fastguard.__all__, *fastguard._MORE_MODULES, "_C"), name
 
 
-@pytest.mark.parametrize("name", ["bench", "faults-external", "protection-diverging", "reliability-short"])
+@pytest.mark.parametrize("name", ["bench", "faults-external"])
 def test_the_tables_have_their_places(name):
     assert TEXT.count(f"<!-- {name}:begin -->") == TEXT.count(f"<!-- {name}:end -->") == 1
     assert TEXT.index(f"<!-- {name}:begin -->") < TEXT.index(f"<!-- {name}:end -->")

@@ -1,6 +1,6 @@
 """Writes the tables into documents from saved results.
 
-    python -m benchmarks.protection.readme benchmarks/results/protection.json README.md benchmarks/README.md [--check]
+    python -m benchmarks.protection.readme benchmarks/results/protection.json benchmarks/README.md [--check]
 
 `<!-- protection:begin -->` … `<!-- protection:end -->` gets what was to be reached and what was, `protection-policies`
 the rules on recorded norms, `protection-diverging` how runs in trouble ended, `protection-troubles` a row a trouble,

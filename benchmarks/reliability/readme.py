@@ -1,4 +1,4 @@
-"""Writes what fastguard was found to withstand into README.md and docs/reliability.md, from saved results.
+"""Writes what fastguard was found to withstand into docs/reliability.md, from saved results.
 
     python -m benchmarks.reliability.readme [--check]
 
@@ -212,18 +212,7 @@ def long_table(results: readme.Results) -> list[str]:
     return readme.markdown(header, rows, num_texts_at_end=4)
 
 
-def short_table(results: readme.Results) -> list[str]:
-    """What was tried and found of those that say most, without conditions."""
-    rows = [[part.title, measured(part, results.get(part.name))] for part in PARTS if part.name in SHORT]
-    return readme.markdown(("tried", "found"), rows, num_texts_at_end=1)
-
-
-SHORT = ("reliability-kernels", "reliability-logs", "reliability-kill", "reliability-soak", "optimizers")
-
-TABLES: Mapping[Path, readme.Tables] = {
-    ROOT / "README.md": {"reliability-short": short_table},
-    ROOT / "docs" / "reliability.md": {"reliability": long_table},
-}
+TABLES: Mapping[Path, readme.Tables] = {ROOT / "docs" / "reliability.md": {"reliability": long_table}}
 
 
 def saved(folder: Path = RESULTS) -> readme.Results:

@@ -2,14 +2,15 @@
 
     python -m benchmarks.speed.readme benchmarks/results/cpu.json README.md benchmarks/README.md [--check]
 
-`<!-- bench:begin -->` … `<!-- bench:end -->` gets what things cost with torch and with fastguard; `measures` what is
-held to; `predictions` what was predicted beside what was measured. `--check` writes nothing and fails if a table is not
-what the results say.
+`<!-- costs:begin -->` … `<!-- costs:end -->` gets what things cost with torch and with fastguard, `bench` four rows
+for the README; `measures` what is held to; `predictions` what was predicted beside what was measured. `--check` writes
+nothing and fails if a table is not what the results say.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from fastguard.commands.bench import machine
 from fastguard.commands.bench.harness import duration
@@ -53,34 +54,34 @@ def _cost(results: Results, title: str, part: str, *keys: str) -> list[str] | No
     return [title, *times, f"**{ratios[0]}**", ratios[1]]
 
 
-def cost_table(results: Results) -> list[str]:
-    """What things cost with torch and with fastguard, and the conditions."""
-    rows = [
-        _cost(results, "added to a step, MLP of 101k parameters", "step-mlp"),
-        _cost(results, "the same, each loss observed and written as JSON lines", "step-mlp-jsonl"),
-        _cost(results, "clip, 300 tensors × 1000, limit not reached", "300x1000"),
-        _cost(results, "clip, 3000 tensors × 64, limit not reached", "3000x64"),
-        _cost(results, "clip, ResNet-50, limit not reached", "resnet50"),
-        _cost(results, "clip, GPT-2 124M float32, limit not reached", "gpt2-float32"),
-        _cost(results, "clip, GPT-2 124M bfloat16, limit not reached", "gpt2-bfloat16"),
-        _cost(results, "clip, 300 tensors × 1000, clipping at every step", "300x1000-clipping"),
-        _cost(results, "clip, 3000 tensors × 64, clipping at every step", "3000x64-clipping"),
-        _cost(results, "clip, GPT-2 124M float32, clipping at every step", "gpt2-float32-clipping"),
-        _cost(results, "clip and fused AdamW, GPT-2 124M float32, clipping at every step", "adamw", "grad_scale"),
-        _cost(results, "every statistic of every tensor, GPT-2 124M float32", "statistics", "separate-ops"),
-    ]
+# What is measured: its title, its part of the results, and where in that part.
+COSTS = (
+    ("added to a step, MLP of 101k parameters", "step-mlp"),
+    ("the same, each loss observed and written as JSON lines", "step-mlp-jsonl"),
+    ("clip, 300 tensors × 1000, limit not reached", "300x1000"),
+    ("clip, 3000 tensors × 64, limit not reached", "3000x64"),
+    ("clip, ResNet-50, limit not reached", "resnet50"),
+    ("clip, GPT-2 124M float32, limit not reached", "gpt2-float32"),
+    ("clip, GPT-2 124M bfloat16, limit not reached", "gpt2-bfloat16"),
+    ("clip, 300 tensors × 1000, clipping at every step", "300x1000-clipping"),
+    ("clip, 3000 tensors × 64, clipping at every step", "3000x64-clipping"),
+    ("clip, GPT-2 124M float32, clipping at every step", "gpt2-float32-clipping"),
+    ("clip and fused AdamW, GPT-2 124M float32, clipping at every step", "adamw", "grad_scale"),
+    ("every statistic of every tensor, GPT-2 124M float32", "statistics", "separate-ops"),
+)
+IN_README = ("step-mlp", "step-mlp-jsonl", "gpt2-float32", "adamw")
+
+
+def cost_table(results: Results, parts: Sequence[str] = ()) -> list[str]:
+    """What things cost with torch and with fastguard, or only what these parts measured, and the conditions."""
+    rows = [_cost(results, *each) for each in COSTS if not parts or each[1] in parts]
     header = ("CPU, medians", "torch", "fastguard", "ratio", "beside a busy core")
     return [
         *readme.markdown(header, [row for row in rows if row is not None]),
         "",
         f"Measured on {conditions(results)}",
-        "Measured as in training: single calls, each straight after the rival's on other tensors of the same shapes or "
-        "after a backward pass, each checked against float64 first; the last column is the ratio again while another "
-        "process keeps one core busy, as a data loader does. `torch`: `torch.nn.utils.clip_grad_norm_`; for the "
-        "statistics separate torch ops, with one `.item()` each; for whole steps what it adds to a step (AdamW, fused) "
-        "that otherwise does not clip. `fastguard`: `clip_grad_norm_`, `tensor_stats`, and `wrap` with statistics, "
-        'record and history at every step, with AdamW `clip_through="grad_scale"`. The ratio is the median of the '
-        "rounds' ratios. `benchmarks/README.md` says more.",
+        "`torch` is `torch.nn.utils.clip_grad_norm_`; the last column is the ratio while another process keeps a core "
+        "busy, as a data loader does.",
     ]
 
 
@@ -107,7 +108,12 @@ def predictions_table(results: Results) -> list[str]:
     return readme.markdown(header, rows, num_texts_at_end=1)
 
 
-TABLES: readme.Tables = {"bench": cost_table, "measures": measures_table, "predictions": predictions_table}
+TABLES: readme.Tables = {
+    "bench": functools.partial(cost_table, parts=IN_README),
+    "costs": cost_table,
+    "measures": measures_table,
+    "predictions": predictions_table,
+}
 main = functools.partial(readme.main, tables=TABLES, prog="python -m benchmarks.speed.readme")
 
 if __name__ == "__main__":

@@ -44,11 +44,11 @@ def test_frames_are_those_of_this_package_alone():
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
     "package": 50_946,
-    "core": 17_178,
+    "core": 17_172,
     "files": 319,
-    "tests": 52_436,
-    "benchmarks": 19_718,
-    "README": 246,
+    "tests": 52_426,
+    "benchmarks": 19_713,
+    "README": 159,
 }
 CORE = ("records", "kernels", "step", "clip")
 
