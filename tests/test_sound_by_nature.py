@@ -83,6 +83,12 @@ def test_noise_around_one_level_is_no_rise(seed):
     assert severity("no-warm-up", run([abs(dice.gauss(0.0, 1.0)) for _ in range(80)])) is None
 
 
+def test_a_run_too_short_to_warm_up_is_not_blamed_for_it():
+    short, whole = (run([0.2, 0.8, 1.1, *[1.5] * more]) for more in (17, 57))
+    short.has_ended = whole.has_ended = True
+    assert [severity("no-warm-up", one) for one in (short, whole)] == ["info", "warning"]
+
+
 def test_what_is_far_below_chance_has_not_risen():
     losses = [0.01, 0.01, 0.01, *[0.05] * 120]
     ops = ("NllLossBackward0", "LogSoftmaxBackward0")

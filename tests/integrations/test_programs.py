@@ -14,8 +14,8 @@ if not PATH.is_file():
 pytestmark = pytest.mark.slow
 
 PROGRAMS = dict(re.findall(r"^## ([^\n]+)\n\n```python\n(.*?)^```$", PATH.read_text(), re.MULTILINE | re.DOTALL))
-STEPS = {"Transformers, TRL, PEFT": 40, "Lightning": 16, "Fabric": 20, "accelerate": 10, "ignite": 20, "skorch": 14}
-STEPS["fastai"] = 16
+_NAMES = "Transformers, TRL, PEFT", "Lightning", "Fabric", "accelerate", "ignite", "skorch", "fastai"
+STEPS = dict(zip(_NAMES, (40, 16, 20, 10, 20, 14, 16)))
 
 
 @pytest.fixture(autouse=True)

@@ -161,8 +161,7 @@ class TestOneRunPerLog:
             os.utime(sink.path, (second, second))
         for log, newest in ((path, "run-3.jsonl"), (path.with_name("run-2.jsonl"), "run-3.jsonl"), (sink.path, "")):
             cli.main([*command.split(), str(log)])
-            remark = f"{log} holds an older run: the newest is in {newest}\n"
-            assert (remark in capsys.readouterr().err) == bool(newest)
+            assert (f"{log} holds an older run: the newest is in {newest}\n" in capsys.readouterr().err) == bool(newest)
         view = lines_of(FollowedRun(path), now=0.0, width=80)
         assert any("the newest is in run-3.jsonl" in text for line in view for text, _ in line)
 

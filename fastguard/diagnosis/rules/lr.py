@@ -90,9 +90,9 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     """The run began at its full learning rate, and its loss rose above `rise` times its first for `run` steps in a row.
 
     `within` the first so many steps, and while those are still in the window. The first loss is of weights that no step
-    has changed yet; above it by twice the noise, too. Info until twice as many steps are taken or the run has ended,
-    once the loss is below its first, where it may rise, and where it stays below a tenth of the loss of one who knows
-    nothing. Silent where it jumped within one step after the first ten: the data did.
+    has changed yet; above it by twice the noise, too. Info before twice as many losses, or `within` where the run has
+    ended; once the loss is below its first, where it may rise, and where it stays below a tenth of the loss of one who
+    knows nothing. Silent where it jumped within one step after the first ten: the data did.
     """
     s = signals_of(history)
     losses, lrs = s.losses[:within], s.lrs
@@ -100,7 +100,7 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
         return None
     if len(lrs) >= within and lrs[-1] < 0.5 * lrs[0]:
         return None
-    first, usual, has_lasted = losses[0], noise(losses), has_had_time(history, 2 * within)
+    first, usual, has_lasted = losses[0], noise(losses), len(losses) == within and has_had_time(history, 2 * within)
     is_harmless = s.loss_level < first or may_rise(history) or max(losses, default=0.0) < 0.1 * s.chance
     limit = max(rise * first, 0.0 if math.isnan(usual) else first + 2.0 * usual)
     in_a_row = 0
