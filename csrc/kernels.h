@@ -12,13 +12,15 @@
 constexpr int kFastLanes = 32;
 constexpr int kFast32 = kFastLanes / kW32, kFast64 = kFastLanes / kW64;
 
-// Keys of 16 bits stay that wide, twice as many in a register. A block is too small for a lane's count to overflow.
-template <class V, int N>
+// Keys of 16 bits stay that wide, twice as many in a register. They compare as signed numbers, which none is below zero as:
+// every instruction set can do that.
+template <class V, class Key, int N>
 struct FastKeys {
-  V largest[N] = {}, smallest[N], nonzero[N] = {};
+  static constexpr Key kMagnitude = Key(~(Key(1) << (8 * sizeof(Key) - 1)));
+  V largest[N] = {}, least[N];
 };
-typedef FastKeys<u32v, kFast32> FastKeys32;
-typedef FastKeys<u16v, kFast32 / 2> FastKeys16;
+typedef FastKeys<i32v, int32_t, kFast32> FastKeys32;
+typedef FastKeys<i16v, int16_t, kFast32 / 2> FastKeys16;
 
 struct F32 {
   typedef uint32_t raw;
@@ -211,57 +213,69 @@ FG_INLINE void fast_value(FastSums& f, int i, f32v value) {
   f.run_sq[i] += value * value;
 }
 
+// Adds kFastLanes elements. Those of which `dropped` has all bits are zeros that are not there.
 template <class D>
-FG_INLINE void fast_add(FastSums& f, FastKeys32& keys, const uint32_t* p) {
+FG_INLINE void fast_add(FastSums& f, FastKeys32& keys, const uint32_t* p, const u32v* dropped = nullptr) {
 #pragma GCC unroll 8
   for (int i = 0; i < kFast32; ++i) {
-    const u32v bits = load<u32v>(p + i * kW32), key = bits & 0x7fffffffu;
+    const u32v bits = load<u32v>(p + i * kW32);
+    const i32v key = (i32v)(bits & 0x7fffffffu), present = dropped ? key | (i32v)(dropped[i] >> 1) : key;
     fast_value(f, i, (f32v)bits);
-    keys.largest[i] = umax(keys.largest[i], key);
-    keys.smallest[i] = umin(keys.smallest[i], key - 1u);
-    keys.nonzero[i] += umin(key, (u32v){} + 1u);
+    keys.largest[i] = key > keys.largest[i] ? key : keys.largest[i];
+    keys.least[i] = present < keys.least[i] ? present : keys.least[i];
   }
 }
 
-// Two elements lie in a word. Half of the lanes take the lower ones, the others the upper ones, which needs no shuffle; keys
-// compare as signed numbers where they may, for which every instruction set has an instruction.
+// Two elements lie in a word. Half of the lanes take the lower ones, the others the upper ones, which needs no shuffle.
 template <class D>
-FG_INLINE void fast_add(FastSums& f, FastKeys16& keys, const uint16_t* p) {
+FG_INLINE void fast_add(FastSums& f, FastKeys16& keys, const uint16_t* p, const u32v* dropped = nullptr) {
 #pragma GCC unroll 4
   for (int i = 0; i < kFast32 / 2; ++i) {
     const u32v words = load<u32v>(p + i * 2 * kW32);
     fast_value(f, i, D::lower(words));
     fast_value(f, i + kFast32 / 2, D::upper(words));
-    const i16v key = (i16v)words & (int16_t)0x7fff, one = (i16v){} + (int16_t)1, largest = (i16v)keys.largest[i];
-    const u16v less = (u16v)(key - one);
-    keys.largest[i] = (u16v)(key > largest ? key : largest);
-    keys.smallest[i] = less < keys.smallest[i] ? less : keys.smallest[i];
-    keys.nonzero[i] += (u16v)(key < one ? key : one);
+    const i16v key = (i16v)words & (int16_t)0x7fff;
+    const i16v present = dropped ? key | ((i16v)dropped[i] & (int16_t)0x7fff) : key;
+    keys.largest[i] = key > keys.largest[i] ? key : keys.largest[i];
+    keys.least[i] = present < keys.least[i] ? present : keys.least[i];
   }
 }
 
-template <class D>
-FG_INLINE void fold_fast(FastKeys32& keys, uint32_t& max_key, uint32_t& min_key, int64_t& num_nonzero) {
-  for (int i = 1; i < kFast32; ++i) {
-    keys.largest[0] = umax(keys.largest[0], keys.largest[i]);
-    keys.smallest[0] = umin(keys.smallest[0], keys.smallest[i]);
-    keys.nonzero[0] += keys.nonzero[i];
+template <class Keys>
+FG_INLINE void fold_fast(const Keys& keys, uint32_t& max_key, uint32_t& least_key) {
+  auto largest = keys.largest[0], least = keys.least[0];
+  for (const auto& v : keys.largest) largest = v > largest ? v : largest;
+  for (const auto& v : keys.least) least = v < least ? v : least;
+  max_key = uint32_t(largest[0]);
+  least_key = uint32_t(least[0]);
+  for (size_t k = 1; k < sizeof(largest) / sizeof(largest[0]); ++k) {
+    if (uint32_t(largest[k]) > max_key) max_key = uint32_t(largest[k]);
+    if (uint32_t(least[k]) < least_key) least_key = uint32_t(least[k]);
   }
-  fold_keys<D>(keys.largest, keys.smallest, 1, max_key, min_key);
-  for (int k = 0; k < kW32; ++k) num_nonzero += keys.nonzero[0][k];
 }
 
+// Counts the elements of a block that are not zero, and finds the smallest. `tail` as in `fast_block`.
 template <class D>
-FG_INLINE void fold_fast(const FastKeys16& keys, uint32_t& max_key, uint32_t& min_key, int64_t& num_nonzero) {
-  FastKeys32 wide;
-  for (int i = 0; i < kFast32; ++i) {
-    const int half = i / 2, shift = i % 2 * 16;
-    wide.largest[i] = (u32v)keys.largest[half] >> shift & 0xffffu;
-    wide.smallest[i] = (u32v)keys.smallest[half] >> shift & 0xffffu;
-    wide.nonzero[i] = (u32v)keys.nonzero[half] >> shift & 0xffffu;
+static __attribute__((noinline)) int64_t count_nonzero(const typename D::raw* p, int64_t n, const typename D::raw* tail,
+                                                       uint32_t& min_key) {
+  u32v smallest = ~(u32v){}, nonzero = {};
+  for (int64_t j = 0; j < n; j += kFastLanes) {
+    const typename D::raw* q = j + kFastLanes <= n ? p + j : tail;
+#pragma GCC unroll 8
+    for (int i = 0; i < kFast32; ++i) {
+      f32v value;
+      u32v key;
+      D::read(q + i * kW32, value, key);
+      smallest = umin(smallest, key - 1u);
+      nonzero += umin(key, (u32v){} + 1u);
+    }
   }
-  fold_fast<D>(wide, max_key, min_key, num_nonzero);
-  if (min_key == 0xffffu) min_key = 0xffffffffu;
+  int64_t num_nonzero = 0;
+  for (int k = 0; k < kW32; ++k) {
+    if (smallest[k] < min_key) min_key = smallest[k];
+    num_nonzero += nonzero[k];
+  }
+  return num_nonzero;
 }
 
 FG_INLINE void fast_flush(FastSums& f) {
@@ -297,7 +311,7 @@ FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) 
   constexpr int kAhead = 8192 / sizeof(*p);
   FastSums f;
   typename D::FastKeys keys;
-  for (auto& smallest : keys.smallest) smallest = ~(std::remove_reference_t<decltype(smallest)>){};
+  for (auto& least : keys.least) least = keys.largest[0] + keys.kMagnitude;  // of zeros so far
   for (int i = 0; i < kFast32; ++i) f.run_sum[i] = f.run_sq[i] = f32v{};
   int64_t j = 0;
   for (int64_t run = 0; run + kFastLanes <= n; run += kRun) {
@@ -309,28 +323,31 @@ FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) 
     }
     fast_flush(f);
   }
+  constexpr int kSize = kFastLanes * sizeof(*p), kWords = kSize / kBytes;
+  typename D::raw tail[kFastLanes];
   if (j < n) {
-    // The last elements once more, and zeros for those that were read: these change no sum, no extreme and no count.
-    constexpr int kSize = kFastLanes * sizeof(*p);
-    typename D::raw tail[kFastLanes];
+    // The last elements once more, and zeros for those that were read: these change no sum and no extreme.
     const char *last = (const char*)(p + n - kFastLanes), *kept = kTailMask + kTailBytes - kSize + (n - j) * sizeof(*p);
-    for (int at = 0; at < kSize; at += kBytes) {
-      const u32v words = load<u32v>(last + at) & load<u32v>(kept + at);
-      __builtin_memcpy((char*)tail + at, &words, kBytes);
+    u32v dropped[kWords];
+    for (int i = 0; i < kWords; ++i) {
+      const u32v mask = load<u32v>(kept + i * kBytes), words = load<u32v>(last + i * kBytes) & mask;
+      dropped[i] = ~mask;
+      __builtin_memcpy((char*)tail + i * kBytes, &words, kBytes);
     }
-    fast_add<D>(f, keys, tail);
+    fast_add<D>(f, keys, tail, dropped);
     fast_flush(f);
   }
 
-  uint32_t max_key = 0, min_key = 0xffffffffu;
-  int64_t num_nonzero = 0;
-  fold_fast<D>(keys, max_key, min_key, num_nonzero);
+  uint32_t max_key, least_key;
+  fold_fast(keys, max_key, least_key);
   if (max_key > D::kFastMax || (max_key < D::kFastMin && max_key != 0)) return false;
   a.sum_sq = fold<kFast64>(f.sq);
   a.sum = fold<kFast64>(f.sum);
   // Where the mean is nearly all of the root mean square, E[x^2] - E[x]^2 cancels: read again exactly.
   a.sum_sq_dev = a.sum_sq - a.sum * (a.sum / double(n));
   if (a.sum_sq_dev < 0.01 * a.sum_sq) return false;
+  uint32_t min_key = least_key - 1;  // of zero: none
+  const int64_t num_nonzero = least_key ? n : max_key ? count_nonzero<D>(p, n, tail, min_key) : 0;
   finish<D>(a, max_key, min_key);
   count(a, n, num_nonzero);
   return true;
