@@ -35,7 +35,7 @@ class Checkup:
     Args:
         history: the run.
         failures: where it is counted.
-        prepare: a bound method, called before the rules are asked to bring facts up to date; held weakly.
+        prepare: a bound method that brings facts up to date before the rules are asked; held weakly.
         check_every: the interval; 0 for never. None: 48 steps, 64 from step 1024 on, or as many more as keep the checks
             within 0.25 % of the time; within 1 % where the run has changed since the last one.
         is_quiet: another rank logs the findings.
@@ -76,7 +76,7 @@ class Checkup:
             return
         first = newest + self.interval - 1
         self.check_at = batch_end(first) if self._is_budgeted else first
-        self.glance_at = FIRST_GLANCE - 1 if newest < FIRST_GLANCE else _next_glance(newest)
+        self.glance_at = FIRST_GLANCE - 1 if newest < FIRST_GLANCE else self._next_glance(newest)
 
     def look(self, newest: int) -> list[Finding]:
         """Asks the rules that are due after the step `newest`, as a batch of steps ends; what is new."""
@@ -88,7 +88,7 @@ class Checkup:
             self.check_at = batch_end(following) if self._is_budgeted else following
             new += self.check()
         if newest >= self.glance_at and (newest == batch_end(newest) or not self._waits(newest)):
-            self.glance_at = _next_glance(newest)
+            self.glance_at = self._next_glance(newest)
             new += self.glance()
         return new
 
@@ -104,6 +104,13 @@ class Checkup:
         """As `puts_off`, where every step is delivered by itself: without the extension."""
         losses = [entry.loss for entry in list(self._watch.history.recent)[-8:] if entry.loss is not None]
         return extension is None and self.glance_at >= FIRST_GLANCE and self.puts_off(batch_end(newest), losses)
+
+    def _next_glance(self, newest: int) -> int:
+        """The middle of a batch or its end, to see slow changes early; the check's turn before any loss."""
+        if newest >= FIRST_GLANCE and not self._watch.history.loss_trend.count:
+            return self.check_at
+        half = batch_length(newest) // 2
+        return (newest + half) | (half - 1)
 
     def puts_off(self, end: int, losses: Sequence[float]) -> bool:
         """Whether a glance that is due within a batch can wait for its `end`: the newest losses are about the best.
@@ -139,9 +146,8 @@ class Checkup:
 
     def _may_check(self, now: float) -> bool:
         """Whether there is time for it, as much as the run gives reason to."""
-        if now >= self._not_before:
-            return True
-        return now >= self._not_before_if_changed and self._state != _state_of(self._watch.history)
+        is_other = now >= self._not_before_if_changed and self._state != _state_of(self._watch.history)
+        return is_other or now >= self._not_before
 
     def take_new(self) -> list[Finding]:
         """What was found since this was asked last, and was new."""
@@ -150,12 +156,13 @@ class Checkup:
 
     def glance(self) -> list[Finding]:
         """Asks the rules that see trouble coming, more often than the others; what is new."""
-        with self._failures.kept("checkup", "Nobody looked ahead at that step."):
+        with self._failures.kept("checkup", "Early-warning rules were skipped at this step."):
             is_first = self._watch.history.newest_step < FIRST_GLANCE + GLANCE_EVERY - 1
             prepare = self._prepare() if is_first else None
             if prepare is not None:
                 prepare()
-            return self._watch.glance(AT_FIRST if is_first else AHEAD)
+            if is_first or self._watch.history.loss_trend.count:
+                return self._watch.glance(AT_FIRST if is_first else AHEAD)
         return []
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,17 +178,10 @@ class Checkup:
         self._watch.load_state_dict(state)
 
 
-def _next_glance(newest: int) -> int:
-    """The middle of a batch or its end: what comes of slow changes is to be told early."""
-    half = batch_length(newest) // 2
-    return (newest + half) | (half - 1)
-
-
 def _state_of(history: TrainingHistory) -> tuple[Any, ...]:
     """How a run does, in a few coarse numbers: while these stay the same, the rules hardly find anything new.
 
-    Counts by their powers of two, the gradient norm by powers of e, the learning rate by powers of two, and the loss
-    by how far it lies above its best.
+    Counts and the learning rate by powers of two, the gradient norm by powers of e, and whether the loss has risen.
     """
     losses, norms = history.loss_trend, history.norm_trend
     counts = (
