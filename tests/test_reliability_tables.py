@@ -13,13 +13,7 @@ documents = pytest.importorskip("benchmarks.readme")
 
 LOGS = {"number": 10_000, "num_wrong": 2, "seed": 0, "exit_codes": {"cut": {"3": 5}}, "fastguard": "0.2.0"}
 READER = {"number": 9, "log_mb": 4.5, "json": {"cpu_s": 1.5, "peak_rss_mb": 17.0}, "num_cpus": 2, "cpu_s": 1}
-THREADS = {
-    "num_calls": 1_000_000,
-    "memory": {"growth_bytes": 4096},
-    "drift_ratio": 0.0123,
-    "seed": 7,
-    "torch": "2.13.0",
-}
+THREADS = {"number": 200, "num_wrong": 0, "seed": 7, "torch": "2.13.0"}
 
 
 def row(table, title):
@@ -33,8 +27,7 @@ def test_what_has_no_results_is_not_measured():
 def test_what_has_results_says_what_was_tried_and_found():
     table = readme.long_table({"reliability-logs": LOGS, "reliability-threads": THREADS, "reliability-reader": READER})
     assert "| 10,000 tried, 2 wrong | fastguard 0.2.0 |" in row(table, "hostile logs")
-    found = "| calls 1,000,000; memory growth 4,096 B; drift 0.0123 | torch 2.13.0 |"
-    assert found in row(table, "thread sanitizer")
+    assert "| 200 tried, 0 wrong | torch 2.13.0 |" in row(table, "thread sanitizer")
     assert "| 4 MB: 1.5 s of CPU and 17 MB with json |" in row(table, "million steps, read")
     assert sum("*not measured*" in line for line in table) == len(readme.PARTS) - 3
 

@@ -1,7 +1,7 @@
 """What `fastguard.preflight` finds in the external trainings: `python -m benchmarks.faults.preflight`.
 
-Without trainings that have their own loop (games), faults that only come in training, and the sets E and F. Halves are
-those of the trainings.
+Without trainings that have their own loop (games), faults that only come in training. Halves are those of the
+trainings.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def ask(half: str, only: str = "") -> Iterator[Asked]:
     for case in CASES.values():
         right = () if case.truth is None else case.truth.causes
         is_later = case.truth is not None and set(right) <= _LATER
-        if case.half != half or not case.name.startswith(only) or is_later or case.set in ("E", "F"):
+        if case.half != half or not case.name.startswith(only) or is_later:
             continue
         plan = case.make(case.seed)
         if plan.play not in (epochs, plain):

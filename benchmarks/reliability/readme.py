@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 NOT_MEASURED = "*not measured*"
 # What a result says of its making, not of fastguard.
 CONDITIONS = ("fastguard", "torch", "python", "platform", "cpu", "compiler", "commit", "date", "machine", "conditions")
-_LEFT_OUT = (*CONDITIONS, "seed", "format", "cpu_s", "wall_s", "num_cpus")
 
 
 class Part(NamedTuple):
@@ -95,35 +94,6 @@ PARTS = (
 )
 
 
-def _scalars(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Figures by name, nested ones after the name of their group; lists and conditions are left out."""
-    for key, value in results.items():
-        if key in _LEFT_OUT and not prefix:
-            continue
-        if isinstance(value, Mapping):
-            yield from _scalars(value, f"{prefix}{key} ")
-        elif isinstance(value, (bool, int, float)):
-            yield prefix + key, value
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-
-
-_UNITS = {"bytes": "B", "us": "µs", "ms": "ms", "s": "s", "mb": "MB", "ratio": ""}
-
-
-def _figure(name: str, value: object) -> str:
-    """`num_lost_records: 0` as "lost records 0", `median_us: 3.1` as "median 3.1 µs"."""
-    words = name.replace("_", " ").removeprefix("num ").split()
-    unit = _UNITS.get(words[-1].lower()) if len(words) > 1 else None
-    if unit is not None:
-        words.pop()
-    return f"{' '.join(words)} {_text(value)} {unit or ''}".rstrip()
-
-
 def optimizers(results: Mapping[str, Any]) -> str:
     """The totals of the table of optimizers."""
     from ..optimizers.table import counts
@@ -188,12 +158,9 @@ def measured(part: Part, results: Mapping[str, Any] | None) -> str:
         return NOT_MEASURED
     if part.name in _OWN_WORDS:
         return _OWN_WORDS[part.name](results)
-    if {"number", "num_wrong"} <= results.keys():
-        return f"{_text(results['number'])} tried, {_text(results['num_wrong'])} wrong"
-    figures = [_figure(name, value) for name, value in _scalars(results)]
-    if not figures:
+    if not {"number", "num_wrong"} <= results.keys():
         raise readme.ReadmeError(f"{part.name}.json holds no figures")
-    return "; ".join(figures)
+    return f"{results['number']:,} tried, {results['num_wrong']:,} wrong"
 
 
 def _conditions(results: Mapping[str, Any] | None) -> str:

@@ -17,7 +17,7 @@ from . import optimizers as o
 from .case import Make
 from .damage import DAMAGES
 from .loop import Loss, MakeOptimizer, Plan, Tensors
-from .qualities import accuracy, bits, r_squared, sign_accuracy
+from .qualities import accuracy, r_squared, sign_accuracy
 
 
 class Exponential(nn.Module):
@@ -33,21 +33,15 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
     "exp": Exponential,
     "softmax": functools.partial(nn.Softmax, dim=-1),
-    "log-softmax": functools.partial(nn.LogSoftmax, dim=-1),
     "softmax-over-batch": functools.partial(nn.Softmax, dim=0),
     "softplus": nn.Softplus,
     "softsign": nn.Softsign,
-    "selu": nn.SELU,
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
     "linear": nn.Identity,
 }
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd": o.SGD,
     "momentum": o.MOMENTUM,
     "adam": o.ADAM,
-    "adamw": o.ADAMW,
-    "rmsprop": o.RMSPROP,
     "adagrad": o.ADAGRAD,
     "adadelta": o.ADADELTA,
 }
@@ -61,10 +55,7 @@ SPLITS: dict[str, Callable[[], data.Split]] = {
     "digit-images": functools.partial(data.digits, as_images=True),
     "friedman": functools.partial(data.friedman, 0.2),
     "waves": data.waves,
-    "adding": data.adding,
-    "copy": data.copy_task,
     "copy-short": functools.partial(data.copy_task, 4, 2, 4),
-    "text": functools.partial(data.text, 20),
 }
 # inputs, classes (0: a number is wanted, 1: one output for two classes)
 SHAPES = {
@@ -77,10 +68,7 @@ SHAPES = {
     "digit-images": (1, 10),
     "friedman": (10, 0),
     "waves": (1, 0),
-    "adding": (2, 0),
-    "copy": (8, 8),
     "copy-short": (8, 8),
-    "text": (128, 128),
 }
 
 
@@ -118,17 +106,12 @@ def _broadcast(model: nn.Module, batch: Tensors) -> torch.Tensor:
 LOSSES: dict[str, Loss] = {
     "ce": _of_classes(F.cross_entropy),
     "nll": _of_classes(F.nll_loss),
-    "ce-sum": _of_classes(functools.partial(F.cross_entropy, reduction="sum")),
     "minus-ce": _of_classes(lambda out, labels: -F.cross_entropy(out, labels)),
-    "bce": _of_numbers(F.binary_cross_entropy),
     "bce-logits": _of_numbers(F.binary_cross_entropy_with_logits),
     "mse": _of_numbers(F.mse_loss),
-    "mse-sum": _of_numbers(functools.partial(F.mse_loss, reduction="sum")),
     "minus-mse": _of_numbers(lambda out, wanted: -F.mse_loss(out, wanted)),
     "mae": _of_numbers(F.l1_loss),
     "mape": _of_numbers(_percentage),
-    "msle": _of_numbers(lambda out, wanted: F.mse_loss(out.clamp(min=0).log1p(), wanted.clamp(min=0).log1p())),
-    "hinge": _of_numbers(lambda out, wanted: F.relu(1.0 - (2.0 * wanted - 1.0) * out).mean()),
     "broadcast-mse": _broadcast,
 }
 
@@ -139,7 +122,7 @@ class Recipe:
 
     Attributes:
         data: a key of `SPLITS`.
-        net: "mlp", "cnn", "rnn", "gru" or "lstm".
+        net: "mlp", "cnn", "gru" or "lstm".
         hidden: widths of the hidden layers; of others than "mlp" the first is the width.
         activation, output: keys of `ACTIVATIONS`; what stands after each hidden layer, and after the last one.
         init: of the weights: "", or a key of `INITS`; `init_of`: "all", "last" or "first".
@@ -157,12 +140,10 @@ class Recipe:
     init: str = ""
     init_of: str = "all"
     bias: bool = True
-    batch_norm: bool = False
     dropout: float = 0.0
     loss: str = "ce"
     optimizer: str = "adam"
     lr: float = 1e-2
-    momentum: float | None = None
     betas: tuple[float, float] | None = None
     eps: float | None = None
     decay: float = 0.0
@@ -186,13 +167,9 @@ INITS: dict[str, Callable[[Any], Any]] = {
     "he-uniform": _each(nn.init.kaiming_uniform_),
     "zeros": _each(nn.init.zeros_),
     "ones": _each(nn.init.ones_),
-    "constant": _each(lambda weight: nn.init.constant_(weight, 0.05)),
-    "normal": _each(lambda weight: nn.init.normal_(weight, 0.0, 0.05)),
     "large-normal": _each(lambda weight: nn.init.normal_(weight, 0.0, 3.0)),
-    "truncated-normal": _each(lambda weight: nn.init.trunc_normal_(weight, 0.0, 0.05)),
     "uniform": _each(lambda weight: nn.init.uniform_(weight, -0.05, 0.05)),
     "tiny": _each(lambda weight: nn.init.normal_(weight, 0.0, 1e-4)),
-    "orthogonal": _each(nn.init.orthogonal_),
 }
 
 
@@ -202,20 +179,19 @@ def build(recipe: Recipe) -> nn.Module:
     num_out = max(1, num_classes)
     width = recipe.hidden[0] if recipe.hidden else num_in
     activation = ACTIVATIONS[recipe.activation]
-    if recipe.net in ("rnn", "gru", "lstm"):
-        kind = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[recipe.net]
-        is_symbolic = recipe.data in ("copy", "copy-short", "text")
+    if recipe.net in ("gru", "lstm"):
+        kind = {"gru": nn.GRU, "lstm": nn.LSTM}[recipe.net]
+        is_symbolic = recipe.data == "copy-short"
         return nets.Recurrent(kind, num_in, num_out, width, is_symbolic=is_symbolic, everywhere=is_symbolic)
     layers: list[nn.Module]
     if recipe.net == "cnn":
-        layers = [*nets.cnn(num_out, width, activation, recipe.batch_norm)]
+        layers = [*nets.cnn(num_out, width, activation)]
         if recipe.dropout:
             layers.insert(-1, nn.Dropout(recipe.dropout))
     else:
         layers = []
         for size in recipe.hidden:
             layers.append(nn.Linear(num_in, size, bias=recipe.bias))
-            layers += [nn.BatchNorm1d(size)] if recipe.batch_norm else []
             layers.append(activation())
             layers += [nn.Dropout(recipe.dropout)] if recipe.dropout else []
             num_in = size
@@ -235,7 +211,7 @@ def build(recipe: Recipe) -> nn.Module:
 
 def head_of(recipe: Recipe) -> tuple[str, ...]:
     """Names of the last weighted layer, and of the activation after it if there is one."""
-    if recipe.net in ("rnn", "gru", "lstm"):
+    if recipe.net in ("gru", "lstm"):
         return ("head",)
     names = [name for name, layer in build(recipe).named_children() if isinstance(layer, (nn.Linear, nn.Conv2d))]
     return (names[-1],) if recipe.output == "linear" else (names[-1], str(int(names[-1]) + 1))
@@ -244,7 +220,7 @@ def head_of(recipe: Recipe) -> tuple[str, ...]:
 def optimizer_of(recipe: Recipe) -> MakeOptimizer:
     """The recipe's optimizer with the settings that it names."""
     options: dict[str, Any] = {}
-    for name in ("momentum", "betas", "eps"):
+    for name in ("betas", "eps"):
         if getattr(recipe, name) is not None:
             options[name] = getattr(recipe, name)
     if recipe.decay:
@@ -263,16 +239,8 @@ def optimizer_of(recipe: Recipe) -> MakeOptimizer:
 def quality_of(recipe: Recipe) -> Callable[[nn.Module, Tensors], float]:
     """What the recipe's data are measured by, whatever is done to its model and loss."""
     num_classes = SHAPES[recipe.data][1]
-    if recipe.data == "text":
-        return lambda model, held_out: 1.0 + bits(model, held_out) / 7.0  # 7 bits: a byte at random
     if num_classes == 1:
-        is_probability = recipe.output in ("sigmoid", "softmax") or recipe.loss in (
-            "mse",
-            "mae",
-            "mape",
-            "msle",
-            "broadcast-mse",
-        )
+        is_probability = recipe.output in ("sigmoid", "softmax") or recipe.loss in ("mae", "mape")
         return sign_accuracy(0.5 if is_probability else 0.0)
     return r_squared if num_classes == 0 else accuracy
 

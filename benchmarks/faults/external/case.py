@@ -12,7 +12,7 @@ from .loop import Plan
 Make = Callable[[int], Plan]
 HALVES = ("tune", "report")
 TASKS = "tasks"
-SETS = ("A", "B", "C", "E", "F", TASKS)
+SETS = ("A", "B", "C", "E", TASKS)
 
 
 @dataclass(frozen=True)

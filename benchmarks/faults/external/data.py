@@ -7,13 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
-from fastguard.commands.demo.text import library_text
-
 from ..digits import split as digits_split
 from .loop import Tensors
 
 Split = tuple[Tensors, Tensors]
-NUM_BYTES = 200_000
 
 
 def dice_of(seed: int) -> torch.Generator:
@@ -101,20 +98,6 @@ def pixels() -> Split:
 
 
 @functools.cache
-def text(length: int, num_train: int = 2000, num_held_out: int = 300) -> Split:
-    """Pieces of the standard library's source, byte by byte, and the same one byte on; bytes above 127 become 127."""
-    whole = torch.frombuffer(bytearray(library_text(NUM_BYTES)), dtype=torch.uint8).long().clamp(max=127)
-    cut = int(0.9 * len(whole))
-    dice = torch.Generator().manual_seed(6)
-    parts = []
-    for low, high, count in ((0, cut, num_train), (cut, len(whole), num_held_out)):
-        starts = torch.randint(low, high - length - 1, (count, 1), generator=dice)
-        pieces = whole[starts + torch.arange(length + 1)]
-        parts.append((pieces[:, :-1], pieces[:, 1:]))
-    return parts[0], parts[1]
-
-
-@functools.cache
 def copy_task(length: int = 6, gap: int = 4, symbols: int = 6, count: int = 1600) -> Split:
     """Symbols, a gap, and as many places at which they are to be said again: targets 0 before that."""
     dice = torch.Generator().manual_seed(7)
@@ -133,34 +116,3 @@ def waves(length: int = 24, count: int = 1200) -> Split:
     phases, rates = torch.rand(2, count, 1, generator=dice) * 6.28, 0.2 + 0.6 * torch.rand(2, count, 1, generator=dice)
     series = (torch.sin(phases + rates * time)).sum(0) + 0.05 * torch.randn(count, length + 1, generator=dice)
     return parted(series[:, :-1, None], series[:, -1:], 0.8)
-
-
-@functools.cache
-def adding(length: int = 12, count: int = 2000) -> Split:
-    """Numbers and marks [B, T, 2]; the sum of the two marked numbers [B, 1]."""
-    dice = torch.Generator().manual_seed(9)
-    numbers, marks = torch.rand(count, length, generator=dice), torch.zeros(count, length)
-    places = torch.rand(count, length, generator=dice).argsort(1)[:, :2]
-    marks.scatter_(1, places, 1.0)
-    return parted(torch.stack([numbers, marks], -1), (numbers * marks).sum(1, keepdim=True), 0.85)
-
-
-@functools.cache
-def brackets(length: int = 16, count: int = 1500) -> Split:
-    """Random brackets, 0 opens and 1 closes, and at each place how deep it lies, from 0 to 4."""
-    dice = torch.Generator().manual_seed(10)
-    symbols = torch.randint(0, 2, (count, length), generator=dice)
-    depth, depths = torch.zeros(count, dtype=torch.long), []
-    for place in range(length):
-        depth = (depth + 1 - 2 * symbols[:, place]).clamp(0, 4)
-        depths.append(depth)
-    return parted(symbols, torch.stack(depths, 1), 0.8)
-
-
-@functools.cache
-def counts(count: int = 1200) -> Split:
-    """Features and numbers of events [B, 1] that they make likely."""
-    dice = torch.Generator().manual_seed(11)
-    features = torch.randn(count, 6, generator=dice)
-    rate = torch.exp(0.8 + 0.6 * features[:, :1] - 0.4 * features[:, 1:2] + 0.3 * torch.sin(2 * features[:, 2:3]))
-    return parted(features, torch.poisson(rate, generator=dice))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -105,8 +105,6 @@ def epochs(plan: Plan, watch: Watch) -> None:
             model.train()
         watch.observe(optimizer, val_loss=plan.validate())
         model.eval()
-        if plan.traces:
-            plan.trace.append(plan.quality(model, plan.train))
 
 
 def take_step(plan: Plan, optimizer: torch.optim.Optimizer, batch: Tensors) -> torch.Tensor:
@@ -143,7 +141,6 @@ class Plan:
         change: what becomes of a batch on its way to the model, by epoch and place: augmentation, or a fault.
         play: the whole loop, where it is another one.
         judged_by_loss: whether a sound run must end near its best validation loss; not where the objective changes.
-        traces: whether the quality on the training data is taken after each epoch, into `trace`.
         seed: of batches, dropout and such.
     """
 
@@ -167,8 +164,6 @@ class Plan:
     change: Callable[[int, int, Tensors], Tensors] | None = None
     play: Callable[[Plan, Watch], None] = epochs
     judged_by_loss: bool = True
-    traces: bool = False
-    trace: list[float] = field(default_factory=list)
     seed: int = 0
 
     def batches(self, epoch: int) -> Iterator[Tensors]:
@@ -193,13 +188,11 @@ class Outcome:
 
     Attributes:
         quality: at the end, on what was held out; -1 at least, and where it is no number.
-        trace: that of the training data after each epoch, where the plan asks for it.
         stopped: what the guard raised, if it ended the run.
         refused: why it would not guard the optimizer; nothing was trained then.
     """
 
     quality: float
-    trace: tuple[float, ...] = ()
     stopped: str | None = None
     refused: str | None = None
 
@@ -216,4 +209,4 @@ def carry_out(plan: Plan, watch: Watch) -> Outcome:
         return Outcome(-1.0, refused=str(error))
     plan.model.eval()
     found = plan.quality(plan.model, plan.held_out)
-    return Outcome(max(found, -1.0) if math.isfinite(found) else -1.0, tuple(plan.trace), stopped)
+    return Outcome(max(found, -1.0) if math.isfinite(found) else -1.0, stopped)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,11 @@ Script = Callable[..., float]
 VALIDATED = {"play": epochs}
 
 
+def _all_batches(plan: Plan) -> Iterator[Tensors]:
+    for epoch in range(plan.num_epochs):
+        yield from plan.batches(epoch)
+
+
 def plain(plan: Plan, watch: Watch) -> None:
     """The loop of most scripts: no validation, and each step's loss observed."""
     optimizer = watch.wrap(plan.optimizer(plan.model, plan.lr), plan.model, plan.max_norm)
@@ -27,11 +32,10 @@ def plain(plan: Plan, watch: Watch) -> None:
     if plan.schedule is not None:
         num_steps = plan.num_epochs * sum(1 for _ in plan.batches(0))
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.schedule(num_steps))
-    for epoch in range(plan.num_epochs):
-        for batch in plan.batches(epoch):
-            watch.observe(optimizer, loss=take_step(plan, optimizer, batch))
-            if scheduler is not None:
-                scheduler.step()
+    for batch in _all_batches(plan):
+        watch.observe(optimizer, loss=take_step(plan, optimizer, batch))
+        if scheduler is not None:
+            scheduler.step()
 
 
 def planned(seed: int, model: Callable[[], nn.Module], loss: Any, split: Any, quality: Any, **options: Any) -> Plan:
@@ -105,17 +109,10 @@ def _of_script(script: Script, least: float, word: str) -> Make:
         def play(plan: Plan, watch: Watch) -> None:
             reached.append(script(watch, word) if word else script(watch))
 
-        def loss(model: nn.Module, batch: Tensors) -> torch.Tensor:
-            raise NotImplementedError("a script has its own losses")
-
-        return Plan(
-            nn.Identity(), loss, (), (), lambda *_: reached[-1], least, play=play, judged_by_loss=False, seed=seed
-        )
+        options = {"play": play, "judged_by_loss": False, "seed": seed}
+        return Plan(nn.Identity(), squared_error, (), (), lambda *_: reached[-1], least, **options)
 
     return make
-
-
-# Operators on the plan.
 
 
 def putting(**fields: Any) -> Change:
@@ -146,9 +143,6 @@ def loss_is(loss: Callable[..., torch.Tensor]) -> Change:
         plan.loss = lambda model, batch: loss(former, model, batch)
 
     return change
-
-
-# Operators on the data.
 
 
 def shuffled(plan: Plan) -> None:
@@ -242,9 +236,6 @@ def nan_rows(share: float = 0.02, value: float = torch.nan) -> Change:
     return change
 
 
-# Operators on the model.
-
-
 def model_is(make: Callable[[], nn.Module]) -> Change:
     """Another model."""
 
@@ -271,17 +262,6 @@ def weights(change: Callable[[nn.Module], None]) -> Change:
             change(plan.model)
 
     return change_plan
-
-
-def scaled_weights(factor: float) -> Change:
-    """Initial matrices times a factor."""
-
-    def scale(model: nn.Module) -> None:
-        for p in model.parameters():
-            if p.ndim > 1:
-                p.mul_(factor)
-
-    return weights(scale)
 
 
 def biases(value: float) -> Change:
@@ -327,9 +307,6 @@ def left_out(*parts: str) -> Change:
     return change
 
 
-# Operators on the loop.
-
-
 def stepped(watch: Watch, optimizer: torch.optim.Optimizer, loss: torch.Tensor, clears: bool = True) -> None:
     """One step of a script."""
     if clears:
@@ -343,10 +320,9 @@ def rate_each_batch(plan: Plan, watch: Watch) -> None:
     """A schedule made for epochs, stepped after each batch."""
     optimizer = watch.wrap(plan.optimizer(plan.model, plan.lr), plan.model, plan.max_norm)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
-    for epoch in range(plan.num_epochs):
-        for batch in plan.batches(epoch):
-            watch.observe(optimizer, loss=take_step(plan, optimizer, batch))
-            schedule.step()
+    for batch in _all_batches(plan):
+        watch.observe(optimizer, loss=take_step(plan, optimizer, batch))
+        schedule.step()
 
 
 def summing(count: int, divide: bool = True) -> Change:
@@ -372,13 +348,10 @@ def put_back(every: int) -> Change:
     def play(plan: Plan, watch: Watch) -> None:
         kept = {name: t.clone() for name, t in plan.model.state_dict().items()}
         optimizer = watch.wrap(plan.optimizer(plan.model, plan.lr), plan.model, plan.max_norm)
-        count = 0
-        for epoch in range(plan.num_epochs):
-            for batch in plan.batches(epoch):
-                stepped(watch, optimizer, plan.loss(plan.model, batch))
-                count += 1
-                if count % every == 0:
-                    plan.model.load_state_dict(kept)
+        for count, batch in enumerate(_all_batches(plan), 1):
+            stepped(watch, optimizer, plan.loss(plan.model, batch))
+            if count % every == 0:
+                plan.model.load_state_dict(kept)
 
     return putting(play=play)
 
@@ -387,22 +360,17 @@ def schedule_forgotten(plan: Plan, watch: Watch) -> None:
     """A warm-up whose scheduler is never stepped."""
     optimizer = watch.wrap(plan.optimizer(plan.model, plan.lr), plan.model, plan.max_norm)
     torch.optim.lr_scheduler.LinearLR(optimizer, 1e-4, total_iters=40)
-    for epoch in range(plan.num_epochs):
-        for batch in plan.batches(epoch):
-            stepped(watch, optimizer, plan.loss(plan.model, batch))
+    for batch in _all_batches(plan):
+        stepped(watch, optimizer, plan.loss(plan.model, batch))
 
 
 def replaced_model(plan: Plan, watch: Watch) -> None:
     """The model is copied after the optimizer got its parameters; the copy predicts."""
     optimizer = watch.wrap(plan.optimizer(plan.model, plan.lr), plan.model, plan.max_norm)
     plan.model = copy.deepcopy(plan.model)
-    for epoch in range(plan.num_epochs):
-        for batch in plan.batches(epoch):
-            plan.model.zero_grad()
-            stepped(watch, optimizer, plan.loss(plan.model, batch))
-
-
-# Losses.
+    for batch in _all_batches(plan):
+        plan.model.zero_grad()
+        stepped(watch, optimizer, plan.loss(plan.model, batch))
 
 
 def in_bfloat16(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

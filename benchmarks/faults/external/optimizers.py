@@ -29,7 +29,6 @@ ADAGRAD = of(torch.optim.Adagrad)
 ADADELTA = of(torch.optim.Adadelta)
 NADAM = of(torch.optim.NAdam)
 RADAM = of(torch.optim.RAdam)
-ADAMAX = of(torch.optim.Adamax)
 LBFGS = of(torch.optim.LBFGS, max_iter=4, line_search_fn="strong_wolfe")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastguard.diagnosis import CAUSES, RULES, diagnose, find_causes, unexplained
+from fastguard.diagnosis import RULES, diagnose, find_causes, unexplained
 
 from ..alarms import histories
 from .case import SETS, Case
@@ -146,18 +146,6 @@ def by_set(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
     return {name: summary(group) for name, group in groups.items() if group}
 
 
-def confusion(verdicts: Iterable[Verdict], cases: Mapping[str, Case]) -> dict[str, dict[str, int]]:
-    """For each right cause, which ones were named first, and how often."""
-    counts: dict[str, dict[str, int]] = {}
-    for v in verdicts:
-        truth = cases[v.case].truth
-        if truth is not None and v.cause_right is not None:
-            row = counts.setdefault(truth.causes[0], {})
-            named = v.cause or "none"
-            row[named] = row.get(named, 0) + 1
-    return counts
-
-
 def false_alarms(verdicts: Iterable[Verdict]) -> dict[str, list[str]]:
     """The sound runs that each rule spoke in."""
     runs: dict[str, list[str]] = {}
@@ -179,11 +167,6 @@ def misses(verdicts: Iterable[Verdict]) -> Iterator[dict[str, Any]]:
                 "layer_right": v.layer_right,
                 "alarms": list(v.alarms),
             }
-
-
-def unknown_names(cases: Iterable[Case]) -> set[str]:
-    """Causes that a truth names and that fastguard does not have yet: nothing can find them."""
-    return {name for case in cases if case.truth is not None for name in case.truth.causes} - set(CAUSES)
 
 
 def _share(flags: Iterable[bool | None]) -> float | None:

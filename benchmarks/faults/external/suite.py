@@ -71,7 +71,6 @@ def half_of(verdicts: dict[str, list[Verdict]], cases: Sequence[Case], proofs: d
             watched: {
                 "summary": score.summary(said),
                 "sets": score.by_set(said),
-                "confusion": score.confusion(said, CASES),
                 "false_alarms": score.false_alarms(said),
                 "misses": list(score.misses(said)),
             }
@@ -112,7 +111,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error(f"--only: no case begins with {' or '.join(arguments.only)}")
     results = {"conditions": conditions(arguments.check_every), **run_all(chosen, arguments)}
-    results["causes_not_known"] = sorted(score.unknown_names(chosen))
     results["seconds"] = round(time.perf_counter() - started, 1)
     print(table.text(results))
     if arguments.json is not None:

@@ -51,7 +51,5 @@ def text(results: Results) -> str:
                 shown = ", ".join(f"{key} {number(value)}" for key, value in figures.items())
                 lines.append(f"  {name}: {shown}")
             lines.append("")
-    if results["causes_not_known"]:
-        lines += [f"causes that fastguard has no name for yet: {', '.join(results['causes_not_known'])}", ""]
     lines.append(f"{results['seconds']} s, of which {results['training_s']} s are recorded training")
     return "\n".join(lines)

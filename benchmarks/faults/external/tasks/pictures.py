@@ -1,4 +1,4 @@
-"""Pictures: odd digits, a residual network, spots, cracks, textures, hidden pixels."""
+"""Pictures: odd digits, a residual network, cracks, textures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..case import Case
 from ..data import dice_of
 from ..loop import Plan, Tensors
 from ..nets import cnn
-from ..qualities import accuracy, explained, r_squared, sign_accuracy
+from ..qualities import accuracy, sign_accuracy
 
 CASES: list[Case] = []
 task = f.planning(CASES, __name__)
@@ -35,6 +35,7 @@ def _hinge(model: nn.Module, batch: Tensors) -> torch.Tensor:
 @task(
     0.93,
     ("labels-nought-and-one", lambda plan: vars(plan).update(train=_odd(1.0)[0]), t.either(t.LABELS, t.LOSS)),
+    ("not-cleared", f.putting(zero_grad=False), t.KEPT),
     ("upside-down-later", f.inputs_later(lambda x: x.flip(2)), t.DIFFERS),
     ("biases-of-minus-six", f.biases(-6.0), t.DEAD),
     ("from-nought-to-40000", f.scaled_inputs(9000.0, 20000.0), t.UNSCALED),
@@ -97,43 +98,6 @@ def digits_with_skips(seed: int) -> Plan:
         seed, _resnet, f.cross_entropy, data.digits(as_images=True), accuracy, optimizer=o.MOMENTUM, lr=0.05,
         num_epochs=4, batch_size=48, schedule=o.restarts, **f.VALIDATED,
     )  # fmt: skip
-
-
-@functools.cache
-def _spots() -> data.Split:
-    dice = dice_of(1412)
-    at = torch.rand(1400, 6, 2, generator=dice) * 11.0
-    count = torch.randint(0, 7, (1400,), generator=dice)
-    grid = torch.stack(torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij"), -1)
-    near = (-(grid[None, None] - at[:, :, None, None]).square().sum(-1) / 1.2).exp()
-    x = (near * (torch.arange(6) < count[:, None])[:, :, None, None]).sum(1)
-    x = x + 0.1 * torch.randn(x.shape, generator=dice)
-    return data.parted(x[:, None], (count.float()[:, None] - 3.0) / 2.0)
-
-
-def _counter(width: int = 12, kind: type[nn.Module] = nn.SiLU) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, width, 3, padding=1), kind(), nn.Conv2d(width, width, 3, padding=1), kind(),
-        nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(9 * width, 32), kind(), nn.Linear(32, 1),
-    )  # fmt: skip
-
-
-@task(
-    0.8,
-    ("tanh-of-a-large-range", f.all_of(f.scaled_targets(8.0, 12.0), f.ending_in(nn.Tanh())), t.SQUASHED),
-    ("weights-of-four", f.scaled_weights(8.0), t.LARGE),
-    ("never-cleared", f.putting(zero_grad=False), t.KEPT),
-    (
-        "brightness-of-each-gone",
-        f.putting(change=lambda _, __, b: (b[0] / b[0].flatten(1).norm(dim=1)[:, None, None, None], b[1])),
-        t.DIFFERS,
-    ),
-    ("lr-1e-7", f.putting(lr=1e-7), t.LOW),
-    huber=f.loss_is(lambda _, m, b: F.huber_loss(m(b[0]), b[1], delta=0.3)),
-)
-def spots(seed: int) -> Plan:
-    """How many spots there are, as a number, Adam; R²."""
-    return f.planned(seed, _counter, f.squared_error, _spots(), r_squared, lr=4e-3, num_epochs=8)
 
 
 @functools.cache
@@ -239,42 +203,4 @@ def textures(seed: int) -> Plan:
     return f.planned(
         seed, _Patches, f.in_bfloat16(f.cross_entropy), _textures(), accuracy, optimizer=o.ADAMW, lr=3e-3,
         schedule=o.warm_cosine, num_epochs=5,
-    )  # fmt: skip
-
-
-_HIDDEN = (torch.rand(4, 8, 8, generator=dice_of(1417)).argsort(0) < 2).float()[:, None]
-
-
-@functools.cache
-def _masked() -> data.Split:
-    (x, _), (held, _) = data.pixels()
-    hide = lambda t: t.view(-1, 1, 8, 8) * (1.0 - _HIDDEN[torch.arange(len(t)) % 4])  # noqa: E731
-    return (hide(x), x), (hide(held), held)
-
-
-def _painter(width: int = 96, kind: type[nn.Module] = nn.GELU) -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, width), kind(), nn.Linear(width, width), kind(), nn.Linear(width, 64)
-    )
-
-
-@torch.no_grad()
-def _painted(model: nn.Module, held: Tensors) -> float:
-    hidden = held[0].flatten(1) == 0.0
-    return explained(model(held[0])[hidden], held[1][hidden])
-
-
-@task(
-    0.55,
-    ("as-they-come-in", lambda p: f.targets_as(lambda y: p.train[0].flatten(1))(p), t.either(t.LEAK, t.LABELS)),
-    ("softmax-over-pixels", f.ending_in(nn.Softmax(1)), t.SQUASHED),
-    ("of-other-pictures", f.shuffled, t.LABELS),
-    ("two-units", f.model_is(lambda: _painter(2)), t.CANNOT),
-    ("lr-3", f.putting(lr=3.0), t.HIGH),
-    adamax=f.putting(optimizer=o.ADAMAX, lr=8e-3),
-)  # fmt: skip
-def painted_over(seed: int) -> Plan:
-    """Half of a digit's pixels hidden, all of them wanted, NAdam; R² where it was hidden."""
-    return f.planned(
-        seed, _painter, f.squared_error, _masked(), _painted, optimizer=o.NADAM, lr=3e-3, num_epochs=12,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sequences: parity, sorting, modules by their bytes, changing spread, a first symbol kept, chains."""
+"""Sequences and likelihoods: parity, sorting, a first symbol kept, chains, codes of digits, a spiral, pumps."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import math
 
 import torch
 from torch import nn
-
-from fastguard.commands.demo.text import library_text
+from torch.nn import functional as F
 
 from .. import data
 from .. import operators as f
@@ -18,7 +17,7 @@ from ..case import Case
 from ..data import dice_of
 from ..loop import Plan, Tensors
 from ..nets import Attending, Recurrent, mlp
-from ..qualities import accuracy, bits, sign_accuracy
+from ..qualities import accuracy, bits, reconstruction, sign_accuracy
 
 CASES: list[Case] = []
 task = f.planning(CASES, __name__)
@@ -116,87 +115,6 @@ def sorting(seed: int) -> Plan:
 
 
 @functools.cache
-def _modules() -> data.Split:
-    """Trigrams, hashed, of 60 bytes from one of five parts of the library; targets: which part."""
-    dice, whole = dice_of(1423), torch.frombuffer(bytearray(library_text(200_000)), dtype=torch.uint8).long()
-    kind = torch.randint(0, 5, (1500,), generator=dice)
-    start = kind * 40_000 + torch.randint(0, 39_900, (1500,), generator=dice)
-    bytes_ = whole[start[:, None] + torch.arange(62)]
-    grams = (bytes_[:, :-2] * 961 + bytes_[:, 1:-1] * 31 + bytes_[:, 2:]) % 4096
-    return data.parted(grams, kind)
-
-
-def _bag(width: int = 24) -> nn.Module:
-    return nn.Sequential(nn.EmbeddingBag(4096, width, mode="mean"), nn.Linear(width, 5))
-
-
-@task(
-    0.6,
-    ("too-slow-for-rare-ones", f.putting(optimizer=o.SGD, lr=1e-3), t.LOW),
-    (
-        "one-label-for-most",
-        f.targets_as(lambda y: torch.where(torch.rand(len(y)) < 0.92, 0, y)),
-        t.either(t.LABELS, t.UNEVEN),
-    ),
-    ("table-frozen", f.frozen("0"), t.FIXED),
-    ("fifty-rows", f.all_of(f.first_rows(50), f.putting(num_epochs=120)), t.FEW),
-    adam=f.putting(optimizer=o.ADAM, lr=1e-2),
-)
-def modules(seed: int) -> Plan:
-    """From which part of Python's library sixty bytes are, a bag of rare trigrams, Adagrad, validated; accuracy."""
-    return f.planned(
-        seed, _bag, f.cross_entropy, _modules(), accuracy, optimizer=o.ADAGRAD, lr=0.15, num_epochs=8, **f.VALIDATED,
-    )  # fmt: skip
-
-
-@functools.cache
-def _returns() -> data.Split:
-    dice = dice_of(1425)
-    spread, x = torch.ones(1400), torch.zeros(1400, 17)
-    spreads = torch.zeros(1400, 17)
-    for day in range(17):
-        spreads[:, day] = spread
-        x[:, day] = spread.sqrt() * torch.randn(1400, generator=dice)
-        spread = 0.05 + 0.75 * x[:, day].square() * (1.0 + 0.5 * (x[:, day] < 0)) + 0.15 * spread
-        spread = spread.clamp(max=40.0)
-    return data.parted(x[:, :-1, None], torch.stack([x[:, -1], spreads[:, -1]], 1))
-
-
-def _normal(model: nn.Module, batch: Tensors) -> torch.Tensor:
-    log, y = model(batch[0])[:, 0], batch[1][:, 0]
-    return 0.5 * (log + y.square() * (-log).exp()).mean()
-
-
-def _by_root(former, model: nn.Module, batch: Tensors) -> torch.Tensor:
-    spread = model(batch[0])[:, 0] - 0.5
-    return (spread.sqrt().log() + 0.5 * batch[1][:, 0].square() / spread).mean()
-
-
-@torch.no_grad()
-def _of_spread(model: nn.Module, held: Tensors) -> float:
-    log, wanted = model(held[0])[:, 0], held[1][:, 1].log()
-    return 1.0 - float((log - wanted).square().mean() / wanted.var())
-
-
-@task(
-    0.4,
-    ("root-of-what-may-be-below-nought", f.loss_is(_by_root), t.NAN_INSIDE),
-    ("error-without-its-spread", f.loss_is(lambda _, m, b: (b[1][:, 0] - m(b[0])[:, 0]).square().mean()), t.LOSS),
-    ("in-basis-points", f.scaled_inputs(1000.0), t.UNSCALED),
-    ("lr-1e-6", f.putting(lr=1e-6), t.LOW),
-    ("lr-2", f.putting(lr=2.0), t.either(t.HIGH, t.EXPLODING)),
-    ("days-turned", lambda plan: vars(plan).update(train=(plan.train[0].flip(1), plan.train[1])), t.DIFFERS),
-    clipped_rmsprop=f.putting(optimizer=o.RMSPROP, lr=3e-3, max_norm=0.5),
-)
-def returns(seed: int) -> Plan:
-    """How far a share moves tomorrow, likelihood of heavy tails with a high floor, GRU, Adam; R² of log-spread."""
-    return f.planned(
-        seed, lambda: Recurrent(nn.GRU, 1, 1, 24, is_symbolic=False, everywhere=False), _normal, _returns(), _of_spread,
-        lr=5e-3, num_epochs=14, batch_size=40, max_norm=5.0,
-    )  # fmt: skip
-
-
-@functools.cache
 def _first() -> data.Split:
     x = torch.randint(0, 6, (1500, 20), generator=dice_of(1426))
     return data.parted(x, x[:, 0], 0.8)
@@ -265,4 +183,172 @@ def partly_random_chains(seed: int) -> Plan:
     return f.planned(
         seed, _gpt, f.cross_entropy, _chains(), _share_of_bits, optimizer=o.two_groups, lr=6e-3, num_epochs=7,
         schedule=o.one_cycle,
+    )  # fmt: skip
+
+
+class Codes(nn.Module):
+    """Pixels [B, 64] through six normal numbers; in training with noise."""
+
+    def __init__(self, last: nn.Module | None = None, kind: type[nn.Module] = nn.ELU) -> None:
+        super().__init__()
+        self.into, self.out = mlp((64, 96, 12), kind), mlp((6, 96, 64), kind)
+        self.last = last or nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.out(self.into(x).chunk(2, 1)[0])).sigmoid()
+
+
+def _bound(model: nn.Module, batch: Tensors, weight: float = 1.0, per: str = "sample", kind: str = "") -> torch.Tensor:
+    mean, log = model.into(batch[0]).chunk(2, 1)
+    spread = log.sqrt() if kind == "root" else (0.5 * log).exp()
+    z = mean + spread * torch.randn_like(mean)
+    logits = model.last(model.out(z))
+    seen = F.binary_cross_entropy_with_logits(logits, batch[0], reduction="none").sum(1)
+    far = 0.5 * (mean.square() + log.exp() - 1.0 - log).sum(1)
+    return (seen.mean() if per == "sample" else seen.mean() / 64.0) + weight * far.mean()
+
+
+@task(
+    0.45,
+    (
+        "pixels-averaged-codes-summed",
+        f.loss_is(lambda _, m, b: _bound(m, b, per="pixel")),
+        t.either(t.LOSS, t.COLLAPSED),
+    ),
+    ("sigmoid-within", f.model_is(lambda: Codes(nn.Sigmoid())), t.either(t.OUTPUT, t.LOSS)),
+    ("root-of-a-logarithm", f.loss_is(lambda _, m, b: _bound(m, b, kind="root")), t.NAN_INSIDE),
+    ("grey-values-of-255", f.scaled_inputs(255.0), t.UNSCALED),
+    ("lr-1", f.putting(lr=1.0), t.either(t.HIGH, t.EXPLODING)),
+    ("lr-1e-6", f.putting(lr=1e-6), t.LOW),
+    warmed=f.putting(schedule=o.warm_cosine, lr=8e-3, optimizer=o.ADAMW),
+)
+def coded_digits(seed: int) -> Plan:
+    """Digits through six noisy numbers, a bound of likelihood with a high floor, Adam clipped; R² without noise."""
+    (x, y), (held, known) = data.pixels()
+    return f.planned(
+        seed, Codes, _bound, ((x, y), (held, known)), reconstruction, lr=4e-3, num_epochs=9, max_norm=20.0,
+        batch_size=48,
+    )  # fmt: skip
+
+
+_LEVELS = 24
+_KEEPS = (1.0 - torch.linspace(0.01, 0.35, _LEVELS)).cumprod(0)
+
+
+@functools.cache
+def _spiral() -> data.Split:
+    dice = dice_of(1452)
+    t = torch.rand(2400, generator=dice).sqrt() * 9.0 + 2.0
+    x = torch.stack([t.cos(), t.sin()], 1) * t[:, None] / 7.0 + 0.04 * torch.randn(2400, 2, generator=dice)
+    return data.parted(x, torch.zeros(2400))
+
+
+class Denoiser(nn.Module):
+    """The noise in a place at a level."""
+
+    def __init__(self, sees_level: bool = True) -> None:
+        super().__init__()
+        self.body, self.sees_level = mlp((8, 96, 96, 2), nn.SiLU), sees_level
+
+    def forward(self, x: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+        t = level.float()[:, None] / _LEVELS * float(self.sees_level)
+        waves = torch.cat([t, (3.0 * t).sin(), (3.0 * t).cos(), (9.0 * t).sin(), (9.0 * t).cos(), t * t], 1)
+        return self.body(torch.cat([x, waves], 1))
+
+
+def _noise_told(model: nn.Module, batch: Tensors, kind: str = "") -> torch.Tensor:
+    x = batch[0]
+    level, noise = torch.randint(0, _LEVELS, (len(x),)), torch.randn_like(x)
+    keep = _KEEPS[level][:, None]
+    if kind == "no-roots":
+        mixed = keep * x + (1.0 - keep) * noise
+    elif kind == "other-noise":
+        mixed, noise = keep.sqrt() * x + (1.0 - keep).sqrt() * noise, torch.randn_like(x)
+    elif kind == "place-wanted":
+        mixed, noise = keep.sqrt() * x + (1.0 - keep).sqrt() * noise, x
+    else:
+        mixed = keep.sqrt() * x + (1.0 - keep).sqrt() * noise
+    return F.mse_loss(model(mixed, level), noise)
+
+
+@torch.no_grad()
+def _like_it(model: nn.Module, held: Tensors) -> float:
+    """1 - energy distance of 500 drawn places to what is held out, over that of a normal cloud."""
+    dice = dice_of(1453)
+    here, cloud = torch.randn(2, 500, 2, generator=dice)
+    share = torch.cat([_KEEPS[:1], _KEEPS[1:] / _KEEPS[:-1]])
+    for level in reversed(range(_LEVELS)):
+        told = model(here, torch.full((500,), level))
+        here = (here - (1.0 - share[level]) / (1.0 - _KEEPS[level]).sqrt() * told) / share[level].sqrt()
+        if level:
+            here = here + (1.0 - share[level]).sqrt() * torch.randn(here.shape, generator=dice)
+    far = lambda p, q: torch.cdist(p, q).mean()  # noqa: E731
+    distance = lambda p: 2.0 * far(p, held[0]) - far(p, p) - far(held[0], held[0])  # noqa: E731
+    return 1.0 - float(distance(here) / distance(cloud)) if bool(here.isfinite().all()) else -1.0
+
+
+@task(
+    0.5,
+    ("roots-forgotten", f.loss_is(lambda _, m, b: _noise_told(m, b, "no-roots")), t.either(t.DIFFERS, t.LOSS)),
+    ("noise-drawn-again", f.loss_is(lambda _, m, b: _noise_told(m, b, "other-noise")), t.LABELS),
+    (
+        "place-wanted-noise-taken",
+        f.loss_is(lambda _, m, b: _noise_told(m, b, "place-wanted")),
+        t.either(t.LABELS, t.LOSS, t.DIFFERS),
+    ),
+    ("level-not-seen", f.model_is(lambda: Denoiser(False)), t.either(t.CANNOT, t.BLIND)),
+    ("lr-1", f.putting(lr=1.0), t.HIGH),
+    averaged=f.putting(optimizer=o.of(torch.optim.AdamW, betas=(0.9, 0.95)), schedule=o.linear_decay, lr=6e-3),
+)
+def spiral_from_noise(seed: int) -> Plan:
+    """A spiral drawn out of noise in 24 levels, a loss whose floor is most of it, Adam; energy distance saved."""
+    return f.planned(
+        seed, Denoiser, _noise_told, _spiral(), _like_it, lr=4e-3, num_epochs=24, batch_size=84,
+    )  # fmt: skip
+
+
+@functools.cache
+def _pumps() -> data.Split:
+    """Seven readings of a pump; how long it ran, whether it failed then, and the logarithm of its usual time."""
+    dice = dice_of(1454)
+    x = torch.randn(2000, 7, generator=dice)
+    usual = 0.8 * x[:, 0] - 0.6 * x[:, 1].abs() + 0.5 * x[:, 2] * x[:, 3]
+    time = usual.exp() * (-torch.rand(2000, generator=dice).clamp(min=1e-4).log()) ** 0.6
+    ended = 2.5 * torch.rand(2000, generator=dice) + 0.05
+    return data.parted(x, torch.stack([torch.minimum(time, ended), (time < ended).float(), usual], 1))
+
+
+def _weibull(model: nn.Module, batch: Tensors, kind: str = "") -> torch.Tensor:
+    log, shape = model(batch[0]).unbind(1)
+    shape = F.softplus(shape + 1.0) + 0.05
+    time, failed = batch[1][:, 0], batch[1][:, 1]
+    if kind == "turned":
+        failed = 1.0 - failed
+    if kind == "whole-hours":
+        time = time.floor()
+    ratio = time.log() - log
+    rate = failed * (shape.log() + shape * ratio - time.log())
+    return -(rate - (0.0 if kind == "no-survivors" else (shape * ratio).exp())).mean()
+
+
+@torch.no_grad()
+def _usual(model: nn.Module, held: Tensors) -> float:
+    return float(torch.corrcoef(torch.stack([model(held[0])[:, 0].nan_to_num(), held[1][:, 2]]))[0, 1].nan_to_num())
+
+
+@task(
+    0.75,
+    ("who-failed-turned-over", f.loss_is(lambda _, m, b: _weibull(m, b, "turned")), t.either(t.LABELS, t.LOSS)),
+    ("times-in-whole-hours", f.loss_is(lambda _, m, b: _weibull(m, b, "whole-hours")), t.either(t.SINGULAR, t.BATCH)),
+    ("survival-left-out", f.loss_is(lambda _, m, b: _weibull(m, b, "no-survivors")), t.LOSS),
+    ("readings-of-thousands", f.scaled_inputs(300.0, 1000.0), t.UNSCALED),
+    ("lr-5", f.putting(lr=5.0), t.either(t.HIGH, t.EXPLODING)),
+    ("a-column-infinite", f.nan_rows(0.3, math.inf), t.SPOILT_ROWS),
+    momentum_clipped=f.putting(optimizer=o.MOMENTUM, lr=1e-2, max_norm=1.0, num_epochs=16),
+)
+def pumps(seed: int) -> Plan:
+    """How long a pump lasts, a third still running, Weibull's likelihood, Adam; correlation with the true logarithm."""
+    return f.planned(
+        seed, lambda: mlp((7, 40, 40, 2), nn.SiLU), _weibull, _pumps(), _usual, lr=4e-3, num_epochs=9, batch_size=40,
+        max_norm=10.0,
     )  # fmt: skip

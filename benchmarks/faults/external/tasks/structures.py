@@ -1,4 +1,4 @@
-"""Physics, graphs and experts: springs, stations, a boundary layer, prey, regimes."""
+"""Graphs, physics, experts and likeness: stations, a boundary layer, regimes, two sensors, songs."""
 
 from __future__ import annotations
 
@@ -21,43 +21,6 @@ from ..qualities import accuracy, r_squared
 
 CASES: list[Case] = []
 task = f.planning(CASES, __name__)
-
-
-class Springs(nn.Module):
-    """Forces on five bodies [B, 5, 4]: places and speeds; messages between all pairs."""
-
-    def __init__(self, width: int = 32, sees_others: bool = True) -> None:
-        super().__init__()
-        self.message, self.update = mlp((8, width, width), nn.SiLU), mlp((4 + width, width, 2), nn.SiLU)
-        self.sees_others = sees_others
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        pairs = torch.cat([x[:, :, None].expand(-1, -1, 5, -1), x[:, None].expand(-1, 5, -1, -1)], -1)
-        sent = self.message(pairs).sum(2) * float(self.sees_others)
-        return self.update(torch.cat([x, sent], -1))
-
-
-@functools.cache
-def _springs() -> data.Split:
-    x = torch.randn(1500, 5, 4, generator=dice_of(1430))
-    gap = x[:, None, :, :2] - x[:, :, None, :2]
-    far = gap.norm(dim=-1, keepdim=True).clamp(min=0.1)
-    force = (gap * (far - 1.0) / far).sum(2) - 0.3 * x[..., 2:]
-    return data.parted(x, force / force.std())
-
-
-@task(
-    0.85,
-    ("messages-of-nobody", f.model_is(lambda: Springs(sees_others=False)), t.either(t.CANNOT, t.FIXED, t.BLIND)),
-    ("forces-of-other-bodies", f.targets_as(lambda y: y.roll(1, 1)), t.LABELS),
-    ("in-other-units", f.scaled_targets(5000.0), t.TARGETS),
-    ("lr-1", f.putting(lr=1.0), t.HIGH),
-    ("not-cleared", f.putting(zero_grad=False), t.KEPT),
-    rmsprop=f.putting(optimizer=o.RMSPROP, lr=2e-3),
-)
-def springs(seed: int) -> Plan:
-    """Forces between five bodies by messages, Adam; R²."""
-    return f.planned(seed, Springs, f.squared_error, _springs(), r_squared, lr=5e-3, num_epochs=7)
 
 
 @functools.cache
@@ -159,54 +122,6 @@ def boundary_layer(seed: int) -> Plan:
     )  # fmt: skip
 
 
-def _lived(change, start: torch.Tensor, ticks: int, step: float) -> torch.Tensor:
-    now, path = start, []
-    for _ in range(ticks):
-        half = now + 0.5 * step * change(now)
-        now = now + step * change(half)
-        path.append(now)
-    return torch.stack(path, 1)
-
-
-@functools.cache
-def _prey() -> data.Split:
-    start = torch.randn(900, 2, generator=dice_of(1434)) * 0.6
-
-    def change(log: torch.Tensor) -> torch.Tensor:
-        prey, hunters = log.exp().unbind(1)
-        return torch.stack([1.0 - hunters, 0.8 * (prey - 1.0)], 1)
-
-    path = _lived(change, start, 40, 0.05)[:, 3::4]
-    return data.parted(start, path + 0.02 * torch.randn(path.shape, generator=dice_of(1435)))
-
-
-class Change(nn.Module):
-    """A path of ten points [B, 10, 2] along a field that is learnt."""
-
-    def __init__(self, step: float = 0.2, scale: float = 1.0, kind: type[nn.Module] = nn.Tanh) -> None:
-        super().__init__()
-        self.field, self.step, self.scale = mlp((2, 32, 32, 2), kind), step, scale
-
-    def forward(self, start: torch.Tensor) -> torch.Tensor:
-        return _lived(lambda now: self.scale * self.field(now), start, 10, self.step)
-
-
-@task(
-    0.9,
-    ("path-read-backwards", f.targets_as(lambda y: y.flip(1)), t.LABELS),
-    ("field-grows", f.model_is(lambda: Change(2.0, 10.0, nn.ELU)), t.either(t.EXPLODING, t.HIGH)),
-    ("field-for-the-path", f.loss_is(lambda _, m, b: F.mse_loss(m.field(b[0]), b[1].mean(1))), t.LOSS),
-    ("lr-3e-7", f.putting(lr=3e-7), t.LOW),
-    ("not-cleared", f.putting(zero_grad=False), t.KEPT),
-    adamax=f.putting(optimizer=o.ADAMAX, lr=1e-2),
-)
-def prey(seed: int) -> Plan:
-    """Prey and hunters by a field that is unrolled for ten ticks, Adam clipped; R²."""
-    return f.planned(
-        seed, Change, f.squared_error, _prey(), r_squared, lr=5e-3, num_epochs=9, max_norm=1.0,
-    )  # fmt: skip
-
-
 class Experts(nn.Module):
     """Each row goes to one of four experts, and to all a little where it is told to balance."""
 
@@ -247,4 +162,108 @@ def regimes_of_four(seed: int) -> Plan:
     """Four regimes by four experts of which two are heard, AdamW; R²."""
     return f.planned(
         seed, Experts, f.squared_error, _regimes(), r_squared, optimizer=o.ADAMW, lr=8e-3, num_epochs=10,
+    )  # fmt: skip
+
+
+@functools.cache
+def _sensors() -> data.Split:
+    """What two sensors say of one of eight things [B, 2, 30]: little of it is of the thing, the rest each one's own."""
+    dice = dice_of(1440)
+    kind, middle = torch.randint(0, 8, (1600,), generator=dice), torch.randn(8, 5, generator=dice)
+    thing = middle[kind] + 0.25 * torch.randn(1600, 5, generator=dice)
+    shared, own = torch.randn(5, 30, generator=dice) / 2.2, torch.randn(12, 30, generator=dice)
+    x = (thing @ shared)[:, None] + torch.randn(1600, 2, 12, generator=dice) @ own
+    return data.parted(x / x.std(), kind)
+
+
+@torch.no_grad()
+def _nearest(model: nn.Module, held: Tensors) -> float:
+    """Share of things whose five nearest in what was trained on are mostly of their kind; chance 0.125."""
+    x, y = _sensors()[0]
+    known, asked = F.normalize(model(x[:, 0]), dim=1), F.normalize(model(held[0][:, 0]), dim=1)
+    near = y[(asked @ known.T).nan_to_num().topk(5, 1).indices]
+    return float((near.mode(1).values == held[1]).float().mean())
+
+
+def _pairs(model: nn.Module, batch: Tensors, kind: str = "") -> torch.Tensor:
+    first, second = (F.normalize(model(batch[0][:, k]), dim=1) for k in (0, 1))
+    if kind == "alone":
+        return 1.0 - (first * second).sum(1).mean()
+    return F.cross_entropy(first @ second.T / 0.2, torch.arange(len(first)))
+
+
+def _not_one_thing(plan: Plan) -> None:
+    x = plan.train[0]
+    plan.train = (torch.stack([x[:, 0], x[:, 1].roll(1, 0)], 1), plan.train[1])
+
+
+@task(
+    0.7,
+    ("pairs-alone", f.loss_is(lambda _, m, b: _pairs(m, b, kind="alone")), t.COLLAPSED),
+    ("not-of-one-thing", _not_one_thing, t.LABELS),
+    ("lr-2", f.putting(lr=2.0), t.either(t.HIGH, t.COLLAPSED)),
+    ("lr-1e-6", f.putting(lr=1e-6), t.LOW),
+    small_batches=f.putting(batch_size=24, lr=2e-3),
+)
+def two_sensors(seed: int) -> Plan:
+    """What two sensors have in common, told from others in the batch, Adam; nearest neighbours right."""
+    return f.planned(
+        seed, lambda: mlp((30, 64, 16)), _pairs, _sensors(), _nearest, lr=4e-3, num_epochs=14, batch_size=112,
+    )  # fmt: skip
+
+
+class Towers(nn.Module):
+    """Listener and song, each a table; likeness of every listener of a batch with every song of it."""
+
+    def __init__(self, start: float = 0.3) -> None:
+        super().__init__()
+        self.listeners, self.songs = nn.Embedding(80, 8), nn.Embedding(120, 8)
+        for table in (self.listeners, self.songs):
+            nn.init.normal_(table.weight, std=start)
+
+    def forward(self, pairs: torch.Tensor) -> torch.Tensor:
+        return self.listeners(pairs[:, 0]) @ self.songs(pairs[:, 1]).T
+
+
+@functools.cache
+def _songs() -> data.Split:
+    dice = dice_of(1441)
+    taste, kind = torch.randn(80, 4, generator=dice), torch.randn(120, 4, generator=dice)
+    liked = (1.4 * taste @ kind.T).softmax(1)
+    heard = torch.multinomial(liked, 60, True, generator=dice)
+    pairs = torch.stack([torch.arange(80)[:, None].expand(-1, 60), heard], 2).flatten(0, 1)
+    return data.parted(pairs, pairs[:, 1], 0.8)
+
+
+def _among_the_batch(model: nn.Module, batch: Tensors) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), torch.arange(len(batch[0])))
+
+
+@torch.no_grad()
+def _recall(model: nn.Module, held: Tensors) -> float:
+    """Share of songs heard that are among the twenty of 120 that are told first; chance 0.17."""
+    told = (model.listeners.weight @ model.songs.weight.T).nan_to_num().topk(20, 1).indices
+    return float((told[held[0][:, 0]] == held[0][:, 1:]).any(1).float().mean())
+
+
+def _strangers(plan: Plan) -> None:
+    x = plan.train[0].clone()
+    x[:, 0] = x[torch.randperm(len(x)), 0]
+    plan.train = (x, plan.train[1])
+
+
+@task(
+    0.45,
+    ("listeners-of-others", _strangers, t.LABELS),
+    ("all-alike-at-first", f.weights(f.all_zero), t.either(t.POOR, t.NO_GRADIENT)),
+    ("songs-left-out", f.all_of(f.left_out("songs"), f.weights(lambda m: m.songs.weight.fill_(0.3))), t.FIXED),
+    ("likeness-pushed-down", f.loss_is(lambda former, m, b: -former(m, b)), t.ASCENT),
+    ("lr-1e-6", f.putting(lr=1e-6), t.LOW),
+    ("decay-80", f.putting(optimizer=o.of(torch.optim.AdamW, weight_decay=80.0)), t.DECAY),
+    adagrad=f.putting(optimizer=o.ADAGRAD, lr=0.1),
+)
+def songs(seed: int) -> Plan:
+    """Which song a listener hears, among those of the batch, Adam; heard songs among the first twenty."""
+    return f.planned(
+        seed, Towers, _among_the_batch, _songs(), _recall, lr=1e-2, num_epochs=4, batch_size=64,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tables: glass, houses, cards, flowers, rain, cells."""
+"""Tables: glass, houses, cards, flowers, cells."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def _weighed(model: nn.Module, batch: Tensors, power: float = -1.0) -> torch.Ten
     ("lr-1e-5", f.putting(lr=1e-5), t.LOW),
     ("as-weighed", f.scaled_inputs(40.0, 400.0), t.UNSCALED),
     ("summed-over-samples", f.loss_is(lambda _, m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum")), t.SUMMED),
+    ("weights-put-back", f.put_back(9), t.OVERWRITTEN),
     ("momentum-0.999", f.putting(optimizer=o.of(torch.optim.SGD, momentum=0.999)), t.FOREIGN_HIGH),
     adam_smoothed=f.all_of(
         f.putting(optimizer=o.ADAM, lr=5e-3),
@@ -76,6 +77,7 @@ def _houses() -> data.Split:
     0.9,
     ("in-thousands", f.scaled_targets(3000.0, 20000.0), t.TARGETS),
     ("two-shapes", f.loss_is(lambda _, m, b: (m(b[0]) - b[1][:, 0]).square().mean()), t.LOSS),
+    ("warm-up-not-stepped", f.putting(play=f.schedule_forgotten), t.NOT_STEPPED),
     ("rate-by-batch", f.putting(play=f.rate_each_batch), t.SCHEDULE),
     ("a-tenth-spoilt", f.damaged(outliers(0.08, 60.0)), t.either(t.OUTLIERS, t.TARGETS)),
     ("model-copied", f.putting(play=f.replaced_model), t.either(t.NO_GRADIENT, t.FIXED)),
@@ -141,49 +143,6 @@ def flowers(seed: int) -> Plan:
     return f.planned(
         seed, lambda: mlp((4, 6, 3), nn.Tanh), f.cross_entropy, data.table("iris"), accuracy, optimizer=o.SGD, lr=0.1,
         num_epochs=50, batch_size=10,
-    )  # fmt: skip
-
-
-@functools.cache
-def _rain() -> data.Split:
-    dice = dice_of(1405)
-    x = torch.randn(2400, 6, generator=dice)
-    mean = (0.3 + 0.7 * x[:, 0] - 0.5 * x[:, 1] + 0.4 * x[:, 2] * x[:, 3]).exp()
-    drops = torch.poisson(mean, generator=dice)
-    each = -torch.rand(2400, 6, generator=dice).clamp(min=1e-4).log()
-    y = (each.cumsum(1).gather(1, (drops.long().clamp(1, 6) - 1)[:, None])[:, 0]) * (drops > 0)
-    return data.parted(x, torch.stack([y, mean], 1))
-
-
-def _tweedie(model: nn.Module, batch: Tensors, power: float = 1.5) -> torch.Tensor:
-    log, y = model(batch[0])[:, 0], batch[1][:, 0]
-    return (-y * ((1.0 - power) * log).exp() / (1.0 - power) + ((2.0 - power) * log).exp() / (2.0 - power)).mean()
-
-
-def _logarithms(former, model: nn.Module, batch: Tensors) -> torch.Tensor:
-    return F.mse_loss(model(batch[0])[:, 0], batch[1][:, 0].log())
-
-
-@torch.no_grad()
-def _expected(model: nn.Module, held: Tensors) -> float:
-    log, wanted = model(held[0])[:, 0], held[1][:, 1].log()
-    return 1.0 - float((log - wanted).square().mean() / wanted.var())
-
-
-@task(
-    0.45,
-    ("logarithm-of-dry-days", f.loss_is(_logarithms), t.either(t.SINGULAR, t.BATCH)),
-    ("another-sign", f.loss_is(lambda _, m, b: (b[1][:, 0] * m(b[0])[:, 0] - m(b[0])[:, 0].exp()).mean()), t.ASCENT),
-    ("lr-3", f.putting(lr=3.0), t.either(t.HIGH, t.EXPLODING)),
-    ("lr-1e-6", f.putting(lr=1e-6), t.LOW),
-    ("inputs-of-150", f.scaled_inputs(30.0, 150.0), t.either(t.UNSCALED, t.EXPLODING)),
-    clipped_sgd=f.putting(optimizer=o.MOMENTUM, lr=1e-2, max_norm=1.0),
-)
-def rain(seed: int) -> Plan:
-    """How much it rains, mostly not at all, Tweedie's deviance of a logarithm, Adam; R² of the mean's logarithm."""
-    return f.planned(
-        seed, lambda: mlp((6, 40, 40, 1), nn.Tanh), _tweedie, _rain(), _expected, lr=4e-3, num_epochs=10,
-        batch_size=40,
     )  # fmt: skip
 
 

@@ -1,1 +1,0 @@
-"""Faulty runs: a module a set."""
