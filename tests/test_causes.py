@@ -10,7 +10,7 @@ from fastguard.diagnosis import CAUSES, RULES, Finding, cause, diagnose, find_ca
 from fastguard.diagnosis.causes import UNKNOWN, evidence_for
 from fastguard.records import TrainingHistory
 
-from faulty_runs import BAD, HEALTHY
+from faulty_runs import BAD
 from made_runs import (
     batch,
     batches_run,
@@ -137,9 +137,6 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", sorted(CAUSES))
 class TestEveryCause:
-    def test_comes_first_where_it_is_right(self, name):
-        assert first(RIGHT[name]).rule == name
-
     def test_names_known_rules_only(self, name):
         one = CAUSES[name]
         assert one.reasons.keys() | one.explains <= RULES.keys()
@@ -148,15 +145,11 @@ class TestEveryCause:
 
     def test_finding(self, name):
         found = first(RIGHT[name])
+        assert found.rule == name
         assert found.link == f"docs/rules/causes.md#{name}"
         assert found.symptoms and 0.35 <= found.evidence["share"] < 1.0
         assert found.symptoms[0].rule in CAUSES[name].reasons  # the weightiest first
         assert found.recommendation == CAUSES[name].remedy
-
-
-@pytest.mark.parametrize("name", HEALTHY)
-def test_healthy_runs_have_no_cause(name):
-    assert names(HEALTHY[name]) == []
 
 
 class TestRanking:
@@ -279,9 +272,6 @@ class TestFacts:
         findings = say("overfitting", "validation-inputs-differ")
         assert not {"overfitting", "preprocessing-differs"} & evidence_for(findings, TrainingHistory()).keys()
         assert {"overfitting", "preprocessing-differs"} <= evidence_for(findings, BAD["overfitting"]).keys()
-
-    def test_what_never_learnt_has_not_collapsed(self):
-        assert "collapsed-representation" not in names(BAD["same-output-for-all"])
 
     def test_a_run_with_two_faults(self):
         history = noted(BAD["validation-in-training-mode"], num_left_gradients=20, num_watched_backwards=20)

@@ -25,44 +25,6 @@ from made_runs import (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "expected", "evidence"),
-    [
-        ("gradients-not-cleared", "warning", {"num_left": 19, "num_watched": 20}),
-        ("no-gradient", "critical", {"num_steps": 50}),
-        ("unseen-updates", "warning", {"num_moved": 1, "num_never_seen": 1, "num_seen": 1}),
-        ("no-signal", "info", {"num_steps": 5, "share": 0.1}),
-        ("odd-optimizer-settings", "warning", {"settings": ["eps=0.1"]}),
-        ("learning-rate-gone", "warning", {"lr": 1e-6, "peak": 1e-3, "num_steps": 100}),
-        ("weights-overwritten", "warning", {"num_overwritten": 2}),
-        ("validation-in-training-mode", "warning", {"num_passes": 10}),
-        ("tiny-batches", "warning", {"num_samples": 2}),
-        ("output-against-loss", "warning", {"loss": "cross-entropy", "activation": "softmax"}),
-        ("bounded-output", "warning", {"last_layer": "ReLU", "is_at_its_end": True}),
-        ("softmax-floor", "warning", {"num_classes": 4, "floor": pytest.approx(math.log1p(3 / math.e))}),
-        ("same-output-for-all", "warning", {"spread": 0.0, "at_first": 0.5, "began_so": False}),
-        ("loss-at-chance", "warning", {"num_classes": 4, "chance": math.log(4)}),
-        ("input-scale", "warning", {"rms": pytest.approx(math.hypot(120, 70))}),
-        ("batch-not-finite", "critical", {"num_batches": 1, "num_nonfinite": 1}),
-        ("same-inputs", "warning", {"num_batches": 10}),
-        ("input-outliers", "warning", {"largest": 9999.0, "usual": 2.5}),
-        ("validation-inputs-differ", "warning", {"shift": 3.0, "ratio": 1.0}),
-        ("steps-too-large", "warning", {"update_ratio": pytest.approx(1.0)}),
-        ("steps-too-small", "warning", {"update_ratio": pytest.approx(1e-5)}),
-        ("learning-rate-unusual", "warning", {"lr": 10.0, "is_high": True}),
-        ("loss-gone", "warning", {"first": 2.3, "level": pytest.approx(1e-5)}),
-        ("loss-still-falling", "warning", {"threshold_fall": 0.2}),
-        ("layers-without-activation", "warning", {"threshold": 0.4}),
-        ("learning-rate-still-rising", "warning", {"first": 1e-5, "lr": pytest.approx(2.5e-3)}),
-        ("large-weight-decay", "warning", {"weight_decay": 0.5}),
-    ],
-)
-def test_what_is_said_of_the_bad_run(name, expected, evidence):
-    finding = RULES[name](BAD[name])
-    assert finding.severity == expected
-    assert {key: finding.evidence[key] for key in evidence} == evidence
-
-
 class TestSetUp:
     @pytest.mark.parametrize(
         ("left", "watched", "fires"),

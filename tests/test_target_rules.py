@@ -24,25 +24,6 @@ def squared(losses=None, *, first=1.0, **notes):
 
 
 @pytest.mark.parametrize(
-    ("name", "evidence"),
-    [
-        ("one-target", {"num_targets": 200}),
-        ("sorted-targets", {"batch_top_share": 1.0, "num_classes": 4}),
-        ("uneven-targets", {"top_share": 0.95, "num_targets": 200}),
-        ("target-scale", {"mean": 99.0, "std": 14.0}),
-        ("targets-beyond-output", {"last_layer": "Sigmoid", "low": 0.0, "high": 4.0}),
-        ("output-not-as-the-loss-asks", {"loss": "cross-entropy", "num_batches": 6}),
-        ("loss-against-targets", {"loss": "squared error", "binary_share": 1.0}),
-        ("broadcast-targets", {"operation": "SubBackward0"}),
-    ],
-)
-def test_what_is_said_of_the_bad_run(name, evidence):
-    finding = RULES[name](BAD[name])
-    assert finding.severity == "warning"
-    assert {key: finding.evidence[key] for key in evidence} == evidence
-
-
-@pytest.mark.parametrize(
     ("history", "fires"),
     [
         (run(falling_losses(20), num_targets=64, num_target_classes=1), True),
