@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from fastguard.diagnosis import RULES
+from fastguard.diagnosis import RULES, by_sign, diagnose
 from fastguard.records import BatchSample, StepStats, TrainingHistory
 from fastguard.records.columns import COLUMNS
 from fastguard.records.samples import ActivationStats, ModuleActivity, WeightStats
@@ -16,13 +16,19 @@ from records import make_bad_record, make_batch, make_history, make_record, make
 LAYERS = tuple(f"layers.{i}.weight" for i in range(8))
 
 
-def ask(name, history):
-    """What the rule of that name finds in the run."""
-    return RULES[name](history)
+def ask(name, history, **thresholds):
+    """What the sign of that name finds in the run."""
+    found = RULES[name](history, **thresholds)
+    return by_sign([found]).get(name) if found else None
+
+
+def signs_in(history):
+    """What is found of each sign, by its name."""
+    return by_sign(diagnose(history))
 
 
 def severity(name, history, **thresholds):
-    finding = RULES[name](history, **thresholds)
+    finding = ask(name, history, **thresholds)
     return finding and finding.severity
 
 

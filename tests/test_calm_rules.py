@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastguard.diagnosis import RULES, diagnose
+from fastguard.diagnosis import RULES
 from fastguard.diagnosis.causes import evidence_for
 
 from faulty_runs import BAD
@@ -22,6 +22,7 @@ from made_runs import (
     noisy_norms,
     run,
     settings,
+    signs_in,
     weights_run,
 )
 from records import make_record
@@ -62,7 +63,7 @@ SPEAKS = {
 
 def warned(history):
     """The rules that a user is told of."""
-    return {finding.rule for finding in diagnose(history) if finding.severity != "info"}
+    return {name for name, finding in signs_in(history).items() if finding.severity != "info"}
 
 
 @pytest.mark.parametrize("name", SILENT)
@@ -138,13 +139,13 @@ class TestToldOnce:
     LOST = run([*falling_losses(100), *(0.5 * 1.1**step for step in range(40)), *[20.0] * 40], lrs=[0.1] * 180)
 
     def test_one_event_is_one_warning(self):
-        found = {finding.rule: finding for finding in diagnose(self.LOST)}
+        found = signs_in(self.LOST)
         assert found["loss-explosion"].severity == "critical"
         assert found["loss-divergence"].severity == "info"
         assert found["loss-divergence"].evidence["told_by"] == "loss-explosion"
 
     def test_it_speaks_for_a_cause_as_before(self):
-        found = diagnose(self.LOST)
+        found = list(signs_in(self.LOST).values())
         alone = [replace(one, severity="critical") if "told_by" in one.evidence else one for one in found]
         signs = [evidence_for(some, self.LOST) for some in (found, alone)]
         assert signs[0] == signs[1] != {}

@@ -187,7 +187,7 @@ class TestUnknown:
         assert [one.rule for one in told(say("a", "b"))] == ["x"]
         found = told([*say("a", "c"), *say("b", severity="critical")])
         assert [one.rule for one in found] == ["x", UNKNOWN]  # the last, however severe
-        assert found[1].summary.startswith("Something is wrong besides,")
+        assert found[1].summary.startswith("Something else is wrong,")
 
     def test_not_for_remarks_nor_for_nothing(self, own):
         own("x", {"a": 0.9})

@@ -6,17 +6,11 @@ import math
 
 import pytest
 
-from fastguard.diagnosis import RULES
 from fastguard.diagnosis.signals import fall_of
 
-from made_runs import batch, batches_run, falling_losses, flat_losses, run
+from made_runs import batch, batches_run, falling_losses, flat_losses, run, severity
 
 CLASSES = {"loss_kind": "cross-entropy", "target_entropy": math.log(10), "num_targets": 512, "num_target_classes": 10}
-
-
-def severity(rule, history, **thresholds):
-    finding = RULES[rule](history, **thresholds)
-    return None if finding is None else finding.severity
 
 
 def of_classes(losses, **notes):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastguard.diagnosis import diagnose, find_causes
+from fastguard.diagnosis import by_sign, diagnose, find_causes
 
 from faulty_runs import BAD, HEALTHY
 
@@ -47,9 +47,9 @@ def said(history, is_sure=True):
         return " ".join([name, one.severity, *sure, *one.layers[:3], *([json.dumps(numbers)] if numbers else [])])
 
     findings = diagnose(history)
-    told = [one for one in findings if is_sure or one.severity != "info"]
+    parts = {sign: part for sign, part in by_sign(findings).items() if is_sure or part.severity != "info"}
     return {
-        "findings": sorted(line(one, one.rule) for one in told),
+        "findings": sorted(line(one, " of ".join(dict.fromkeys([sign, one.rule]))) for sign, one in parts.items()),
         "causes": [line(one, one.rule) for one in find_causes(findings, history)],
     }
 

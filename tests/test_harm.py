@@ -9,7 +9,7 @@ import pytest
 from fastguard.diagnosis import RULES, Finding, diagnose, make_rule
 from fastguard.diagnosis.harm import is_harmed
 
-from made_runs import bend, ended, falling_losses, flat_losses, lost_losses, run
+from made_runs import bend, ended, falling_losses, flat_losses, lost_losses, run, signs_in
 from records import make_bad_record
 
 
@@ -103,8 +103,8 @@ class TestDiagnose:
         spikes = range(27, 300, 44)
 
         def severity(losses):
-            found = diagnose(run(bend(losses, spikes, lambda value: value + 2.0)))
-            return {finding.rule: finding.severity for finding in found}.get("periodic-loss-spikes")
+            found = signs_in(run(bend(losses, spikes, lambda value: value + 2.0)))
+            return found["periodic-loss-spikes"].severity
 
         assert RULES["periodic-loss-spikes"].needs_harm
         assert severity(falling_losses(300)) == "info"

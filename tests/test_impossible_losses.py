@@ -252,4 +252,4 @@ def test_finite_outputs_of_ordinary_size_have_not_exploded():
     for step in range(30):
         history.add(make_bad_record(step, ["a"], loss=math.inf, batches=(batch()(step),)))
     assert told(history) != "exploding-gradients"
-    assert "output-against-loss" not in {finding.rule for finding in diagnose(BAD["loss-begins-high"])}
+    assert "output-loss-mismatch" not in {finding.rule for finding in diagnose(BAD["loss-begins-high"])}

@@ -10,18 +10,17 @@ import pytest
 import torch
 
 import fastguard
-from fastguard.diagnosis import diagnose
 from fastguard.observers import resources
 from fastguard.observers.resources import MIN_SECONDS, MIN_STEPS, SETTLED_AFTER, ResourceUse
 
-from made_runs import falling_losses, machine, run
+from made_runs import falling_losses, machine, run, signs_in
 
 RULES = ("page-faults", "swapping", "starved-of-cores")
 
 
 def found(**used: float) -> set[str]:
     history = run(falling_losses(50), resources=machine(**used))
-    return {finding.rule for finding in diagnose(history) if finding.rule in RULES}
+    return signs_in(history).keys() & {*RULES}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def test_each_limit(rule, used):
 
 def test_an_idle_machine_and_one_that_is_not_known():
     assert found() == set()
-    assert not {finding.rule for finding in diagnose(run(falling_losses(50)))} & set(RULES)
+    assert not signs_in(run(falling_losses(50))).keys() & set(RULES)
 
 
 def test_other_allocators_are_left_alone():

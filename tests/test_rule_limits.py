@@ -189,15 +189,15 @@ class TestUnits:
             falling_losses(100) if losses is None else losses,
             change=lambda step: {} if step % 20 else {"activations": modules},
         )
-        finding = ask("dead-relu-units", history)
+        finding = ask("dead-units", history)
         assert (finding and finding.severity) == severity
 
     def test_one_sample_is_not_enough(self):
-        assert ask("dead-relu-units", with_activities(activity(dead=1.0), since=80)) is None
+        assert ask("dead-units", with_activities(activity(dead=1.0), since=80)) is None
 
     def test_without_units_only_a_module_of_zeros_is_dead(self):
-        assert ask("dead-relu-units", with_activities(activity(zero=0.95, units=0))) is None
-        assert ask("dead-relu-units", with_activities(activity(zero=1.0, units=0))) is not None
+        assert ask("dead-units", with_activities(activity(zero=0.95, units=0))) is None
+        assert ask("dead-units", with_activities(activity(zero=1.0, units=0))) is not None
 
     def test_the_origin_of_nan_is_told_from_a_bad_input(self):
         bad_input = with_activities(activity("first", nans=1, inputs_finite=False), since=60)

@@ -108,7 +108,7 @@ def test_causes_are_explained():
     assert list(sections) == [*CAUSES, UNKNOWN]
     for name, cause in CAUSES.items():
         assert words(cause.summary) in sections[name] and words(cause.remedy) in sections[name]
-        assert all(f"[{rule}]({rule}.md)" in sections[name] for rule in cause.reasons)
+        assert all(f"[{sign}]({RULES[sign].whole}.md)" in sections[name] for sign in cause.reasons)
 
 
 def test_links_lead_somewhere():

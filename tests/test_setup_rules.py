@@ -11,6 +11,7 @@ from fastguard.records import TrainingHistory
 
 from faulty_runs import BAD
 from made_runs import (
+    ask,
     batch,
     batches_run,
     ended,
@@ -250,7 +251,7 @@ class TestSetUp:
             assert severity("large-weight-decay", history) == expected
 
 
-DESCENT = sorted(name for name, rule in RULES.items() if rule.needs_descent)
+DESCENT = sorted(sign.name for rule in RULES.values() for sign in rule.signs if sign.needs_descent)
 
 
 class TestDescent:
@@ -278,7 +279,7 @@ class TestDescent:
         history.load_state_dict(BAD[name].state_dict())
         history.has_ended = True
         history.note_model(**notes)
-        assert (RULES[name](history) is not None) == fires
+        assert (ask(name, history) is not None) == fires
 
     @pytest.mark.parametrize("name", DESCENT)
     def test_losses_below_zero(self, name):
@@ -286,4 +287,4 @@ class TestDescent:
         history.load_state_dict(BAD[name].state_dict())
         history.has_ended = True
         history.record(history.newest_step + 1, loss=-0.5, grad_norm=1.0, lr=history.clean[-1].lr or 0.0)
-        assert RULES[name](history) is None
+        assert ask(name, history) is None

@@ -6,17 +6,10 @@ import random
 
 import pytest
 
-from fastguard.diagnosis import RULES
 from fastguard.diagnosis.needs import may_rise, rewarded
 from fastguard.diagnosis.signals import signals_of
 
-from made_runs import batch, batches_run, falling_losses, flat_losses, run
-
-
-def severity(rule, history):
-    finding = RULES[rule](history)
-    return None if finding is None else finding.severity
-
+from made_runs import batch, batches_run, falling_losses, flat_losses, run, severity
 
 ACTOR_CRITIC = ("SubBackward0", "AddBackward0", "NegBackward0", "MeanBackward0")
 

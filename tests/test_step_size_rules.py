@@ -8,7 +8,7 @@ from fastguard.diagnosis import RULES
 from fastguard.diagnosis.rules.lr_size import estimated_update_ratio
 from fastguard.records import TrainingHistory
 
-from made_runs import ended, falling_losses, flat_losses, run, settings, severity
+from made_runs import ask, ended, falling_losses, flat_losses, run, settings, severity
 
 
 def sized(kind="Adam", lr=1e-3, std=0.1, losses=None, norms=None, num_steps=60, **values):
@@ -110,7 +110,7 @@ class TestSizeOfSteps:
         ],
     )
     def test_usual_learning_rates(self, kind, lr, is_high):
-        finding = RULES["learning-rate-unusual"](sized(kind, lr, num_steps=80))
+        finding = ask("learning-rate-unusual", sized(kind, lr, num_steps=80))
         assert (finding and finding.evidence["is_high"]) == is_high
 
     def test_an_unusual_learning_rate_with_which_all_goes_well_is_a_remark(self):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fastguard.diagnosis import RULES, Finding, diagnose, find_causes, unexplained
+from fastguard.diagnosis import RULES, Finding, by_sign, diagnose, find_causes, unexplained
 from fastguard.records import StepStats, TrainingHistory
 from fastguard.records.model import ModelNotes
 
@@ -72,12 +72,12 @@ def ask(run: Run, check_every: int = 10) -> Said:
         if number % check_every and number != len(run.records) and not is_near:
             continue
         findings = diagnose(history)
-        for finding in findings:
+        for name, finding in by_sign(findings).items():
             is_late = record.step >= planted
-            is_news = (finding.rule, False) not in alarms or (finding.last_step or record.step) >= planted
+            is_news = (name, False) not in alarms or (finding.last_step or record.step) >= planted
             if finding.severity != "info" and is_news:
-                alarm = Alarm(finding.rule, (RULES[finding.rule].family,), record.step)
-                alarms.setdefault((finding.rule, is_late), alarm)
+                alarm = Alarm(name, (RULES[name].family,), record.step)
+                alarms.setdefault((name, is_late), alarm)
     causes = find_causes(findings, history)
     told = [finding for finding in (*causes, *unexplained(findings, causes)) if finding.severity != "info"]
     return Said(tuple(alarms.values()), told[0].rule, told[0].layers) if told else Said(tuple(alarms.values()))

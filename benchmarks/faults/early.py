@@ -127,9 +127,8 @@ class _Listener(logging.Handler):
         self.told: dict[str, int] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        name = record.getMessage().partition(" ")[0].rstrip(":")
-        if self.training is not None and name in RULES:
-            self.told.setdefault(name, self.training.step)
+        if self.training is not None and hasattr(record, "sign"):
+            self.told.setdefault(record.sign, self.training.step)
 
 
 def train(case: Case) -> Record:
@@ -263,7 +262,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 said[case.half].append((case, end, told))
             else:
                 not_counted.append(case.name)
-    others = [name for name, rule in RULES.items() if rule.family in ("explosion", "loss", "lr") and name != RULE]
+    families = ("explosion", "loss", "lr")
+    others = [s.name for r in RULES.values() for s in r.signs if s.family in families and s.name != RULE]
     described = machine.Machine().to_dict()
     results = {
         "conditions": {

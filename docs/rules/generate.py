@@ -13,13 +13,14 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))  # the rules beside these pages, whatever is installed
 
 from fastguard.diagnosis import CAUSES, RULES, Cause, Rule  # noqa: E402
+from fastguard.diagnosis.registry import SIGNS  # noqa: E402
 from fastguard.tools.preflight import CHECKS, Check  # noqa: E402
 
 BY_HAND = ("Symptom", "Cause")
@@ -55,10 +56,25 @@ def sections(text: str) -> dict[str, str]:
     return {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in parts}
 
 
+def signs_of(rule: Rule | Check) -> tuple[Rule | Check, ...]:
+    """The checks that a rule consists of."""
+    return rule.signs if isinstance(rule, Rule) else (rule,)
+
+
+def of_each(rule: Rule | Check, what: Callable[[Rule | Check], str]) -> str:
+    """What is said of each sign of a rule, under its name if there are several; what is the same is said once."""
+    texts: dict[str, list[str]] = {}
+    for one in signs_of(rule):
+        texts.setdefault(what(one), []).append(f"`{one.name}`")
+    if len(texts) == 1:
+        return next(iter(texts))
+    return "\n\n".join(f"### {', '.join(names)}\n\n{text}" for text, names in texts.items())
+
+
 def evidence(rule: Rule | Check) -> str:
-    """What the rule reads, when it fires, and its thresholds."""
+    """What a sign of a rule reads, when it fires, and its thresholds."""
     paragraphs = (inspect.getdoc(rule.check) or "").split("\n\n")
-    blocks = [filled(f"Read from: {rule.reads}."), *map(filled, paragraphs)]
+    blocks = [*([filled(f"Read from: {rule.reads}.")] if rule.reads else []), *map(filled, paragraphs)]
     if rule.thresholds:
         rows = [f"| `{name}` | {value:g} |" for name, value in rule.thresholds.items()]
         blocks.append("\n".join(["| threshold | default |", "|---|---|", *rows]))
@@ -75,17 +91,23 @@ def evidence(rule: Rule | Check) -> str:
     return "\n\n".join(blocks)
 
 
+def source(rule: Rule | Check) -> str:
+    """Where definition and thresholds come from; a sign that does not say is ours."""
+    text = rule.source or "our own"
+    return filled(text[:1].upper() + text[1:] + ".")
+
+
 def page(rule: Rule | Check, text: str) -> str:
     """The page of `rule`, with what was written by hand in `text`, which it had so far."""
     old = sections(text)
     new = {
         "Symptom": old.get("Symptom", FILL_IN["Symptom"]),
-        "Evidence": evidence(rule),
+        "Evidence": of_each(rule, evidence),
         "Cause": old.get("Cause", FILL_IN["Cause"]),
-        "Remedy": filled(rule.remedy),
-        "Source": filled(rule.source[:1].upper() + rule.source[1:] + "."),
+        "Remedy": of_each(rule, lambda one: filled(one.remedy)),
+        "Source": of_each(rule, source),
     }
-    is_doubtful = isinstance(rule, Rule) and rule.needs_harm
+    is_doubtful = all(isinstance(one, Rule) and one.needs_harm for one in signs_of(rule))
     head = f"# {rule.name}\n\n{title_of(rule)} · at most *{rule.severity}*{REMARK if is_doubtful else ''}\n"
     return "\n".join([head, *(f"## {heading}\n\n{body}\n" for heading, body in new.items())])
 
@@ -118,7 +140,7 @@ def lowered(sentence: str) -> str:
 
 def linked(names: Iterable[str]) -> str:
     """Links to the pages of the rules `names`."""
-    return ", ".join(f"[{name}]({name}.md)" for name in names) + "."
+    return ", ".join(f"[{name}]({SIGNS[name].whole if name in SIGNS else name}.md)" for name in names) + "."
 
 
 def of_cause(cause: Cause) -> str:

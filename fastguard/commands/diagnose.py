@@ -10,6 +10,7 @@ from typing import Any
 
 from .._text import did_you_mean, listed, shown
 from ..diagnosis import RULES, Rule
+from ..diagnosis.registry import SIGNS
 from ..records import TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
@@ -29,7 +30,7 @@ def _thresholds(settings: Sequence[str]) -> dict[str, dict[str, float]]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         name, _, threshold = key.rpartition(".")
-        if not equals or name not in RULES:
+        if not equals or (name not in RULES and name not in SIGNS):
             meant = did_you_mean(name or key, RULES, 8)
             raise ValueError(f"`--set` must be RULE.THRESHOLD=NUMBER, got {setting!r}. {meant} See `fastguard rules`")
         if threshold not in RULES[name].thresholds:
@@ -104,6 +105,7 @@ def describe(rule: Rule) -> dict[str, Any]:
         "what": (rule.check.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip(),
         "reads": rule.reads,
         "thresholds": dict(rule.thresholds),
+        "signs": {one.name: dict(one.thresholds) for one in rule.signs if one.name != rule.name},
         "source": rule.source,
         "remedy": rule.remedy,
         "page": rule.page,
@@ -111,12 +113,14 @@ def describe(rule: Rule) -> dict[str, Any]:
 
 
 def _lines(rule: Rule) -> list[str]:
-    facts = describe(rule)
-    settings = ", ".join(f"{name}={value:g}" for name, value in rule.thresholds.items())
-    lines = [f"{rule.name} [{facts['family']}, up to {rule.severity}]"]
-    for label, text in (("", facts["what"]), ("thresholds: ", settings), ("source: ", facts["source"])):
-        if text:
-            lines += textwrap.wrap(label + text, _WIDTH, initial_indent="    ", subsequent_indent="      ")
+    lines = [f"{rule.name} [{rule.family}, up to {rule.severity}]"]
+    for one in rule.signs:
+        facts = describe(one)
+        settings = ", ".join(f"{name}={value:g}" for name, value in one.thresholds.items())
+        own = "" if one.name == rule.name else f"{one.name}: "
+        for label, text in ((own, facts["what"]), ("thresholds: ", settings), ("source: ", facts["source"])):
+            if text:
+                lines += textwrap.wrap(label + text, _WIDTH, initial_indent="    ", subsequent_indent="      ")
     return lines
 
 
@@ -127,9 +131,11 @@ def rules(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     arguments = parser.parse_args(argv)
     for name in arguments.names:
-        if name not in RULES:
+        if name not in RULES and name not in SIGNS:
             parser.error(f"unknown rule {name!r}. {did_you_mean(name, RULES, 8)} See `fastguard rules`")
-    chosen = [RULES[name] for name in arguments.names] or sorted(RULES.values(), key=lambda rule: rule.family)
+    chosen = [RULES[RULES[name].whole] for name in arguments.names] or sorted(
+        RULES.values(), key=lambda rule: rule.family
+    )
     if arguments.json:
         print(as_json([describe(rule) for rule in chosen]))
     else:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from ..records import TrainingHistory
 from ..records.failures import Failures
 from . import fitted
-from .finding import SEVERITIES, Finding, listed
-from .registry import RULES
+from .finding import SEVERITIES, Finding, by_sign, listed, sign_of
+from .registry import SIGNS, families_of
 
 # From finding, history, and all findings by rule.
 Weight = float | Callable[[Finding, TrainingHistory, Mapping[str, Finding]], float]
@@ -30,7 +30,7 @@ Need = Callable[[TrainingHistory], bool | None]
 Contradiction = Callable[[TrainingHistory, Mapping[str, Finding]], bool]
 CAUSES: dict[str, Cause] = {}
 UNKNOWN = "unknown"
-_HERALDS = {"divergence-ahead": ("loss-divergence", "loss-explosion", "growing-norm")}
+_STANDSTILL = "loss-not-decreasing loss-at-chance bounded-output"
 _LEAST = 0.35
 _LIKELY = 0.6
 
@@ -43,7 +43,7 @@ class Cause:
         name: a noun phrase, like "learning-rate-too-high".
         summary: what it is, in a sentence.
         remedy: what to do.
-        reasons: rules that speak for it, each with a weight from 0 to 1, or a function for one.
+        reasons: signs of rules that speak for it, each with a weight from 0 to 1, or a function for one.
         explains: further rules that fire where it is at work, and say nothing for it by themselves.
         needs: facts, each True, False or None (not known): one that is False rules the cause out.
         contradicted: whether something was seen that cannot be where it is at work.
@@ -96,13 +96,13 @@ def cause(
     needs: Sequence[Need] = (),
     contradicted: Contradiction | None = None,
 ) -> Cause:
-    """Registers a cause in `CAUSES`, in place of one of that name; `explains` are rule names with blanks between them.
+    """Registers a cause in `CAUSES`, in place of one of that name.
 
-    What explains a divergence, or is told by one, explains what is seen ahead of it.
+    `explains` are names of rules with blanks between them; "standstill" is those of a loss that does not fall.
     """
-    explained = {*explains.split()}
-    explained.update(herald for herald, of in _HERALDS.items() if (explained | reasons.keys()) & {*of})
-    made = Cause(name, summary, remedy, reasons, frozenset(explained), tuple(needs), contradicted)
+    names = explains.replace("standstill", _STANDSTILL).split()
+    explained = frozenset(SIGNS[one].whole if one in SIGNS else one for one in names)
+    made = Cause(name, summary, remedy, reasons, explained, tuple(needs), contradicted)
     CAUSES[name] = made
     return made
 
@@ -111,7 +111,7 @@ def evidence_for(
     findings: Iterable[Finding], history: TrainingHistory, *, failures: Failures | None = None
 ) -> dict[str, dict[str, float]]:
     """For each cause that can be, and for which anything speaks, its signs. What the weights are fitted on."""
-    found = {finding.rule: finding for finding in findings}
+    found = by_sign(findings)
     failures = Failures() if failures is None else failures
     evidence = {}
     for one in CAUSES.values():
@@ -155,7 +155,8 @@ def find_causes(
 
     Cost: 50 us.
     """
-    found = {finding.rule: finding for finding in findings}
+    wholes = {finding.rule: finding for finding in findings}
+    found = by_sign(wholes.values())
     evidence = evidence_for(found.values(), history, failures=failures)
     told: list[Finding] = []
     rivals: dict[str, dict[str, float]] = {}  # of each cause that is told, the scores when it was chosen
@@ -168,7 +169,7 @@ def find_causes(
         one, signs = CAUSES[best], evidence.pop(best)
         mine = _symptoms(one, signs, found)
         if any(map(_warns, mine)):
-            told.append(_as_finding(one, confidence[best], signs, found, mine))
+            told.append(_as_finding(one, confidence[best], signs, found, mine, wholes))
             rivals[best] = scores
             found = {name: finding for name, finding in found.items() if finding not in mine}
             evidence = {name: {s: v for s, v in signs.items() if s in found} for name, signs in evidence.items()}
@@ -178,7 +179,7 @@ def find_causes(
     told = [_trusted(one) for one in told]
     left = [finding for finding in found.values() if finding.severity != "info"]
     if left and (not told or any(finding.severity == "critical" for finding in left)):
-        told.append(_unknown(left, told))
+        told.append(_unknown(left, told, wholes))
     return told
 
 
@@ -189,8 +190,7 @@ def _beside_others(name: str, rivals: Mapping[str, Mapping[str, float]]) -> floa
 
 def _trusted(one: Finding) -> Finding:
     """A cause as it is told: its share is kept among the evidence."""
-    families = {RULES[symptom.rule].family for symptom in one.symptoms if symptom.rule in RULES}
-    confidence = fitted.confidence(one.rule, one.confidence, len(families))
+    confidence = fitted.confidence(one.rule, one.confidence, len(families_of(one.symptoms)))
     return dataclasses.replace(one, confidence=confidence, evidence={**one.evidence, "share": one.confidence})
 
 
@@ -211,16 +211,21 @@ def _warns(finding: Finding) -> bool:
 def _symptoms(one: Cause, signs: Mapping[str, float], found: Mapping[str, Finding]) -> list[Finding]:
     """What it explains of `found`: nothing that is more severe than the worst that speaks for it."""
     worst = max(SEVERITIES.index(found[name].severity) for name in signs)
-    mine = [finding for name, finding in found.items() if name in one.reasons or name in one.explains]
-    return [finding for finding in mine if finding.rule in signs or SEVERITIES.index(finding.severity) <= worst]
+    mine = [finding for name, finding in found.items() if name in one.reasons or finding.rule in one.explains]
+    return [finding for finding in mine if sign_of(finding) in signs or SEVERITIES.index(finding.severity) <= worst]
 
 
 def _as_finding(
-    one: Cause, confidence: float, signs: Mapping[str, float], found: Mapping[str, Finding], symptoms: list[Finding]
+    one: Cause,
+    confidence: float,
+    signs: Mapping[str, float],
+    found: Mapping[str, Finding],
+    symptoms: list[Finding],
+    wholes: Mapping[str, Finding],
 ) -> Finding:
     reasons = [found[name] for name in sorted(signs, key=lambda name: -signs[name])]
-    order = {finding.rule: place for place, finding in enumerate(reasons)}
-    symptoms = sorted(symptoms, key=lambda f: order.get(f.rule, len(order)))
+    order = {sign_of(finding): place for place, finding in enumerate(reasons)}
+    symptoms = sorted(symptoms, key=lambda f: order.get(sign_of(f), len(order)))
     ends = [f.last_step for f in symptoms if f.last_step is not None]
     return Finding(
         one.summary,
@@ -228,12 +233,12 @@ def _as_finding(
         max(ends, default=None),
         severity=max(("warning" if "told_by" in f.evidence else f.severity for f in symptoms), key=SEVERITIES.index),
         layers=_place(reasons, symptoms),
-        evidence={"speaks_for_it": [f.rule for f in reasons]},
+        evidence={"speaks_for_it": [sign_of(f) for f in reasons]},
         confidence=confidence,
         recommendation=one.remedy,
         rule=one.name,
         link=f"docs/rules/causes.md#{one.name}",
-        symptoms=tuple(symptoms),
+        symptoms=tuple(wholes[name] for name in dict.fromkeys(f.rule for f in symptoms)),
     )
 
 
@@ -241,18 +246,18 @@ def _place(reasons: Sequence[Finding], symptoms: Iterable[Finding]) -> tuple[str
     """Of the first reason that names layers; a module that made NaN of finite inputs beats the order of gradients."""
     first = next((f for f in reasons if f.layers), None)
     origin = next((f.layers for f in symptoms if f.evidence.get("is_origin")), ())
-    if first is None or (origin and first.rule == "non-finite-gradients"):
+    if first is None or (origin and sign_of(first) == "non-finite-gradients"):
         return origin
     return first.layers
 
 
-def _unknown(left: list[Finding], told: list[Finding]) -> Finding:
+def _unknown(left: list[Finding], told: list[Finding], wholes: Mapping[str, Finding]) -> Finding:
     left = sorted(left, key=lambda finding: finding.weight, reverse=True)
     steps = [f.first_step for f in left if f.first_step is not None]
     ends = [f.last_step for f in left if f.last_step is not None]
-    rest = " besides" if told else ""
+    names = list(dict.fromkeys(f.rule for f in left))
     return Finding(
-        f"Something is wrong{rest}, and the evidence does not single out a cause: {listed([f.rule for f in left])}.",
+        f"Something {'else ' * bool(told)}is wrong, and the evidence does not single out a cause: {listed(names)}.",
         min(steps, default=None),
         max(ends, default=None),
         severity=left[0].severity,
@@ -262,11 +267,11 @@ def _unknown(left: list[Finding], told: list[Finding]) -> Finding:
         "guard, or fastguard.preflight before the run, may tell more.",
         rule=UNKNOWN,
         link=f"docs/rules/causes.md#{UNKNOWN}",
-        symptoms=tuple(left),
+        symptoms=tuple(wholes[name] for name in names),
     )
 
 
 def unexplained(findings: Iterable[Finding], causes: Iterable[Finding]) -> list[Finding]:
     """The findings that are no cause's symptom, in their order."""
-    told = {symptom.rule for one in causes for symptom in one.symptoms}
-    return [finding for finding in findings if finding.rule not in told]
+    told = by_sign(symptom for one in causes for symptom in one.symptoms)
+    return [finding for finding in findings if sign_of(finding) not in told]

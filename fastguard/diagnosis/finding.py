@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +20,8 @@ class Finding:
 
     Attributes:
         summary: what was seen, in a sentence with its numbers.
-        first_step, last_step: the steps it was seen at; None where no step can be named.
+        first_step, last_step: the steps it was seen at; None where no step can be named. Where a rule of
+            fastguard's own names none, they are those of the window.
         severity: "info", "warning" or "critical"; a report's status is the worst of them, info apart.
         layers: names of the tensors to look at, most suspicious first.
         evidence: what was measured, and the thresholds it was held against: numbers and text, and lists and dicts of
@@ -29,7 +30,8 @@ class Finding:
         recommendation: what to do; empty takes the rule's own remedy.
         rule: name of the rule, or of the cause; filled in by it.
         link: the page that explains it; empty for rules that are not fastguard's own.
-        symptoms: of a root cause (`fastguard.diagnosis.find_causes`): the findings that it explains.
+        symptoms: of a root cause (`fastguard.diagnosis.find_causes`): the findings that it explains. Of a rule several
+            signs of which were seen: what was found of each, the weightiest first.
 
     Raises:
         ValueError: a severity or confidence that there is not.
@@ -75,6 +77,36 @@ class Finding:
     def weight(self) -> tuple[int, float]:
         """What findings are sorted by, greatest first: severity, then confidence."""
         return SEVERITIES.index(self.severity), self.confidence
+
+
+def sign_of(finding: Finding) -> str:
+    """The sign of its rule that was seen, or the weightiest of several; the rule's own name where it has but one."""
+    return str(finding.evidence.get("sign", finding.rule))
+
+
+def parts_of(finding: Finding) -> tuple[Finding, ...]:
+    """What a rule found of each of its signs."""
+    return finding.symptoms or (finding,)
+
+
+def by_sign(findings: Iterable[Finding]) -> dict[str, Finding]:
+    """What was found of each sign."""
+    return {sign_of(part): part for finding in findings for part in parts_of(finding)}
+
+
+def as_one(parts: Sequence[Finding]) -> Finding:
+    """The signs of a rule that were seen as one finding: the weightiest, with what the others say."""
+    if len(parts) == 1:
+        return parts[0]
+    first, *others = ordered = sorted(parts, key=lambda one: one.weight, reverse=True)
+    remedies = [one.recommendation for one in ordered if one.severity == first.severity]
+    return dataclasses.replace(
+        first,
+        summary=" ".join(one.summary for one in ordered),
+        layers=first.layers or next((one.layers for one in others if one.layers), ()),
+        recommendation=" ".join(dict.fromkeys(remedies)),
+        symptoms=tuple(ordered),
+    )
 
 
 def _plain(value: Any) -> Any:

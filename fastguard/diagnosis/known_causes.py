@@ -5,23 +5,19 @@ from __future__ import annotations
 from . import needs, reasons
 from .causes import cause
 
-_STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining loss-at-chance bounded-output"
-_BROKEN = "non-finite-gradients non-finite-loss skip-run non-finite-activations"
-_DEAD = "dead-relu-units dead-smooth-units zero-gradients zero-gradient-tensors vanishing-norm"
-
 cause(
     "corrupted-weights",
     "Some weights are NaN or Inf, and every step since is spoilt by them.",
     "Go back to a checkpoint from before. Guard with skip_nonfinite=True, and look for what writes to these weights.",
     {"non-finite-weights": 0.97, "non-finite-activations": reasons.from_weights, "skip-run": reasons.going_on},
-    _BROKEN + " loss-scale-collapse",
+    "non-finite-gradients non-finite-loss skip-run non-finite-activations half-precision-range",
 )
 cause(
     "half-precision-overflow",
     "A layer's output leaves the range of its half precision.",
     "Use bfloat16, or keep that layer in float32; look why its weights or inputs are so large.",
     {"non-finite-activations": reasons.overflowed, "loss-scale-collapse": 0.8, "skip-run": reasons.overflows_on},
-    _BROKEN,
+    "non-finite-gradients non-finite-loss skip-run non-finite-activations",
     needs=[needs.half_precision],
 )
 cause(
@@ -32,7 +28,7 @@ cause(
         "half-precision-underflow": 0.9,
         "no-gradient": lambda finding, history, found: 0.9 if reasons.is_lost_in_float16(history) else 0.0,
     },
-    "zero-gradients zero-gradient-tensors vanishing-norm " + _STANDSTILL,
+    "zero-gradients vanishing-gradients standstill",
     needs=[needs.half_precision],
 )
 cause(
@@ -49,7 +45,7 @@ cause(
         "batch-not-finite": 0.95,
         "norm-spike": reasons.few_spikes,
     },
-    "spiky-loss",
+    "loss-spike",
     contradicted=reasons.has_tiny_batches,
 )
 cause(
@@ -57,7 +53,7 @@ cause(
     "The same batch hurts in every epoch.",
     "Find the samples at this place of the data, and repair or drop them. Shuffle anew in each epoch.",
     {"periodic-loss-spikes": 0.95},
-    "loss-spike norm-spike spiky-loss",
+    "loss-spike norm-spike",
 )
 cause(
     "learning-rate-too-high",
@@ -79,10 +75,10 @@ cause(
         "norm-jump": 0.2,
         "shrinking-weights": reasons.decayed_by_rate,
     },
-    f"{_DEAD} {_STANDSTILL} {_BROKEN} norm-spike loss-spike spiky-loss periodic-loss-spikes clip-rate-high "
-    "saturated-units overfitting training-above-validation layer-norm-imbalance learning-rate-out-of-bounds "
-    "attention-collapse attention-logits-large vanishing-layers steps-too-large "
-    "learning-rate-unusual",
+    "dead-units zero-gradients vanishing-gradients non-finite-gradients non-finite-loss skip-run "
+    "non-finite-activations norm-spike loss-spike clip-rate-high saturated-units overfitting "
+    "training-above-validation layer-norm-imbalance learning-rate-unusual attention-collapse update-ratio-high "
+    "standstill",
     contradicted=reasons.is_of_schedule_or_machine,
 )
 cause(
@@ -97,14 +93,14 @@ cause(
         "steps-too-small": reasons.unless_clipped,
         "learning-rate-unusual": lambda finding, history, found: 0.0 if finding.evidence["is_high"] else 0.9,
     },
-    _STANDSTILL,
+    "standstill",
 )
 cause(
     "scheduler-not-stepped",
     "The scheduler is never stepped, so the learning rate stays where the warm-up began.",
     "Call scheduler.step() after each optimizer.step().",
     {"scheduler-not-stepping": 0.98},
-    f"update-ratio-low {_STANDSTILL}",
+    "update-ratio-low standstill",
     needs=[needs.scheduler],
 )
 cause(
@@ -120,7 +116,7 @@ cause(
         "non-finite-gradients": reasons.never_finite,
         "skip-run": reasons.never_finite,
     },
-    "loss-spike spiky-loss clip-rate-high loss-oscillation non-finite-loss non-finite-activations",
+    "loss-spike clip-rate-high loss-oscillation non-finite-loss non-finite-activations",
     contradicted=reasons.is_of_schedule_or_machine,
 )
 cause(
@@ -144,27 +140,26 @@ cause(
     "Hardly any gradient reaches the first layers.",
     "Use ReLU-like activations, normalisation, residual connections, or an initialisation that keeps the variance.",
     {"vanishing-layers": reasons.of_itself(0.95), "vanishing-norm": 0.4},
-    f"update-ratio-low saturated-units unchanged-weights zero-gradients zero-gradient-tensors {_STANDSTILL}",
+    "update-ratio-low saturated-units untrained-parameters zero-gradients standstill",
 )
 cause(
     "poor-initialisation",
     "Some layers began with weights far too large or too small for their number of inputs, or all equal.",
     "Initialise them by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
     {"poor-initialisation": reasons.initial_weights, "loss-begins-high": reasons.of_first_weights},
-    f"saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm layer-norm-imbalance {_DEAD} "
-    f"vanishing-layers loss-explosion loss-oscillation no-warm-up {_STANDSTILL}",
+    "saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm layer-norm-imbalance dead-units "
+    "zero-gradients vanishing-gradients loss-divergence loss-oscillation no-warm-up standstill",
 )
 cause(
     "dead-units",
     "Units that answer nothing to any input cut the layers before them off.",
     "Go back to a checkpoint from before; lower the learning rate, look at the bias before them, or use LeakyReLU.",
     {
-        "dead-relu-units": reasons.of_itself(0.85, reasons.DIED_AFTER),
-        "dead-smooth-units": reasons.of_itself(0.85, reasons.DIED_AFTER),
+        "dead-units": reasons.of_itself(0.85, reasons.DIED_AFTER),
         "zero-gradient-tensors": reasons.on_the_way,
         "zero-gradients": reasons.of_itself(0.5, reasons.DIED_AFTER),
     },
-    f"loss-divergence vanishing-norm vanishing-layers loss-spike norm-spike unchanged-weights {_STANDSTILL}",
+    "loss-divergence vanishing-gradients loss-spike norm-spike untrained-parameters standstill",
     needs=[needs.rectifiers],
     contradicted=reasons.never_had_a_gradient,
 )
@@ -173,7 +168,7 @@ cause(
     "Units stuck at the ends of their range let hardly any gradient through.",
     "Initialise the layer before them smaller, normalise, or lower the learning rate.",
     {"saturated-units": lambda finding, history, found: 0.3 if "input-scale" in found else 0.8},
-    f"vanishing-norm {_STANDSTILL}",
+    "vanishing-gradients standstill",
     needs=[needs.bounded_units],
 )
 cause(
@@ -181,21 +176,21 @@ cause(
     "Trainable parameters of the model are not in the optimizer.",
     "Make the optimizer after the model is complete, or add them with add_param_group.",
     {"parameters-not-in-optimizer": lambda finding, history, found: 0.0 if finding.severity == "critical" else 0.99},
-    f"unchanged-weights overfitting {_STANDSTILL}",
+    "untrained-parameters overfitting standstill",
 )
 cause(
     "frozen-parameters",
     "Parameters are frozen, and it does not look as if on purpose.",
     "Set requires_grad_(True) before the optimizer is made; or leave them out of it, to say that it is on purpose.",
     {"frozen-parameters": reasons.if_it_is_much(0.98)},
-    f"unchanged-weights overfitting {_STANDSTILL}",
+    "untrained-parameters overfitting standstill",
 )
 cause(
     "parameters-cut-off",
     "Some of the optimizer's parameters never move: the loss does not depend on them.",
     "Look for detach(), no_grad() and modules that forward() does not use.",
     {"missing-gradients": 0.9, "unchanged-weights": 0.6, "zero-gradient-tensors": reasons.cut},
-    f"zero-gradients unchanged-weights vanishing-norm {_STANDSTILL}",
+    "zero-gradients untrained-parameters vanishing-gradients standstill",
     contradicted=reasons.are_idle_experts,
 )
 cause(
@@ -203,8 +198,8 @@ cause(
     "Weight decay takes more from the weights than learning gives them.",
     "Divide weight_decay by 10 or more, and leave biases and norms out of it.",
     {"shrinking-weights": reasons.decays, "large-weight-decay": 0.9},
-    f"update-ratio-high clip-rate-high loss-divergence vanishing-layers layer-norm-imbalance growing-norm {_DEAD} "
-    f"same-output-for-all outputs-become-alike {_STANDSTILL}",
+    "update-ratio-high clip-rate-high loss-divergence vanishing-gradients layer-norm-imbalance growing-norm "
+    "dead-units zero-gradients same-output-for-all standstill",
     needs=[needs.decay],
 )
 cause(
@@ -212,7 +207,7 @@ cause(
     "Dropout leaves hardly anything to learn from.",
     "Lower it to 0.1 to 0.5.",
     {"dropout-high": 0.95, "training-above-validation": 0.6},
-    f"clip-rate-high loss-oscillation spiky-loss {_DEAD} {_STANDSTILL}",
+    "clip-rate-high loss-oscillation loss-spike dead-units zero-gradients vanishing-gradients standstill",
     needs=[needs.dropout],
 )
 cause(
@@ -220,7 +215,7 @@ cause(
     "The model learns its training data by heart.",
     "Stop at the best validation loss; get more data, augment, or regularise.",
     {"overfitting": reasons.unless_turned_round},
-    "overtraining label-noise loss-plateau norm-spike",
+    "label-noise loss-not-decreasing norm-spike",
     needs=[needs.validation],
 )
 cause(
@@ -235,5 +230,5 @@ cause(
         "underfitting": reasons.if_nothing_carries_over,
         "loss-not-decreasing": reasons.if_nothing_carries_over,
     },
-    f"overfitting {_STANDSTILL}",
+    "overfitting standstill",
 )

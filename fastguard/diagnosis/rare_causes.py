@@ -10,7 +10,6 @@ from .causes import cause
 from .finding import Finding
 
 Found = Mapping[str, Finding]
-_STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining loss-at-chance"
 
 
 def _is_of_data_or_precision(history: TrainingHistory, found: Found) -> bool:
@@ -23,7 +22,7 @@ cause(
     "Some experts are never chosen, and learn nothing.",
     "Balance the load of the router: an auxiliary loss, noise on its logits, or a capacity for each expert.",
     {"idle-experts": 0.98, "unused-experts": 0.9, "router-collapse": 0.6},
-    f"missing-gradients zero-gradient-tensors unchanged-weights layer-norm-imbalance {_STANDSTILL}",
+    "untrained-parameters zero-gradients layer-norm-imbalance standstill",
 )
 cause(
     "normalisation-statistics",
@@ -31,7 +30,7 @@ cause(
     "Give BatchNorm a momentum of about 0.1 and batches of 16 or more; keep it in training mode until the last step; "
     "or use a normalisation without running statistics.",
     {"running-statistics-apart": 0.97},
-    "overfitting overtraining label-noise validation-inputs-differ",
+    "overfitting label-noise validation-inputs-differ",
     needs=[needs.batch_statistics],
 )
 cause(
@@ -40,7 +39,7 @@ cause(
     "Weaken the side that wins, or take a loss that does not saturate (non-saturating, hinge, Wasserstein with a "
     "gradient penalty).",
     {"one-side-wins": 0.96},
-    "vanishing-norm zero-gradients growing-norm clip-rate-high",
+    "vanishing-gradients zero-gradients growing-norm clip-rate-high",
     needs=[needs.game],
 )
 cause(
@@ -48,16 +47,15 @@ cause(
     "Adam's second moment has shrunk so far that gradients of usual size make steps that are too large.",
     "Lower beta2 (0.95), clip updates (AdaGC, StableAdamW), warm up again after a pause; keep the state in float32.",
     {"second-moment-collapse": 0.9},
-    "norm-spike loss-spike spiky-loss norm-jump update-ratio-high loss-explosion loss-divergence loss-oscillation",
+    "norm-spike loss-spike growing-norm update-ratio-high loss-divergence loss-oscillation",
 )
 cause(
     "hardware-fault",
     "A gradient or the optimizer's state was far out of range, as a flipped bit in memory or arithmetic leaves it.",
     "Go back to a checkpoint from before that step and take it again: if all is well then, test memory and device.",
     {"lone-element": 0.97, "moment-out-of-bounds": 0.85},
-    "norm-spike loss-spike spiky-loss norm-jump non-finite-gradients non-finite-loss skip-run non-finite-activations "
-    "non-finite-weights saturated-units loss-explosion loss-divergence clip-rate-high growing-norm "
-    "layer-norm-imbalance update-ratio-high dead-relu-units "
-    f"zero-gradients zero-gradient-tensors vanishing-norm {_STANDSTILL}",
+    "norm-spike loss-spike growing-norm non-finite-gradients non-finite-loss skip-run non-finite-activations "
+    "non-finite-weights saturated-units loss-divergence clip-rate-high layer-norm-imbalance update-ratio-high "
+    "dead-units zero-gradients vanishing-gradients standstill",
     contradicted=_is_of_data_or_precision,
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from ..records import TrainingHistory
 from ..records.updates import is_bias
 from . import needs
-from .finding import Finding
+from .finding import Finding, sign_of
 from .rules.lr_size import estimated_update_ratio
 from .signals import signals_of
 
@@ -182,7 +182,7 @@ def after_growth(finding: Finding, history: TrainingHistory, found: Found) -> fl
 
     Seen once, in loss or gradients; less where an operation may have no finite value there.
     """
-    if finding.rule == "non-finite-loss" and "non-finite-gradients" in found:
+    if sign_of(finding) == "non-finite-loss" and "non-finite-gradients" in found:
         return 0.0
     losses, norms = history.loss_trend, history.norm_trend
     has_risen = losses.count >= 3 and losses.first > 0.0 and losses.mean > 3.0 * losses.first
@@ -229,7 +229,7 @@ def if_unexplained(weight: float) -> Callable[[Finding, TrainingHistory, Found],
     """`weight` where steps are sound and nothing warns but a loss that stands or does not carry over; else a third."""
 
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
-        others = [name for name in found if name != finding.rule and name not in _LEARNS_NOTHING]
+        others = [name for name in found if name != sign_of(finding) and name not in _LEARNS_NOTHING]
         is_alone = not _warns(found, *others) and _are_steps_sound(history, found)
         return weight if is_alone else weight / 3.0
 
@@ -372,7 +372,7 @@ def many_spikes(finding: Finding, history: TrainingHistory, found: Found) -> flo
 
 def spiked(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """A loss that jumped and came back, unless steps that were too large came before, or units stay dead."""
-    stay_dead = _warns(found, "zero-gradient-tensors", "same-output-for-all", "dead-relu-units")
+    stay_dead = _warns(found, "zero-gradient-tensors", "same-output-for-all", "dead-units")
     return few(finding, 0.6) * of_itself(1.0)(finding, history, found) * (0.3 if stay_dead else 1.0)
 
 

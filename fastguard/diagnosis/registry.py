@@ -5,16 +5,27 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..records import TrainingHistory
 from ..records.failures import Failures
 from . import needs
-from .finding import SEVERITIES, Finding, Severity
+from .finding import SEVERITIES, Finding, Severity, as_one, by_sign, sign_of
 from .harm import is_harmed
+from .signals import span
 
-RULES: dict[str, Rule] = {}
+
+class Rules(dict[str, "Rule"]):
+    """The rules by name. A sign of one can be looked up, too: `RULES["norm-jump"]` asks for that sign alone."""
+
+    def __missing__(self, name: str) -> Rule:
+        return SIGNS[name]
+
+
+RULES = Rules()
+SIGNS: dict[str, Rule] = {}  # the checks that are part of a rule of another name, by their own
+_OF: dict[str, tuple[Rule, ...]] = {}  # the same by rule
 _NONE: Mapping[str, float] = {}
 _ONE_EVENT = ("loss-explosion", "loss-divergence", "divergence-ahead", "growing-norm", "norm-jump", "norm-spike",
               "loss-spike", "loss-oscillation")  # fmt: skip
@@ -27,11 +38,12 @@ class Rule:
 
     Attributes:
         name: a noun phrase, like "norm-spike".
+        check: the function that looks for it.
+        thresholds: its defaults, by name; a call takes others as keyword arguments.
         severity: the worst that it reports.
         reads: what of the history it looks at.
         source: where definition and thresholds come from.
         remedy: what to do, unless a finding says better.
-        thresholds: its defaults, by name; a call takes others as keyword arguments.
         needs_descent: whether it takes the loss for something that is to come down towards zero; it then says nothing
             of games and rewards, nor where a loss was below zero.
         needs_targets: whether it reads the targets of the data; in a game what the output is drawn to is no target of
@@ -40,22 +52,41 @@ class Rule:
             another that does not need this warns, or its evidence says `is_certain`. Of sound runs that nobody had
             tuned on it spoke in some, and it found no fault there that no other rule found:
             `benchmarks.faults.external.by_rule`.
+        of: the rule that it is a sign of; empty for a rule. What several signs of a rule find is one finding.
+        signs: the checks that it consists of.
     """
 
     name: str
-    severity: Severity
-    reads: str
-    source: str
-    remedy: str
-    thresholds: Mapping[str, float]
     check: Callable[..., Finding | None]
+    thresholds: Mapping[str, float]
+    severity: Severity = "warning"
+    reads: str = ""
+    source: str = ""
+    remedy: str = ""
     needs_descent: bool = False
     needs_targets: bool = False
     needs_harm: bool = False
+    of: str = ""
+    signs: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES:
+            raise ValueError(f"`severity` must be one of {list(SEVERITIES)}, got {self.severity!r} - at {self.name!r}")
+        signs = () if self.of else _OF.get(self.name, ())
+        is_led = any(one.check is self.check for one in signs)
+        object.__setattr__(self, "signs", signs if is_led else (self, *signs))
 
     def __call__(self, history: TrainingHistory, **thresholds: float) -> Finding | None:
         self.check_thresholds(thresholds)
-        return self._ask(history, thresholds) if self._may_speak(history) else None
+        asked = [(one, thresholds if one.check is self.check else _NONE) for one in self.signs]
+        found = [one._ask(history, chosen) for one, chosen in asked if one._may_speak(history)]
+        told = [finding for finding in found if finding is not None]
+        return as_one(told) if told else None
+
+    @property
+    def whole(self) -> str:
+        """The name of the rule that it is, or is a sign of."""
+        return self.of or self.name
 
     def _may_speak(self, history: TrainingHistory) -> bool:
         """Whether the run has what it needs: a loss that is to come down, targets of data."""
@@ -70,8 +101,17 @@ class Rule:
             return None
         if not isinstance(finding, Finding):
             raise TypeError(f"the rule {self.name!r} must return a Finding or None, got {type(finding).__name__}")
-        recommendation = finding.recommendation or self.remedy
-        return dataclasses.replace(finding, rule=self.name, recommendation=recommendation, link=self.page)
+        names_steps = finding.first_step is not None or finding.last_step is not None or self.family == "own"
+        first, last = (finding.first_step, finding.last_step) if names_steps else span(history)
+        return dataclasses.replace(
+            finding,
+            first_step=first,
+            last_step=last,
+            rule=self.whole,
+            recommendation=finding.recommendation or self.remedy,
+            link=self.page,
+            evidence={**finding.evidence, **({"sign": self.name} if self.of else {})},
+        )
 
     def check_thresholds(self, thresholds: Mapping[str, float]) -> None:
         """Raises TypeError for a threshold that the rule does not have."""
@@ -86,7 +126,7 @@ class Rule:
     @property
     def page(self) -> str:
         """The page that explains it, from the root of the repository; empty for a user's rule."""
-        return "" if self.family == "own" else f"docs/rules/{self.name}.md"
+        return "" if self.family == "own" else f"docs/rules/{self.whole}.md"
 
 
 def check_names(given: Mapping[str, float], known: Mapping[str, float], owner: str) -> None:
@@ -97,21 +137,16 @@ def check_names(given: Mapping[str, float], known: Mapping[str, float], owner: s
 
 
 def rule(
-    name: str,
-    *,
-    severity: Severity = "warning",
-    reads: str = "",
-    source: str = "",
-    remedy: str = "",
-    needs_descent: bool = False,
-    needs_targets: bool = False,
-    needs_harm: bool = False,
+    name: str, *, of: str = "", leads: bool = False, was: str = "", **about: Any
 ) -> Callable[[Callable[..., Finding | None]], Rule]:
     """Registers a function of a `TrainingHistory` as a rule; its keyword-only arguments are the thresholds.
 
     Args:
         name: must be new, unless the same function is defined again (as when a notebook cell is run twice).
-        severity, reads, source, remedy, needs_descent, needs_targets, needs_harm: as in `Rule`.
+        of: the rule that this is a sign of.
+        leads: whether the rule `of` takes its thresholds and its text from this sign.
+        was: earlier names, with blanks between them; they are understood wherever a rule is named.
+        about: the other attributes of `Rule`: severity, reads, source, remedy and what it needs.
 
     Raises:
         ValueError: if another function has that name, the severity is unknown, or a threshold has no default.
@@ -124,34 +159,26 @@ def rule(
     {'max_steps': 10}
     >>> del RULES["long-run"]
     """
-    if severity not in SEVERITIES:
-        raise ValueError(f"`severity` must be one of {list(SEVERITIES)}, got {severity!r} - at rule {name!r}")
 
     def register(check: Callable[..., Finding | None]) -> Rule:
-        about: dict[str, Any] = {"reads": reads, "source": source, "remedy": remedy, "severity": severity}
-        about.update(needs_descent=needs_descent, needs_targets=needs_targets, needs_harm=needs_harm)
-        made = make_rule(check, name, **about)
-        known = RULES.get(name)
+        made = make_rule(check, name, of=of, **about)
+        known = RULES.get(name, SIGNS.get(name))
         if known is not None and _identity(known.check) != _identity(check):
             raise ValueError(f"`name` must be new, got {name!r}, which is a rule already. Choose another name.")
-        RULES[name] = made
+        SIGNS.update(dict.fromkeys([*was.split(), *([name] if of else [])], made))
+        if of:
+            _OF[of] = (*(one for one in _OF.get(of, ()) if one.name != name), made)
+        whole = made if leads or not of else RULES.get(of)
+        if whole is not None:
+            RULES[made.whole] = whole = dataclasses.replace(whole, name=made.whole, of="")
+            worst = max((one.severity for one in whole.signs), key=SEVERITIES.index)
+            RULES[made.whole] = dataclasses.replace(whole, severity=worst)
         return made
 
     return register
 
 
-def make_rule(
-    check: Callable[..., Finding | None],
-    name: str,
-    *,
-    severity: Severity = "warning",
-    reads: str = "",
-    source: str = "",
-    remedy: str = "",
-    needs_descent: bool = False,
-    needs_targets: bool = False,
-    needs_harm: bool = False,
-) -> Rule:
+def make_rule(check: Callable[..., Finding | None], name: str, **about: Any) -> Rule:
     """As `rule`, without registering: a rule to be asked by name only, `diagnose(history, rules=[...])`."""
     thresholds: dict[str, Any] = {}
     for argument in inspect.signature(check).parameters.values():
@@ -160,7 +187,7 @@ def make_rule(
         if argument.default is argument.empty:
             raise ValueError(f"`{argument.name}` must have a default - at rule {name!r}")
         thresholds[argument.name] = argument.default
-    return Rule(name, severity, reads, source, remedy, thresholds, check, needs_descent, needs_targets, needs_harm)
+    return Rule(name, check, thresholds, **about)
 
 
 def _identity(check: Callable[..., Finding | None]) -> tuple[str, str]:
@@ -190,44 +217,56 @@ def diagnose(
 
     Cost: a few passes over the window and one over the last record's rows: about 1 ms. Not for every step.
     """
-    asked = list(RULES.values() if rules is None else rules)
-    thresholds = thresholds or {}
-    names = [a.name for a in asked]
-    for name in thresholds:
-        if name not in names:
+    rules = list(RULES.values() if rules is None else rules)
+    asked = [sign for one in rules for sign in one.signs]
+    names = {one.name: one for one in asked}
+    chosen: dict[str, Mapping[str, float]] = {}
+    for name, given in (thresholds or {}).items():
+        one = RULES[name] if name in RULES or name in SIGNS else names.get(name)
+        sign = None if one is None else next((sign for sign in asked if sign.check is one.check), None)
+        if sign is None:
             raise ValueError(f"`thresholds` must name rules, got {name!r}; the rules are: {', '.join(names)}")
+        sign.check_thresholds(given)
+        chosen[sign.name] = given
     failures = Failures() if failures is None else failures
     found = []
     may_speak: dict[tuple[bool, bool], bool] = {}  # by what is needed, worked out once for all rules
     for a in asked:
-        chosen = thresholds.get(a.name, _NONE)
-        if chosen:
-            a.check_thresholds(chosen)
         needed = a.needs_descent, a.needs_targets
         try:
             if needed not in may_speak:
                 may_speak[needed] = a._may_speak(history)
-            finding = a._ask(history, chosen) if may_speak[needed] else None
+            finding = a._ask(history, chosen.get(a.name, _NONE)) if may_speak[needed] else None
         except Exception as error:
             failures.note(rule_called(a.name), error, "What it looks for was not checked.")
         else:
             if finding is not None:
                 found.append(finding)
     found = _told_once(found)
-    certain = {finding.rule for finding in found if finding.evidence.get("is_certain")}
+    certain = {sign_of(finding) for finding in found if finding.evidence.get("is_certain")}
     doubtful = {a.name for a in asked if a.needs_harm} - certain
-    warns = {finding.rule for finding in found if finding.severity != "info"}
+    warns = {sign_of(finding) for finding in found if finding.severity != "info"}
     if warns and warns <= doubtful and is_harmed(history) is False:
         found = [dataclasses.replace(finding, severity="info") for finding in found]
-    return sorted(found, key=lambda finding: finding.weight, reverse=True)
+    rules_of: dict[str, list[Finding]] = {}
+    for finding in found:
+        rules_of.setdefault(finding.rule, []).append(finding)
+    return sorted(map(as_one, rules_of.values()), key=lambda finding: finding.weight, reverse=True)
+
+
+def families_of(findings: Iterable[Finding]) -> set[str]:
+    """The families of all that rules found: of each sign by itself."""
+    return {RULES[name].family for name in by_sign(findings) if name in RULES or name in SIGNS}
 
 
 def _told_once(found: list[Finding]) -> list[Finding]:
     """`found`, where of those that tell of one event, a loss that rises, the first of `_ONE_EVENT` alone warns."""
-    warning = {f.rule for f in found if f.severity != "info" and not f.evidence.get("is_certain")}
+    warning = {sign_of(f) for f in found if f.severity != "info" and not f.evidence.get("is_certain")}
     first, *others = [name for name in _ONE_EVENT if name in warning] or [""]
     return [
-        dataclasses.replace(f, severity="info", evidence={**f.evidence, "told_by": first}) if f.rule in others else f
+        dataclasses.replace(f, severity="info", evidence={**f.evidence, "told_by": first})
+        if sign_of(f) in others
+        else f
         for f in found
     ]
 

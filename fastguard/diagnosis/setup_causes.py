@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from ..records import TrainingHistory
 from . import needs
 from .causes import cause
-from .finding import Finding
+from .finding import Finding, sign_of
 from .reasons import climbs, has_finite_gradients, is_lost_in_float16, is_too_plain, is_undefined
 from .rules.output_targets import last_activation
 from .signals import signals_of
 
 Found = Mapping[str, Finding]
-_STANDSTILL = "loss-not-decreasing underfitting loss-plateau overtraining loss-at-chance"
 _STANDING = ("loss-not-decreasing", "underfitting", "loss-at-chance", "same-output-for-all")
 _JUMPS = ("norm-spike", "loss-spike", "loss-explosion", "non-finite-loss", "non-finite-gradients", "spiky-loss")
 _UNSTEADY = ("loss-explosion", "loss-divergence", "loss-oscillation", "norm-spike", "growing-norm")
@@ -91,7 +90,7 @@ def _collapsed(finding: Finding, history: TrainingHistory, found: Found) -> floa
 
 def _unless_others_speak(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Outputs become alike where units die, weights shrink or steps overshoot, too."""
-    return 0.9 if _is_alone(finding.rule, found) else 0.3
+    return 0.9 if _is_alone(sign_of(finding), found) else 0.3
 
 
 def _from_the_start(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -164,9 +163,8 @@ cause(
     "Gradients are never cleared: each step takes the sum of all since the run began.",
     "Call optimizer.zero_grad() before each backward().",
     {"gradients-not-cleared": 0.98},
-    "growing-norm clip-rate-high loss-oscillation loss-explosion loss-divergence divergence-ahead overfitting "
-    "norm-jump norm-spike loss-spike no-warm-up update-ratio-high steps-too-large non-finite-gradients "
-    f"non-finite-loss skip-run {_STANDSTILL}",
+    "growing-norm clip-rate-high loss-oscillation loss-divergence overfitting norm-spike loss-spike no-warm-up "
+    "update-ratio-high non-finite-gradients non-finite-loss skip-run standstill",
 )
 cause(
     "no-gradient-arrives",
@@ -177,7 +175,7 @@ cause(
         "no-gradient": 0.97,
         "parameters-not-in-optimizer": lambda finding, history, found: 0.97 if finding.severity == "critical" else 0.0,
     },
-    f"zero-gradients zero-gradient-tensors vanishing-norm missing-gradients unchanged-weights {_STANDSTILL}",
+    "zero-gradients vanishing-gradients untrained-parameters standstill",
     contradicted=_reaches_the_output,
 )
 cause(
@@ -185,7 +183,7 @@ cause(
     "Something else than the optimizers under guard trains parameters, which nothing here sees.",
     "Guard all that steps: wrap([a, b], model), or fastguard.wrap_backward for optimizers within the backward pass.",
     {"unseen-updates": 0.95},
-    "missing-gradients weights-overwritten unchanged-weights",
+    "untrained-parameters unseen-updates",
 )
 cause(
     "wrong-output-layer",
@@ -201,17 +199,16 @@ cause(
         "same-output-for-all": _from_the_start,
         "no-gradient": _ends_in_one_softmax,
     },
-    f"zero-gradients zero-gradient-tensors no-gradient vanishing-norm vanishing-layers training-above-validation "
-    f"non-finite-loss non-finite-gradients skip-run {_STANDSTILL}",
+    "zero-gradients no-gradient vanishing-gradients training-above-validation non-finite-loss non-finite-gradients "
+    "skip-run standstill",
 )
 cause(
     "unnormalised-inputs",
     "The inputs are far from the scale that the layers were initialised for.",
     "Bring each feature to mean 0 and standard deviation 1, with the training set's numbers.",
     {"input-scale": _from_scale},
-    "loss-begins-high norm-spike growing-norm loss-explosion loss-divergence loss-oscillation clip-rate-high "
-    "no-warm-up spiky-loss loss-spike update-ratio-high saturated-units dead-relu-units zero-gradient-tensors "
-    f"{_STANDSTILL}",
+    "loss-begins-high norm-spike growing-norm loss-divergence loss-oscillation clip-rate-high no-warm-up loss-spike "
+    "update-ratio-high saturated-units dead-units zero-gradients standstill",
 )
 cause(
     "unnormalised-targets",
@@ -221,8 +218,8 @@ cause(
         "target-scale": _from_scale,
         **dict.fromkeys(("underfitting", "loss-explosion", "no-warm-up"), _first_loss_is_huge),
     },
-    f"norm-spike growing-norm loss-divergence loss-oscillation update-ratio-high steps-too-large clip-rate-high "
-    f"layer-norm-imbalance non-finite-loss non-finite-gradients skip-run {_STANDSTILL}",
+    "norm-spike growing-norm loss-divergence loss-oscillation update-ratio-high clip-rate-high layer-norm-imbalance "
+    "non-finite-loss non-finite-gradients skip-run standstill",
 )
 cause(
     "wrong-loss",
@@ -238,30 +235,29 @@ cause(
             0.95 if finding.confidence >= 0.9 else if_nothing_is_learnt(0.85, 0.7)(finding, history, found)
         ),
     },
-    f"loss-divergence vanishing-norm zero-gradients zero-gradient-tensors same-output-for-all no-warm-up growing-norm "
-    "norm-spike layer-norm-imbalance norm-jump update-ratio-high clip-rate-high non-finite-loss non-finite-gradients "
-    f"skip-run {_STANDSTILL}",
+    "loss-divergence vanishing-gradients zero-gradients same-output-for-all no-warm-up growing-norm norm-spike "
+    "layer-norm-imbalance update-ratio-high clip-rate-high non-finite-loss non-finite-gradients skip-run standstill",
 )
 cause(
     "imbalanced-targets",
     "Nearly all targets are of one class: to name that one is nearly enough.",
     "Weight the loss by class, draw batches evenly, and measure with balanced accuracy.",
     {"uneven-targets": if_nothing_is_learnt(0.85, 0.6)},
-    f"same-output-for-all {_STANDSTILL}",
+    "same-output-for-all standstill",
 )
 cause(
     "wrong-optimizer-settings",
     "The optimizer's eps, betas or momentum are far from what they usually are.",
     "Go back to its defaults (Adam: eps=1e-8, betas=(0.9, 0.999); SGD: momentum=0.9).",
     {"odd-optimizer-settings": if_nothing_is_learnt(0.9, 0.75)},
-    f"update-ratio-low update-ratio-high loss-oscillation loss-divergence loss-explosion growing-norm {_STANDSTILL}",
+    "update-ratio-low update-ratio-high loss-oscillation loss-divergence growing-norm standstill",
 )
 cause(
     "clipped-away",
     "Clipping leaves so little of the gradients that the weights hardly move.",
     "Raise max_norm towards the usual norm.",
     {"clip-rate-high": _leaves_nothing},
-    f"update-ratio-low {_STANDSTILL}",
+    "update-ratio-low standstill",
     needs=[needs.clipping],
 )
 cause(
@@ -269,59 +265,57 @@ cause(
     "The learning rate's schedule does not fit the run: it takes the rate away too early, or never ends its warm-up.",
     "Look at the schedule's length and unit (steps or epochs), and at where scheduler.step() is called.",
     {"learning-rate-gone": 0.92, "learning-rate-still-rising": 0.93},
-    "update-ratio-low loss-explosion loss-divergence growing-norm norm-spike norm-jump loss-spike spiky-loss "
-    "loss-oscillation zero-gradients zero-gradient-tensors same-output-for-all learning-rate-out-of-bounds "
-    f"update-ratio-high {_STANDSTILL}",
+    "update-ratio-low loss-divergence growing-norm norm-spike loss-spike loss-oscillation zero-gradients "
+    "same-output-for-all learning-rate-unusual update-ratio-high standstill",
 )
 cause(
     "weights-overwritten",
     "Something other than the optimizer writes to the weights.",
     "Look for load_state_dict, averages that are swapped in, clamping, or initialisation within the loop.",
     {"weights-overwritten": if_nothing_is_learnt(0.9, 0.5)},
-    f"loss-oscillation loss-divergence unchanged-weights loss-explosion norm-jump growing-norm no-warm-up norm-spike "
-    f"loss-spike {_STANDSTILL}",
+    "loss-oscillation loss-divergence untrained-parameters growing-norm no-warm-up norm-spike loss-spike standstill",
 )
 cause(
     "train-mode-in-validation",
     "Validation runs in training mode: dropout and batch statistics make its losses another model's.",
     "Call model.eval() before validation and model.train() after it.",
     {"validation-in-training-mode": 0.95},
-    "overfitting overtraining label-noise",
+    "overfitting label-noise",
 )
 cause(
     "batch-size",
     "Batches are so small that noise outweighs the gradient.",
     "Take larger batches, accumulate gradients, or lower the learning rate.",
     {"tiny-batches": 0.9},
-    f"loss-oscillation norm-spike loss-spike spiky-loss clip-rate-high {_STANDSTILL}",
+    "loss-oscillation norm-spike loss-spike clip-rate-high standstill",
 )
 cause(
     "trivial-targets",
     "There is nothing to learn: the targets are constant, or can be read off the inputs.",
     "Look at single samples with their targets; remove leaked features.",
     {"one-target": 0.96, "answer-in-inputs": 0.95, "loss-gone": _without_repetition},
-    "vanishing-norm loss-plateau zero-gradients overtraining",
+    "vanishing-gradients loss-not-decreasing zero-gradients",
 )
 cause(
     "repeated-data",
     "The model sees the same batch, or the same sample, again and again.",
     "Look at the sampler, at an iterator that is made anew in each step, and at how samples are stacked.",
     {"same-inputs": 0.9},
-    f"overfitting overtraining label-noise {_STANDSTILL}",
+    "overfitting label-noise standstill",
 )
 cause(
     "outliers",
     "Single inputs are far larger than all others.",
     "Look at these samples: missing values coded as numbers, other units. Clip or repair them.",
     {"input-outliers": lambda finding, history, found: 0.8 if any(n in found for n in _JUMPS) else 0.35},
-    "norm-spike loss-spike spiky-loss loss-explosion non-finite-gradients non-finite-loss clip-rate-high",
+    "norm-spike loss-spike loss-divergence non-finite-gradients non-finite-loss clip-rate-high",
 )
 cause(
     "preprocessing-differs",
     "Validation data are prepared in another way than training data.",
     "Use one function for both, with the training set's numbers.",
     {"validation-inputs-differ": 0.93},
-    "overfitting overtraining label-noise training-above-validation",
+    "overfitting label-noise training-above-validation",
     needs=[needs.validation],
 )
 cause(
@@ -329,7 +323,7 @@ cause(
     "The model has come to give one answer to every input.",
     "Look for a loss that can be met by a constant: no negatives, a stop-gradient left out, one term that outweighs.",
     {"same-output-for-all": _collapsed, "outputs-become-alike": _unless_others_speak},
-    f"zero-gradients vanishing-norm loss-gone {_STANDSTILL}",
+    "zero-gradients vanishing-gradients loss-gone standstill",
     contradicted=_has_not_learnt,
 )
 cause(
@@ -341,7 +335,7 @@ cause(
         "loss-at-chance": lambda finding, history, found: 0.7 if is_too_plain(history, found) else 0.0,
         "underfitting": lambda finding, history, found: 0.4 if _is_alone("underfitting", found) else 0.0,
     },
-    "loss-plateau overtraining bounded-output loss-not-decreasing",
+    "loss-not-decreasing bounded-output",
     contradicted=_never_learnt,
 )
 cause(
@@ -355,8 +349,8 @@ cause(
     "Batches hold one class each, or nearly: the model forgets one while it learns the next.",
     "Shuffle the data before each epoch: DataLoader(shuffle=True), or a random permutation.",
     {"sorted-targets": 0.96},
-    "loss-spike spiky-loss norm-spike periodic-loss-spikes loss-oscillation loss-explosion loss-divergence no-warm-up "
-    f"norm-jump growing-norm same-output-for-all zero-gradients learning-rate-jump {_STANDSTILL}",
+    "loss-spike norm-spike loss-oscillation loss-divergence no-warm-up growing-norm same-output-for-all "
+    "zero-gradients learning-rate-jump standstill",
 )
 cause(
     "singular-operation",

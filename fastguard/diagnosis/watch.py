@@ -8,7 +8,7 @@ from typing import Any
 
 from ..records import TrainingHistory, values
 from ..records.failures import Failures
-from .finding import SEVERITIES, Finding, Severity
+from .finding import SEVERITIES, Finding, Severity, sign_of
 from .registry import RULES, Rule, diagnose
 
 _log = logging.getLogger("fastguard")
@@ -81,10 +81,8 @@ class Watch:
 
     def glance(self, names: Collection[str]) -> list[Finding]:
         """As `check`, of the rules `names` alone: those that are cheap, and have something to say before others do."""
-        if self._rules is None:
-            asked = [RULES[name] for name in names if name in RULES]
-        else:
-            asked = [rule for rule in self._rules if rule.name in names]
+        rules = RULES.values() if self._rules is None else self._rules
+        asked = [sign for rule in rules for sign in rule.signs if sign.name in names]
         thresholds = {name: given for name, given in (self._thresholds or {}).items() if name in names}
         return self._told(diagnose(self.history, rules=asked, thresholds=thresholds, failures=self.failures))
 
@@ -132,4 +130,5 @@ def log_news(history: TrainingHistory, finding: Finding) -> None:
 
 def _to_log(finding: Finding) -> None:
     step = "" if finding.last_step is None else f" (step {finding.last_step})"
-    _log.log(_LEVELS[finding.severity], "%s%s: %s %s", finding.rule, step, finding.summary, finding.recommendation)
+    said = finding.rule, step, finding.summary, finding.recommendation
+    _log.log(_LEVELS[finding.severity], "%s%s: %s %s", *said, extra={"sign": sign_of(finding)})

@@ -92,13 +92,14 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain types that strict JSON can hold; NaN and Inf are strings.
 
-        The symptoms of a cause are names of rules: the findings themselves are in "findings".
+        The symptoms of a cause are names of rules: the findings themselves are in "findings". There, `symptoms` are the
+        signs of a rule several of which were seen.
         """
         causes = [{**one.to_dict(), "symptoms": [symptom.rule for symptom in one.symptoms]} for one in self.causes]
         return {
             "status": self.status,
             "causes": causes,
-            "findings": [_without_symptoms(finding.to_dict()) for finding in self.findings],
+            "findings": [_without_empty_symptoms(finding.to_dict()) for finding in self.findings],
             "recommendations": list(self.recommendations),
             "numbers": strict_json.encode(self.numbers),
             "modules": strict_json.encode(list(self.modules)),
@@ -219,8 +220,9 @@ def build_report(
     )
 
 
-def _without_symptoms(plain: dict[str, Any]) -> dict[str, Any]:
-    del plain["symptoms"]
+def _without_empty_symptoms(plain: dict[str, Any]) -> dict[str, Any]:
+    if not plain["symptoms"]:
+        del plain["symptoms"]
     return plain
 
 

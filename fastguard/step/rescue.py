@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..clip import GlobalNorm
-from ..diagnosis import diagnose, needs
+from ..diagnosis import by_sign, diagnose, needs
 from ..errors import FastguardError, RecoveryFailedError
 from ..observers.observer import while_alive
 from ..records import values
@@ -184,7 +184,7 @@ class Rescue:
         self._cause = self._keeper.cause(step) or self._cause
         checkup = self._ledger.checkup
         found = [] if checkup is None else checkup.take_new()
-        critical = [f for f in found if f.severity == "critical" and f.rule in self._settings.rules]
+        critical = [f for f in found if f.severity == "critical" and {f.rule, *by_sign([f])} & {*self._settings.rules}]
         back = max((event["step"] for event in self.events if event["kind"] == "rollback"), default=None)
         if back is not None:  # findings about the state that was given up are old
             critical = [f for f in critical if f.last_step is None or f.last_step > back + _GRACE]

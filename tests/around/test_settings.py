@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fastguard
+from fastguard.diagnosis import by_sign
 from fastguard.tools.settings import TrainingSettings
 
 EVERYTHING = {
@@ -197,7 +198,7 @@ def test_thresholds_are_asked_of_a_run():
         history = fastguard.TrainingHistory()
         for step in range(40):
             history.record(step, losses[step % len(losses)], grad_norm=norm, lr=lr)
-        return {finding.rule for finding in settings.diagnose(history)}
+        return {*by_sign(settings.diagnose(history))}
 
     ours = {"settings/unstable-loss", "settings/large-norm", "learning-rate-out-of-bounds"}
     assert not found(9.9, [1.0, 2.9], 0.009) & ours

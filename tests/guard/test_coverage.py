@@ -24,7 +24,7 @@ def guarded(model: nn.Module, make: Any = torch.optim.AdamW, **settings: Any) ->
 
 
 def found(optimizer: Any) -> dict[str, Any]:
-    return {finding.rule: finding for finding in optimizer.guard.report().findings}
+    return fastguard.diagnosis.by_sign(optimizer.guard.report().findings)
 
 
 class Other(torch.optim.Optimizer):

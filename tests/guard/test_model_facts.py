@@ -139,7 +139,7 @@ def frozen_run(check_every: int | None, num_steps: int, caplog: Any) -> tuple[An
     with caplog.at_level(logging.WARNING, "fastguard"):
         for step in range(num_steps):
             take_step(model, optimizer, step)
-    return optimizer, [r.getMessage().split()[0] for r in caplog.records if "frozen-parameters" in r.getMessage()]
+    return optimizer, [r.getMessage().split()[0] for r in caplog.records if "untrained-parameters" in r.getMessage()]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def frozen_run(check_every: int | None, num_steps: int, caplog: Any) -> tuple[An
 def test_a_finding_is_told_once(check_every: int | None, num_steps: int, told: int, caplog: Any) -> None:
     optimizer, messages = frozen_run(check_every, num_steps, caplog)
     assert len(messages) == told
-    assert any(f.rule == "frozen-parameters" for f in optimizer.guard.report().findings)
+    assert any(f.rule == "untrained-parameters" for f in optimizer.guard.report().findings)
 
 
 def test_a_resumed_run_does_not_tell_it_again(caplog: Any) -> None:
@@ -163,7 +163,7 @@ def test_a_resumed_run_does_not_tell_it_again(caplog: Any) -> None:
     with caplog.at_level(logging.WARNING, "fastguard"):
         for step in range(12):
             take_step(model, again, step)
-    assert not [r for r in caplog.records if "frozen-parameters" in r.getMessage()]
+    assert not [r for r in caplog.records if "untrained-parameters" in r.getMessage()]
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "often"])

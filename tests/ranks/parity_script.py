@@ -36,7 +36,7 @@ def train(
             ahead(step, model)
         optimizer.step()
     report = fastguard.Guard.of(optimizer).report()
-    found = [finding for finding in report.findings if finding.rule == "replicas-differ"]
+    found = [finding for finding in report.findings if finding.rule == "ranks-differ"]
     history = fastguard.Guard.of(optimizer).history
     return [dict(one) for one in history.model.replica_differences] if found else []
 

@@ -141,7 +141,7 @@ class TestOnRealRanks:
         for each in found:
             (odd,) = each["odd"]["odd"]
             assert odd["rank"] == 2 and 2.5 < odd["ratio"] < 6.0
-            assert each["odd"]["findings"] == ["odd-rank"]
+            assert each["odd"]["findings"] == ["ranks-differ"]
             assert (
                 f"the norm of rank 2's own gradients was {odd['ratio']:.3g} times the median" in each["odd"]["said"][0]
             )

@@ -81,7 +81,7 @@ def test_what_was_found_is_told_from_a_log_too() -> None:
     event = {"step": 20, "what": "weights", "name": "a", "num_tensors": 2, "num_ranks": 4, "ranks": [3]}
     history.note_model(replica_differences=[event])
     history.record(20, loss=1.0, grad_norm=1.0, lr=0.1)
-    finding = next(one for one in fastguard.diagnosis.diagnose(history) if one.rule == "replicas-differ")
+    finding = next(one for one in fastguard.diagnosis.diagnose(history) if one.rule == "ranks-differ")
     assert finding.severity == "critical" and finding.layers == ("a",)
     assert "rank 3 has others" in finding.summary and finding.evidence["odd_rank"] == 3.0
 

@@ -360,7 +360,7 @@ def test_what_rules_find_in_losses_of_the_model_that_was_given_up_is_no_reason_a
     train(model, optimizer, range(160), fault=fault)
     told = optimizer.guard.recoveries
     assert len(told) == 1 and told[0].startswith("rolled back from 6")
-    assert any(finding.rule == "loss-explosion" for finding in optimizer.guard.report().findings)
+    assert any(finding.rule == "loss-divergence" for finding in optimizer.guard.report().findings)
 
 
 def test_a_statistic_that_overflows_at_a_step_that_is_taken_is_found_at_the_next_snapshot() -> None:

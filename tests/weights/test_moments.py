@@ -32,7 +32,7 @@ def step(model: nn.Module, optimizer: Any, number: int, scale: float = 1.0) -> N
 
 
 def found(optimizer: Any) -> dict[str, Any]:
-    return {finding.rule: finding for finding in optimizer.guard.report().findings}
+    return fastguard.diagnosis.by_sign(optimizer.guard.report().findings)
 
 
 MAKERS = {

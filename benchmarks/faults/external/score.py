@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastguard.diagnosis import RULES, diagnose, find_causes, unexplained
+from fastguard.diagnosis import RULES, by_sign, diagnose, find_causes, unexplained
 
 from ..alarms import histories
 from .case import SETS, Case
@@ -41,9 +41,9 @@ def ask(part: Part, check_every: int = 10) -> Heard:
             continue
         history.has_ended = number == len(part.records)
         findings = diagnose(history)
-        for finding in findings:
+        for name, finding in by_sign(findings).items():
             if finding.severity != "info":
-                alarms.setdefault(finding.rule, (RULES[finding.rule].family, record.step))
+                alarms.setdefault(name, (RULES[name].family, record.step))
     if history is None:
         return Heard({}, (), ())
     causes = [one for one in find_causes(findings, history) if one.severity != "info"]

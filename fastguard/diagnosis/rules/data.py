@@ -16,8 +16,7 @@ TITLE = "Data"
 
 @rule(
     "periodic-loss-spikes",
-    reads="spikes of the loss over the whole run, and the steps of an epoch if known",
-    source="our own: chance does not keep a calendar",
+    of="loss-spike",
     remedy="The same batch hurts in every epoch: find the samples at this place of the data, look at their inputs, "
     "scale and labels, and repair or drop them. Shuffle the data anew each epoch.",
     needs_harm=True,

@@ -59,8 +59,6 @@ def input_scale(
     is_hurt = is_hurt or (is_far and not any("Norm" in kind for kind in history.model.module_kinds))
     return Finding(
         f"The inputs have a size of about {size:.3g}, where layers are initialised for one of about 1.",
-        history.recent[0].step if history.recent else None,
-        history.recent[-1].step if history.recent else None,
         severity="critical" if size > far and has_run_away(history) else "warning" if is_hurt else "info",
         evidence={"rms": size, "threshold_spread": spread, "threshold_small": small},
         confidence=0.85 if size > far or size < small else 0.7,
@@ -133,8 +131,7 @@ def _repeated(known: list[tuple[int, BatchSample]], text: str, severity: str, co
 
 @rule(
     "input-outliers",
-    reads="the largest input of each sampled batch",
-    source="our own: one value that stands alone is a slip of the pen more often than a discovery",
+    of="input-scale",
     remedy="Look at the sample with this value: a missing value coded as a large number, another unit, an error of "
     "parsing. Clip or repair it.",
 )
@@ -194,8 +191,6 @@ def validation_inputs_differ(
     return Finding(
         f"Inputs have mean {mean:.3g} and standard deviation {std:.3g} in training, {mean_then:.3g} and {std_then:.3g} "
         "in validation.",
-        history.recent[0].step if history.recent else None,
-        history.recent[-1].step if history.recent else None,
         severity="warning" if is_worse else "info",
         evidence={"shift": moved, "ratio": times, "threshold_shift": shift, "threshold_ratio": ratio},
         confidence=0.85,

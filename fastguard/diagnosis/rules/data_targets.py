@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import may_rise
 from ..registry import rule
-from ..signals import Signals, has_had_time, median, signals_of, span
+from ..signals import Signals, has_had_time, median, signals_of
 from .output import loss_and_activation
 from .output_targets import last_activation, loss_kind, stands
 
@@ -18,8 +18,7 @@ _DIFFERENCES = ("MseLoss", "Sub", "Rsub")
 
 @rule(
     "one-target",
-    reads="classes or numbers that the first batches asked for",
-    source="our own: what never changes teaches nothing",
+    of="uneven-targets",
     remedy="All targets are the same: look at how labels are read, encoded and joined to the inputs.",
     needs_targets=True,
 )
@@ -46,7 +45,6 @@ def one_target(history: TrainingHistory, *, num_targets: int = 64, coarse: float
     what = f"all {notes.num_targets} targets looked at are of one class" if is_one_class else "all targets are equal"
     return Finding(
         f"In the first batches {what}.",
-        *span(history),
         evidence={"num_targets": notes.num_targets or 0, "threshold": num_targets},
         confidence=0.95,
     )
@@ -88,7 +86,6 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
     return Finding(
         "The model is given what it is asked for: "
         + ("the targets are the inputs." if is_sequence else "one of the inputs is the target, up to its scale."),
-        *span(history),
         severity="warning" if is_met and history.num_clean >= 20 else "info",
         evidence={"follows": notes.target_in_inputs, "threshold": share},
         confidence=0.95,
@@ -123,7 +120,6 @@ def unrelated_targets(
     is_learnt = s.progress >= progress and not history.validations
     return Finding(
         "In the first batches samples with inputs that are alike have targets no more alike than others do.",
-        *span(history),
         severity="info" if is_learnt or not has_had_time(history, patience) else "warning",
         evidence={"dependence": found, "threshold": z},
         confidence=0.85,
@@ -167,7 +163,6 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
     return Finding(
         f"Within a batch {notes.target_batch_top_share:.0%} of the targets are of one class, "
         + ("and the loss rises as others come." if is_first else f"of {notes.num_target_classes} in all."),
-        *span(history),
         evidence={"batch_top_share": notes.target_batch_top_share, "num_classes": notes.num_target_classes},
         confidence=0.95,
     )
@@ -206,7 +201,6 @@ def uneven_targets(
         return None
     return Finding(
         f"{notes.target_top_share:.0%} of the targets of the first batches are of one class.",
-        *span(history),
         severity="warning"
         if is_of_many or notes.target_top_share > very or stands(history, progress, min_steps)
         else "info",
@@ -259,7 +253,6 @@ def target_scale(
     return Finding(
         f"The targets have mean {notes.target_mean:.3g} and standard deviation {notes.target_std:.3g}, where a model "
         "begins with outputs of about 1.",
-        *span(history),
         severity="warning" if is_hurt else "info",
         evidence={"rms": rms, "mean": notes.target_mean, "std": notes.target_std, "threshold": size},
         confidence=0.9 if rms > 5 * size else 0.7,
@@ -277,7 +270,6 @@ def _far_off(history: TrainingHistory, size: float, *, is_hurt: bool) -> Finding
         return None
     return Finding(
         f"The targets are {first:.3g} away from the first outputs, which are at most {outputs[0]:.3g}.",
-        *span(history),
         severity="warning" if is_hurt else "info",
         evidence={"rms": first, "threshold": size},
         confidence=0.9 if first > 5 * size else 0.7,

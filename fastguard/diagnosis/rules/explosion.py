@@ -138,8 +138,7 @@ def norm_spike(
 
 @rule(
     "clipped-below-eps",
-    reads="clip coefficients and norms of the newest clean steps, the number of elements, and the optimizer's eps",
-    source="our own; Adam divides by sqrt(v) + eps (Kingma and Ba 2015, algorithm 1)",
+    of="clip-rate-high",
     remedy="Raise the clip limit towards the usual norm, or lower the optimizer's eps: Adam's steps do not depend on "
     "the size of the gradient until eps outweighs it, and from there on they shrink.",
 )
@@ -216,8 +215,7 @@ def growing_norm(
 
 @rule(
     "norm-jump",
-    reads="spikes of ln(norm) that did not end",
-    source="our own: a spike of 6 standard deviations that lasts is a new level",
+    of="growing-norm",
     remedy="Something changed at that step: the learning rate, the data, the number of accumulated batches or whether "
     "their loss is divided by it, a layer that was unfrozen or overwritten.",
     needs_harm=True,

@@ -22,8 +22,7 @@ _OVER = 3.0  # times the first loss: it has exploded, and nothing is ahead any m
 
 @rule(
     "divergence-ahead",
-    reads="losses, norms and learning rates of the newest 240 clean steps, in blocks of 20",
-    source="our own: a loss and a norm that rise together; limits are of the tune half of benchmarks/faults/early.py",
+    of="loss-divergence",
     remedy="The loss has turned, and gradients grow with it. Lower the learning rate now (by half to a tenth), end the "
     "warm-up where it is, and clip at the usual norm; look for weights or inputs that grow. Keep the checkpoint from "
     "before the turn.",

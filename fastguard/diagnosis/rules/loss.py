@@ -15,8 +15,8 @@ TITLE = "Loss"
 
 @rule(
     "loss-explosion",
+    of="loss-divergence",
     severity="critical",
-    reads="losses of the clean steps in the window, against the run's first ten",
     source="KillLossSpike's factor of 2 over a mean and its run of spikes, taken relative to where the run began",
     remedy="Divide the learning rate by 10, or warm it up, and clip at the usual norm (max_norm, Spikes).",
     needs_descent=True,
@@ -170,8 +170,8 @@ def loss_spike(
 
 @rule(
     "spiky-loss",
+    of="loss-spike",
     severity="info",
-    reads="spikes of the loss over the whole run",
     source="SkipStep's z-score (mean + 6 sigma, OLMo), counted",
     remedy="Small or uneven batches make a loss spiky; larger ones, or accumulation, calm it. It need not be wrong.",
     needs_descent=True,
@@ -273,8 +273,7 @@ def loss_not_decreasing(
 
 @rule(
     "underfitting",
-    reads="the course of the loss, and of the validation loss, over the newest two thirds of the run",
-    source="our own: a standstill early in a run, far from where losses end that are learnt",
+    of="loss-not-decreasing",
     remedy="The loss stopped falling early and high: look for dead units, too much dropout or weight decay, a learning "
     "rate too high or too low, or targets that do not follow from the inputs. A larger model comes last.",
     needs_descent=True,
@@ -327,8 +326,8 @@ def underfitting(
 
 @rule(
     "loss-plateau",
+    of="loss-not-decreasing",
     severity="info",
-    reads="the newest 50 losses",
     source="the toolkit's LOSS_PLATEAU (spread below 0.1 % of the mean over 50 steps)",
     remedy="If the loss is not good enough yet, raise the learning rate or change its schedule; if it is, stop.",
     needs_descent=True,

@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import is_squared_error
 from ..registry import rule
-from ..signals import median, signals_of, span
+from ..signals import median, signals_of
 from .output import last_layer, training_batches
 
 TITLE = "Loss"
@@ -50,7 +50,6 @@ def loss_begins_high(history: TrainingHistory, *, times: float = 8.0, min_steps:
     return Finding(
         f"The loss began at {first:.4g}, where knowing nothing gives {chance:.4g}: the first outputs had a size of "
         f"{size:.3g}. It is {level:.4g} now.",
-        *span(history),
         layers=last_layer(history),
         severity="warning" if len(losses) >= min_steps and level > chance else "info",
         evidence={"first": first, "chance": chance, "level": level, "size": size, "inputs": inputs},

@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import is_squared_error
 from ..registry import rule
-from ..signals import median, signals_of, span
+from ..signals import median, signals_of
 from .output import loss_and_activation, training_batches
 
 TITLE = "Loss"
@@ -58,7 +58,6 @@ def loss_at_chance(
         if abs(level - chance) <= near * chance and history.loss_trend.best >= (1.0 - 2 * near) * chance:
             return Finding(
                 f"The loss stands at {level:.4g}; {what} {chance:.4g}.",
-                *span(history),
                 severity="warning" if kind or _begins_at(history, chance, near) else "info",
                 evidence={"level": level, "chance": chance, "num_classes": width, "threshold": near},
                 confidence=0.85,
@@ -94,7 +93,6 @@ def _at_the_spread(history: TrainingHistory, level: float) -> Finding | None:
         return None
     return Finding(
         f"The loss stands at {level:.4g}; always giving the mean of the targets gives about {variance:.4g}.",
-        *span(history),
         evidence={"level": level, "chance": variance},
         confidence=0.75,
     )

@@ -9,7 +9,7 @@ from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import ZERO_FLOORED, computing, game, takes_turns
 from ..registry import rule
-from ..signals import exp, median, signals_of, span
+from ..signals import exp, median, signals_of
 
 TITLE = "Loss"
 
@@ -18,8 +18,7 @@ _REDUCED = ("MeanBackward", "SumBackward", "DivBackward", "MulBackward")
 
 @rule(
     "negated-loss",
-    reads="the operations from the loss down, and the loss",
-    source="our own: what is never below zero, taken with the sign turned, has no floor",
+    of="loss-without-floor",
     remedy="Take the minus away, or pass maximize=True to the optimizer and the loss as it is. If it is meant "
     'so, as in an adversary or in unlearning, say objective="game".',
 )
@@ -48,7 +47,6 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Finding | 
     return Finding(
         f"The loss is {what}: it was {history.loss_trend.first:.4g} in the beginning, and is "
         f"{history.loss_trend.mean:.4g}.",
-        *span(history),
         evidence={"operation": ops[1], "first": history.loss_trend.first, "level": history.loss_trend.mean},
         confidence=0.95,
     )
@@ -92,7 +90,6 @@ def loss_without_floor(
     return Finding(
         f"The loss has fallen from {trend.first:.4g} to {least:.4g}, and gradients have grown to "
         f"{grown:.3g} times their first norm: nothing holds it.",
-        *span(history),
         severity="critical" if has_ended or history.num_nonfinite else "warning",
         evidence={"first": trend.first, "least": least, "norm_ratio": grown, "threshold_times": times},
         confidence=0.9,

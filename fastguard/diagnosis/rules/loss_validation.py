@@ -80,8 +80,8 @@ def overfitting(
 
 @rule(
     "overtraining",
+    of="overfitting",
     severity="info",
-    reads="validation losses",
     source="SageMaker Debugger Overtraining (patience of 10 validations)",
     remedy="Nothing has been gained on the validation set for a while: stop here, or lower the learning rate.",
     needs_descent=True,

@@ -54,7 +54,7 @@ def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_step
 
 @rule(
     "learning-rate-out-of-bounds",
-    reads="learning rates of the whole run",
+    of="learning-rate-unusual",
     source="the toolkit's bounds [1e-8, 1e-2], the upper one wider: SGD is used with 0.1 and more",
     remedy="Is the learning rate what you meant? Adam wants 1e-5 to 1e-2, SGD 1e-3 to 1.",
     needs_harm=True,
@@ -123,8 +123,7 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
 
 @rule(
     "scheduler-not-stepping",
-    reads="whether a scheduler was made, what it started from, and the learning rates",
-    source="our own: a scheduler that is stepped changes the learning rate",
+    of="learning-rate-schedule",
     remedy="Call scheduler.step() after each optimizer.step(), or after each epoch if it counts epochs.",
 )
 def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_at_full: int = 1000) -> Finding | None:

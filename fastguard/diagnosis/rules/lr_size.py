@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import descent, is_squared_error
 from ..registry import rule
-from ..signals import ends, has_had_time, median, signals_of, span
+from ..signals import ends, has_had_time, median, signals_of
 
 TITLE = "Learning rate"
 
@@ -48,8 +48,7 @@ def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False) 
 
 @rule(
     "steps-too-large",
-    reads="learning rate, optimizer, clipping, gradients, and the spread of the weights before the first step",
-    source="our own estimate of the update ratio; the usual 1e-3 is Karpathy's, torchmortem's bound 0.1",
+    of="update-ratio-high",
     remedy="Divide the learning rate by 10 to 100; fastguard.LearningRateFinder finds one.",
     needs_descent=True,
 )
@@ -76,8 +75,7 @@ def steps_too_large(
 
 @rule(
     "steps-too-small",
-    reads="learning rate, optimizer, clipping, gradients, the spread of the first weights, and the loss",
-    source="our own estimate of the update ratio, asked with a loss that stands still",
+    of="update-ratio-low",
     remedy="Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one. Look for a scheduler, "
     "a clip limit or a loss scale that holds the steps down.",
     needs_descent=True,
@@ -169,7 +167,6 @@ def learning_rate_unusual(
     evidence = {"lr": largest, "is_high": largest > high, "threshold_low": low, "threshold_high": high}
     return Finding(
         f"{kind} runs with a learning rate of {largest:.3g}, outside of the usual {low:g} to {high:g}.",
-        *span(history),
         severity="warning" if (descends and (is_slow or is_large or is_long)) or is_far or is_still else "info",
         evidence={**evidence, "is_certain": is_long or is_still or (is_far and kind in _NORMALISING)},
         confidence=0.9,

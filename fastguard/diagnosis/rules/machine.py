@@ -5,7 +5,6 @@ from __future__ import annotations
 from ...records import TrainingHistory
 from ..finding import Finding
 from ..registry import rule
-from ..signals import span
 
 TITLE = "The machine"
 _READS = "`getrusage` of the process, over the newest two windows of 32 steps or more; the smaller value counts"
@@ -13,10 +12,8 @@ _READS = "`getrusage` of the process, over the newest two windows of 32 steps or
 
 @rule(
     "page-faults",
+    of="memory-pressure",
     severity="info",
-    reads=_READS,
-    source="our own: glibc maps every block above 32 MiB for itself and returns it when it is freed, so that each step "
-    "faults it in again; a backward pass of a 36 MiB weight took 47 ms with and 19 ms without",
     remedy="Call `fastguard.tools.keep_memory()` before training, or set FASTGUARD_KEEP_MEMORY=1. Results do not "
     "change; the resident set grows.",
 )
@@ -28,7 +25,6 @@ def page_faults(history: TrainingHistory, *, faults: float = 1000.0, share: floa
     return Finding(
         f"Each step takes {used['page_faults']:,.0f} page faults, and the kernel uses {used['system_share']:.0%} of "
         "the CPU time: memory that one step returns is handed out again in the next.",
-        *span(history),
         severity="info",
         evidence={"page_faults": used["page_faults"], "system_share": used["system_share"], "threshold": faults},
         confidence=0.8,
@@ -37,6 +33,8 @@ def page_faults(history: TrainingHistory, *, faults: float = 1000.0, share: floa
 
 @rule(
     "swapping",
+    of="memory-pressure",
+    leads=True,
     severity="warning",
     reads=_READS + "; the swapped part of the process from /proc (Linux)",
     source="our own: a page that must be read back from disk takes thousands of times as long as one in memory",
@@ -51,7 +49,6 @@ def swapping(history: TrainingHistory, *, faults: float = 1.0) -> Finding | None
     return Finding(
         f"The machine is out of memory: {used['swapped_bytes'] / 2**20:,.0f} MiB of this process are swapped out, and "
         f"each step reads {used['major_faults']:,.0f} pages from disk.",
-        *span(history),
         severity="warning",
         evidence={"major_faults": used["major_faults"], "swapped_bytes": used["swapped_bytes"], "threshold": faults},
         confidence=0.9,
@@ -74,7 +71,6 @@ def starved_of_cores(history: TrainingHistory, *, share: float = 0.2) -> Finding
         return None
     return Finding(
         f"The training thread waits for a core {waited:.0%} of the time: other threads or processes use them.",
-        *span(history),
         severity="info",
         evidence={"core_wait_share": waited, "threshold": share},
         confidence=0.8,

@@ -241,6 +241,8 @@ def non_finite_weights(history: TrainingHistory) -> Finding | None:
 
 @rule(
     "loss-scale-collapse",
+    of="half-precision-range",
+    leads=True,
     severity="critical",
     reads="the GradScaler's scale over the window",
     source="our own; GradScaler starts at 2**16 and halves at each overflow",

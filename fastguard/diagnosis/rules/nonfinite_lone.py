@@ -14,8 +14,8 @@ TITLE = "NaN and Inf"
 
 @rule(
     "lone-element",
+    of="hardware-fault",
     severity="critical",
-    reads="steps at which one element held 99 % of the gradient's square, or was the only one that is not finite",
     source="the exponent signature of bit flips (He et al., ISCA 2023; Wang et al. 2025), as a lone element",
     remedy="Arithmetic spreads what is wrong with a batch or a weight over many elements; one element alone looks like "
     "a flipped bit. Take the step again from a checkpoint: if the element is fine then, test memory and device.",

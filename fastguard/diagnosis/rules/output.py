@@ -9,7 +9,7 @@ from ...records import BatchSample, TrainingHistory
 from ..finding import Finding
 from ..needs import computing, is_squared_error
 from ..registry import rule
-from ..signals import has_had_time, signals_of, span
+from ..signals import has_had_time, signals_of
 
 TITLE = "Output"
 
@@ -85,6 +85,8 @@ def last_layer(history: TrainingHistory) -> tuple[str, ...]:
 
 @rule(
     "output-against-loss",
+    of="output-loss-mismatch",
+    leads=True,
     severity="critical",
     reads="the operations between the loss and the model's last layer",
     source="torch's documentation of cross_entropy, nll_loss, binary_cross_entropy and its form with logits",
@@ -103,7 +105,6 @@ def output_against_loss(history: TrainingHistory) -> Finding | None:
     if misfit:
         return Finding(
             misfit,
-            *span(history),
             severity="critical" if is_short else "warning",
             layers=last_layer(history),
             evidence={"loss": kind, "activation": activation},
@@ -124,7 +125,6 @@ def output_against_loss(history: TrainingHistory) -> Finding | None:
     what = lacks if activation == "none" else f"the output of a {activation}"
     return Finding(
         f"The loss is a {kind}, and takes {what}.",
-        *span(history),
         layers=last_layer(history),
         evidence={"loss": kind, "activation": activation},
         confidence=0.95,
@@ -179,7 +179,6 @@ def bounded_output(
     return Finding(
         f"The model ends in {last[0]}, and the loss has {s.come_down}."
         + (" Its output stands at the end of its range." if is_stuck else ""),
-        *span(history),
         severity="warning" if is_stuck or (len(s.losses) >= 2 * min_steps and s.progress < clear) else "info",
         layers=last_layer(history),
         evidence={"last_layer": last[0], "progress": s.progress, "is_at_its_end": is_stuck, "threshold": progress},
@@ -198,8 +197,7 @@ def _at_its_end(layer: str, x: BatchSample) -> bool:
 
 @rule(
     "softmax-floor",
-    reads="samples of the output, the level of the loss and its least",
-    source="our own: cross_entropy of probabilities cannot go below ln(1 + (C - 1) / e)",
+    of="bounded-output",
     remedy="The output is a softmax already, and cross_entropy makes another: give it the logits.",
     needs_descent=True,
 )
@@ -221,7 +219,6 @@ def softmax_floor(history: TrainingHistory, *, margin: float = 0.02, min_steps: 
     return Finding(
         f"The output's rows sum to 1, and the loss, {history.loss_trend.mean:.4g}, has never been below {floor:.4g}, "
         f"the floor of a cross-entropy over {classes} classes that takes probabilities.",
-        *span(history),
         layers=last_layer(history),
         evidence={"floor": floor, "least": history.losses.min, "num_classes": classes, "first": first},
         confidence=0.85,
@@ -266,7 +263,6 @@ def same_output_for_all(
     mode = "" if is_same else " in eval mode"
     return Finding(
         f"The model gives the same output to every sample of a batch{mode}{since}.",
-        *span(history),
         layers=last_layer(history),
         severity="warning" if has_had_time(history, patience) else "info",
         evidence={

@@ -9,7 +9,7 @@ from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import is_squared_error
 from ..registry import rule
-from ..signals import signals_of, span
+from ..signals import signals_of
 from .output import last_layer, training_batches
 
 TITLE = "Output"
@@ -17,7 +17,7 @@ TITLE = "Output"
 
 @rule(
     "outputs-become-alike",
-    reads="samples of the output: its spread over a batch against its size, now and in the beginning; the loss",
+    of="same-output-for-all",
     source="collapse in self-supervised learning (Chen and He 2021), watched while it comes",
     remedy="The loss is met by giving much the same to all inputs: give it something that pushes apart (negatives, a "
     "stop-gradient, a term on the variance), and look at the sign of what does.",
@@ -50,7 +50,6 @@ def outputs_become_alike(
         f"The spread of the output over a batch fell from {first:.3g} to {newest[-1].output_spread:.3g}, "
         f"{newest[-1].output_spread / math.hypot(newest[-1].output_mean, newest[-1].output_std):.0%} of the output's "
         f"size, while the loss came down by {s.fall:.0%}.",
-        *span(history),
         layers=last_layer(history),
         evidence={"spread": newest[-1].output_spread, "at_first": first, "fall": s.fall, "threshold": left},
         confidence=0.85,

@@ -6,7 +6,7 @@ from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import computing, is_squared_error, rewarded, weighted
 from ..registry import rule
-from ..signals import signals_of, span
+from ..signals import signals_of
 from .output import OF_SEQUENCES, last_layer, loss_and_activation
 
 TITLE = "Output"
@@ -44,8 +44,7 @@ def stands(history: TrainingHistory, progress: float, min_steps: int) -> bool:
 
 @rule(
     "targets-beyond-output",
-    reads="the targets of a squared error, the activation that the model ends in, and the loss",
-    source="our own: a sigmoid cannot say 2",
+    of="bounded-output",
     remedy="Leave the last activation out, or bring the targets into its range.",
     needs_targets=True,
 )
@@ -63,7 +62,6 @@ def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> 
     return Finding(
         f"The model ends in {last}, which gives {low:g} to {high:g}; the targets go from {reach[0]:.3g} to "
         f"{reach[1]:.3g}.",
-        *span(history),
         layers=last_layer(history),
         evidence={"last_layer": last, "low": reach[0], "high": reach[1]},
         confidence=0.95,
@@ -82,7 +80,7 @@ def _lie_beyond(history: TrainingHistory) -> bool:
 
 @rule(
     "output-not-as-the-loss-asks",
-    reads="samples of the output, and what loss its gradient belongs to",
+    of="output-loss-mismatch",
     source="torch's documentation of cross_entropy, nll_loss and binary_cross_entropy_with_logits",
     remedy="cross_entropy and losses with logits take the plain output of the last linear layer; nll_loss takes "
     "logarithms of probabilities (log_softmax).",
@@ -108,7 +106,6 @@ def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -
         return None
     return Finding(
         what,
-        *span(history),
         layers=last_layer(history),
         evidence={"loss": kind, "num_batches": len(known)},
         confidence=0.95,
@@ -143,7 +140,6 @@ def loss_against_targets(
         return Finding(
             f"The loss is a {of_graph if is_of_sequences else kind}, and was {least:.4g}: below zero, which {sound} "
             "do not allow.",
-            *span(history),
             evidence={"loss": kind, "least": least},
             confidence=0.95,
         )
@@ -154,7 +150,6 @@ def loss_against_targets(
     ):
         return Finding(
             f"The loss is relative to the targets, and began at {history.loss_trend.first:.3g}: some are zero.",
-            *span(history),
             evidence={"first": history.loss_trend.first, "threshold": huge},
             confidence=0.9,
         )
@@ -164,7 +159,6 @@ def loss_against_targets(
         return None
     return Finding(
         "The loss is a squared error, and all its targets are 0 or 1: they look like classes.",
-        *span(history),
         severity="warning" if stands(history, progress, min_steps) else "info",
         evidence={"loss": kind, "binary_share": notes.target_binary_share, "threshold": binary},
         confidence=0.8,
@@ -194,7 +188,6 @@ def broadcast_targets(history: TrainingHistory) -> Finding | None:
         return None
     return Finding(
         "The output is broadcast against the targets: each sample is compared with the targets of all.",
-        *span(history),
         evidence={"operation": ops[at]},
         confidence=0.95,
     )
@@ -210,7 +203,6 @@ def _pulled_to_one(history: TrainingHistory) -> Finding | None:
     return Finding(
         f"The gradient pulls all outputs to one number, {notes.target_mean:.4g}, and the loss is larger than the "
         "distance from it: each sample is compared with the targets of all.",
-        *span(history),
         evidence={"loss": firsts[0], "squared_distance": then},
         confidence=0.85,
     )

@@ -13,6 +13,8 @@ TITLE = "Several ranks"
 
 @rule(
     "replicas-differ",
+    of="ranks-differ",
+    leads=True,
     severity="critical",
     reads="checksums of gradients and weights that replicas are to have alike (`wrap(..., parity=True)`)",
     source="our own: after a reduction all ranks hold the same bits; other bits are a fault of code, memory or network",
@@ -46,10 +48,8 @@ def replicas_differ(history: TrainingHistory) -> Finding | None:
 
 @rule(
     "odd-rank",
+    of="ranks-differ",
     severity="warning",
-    reads="norms of each rank's own gradients before they are averaged (`wrap(..., watch_ranks=True)`)",
-    source="our own, by median and MAD; gradients of silently faulty machines are off in ways of their own "
-    "(arXiv:2502.12340)",
     remedy="Look at what this rank reads: its shard of the data, its sampler's seed, lengths and masks of its batches. "
     "If the data move to another rank and the oddity stays, it is the machine: test its memory and kernels, and leave "
     "it out.",

@@ -12,7 +12,7 @@ from ..finding import Finding, count, listed
 from ..harm import is_harmed
 from ..needs import batch_statistics, computing, dropout, is_of_numbers, is_squared_error
 from ..registry import rule
-from ..signals import ends, has_had_time, has_run_away, median, signals_of, span
+from ..signals import ends, has_had_time, has_run_away, median, signals_of
 
 TITLE = "Set-up"
 
@@ -35,7 +35,6 @@ def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watch
     return Finding(
         f"In {left} of the first {total} steps the gradients of the step before were still there when backward() "
         "began, and were added to.",
-        *span(history),
         severity="critical" if has_run_away(history) else "warning",
         evidence={"num_left": left, "num_watched": total, "threshold": share},
         confidence=0.97,
@@ -87,7 +86,6 @@ def odd_optimizer_settings(
     kinds = {str(settings.get("kind")) for settings in history.model.optimizer_settings}
     return Finding(
         f"{listed(sorted(kinds))} runs with unusual settings: {listed(list(dict.fromkeys(odd)))}.",
-        *span(history),
         severity="warning" if is_slow else "info",
         evidence={"settings": list(dict.fromkeys(odd)), "threshold_eps": eps, "threshold_momentum": momentum},
         confidence=0.85 if is_slow else 0.6,
@@ -96,6 +94,8 @@ def odd_optimizer_settings(
 
 @rule(
     "learning-rate-gone",
+    of="learning-rate-schedule",
+    leads=True,
     reads="learning rates of the window against the largest ever, and the loss",
     source="our own: after a decay to a hundredth hardly anything more is learnt",
     remedy="The schedule has ended, or is stepped too often (each batch where it counts epochs): look at its length "
@@ -141,8 +141,7 @@ def _stands(history: TrainingHistory, steps: float) -> bool:
 
 @rule(
     "weights-overwritten",
-    reads="samples of the weights after a step and before the next",
-    source="our own: between two steps of its optimizer a weight stands still",
+    of="unseen-updates",
     remedy="Something other than the optimizer writes to these weights: a load_state_dict in the loop, an average that "
     "is swapped in and not back, initialisation called again. Clamping on purpose (a WGAN's) looks the same.",
 )
@@ -158,7 +157,6 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
     is_stuck = has_had_time(history, min_steps) and signals_of(history).progress < progress
     return Finding(
         f"{count(len(names), 'parameter')} changed while no optimizer under guard stepped: {listed(names)}.",
-        *span(history),
         severity="warning" if is_stuck else "info",
         layers=tuple(names[:8]),
         evidence={"num_overwritten": len(names), "threshold": progress},
@@ -183,7 +181,6 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
     return Finding(
         f"The model was in training mode at each of {len(passes)} passes without gradients that "
         "was looked at, with dropout or batch statistics in it: its validation losses are not those of the model.",
-        *span(history),
         evidence={"num_passes": len(passes), "threshold": samples},
         confidence=0.9,
     )
@@ -222,7 +219,6 @@ def tiny_batches(
     return Finding(
         f"Batches have {max(sizes)} sample{'s' if max(sizes) > 1 else ''}, and the loss changes by {s.loss_noise:.3g} "
         f"from step to step, at a level of {level:.3g}.",
-        *span(history),
         severity="warning" if is_at_chance or (stands and level > least * history.loss_trend.first) else "info",
         evidence={"num_samples": max(sizes), "noise": s.loss_noise, "level": level, "threshold": num_samples},
         confidence=0.75,
@@ -254,7 +250,6 @@ def layers_without_activation(
     is_wrong = is_wrong or (is_all and _is_as_wide(history, len(linear)))
     return Finding(
         "Linear layers follow each other with nothing between them.",
-        *span(history),
         severity="warning" if is_wrong else "info",
         evidence={"operations": list(ops), "threshold": progress},
         confidence=0.85,
@@ -273,8 +268,7 @@ def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:
 
 @rule(
     "learning-rate-still-rising",
-    reads="learning rates of the whole run",
-    source="our own: a warm-up takes a tenth of a run, not all of it",
+    of="learning-rate-schedule",
     remedy="The learning rate only ever rises: look at the length of the warm-up, and at what multiplies the rate.",
 )
 def learning_rate_still_rising(

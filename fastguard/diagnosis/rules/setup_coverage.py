@@ -6,7 +6,7 @@ from ...records import TrainingHistory
 from ..finding import Finding, Severity, count, listed
 from ..needs import descent, margin
 from ..registry import rule
-from ..signals import ends, signals_of, span
+from ..signals import ends, signals_of
 
 TITLE = "Set-up"
 
@@ -88,7 +88,6 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Finding | None:
     what = "All gradients were zero" if are_there else "All gradients were zero, or missing,"
     return Finding(
         f"{what} at each of {history.num_clean} steps" + (f": {seen}." if seen else "."),
-        *span(history),
         severity="warning" if is_doubtful else "critical",
         layers=history.model.moved_in_step[:8] or history.model.moved_between[:8],
         evidence={"num_steps": history.num_clean, "threshold_steps": steps, **({"pattern": name} if name else {})},
@@ -120,7 +119,6 @@ def unseen_updates(history: TrainingHistory) -> Finding | None:
     return Finding(
         f"{count(len(names), 'parameter')} changed without a gradient that the guard saw: {listed(names)}"
         + (f"; {seen}." if seen else "."),
-        *span(history),
         severity="warning" if is_trained else "info",
         layers=tuple(names[:8]),
         evidence={"num_moved": len(names), "num_never_seen": len(never), "num_seen": notes.num_seen},

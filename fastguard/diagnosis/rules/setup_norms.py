@@ -50,8 +50,6 @@ def running_statistics_apart(
         f"The running statistics of {count(len(apart), 'BatchNorm module')} of {len(history.model.norm_statistics)} "
         f"are not those of the batches ({listed(list(apart))}): of {worst} the means lie {away:.2g} standard "
         f"deviations apart, and the variance is {times:.2g} times the batch's.",
-        history.recent[0].step if history.recent else None,
-        history.recent[-1].step if history.recent else None,
         severity="warning" if is_felt else "info",
         layers=tuple(apart)[:8],
         evidence={

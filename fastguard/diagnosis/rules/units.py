@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ...records.samples import ModuleActivity
 from ..finding import Finding, count, listed
 from ..registry import rule
-from ..signals import is_felt_by_the_loss, signals_of, span
+from ..signals import is_felt_by_the_loss, signals_of
 
 TITLE = "Units"
 
@@ -75,39 +75,22 @@ def _finding(
 
 
 @rule(
-    "dead-relu-units",
-    reads="sampled activations of ReLUs",
+    "dead-units",
+    was="dead-relu-units dead-smooth-units",
+    reads="sampled activations of ReLUs, GELUs and SiLUs",
     source="SageMaker Debugger DeadRelu (a layer fires at 50 % dead units) and torchmortem (50 %)",
     remedy="A step or a bias pushed these units below zero for every input: lower the learning rate or add warm-up, "
-    "look at the bias before them, use LeakyReLU or GELU. Dead units do not come back by themselves.",
+    "look at the bias or normalisation before them, use LeakyReLU or GELU. Dead units do not come back by themselves.",
 )
-def dead_relu_units(
+def dead_units(
     history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
 ) -> Finding | None:
-    """At least a `share` of a ReLU's units are zero for every input, in `samples` samples in a row: info.
+    """At least a `share` of a module's units are (near) zero for every input, in `samples` samples in a row: info.
 
     A warning from `severe` on if the loss suffers, or from 95 % on: networks live with half of their units. A unit that
     is often zero is sparse, not dead. Where units were not told apart, the share of zeros must reach 0.99.
     """
-    found = _lasting(history, ("relu",), _dead, share, samples)
-    return _finding(found, history, "{:.0f} % of the units of {} are dead", share, severe) if found else None
-
-
-@rule(
-    "dead-smooth-units",
-    reads="sampled activations of GELUs and SiLUs",
-    source="SageMaker Debugger DeadRelu's 50 %, for units whose output is near zero instead of zero",
-    remedy="These units' inputs are far below zero: lower the learning rate, look at the bias or normalisation before "
-    "them, or initialise them anew.",
-)
-def dead_smooth_units(
-    history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
-) -> Finding | None:
-    """At least a `share` of a GELU's or SiLU's units are near zero for every input, in `samples` samples in a row.
-
-    Info; a warning from `severe` on if the loss suffers, or from 95 % on.
-    """
-    found = _lasting(history, ("gelu", "silu"), _dead, share, samples)
+    found = _lasting(history, ("relu", "gelu", "silu"), _dead, share, samples)
     return _finding(found, history, "{:.0f} % of the units of {} are dead", share, severe) if found else None
 
 
@@ -173,7 +156,6 @@ def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Finding | N
     return Finding(
         f"{count(len(high), 'dropout module')} {'leaves' if len(high) == 1 else 'leave'} out {high[names[0]]:.0%} of "
         f"the units: {listed(names)}.",
-        *span(history),
         layers=tuple(names[:8]),
         evidence={"dropout": high[names[0]], "num_modules": len(high), "threshold": share},
         confidence=0.9,

@@ -31,8 +31,8 @@ def _also(names: list[str]) -> str:
 
 @rule(
     "attention-logits-large",
+    of="attention-collapse",
     severity="critical",
-    reads="sampled attention logits: queries and keys of scaled_dot_product_attention",
     source="Dehghani et al. 2023 (ViT-22B), section 2, and Wortsman et al. 2023, section 3.1: runs whose logits passed "
     "about 1e4 diverged; Kimi Team 2025, section 2.1: growth beyond 1000, held at 100",
     remedy="Normalise queries and keys (a LayerNorm or RMSNorm on each head), lower the learning rate of their "
@@ -71,9 +71,8 @@ def attention_logits_large(
 
 @rule(
     "unused-experts",
+    of="idle-experts",
     severity="critical",
-    reads="sampled choices of routers",
-    source="our own; Shazeer et al. 2017, section 4, and Fedus et al. 2022 (Switch Transformer), section 2.2",
     remedy="Balance the load: an auxiliary loss on it, noise on the router's logits, or a bias for each expert; look "
     "at how the router begins. An expert without tokens learns nothing.",
 )
@@ -125,8 +124,7 @@ def used_experts(load: tuple[float, ...]) -> float:
 
 @rule(
     "router-collapse",
-    reads="sampled choices of routers",
-    source="our own; Shazeer et al. 2017, section 4, and Fedus et al. 2022 (Switch Transformer), section 2.2",
+    of="idle-experts",
     remedy="Nearly all tokens go the same way, so the other experts hardly train: balance the load by an auxiliary "
     "loss or a bias for each expert, lower the learning rate of the router, or add noise to its logits.",
 )

@@ -62,7 +62,7 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
 
 @rule(
     "zero-gradient-tensors",
-    reads="since when each tensor's gradient was all zeros, at the sampled steps",
+    of="zero-gradients",
     source="SageMaker Debugger AllZero (100 % zeros), asked for a run of samples",
     remedy="These parameters do not learn. Units before or after them may be dead (a bias or a step that was too "
     "large), a detach() or no_grad() may cut them off, or their output is multiplied by zero.",
@@ -149,7 +149,7 @@ def _to_blame(names: list[str], zero: list[str]) -> tuple[str, ...]:
 
 @rule(
     "vanishing-norm",
-    reads="the average of ln(norm) against where it began, and the loss",
+    of="vanishing-gradients",
     source="SageMaker Debugger VanishingGradient (mean |g| < 1e-7), taken relative to the run",
     remedy="The gradients died while the loss is still high: look for dead or saturated units, and for a step (a "
     "learning rate too high) after which they fell.",
@@ -180,6 +180,8 @@ def vanishing_norm(
 
 @rule(
     "vanishing-layers",
+    of="vanishing-gradients",
+    leads=True,
     reads="each tensor's usual gradient for its size, in the order of the model",
     source="our own, from the ratio of first to last layer that torchmortem (100) and others use",
     remedy="Hardly any gradient reaches the first layers: use ReLU-like activations instead of sigmoid or tanh, "
@@ -269,7 +271,7 @@ def _evenness(values: Sequence[float]) -> float:
 
 @rule(
     "half-precision-underflow",
-    reads="zeros and the smallest non-zero gradient of each tensor",
+    of="half-precision-range",
     source="IEEE 754 binary16: nothing positive is below 2**-24; loss scaling of Micikevicius et al. 2018, section 3.2",
     remedy="Small gradients become zero in float16: use a GradScaler, or bfloat16.",
 )

@@ -11,7 +11,7 @@ from ...records.updates import is_bias
 from ..finding import Finding, Severity, count, listed
 from ..needs import descent, may_rise
 from ..registry import rule
-from ..signals import has_had_time, is_felt_by_the_loss, median, signals_of, span
+from ..signals import has_had_time, is_felt_by_the_loss, median, signals_of
 from .output import last_layer
 from .output_targets import stands
 from .units_experts import idle_branches
@@ -155,7 +155,7 @@ def update_ratio_low(
 
 @rule(
     "unchanged-weights",
-    reads="sampled weights: updates of exactly zero, and norms that stay the same bit for bit",
+    of="untrained-parameters",
     source="SageMaker Debugger UnchangedTensor (3 steps)",
     remedy="These parameters never change: are they frozen by mistake, missing from the optimizer, in a group with a "
     "learning rate of 0, or cut off by detach() or no_grad()?",
@@ -207,6 +207,8 @@ def _learns_nothing(history: TrainingHistory) -> bool:
 
 @rule(
     "parameters-not-in-optimizer",
+    of="untrained-parameters",
+    leads=True,
     reads="parameters of the model against those of the optimizer",
     source="our own: what no optimizer holds never changes",
     remedy="Make the optimizer after the model is complete and on its device, or add them with add_param_group. If "
@@ -225,7 +227,6 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
     return Finding(
         f"{count(len(names), 'trainable parameter')} of the model "
         f"{'is' if len(names) == 1 else 'are'} not in the optimizer: {listed(names)}.",
-        *span(history),
         severity="critical" if len(names) == total > 1 else _severity_of_share(len(names), total, share),
         layers=tuple(names[:8]),
         evidence={"num_missing": len(names), "num_parameters": total, "threshold_share": share},
@@ -235,8 +236,7 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
 
 @rule(
     "frozen-parameters",
-    reads="parameters with requires_grad=False or a learning rate of 0, in the model's order",
-    source="our own: what is frozen on purpose is most of a model, or its beginning",
+    of="untrained-parameters",
     remedy="If that is intended, remove them from the optimizer to silence this. Otherwise set requires_grad_(True) "
     "before the optimizer is made.",
 )
@@ -274,7 +274,6 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     return Finding(
         f"{count(len(names), 'parameter')} of {total} cannot learn (frozen, or with a learning rate of 0): "
         f"{listed(names)}.",
-        *span(history),
         severity="info" if on_purpose else "warning" if ends_frozen else usual,
         layers=tuple(names[:8]),
         evidence={"num_frozen": len(names), "num_parameters": total, "threshold_share": share},
@@ -303,8 +302,7 @@ def _are_fresh(history: TrainingHistory, names: Iterable[str], near: float) -> l
 
 @rule(
     "missing-gradients",
-    reads="which parameters had no gradient at any step; in logs of earlier versions, at any sampled one",
-    source="our own: what the loss does not depend on never learns",
+    of="untrained-parameters",
     remedy="These parameters are trainable and in the optimizer, but the loss does not depend on them: are they used "
     "in the forward pass, and is nothing between them and the loss detached?",
 )
@@ -428,8 +426,7 @@ def poor_initialisation(
 
 @rule(
     "shrinking-weights",
-    reads="decay a step as the optimizer has it; sampled weights: their norm, now and at first",
-    source="our own: decoupled decay shrinks weights by lr * weight_decay a step (Loshchilov and Hutter 2019)",
+    of="large-weight-decay",
     remedy="Weight decay outweighs what is learnt: divide it by 10 or more (0.01 to 0.1 is usual for AdamW, 1e-4 for "
     "SGD), and leave biases and norms out of it.",
 )
@@ -454,7 +451,6 @@ def shrinking_weights(
     text = " and ".join(said)
     return Finding(
         f"{text[0].upper()}{text[1:]}.",
-        *span(history),
         evidence={"decay_per_step": taken, "norm_left": left, "threshold": decay, "threshold_norm": shrunk},
         confidence=0.95 if taken > decay else 0.8,
     )

@@ -6,7 +6,7 @@ from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import penalty
 from ..registry import rule
-from ..signals import has_had_time, signals_of, span
+from ..signals import has_had_time, signals_of
 from .output import training_batches
 
 TITLE = "Weights and updates"
@@ -55,7 +55,6 @@ def large_weight_decay(
     what = f"penalty of {term} in the loss left one output for all inputs" if term else f"weight decay is {largest:g}"
     return Finding(
         f"The {what}.",
-        *span(history),
         severity="warning" if is_slow else "info",
         evidence={"weight_decay": largest, "term": term, "threshold": coupled},
         confidence=0.85,

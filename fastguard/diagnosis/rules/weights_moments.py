@@ -16,8 +16,7 @@ TITLE = "Weights and updates"
 
 @rule(
     "second-moment-collapse",
-    reads="sampled weights: root mean square of the clipped gradient, and of what Adam's second moment remembers",
-    source="our own; that updates grow where gradients outgrow the moment: StableAdamW (Wortsman et al. 2023)",
+    of="second-moment-out-of-range",
     remedy="The optimizer has forgotten how large gradients can be, and steps too far when they come back: lower beta2 "
     "(0.95), clip the update (StableAdamW, or AdaGC), warm up again after a pause; in half precision keep its state in "
     "float32.",
@@ -74,6 +73,8 @@ def second_moment_collapse(
 
 @rule(
     "moment-out-of-bounds",
+    of="second-moment-out-of-range",
+    leads=True,
     severity="critical",
     reads="sampled weights: the largest second moment at two samples in a row, and the largest norm of all steps",
     source="He et al., ISCA 2023: faults that harm leave values in the optimizer's state that no training makes",
