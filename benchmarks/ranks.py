@@ -109,7 +109,7 @@ def replicas_main(world: int, count: int, size: int, rounds: int, rank: int, fol
             took = timed(calls[name])
             if turn >= 3:
                 found[name].append(took)
-    num_collectives = 0 if guard.run.ranks is None else guard.run.ranks.wire.num_collectives
+    num_collectives = 0 if guard._run.ranks is None else guard._run.ranks.wire.num_collectives
     dist.destroy_process_group()
     if rank == 0:
         print(json.dumps({"us": found, "num_collectives": num_collectives}))
@@ -206,7 +206,7 @@ def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: i
             if turn >= 3:
                 found[name].append(took)
     norms = float(fastguard.clip_grad_norm_(ours, 1e9).full_tensor()), float(clip(theirs, 1e9).full_tensor())
-    wire = fastguard.Guard.of(optimizer).run.ranks.wire
+    wire = fastguard.Guard.of(optimizer)._run.ranks.wire
     dist.destroy_process_group()
     if rank == 0:
         apart = abs(norms[0] / norms[1] - 1.0)

@@ -60,7 +60,7 @@ PyMemberDef ledger_members[] = {OBJECT(LedgerState, sinks, "sinks"),
                                 FLAG(LedgerState, writes_lines, "writes_lines"),
                                 FLAG(LedgerState, is_writing, "is_writing"),
                                 {}};
-PyMemberDef guard_members[] = {OBJECT(GuardState, run, "run"), FLAG(GuardState, is_loss_new, "_is_loss_new"), {}};
+PyMemberDef guard_members[] = {OBJECT(GuardState, run, "_run"), FLAG(GuardState, is_loss_new, "_is_loss_new"), {}};
 PyMemberDef schedule_members[] = {NUMBER(ScheduleState, training_from, "training_from"),
                                   NUMBER(ScheduleState, evaluation_from, "evaluation_from"),
                                   FLAG(ScheduleState, is_evaluation_due, "is_evaluation_due"),

@@ -100,10 +100,6 @@ def test_every_snippet_runs_in_order(page, tmp_path, monkeypatch, capsys):
         assert "HEALTHY after" in capsys.readouterr().out
 
 
-def test_a_readme_is_read_in_one_sitting():
-    assert TEXT.count("\n") <= 160
-
-
 class Attending(torch.nn.Module):
     """Of each row of a batch to all."""
 

@@ -78,7 +78,7 @@ def _guarded(sinks: list[Any], each: Callable[[int], None] = lambda step: None) 
         guard.close()
     if not all(map(torch.equal, parameters, plain)):
         raise WrongError("the parameters are not those of a training without a guard")
-    lost: dict[str, int] = guard.ledger.lost()
+    lost: dict[str, int] = guard._ledger.lost()
     if guard.report().numbers["num_records_lost"] != sum(lost.values()):
         raise WrongError("the report does not say how many records were lost")
     return lost

@@ -119,9 +119,9 @@ class Training:
                     num_left = 30.0
             num_left -= 1.0
         self.guard.close()
-        self.board[_LOST] = sum(self.guard.ledger.lost().values())
-        self.board[_TAKEN] = self.guard.run.step
-        self.board[_WRONG] += self.guard.history.num_steps != self.guard.run.step
+        self.board[_LOST] = sum(self.guard._ledger.lost().values())
+        self.board[_TAKEN] = self.guard._run.step
+        self.board[_WRONG] += self.guard.history.num_steps != self.guard._run.step
 
     def _on_ctrl_c(self, number: int, frame: Any) -> None:
         """As Python's own handler, but for what comes while the step is prepared or looked at."""

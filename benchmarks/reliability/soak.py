@@ -85,7 +85,7 @@ def run(number: int, path: Path) -> dict[str, Any]:
         "median_last_tenth_us": round(statistics.median(seconds[-tenth:]) * 1e6, 2),
         "num_skipped": guard.history.num_skipped,
         "num_lines_missing": num_blocks * BLOCK - num_lines,
-        "num_records_lost": sum(guard.ledger.lost().values()),
+        "num_records_lost": sum(guard._ledger.lost().values()),
         "log_mb": round(size / 1e6, 1),
     }
     figures["is_flat"] = (

@@ -61,7 +61,7 @@ def end(guard: Guard) -> None:
     """Delivers the newest record, and notes the end of the run. Sinks stay open: a training may be continued."""
     guard.flush()
     guard.history.has_ended = True
-    guard.ledger.note_changes()
+    guard._ledger.note_changes()
 
 
 class StepLoss:

@@ -48,7 +48,7 @@ class FastguardHandler:
         self.guard: Guard = guard_of(optimizer, model, settings)
         self._output_transform = output_transform
         self._loss = StepLoss()
-        self._step = self.guard.run.step
+        self._step = self.guard._run.step
 
     def attach(self, engine: Engine) -> None:
         """Follows the iterations of `engine`."""
@@ -58,9 +58,9 @@ class FastguardHandler:
 
     def _follow(self, engine: Engine) -> None:
         self._loss.add(self._output_transform(engine.state.output))
-        if self._step == self.guard.run.step:
+        if self._step == self.guard._run.step:
             return
-        self._step = self.guard.run.step
+        self._step = self.guard._run.step
         loss = self._loss.take(mean=True)
         if loss is not None:
             self.guard.observe(loss=loss)
@@ -73,4 +73,4 @@ class FastguardHandler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Has the guard go on from `state`."""
         self.guard.load_state_dict(dict(state))
-        self._step = self.guard.run.step
+        self._step = self.guard._run.step

@@ -92,7 +92,7 @@ class FastguardCallback(Callback):
             )
         for index, guard in enumerate(self.guards):
             begin(guard, None if state is None else state[index], trainer.ckpt_path)
-        self._steps = [guard.run.step for guard in self.guards]
+        self._steps = [guard._run.step for guard in self.guards]
         self._loss.take(mean=True)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
@@ -118,7 +118,7 @@ class FastguardCallback(Callback):
             self._loss.add(None if loss is None else loss * trainer.accumulate_grad_batches)
         else:
             self._settle()
-        steps = [guard.run.step for guard in self.guards]
+        steps = [guard._run.step for guard in self.guards]
         if steps == self._steps:
             return
         self._steps = steps

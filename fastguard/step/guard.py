@@ -53,7 +53,7 @@ class Guard(GuardState):
     tables of 80 bytes a tensor, and 0.4 KB for each of the newest 512 steps.
     """
 
-    asked = GuardSettings()
+    _asked = GuardSettings()
 
     def __init__(
         self,
@@ -75,65 +75,66 @@ class Guard(GuardState):
         if names is not None:
             namer.give(names, optimizers)
         namer.check(optimizers)
-        self.asked, self.made = settings, made
-        self.run = Run(optimizers, proxies, namer, settings)
-        self.run.ranks = over
-        self.run.watch_buffers(model)
-        if self.run.buffers is not None:
-            made.callback(self.run.buffers.close)
-        self.ledger = Ledger(self.run.ring, self.run.failures, sinks, settings.max_consecutive_skips)
+        self._asked, self._made = settings, made
+        self._run = Run(optimizers, proxies, namer, settings)
+        self._run.ranks = over
+        self._run.watch_buffers(model)
+        if self._run.buffers is not None:
+            made.callback(self._run.buffers.close)
+        self._ledger = Ledger(self._run.ring, self._run.failures, sinks, settings.max_consecutive_skips)
         self._local = local
         if local is not None:
-            local.start(self.run, partial(getattr, self.ledger, "history"))
-            self.ledger.where_among_ranks = local.told_trouble
+            local.start(self._run, partial(getattr, self._ledger, "history"))
+            self._ledger.where_among_ranks = local.told_trouble
         if over is not None:
             over.own = local
-            self.ledger.where_among_ranks = over.told_trouble
+            self._ledger.where_among_ranks = over.told_trouble
         if is_quiet:
-            self.ledger.level = logging.DEBUG
+            self._ledger.level = logging.DEBUG
         if _env.num_restarts():
-            _log.log(self.ledger.level, "torchrun has started this run anew: attempt %d", _env.num_restarts() + 1)
-        self.judge = Judge(self.run, self.ledger, settings.when_behind, settings.clip_through)
-        if self.run.waits:
-            self.ledger.lend(held_weakly(self.magnitudes))
+            _log.log(self._ledger.level, "torchrun has started this run anew: attempt %d", _env.num_restarts() + 1)
+        self._judge = Judge(self._run, self._ledger, settings.when_behind, settings.clip_through)
+        if self._run.waits:
+            self._ledger.lend(held_weakly(self.magnitudes))
         self._is_loss_new = True
-        facts = ModelFacts(model, optimizers, namer, self.run.backend)
+        facts = ModelFacts(model, optimizers, namer, self._run.backend)
         made.callback(facts.close)
         if parity is not None:
-            parity.start(self.run)
+            parity.start(self._run)
         of_ranks = [one for one in (parity, local) if one is not None]
-        observers = Observers(self.run, model, optimizers, facts, of_ranks)
+        observers = Observers(self._run, model, optimizers, facts, of_ranks)
         made.callback(observers.close)
-        self._observed = Observed(self.run, self.judge)
-        self.sampling = Sampling(self.run, self.judge, observers, self._observed, model, monitor, settings.weights)
+        self._observed = Observed(self._run, self._judge)
+        self._sampling = Sampling(self._run, self._judge, observers, self._observed, model, monitor, settings.weights)
         if monitor is not None:
-            self.ledger.fetch = held_weakly(self.sampling.attach_arrived)
+            self._ledger.fetch = held_weakly(self._sampling.attach_arrived)
         self._rescue: Rescue | None = None
         if settings.recovery is not None:
-            parts = self.run, self.ledger, self.judge, self.sampling
+            parts = self._run, self._ledger, self._judge, self._sampling
             self._rescue = Rescue(settings.recovery, *parts, model, settings.objective)
             made.callback(self._rescue.close)
         self._hooks: list[Any] = []
         for hooks in self._attach():
             made.callback(hooks.remove)
             self._hooks.append(hooks)
-        self.facts = ModelFactRecorder(self.run, self.ledger, self.sampling, facts, namer, settings.objective, local)
-        asks = self.facts.record, settings.check_every
-        self._checkup = Checkup(self.history, self.run.failures, *asks, is_quiet=is_quiet)
-        self.ledger.watch(self._checkup)
-        flush_at_end(self, self.ledger, self.judge.flush)
+        seen = self._sampling, facts, namer
+        self._facts = ModelFactRecorder(self._run, self._ledger, *seen, settings.objective, local)
+        asks = self._run.failures, self._facts.record, settings.check_every
+        self._checkup = Checkup(self.history, *asks, is_quiet=is_quiet)
+        self._ledger.watch(self._checkup)
+        flush_at_end(self, self._ledger, self._judge.flush)
 
     def __repr__(self) -> str:
-        kinds = ", ".join(type(one).__name__ for one in self.run.optimizers())
-        return f"<fastguard.Guard of {kinds} at step {self.run.step}, clip={self.run.clip!r}>"
+        run, kinds = self._run, ", ".join(type(one).__name__ for one in self.optimizers)
+        return f"<fastguard.Guard of {kinds} at step {run.step}, clip={run.clip!r}>"
 
     def _settle(self) -> None:
         """Ends the newest step, for guards that cannot tell when it ends."""
 
     def _attach(self) -> Iterator[Any]:
         """Registers the hooks on the optimizers, one after the other; each has `remove`."""
-        parts = self.judge, self.ledger, self.sampling, self._rescue
-        return (Hooks(self.run, member, *parts) for member in self.run.members)
+        parts = self._judge, self._ledger, self._sampling, self._rescue
+        return (Hooks(self._run, member, *parts) for member in self._run.members)
 
     @staticmethod
     def of(optimizer: Any) -> Guard:
@@ -154,20 +155,20 @@ class Guard(GuardState):
     @property
     def clip(self) -> Any:
         """The clip policy, or None."""
-        return users_policy(self.run.clip)
+        return users_policy(self._run.clip)
 
     @clip.setter
     def clip(self, clip: Any) -> None:
-        self.run.clip_by(None if clip is None else as_policy(clip))
+        self._run.clip_by(None if clip is None else as_policy(clip))
 
     @property
     def skip_nonfinite(self) -> bool:
         """Whether steps whose gradients contain NaN or Inf are skipped."""
-        return self.run.skip_nonfinite
+        return self._run.skip_nonfinite
 
     @skip_nonfinite.setter
     def skip_nonfinite(self, skip: bool) -> None:
-        self.run.skip_nonfinite = skip
+        self._run.skip_nonfinite = skip
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -177,18 +178,18 @@ class Guard(GuardState):
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The guarded optimizers, without wrappers."""
-        return self.run.optimizers()
+        return self._run.optimizers()
 
     @property
     def backend(self) -> str:
         """ "auto" or a name from `fastguard.backends()`."""
-        return self.run.backend
+        return self._run.backend
 
     @property
     def history(self) -> TrainingHistory:
         """The run so far, without the newest step, to which `observe` may still add."""
         self._settle()
-        return self.ledger.history
+        return self._ledger.history
 
     @property
     def last(self) -> StepStats | None:
@@ -197,22 +198,22 @@ class Guard(GuardState):
         Cost: 5 us for the first access after a step, and 10 ns a tensor; the step itself makes no record.
         """
         self._settle()
-        ring = self.run.ring
+        ring = self._run.ring
         return None if ring.newest < 0 else ring.latest()
 
     @property
     def lag(self) -> int:
         """Number of steps taken since that of `last`: 0 on the CPU, and after `flush`."""
-        return self.judge.lag
+        return self._judge.lag
 
     @property
     def max_consecutive_skips(self) -> int:
         """Number of skipped steps in a row that raises."""
-        return self.ledger.skips.limit
+        return self._ledger.skips.limit
 
     @max_consecutive_skips.setter
     def max_consecutive_skips(self, number: int) -> None:
-        self.ledger.skips.limit = number
+        self._ledger.skips.limit = number
 
     @observing
     def observe(self, loss: Any = None, val_loss: Any = None, **metrics: Any) -> None:
@@ -236,26 +237,26 @@ class Guard(GuardState):
             raise TypeError(f"`observe` takes `loss` and `val_loss`, got {listed(metrics)}. Log it with your tracker.")
         if self._is_loss_new and loss is not None:
             self._is_loss_new = False
-            self.facts.record_loss_graph(loss)
+            self._facts.record_loss_graph(loss)
         self._observed.observe(loss, val_loss)
 
     def change_sinks(self, sinks: Iterable[Any]) -> None:
         """Sends further records to `sinks`; closes the present sinks that are not among them."""
         self.flush()
         self.history.has_ended = False
-        self.ledger.change_sinks(sinks)
-        flush_at_end(self, self.ledger, self.judge.flush)
+        self._ledger.change_sinks(sinks)
+        flush_at_end(self, self._ledger, self._judge.flush)
 
     def flush(self) -> None:
         """Delivers the newest record to history and sinks; `observe` can no longer add to it. Syncs."""
         self._settle()
-        self.sampling.arrive_all()
-        self.judge.flush()
+        self._sampling.arrive_all()
+        self._judge.flush()
 
     @property
     def activations(self) -> ActivationMonitor | None:
         """The activation monitor, or None."""
-        return self.sampling.monitor
+        return self._sampling.monitor
 
     def replay(self, forward: Callable[[], Any]) -> Replay:
         """Runs `forward` again with every module watched, and says where NaN or Inf first appeared.
@@ -268,15 +269,15 @@ class Guard(GuardState):
 
         Cost: a forward pass, one read of each output, and a copy of the buffers. Syncs.
         """
-        self.judge.arrive_all()
-        return self.sampling.replay(forward)
+        self._judge.arrive_all()
+        return self._sampling.replay(forward)
 
     def magnitudes(self) -> MagnitudeHistogram:
         """Histogram of floor(log2 |g|) over the present gradients, including a GradScaler's scale before `unscale_`.
 
         Cost: one pass over the gradients. Syncs.
         """
-        gradients = [p.grad for p in self.run.params() if p.grad is not None]
+        gradients = [p.grad for p in self._run.params() if p.grad is not None]
         return kernels.magnitude_histogram(gradients)
 
     @property
@@ -296,15 +297,15 @@ class Guard(GuardState):
 
         Cost: the closure, and a copy and a read of the gradients. Syncs.
         """
-        self.judge.arrive_all()
-        ring = self.run.ring
+        self._judge.arrive_all()
+        ring = self._run.ring
         if self._rescue is None or not self._rescue.recomputes:
             raise RuntimeError("`recompute` must have been asked for: wrap(..., recovery=Recovery(recompute=True))")
         if ring.newest < 0 or not ring.is_skipped:
             raise RuntimeError(
                 "`recompute` must follow a step that was skipped: after any other, parameters have moved"
             )
-        with self.sampling.paused():
+        with self._sampling.paused():
             return self._rescue.recompute(closure, ring.step)[0]
 
     def report(self) -> Report:
@@ -312,19 +313,19 @@ class Guard(GuardState):
 
         Never raises: a check that failed is a finding. Cost: about 1 ms. Syncs.
         """
-        failures = self.run.failures
+        failures = self._run.failures
         self._settle()
-        self.sampling.arrive_all()
+        self._sampling.arrive_all()
         with failures.kept("delivery", "The report lacks steps."):
-            self.judge.arrive_all()
-        self.facts.record()
-        lost = self.ledger.lost()
-        if self.judge.num_dropped:
-            lost["the guard, which was behind (when_behind='drop')"] = self.judge.num_dropped
+            self._judge.arrive_all()
+        self._facts.record()
+        lost = self._ledger.lost()
+        if self._judge.num_dropped:
+            lost["the guard, which was behind (when_behind='drop')"] = self._judge.num_dropped
         history = self.history
         with failures.kept("the step just taken", "The report is without it."):
-            history = self.ledger.history_with_held()
-        guard, costs, ranks = weakref.ref(self), self.ledger.costs(), self.run.ranks or self._local
+            history = self._ledger.history_with_held()
+        guard, costs, ranks = weakref.ref(self), self._ledger.costs(), self._run.ranks or self._local
         return build_report(
             history,
             sinks_lost=lost,
@@ -337,11 +338,11 @@ class Guard(GuardState):
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. You can still read the records; sinks stay open."""
         self.flush()
-        self.sampling.close()
-        self.made.close()
-        for one in self.run.living_optimizers():
+        self._sampling.close()
+        self._made.close()
+        for one in self._run.living_optimizers():
             one.__dict__.pop(GUARD, None)
-        for proxy in (ref() for ref in self.run.proxies):
+        for proxy in (ref() for ref in self._run.proxies):
             if proxy is not None and isinstance(proxy.__dict__.get("guard"), Guard):
                 del proxy.__dict__["guard"]
 
@@ -357,7 +358,7 @@ class Guard(GuardState):
         >>> optimizer.guard.last is None
         True
         """
-        with self.run.paused(), self.sampling.paused():
+        with self._run.paused(), self._sampling.paused():
             yield
 
     def close(self) -> None:
@@ -370,12 +371,12 @@ class Guard(GuardState):
         an exception or SIGTERM. `wrap` installs a SIGTERM handler if there are sinks and no other handler.
         """
         self._settle()
-        self.facts.record()
+        self._facts.record()
         self.flush()
         self.history.has_ended = True
-        self.sampling.close()
-        self.ledger.close()
-        forget(self.ledger)
+        self._sampling.close()
+        self._ledger.close()
+        forget(self._ledger)
 
     def state_dict(self) -> dict[str, Any]:
         """Step number, consecutive skips, history, clip policy, as plain data for torch.save. Syncs.
@@ -396,7 +397,6 @@ class Guard(GuardState):
     def stateful(self) -> StatefulGuard:
         """This guard for `torch.distributed.checkpoint`: `dcp.save({"guard": guard.stateful})`, and the same to load.
 
-        DCP expects a new process to have tensors and lists of the saved lengths, but its history is empty. This state
-        is one string.
+        DCP expects a new process to have a state of the saved shape, but its history is empty. This one is a string.
         """
         return StatefulGuard(self)

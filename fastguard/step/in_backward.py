@@ -113,7 +113,7 @@ class InBackward:
     """
 
     def __init__(self, guard: Guard) -> None:
-        self._run, self._judge, self._ledger, self._sampling = guard.run, guard.judge, guard.ledger, guard.sampling
+        self._run, self._judge, self._ledger, self._sampling = guard._run, guard._judge, guard._ledger, guard._sampling
         self._lock = threading.RLock()  # devices have threads of their own in a backward pass
         self._task = -1
         self._pass: _Pass | None = None
@@ -355,14 +355,14 @@ class BackwardGuard(Guard):
 
     def _attach(self) -> Iterator[Any]:
         self._together = InBackward(self)
-        self._kept = self.run.optimizers()  # nobody else has that of a parameter that is frozen
-        return (StepHooks(member, self._together) for member in self.run.members)
+        self._kept = self._run.optimizers()  # nobody else has that of a parameter that is frozen
+        return (StepHooks(member, self._together) for member in self._run.members)
 
     def step_from(self, pairs: Sequence[tuple[torch.Tensor, torch.optim.Optimizer]], *, by_parameter: bool) -> None:
         """Has each parameter stepped by its optimizer as its gradient comes; `detach` ends that."""
         for p, optimizer in pairs:
             hook = GradientHook(optimizer, self._together, by_parameter=by_parameter)
-            self.made.callback(p.register_post_accumulate_grad_hook(hook).remove)
+            self._made.callback(p.register_post_accumulate_grad_hook(hook).remove)
 
     def _settle(self) -> None:
         if torch._C._current_graph_task_id() == -1:  # no backward pass is running

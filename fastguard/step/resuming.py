@@ -79,17 +79,17 @@ def _load_policy(policy: ClipPolicy, state: Any) -> None:
 def dump(guard: Any) -> dict[str, Any]:
     """What `Guard.state_dict` returns."""
     guard._settle()
-    guard.sampling.arrive_all()
-    guard.judge.arrive_all()
-    guard.facts.record()
-    clip, loss = guard.run.clip, guard.run.ring.loss
+    guard._sampling.arrive_all()
+    guard._judge.arrive_all()
+    guard._facts.record()
+    clip, loss = guard._run.clip, guard._run.ring.loss
     if loss is None and isinstance(clip, CheckedPolicy):
         loss = clip.loss
     return {
         "version": VERSION,
-        **guard.ledger.state_dict(guard.run.step),
+        **guard._ledger.state_dict(guard._run.step),
         "checkup": guard._checkup.state_dict(),
-        "evidence": guard.sampling.observers.state_dict(),
+        "evidence": guard._sampling.observers.state_dict(),
         "clip": None if clip is None else clip.state_dict(),
         "clip_loss": loss,
         "recovery": None if guard._rescue is None else guard._rescue.state_dict(),
@@ -98,13 +98,13 @@ def dump(guard: Any) -> dict[str, Any]:
 
 def restore(guard: Any, state: Any) -> None:
     """Has `guard` go on from `state`, or raises and changes nothing."""
-    run, history, observers = guard.run, guard.history, guard.sampling.observers
+    run, history, observers = guard._run, guard.history, guard._sampling.observers
     given = read(state, history, guard._checkup.check_state, run.clip)
     guard.flush()
     if isinstance(run.clip, CheckedPolicy):
         run.clip.loss = given.clip_loss
     guard._observed.forget()
-    guard.ledger.go_on(given.history, given.skipped_run, given.skipped_tensors, given.skipped_by_policy)
+    guard._ledger.go_on(given.history, given.skipped_run, given.skipped_tensors, given.skipped_by_policy)
     history.has_ended = False
     run.step = given.step
     if history.model.num_seen is not None:

@@ -91,7 +91,7 @@ def has_equal_guard(
         for guard in guards.values():
             guard.detach()
         return False
-    differences = settings.differences(guard.asked)
+    differences = settings.differences(guard._asked)
     if len(guarded) < len(given) or len(guards) > 1 or set(map(id, inner)) != set(map(id, guard.optimizers)):
         differences.insert(0, "optimizers")
     if model is not None and guard.model is not None and unwrapped(model) is not unwrapped(guard.model):
@@ -123,7 +123,7 @@ def build(
         if monitor is not None:
             made.callback(monitor.detach)
         guard = kind(optimizers, model, settings, made=made, monitor=monitor, local=local, **more)
-        guard.made = made.pop_all()
+        guard._made = made.pop_all()
     return guard
 
 
@@ -131,14 +131,14 @@ def _warn_of_shared(guard: Guard) -> None:
     """Logs a warning if another guard watches some of the same parameters."""
     mine = {id(p) for o in guard.optimizers for group in o.param_groups for p in group["params"]}
     for other in list(_guards):
-        theirs = [p for o in other.run.living_optimizers() for group in o.param_groups for p in group["params"]]
+        theirs = [p for o in other._run.living_optimizers() for group in o.param_groups for p in group["params"]]
         shared = sum(id(p) in mine for p in theirs)
-        if shared and any(GUARD in o.__dict__ for o in other.run.living_optimizers()):
+        if shared and any(GUARD in o.__dict__ for o in other._run.living_optimizers()):
             _log.log(
-                guard.ledger.level,
+                guard._ledger.level,
                 "%d parameters of this %s are guarded with another optimizer (%s) as well: each guard clips and counts "
                 "their gradients. If the other optimizer is out of use, delete it or call its guard.detach().",
-                *(shared, type(guard.optimizers[0]).__name__, type(other.run.living_optimizers()[0]).__name__),
+                *(shared, type(guard.optimizers[0]).__name__, type(other._run.living_optimizers()[0]).__name__),
             )
     _guards.add(guard)
 

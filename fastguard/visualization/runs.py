@@ -240,7 +240,7 @@ def _from_guard(guard: Any, name: str) -> DrawnRun:
 
 
 def _sinks_of(guard: Any) -> Sequence[Any]:
-    return [getattr(sink, "sink", sink) for sink in guard.ledger.sinks]
+    return [getattr(sink, "sink", sink) for sink in guard._ledger.sinks]
 
 
 def _from_records(records: Iterable[StepStats], history: TrainingHistory, name: str) -> DrawnRun:

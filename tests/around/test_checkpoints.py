@@ -377,7 +377,7 @@ def everything(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     """All that `load` may change."""
     guard = optimizer.guard
     parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "torch": torch.get_rng_state()}
-    return copy.deepcopy({**parts, "guard": guard.state_dict(), "step": guard.run.step, "python": random.getstate()})
+    return copy.deepcopy({**parts, "guard": guard.state_dict(), "step": guard._run.step, "python": random.getstate()})
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyError("no"), TypeError("no")], ids=repr)

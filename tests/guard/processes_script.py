@@ -76,7 +76,7 @@ def checkpointed() -> dict[str, Any]:
     train(model, optimizer, range(6, 40))
     fresh, again = make()
     dcp.load({"guard": again.guard.stateful, "model": fresh}, checkpoint_id=FOLDER / "dcp")
-    start = again.guard.run.step
+    start = again.guard._run.step
     train(fresh, again, range(6, 40))
     clips = [o.guard.state_dict()["clip"] for o in (optimizer, again)]
     histories = [[list(o.guard.history.loss), list(o.guard.history.grad_norm)] for o in (optimizer, again)]

@@ -24,7 +24,7 @@ def guarded() -> tuple[Any, Any, fastguard.MemorySink]:
 def test_after_the_step_was_taken() -> None:
     model, optimizer, memory = guarded()
     take_step(model, optimizer, 0)
-    optimizer.guard.run.ring.attach(0, weights=weights("a"))
+    optimizer.guard._run.ring.attach(0, weights=weights("a"))
     assert optimizer.guard.last.weights == weights("a")
     optimizer.guard.observe(loss=0.5)
     take_step(model, optimizer, 1)
@@ -35,7 +35,7 @@ def test_after_the_step_was_taken() -> None:
 def test_before_its_record_has_come() -> None:
     """As of a forward pass, or of a step whose record is on its way from a GPU."""
     model, optimizer, memory = guarded()
-    optimizer.guard.run.ring.attach(1, weights=weights("b"))
+    optimizer.guard._run.ring.attach(1, weights=weights("b"))
     for step in range(3):
         take_step(model, optimizer, step)
     optimizer.guard.flush()
@@ -46,7 +46,7 @@ def test_too_late_goes_to_the_next_record_and_not_astray() -> None:
     model, optimizer, memory = guarded()
     take_step(model, optimizer, 0)
     optimizer.guard.flush()
-    optimizer.guard.run.ring.attach(0, weights=weights("c"))
+    optimizer.guard._run.ring.attach(0, weights=weights("c"))
     assert memory.records[0].weights == ()
     take_step(model, optimizer, 1)
     optimizer.guard.flush()
@@ -55,7 +55,7 @@ def test_too_late_goes_to_the_next_record_and_not_astray() -> None:
 
 def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
     _, optimizer, _ = guarded()
-    ring = optimizer.guard.run.ring
+    ring = optimizer.guard._run.ring
     ring.attach(0, weights=weights("d"))
     ring.attach(1, weights=weights("e"))
     ring.arrive(JudgedStep(3, bytearray(), None, (), 1.0))

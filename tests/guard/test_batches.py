@@ -230,7 +230,7 @@ def test_compiled_models_are_whole_graphs_and_train_as_ever(when: str) -> None:
     train(plain, torch.optim.SGD(plain.parameters(), lr=0.01), range(4))
     assert_identical(snapshot(model), snapshot(plain))
     assert len(batches_of(optimizer)) in ((3,) if when == "before" else (0, 3))
-    assert not len(optimizer.guard.run.failures)
+    assert not len(optimizer.guard._run.failures)
 
 
 def test_scripted_and_traced_models() -> None:
@@ -239,11 +239,11 @@ def test_scripted_and_traced_models() -> None:
         model = torch.jit.script(make_model())
         optimizer = guarded(model)
         take_step(model, optimizer, 0)
-        assert not batches_of(optimizer) and not len(optimizer.guard.run.failures)  # they take no hooks
+        assert not batches_of(optimizer) and not len(optimizer.guard._run.failures)  # they take no hooks
         mixed = nn.Sequential(model, nn.Linear(4, 4))
         optimizer = guarded(mixed)
         take_step(mixed, optimizer, 0)
-        assert len(batches_of(optimizer)) == 1 and not len(optimizer.guard.run.failures)
+        assert len(batches_of(optimizer)) == 1 and not len(optimizer.guard._run.failures)
         assert optimizer.guard.history.model.module_kinds == {"Linear": 3, "Tanh": 1}
         plain = make_model()
         optimizer = guarded(plain)
@@ -290,7 +290,7 @@ def test_transforms_and_recomputation_are_left_alone() -> None:
     torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
     optimizer.step()
     found = batches_of(optimizer)
-    assert len(found) == 1 and found[0][1].with_grad and not len(optimizer.guard.run.failures)
+    assert len(found) == 1 and found[0][1].with_grad and not len(optimizer.guard._run.failures)
 
 
 def test_the_hook_goes_with_the_guard() -> None:
@@ -401,7 +401,7 @@ def test_a_model_within_a_compiled_function_is_one_graph() -> None:
         run(x).backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert counter.frame_count == 1 and not len(optimizer.guard.run.failures)
+    assert counter.frame_count == 1 and not len(optimizer.guard._run.failures)
     before = len(batches_of(optimizer))
     model(x).sum().backward()
     optimizer.step()

@@ -122,7 +122,7 @@ def test_a_policy_that_refuses_its_state_changes_nothing() -> None:
         optimizer.guard.load_state_dict({**state, "clip": {}})
     assert optimizer.guard.state_dict() == before and optimizer.guard.clip.count == 5
     optimizer.guard.load_state_dict(state)
-    assert optimizer.guard.clip.count == 3 and optimizer.guard.run.step == 3
+    assert optimizer.guard.clip.count == 3 and optimizer.guard._run.step == 3
 
 
 def test_names_that_look_like_numbers_stay_names() -> None:

@@ -91,7 +91,7 @@ def test_a_rule_that_fails(check: Any, odd_rule: Any, caplog: pytest.LogCaptureF
     assert finding.evidence["num_failed"] == 1 and finding.evidence["num_asked"] == len(RULES)
     assert "1 rule failed" in str(report) and len(caplog.records) == 1
     json.dumps(report.to_dict(), allow_nan=False)
-    assert optimizer.guard.run.failures.known("rule 'odd'").times == 5  # at four checkups, and now
+    assert optimizer.guard._run.failures.known("rule 'odd'").times == 5  # at four checkups, and now
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])

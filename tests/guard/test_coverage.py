@@ -276,7 +276,7 @@ def test_the_long_way_counts_too(which: str) -> None:
         else:
             closure()
             if which == "now and then" and number % 2:
-                optimizer.guard.run.is_short = False
+                optimizer.guard._run.is_short = False
             if which == "scaler":
                 scaler.step(optimizer)
                 scaler.update()

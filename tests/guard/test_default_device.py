@@ -62,7 +62,7 @@ def test_steps_are_those_of_the_cpu(name: str, elsewhere: Callable[[], None]) ->
     assert guard_elsewhere.last.norm == guard.last.norm
     assert guard_elsewhere.last.activations == guard.last.activations
     assert str(guard_elsewhere.report()).splitlines()[0] == str(guard.report()).splitlines()[0]
-    assert not guard_elsewhere.run.failures.counts()
+    assert not guard_elsewhere._run.failures.counts()
     assert guard_elsewhere.history.num_skipped == 1
 
 

@@ -89,7 +89,7 @@ def test_sinks_that_are_given_again_take_the_place_of_the_old_ones(tmp_path: Pat
     model, path = make_model(), tmp_path / "run.jsonl"
     first, both = fastguard.MemorySink(), fastguard.MemorySink()
     optimizer = fastguard.wrap(_sgd(model), model, sinks=[first, both, fastguard.JsonlSink(path)])
-    old = optimizer.guard.ledger.sinks[2].sink
+    old = optimizer.guard._ledger.sinks[2].sink
     train(model, optimizer, range(3))
     second = fastguard.MemorySink()
     fastguard.wrap(optimizer, model, sinks=[second, both, fastguard.JsonlSink(path)])

@@ -97,7 +97,7 @@ def test_a_log_is_the_same_whether_steps_go_as_lines_or_as_records(tmp_path: Pat
         model = make_model()
         path = tmp_path / f"{kind.__name__}.jsonl"
         optimizer = _guarded(model, [kind(path, tensors_every=7)], max_norm=0.3, weights=10)
-        assert optimizer.guard.ledger.writes_lines is (kind is fastguard.JsonlSink)
+        assert optimizer.guard._ledger.writes_lines is (kind is fastguard.JsonlSink)
         for step in range(60):
             take_step(model, optimizer, step, bad=math.nan if step in (20, 21) else None)
             optimizer.guard.observe(loss=1.0 / (step + 1), val_loss=2.0 if step % 9 == 0 else None)
@@ -174,7 +174,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_costs_that_line_alone(tmp_p
     optimizer.guard.close()
     log = fastguard.sinks.read_jsonl(path)
     assert [line["step"] for line in log if "step" in line] == [step for step in range(12) if step != 4]
-    assert len(log.skipped_lines) == 1 and optimizer.guard.ledger.lost() == {f"JsonlSink({str(path)!r})": 1}
+    assert len(log.skipped_lines) == 1 and optimizer.guard._ledger.lost() == {f"JsonlSink({str(path)!r})": 1}
 
 
 def test_two_guards_on_one_log_count_their_own_lines(tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_two_guards_on_one_log_count_their_own_lines(tmp_path: Path) -> None:
     for step in range(40):
         for model, optimizer in list(zip(models, optimizers))[: 1 + step % 2]:
             take_step(model, optimizer, step)
-    counts = [optimizer.guard.ledger.costs()[0]["num_steps"] for optimizer in optimizers]
+    counts = [optimizer.guard._ledger.costs()[0]["num_steps"] for optimizer in optimizers]
     assert counts == [39, 19]
-    first, second = (optimizer.guard.ledger.sinks[0] for optimizer in optimizers)
+    first, second = (optimizer.guard._ledger.sinks[0] for optimizer in optimizers)
     assert (first.num_lines_timed, second.num_lines_timed) == (1, 0) and first.line_seconds > 0.0 == second.line_seconds
 
 
@@ -216,4 +216,4 @@ def test_nothing_is_written_to_a_log_that_was_closed(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="must be open to write, got a closed one"):
         take_step(model, optimizer, 110)
     take_step(model, optimizer, 111)
-    assert path.stat().st_size == size and optimizer.guard.ledger.sinks[0].num_lost == 2
+    assert path.stat().st_size == size and optimizer.guard._ledger.sinks[0].num_lost == 2

@@ -295,7 +295,7 @@ class TestUnderGuard:
         torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, torch.randn(5, 3, 6))  # gradients of each sample
         y = model(torch.randn(3, 6))
         torch.autograd.grad(y, list(model.parameters()), torch.ones(2, 3, 4), is_grads_batched=True)
-        assert not optimizer.guard.run.failures.counts()
+        assert not optimizer.guard._run.failures.counts()
 
     def test_notes(self) -> None:
         notes = train().history.model

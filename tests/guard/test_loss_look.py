@@ -314,7 +314,7 @@ class TestNothingIsHeld:
         del x, y
         assert [one() for one in held] == [None] * 2
         optimizer.step()
-        assert optimizer.guard.run.failures.counts() == {}
+        assert optimizer.guard._run.failures.counts() == {}
         assert optimizer.guard.history.model.loss_kind or optimizer.guard.report()
 
     def test_where_backward_never_comes(self) -> None:

@@ -122,7 +122,7 @@ def test_a_loop_that_observes_after_each_step_pays_nothing_at_the_others_end() -
         optimizer.step()
         optimizer.zero_grad()
         optimizer.guard.observe(loss=loss)
-        told.append(optimizer.guard.run.marked == step)
+        told.append(optimizer.guard._run.marked == step)
     assert told[:20] == [True] * 20 and not any(told[70:75])
 
 

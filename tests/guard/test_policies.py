@@ -72,7 +72,7 @@ def test_in_a_guard(make: Any, backend: str) -> None:
             after = float(fastguard.tensor_stats(gradients).total_norm())
             assert last.clipped_norm == pytest.approx(after, rel=1e-5)
     assert (skipped if type(make()) is policies.SkipSpikes else clipped) > 0
-    assert not len(optimizer.guard.run.failures)
+    assert not len(optimizer.guard._run.failures)
     assert repr(optimizer.guard.clip) == repr(make())
 
 
@@ -85,7 +85,7 @@ def test_the_short_way_is_the_long_way(make: Any) -> None:
         memory = fastguard.MemorySink()
         model, optimizer = _guarded(make, sinks=[memory])
         for step in range(STEPS):
-            optimizer.guard.run.is_short = optimizer.guard.run.is_short and is_short
+            optimizer.guard._run.is_short = optimizer.guard._run.is_short and is_short
             take_step(model, optimizer, step, bad=math.nan if step == BAD else None)
         optimizer.guard.flush()
         told = [(r.step, r.norm, r.clip_coef, r.skipped, r.trigger, r.over, r.groups) for r in memory.records]

@@ -79,7 +79,7 @@ def test_a_policy_may_say_any_real_number(answer: Any) -> None:
     train(model, optimizer, range(2))
     last = optimizer.guard.last
     assert (last.clip_coef, type(last.clip_coef), last.clipped) == (0.5, float, True)
-    assert not len(optimizer.guard.run.failures)
+    assert not len(optimizer.guard._run.failures)
 
 
 @pytest.mark.parametrize("limit", [math.nan, -1.0, "1", RuntimeError("none")], ids=repr)
@@ -99,7 +99,7 @@ def test_a_policy_whose_limit_is_none(limit: Any) -> None:
     train(model, optimizer, range(4))
     train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), range(4))
     assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
-    assert optimizer.guard.run.failures.known("clip policy Limited").times >= 3
+    assert optimizer.guard._run.failures.known("clip policy Limited").times >= 3
     assert "clip policy Limited" in _failed(optimizer.guard.report()).summary
 
 

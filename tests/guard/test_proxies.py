@@ -277,7 +277,7 @@ def test_a_guarded_proxy_is_freed_by_its_last_reference(proxy: Any) -> None:
     model = make_model()
     outer = fastguard.wrap(proxy(torch.optim.SGD(model.parameters(), lr=0.1)), model)
     take_step(model, outer, 0)
-    refs = [weakref.ref(outer), weakref.ref(fastguard.Guard.of(outer).run.members[0].optimizer)]
+    refs = [weakref.ref(outer), weakref.ref(fastguard.Guard.of(outer)._run.members[0].optimizer)]
     gc.collect()
     gc.disable()
     try:
@@ -308,7 +308,7 @@ def test_trap_2_11_zero_redundancy_optimizer_is_guarded_at_its_outside() -> None
     model = copy.deepcopy(plain)
     optimizer, guarded = make(plain), make(model)
     assert fastguard.wrap(guarded, model, max_norm=1e6) is guarded
-    assert fastguard.Guard.of(guarded).run.members[0].optimizer is guarded
+    assert fastguard.Guard.of(guarded)._run.members[0].optimizer is guarded
     train(plain, optimizer, [0, 1, 3])
     for step in range(4):
         take_step(model, guarded, step, bad=math.nan if step == 2 else None)

@@ -50,7 +50,7 @@ class TestObservers:
         model = make_model()
         optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
         called = Counter[str]()
-        for observer in optimizer.guard.sampling.observers._all():
+        for observer in optimizer.guard._sampling.observers._all():
             for name in ("before", "after"):
                 key, method = f"{type(observer).__name__}.{name}", getattr(observer, name)
                 setattr(observer, name, lambda step, key=key, method=method: (called.update([key]), method(step)))
@@ -65,12 +65,12 @@ class TestObservers:
         for _ in range(100):  # of which 64 wait for a backward pass
             p.grad = torch.ones(3)
             optimizer.step()
-        assert optimizer.guard.run.wakes_at > 100 and not optimizer.guard.run.has_more_to_do
+        assert optimizer.guard._run.wakes_at > 100 and not optimizer.guard._run.has_more_to_do
 
     def test_one_that_raises_is_counted_and_the_others_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(LeftGradients, "after", lambda self, step: 1 / 0)
         guard = train(normed(), 5)
-        assert guard.run.failures.counts() == {"sampled evidence": 5} and len(guard.history.grad_cosines) == 4
+        assert guard._run.failures.counts() == {"sampled evidence": 5} and len(guard.history.grad_cosines) == 4
 
 
 class TestNormStatistics:

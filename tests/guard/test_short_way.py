@@ -32,7 +32,7 @@ def never_short(monkeypatch: pytest.MonkeyPatch) -> Any:
     def apply(optimizer: Any) -> None:
         for hooks in optimizer.guard._hooks:
             hooks._may_be_short = False
-        optimizer.guard.run.is_short = False
+        optimizer.guard._run.is_short = False
 
     return apply
 
@@ -66,7 +66,7 @@ def test_both_ways_leave_the_same(max_norm: float | None, skip_nonfinite: bool, 
                 list(m.parameters())[1].grad = None
             optimizer.step()
             optimizer.guard.observe(loss=float(loss.detach()))
-        ways.append((short.guard.run.is_short, long.guard.run.is_short))
+        ways.append((short.guard._run.is_short, long.guard._run.is_short))
         assert _plain(short.guard.last) == _plain(long.guard.last)
     assert set(ways) == {(True, False)}
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
@@ -203,10 +203,10 @@ def test_parameters_that_are_added_get_their_names() -> None:
         optimizer.step()
 
     step(), step()
-    assert optimizer.guard.run.is_short and optimizer.guard.last.tensors.names == ("a.weight", "a.bias")
+    assert optimizer.guard._run.is_short and optimizer.guard.last.tensors.names == ("a.weight", "a.bias")
     optimizer.add_param_group({"params": list(model["b"].parameters())})
     step()
-    assert optimizer.guard.run.is_short
+    assert optimizer.guard._run.is_short
     assert optimizer.guard.last.tensors.names == ("a.weight", "a.bias", "b.weight", "b.bias")
 
 
@@ -237,7 +237,7 @@ def test_a_step_that_turns_out_odd_loses_none_before_it() -> None:
         take_step(model, optimizer, step)
         norms.append(math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters())))
     guard = optimizer.guard
-    assert guard.run.is_short and guard.run.ring.num_open > 1
+    assert guard._run.is_short and guard._run.ring.num_open > 1
     list(model.parameters())[-1].grad = torch.ones(4).to_sparse()
     optimizer.step()
     assert guard.last.step == 30 and len(guard.last.tensors) == 4
@@ -297,7 +297,7 @@ def test_learning_rates_of_any_kind(lr: Any) -> None:
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=lr), model)
     for step in range(3):
         take_step(model, optimizer, step)
-    assert optimizer.guard.run.is_short and optimizer.guard.last.lr == float(lr)
+    assert optimizer.guard._run.is_short and optimizer.guard.last.lr == float(lr)
 
 
 def test_a_step_that_calls_its_parents_goes_the_long_way() -> None:
@@ -310,7 +310,7 @@ def test_a_step_that_calls_its_parents_goes_the_long_way() -> None:
     torch.optim.SGD(make_model().parameters(), lr=0.1)  # from now on SGD.step runs the hooks too
     for step in range(3):
         take_step(model, optimizer, step)
-    assert not optimizer.guard.run.is_short and optimizer.guard.last.step == 2
+    assert not optimizer.guard._run.is_short and optimizer.guard.last.step == 2
 
 
 def test_a_custom_policy_decides_at_each_step() -> None:

@@ -189,7 +189,7 @@ def test_a_step_that_raises_is_not_the_end_of_it() -> None:
             with pytest.raises(KeyError):
                 optimizer.step(closure)
         take_step(model, optimizer, number)
-    assert notes_of(optimizer).num_compared == 6 and not len(optimizer.guard.run.failures)
+    assert notes_of(optimizer).num_compared == 6 and not len(optimizer.guard._run.failures)
 
 
 def test_names_and_counts_survive_a_restart() -> None:
@@ -299,7 +299,7 @@ def test_what_cannot_be_sketched_is_left_out(kind: str) -> None:
     for number in range(24):
         take_step(model, optimizer, number)
     notes = notes_of(optimizer)
-    assert not len(optimizer.guard.run.failures) and notes.overwritten == ()
+    assert not len(optimizer.guard._run.failures) and notes.overwritten == ()
     assert len(optimizer.guard.history.grad_cosines) == (0 if kind == "sparse" else 20)
 
 

@@ -145,7 +145,7 @@ def test_a_detached_guard_leaves_no_hook() -> None:
 def test_an_error_within_a_step_is_raised_and_the_next_step_is_taken() -> None:
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
-    run = optimizer.guard.run
+    run = optimizer.guard._run
 
     def step(number: int) -> None:
         optimizer.zero_grad()
@@ -180,8 +180,8 @@ def test_ten_thousand_steps_leak_nothing(tmp_path: Path) -> None:
         p.grad = torch.randn_like(p)
     guard, loss = optimizer.guard, torch.tensor(0.5)
     _hand_set(3000, optimizer, loss)
-    run = guard.run
-    held = [guard, run, run.ring, run.ring.headers, run.ring.found, run.clock, guard.ledger, run.clip, loss, optimizer]
+    run = guard._run
+    held = [guard, run, run.ring, run.ring.headers, run.ring.found, run.clock, guard._ledger, run.clip, loss, optimizer]
     held += [guard._hooks[0], *model.parameters(), *(p.grad for p in model.parameters())]
 
     def counts() -> list[int]:
@@ -204,7 +204,7 @@ def test_guard_model_and_optimizer_are_collected() -> None:
         loss.backward()
         optimizer.step()
         optimizer.guard.observe(loss)
-    run = optimizer.guard.run
+    run = optimizer.guard._run
     refs = [weakref.ref(one) for one in (model, optimizer, optimizer.guard, run, run.ring, optimizer.guard._hooks[0])]
     del run, loss
     optimizer.zero_grad()

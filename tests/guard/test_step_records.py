@@ -479,4 +479,4 @@ def test_names_without_pefts_prefix() -> None:
     model.base_model = nn.Module()
     model.base_model.model = make_model()
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    assert optimizer.guard.run.names(0) == NAMES
+    assert optimizer.guard._run.names(0) == NAMES

@@ -73,7 +73,7 @@ def gist(guard: fastguard.Guard) -> dict[str, Any]:
     guard.flush()
     history = guard.history
     return {
-        "step": guard.run.step,
+        "step": guard._run.step,
         "clip": None if guard.clip is None else guard.clip.state_dict(),
         "counts": [history.num_steps, history.num_clipped, history.num_skipped, history.num_nonfinite],
         "recent": [(e.step, e.norm, e.clip_coef, e.skipped, e.loss, e.lr) for e in history.recent],

@@ -45,7 +45,7 @@ def test_what_only_hands_on_is_looked_through():
 
     model, optimizer = make()
     guard = guard_of(Handing(optimizer), model, {})
-    assert optimizer.guard is guard and not guard.run.proxies
+    assert optimizer.guard is guard and not guard._run.proxies
 
 
 @pytest.mark.parametrize("kind", [float, torch.tensor])
@@ -86,7 +86,7 @@ def test_going_on_from_a_checkpoint(caplog):
     other_model, other = make()
     resumed = guard_of(other, other_model, {})
     begin(resumed, guard.state_dict(), "a checkpoint")
-    assert resumed.run.step == 1 and not resumed.history.has_ended
+    assert resumed._run.step == 1 and not resumed.history.has_ended
     with caplog.at_level(logging.WARNING, "fastguard"):
         begin(resumed, None, None)
         assert not caplog.records

@@ -360,4 +360,4 @@ def test_fabric(tmp_path, before):
     guard.detach()
     fastguard.wrap(inner, module, **settings)
     fabric.load(tmp_path / "state.ckpt", {"model": model, "optimizer": optimizer, "guard": inner.guard})
-    assert inner.guard.run.step == 8
+    assert inner.guard._run.step == 8

@@ -52,7 +52,7 @@ def start(sink: fastguard.sinks.Sink, state: dict | None = None) -> fastguard.Gu
 def train(guard: fastguard.Guard, num_steps: int, loss=falling, bad=()) -> fastguard.Guard:
     (optimizer,) = guard.optimizers
     for _ in range(num_steps):
-        step = guard.run.step
+        step = guard._run.step
         optimizer.zero_grad()
         scale = float("nan") if step in bad else 1.0
         x = torch.randn(16, 6)

@@ -37,8 +37,8 @@ def _train(make: Callable[[], Any], engine: Any, fused: bool, scale: float | Non
     guard = optimizer.guard
     if engine is not None:
         cpu = torch.device("cpu")
-        settings = guard.judge.settings
-        guard.judge.__init__(guard.run, guard.ledger, *settings, engine_for=lambda *_: lambda _: engine(cpu))
+        settings = guard._judge.settings
+        guard._judge.__init__(guard._run, guard._ledger, *settings, engine_for=lambda *_: lambda _: engine(cpu))
     scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -52,9 +52,9 @@ def _train(make: Callable[[], Any], engine: Any, fused: bool, scale: float | Non
             waits += watch.waits
         if scaler is not None:
             scaler.update()
-        guard.judge.arrive_all()  # so that the policy knows as much as on the host
+        guard._judge.arrive_all()  # so that the policy knows as much as on the host
     guard.flush()
-    assert not len(guard.run.failures)
+    assert not len(guard._run.failures)
     return snapshot(model, optimizer), list(memory.records), waits
 
 

@@ -123,7 +123,7 @@ def test_what_is_no_limits_clips_nothing(answer: Any, scope: str, caplog: pytest
     train(model, optimizer, range(4))
     train(plain, rival, range(4))
     assert_identical(snapshot(model, optimizer), snapshot(plain, rival))
-    assert optimizer.guard.run.failures.known("clip policy Says").times == 4
+    assert optimizer.guard._run.failures.known("clip policy Says").times == 4
     assert sum("clip policy Says failed" in r.getMessage() for r in caplog.records) == 1
 
 
@@ -172,7 +172,7 @@ def test_parameters_without_a_gradient_and_new_ones() -> None:
     optimizer.add_param_group({"params": params[2:]})
     take_step(model, optimizer, 2)
     assert policy.names == ("0.weight", "0.bias", "2.weight", "2.bias") and len(policy.seen[-1][0]) == 4
-    assert optimizer.guard.last.over == ("0.bias",) and not len(optimizer.guard.run.failures)
+    assert optimizer.guard.last.over == ("0.bias",) and not len(optimizer.guard._run.failures)
 
 
 class TestPerGroup:
@@ -247,7 +247,7 @@ def test_a_policy_of_a_users_within_groups_is_counted(caplog: pytest.LogCaptureF
     optimizer = _wrap(model, PerGroup({"*": Says(ValueError("no idea"))}))
     with caplog.at_level(logging.WARNING):
         train(model, optimizer, range(3))
-    assert optimizer.guard.run.failures.known("clip policy Says").times == 3
+    assert optimizer.guard._run.failures.known("clip policy Says").times == 3
 
 
 def test_each_tensor_may_have_a_policy_of_its_own() -> None:

@@ -78,7 +78,7 @@ def unanswered() -> dict[str, Any]:
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
     guard = optimizer.guard
-    return {"failures": [[one.what, one.times] for one in guard.run.failures], "steps": guard.run.step}
+    return {"failures": [[one.what, one.times] for one in guard._run.failures], "steps": guard._run.step}
 
 
 def killed() -> dict[str, Any]:

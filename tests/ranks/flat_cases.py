@@ -64,9 +64,9 @@ def train(bad: int | None = None, **settings: Any) -> dict[str, Any]:
     report = guard.report()
     found["outputs"] = float((model(x) - whole(x)).abs().max())
     found["findings"] = sorted(finding.rule for finding in report.findings)
-    found["trouble"] = guard.run.ranks.trouble
+    found["trouble"] = guard._run.ranks.trouble
     found["num_ranks"] = guard.history.model.num_ranks
-    found["failures"] = [str(one) for one in guard.run.failures]
+    found["failures"] = [str(one) for one in guard._run.failures]
     return found
 
 

@@ -88,7 +88,7 @@ def train(
     guard = optimizer.guard
     report = guard.report()
     history = guard.history
-    failures = [str(one) for one in guard.run.failures]
+    failures = [str(one) for one in guard._run.failures]
     return {
         "same": is_same,
         "bad": list(history.model.bad_ranks),
@@ -189,13 +189,13 @@ def of_another_mind() -> dict[str, Any]:
     model = DistributedDataParallel(small())
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.02), model, watch_ranks=5)
     if RANK == 1:
-        optimizer.guard.run.step = 7
+        optimizer.guard._run.step = 7
     for _ in range(20):
         optimizer.zero_grad()
         model(torch.randn(4, 6)).square().mean().backward()
         optimizer.step()
     guard = optimizer.guard
-    return {"steps": guard.history.num_steps, "failures": [[one.times, one.error] for one in guard.run.failures]}
+    return {"steps": guard.history.num_steps, "failures": [[one.times, one.error] for one in guard._run.failures]}
 
 
 def refused() -> list[str]:

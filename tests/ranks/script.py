@@ -76,8 +76,8 @@ def train(make: Make, width: int, bad: int | None = None, in_batch: bool = False
     report = guard.report()
     found["losses"] = [entry.loss for entry in guard.history.recent]
     found["findings"] = sorted(finding.rule for finding in report.findings)
-    found["collectives"] = guard.run.ranks.wire.num_collectives if guard.run.ranks else 0
-    found["trouble"] = guard.run.ranks.trouble if guard.run.ranks else []
+    found["collectives"] = guard._run.ranks.wire.num_collectives if guard._run.ranks else 0
+    found["trouble"] = guard._run.ranks.trouble if guard._run.ranks else []
     found["bad ranks"] = [guard.history.model.num_ranks, list(guard.history.model.bad_ranks)]
     found["said"] = [finding.summary for finding in report.findings if finding.rule == "non-finite-gradients"]
     found["costs"] = {name: number for name, number in report.numbers.items() if "collective" in name}
@@ -187,7 +187,7 @@ def out_of_step(mesh: Any) -> str:
     model = fsdp(net(33), mesh)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     if RANK == 1:
-        optimizer.guard.run.step = 5
+        optimizer.guard._run.step = 5
     model(torch.ones(2, 16)).sum().backward()
     try:
         optimizer.step()

@@ -73,7 +73,7 @@ def train(model: Any, num_micro: int = 1, *, bad: bool = True, sinks: Any = (), 
     found["costs"] = guard.report().numbers.get("num_collectives_per_step")
     model_facts = guard.history.model
     found |= {"bad": list(model_facts.bad_ranks), "noise": model_facts.noise_scale, "num_ranks": model_facts.num_ranks}
-    found["failures"] = [str(one) for one in guard.run.failures]
+    found["failures"] = [str(one) for one in guard._run.failures]
     found["told"] = [text for text in told if text.startswith("step ")]
     guard.close()
     guard.detach()
@@ -109,7 +109,7 @@ def tensor_parallel() -> dict[str, Any]:
     return {
         "bad": [one["rank"] for one in guard.history.model.bad_ranks],
         "noise": guard.history.model.noise_scale,
-        "failures": [str(one) for one in guard.run.failures],
+        "failures": [str(one) for one in guard._run.failures],
     }
 
 

@@ -99,7 +99,7 @@ def test_it_is_as_if_the_batch_had_never_been(way: str, kind: str) -> None:
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.01, **settings)
     guarded = fastguard.wrap(torch.optim.Adam(model.parameters(), lr=0.01, **settings), model)
     if kind == "long":
-        guarded.guard.run.is_short = guarded.guard._hooks[0]._may_be_short = False
+        guarded.guard._run.is_short = guarded.guard._hooks[0]._may_be_short = False
     for step in range(10):
         is_bad = step in NAN_AT
 
@@ -242,7 +242,7 @@ def test_buffers_that_come_or_change_later() -> None:
     step_of(model, optimizer, 4)
     step_of(model, optimizer, 5, bad=math.nan)
     assert is_finite(model) and averages.image.dtype == torch.float64
-    assert not optimizer.guard.run.failures.counts()
+    assert not optimizer.guard._run.failures.counts()
 
 
 def test_nothing_is_copied_that_nobody_writes_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_nothing_is_copied_that_nobody_writes_to(monkeypatch: pytest.MonkeyPatch
     model.register_buffer("table", torch.zeros(600, 600))
     model.register_buffer("mask", torch.full((4, 4), -math.inf))
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
-    run = optimizer.guard.run
+    run = optimizer.guard._run
     assert run.buffers is not None
     for step in range(4):
         step_of(model, optimizer, step)
@@ -269,7 +269,7 @@ def test_nothing_is_copied_that_nobody_writes_to(monkeypatch: pytest.MonkeyPatch
 
 def test_a_model_without_buffers_asks_for_nothing() -> None:
     model = nn.Linear(2, 1)
-    run = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model).guard.run
+    run = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model).guard._run
     assert run.buffers is None and run.buffers_at == math.inf
 
 

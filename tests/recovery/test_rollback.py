@@ -98,7 +98,7 @@ def test_the_very_state_comes_back_and_the_data_go_on(where: str, request: pytes
     guarded.guard.flush()
     skipped = [e.step for e in guarded.guard.history.recent if e.skipped]
     assert kept["step"] - 1 in skipped  # whose gradients were those of the ruined model
-    assert guarded.guard.run.waits is (where == "host")
+    assert guarded.guard._run.waits is (where == "host")
 
 
 def test_a_batch_norm_that_only_evaluation_reads_is_put_back() -> None:

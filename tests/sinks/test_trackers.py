@@ -111,7 +111,7 @@ class TestWhichSteps:
     def test_a_clean_step_that_is_not_due_needs_no_record(self):
         sink = Keeping(every=4)
         optimizer = guarded(sink, 9)
-        assert optimizer.guard.ledger.writes_lines
+        assert optimizer.guard._ledger.writes_lines
         optimizer.guard.close()
         assert sink.steps == [0, 4, 8]
         assert [sink.write_line(step, b"") for step in (0, 1, 4)] == [False, True, False]

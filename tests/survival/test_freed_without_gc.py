@@ -61,7 +61,7 @@ def test_nothing_is_left_to_the_collector(name: str, num_steps: int, with_model:
         _step(model, optimizer)
     guard = optimizer.guard
     str(guard.report())
-    refs = [weakref.ref(x) for x in (optimizer, guard, guard.run, guard.ledger, guard.judge, guard.history)]
+    refs = [weakref.ref(x) for x in (optimizer, guard, guard._run, guard._ledger, guard._judge, guard.history)]
     del optimizer, guard
     assert [ref() for ref in refs] == [None] * len(refs)
     assert gc.collect() == 0
@@ -82,9 +82,9 @@ def test_a_guard_that_measures_on_a_device_is_freed_too() -> None:
     p = nn.Parameter(torch.ones(3))
     optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1.0))
     guard = optimizer.guard
-    guard.judge.choose()
-    assert guard.judge.on_device.devices._engine_for(torch.device("cpu")) is None
-    ref = weakref.ref(guard.judge.on_device)
+    guard._judge.choose()
+    assert guard._judge.on_device.devices._engine_for(torch.device("cpu")) is None
+    ref = weakref.ref(guard._judge.on_device)
     del optimizer, guard
     assert ref() is None
 
@@ -107,7 +107,7 @@ def test_a_report_keeps_no_history() -> None:
     p.grad = torch.ones(3)
     optimizer.step()
     held: list[weakref.ref[Any]] = []
-    complete = type(optimizer.guard.ledger).history_with_held
+    complete = type(optimizer.guard._ledger).history_with_held
 
     def noting(ledger: Any) -> Any:
         held.append(weakref.ref(complete(ledger)))
@@ -115,7 +115,7 @@ def test_a_report_keeps_no_history() -> None:
         held.append(weakref.ref(history))
         return history
 
-    optimizer.guard.ledger.history_with_held = noting.__get__(optimizer.guard.ledger)
+    optimizer.guard._ledger.history_with_held = noting.__get__(optimizer.guard._ledger)
     assert optimizer.guard.report().numbers["num_steps"] == 1
     assert [ref() for ref in held] == [None, None]
 

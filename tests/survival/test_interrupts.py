@@ -92,11 +92,11 @@ class Run:
         return num_interrupted
 
     def check(self) -> None:
-        expected = list(range(self.guard.run.step))
+        expected = list(range(self.guard._run.step))
         assert steps_in(self.path) == expected
         if not self.lines_only:
             assert self.memory.series("step") == self.other.series("step") == expected
-        assert self.guard.ledger.lost() == {}
+        assert self.guard._ledger.lost() == {}
 
 
 def _places(folder: Path, *, lines_only: bool) -> int:
@@ -128,7 +128,7 @@ def test_ctrl_c_anywhere_loses_no_record_and_doubles_none(lines_only: bool, shar
         run.guard.flush()
         run.check()
         history = run.guard.history
-        expected = list(range(run.guard.run.step))
+        expected = list(range(run.guard._run.step))
         assert history.num_steps == len(expected) and [e.step for e in history.recent] == expected, f"at {at}"
         assert history.num_nonfinite == history.num_skipped == len(history.last_events), f"at {at}"
         assert run.guard.report().numbers["num_records_lost"] == 0
@@ -186,10 +186,10 @@ def test_an_interrupt_in_a_sink_reaches_neither_those_before_nor_those_after() -
             num_raised += 1
     optimizer.guard.close()
     assert num_raised == 4  # at step 1 three times: a sink that says that it has not taken a record is given it again
-    taken = list(range(optimizer.guard.run.step))
+    taken = list(range(optimizer.guard._run.step))
     assert first.series("step") == last.series("step") == unsure == taken
     assert second.series("step") == [step for step in taken if step != 1]
-    assert list(optimizer.guard.ledger.lost().values()) == [1, 1]  # the function may have lost its record, who knows
+    assert list(optimizer.guard._ledger.lost().values()) == [1, 1]  # the function may have lost its record, who knows
     assert optimizer.guard.report().numbers["num_records_lost"] == 2
 
 
@@ -217,7 +217,7 @@ def test_a_second_interrupt_that_comes_at_once_does_not_end_all_writing() -> Non
     p, records = nn.Parameter(torch.ones(3)), fastguard.MemorySink()
     optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
     sinks = [_Twice(records)]
-    optimizer.guard.ledger._take_sinks(sinks)
+    optimizer.guard._ledger._take_sinks(sinks)
     p.grad = torch.ones(3)
     optimizer.step()
     with pytest.raises(KeyboardInterrupt):
@@ -276,7 +276,7 @@ def test_a_sink_may_ask_the_guard_for_anything(asked: str, long_way: bool, tmp_p
         assert not p.isfinite().any()  # nobody skipped step 3
         assert memory_.series("step")[:3] == logged[:3] == [0, 1, 2]
     elif asked == "close":  # the log is closed; the others do not mind
-        assert logged == [0, 1, 2] and guard.ledger.lost() == {repr(log): 3}
+        assert logged == [0, 1, 2] and guard._ledger.lost() == {repr(log): 3}
         assert memory_.series("step") == list(range(6))
     else:
         assert memory_.series("step") == logged == [s for s in asking.steps if s != "closed"] == list(range(6))

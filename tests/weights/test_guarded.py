@@ -193,7 +193,7 @@ def test_paused_steps_are_no_part_of_the_run():
 
 
 def _overhead(optimizer):
-    ring = optimizer.guard.run.ring
+    ring = optimizer.guard._run.ring
     return ring.header(ring.newest).overhead_s
 
 
@@ -204,7 +204,7 @@ def test_what_sampling_costs_is_counted():
     optimizer.step()
     plain = _overhead(optimizer)
     optimizer.guard.flush()
-    sampler = optimizer.guard.sampling.weights_of(optimizer.guard.run.members[0]).sampler
+    sampler = optimizer.guard._sampling.weights_of(optimizer.guard._run.members[0]).sampler
     sampler.after, take = (lambda *args, **kw: (sum(range(10**6)), take(*args, **kw))[1]), sampler.after
     optimizer.step()
     assert _overhead(optimizer) > plain + 5e-3

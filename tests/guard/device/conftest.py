@@ -46,7 +46,7 @@ def no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
         get = getattr(fastguard.Guard, name).fget
 
         def waiting(guard: fastguard.Guard, get: Any = get) -> Any:
-            guard.judge.arrive_all()
+            guard._judge.arrive_all()
             return get(guard)
 
         monkeypatch.setattr(fastguard.Guard, name, property(waiting))

@@ -67,14 +67,14 @@ def put(optimizer: Any, **settings: Any) -> Judge:
     def engine_for(device: torch.device, backend: str) -> Any:
         return None if engine is None else lambda _: engine(cpu)
 
-    guard.judge.__init__(guard.run, guard.ledger, *guard.judge.settings, engine_for=engine_for, **settings)
-    return guard.judge
+    guard._judge.__init__(guard._run, guard._ledger, *guard._judge.settings, engine_for=engine_for, **settings)
+    return guard._judge
 
 
 def on_the_host(optimizer: Any) -> None:
     """Has `optimizer` judged on the host, whatever the engines are said to be."""
-    optimizer.guard.judge.__init__(
-        optimizer.guard.run, optimizer.guard.ledger, *optimizer.guard.judge.settings, engine_for=lambda *_: None
+    optimizer.guard._judge.__init__(
+        optimizer.guard._run, optimizer.guard._ledger, *optimizer.guard._judge.settings, engine_for=lambda *_: None
     )
 
 

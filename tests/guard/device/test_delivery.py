@@ -229,7 +229,7 @@ def test_a_sink_that_fails_is_told_on_when_the_record_arrives() -> None:
     take_step(model, optimizer, 2)
     optimizer.guard.flush()
     assert good.series("step") == [0, 1, 2]
-    assert list(optimizer.guard.ledger.lost().values()) == [3]
+    assert list(optimizer.guard._ledger.lost().values()) == [3]
 
 
 def test_a_resumed_run_goes_on_with_the_numbers_and_without_a_lag_of_the_past() -> None:

@@ -179,5 +179,5 @@ def test_nothing_is_allocated_in_the_steady_state(clip_through: str, launches: l
             optimizer.guard.observe(loss=loss)
         attachment._after(optimizer, (optimizer,), {})
         assert step == 0 or not watch.allocations, f"step {step}"
-    assert judge is optimizer.guard.judge
+    assert judge is optimizer.guard._judge
     assert [device.engine.tables.num_misses for device in judge.on_device.devices] == [1]

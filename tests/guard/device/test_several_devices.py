@@ -42,7 +42,8 @@ def test_it_is_as_on_one(make: Any, max_norm: float | None) -> None:
     model = copy.deepcopy(plain)
     one, memory_of_one = fastguard.wrap(make(plain.parameters()), plain, max_norm=max_norm), fastguard.MemorySink()
     put(one)
-    one.guard.ledger.sinks += fastguard.wrap(make(make_model().parameters()), sinks=[memory_of_one]).guard.ledger.sinks
+    other = fastguard.wrap(make(make_model().parameters()), sinks=[memory_of_one])
+    one.guard._ledger.sinks += other.guard._ledger.sinks
     memory = fastguard.MemorySink()
     several, couriers = _guarded(model, make, max_norm=max_norm, sinks=[memory])
     for step in range(5):
@@ -140,7 +141,7 @@ def test_a_gradient_that_cannot_be_read_is_told_by_its_name() -> None:
     def plan(tensors: Any, *, writable: bool = False) -> Any:
         raise fastguard.UnsupportedTensorError(1, "must be something else")
 
-    devices = list(optimizer.guard.judge.on_device.devices)
+    devices = list(optimizer.guard._judge.on_device.devices)
     devices[1].engine.plan = plan
     with pytest.raises(fastguard.UnsupportedTensorError, match=r"`2\.bias\.grad` must be something else"):
         optimizer.step()

@@ -61,7 +61,7 @@ def test_the_cpu_keeps_the_host() -> None:
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
     take_step(model, optimizer, 0)
-    assert optimizer.guard.run.waits
+    assert optimizer.guard._run.waits
     assert (optimizer.guard.last.step, optimizer.guard.lag) == (0, 0)
 
 
@@ -69,7 +69,7 @@ def test_an_optimizer_without_a_way_to_skip_keeps_the_host(engine: str) -> None:
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.LBFGS(model.parameters(), max_iter=2), model)
     take_step(model, optimizer, 0, closure=True)
-    assert optimizer.guard.run.waits
+    assert optimizer.guard._run.waits
 
 
 def test_a_gradient_where_no_engine_is_goes_to_the_host(engine: str) -> None:
@@ -78,15 +78,15 @@ def test_a_gradient_where_no_engine_is_goes_to_the_host(engine: str) -> None:
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, sinks=[memory])
     elsewhere: list[bool] = []
     couriers = slow(optimizer, device_of=lambda t: torch.device("cuda", 1 if elsewhere and t.shape == (4, 8) else 0))
-    devices = optimizer.guard.judge.on_device.devices
+    devices = optimizer.guard._judge.on_device.devices
     engine_for = devices._engine_for
     devices._engine_for = lambda device: None if device.index == 1 else engine_for(device)
     train(model, optimizer, range(2))
-    assert (len(couriers), optimizer.guard.run.waits) == (1, False)
+    assert (len(couriers), optimizer.guard._run.waits) == (1, False)
     elsewhere.append(True)
     devices.key = None
     take_step(model, optimizer, 2)
-    assert optimizer.guard.run.waits
+    assert optimizer.guard._run.waits
     assert memory.series("step") == [0, 1]
     train(model, optimizer, range(3, 5))
     optimizer.guard.flush()
@@ -102,9 +102,9 @@ def test_a_model_that_moves_takes_its_records_along(monkeypatch: pytest.MonkeyPa
         if step % 2 == 0:
             engine = TorchEngine if step == 2 else None
             monkeypatch.setattr(engines, "engine_for", lambda device, backend, engine=engine: engine)
-            optimizer.guard.judge._was_on_cpu, optimizer.guard.run.is_short = None, False
+            optimizer.guard._judge._was_on_cpu, optimizer.guard._run.is_short = None, False
         take_step(model, optimizer, step, bad=math.nan if step == 3 else None)
-        kinds.append(optimizer.guard.run.waits)
+        kinds.append(optimizer.guard._run.waits)
     assert kinds == [True, True, False, False, True, True]
     optimizer.guard.flush()
     assert memory.series("step") == [0, 1, 2, 3, 4, 5]
@@ -136,7 +136,7 @@ def test_a_step_that_could_not_be_measured_takes_no_slot(engine: str, monkeypatc
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
     take_step(model, optimizer, 0)
-    on_device = optimizer.guard.judge.on_device
+    on_device = optimizer.guard._judge.on_device
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with monkeypatch.context() as patched:
