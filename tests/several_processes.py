@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,15 @@ def start(script: Path, world: int, folder: Path) -> list[subprocess.Popen[str]]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     commands = [[sys.executable, "-c", code, str(rank), str(world), str(folder)] for rank in range(world)]
     return [subprocess.Popen(command, **pipes) for command in commands]
+
+
+def torchrun(world: int, *options: str, **environment: str) -> str:
+    """What a script in `options` printed under torchrun, errors too; it must end without one."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), *options]
+    known = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1", **environment}
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=known, timeout=240)
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
 
 
 def run(script: Path, world: int, folder: Path, timeout: float = 300) -> list[dict[str, Any]]:

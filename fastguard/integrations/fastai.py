@@ -20,10 +20,9 @@ from .common import StepLoss, begin, checked, end, guard_of
 class FastguardCallback(Callback):
     """Guards the torch optimizer that a Learner steps: `Learner(..., opt_func=..., cbs=[FastguardCallback()])`.
 
-    fastai's own optimizers are no `torch.optim.Optimizer`; its `OptimWrapper` holds one, as made by
-    `opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)`. It is wrapped as `fit` begins, and a later `fit` goes on
-    with the same guard, unless fastai made a new optimizer, as `freeze` and `unfreeze` have it do. The guard is told
-    the loss of each step, the mean over batches that GradientAccumulation put together, and the validation loss.
+    The Learner needs a torch optimizer: `opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)`. It is wrapped when
+    `fit` begins; a later `fit` keeps the guard, unless fastai makes a new optimizer, as for `freeze`. The guard gets
+    the loss of each step, the mean over accumulated batches, and the validation loss.
 
     Args:
         **settings: arguments of `fastguard.wrap`.

@@ -29,21 +29,18 @@ _log = logging.getLogger("fastguard")
 class FastguardCallback(Callback):
     """Guards the optimizers of a LightningModule: `Trainer(callbacks=[FastguardCallback()])`.
 
-    As training begins, each optimizer is wrapped, unless it has a guard already, from `configure_optimizers`. Automatic
-    and manual optimization, one or several optimizers, each with a guard of its own. The guard clips in place of
-    `gradient_clip_val`, by norm or by value, and is told the loss of each optimizer step: under automatic optimization
-    the mean over the batches that were accumulated, under manual optimization the sum of what was given to
-    `manual_backward` since the last step; optimizers that step one after the other have the same. Figures go to the
-    trainer's loggers and `callback_metrics`, every `log_every_n_steps`, as `fastguard/grad/norm` and the like, with
-    several optimizers `fastguard/0/grad/norm`.
-    Checkpoints hold the guards' state, from which `fit(ckpt_path=...)` goes on; so does a further `fit` of the same
-    trainer, though Lightning makes new optimizers for it.
+    When training begins, each optimizer without a guard is wrapped, under automatic and manual optimization. The guard
+    clips instead of the trainer's `gradient_clip_val`, and gets the loss of each optimizer step: the mean over the
+    accumulated batches, or under manual optimization the sum given to `manual_backward` since the last step. Every
+    `log_every_n_steps`, figures go to the trainer's loggers and `callback_metrics`, as `fastguard/grad/norm`, or
+    `fastguard/0/grad/norm` with several optimizers. Checkpoints include the guards' state, and `fit(ckpt_path=...)` or
+    another `fit` of the same trainer resumes from it.
 
     Args:
         max_norm: as of `fastguard.wrap`. None, and no `clip`: the trainer's `gradient_clip_val`.
         monitor: under which name the validation loss is logged.
-        **settings: other arguments of `fastguard.wrap`; of `clip` each optimizer has a copy. Those that differ from one
-            optimizer to the next, and sinks of several, are for `fastguard.wrap` in `configure_optimizers`.
+        **settings: other arguments of `fastguard.wrap`; each optimizer gets a copy of `clip`. Call `fastguard.wrap` in
+            `configure_optimizers` for settings that differ between optimizers, and for sinks of several.
 
     Attributes:
         guards: one an optimizer; empty until training begins.

@@ -19,10 +19,9 @@ from .common import begin, checked, end, figures, guard_of
 class FastguardCallback(Callback):
     """Guards what a skorch net trains: `NeuralNet(..., callbacks=[FastguardCallback(max_norm=1.0)])`.
 
-    As `fit` or `partial_fit` begins, the optimizer is wrapped, unless it is guarded already: after `partial_fit` and a
-    warm start the guard goes on. It is told the loss of each step by skorch's closure, and `valid_loss` at the end of
-    an epoch. Its figures go into the batches of `net.history`, as `fastguard/grad/norm` and the like, and two of them
-    into its epochs, where PrintLog shows them. A pickled net holds the guard's state, and goes on from it.
+    When `fit` or `partial_fit` begins, the optimizer is wrapped, unless it has a guard. The guard gets the loss of each
+    step, and `valid_loss` at the end of an epoch. Its figures go into the batches of `net.history`, as
+    `fastguard/grad/norm` and others, and two of them into its epochs. A pickled net includes the guard's state.
 
     Args:
         max_norm: as of `fastguard.wrap`.

@@ -30,11 +30,10 @@ STATE = "fastguard.pt"  # in a checkpoint's folder
 class FastguardCallback(TrainerCallback):
     """Guards what a `transformers.Trainer` trains: `Trainer(..., callbacks=[FastguardCallback()])`.
 
-    As training begins, the optimizer that the Trainer built is wrapped, unless it has a guard already. The guard then
-    clips instead of the Trainer: `max_grad_norm` of the arguments is 0 until training ends. It is told the loss of each
-    optimizer step, whatever the accumulation, and `eval_loss`. Its figures go into each training log, and so
-    to every reporter and into trainer_state.json, as `fastguard/grad/norm` and the like; `grad_norm` is its norm.
-    Checkpoints hold its state, from which a resumed training goes on.
+    When training begins, the Trainer's optimizer is wrapped, unless it has a guard. The guard then clips instead of the
+    Trainer: `max_grad_norm` of the arguments is 0 until training ends. It gets the loss of each optimizer step, and
+    `eval_loss`. Its figures go into each training log, and so to every reporter, as `fastguard/grad/norm` and others;
+    `grad_norm` is its norm. Checkpoints include its state, and a resumed training continues from it.
 
     Args:
         max_norm: as of `fastguard.wrap`. None, and no `clip`: the Trainer's `max_grad_norm`.

@@ -2,8 +2,11 @@
 
 from .flat import flat_shards as flat_shards
 from .local import LocalGradients as LocalGradients
+from .local import local_gradients as local_gradients
 from .local import with_bad_step as with_bad_step
+from .parity import AlikeSettings as AlikeSettings
 from .parity import Parity as Parity
+from .parity import alike_settings as alike_settings
 from .pieces import measured as measured
 from .ranks import Ranks as Ranks
 from .ranks import Shared as Shared
@@ -14,5 +17,7 @@ from .totals import as_everywhere as as_everywhere
 from .totals import gradients_over_ranks as gradients_over_ranks
 from .totals import norm_over_ranks as norm_over_ranks
 from .totals import tensors_over_ranks as tensors_over_ranks
-from .unsharded import is_under_fully_shard as is_under_fully_shard
-from .unsharded import ranks_of as ranks_of
+from .unsharded import compares_ranks as compares_ranks
+from .unsharded import copies_of as copies_of
+from .unsharded import has_other_ranks as has_other_ranks
+from .unsharded import num_averaged as num_averaged

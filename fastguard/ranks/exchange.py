@@ -1,4 +1,4 @@
-"""What goes over the wires: a few numbers a rank, gathered or reduced, and the table of tensors when it is wanted."""
+"""Collectives: a few numbers a rank, gathered or reduced, and the table of tensors if it is needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
 
 
 def divided(table: bytearray, replication: torch.Tensor) -> bytearray:
-    """Rows as this rank's share of what `replication` (float64, [T, 1] or [1, 1]) ranks hold alike."""
+    """Rows as this rank's share, if `replication` (float64, [T, 1] or [1, 1]) ranks hold the same."""
     if not table:
         return table
     rows = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS) / replication
@@ -45,23 +45,19 @@ def bytes_of(rows: torch.Tensor) -> bytearray:
 
 def counted(row: Sequence[float]) -> tuple[float, ...]:
     """A row whose counts are whole numbers again, after shares of them were added."""
-    values = list(row)
-    for i in _COUNTS:
-        values[i] = float(round(values[i]))
-    return tuple(values)
+    return tuple(float(round(value)) if i in _COUNTS else value for i, value in enumerate(row))
 
 
 class Wire:
     """Collectives over some groups, one after the other; each rank ends with the same bits.
 
-    Rows are gathered and folded in the order of the ranks, so that no algorithm of a reduction can make ranks differ.
-    Where a group has more than `MOST_GATHERED` they are reduced, as tables are: an all-reduce gives all ranks the same.
+    Rows are gathered, and folded in the order of the ranks. Tables, and rows in a group of more than `MOST_GATHERED`
+    ranks, are reduced: an all-reduce gives all ranks the same.
 
     Attributes:
-        groups: at least one.
-        num_ranks: of all of them together.
-        is_wide: whether one is too large to gather from.
-        num_collectives, num_bytes: so far, as this rank sent them.
+        num_ranks: of all groups together.
+        is_wide: whether a group is too large to gather from.
+        num_collectives, num_bytes: that this rank has sent.
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:

@@ -17,10 +17,10 @@ class FlatShards(NamedTuple):
     """How the flat parameters of a model lie over the ranks.
 
     Attributes:
-        groups: over which to reduce, one after the other: of shards, then of their replicas.
-        num_ranks: of these together.
+        groups: to reduce over, one after the other: of shards, then of their replicas.
+        num_ranks: of all groups together.
         num_shards: different parts of each flat parameter.
-        are_flat: of each parameter of the optimizers, whether it is one of them; others are on each rank in full.
+        are_flat: of each parameter, whether it is a flat one; others are on each rank in full.
     """
 
     groups: list[dist.ProcessGroup]

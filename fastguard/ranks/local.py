@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +19,10 @@ from ..observers.observer import ObservedRun, Observer
 from ..records import TrainingHistory
 from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
 from ..records.events import MAX_RANKS, BadRank
-from ..records.failures import Failures
 from . import shards
 from .odd import NoiseScale, OddRanks
 from .ranks import told
-from .unsharded import Unsharded, ranks_of
+from .unsharded import Unsharded, compares_ranks, num_averaged, ranks_of
 
 EVERY = 10  # steps
 _MAX_HELD = 4  # tensors of a rank
@@ -36,9 +36,9 @@ class _OwnGradients(NamedTuple):
     """This rank's own gradients at a step.
 
     Attributes:
-        sum_sq: their squared norm; NaN where that is not finite, or where ranks have different tensors.
-        num_passes: backward passes that were averaged, of which these are the newest.
-        held: index of a parameter, its NaNs and Infs, of the first four in backward order.
+        sum_sq: squared norm; NaN if it is not finite, or if ranks have different tensors.
+        num_passes: number of averaged backward passes; these gradients are the newest one's.
+        held: index, NaNs and Infs of the first four bad parameters in backward order.
     """
 
     sum_sq: float
@@ -70,23 +70,20 @@ def _hooked(local: weakref.ref[LocalGradients], index: int, parameter: torch.Ten
 class LocalGradients(Observer):
     """Reads each rank's gradients before they are averaged: which are not finite, which are odd, how noisy they are.
 
-    Reads them once, at the end of the backward pass, or one by one as they arrive if they are views into buckets or
-    under `fully_shard`. Every tenth step, and at one that is not finite, the ranks exchange what they saw over a gloo
-    group of their own. The wrapper's collectives and hooks, and the bits of the training, stay as they are. The history
-    gets `bad_ranks`, `odd_ranks` and `noise_scale`; under tensor parallelism `bad_ranks` alone.
+    It reads them at the end of the backward pass, or as they arrive if they are views into buckets or under
+    `fully_shard`. Every `every` steps, and after a non-finite one, the ranks exchange results over a gloo group.
+    The training and the wrapper's collectives do not change. The history gets `bad_ranks`, `odd_ranks` and
+    `noise_scale`; under tensor parallelism only `bad_ranks`.
 
-    All ranks must have one, and step together. If one does not answer within a minute, the others stop asking.
+    All ranks must have one, made at the same time, and step together. They stop asking a rank that does not answer
+    within a minute.
 
     Args:
-        model: the wrapped one. All ranks of its group or mesh make one of these at the same time.
+        model: the DistributedDataParallel or `fully_shard` model.
         params: of all optimizers, in order.
-        every: steps between exchanges.
 
-    Attributes:
-        num_ranks: that take part.
-
-    Cost: one read of the gradients, 1 us a parameter, and on a GPU a sync; every tenth step 224 bytes from each rank
-    and some 0.3 ms. Under `fully_shard` one call of the kernels a parameter.
+    Cost: one read of the gradients, 1 us a parameter, and on a GPU a sync; 224 bytes from each rank and some 0.3 ms at
+    each exchange. Under `fully_shard` one kernel call a parameter.
     """
 
     def __init__(self, model: torch.nn.Module, params: Sequence[torch.Tensor], every: int = EVERY) -> None:
@@ -119,7 +116,7 @@ class LocalGradients(Observer):
         self._num_exchanges = 0
 
     def start(self, run: ObservedRun, history: Callable[[], TrainingHistory]) -> None:
-        """What is watched: the guard's steps, and where findings go. Before the first backward pass."""
+        """Connects to a guard, before the first backward pass."""
         self._run, self._history = run, history
         self._next = run.step
 
@@ -127,17 +124,16 @@ class LocalGradients(Observer):
         return (step // self._every + 1) * self._every if self._handles else math.inf
 
     def before(self, step: int) -> None:
-        """Ahead of a step whose gradients are there. At every tenth the ranks tell each other, and hear of the last."""
+        """Sends this rank's results, and takes those of the exchange before."""
         if self._handles and step and step % self._every == 0:
             with self._kept():
                 self._hear()
                 self._tell(step)
 
     def find_trouble(self, step: int) -> list[tuple[int, str, int, int]]:
-        """At `step`, whose average is not finite: which ranks held what, as `Ranks.trouble` has it. Waits for all.
+        """Which ranks brought what into the non-finite average of `step`, as in `Ranks.trouble`. Waits for all ranks.
 
-        Where the host does not wait for its device, the ranks come to this at different times: nothing is found then,
-        and the next exchange tells the history.
+        Empty on a device that the host does not wait for; the next exchange tells the history then.
         """
         if self._handles and self._run.may_wait:
             with self._kept():
@@ -165,8 +161,14 @@ class LocalGradients(Observer):
         super().close()
         self._fired, self._awaited = {}, None
 
-    def _kept(self) -> Any:
-        return _GivenUp(self, self._run.failures)
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Keeps errors from the training, and asks no rank again after one: groups may be out of order then."""
+        try:
+            yield
+        except Exception as error:
+            self._run.failures.note(_WHAT, error, _SO)
+            self.close()
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
         model: Any = self._model()
@@ -270,21 +272,21 @@ class LocalGradients(Observer):
                 self._noise.add(mean / (entry.loss_scale or 1.0) ** 2, entry.norm**2)
 
 
-class _GivenUp:
-    """Keeps what is raised within from the training, and has no rank asked again: groups may be out of order then."""
-
-    def __init__(self, local: LocalGradients, failures: Failures) -> None:
-        self._local, self._failures = local, failures
-
-    def __enter__(self) -> None:
+def local_gradients(
+    model: torch.nn.Module | None, groups: Sequence[Sequence[torch.Tensor]], every: bool | int | None
+) -> LocalGradients | None:
+    """The reader of each rank's own gradients; None if `every` does not ask for it, or there is one rank."""
+    if not compares_ranks("watch_ranks", every):
         return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._failures.note(_WHAT, error, _SO)
-        self._local.close()
-        return True
+    params = [p for group in groups for p in group]
+    num_ranks = num_averaged(model, params)
+    if model is None or num_ranks is None:
+        raise TypeError(
+            "`watch_ranks` must come with a model under DistributedDataParallel or fully_shard, got "
+            f"{'none' if model is None else type(model).__name__}. Pass the wrapped model: wrap(optimizer, ddp_model, "
+            "watch_ranks=True)."
+        )
+    return None if num_ranks == 1 else LocalGradients(model, params, EVERY if every is True else int(every or EVERY))
 
 
 def with_bad_step(
@@ -296,21 +298,14 @@ def with_bad_step(
     ({'rank': 3, 'num_ranks': 4, 'step': 12, 'num_nans': 5, 'num_infs': 0, 'num_steps': 1, 'name': 'w2'},)
     """
     found: dict[int, BadRank] = {one["rank"]: {**one} for one in known}
-    counted: set[int] = set()
-    for rank, name, num_nans, num_infs in trouble:
-        if rank in counted:
-            continue
-        counted.add(rank)
+    first: dict[int, tuple[int, str, int, int]] = {}
+    for one in trouble:
+        first.setdefault(one[0], one)
+    for rank, name, nans, infs in first.values():
         if rank in found:
             found[rank]["num_steps"] += 1
         elif len(found) < MAX_RANKS:
             found[rank] = BadRank(
-                rank=rank,
-                num_ranks=num_ranks,
-                step=step,
-                num_nans=num_nans,
-                num_infs=num_infs,
-                num_steps=1,
-                name=name,
+                rank=rank, num_ranks=num_ranks, step=step, num_nans=nans, num_infs=infs, num_steps=1, name=name
             )
     return tuple(found.values())

@@ -20,14 +20,11 @@ _DECAY = 0.99
 
 
 class OddRanks:
-    """Ranks whose own norms lie apart from the others', step after step.
+    """Ranks whose own norms differ from the others', step after step.
 
-    A rank's distance is that of the logarithm of its norm from the ranks' median at a step, as the median over the last
-    twenty steps. It is odd where that is more than five standard deviations, both of the ranks' distances (by their
-    MAD) and of what the steps' scatter leaves in such a median; and more than a quarter above or a fifth below.
-
-    Args:
-        members: numbers of the ranks.
+    A rank's distance is log(norm) minus the ranks' median of it, as a median over the last twenty steps. A rank is odd
+    if that is more than five standard deviations, both of the ranks' distances (by their MAD) and of the error of such
+    a median, and if its norm is more than a quarter above or a fifth below.
     """
 
     def __init__(self, members: Sequence[int]) -> None:
@@ -37,9 +34,9 @@ class OddRanks:
         self._known: dict[int, dict[str, Any]] = {}
 
     def add(self, first: int, norms: torch.Tensor) -> list[dict[str, Any]] | None:
-        """Takes the norms of some steps from `first` on (float64, [ranks, steps]); all that is known, if that is new.
+        """Takes the norms of steps from `first` on (float64, [ranks, steps]); returns all odd ranks if there is news.
 
-        A step at which a norm is not finite, or none is above 0, is passed over. One call looks once.
+        It leaves out steps at which a norm is not finite, or all are 0.
         """
         if len(self._members) < _LEAST_RANKS:
             return None
@@ -65,19 +62,13 @@ class OddRanks:
         return list(self._known.values())[:MAX_RANKS] if any(news) else None
 
     def _note(self, place: int, ratio: float) -> bool:
-        """Whether it is to be told of a rank: at twenty steps, and when they have become twice as many."""
+        """Whether there is news of a rank: at twenty steps, and whenever their number has doubled."""
         rank, last = self._members[place], self._logs[-1][0]
         count = last + 1 - self._since[place]
         if rank in self._known and self._known[rank]["num_steps"] * 2 > count:
             return False
-        self._known[rank] = {
-            "rank": rank,
-            "num_ranks": len(self._members),
-            "step": self._since[place],
-            "last_step": last,
-            "num_steps": count,
-            "ratio": ratio,
-        }
+        known = {"rank": rank, "num_ranks": len(self._members), "step": self._since[place], "last_step": last}
+        self._known[rank] = {**known, "num_steps": count, "ratio": ratio}
         return True
 
 

@@ -1,9 +1,13 @@
-"""Whether replicas hold the same bits: a checksum of each tensor, compared over the ranks now and then."""
+"""Whether ranks are alike: their settings at the first step, and the bits of replicas now and then."""
 
 from __future__ import annotations
 
+import datetime
+import json
+import logging
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,18 +17,21 @@ from .. import kernels
 from ..observers.observer import ObservedRun, Observer
 from . import shards
 from .exchange import device_of
+from .unsharded import has_other_ranks, is_under_fully_shard, ranks_of
 
 GRADIENTS_EVERY, WEIGHTS_EVERY = 20, 100  # steps
 _MISSING = -1
 _MAX_EVENTS = 16
+_NUM_LOOKS, _SOON = 10, datetime.timedelta(seconds=60)
+_log = logging.getLogger("fastguard")
+_num_guards: Counter[int] = Counter()  # that this process has made, by ranks and shapes
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's bits, taken as whole numbers of its elements' width, modulo 2^64: 0-dim int64, where it is.
+    """The sum of a tensor's elements, with their bits read as integers, modulo 2^64: 0-dim int64 on its device.
 
-    In whatever order they are added it is the same, so it does not hang on threads or strides. Any single change of a
-    bit changes it; several that cancel are not seen. Cost: one read.
+    It does not depend on threads or strides. Any single flipped bit changes it. Cost: one read.
     """
     values = shards.local_of(tensor.detach())
     values = values.coalesce().values() if values.layout is torch.sparse_coo else values
@@ -34,11 +41,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`checksum` of each: int64, [T], on the CPU.
-
-    Cost: one read, by the kernels' pass of statistics with the checksum as one more column where all are plain CPU
-    memory, a few torch operations a tensor elsewhere, as on a GPU.
-    """
+    """`checksum` of each: int64, [T], on the CPU. Cost: one read, elsewhere than on the CPU by torch operations."""
     local = shards.locals_of(tensors)
     found = kernels.stats_and_checksums(local)
     if found is not None:
@@ -47,20 +50,16 @@ def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Parity(Observer):
-    """Compares gradients and weights of replicas: of DDP's ranks, and of what meshes of DTensors have in copies.
-
-    Gradients are compared at every 20th step, ahead of it, when they were reduced; weights at every 100th. All ranks
-    have to come to the same steps.
+    """Compares reduced gradients and weights of replicas: of DDP's ranks, and of DTensors that are replicated.
 
     Args:
-        model: whose process group plain parameters are replicated over, if it is under DistributedDataParallel; else
-            they are over all ranks.
-        every: steps from one comparison to the next, of both; None: as above.
+        model: one under DistributedDataParallel names the process group of plain parameters; otherwise it is the world.
+        every: steps between comparisons; None: 20 for gradients, 100 for weights.
 
     Attributes:
-        events: what differed, as `fastguard.records.events.ReplicaDifference` has it, sixteen at most.
+        events: the first 16 differences, as `fastguard.records.events.ReplicaDifference`.
 
-    Cost of a comparison: one read of the tensors, and one reduction of 16 bytes a tensor and group; a gather more where
+    Cost of a comparison: one read of the tensors, and one reduction of 16 bytes a tensor and group; one more gather if
     something differs. On a GPU it syncs.
     """
 
@@ -98,19 +97,15 @@ class Parity(Observer):
         """Places of the parameters by the groups over which they are copies of each other."""
         found: dict[dist.ProcessGroup, list[int]] = {}
         for place, p in enumerate(params):
-            for group in shards.replica_groups(p) if shards.is_sharded(p) else [self._group]:
+            groups, mesh = [self._group], getattr(p, "device_mesh", None)
+            if mesh is not None:
+                groups = [mesh.get_group(i) for i, how in enumerate(p.placements) if how.is_replicate()]  # type: ignore[attr-defined]
+            for group in groups:
                 if dist.get_world_size(group) > 1:
                     found.setdefault(group, []).append(place)
         return found
 
-    def _compare(
-        self,
-        step: int,
-        what: str,
-        group: dist.ProcessGroup,
-        tensors: Sequence[torch.Tensor | None],
-        names: Sequence[str],
-    ) -> None:
+    def _compare(self, step: int, what: str, group: Any, tensors: Sequence[Any], names: Sequence[str]) -> None:
         sums = torch.full((len(tensors),), _MISSING, dtype=torch.int64, device="cpu")
         there = [i for i, tensor in enumerate(tensors) if tensor is not None]
         if there:
@@ -128,13 +123,111 @@ class Parity(Observer):
         first = [rank_sums[0] for rank_sums in told]
         usual, count = Counter(first).most_common(1)[0]
         odd = [rank for rank, value in zip(members, first) if value != usual]
-        event = {
-            "step": step,
-            "what": what,
-            "name": names[places[0]],
-            "num_tensors": len(places),
-            "num_ranks": len(told),
-        }
-        event["ranks"] = odd if count > len(told) - count else []  # of two nobody knows which is odd
+        event = {"step": step, "what": what, "name": names[places[0]], "num_tensors": len(places)}
+        event |= {"num_ranks": len(told), "ranks": odd if count > len(told) - count else []}  # of two, either may be
         if len(self.events) < _MAX_EVENTS:
             self.events.append(event)
+
+
+def alike_settings(
+    settings: Mapping[str, str], model: Any, params: Sequence[torch.Tensor], over: Any, has_collectives: bool
+) -> AlikeSettings | None:
+    """Compares the settings of the ranks that train one model; None if no other rank is known to do so.
+
+    `over` is the `Ranks` of the guard; `has_collectives` says whether the guard has others.
+    """
+    if not has_other_ranks():
+        return None
+    groups, is_ddp = [] if over is None else over.groups, isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    is_same = (is_ddp and not model.parameters_to_ignore) or is_under_fully_shard(model)
+    if is_ddp:
+        groups.append(model.process_group)
+    if over is None and has_collectives:
+        groups.append(dist.group.WORLD)
+    elif over is not None:
+        is_same = is_same and over.num_ranks == over.wire.num_ranks  # no stages or experts
+    rooms = [ranks_of(params), *map(dist.get_process_group_ranks, groups)]
+    rooms = [ranks for ranks in rooms if len(ranks) > 1]
+    shapes = [p.shape for p in model.parameters()] if is_same else []
+    return AlikeSettings(settings, rooms, shapes, has_collectives or over is not None) if rooms else None
+
+
+class AlikeSettings:
+    """Compares the settings of a guard over its ranks, before the first collective that depends on them.
+
+    Each rank leaves its settings in the process group's store when its guard is made. So no collective hangs if one
+    rank has `recovery=`, say, and the others have not, or are not guarded.
+
+    Args:
+        settings: those that must be equal, as text.
+        rooms: numbers of the ranks that must agree, for each group of them.
+        shapes: of the model's parameters, to tell guards apart; empty if they differ between ranks.
+        waits: wait for ranks without a guard, because collectives follow; otherwise look at ten steps, and warn then.
+
+    Cost: four messages to the store when the guard is made, and two at its first step.
+    """
+
+    def __init__(self, settings: Mapping[str, str], rooms: Any, shapes: Any, waits: bool) -> None:
+        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._rooms: dict[tuple[int, ...], str] = {}
+        self._waits, self._num_looks, store, said = waits, 0, self._store, json.dumps(settings)
+        for ranks in {tuple(sorted(room)) for room in rooms}:
+            key = zlib.crc32(repr((ranks, shapes)).encode())
+            self._rooms[ranks] = room = f"fastguard/{key}/{_num_guards[key]}"
+            _num_guards[key] += 1
+            store.set(f"{room}/{dist.get_rank()}", said)
+            store.add(f"{room}/{said}", 1)
+            if store.add(f"{room}/all", 1) == len(ranks):  # the last one knows
+                store.set(f"{room}/alike", str(store.add(f"{room}/{said}", 0) == len(ranks)))
+
+    def are_compared(self) -> bool:
+        """Whether nothing is left to do. Call it ahead of a step.
+
+        Raises:
+            RuntimeError: the ranks have different settings, or some have no such guard when the store's timeout ends.
+        """
+        self._num_looks += 1
+        store, is_last = self._store, self._num_looks >= _NUM_LOOKS
+        for ranks, room in sorted(self._rooms.items(), key=lambda one: -len(one[0])):
+            if not store.check([f"{room}/alike"]):
+                if self._waits:
+                    self._wait(ranks, room)
+                elif not is_last:
+                    continue
+                else:
+                    _log.warning("%s: what this one clips or skips, they do not", self._missing(ranks, room))
+                    del self._rooms[ranks]
+                    continue
+            if store.get(f"{room}/alike") == b"False":
+                raise RuntimeError(_differences({rank: json.loads(store.get(f"{room}/{rank}")) for rank in ranks}))
+            del self._rooms[ranks]
+        return not self._rooms
+
+    def _wait(self, ranks: Sequence[int], room: str) -> None:
+        try:
+            self._store.wait([f"{room}/alike"], min(_SOON, self._store.timeout))
+        except RuntimeError:
+            _log.warning("%s: waiting for them", self._missing(ranks, room))
+            try:
+                self._store.wait([f"{room}/alike"])
+            except RuntimeError as error:
+                remedy = "Wrap the optimizer on all of them, with the same settings (`recovery=`, `process_group=`)."
+                raise RuntimeError(f"{self._missing(ranks, room)}, after the store's timeout. {remedy}") from error
+
+    def _missing(self, ranks: Sequence[int], room: str) -> str:
+        missing = [rank for rank in ranks if not self._store.check([f"{room}/{rank}"])]
+        return f"rank {dist.get_rank()} has a guard that ranks {missing[:16]} of {len(ranks)} lack"
+
+
+def _differences(settings: Mapping[int, Mapping[str, str]]) -> str:
+    told = []
+    for name in next(iter(settings.values())):
+        ranks: dict[str, list[int]] = {}
+        for rank, each in settings.items():
+            ranks.setdefault(each[name], []).append(rank)
+        if len(ranks) > 1:
+            told.append(f"`{name}`: " + ", ".join(f"{value} on ranks {those[:16]}" for value, those in ranks.items()))
+    return (
+        "the ranks of a guarded optimizer must have the same settings, got different "
+        f"{'; '.join(told)}. Give `fastguard.wrap` the same on each."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -20,24 +20,26 @@ from .pieces import PieceReader
 _log = logging.getLogger("fastguard")
 TABLES_EVERY, FIRST_TABLES = 10, 10
 _MAX_TOLD = 4  # tensors of a rank
-_STEP, _PARAMS, _PRESENT, _LOSS, _LOSSES, _FOUND_INF, _DECIDED, _WORDS = range(8)  # behind the columns of a header
+_STEP, _PARAMS, _BAD_LOSSES, _LOSS, _LOSSES, _FOUND_INF, _DECIDED, _WORDS = range(8)  # behind the columns of a header
 _ALIKE = {_STEP: "steps", _PARAMS: "numbers of parameters", _DECIDED: "norms of the step before"}
-_ADDED = (_LOSS, _LOSSES, _FOUND_INF)
+_ADDED = (_BAD_LOSSES, _LOSS, _LOSSES, _FOUND_INF)
 _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
+_ONE = 2.0**32  # rank whose loss was not finite; its number is added, which names one that is alone
 
 
 class Shared(NamedTuple):
-    """What all ranks know of a step, the same bits on each.
+    """The gradients of a step over all ranks, the same bits on each.
 
     Attributes:
         table: rows of whole tensors; empty at a step without them.
         total: the fold of all gradients.
         positions: of the rows among all parameters; None for all.
-        present: positions of the gradients that are here; None for all.
-        fingerprint: of the parameters that are here.
+        present: positions of the local gradients; None for all.
+        fingerprint: of the local parameters.
         loss: mean of what the ranks observed at the step before; None where none did.
         found_inf: whether a scaler on any rank saw a gradient that is not finite.
         own: rows of what is here, not divided.
+        bad_loss: rank whose loss at the step before was not finite, while all others' were; None for none.
     """
 
     table: bytearray
@@ -48,22 +50,15 @@ class Shared(NamedTuple):
     loss: float | None
     found_inf: bool
     own: bytearray
-
-
-class _OwnWatch(Protocol):
-    """What is needed of `LocalGradients`."""
-
-    def find_trouble(self, step: int) -> list[tuple[int, str, int, int]]: ...
-    def costs(self) -> dict[str, float]: ...
+    bad_loss: int | None
 
 
 class Ranks:
-    """Measures the gradients of a step over all ranks that hold parts of the model.
+    """Measures the gradients of a step over all ranks that hold parts of the model. All of them must step together.
 
-    One pass over what is here, and one gather of 17 numbers a rank and group, or two reductions where one has more
-    than 64 ranks. At the first ten steps, then at every tenth, at a step that is not finite, and wherever the clip
-    policy wants norms of tensors, two reductions more: 96 bytes a tensor. All ranks have to step together, as they have
-    to for the optimizer's own collectives.
+    Cost: one pass over the local parts, and one gather of 17 numbers a rank and group, or two reductions in a group of
+    more than 64 ranks. Two more reductions, of 96 bytes a tensor, at the first ten steps, every tenth, non-finite ones,
+    and if the clip policy needs norms of tensors.
 
     Args:
         params: of all optimizers.
@@ -75,7 +70,7 @@ class Ranks:
         wire: what was sent.
         trouble: what `find_trouble` found last: (rank, tensor, NaNs, Infs) each, in backward order, four a rank.
         wants_tables: whether the clip policy wants norms of tensors.
-        own: what knows of each rank's gradients before they were summed; None where nobody reads them.
+        own: the `LocalGradients`, which knows each rank's gradients before they were summed; None without one.
 
     Raises:
         TypeError: the parameters lie on meshes of different ranks.
@@ -96,14 +91,14 @@ class Ranks:
         self._reader = PieceReader()
         self._beyond = None if beyond is None or dist.get_world_size(beyond) == 1 else Wire([beyond])
         self.wants_tables = False
-        self.own: _OwnWatch | None = None
+        self.own: Any = None
         self.trouble: list[tuple[int, str, int, int]] = []
         self._decided = 0.0
         self._num_measured = 0
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is nobody to ask."""
+        """Whether there is no other rank."""
         return not self.wire.groups and self._beyond is None
 
     @property
@@ -117,7 +112,7 @@ class Ranks:
         return self.wire.num_ranks * (1 if self._beyond is None else self._beyond.num_ranks)
 
     def costs(self) -> dict[str, float]:
-        """How many collectives a step took on average, and what each rank sent in them; empty where there is nobody."""
+        """Collectives a step on average, and the bytes that each rank sent in them; empty without other ranks."""
         if self.is_alone:
             return {}
         wires, steps = [wire for wire in (self.wire, self._beyond) if wire is not None], max(1, self._num_measured)
@@ -155,7 +150,9 @@ class Ranks:
             times = self._flat.replication(pieces.present)
         own = pieces.table if times is None else divided(pieces.table, times)
         num_params = sum(map(len, groups))
-        said = [step, num_params, len(pieces.local), loss or 0.0, loss is not None, found_inf, self._decided]
+        has_loss = loss is not None and math.isfinite(loss)
+        bad_loss = _ONE + dist.get_rank() if loss is not None and not has_loss else 0.0
+        said = [step, num_params, bad_loss, (loss or 0.0) if has_loss else 0.0, has_loss, found_inf, self._decided]
         total = pieces.total if times is None else kernels.fold_rows(own)
         if self._copies is not None:
             copies = self._copies if pieces.present is None else self._copies[pieces.present]
@@ -170,14 +167,15 @@ class Ranks:
         if is_bad or self.wants_tables or self.is_alone or step < FIRST_TABLES or step % TABLES_EVERY == 0:
             rows, positions = self._whole_table(own, num_params, pieces.present)
         self._decided = total[INDEX["finite_norm"]] if math.isfinite(total[INDEX["finite_norm"]]) else -1.0
+        num_bad, rank = divmod(heads[_BAD_LOSSES], _ONE)
+        is_whose = num_bad == 1.0 and heads[_LOSSES] == self.num_ranks - 1.0 and self._beyond is None
         found = pieces.present, pieces.fingerprint, mean, heads[_FOUND_INF] > 0.0, pieces.table
-        return Shared(rows, total, positions, *found)
+        return Shared(rows, total, positions, *found, int(rank) if is_whose else None)
 
     def find_trouble(self, step: int, table: bytearray, names: Sequence[str], present: Sequence[int] | None) -> bool:
-        """At a step that is not finite: which ranks brought what is not, or else hold it. A gather of what is told.
+        """Gathers into `trouble` which ranks brought NaN or Inf into a non-finite step, or else hold it.
 
-        Returns:
-            Whether it is known who brought it; the history has that then.
+        Returns whether `own` knows who brought it; the history has that then.
         """
         self.trouble = [] if self.own is None else self.own.find_trouble(step)
         if self.trouble:
@@ -185,7 +183,8 @@ class Ranks:
         rank = dist.get_rank()
         told: list[tuple[int, str, int, int]] = []
         places = range(len(names)) if present is None else present
-        for place, row in reversed([*zip(places, _rows(table))]):
+        rows = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS).tolist() if table else []
+        for place, row in reversed([*zip(places, rows)]):
             if len(told) < _MAX_TOLD and (row[_NANS] or row[_INFS]):
                 told.append((rank, names[place], int(row[_NANS]), int(row[_INFS])))
         found = self.wire.tell(told) if self.wire.groups else told
@@ -238,9 +237,9 @@ def _folded(found: list[list[float]], *, is_one_model: bool) -> list[float]:
     heads = [words[NUM_COLUMNS:] for words in found]
     for place in _ALIKE:
         _require_alike(place, [head[place] for head in heads], is_one_model)
-    loss, losses, found_inf = (sum(head[place] for head in heads) for place in _ADDED)
-    step, params, present, *_, decided = heads[0]
-    return [*fold([words[:NUM_COLUMNS] for words in found]), step, params, present, loss, losses, found_inf, decided]
+    step, params, *_, decided = heads[0]
+    added = [sum(head[place] for head in heads) for place in _ADDED]
+    return [*fold([words[:NUM_COLUMNS] for words in found]), step, params, *added, decided]
 
 
 def _reduced(wire: Wire, words: list[float], *, is_one_model: bool) -> list[float]:
@@ -261,9 +260,3 @@ def _require_alike(place: int, seen: list[float], is_one_model: bool) -> None:
             f"the ranks of a guarded optimizer must step together and alike, got different {what}. "
             "Have every rank call optimizer.step() as often, wrap at the same step, and load the same state."
         )
-
-
-def _rows(table: bytearray) -> list[list[float]]:
-    if not table:
-        return []
-    return torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS).tolist()

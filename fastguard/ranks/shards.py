@@ -1,4 +1,4 @@
-"""DTensors as what of them is here: local tensors, in how many pieces the whole is, and which ranks hold the others."""
+"""DTensors: their local parts, the number of parts, and the ranks that hold the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _is_dtensor(cls: type) -> bool:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What of `tensor` is here; itself, if it is no DTensor. A collective that is still under way is waited for."""
+    """The local part of `tensor`, or itself if it is not a DTensor. Waits for a collective that is under way."""
     if not _is_dtensor(type(tensor)):
         return tensor
     local: Any = getattr(tensor, "_local_tensor", None)
@@ -88,12 +88,6 @@ def laid_out(tensor: Any) -> tuple[Any, Any]:
     return (None, None) if spec is None or not is_sharded(tensor) else (spec.mesh, spec.placements)
 
 
-def replica_groups(tensor: Any) -> list[dist.ProcessGroup]:
-    """The groups whose ranks each have the same part of a DTensor."""
-    mesh = tensor.device_mesh
-    return [mesh.get_group(i) for i, p in enumerate(tensor.placements) if p.is_replicate() and mesh.size(i) > 1]
-
-
 def placements(tensor: torch.Tensor) -> Any:
     """Those of a DTensor, None of any other; cheap, to see whether they have changed."""
     spec = getattr(tensor, "_spec", None)
@@ -112,10 +106,7 @@ def layouts_of(tensors: Iterable[torch.Tensor]) -> list[ShardLayout]:
 
 
 def groups_across(layouts: Collection[ShardLayout]) -> list[dist.ProcessGroup]:
-    """The groups to add parts up over, one after the other, where copies of a part are taken for alike, as torch does.
-
-    Those of the dimensions of the mesh over which some tensor is cut; of several meshes `groups_of`.
-    """
+    """The groups to add parts up over, if copies of a part are equal: of the dimensions along which a tensor is cut."""
     first, world = next(iter(layouts), None), dist.group.WORLD
     if first is not None and all(layout.mesh is first.mesh for layout in layouts):
         cut = frozenset[int]().union(*(layout.cut for layout in layouts))
@@ -128,9 +119,7 @@ def groups_across(layouts: Collection[ShardLayout]) -> list[dist.ProcessGroup]:
 
 
 def groups_of(meshes: Iterable[Any]) -> list[dist.ProcessGroup]:
-    """The groups to reduce over, one after the other, so that all ranks of `meshes` are reached.
-
-    One group where the largest mesh is one-dimensional or spans all processes, else one for each of its dimensions.
+    """The groups to reduce over, one after the other, to reach all ranks of `meshes`: the world, or one a dimension.
 
     Raises:
         TypeError: the meshes have different ranks, and none has all.

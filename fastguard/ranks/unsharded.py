@@ -1,4 +1,4 @@
-"""FSDP2: a rank's own gradients, of whole parameters, as they are before they are reduced and cut."""
+"""DDP and FSDP2: which ranks average gradients, and hooks on whole parameters before they are reduced and cut."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ..observers.observer import ModuleHook
@@ -16,18 +17,17 @@ _Put = Callable[[int, torch.Tensor], Any]
 
 
 class Unsharded:
-    """Puts hooks on the whole parameters that a model under `fully_shard` computes with, when it first has them.
+    """Puts hooks on the whole parameters that `fully_shard` gathers before a module's forward pass.
 
-    `fully_shard` gathers a module's parameters ahead of its forward pass. Their hooks run before it reduces their
-    gradients. They are usually the same tensors at each step; new ones get hooks in the next pass.
+    The hooks run before it reduces the gradients. New whole parameters get hooks in the next pass.
 
     Args:
         model: with modules under `fully_shard`, before a forward pass.
-        params: the sharded ones.
-        put: puts a hook on the whole parameter of a place among `params`, and returns its handle.
+        params: the sharded parameters.
+        put: puts a hook on the whole parameter of an index in `params`, and returns its handle.
 
     Attributes:
-        places: of the parameters that belong to such modules.
+        places: indices of the parameters of such modules.
 
     Cost: a dictionary look-up a parameter and forward pass.
     """
@@ -67,6 +67,40 @@ class Unsharded:
 def is_under_fully_shard(model: nn.Module | None) -> bool:
     """Whether a module of it is."""
     return model is not None and any(map(_is_fsdp2, model.modules()))
+
+
+def has_other_ranks() -> bool:
+    """Whether this process is one of several in a process group."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def compares_ranks(argument: str, every: bool | int | None) -> bool:
+    """Whether `argument` of `wrap` asks for a comparison between ranks, and there are several."""
+    if every is None or every is False:
+        return False
+    if every is not True and (not isinstance(every, int) or every < 1):
+        raise ValueError(f"`{argument}` must be True, False or an integer >= 1, got {every!r}")
+    return has_other_ranks()
+
+
+def num_averaged(model: nn.Module | None, params: Sequence[torch.Tensor]) -> int | None:
+    """Number of ranks over which `model` averages gradients; None if nothing says so."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return dist.get_world_size(model.process_group)
+    return len(ranks_of(params)) if is_under_fully_shard(model) else None
+
+
+def copies_of(
+    params: Sequence[torch.Tensor], model: nn.Module | None, group: dist.ProcessGroup | None
+) -> list[int] | None:
+    """How many ranks of `group` hold a copy of each parameter, because DistributedDataParallel averages its gradient;
+    None if it averages nothing over these ranks."""
+    if group is None or not isinstance(model, nn.parallel.DistributedDataParallel):
+        return None
+    ranks = set(dist.get_process_group_ranks(group))
+    shared = len(ranks.intersection(dist.get_process_group_ranks(model.process_group)))
+    averaged = {id(p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore}
+    return [shared if id(p) in averaged else 1 for p in params] if shared > 1 else None
 
 
 def ranks_of(params: Sequence[torch.Tensor]) -> list[int]:

@@ -68,6 +68,7 @@ class RankNotes:
         bad_ranks: the first 16 ranks whose own gradients were not finite; the same on all ranks.
         odd_ranks: ranks whose own gradients were of another size than the others' (`wrap(..., watch_ranks=True)`).
         noise_scale: the gradient noise scale, in batches of one rank; None if not known.
+        num_averaged: ranks over which the gradients were averaged before the guard read them; None for none.
         num_restarts: how often torchrun had restarted the processes before the newest steps; None for never.
         resources: what the operating system charged per step (`fastguard.observers.resources`); empty if not known.
         replica_differences: what differed between replicas.
@@ -77,6 +78,7 @@ class RankNotes:
     bad_ranks: tuple[BadRank, ...] = ()
     odd_ranks: Annotated[tuple[OddRank, ...], _odd_ranks] = ()
     noise_scale: float | None = None
+    num_averaged: Length | None = None
     num_restarts: Length | None = None
     resources: dict[str, float] = field(default_factory=dict)
     replica_differences: tuple[ReplicaDifference, ...] = ()

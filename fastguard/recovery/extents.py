@@ -16,11 +16,8 @@ _GROWN, _LEAST = 16.0, 1e-2  # times what it was; below which size growing is le
 
 
 def largest(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """The largest absolute value of each, float64 [N] on the device of the first, NaN or Inf for one that holds such;
-    None where there is nothing to ask. Of a DTensor, the part that is here.
-
-    Cost: one read of all of them, no sync.
-    """
+    """The largest absolute value of each tensor or local part: float64 [N] on the first one's device, NaN or Inf if the
+    tensor holds some; None without tensors. Cost: one read, no sync."""
     asked = [*_asked(tensors)]
     if not asked:
         return None

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from ..observers.buffers import Buffers
-from ..records.failures import Failures
 from .extents import are_finite, have_not_grown, largest
 from .ladder import Ladder
 from .settings import Recovery
@@ -19,22 +17,12 @@ WHAT = "recovery"
 _GROWN = "parameters have grown"
 
 
-class KeptRun(Protocol):
-    """The state of a guard, as far as it is kept. See `fastguard.step.run.Run`."""
-
-    buffers: Buffers | None
-    clip: Any
-    failures: Failures
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """All of them, which must exist."""
-
-
 class Keeper:
     """Takes and restores the snapshots of one guard.
 
     Args:
-        forget: called when a snapshot was restored: what is pending belongs to the state that was given up.
+        run: of the guard; see `fastguard.step.run.Run`.
+        forget: called after a restore, to drop what is pending from the state before.
 
     Attributes:
         snapshots: all of them.
@@ -42,7 +30,7 @@ class Keeper:
         has_grown: whether parameters have grown many times larger, as found by this process alone.
     """
 
-    def __init__(self, settings: Recovery, run: KeptRun, ladder: Ladder, forget: Callable[[], None]) -> None:
+    def __init__(self, settings: Recovery, run: Any, ladder: Ladder, forget: Callable[[], None]) -> None:
         self._settings, self._run, self._ladder, self._forget = settings, run, ladder, forget
         self.snapshots = Snapshots(settings.keep, settings.quarantine or 0, settings.patience)
         self.due = 0

@@ -23,20 +23,20 @@ _LEAST_SPREAD, _LEAST_GAIN = 0.02, 0.05  # of the level, and of what was gained 
 
 
 class Ladder:
-    """Watches losses and norms, and counts what was done.
+    """Watches losses and norms, and counts rollbacks.
 
     Attributes:
         limit: of the loss; Inf while too little is known.
-        num_high: losses in a row above it.
-        num_bad: steps in a row whose gradients were not finite.
-        cause: why to go back, where somebody else has found that out; "" for no reason.
-        attempts: steps at which the run went back.
-        is_waiting: the run went back, and nothing is known yet of the loss since.
-        num_sat_out: steps left out since, because that was too high.
-        rise: whether the loss stays above its level, be it below the limit.
-        has_aim: whether a lower loss is a better one, for all that is known.
-        has_grown: whether parameters are many times what they were, when the loss had just risen.
-        trial: of a snapshot, under way.
+        num_high: losses in a row above the limit.
+        num_bad: steps in a row with non-finite gradients.
+        cause: a reason to roll back that was found elsewhere; "" for none.
+        attempts: steps at which the run was rolled back.
+        is_waiting: the run was rolled back, and its loss is not known to be right since.
+        num_sat_out: steps skipped since then.
+        rise: whether the loss stays above its level, also below the limit.
+        has_aim: whether a lower loss is better.
+        has_grown: whether parameters are many times larger than they were when the loss began to rise.
+        trial: of a snapshot; None without one.
     """
 
     def __init__(self, settings: Recovery) -> None:
@@ -62,13 +62,9 @@ class Ladder:
     def see(
         self, loss: float | None, norm: float, *, skipped: bool, vetoed: bool = False, lr: float | None = None
     ) -> None:
-        """A step was taken, or left out.
+        """Takes a step: `norm` of all gradients, `lr` of the schedule, `vetoed` if recovery has skipped it.
 
-        Args:
-            norm: of all gradients.
-            lr: as the schedule has it.
-            skipped: by whatever; what is not finite enters no baseline, and what was left out neither.
-            vetoed: it was left out by recovery.
+        Non-finite and skipped steps enter no baseline.
         """
         self._lr = lr
         is_bad = not (math.isfinite(norm) or vetoed)
@@ -119,13 +115,13 @@ class Ladder:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing speaks against what the run is now."""
+        """Whether nothing is wrong with the run."""
         is_calm = not (self.rise.is_suspect or self.has_grown or self.trial)
         return is_calm and not (self.num_high or self.num_bad or self.cause or self.is_waiting)
 
     @property
     def is_blow(self) -> bool:
-        """Whether the newest loss is the first that is too high, and those before it were no higher than usual."""
+        """Whether the newest loss is the first that is too high, after usual ones."""
         return self.num_high == 1 and not self.rise.is_odd
 
     @property
@@ -140,7 +136,7 @@ class Ladder:
         return median(self._norms) if is_wrong and len(self._norms) >= _NUM_NEEDED else math.inf
 
     def reason(self) -> str:
-        """Why to go back; "" where there is no reason."""
+        """Why to roll back; "" for no reason."""
         if self.cause:
             return self.cause
         if self.num_high >= self._settings.patience and not self._is_of_rate:
@@ -160,7 +156,7 @@ class Ladder:
         return self.num_high >= max(self._settings.every, self._settings.patience) and self._is_of_rate
 
     def doubt(self) -> str:
-        """Why to look whether the model of before has a lower loss; "" where there is no reason."""
+        """Why to try whether a snapshot has a lower loss; "" for no reason."""
         if not self.has_aim:
             return ""
         if self.has_grown and self.rise.is_odd:
@@ -198,8 +194,7 @@ class Ladder:
         return self._factor
 
     def sit_out(self) -> bool | None:
-        """Of a run that went back: whether its next step is left out, its loss being too high; None where the level is
-        now taken for a new one."""
+        """Whether to skip the next step after a rollback, as its loss is too high; None to accept the new level."""
         if not self.num_high:
             self.is_waiting = self._is_faster and self.num_sat_out < self._settings.every
             self.num_sat_out += self.is_waiting

@@ -13,12 +13,12 @@ from .randomness import load_random_state, random_state
 
 
 class Recomputation(NamedTuple):
-    """What came of computing the gradients of a step once more, from the same random state.
+    """The result of computing the gradients of a step again, from the same random state.
 
     Attributes:
         step: its number.
-        tensors: names of those whose gradient has other bits than the first time; empty: all have the same.
-        is_finite: whether all are finite, this time.
+        tensors: names of those whose gradients have other bits now.
+        is_finite: whether all gradients are finite now.
     """
 
     step: int
@@ -60,9 +60,9 @@ def recomputed(
     places: Iterable[BufferPlace],
     states: RandomStates | None,
 ) -> tuple[Recomputation, Any]:
-    """Calls `closure`, which makes the gradients anew, and compares them bit by bit with those that are there.
+    """Calls `closure` with the random state that `states` kept, and compares its gradients bit by bit with the present.
 
-    It begins with the random state that `states` kept. Afterwards gradients, buffers and random state are as before.
+    Restores gradients, buffers and random state afterwards.
     """
     before = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in params]
     buffers = [(place, place.tensor, place.tensor.clone()) for place in places if place.tensor is not None]

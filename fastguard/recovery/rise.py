@@ -21,16 +21,16 @@ def _score(loss: float, level: float, spread: float) -> float:
 
 
 class LossRise:
-    """Adds up how far losses lie above the level that they had: single ones count for little, lasting ones add up.
+    """Adds up how far losses lie above their earlier level, by Page's test.
 
-    sum = max(0, sum + min((loss - level) / spread, 2) - 0.75), Page's test. A rise by one standard deviation brings it
-    to its alarm, at 12, within 48 losses, one by 2 or more within 10; noise by itself does not.
+    sum = max(0, sum + min((loss - level) / spread, 2) - 0.75). A rise by one standard deviation reaches the alarm, 12,
+    within 48 losses, one by 2 or more within 10; noise does not.
 
     Attributes:
         sum: see above; at most twice the alarm.
-        known: by how much a loss has risen that was taken for lawful.
-        num_resting: so many losses are not looked at.
-        num_suspect: losses in a row that were suspect.
+        known: the largest rise that was accepted.
+        num_resting: number of losses to leave out.
+        num_suspect: suspect losses in a row.
 
     Source: E. S. Page, Continuous inspection schemes, Biometrika 41 (1954), 100-115.
     """
@@ -111,10 +111,7 @@ class LossRise:
 
 
 class Trial:
-    """A snapshot was put back for some steps, none of which is taken: are losses lower with it?
-
-    Wald's test between the level that losses had and the one that they have risen to.
-    """
+    """Whether losses are lower with a snapshot, by Wald's test between their level before and after the rise."""
 
     def __init__(self, level: float, risen: float, spread: float) -> None:
         self.rise, self._middle, self._spread = risen - level, (level + risen) / 2.0, spread

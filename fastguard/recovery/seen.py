@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
-from ..ranks import Ranks
+from ..ranks import Ranks, has_other_ranks
 from ..ranks.exchange import device_of
 from ..records.codec import kind_of
 
@@ -30,12 +30,11 @@ def groups_of(ranks: Ranks | None) -> Groups:
     """Of all processes that decide together: those that share the model, or else all; empty for one alone."""
     if ranks is not None:
         return ranks.groups
-    world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    return [] if world is None or dist.get_world_size() == 1 else [world]
+    return [dist.group.WORLD] if has_other_ranks() else []  # type: ignore[list-item]
 
 
 def averaged(arrived: Sequence[StepSeen], flags: Sequence[bool], groups: Groups) -> tuple[list[StepSeen], list[bool]]:
-    """The average of all processes' steps, as one, if there is any, and which flags anybody has raised.
+    """The mean of all processes' steps, if there are any, and which flags a process has set.
 
     Cost: one `all_reduce` a group, of a dozen numbers.
     """

@@ -45,16 +45,16 @@ class _CopyAt:
 
 
 class Snapshot:
-    """One copy, of DTensors of the parts that are here; the memory is used again for the next.
+    """A copy of the state of training, of DTensors the local parts. Its memory is used again for the next one.
 
     Attributes:
-        step: the number of the next step, as it was taken.
-        loss: at that time; NaN where none was known.
-        since: from which step on the run has been healthy since.
+        step: the number of the step that came next.
+        loss: at that time; NaN if it was not known.
+        since: the step since which the run has been healthy.
         is_proved: whether it counts.
-        is_spared: whether it counts while the run is as it is now: all was well until a blow fell.
-        baseline: plain data that go back with it.
-        largest: element of each parameter, as `extents.largest` has it.
+        is_spared: whether it counts for now, because the loss has jumped after healthy steps.
+        baseline: plain data that are restored with it.
+        largest: element of each parameter, from `extents.largest`.
     """
 
     def __init__(self) -> None:
@@ -79,11 +79,7 @@ class Snapshot:
         *,
         with_random_state: bool,
     ) -> None:
-        """Copies everything. On a GPU the copies are queued behind what is under way there, and ahead of what follows.
-
-        Args:
-            state: objects with `state_dict`.
-        """
+        """Copies everything, `state` by its `state_dict`. On a GPU the copies are queued."""
         self.is_proved = False
         self._pairs, self._seen = [], {}
         self._params = [(p, self._keep(p)) for p in parameters_of(optimizers) if tensor_can_be_kept(p)]
@@ -102,9 +98,9 @@ class Snapshot:
         self._pairs, self._seen = [], {}
 
     def restore(self) -> None:
-        """Puts everything back in place, and takes away what was made since. May be called again.
+        """Restores everything in place, and removes what was made since. You may call it again.
 
-        Tensors stay the objects that they are, at the addresses where they are, if they have the shape that they had.
+        Tensors stay the same objects at the same addresses, unless their shapes have changed.
         """
         targets: Targets = [], []
         params = [p for p, _ in self._params]
@@ -254,11 +250,11 @@ def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Ten
 
 
 class Snapshots:
-    """The newest snapshots, newest first. What counts is written over last: never all of it.
+    """The newest snapshots, newest first. At least one that counts is never overwritten.
 
     Args:
-        quarantine: healthy steps after which one counts.
-        least: so many are enough where the next loss is far too high at one blow, which nothing had announced.
+        quarantine: healthy steps after which a snapshot counts.
+        least: as many are enough if the next loss jumps without warning.
     """
 
     def __init__(self, keep: int, quarantine: int, least: int) -> None:
@@ -301,7 +297,7 @@ class Snapshots:
         return chosen
 
     def spare(self, chosen: Snapshot) -> Snapshot:
-        """Memory for what is there now, while `chosen` is looked at: of one given up, else of the oldest."""
+        """Memory for the present state while `chosen` is tried: a free one's, or the oldest one's."""
         others = [one for one in self._all if one is not chosen]
         if self._free or len(self._all) < self._keep or not others:
             return self._free.pop() if self._free else Snapshot()

@@ -68,6 +68,7 @@ class Judge:
         self._was_on_cpu: bool | None = None  # the first parameter, when `waits` was chosen
         self._is_forced = False
         self._has_warned = False
+        self._unnamed: tuple[int, Any] = -2, ()  # step whose NaN came from a rank unknown, `bad_ranks` before it
 
     @property
     def lag(self) -> int:
@@ -294,10 +295,16 @@ class Judge:
         """Measures over all ranks; the step before takes the mean of the losses that they observed."""
         run, ring = self._run, self._run.ring
         ranks.wants_tables = isinstance(run.clip, CheckedPolicy) and run.clip.norms is not None
-        loss = ring.loss if first else None
+        loss = (math.nan if ring.loss is None else ring.loss) if first and ring.has_loss else None
         shared = ranks.measure(groups, run.backend, scaling.inverse, step, loss=loss, found_inf=scaling.found_inf)
         if shared.loss is not None and ring.newest >= 0:
             ring.note("loss", shared.loss)
+        if shared.bad_loss is not None and first and self._unnamed[0] == step - 1 and ranks.trouble:
+            rank, history = shared.bad_loss, self._ledger.history
+            held = next((one for one in ranks.trouble if one[0] == rank), ranks.trouble[0])
+            told = [(rank, *held[1:])]
+            history.note_model(bad_ranks=with_bad_step(self._unnamed[1], step - 1, ranks.num_ranks, told))
+            _log.log(self._ledger.level, "step %d: rank %d alone had a loss that is not finite", step - 1, rank)
         return shared
 
     def _find_trouble(self, ranks: Ranks, shared: Shared, names: Sequence[str], step: int, first: bool) -> None:
@@ -305,6 +312,7 @@ class Judge:
         is_noted = ranks.find_trouble(step, shared.own, names, shared.present)
         if first and not is_noted and not ranks.is_alone:
             history = self._ledger.history
+            self._unnamed = step, history.model.bad_ranks
             bad = with_bad_step(history.model.bad_ranks, step, ranks.num_ranks, ranks.trouble)
             history.note_model(bad_ranks=bad)
 

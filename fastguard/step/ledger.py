@@ -33,17 +33,16 @@ class Ledger(LedgerState):
 
     Attributes:
         ring: where steps arrive.
-        failures: where rules that raise are counted.
         sinks: each in a `SafeSink`.
-        writes_lines: whether some of them take a clean step as a line, so that it goes there before it is delivered.
-        is_writing: whether a sink has a record in hand, which then may ask for anything but another record.
-        when_idle: called, once, when it has not any more.
-        skips: the run of skipped steps; the error that is due is raised by the caller when it can.
+        writes_lines: whether some of them take a clean step as a line, before it is delivered.
+        is_writing: whether a sink is at work on a record; it may ask for anything but another record then.
+        when_idle: called once when no sink is.
+        skips: the run of skipped steps; the caller raises the error that is due.
         checkup: asked at intervals, when the steps before are in the history.
-        fetch: attaches to the ring what was sampled and has arrived.
-        seen: told that a step has arrived in the ring; None: nobody wants to know.
-        where_among_ranks: says which ranks hold what is not finite; nothing where there is one.
-        level: at which it is logged that a step is out of the ordinary; lower where another process says the same.
+        fetch: attaches arrived samples to the ring.
+        seen: called when a step has arrived in the ring; or None.
+        where_among_ranks: says which ranks hold NaN or Inf; "" if there is one rank.
+        level: of warnings about steps; lower if another process logs the same.
     """
 
     def __init__(self, ring: Ring, failures: Failures, sinks: Iterable[Any], max_consecutive_skips: int) -> None:

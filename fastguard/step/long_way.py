@@ -126,6 +126,8 @@ class LongWay(HooksState):
         if handed is None or self._silent:
             self._sampling.observers.forget()
             return None
+        if self._run.alike is not None and self._run.alike.are_compared():
+            self._run.alike = None
         if self._run.step >= self._run.wakes_at and self._judge.is_between_steps:
             self._sampling.observers.begin_step(self._run.step)
         if self._weights is not None:
@@ -258,7 +260,7 @@ class LongWay(HooksState):
         run = self._run
         if self._met_odd:
             self._met_odd, self._odd = False, run.fingerprint
-        run.is_short = run.ranks is None and run.fingerprint not in (None, self._odd)
+        run.is_short = run.ranks is None and run.alike is None and run.fingerprint not in (None, self._odd)
 
     def _give_back_late(self) -> None:
         """What a step that raised has left."""

@@ -75,6 +75,7 @@ class ModelFactRecorder:
             "clip_policy": "" if policy is None else _shown(policy),
             "has_scaler": run.has_scaler if run.step else None,
             "num_ranks": self._num_ranks,
+            "num_averaged": run.num_averaged,
             "num_restarts": _env.num_restarts() or None,
         }
 

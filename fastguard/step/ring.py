@@ -72,30 +72,26 @@ class JudgedStep:
 class Ring(RingState):
     """The headers of the newest steps, and the table of the newest one.
 
-    A step is *taken* where it is measured, *arrives* here, and is *delivered* to history and sinks; on the CPU it has
-    arrived when it is taken. Slots 0 … `num_open` - 1 have arrived and are not delivered; the newest stays readable
-    after it was. Whoever fills the ring has to deliver first when `num_open` has come to `limit`.
+    A step is *taken* when it is measured, *arrives* here, and is *delivered* to history and sinks; on the CPU it
+    arrives when it is taken. Slots 0 … `num_open` - 1 have arrived and are not delivered; the newest stays readable
+    afterwards. When `num_open` is `limit`, deliver before you fill another.
 
     Attributes:
         headers, words: `NUM_SLOTS` headers as bytes, and the same memory as float64.
         found: of the newest slot: its rows as float64 bytes; flat positions of the parameters that had a gradient, None
-            if all had; the fingerprint of all parameters; gradients that were scaled and autograd does not know of;
-            numbers of the groups or tensors above the clip policy's triggers, None if there are none. And of all steps:
-            a byte for each parameter, 1 where it had a gradient, as `seen` has it; None while all had one.
-            The next step's rows are written over these unless a record holds them: what still wants a table is
-            delivered before, as `limit` says.
+            if all had; the fingerprint of all parameters; scaled gradients that autograd does not know of; numbers of
+            the groups or tensors above the clip policy's triggers, None if there are none. And of all steps: a byte for
+            each parameter, 1 if it had a gradient; None while all had one. The next step's rows overwrite these, unless
+            a record holds them.
         names: of all parameters.
         seen: which of them had a gradient at any step.
-        newest: index of the newest slot; -1 before there was one.
-        num_open, limit: as above.
-        told: number of the newest step that the sinks have had, in a list of one, where C++ writes it too; None if they
-            have had none since steps are numbered as they are.
-        is_over: whether nothing more comes to the newest slot: neither another evaluation nor a loss.
-        made: the newest slot as a record, if it was made. Whoever fills a slot without `arrive` sets it to None before.
+        newest: index of the newest slot; -1 before the first.
+        told: a list of one, which C++ writes, too: number of the newest step that the sinks have had, or None.
+        is_over: whether neither another evaluation nor a loss can come to the newest slot.
+        made: the newest slot as a record, if it was made. Set it to None before you fill a slot without `arrive`.
         closure_step: number of the newest step that has the loss of a closure.
         samples: what was sampled beside the gradients, by step, until its record is made.
-        tell_of_parts: gives the fields of a record that are about groups and tensors of the clip policy, from what
-            `found` has at OVER; None without such a policy.
+        tell_of_parts: makes the record's fields about groups and tensors from `found[OVER]`; None for other policies.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Place
 from ..names import Namer
 from ..observers.buffers import Buffers
-from ..ranks import Ranks
+from ..ranks import AlikeSettings, Ranks
 from ..records.failures import Failures
 from .ring import Ring
 from .settings import GuardSettings
@@ -63,36 +63,32 @@ class Run(RunState):
 
     Attributes:
         members: the optimizers.
-        proxies: wrappers that stand around them, held weakly: they own the optimizer, which owns the guard.
-        clip: the clip policy; None for no clipping. Set by `clip_by`.
-        asks_clip: whether it is asked for its limits at each step.
-        skip_nonfinite: whether steps with NaN or Inf gradients are skipped.
-        backend: "auto" or a name from `fastguard.backends()`.
+        proxies: wrappers around them, held weakly: they own the optimizer, which owns the guard.
+        clip: the clip policy, set by `clip_by`; None for no clipping.
+        asks_clip: whether to ask it for its limits at each step.
         ring: the newest steps.
         step: number of the next step.
-        failures: what of the guard raised and was kept from the training.
+        failures: errors of the guard that were kept from the training.
         fingerprint: of the parameters that the names are of; None before the first step.
         known_names: of all parameters, as they were at the step just judged.
-        may_wait: whether the host may wait for what it reads of tensors, as it does on the CPU.
-        waits: whether the host waits for the record of a step before that is taken.
+        may_wait: whether the host may wait for tensors that it reads, as on the CPU.
+        waits: whether the host waits for the record of a step before the step is taken.
         has_scaler: whether a GradScaler has been seen at work.
-        wakes_at: from which step on there is something to see beside the gradients, ahead of it.
-        has_more_to_do: whether there is, after the step; a call saved in each one counts.
-        marks_ends: whether it is noted how much autograd had recorded when a step ended: losses come ahead of theirs.
+        wakes_at: the next step that observers look at before it is taken.
+        has_more_to_do: whether something is due after the step.
+        marks_ends: whether to note how much autograd had recorded when a step ended: losses come before their steps.
         marked, mark: the newest step of which that was noted, and how much it was.
         is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
-        ranks: over which the gradients lie; None where all that is needed is here.
-        is_vetoed: the step under way is left out, whatever its gradients are.
-        buffers: of the model; None where it has none.
-        buffers_at: from which step on they are to be followed, but for one that is skipped; Inf where there are none.
+        ranks: that hold the gradients; None if this process holds all of them.
+        alike: compares the ranks' settings; None if there is nothing left to compare.
+        num_averaged: ranks over which gradients are averaged unread; None for none.
+        is_vetoed: whether recovery skips the step under way.
+        buffers: of the model; None without any.
+        buffers_at: the next step at which to follow them, beside skipped ones.
     """
 
     def __init__(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        proxies: Sequence[Any],
-        namer: Namer,
-        settings: GuardSettings,
+        self, optimizers: Sequence[torch.optim.Optimizer], proxies: Sequence[Any], namer: Namer, settings: GuardSettings
     ) -> None:
         self.members = [Member(i, optimizer) for i, optimizer in enumerate(optimizers)]
         self.proxies = [weakref.ref(proxy) for proxy in proxies]
@@ -111,6 +107,8 @@ class Run(RunState):
         self.is_short = False
         self.is_vetoed = False
         self.ranks: Ranks | None = None
+        self.alike: AlikeSettings | None = None
+        self.num_averaged: int | None = None
         self.buffers: Buffers | None = None
         self.buffers_at = math.inf
         self._namer = namer

@@ -2,9 +2,8 @@
 
 With `_step_supports_amp_scaling` set, `GradScaler.step` does not decide on the host whether to step: it sets
 `optimizer.grad_scale` (None once the gradients are unscaled) and `optimizer.found_inf`, calls `step`, and deletes both.
-The guard sets that flag, so that no skipped step is hidden from it. An optimizer with fused kernels unscales by itself;
-for any other the guard does, and takes both attributes away for the step, because many raise on seeing them. It puts
-them back afterwards, as None: the scaler could not delete them otherwise.
+The guard sets that flag, to see skipped steps. A fused optimizer unscales by itself. For any other the guard does, and
+takes both attributes away during the step, since many optimizers raise on them; None is left for the scaler to delete.
 """
 
 from __future__ import annotations

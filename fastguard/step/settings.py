@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -24,6 +25,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "on_guarded": ("reuse", "raise", "replace"),
     "ranks": ("first", "all"),
 }
+_OF_ALL_RANKS = ("skip_nonfinite", "max_consecutive_skips", "backend", "recovery", "parity", "watch_ranks")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -136,6 +138,13 @@ class GuardSettings:
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
+
+    def of_all_ranks(self) -> dict[str, str]:
+        """The settings that must be equal on all ranks that share a model, as text that depends on no process."""
+        group = None if self.process_group is None else f"one of {self.process_group.size()} ranks"
+        values = {"clip (max_norm)": users_policy(self.clip.value), "process_group": group}
+        values |= {name: getattr(self, name) for name in _OF_ALL_RANKS}
+        return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in values.items()}
 
     def differences(self, other: GuardSettings) -> list[str]:
         """Names of the settings in which the two ask for different guards."""

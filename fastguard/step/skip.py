@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import optim
 
+from ..ranks import has_other_ranks
 from .backup import Backup, ClosureBackup
 from .wrappers import HOOKED_STEP
 
@@ -59,8 +59,7 @@ class SkipStrategy:
 
         A step that communicates has to be: the other processes would wait for it for ever.
         """
-        may_communicate = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return interceptor_of(optimizer) if self._is_noop or not may_communicate else None
+        return interceptor_of(optimizer) if self._is_noop or not has_other_ranks() else None
 
     def neutralize(self, optimizer: optim.Optimizer, repairs: Undo | None) -> Undo:
         """What to apply to a step that is called all the same, so that nothing of it lasts."""

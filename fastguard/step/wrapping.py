@@ -17,7 +17,18 @@ from ..clip import ClipPolicy
 from ..errors import AlreadyGuardedError, explained
 from ..names import check_models
 from ..observers.activations import ActivationMonitor, monitor_for
-from ..ranks import LocalGradients, Parity, Ranks, flat_shards, is_sharded, is_under_fully_shard, ranks_of
+from ..ranks import (
+    Parity,
+    Ranks,
+    alike_settings,
+    compares_ranks,
+    copies_of,
+    flat_shards,
+    has_other_ranks,
+    is_sharded,
+    local_gradients,
+    num_averaged,
+)
 from ..recovery import Recovery
 from .guard import GUARD, Guard
 from .settings import GuardSettings, clip_policy
@@ -49,7 +60,7 @@ def sinks_of_rank(sinks: Any, ranks: str) -> tuple[list[Any], bool]:
     if isinstance(sinks, (str, bytes)) or not isinstance(sinks, Iterable):
         raise TypeError(f"`sinks` must be a list of sinks, got {sinks!r}. Pass [sink] for one, [] for none.")
     sinks = list(sinks)
-    if ranks == "all" or not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
+    if ranks == "all" or not has_other_ranks() or dist.get_rank() == 0:
         return sinks, False
     if sinks:
         _log.info("rank %d writes to no sink: rank 0 does, and ranks='all' has each write to its own", dist.get_rank())
@@ -112,7 +123,7 @@ def build(
     optimizers: Sequence[torch.optim.Optimizer],
     model: torch.nn.Module | None,
     settings: GuardSettings,
-    local: LocalGradients | None = None,
+    local: Any = None,
     **more: Any,
 ) -> _Guard:
     """Makes the guard and the activation monitor. If that fails, removes all hooks."""
@@ -156,55 +167,6 @@ def show(guard: Guard, proxies: Iterable[Any] = ()) -> None:
             proxy.guard = guard
 
 
-def _runs_across_ranks(argument: str, every: bool | int | None) -> bool:
-    """Whether a comparison between ranks is asked for, and there are several ranks."""
-    if every is None or every is False:
-        return False
-    if every is not True and (not isinstance(every, int) or every < 1):
-        raise ValueError(f"`{argument}` must be True, False or an integer >= 1, got {every!r}")
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _local_gradients(
-    model: torch.nn.Module | None, groups: Sequence[Sequence[torch.Tensor]], every: bool | int | None
-) -> LocalGradients | None:
-    """The reader of each rank's own gradients; None if it is not asked for, or there is one rank.
-
-    Raises:
-        ValueError: `every` is not a number of steps.
-        TypeError: the model does not average gradients.
-    """
-    if not _runs_across_ranks("watch_ranks", every):
-        return None
-    params = [p for group in groups for p in group]
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        num_ranks = dist.get_world_size(model.process_group)
-    elif model is not None and is_under_fully_shard(model):
-        num_ranks = len(ranks_of(params))
-    else:
-        raise TypeError(
-            "`watch_ranks` must come with a model under DistributedDataParallel or fully_shard, got "
-            f"{'none' if model is None else type(model).__name__}. Pass the wrapped model: wrap(optimizer, ddp_model, "
-            "watch_ranks=True)."
-        )
-    if num_ranks == 1:
-        return None
-    return LocalGradients(model, params) if every is True or every is None else LocalGradients(model, params, every)
-
-
-def _copies(
-    params: Sequence[torch.Tensor], model: torch.nn.Module | None, group: dist.ProcessGroup | None
-) -> list[int] | None:
-    """How many ranks of `group` hold a copy of each parameter, because DistributedDataParallel averages its gradient;
-    None if it averages nothing over these ranks."""
-    if group is None or not isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        return None
-    ranks = set(dist.get_process_group_ranks(group))
-    shared = len(ranks.intersection(dist.get_process_group_ranks(model.process_group)))
-    averaged = {id(p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore}
-    return [shared if id(p) in averaged else 1 for p in params] if shared > 1 else None
-
-
 def _over_ranks(
     groups: Sequence[Sequence[torch.Tensor]],
     model: torch.nn.Module | None,
@@ -226,7 +188,7 @@ def _over_ranks(
     has_shards = flat is not None or any(map(is_sharded, params))
     if process_group is None and not has_shards:
         return None
-    over = Ranks(params, process_group, flat, _copies(params, model, process_group))
+    over = Ranks(params, process_group, flat, copies_of(params, model, process_group))
     if over.is_alone and not has_shards:
         return None
     scope = getattr(settings.clip.value, "scope", "model")
@@ -311,24 +273,21 @@ def wrap(
         when_behind: what to do on a GPU when 16 steps are in flight and no record has arrived: "wait" for the oldest
             record, or "drop" the newest, which the report then counts.
         ranks: which `torch.distributed` ranks write to the sinks and log warnings: "first" (rank 0) or "all". Every
-            rank has a guard, a history and a report of its own.
+            rank has a guard and a report of its own. If their settings differ, the first step raises RuntimeError.
         process_group: a `torch.distributed` group whose ranks hold other tensors of the same model, such as pipeline
             stages or experts; the norm includes them. Not needed for DTensors. Gradients that
             DistributedDataParallel averages over ranks of the group count once.
-        parity: compare bit for bit what ranks should hold alike: True for gradients every 20 steps and weights every
-            100, or one number of steps for both. Differences are the finding `replicas-differ`. Each comparison reads
-            the tensors once more and reduces 16 bytes a tensor.
+        parity: compare replicas bit for bit: True for gradients every 20 steps and weights every 100, or one number of
+            steps for both. Differences are the finding `replicas-differ`.
         watch_ranks: with DistributedDataParallel or `fully_shard`, read each rank's own gradients before they are
-            averaged. A skip then names the rank and the tensor, `odd-rank` finds ranks whose norms differ, and the
-            report has the gradient noise scale. True: exchange every 10 steps; or a number of steps. Set it on all
-            ranks. It reads the gradients once more and changes no bit of the training (docs/scale.md).
+            averaged: a skip names the rank and the tensor, `odd-rank` finds ranks whose norms differ, and the report
+            has the gradient noise scale. True: exchange every 10 steps; or a number of steps (docs/scale.md).
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; some belong to lazy modules
             and are not initialized; a setting is unknown.
-        TypeError: `optimizer` is not a torch.optim.Optimizer, or cannot be guarded: it has FSDP1's flat parameters and
-            no model, steps within the backward pass, or never called Optimizer.__init__; an option needs whole tensors
-            and the parameters are sharded.
+        TypeError: `optimizer` is not a torch.optim.Optimizer, or cannot be guarded; an option needs whole tensors and
+            the parameters are sharded.
         AlreadyGuardedError: the optimizer has another guard.
         BackendUnavailableError: the backend cannot run here.
         NonFiniteGradientsError: from `step`, after `max_consecutive_skips`; parameters are untouched.
@@ -379,8 +338,9 @@ def wrap(
     _check_disjoint(inner)
     over = _over_ranks(groups, model, settings)
     kernels.require_devices(backend, groups)
-    compares = _runs_across_ranks("parity", parity)
+    compares = compares_ranks("parity", parity)
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
+    local = local_gradients(model, groups, watch_ranks)
     guard = build(
         Guard,
         inner,
@@ -392,7 +352,13 @@ def wrap(
         names=names,
         over=over,
         parity=Parity(model, None if parity is True else parity) if compares else None,
-        local=_local_gradients(model, groups, watch_ranks),
+        local=local,
     )
+    params, run = [p for group in groups for p in group], guard._run
+    world = dist.get_world_size() if over is None and has_other_ranks() else None  # a framework may hide its wrapper
+    run.num_averaged = None if local is not None else num_averaged(model, params) or world
+    with run.failures.kept("comparison of the ranks' settings", "They are not compared."):
+        has_collectives = settings.recovery is not None or bool(parity)
+        run.alike = alike_settings(settings.of_all_ranks(), model, params, over, has_collectives)
     show(guard, proxies)
     return optimizer

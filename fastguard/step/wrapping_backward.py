@@ -42,10 +42,9 @@ def wrap_backward(
     This function registers the hooks. One backward pass makes one record of all the tensors that it stepped.
 
     The total norm is not known when the first parameter steps. A policy of all gradients together or of groups, such
-    as `max_norm`, therefore uses the larger of two norms: that of the step before, and that of the gradients so far. A
-    policy of tensors (`AdaGC`), units or elements is exact, and so is the recorded norm. A tensor whose gradient
-    contains NaN or Inf is skipped: its parameter and state stay bit-identical. Tensors stepped before it stay stepped,
-    and the record says `skipped`.
+    as `max_norm`, uses the larger of the norm of the step before and that of the gradients so far. A policy of tensors
+    (`AdaGC`), units or elements is exact, and so is the recorded norm. A tensor whose gradient contains NaN or Inf is
+    skipped; tensors stepped before it stay stepped, and the record says `skipped`.
 
     Args:
         model: names the tensors.
@@ -62,12 +61,12 @@ def wrap_backward(
         AlreadyGuardedError: an optimizer has another guard.
         NonFiniteGradientsError: from `backward`, after `max_consecutive_skips` steps in which a tensor was skipped.
 
-    A step is a backward pass in which `step` was called. It ends with the pass. If the last tensors come within a
-    reentrant checkpoint's own pass, or `step` is called after the pass, it ends when you use the guard or a tensor
-    comes again. Parameters without a gradient are missing from the record. Gradients are freed, so micro-batches cannot
-    be accumulated; with `hooks=False`, let your hooks step at the last one. Parameters that are frozen now get no hook.
-    As in torch's recipe, hooks keep model and optimizers alive until `detach`. GradScaler, closures and recovery are
-    not supported, and gradients are not compared between steps.
+    A step is a backward pass in which `step` was called. If the last tensors come within a reentrant checkpoint's own
+    pass, or `step` is called after the pass, it ends when you use the guard or a tensor comes again. Parameters without
+    a gradient are missing from the record. Gradients are freed, so micro-batches cannot be accumulated; with
+    `hooks=False`, let your hooks step at the last one. Parameters that are frozen now get no hook. As in torch's
+    recipe, hooks keep model and optimizers alive until `detach`. GradScaler, closures and recovery are not supported,
+    and gradients are not compared between steps.
 
     Cost: one read of each gradient as it comes; one more read and write if it is clipped. Some 25 us a tensor on the
     host. On a GPU one sync a tensor.

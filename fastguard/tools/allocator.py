@@ -60,14 +60,12 @@ def keep_memory() -> KeptMemory:
     step that allocates such blocks, as with a vocabulary of 50,000 words, gets them page by page from the kernel,
     zeroed, at every step. After this call they are taken from the heap and stay there.
 
-    Results do not change. The resident set grows, because freed blocks are kept and the heap can fragment; the finding
-    `page-faults` says when it pays. `FASTGUARD_KEEP_MEMORY=1` makes the call when fastguard is imported. Forked
-    processes inherit it.
-
-    It does nothing, and says so, with any other allocator: jemalloc and tcmalloc keep memory themselves.
+    Results do not change, but the resident set grows; the finding `page-faults` says when it pays. With
+    `FASTGUARD_KEEP_MEMORY=1` fastguard calls it when it is imported. Forked processes inherit it. With any other
+    allocator it does nothing, and says so: jemalloc and tcmalloc keep memory themselves.
 
     Returns:
-        A `KeptMemory`; the same one while it is active. Use its `restore()` to undo the call.
+        A `KeptMemory`; the same one while it is active. Its `restore()` undoes the call.
 
     Cost: two calls of `mallopt`, once.
 

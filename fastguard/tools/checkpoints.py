@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .._text import listed, prose, shown
+from ..ranks import has_other_ranks
 from ..records import values
 from ..step import Guard
 from ..step.scalars import scalar
@@ -42,20 +43,19 @@ class Checkpoint(NamedTuple):
 class Checkpoints:
     """Saves a guarded run into a folder, keeps the newest and the best checkpoints, and resumes from them.
 
-    A checkpoint is one file, `step-00000120_metric-0.25.pt`, written under another name, flushed and renamed, so it is
-    always whole. `torch.load(path, weights_only=True)` reads it: `step`, `metric`, `model` (without the prefixes of
-    torch.compile and DDP), `optimizers`, `guard`, `state`, `random` (Python, NumPy, torch) and `extra`.
+    A checkpoint is one file, `step-00000120_metric-0.25.pt`, which is always whole. `torch.load(path,
+    weights_only=True)` reads it: `step`, `metric`, `model`, `optimizers`, `guard`, `state`, `random` and `extra`.
 
     Args:
         folder: of this run alone; made if it is missing.
         keep_last: number of newest steps to keep, >= 1.
         keep_best: number of best metrics to keep, >= 0.
         mode: "min" or "max": which metric is better. NaN and Inf never are.
-        state: what else belongs to the run, by name: objects with `state_dict` and `load_state_dict` (scheduler,
-            GradScaler, `EarlyStopping`, an average of the weights), or a `torch.Generator`, as of a DataLoader.
+        state: other parts of the run by name: objects with `state_dict` and `load_state_dict` (scheduler, GradScaler,
+            `EarlyStopping`), or a `torch.Generator`, as of a DataLoader.
 
     Attributes:
-        extra: what else `save` was given, from the file that was loaded last.
+        extra: other arguments of `save`, from the file that was loaded last.
 
     Raises:
         ValueError: `keep_last`, `keep_best` or `mode` is out of range.
@@ -183,8 +183,8 @@ class Checkpoints:
     def load(self, guard: Any, path: str | os.PathLike[str] | None = None) -> int:
         """Resumes from a checkpoint; returns its step, or 0 if there is none.
 
-        The run goes on bit for bit if model, optimizers and `state` were made as before. Float32 state of
-        half-precision parameters is not rounded. Buffers that are not persistent are not in a checkpoint.
+        The run continues bit for bit if model, optimizers and `state` were made as before. Float32 state of
+        half-precision parameters is not rounded. Non-persistent buffers are not in a checkpoint.
 
         Args:
             guard: `optimizer.guard`, or a guarded optimizer.
@@ -193,10 +193,10 @@ class Checkpoints:
         Raises:
             FileNotFoundError: there is no file at `path`.
             ValueError: the file is damaged, as its checksums tell, or lacks what `state` names.
-            RuntimeError, ValueError: the model, an optimizer or another part refuses what was saved. Everything is as
-                it was then, as with the other errors.
+            RuntimeError, ValueError: the model, an optimizer or another part refuses its state. No error changes
+                anything.
 
-        Cost: one read more than torch.load, for the checksums, and a copy of model, optimizers and `state` meanwhile.
+        Cost: one read more than torch.load, for the checksums, and a copy of model, optimizers and `state`.
         """
         path = self.latest() if path is None else Path(path)
         if path is None:
@@ -223,8 +223,7 @@ class Checkpoints:
 
     def _whole_model(self, guard: Guard) -> torch.nn.Module | None:
         """The guard's model, without wrappers; None where `state` has one instead."""
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        if has_other_ranks():
             raise RuntimeError(f"`Checkpoints` must be used by a single process, got one of several. {_REMEDY}")
         model = None if guard.model is None else unwrapped(guard.model)
         if model is None and not any(isinstance(part, torch.nn.Module) for part in self.state.values()):

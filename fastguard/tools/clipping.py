@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 # By name, for good: whoever puts ours in the place of torch's must not be passed on to himself.
 from torch.nn.utils import clip_grad_norm_ as _torch_clip_grad_norm_
@@ -22,6 +21,7 @@ from ..errors import UnsupportedTensorError
 from ..ranks import (
     as_everywhere,
     gradients_over_ranks,
+    has_other_ranks,
     is_sharded,
     locals_of,
     measured,
@@ -115,20 +115,19 @@ def get_total_norm(
 ) -> torch.Tensor:
     """The norm of all `tensors` as one vector; a drop-in for `torch.nn.utils.get_total_norm`.
 
-    The 2-norm of plain tensors comes from the one-pass kernels and is accurate to 1e-6 for every dtype; other orders,
-    sparse tensors and tensor subclasses but DTensor are passed on to torch. Of DTensors it is the norm of the whole
-    tensors, by one gather of ten numbers a rank, as a DTensor that every rank has; as in torch, over those dimensions
-    of their mesh along which one of them is cut, so that replicas are taken for alike.
+    The 2-norm of plain tensors comes from the one-pass kernels and is accurate to 1e-6 for every dtype. Other orders,
+    sparse tensors and tensor subclasses other than DTensor are left to torch. For DTensors it is the norm of the whole
+    tensors, a replicated DTensor, by one gather of ten numbers a rank; as in torch, replicas are assumed to be equal.
 
     Args:
         tensors: a tensor, or an iterable of them.
         norm_type: order of the norm; `inf` for the largest magnitude.
         error_if_nonfinite: raise if the result is NaN or Inf.
-        foreach: accepted for compatibility; the kernels have one way only.
+        foreach: accepted for compatibility.
 
     Returns:
-        0-dim tensor, with torch's dtype and device. Deviations: where float16 cannot hold a finite norm, it is float32;
-        where dtypes are mixed, it is the accurate norm, and not one of tensors' norms rounded each to its own dtype.
+        0-dim tensor, with torch's dtype and device. Deviations: float32 if float16 cannot hold a finite norm; the
+        accurate norm if dtypes are mixed, not one of norms that are each rounded to their tensor's dtype.
 
     Raises:
         RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
@@ -157,24 +156,19 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Clips the gradients of `parameters` in place; a drop-in for `torch.nn.utils.clip_grad_norm_`.
 
-    It may be put in the place of torch's, for code that calls it there:
-    `torch.nn.utils.clip_grad_norm_ = fastguard.clip_grad_norm_`.
-
-    coefficient = min(1, max_norm / (norm + 1e-6)). Memory is written only if the coefficient is not 1.
+    coefficient = min(1, max_norm / (norm + 1e-6)). Memory is written only if the coefficient is not 1. You may assign
+    it to `torch.nn.utils.clip_grad_norm_`, for code that calls it there.
 
     Args:
         parameters: a tensor, or an iterable of them; those without a gradient are left out.
-        max_norm: largest norm let through; any real number, also NumPy's, a `Fraction` or a tensor of one element.
-        norm_type: order of the norm. Other than 2 is passed on to torch, as are sparse gradients and subclasses but
-            DTensor, of which every rank clips its part by the norm of the whole.
+        max_norm: the largest norm: any real number, also NumPy's, a `Fraction` or a tensor of one element.
+        norm_type: order of the norm; see `get_total_norm`. Every rank clips its part of a DTensor by the whole norm.
         error_if_nonfinite: raise if the norm is NaN or Inf; the gradients are then untouched.
-        foreach: accepted for compatibility; the kernels have one way only.
+        foreach: accepted for compatibility.
 
     Returns:
-        The norm before clipping: 0-dim tensor, with torch's dtype and device. Deviations: the coefficient comes from
-        the accurate norm, not from its rounding to the gradients' dtype, nor, where dtypes are mixed, from tensors'
-        norms rounded each to its own; where float16 cannot hold a finite norm, float32 is returned; float16 gradients
-        of zeros clipped to 0 stay zeros, where torch's division makes them NaN.
+        The norm before clipping, as from `get_total_norm`. Deviations: the coefficient comes from the accurate norm,
+        not from a rounded one; float16 gradients of zeros clipped to 0 stay zeros, where torch makes them NaN.
 
     Raises:
         RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
@@ -225,8 +219,7 @@ def clip_grad_norm_(
 
 
 def _refuse_flat(parameters: list[torch.Tensor]) -> None:
-    is_alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
-    if is_alone or not any(getattr(p, "_fsdp_flattened", False) for p in parameters):
+    if not has_other_ranks() or not any(getattr(p, "_fsdp_flattened", False) for p in parameters):
         return
     # Its own clip_grad_norm_ calls torch's, in whose place ours may stand, where nothing is sharded.
     if sys._getframe(2).f_globals.get("__name__") != _FSDP1:
@@ -244,19 +237,19 @@ def _clip(tensors: list[torch.Tensor], norm: float, max_norm: float, error_if_no
 
 
 def clip_gradients(gradients: Any, max_norm: float = 1.0) -> tuple[Any, float]:
-    """The gradients clipped to a total 2-norm, as new arrays, and the norm before; what was given stays as it is.
+    """The gradients clipped to a total 2-norm, as new arrays, and the norm before.
 
     clipped = gradient · min(1, max_norm / (norm + 1e-6)), as in torch. A NaN anywhere makes every element NaN; an Inf
     becomes NaN, and all else 0.
 
     Args:
-        gradients: a list, tuple or dict of torch tensors or NumPy arrays, or a single one; float16, bfloat16, float32,
-            float64 or complex, any shape and layout, mixed as they like. None stands for a missing one.
-        max_norm: largest norm let through, >= 0.
+        gradients: a list, tuple or dict of torch tensors or NumPy arrays, or a single one, of any floating or complex
+            dtype, shape and layout. None stands for a missing one.
+        max_norm: the largest norm, >= 0.
 
     Returns:
-        (clipped, norm): the same container, in which every array has its type, dtype, shape and device; tensors are
-        detached. The norm is a float. New memory also where nothing had to be clipped.
+        (clipped, norm): the same container of new arrays, with type, dtype, shape and device kept; tensors are
+        detached. The norm is a float.
 
     Raises:
         UnsupportedTensorError: something that is not an array of these dtypes.

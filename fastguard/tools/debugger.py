@@ -21,16 +21,11 @@ _ORDER = ("no-evidence", "healthy", "warning", "critical")
 
 
 class TrainingDebugger:
-    """Takes what a training loop has at hand, step by step, and says whether it is well.
-
-    For loops that no guard can be put around, and for arrays that are not torch's. The gradients are only read.
-
-    Cost: of `step`, one read of gradients and activations, and a sync where they are on an accelerator; memory as
-    `TrainingHistory`.
+    """Diagnoses a training loop that no guard can be put around, from arrays of torch, NumPy and others, step by step.
 
     Args:
         window: steps that the history keeps in full.
-        activation_window: records that are kept of each layer's activations.
+        activation_window: records to keep of each layer's activations.
 
     Attributes:
         history: the `TrainingHistory` of all steps.
@@ -103,11 +98,10 @@ class TrainingDebugger:
 
         Returns:
             `status`: "healthy", "warning" or "critical"; "no-evidence" before anything was given.
-            `issues`: sentences; those of the toolkit's own checks begin with their names (`LOSS_EXPLOSION`, …), those
-                of the rules with the rule's or the cause's.
+            `issues`: sentences that begin with the name of the check (`LOSS_EXPLOSION`, …), rule or cause.
             `recommendations`: what to do, each once.
             `gradient_healthy`: whether the newest step's gradients are (`GradientStats.is_healthy`).
-            `activation_issues`: by layer, what is wrong with its activations.
+            `activation_issues`: problems by layer.
 
         Cost: about 1 ms.
         """

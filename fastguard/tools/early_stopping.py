@@ -13,13 +13,11 @@ from ..step.scalars import scalar
 
 
 class EarlyStopping:
-    """Says when to stop: after `patience` checks in a row without a better value.
-
-    Better is value < best - min_delta ("min") or value > best + min_delta ("max"). NaN and Inf are never the best.
+    """Says when to stop: after `patience` checks in a row without a better value. NaN and Inf are never better.
 
     Args:
         patience: number of checks (not steps) without a better value, >= 1.
-        min_delta: by how much a value must be better, >= 0.
+        min_delta: by how much a value must be better, >= 0: value < best - min_delta, or > best + min_delta ("max").
         mode: "min" for losses, "max" for accuracies.
         restore_best: copy the model's parameters and buffers at the best value, and restore them in place at the stop.
         check_finite: stop at once at NaN or Inf; otherwise they count as no better.
@@ -175,13 +173,19 @@ class EarlyStopping:
         best, last = (values.entry(state, name, values.number) for name in ("best", "last"))
         names = ("best_check", "num_checks", "num_bad", "num_rollbacks")
         counts = [values.entry(state, name, values.count) for name in names]
-        kept = {name: tensor.clone() for name, tensor in values.entry(state, "kept", values.mapping).items()}
+        kept = values.entry(state, "kept", lambda plain: values.by_name(_copied, plain))
         self.best, self.last, self._kept = best, last, kept
         self.best_check, self.num_checks, self.num_bad, self._num_rollbacks = counts
 
     def __repr__(self) -> str:
         state = self.reason or f"{self.num_bad} of {self.patience} checks without a better value"
         return f"EarlyStopping({state})"
+
+
+def _copied(tensor: Any) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise values.refused("a tensor", tensor)
+    return tensor.clone()
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

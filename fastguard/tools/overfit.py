@@ -20,17 +20,17 @@ from .preflight.fitting import Attempt, Fitting, has_learnt
 
 @dataclass(frozen=True)
 class OverfitResult:
-    """Whether one batch could be learnt by heart, and what it came to at other learning rates. `print` it.
+    """Whether one batch could be learnt by heart, also at other learning rates. `print` it.
 
     Attributes:
-        learnt: whether the loss fell below `share` of where it began at the given learning rate.
-        start, end: the loss before and after; NaN where it was lost on the way.
-        floor: the loss of the best constant answer, which knows nothing of the inputs; None where that is not known.
+        learnt: whether the loss fell below `share` of the first at the given learning rate.
+        start, end: the loss before and after; NaN if it was not finite.
+        floor: the loss of the best constant answer; None if it is not known.
         num_steps: steps taken.
         lr: of the first group.
-        others: learning rate -> loss at the end, of the rates that were tried because the given one did not do.
-        with_adam: the same of a plain torch.optim.Adam, where no rate did.
-        advice: what to do; "" where it was learnt.
+        others: last loss by learning rate, if the given rate failed.
+        with_adam: the same of a plain torch.optim.Adam, if all rates failed.
+        advice: what to do; "" if it was learnt.
     """
 
     learnt: bool
@@ -68,27 +68,24 @@ def overfit_one_batch(
     share: float = 0.1,
     seconds: float = 20.0,
 ) -> OverfitResult:
-    """Trains copies on one batch again and again, and says whether its loss all but goes away.
+    """Trains copies on one batch again and again, and says whether its loss nearly vanishes.
 
-    A training that cannot learn one batch by heart has something wrong with it that more data will not mend. Where the
-    given learning rate does not do, others are tried, and a plain Adam, as `fastguard.preflight` does.
+    If a training cannot learn one batch by heart, more data will not help. If the given learning rate fails, it tries
+    others, and a plain Adam, as `fastguard.preflight` does.
 
     Args:
-        model, optimizer, loss_fn: as for `fastguard.preflight`; nothing of them is changed, and no guard sees a step.
-        batch: one batch, (inputs, targets) or whatever `loss_fn(model, batch)` takes, or a DataLoader, whose first is
-            taken; few samples are learnt faster.
-        steps: training steps at the given learning rate, at most.
-        share: the batch is learnt when its loss is below this share of the loss at the start, in (0, 1).
-        seconds: about how long it may take; what is slower takes fewer steps.
+        model, optimizer, loss_fn: as for `fastguard.preflight`; they do not change, and no guard sees a step.
+        batch: (inputs, targets) or whatever `loss_fn(model, batch)` takes, or a DataLoader for its first batch.
+        steps: the most training steps at the given learning rate.
+        share: the batch is learnt if its loss falls below this share of the first loss, in (0, 1).
+        seconds: about how long it may take.
 
     Raises:
-        ValueError: `steps`, `share` or `seconds` out of range; the loss cannot be trained on: not finite, without a
-            gradient, or none of its parameters is in the optimizer.
+        ValueError: `steps`, `share` or `seconds` out of range; the loss is not finite, or has no gradient for any
+            parameter in the optimizer.
         TypeError: `model`, `optimizer` or `loss_fn` is something else.
-        Exception: what the model or the loss raises.
 
-    Cost: `steps` training steps, eight times that where nothing is learnt; memory for three copies of parameters and
-    optimizer state. Synchronises.
+    Cost: `steps` training steps, or eight times as many; three copies of parameters and optimizer state. Synchronises.
 
     Source: Karpathy 2019, "A recipe for training neural networks": overfit one batch.
 

@@ -31,22 +31,20 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Groups for any torch.optim.Optimizer: `torch.optim.AdamW(fastguard.param_groups(model, 3e-4))`.
 
-    Each has absolute `lr` and `weight_decay`, and a `name`; nothing that an optimizer or a scheduler would have to know
-    of. Frozen parameters are left out, shared ones are in once. Biases, parameters of norms and all others of less than
-    two dimensions get a weight decay of 0, in groups of their own unless all have it.
+    Each has absolute `lr` and `weight_decay`, and a `name`. Frozen parameters are left out, shared ones are in once.
+    Biases, parameters of norms and others of less than two dimensions get a weight decay of 0.
 
     Args:
         model: with all parameters in place; also one that is compiled or in DDP.
         lr: the learning rate, > 0.
         weight_decay: that of the weights, >= 0.
-        layer_decay: in (0, 1]; the last layer keeps `lr`, and each one before it has this share of the next one's:
-            lr · layer_decay^(layers above). 0.65 to 0.9 is usual in fine-tuning.
-        lr_for: factors of a parameter's rate by pattern, the first that fits: `{"embeddings": 0.1, "head.*": 10.0}`. A
-            kind ("embeddings", "attention", "biases", "norms"; by the types and class names of modules), or a pattern
-            of names, where * stands for anything. 0 leaves the parameters where they are.
-        layers: where names begin, from input to output, one a layer, like `["embed", "blocks.0", "blocks.1", "head"]`.
-            None: by names in the order of registration; what has a number in its name is a layer up to that number
-            ("blocks.1"), and what stands between such layers is one.
+        layer_decay: in (0, 1]: the rate of a layer is lr · layer_decay^(layers above). 0.65 to 0.9 is usual in
+            fine-tuning.
+        lr_for: factors by pattern, of which the first that fits counts: `{"embeddings": 0.1, "head.*": 10.0}`. A kind
+            ("embeddings", "attention", "biases", "norms"; by the types and class names of modules), or a pattern of
+            names with *. 0 keeps the parameters as they are.
+        layers: prefixes of names, from input to output, one a layer, like `["embed", "blocks.0", "blocks.1", "head"]`.
+            None: in the order of registration, names up to their first number ("blocks.1"), and others between these.
 
     Raises:
         ValueError: a rate, decay or factor out of range; a pattern that fits no parameter; with `layers`, a parameter

@@ -170,9 +170,6 @@ def test_rates_by_kind_and_name():
 def test_wrong_groups(settings, message):
     with pytest.raises(ValueError, match=message):
         fastguard.param_groups(Transformer(), **{"lr": 1.0, **settings})
-
-
-def test_nothing_to_train():
     with pytest.raises(ValueError, match="`model` must have parameters to train"):
         fastguard.param_groups(nn.Linear(1, 1).requires_grad_(False), 1.0)
 

@@ -91,11 +91,7 @@ def test_the_best_model_is_put_back_in_place(values, what):
     for tensor in (*model.parameters(), *model.buffers()):
         assert (tensor == 1).all()  # those of the second check, non-persistent buffers too
     assert places == [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
-
-
-def test_a_model_that_never_was_good_is_left_alone():
-    model, _ = make_guarded()
-    fill(model, 7)
+    fill(model, 7)  # a model that never was good is left alone
     assert EarlyStopping(1, restore_best=True)(model, math.nan) and (model[0].weight == 7).all()
 
 
@@ -153,6 +149,7 @@ def test_what_does_not_suit_is_refused():
         ({}, "'best'"),
         ({**stop.state_dict(), "num_bad": -1}, "num_bad"),
         ({**stop.state_dict(), "kept": 1}, "kept"),
+        ({**stop.state_dict(), "best": 9.0, "kept": {"w": 1}}, "must be a tensor, got 1 - at `state..kept....w"),
     ):
         with pytest.raises(ValueError, match=message):
             stop.load_state_dict(state)

@@ -100,15 +100,12 @@ def test_what_reads_a_file_may_be_missing(tmp_path, monkeypatch, kind, needed):
         ({"a": {"patience": 1}, "patience": 2}, "`patience` must be there once, and is there twice"),
         ({"max_grad_norm": 0}, "`max_grad_norm` must be a finite number > 0, got 0 - at a dict"),
         ({"max_grad_norm": "much"}, "`max_grad_norm` must be a finite number > 0, got 'much'"),
-        ({"max_grad_norm": {"a": 1}}, "`max_grad_norm` must be a finite number > 0"),
         ({"learning_rate": math.nan}, "`learning_rate` must be a finite number > 0, got nan"),
         ({"learning_rate": True}, "`learning_rate` must be a finite number > 0, got True"),
         ({"learning_rate": 0.1}, "`learning_rate` must lie from `lr_min` to `lr_max`, got 0.1 beside 1e-08 and 0.01"),
         ({"lr_min": 1.0, "lr_max": 0.1, "learning_rate": 0.5}, "`learning_rate` must lie from `lr_min`"),
         ({"patience": 1.5}, "`patience` must be a whole number >= 1, got 1.5"),
-        ({"patience": None}, "`patience` must be a whole number >= 1, got None"),
         ({"loss_window_size": 1}, "`loss_window_size` must be a whole number >= 2, got 1"),
-        ({"log_frequency": math.inf}, "`log_frequency` must be a"),
         ({"warmup_steps": 1.5}, "`warmup_steps` must be a whole number of steps, or a share below 1, got 1.5"),
         ({"warmup_steps": -1}, "`warmup_steps` must be a finite number >= 0, got -1"),
         ({"lr_scheduler": "cosin"}, "`lr_scheduler` must be one of cosine, linear, constant, got 'cosin'"),
@@ -132,9 +129,6 @@ def test_arguments_of_wrap():
         model, optimizer = make()
         guard = fastguard.wrap(optimizer, model, **settings.wrapping()).guard
         assert (None if guard.clip is None else guard.clip.max_norm) == expected
-
-
-def test_recovery_is_an_argument_of_wrap():
     settings = fastguard.settings({"auto_recovery": True, "max_recovery_attempts": 5})
     assert settings.wrapping()["recovery"] == fastguard.Recovery(attempts=5)
     model, optimizer = make()
@@ -164,27 +158,23 @@ def test_schedules():
         rates("linear", 4, 4)
 
 
-@pytest.mark.parametrize(("given", "dtype"), [("no", None), (False, None), (None, None), (True, torch.float16)])
-@pytest.mark.parametrize(("other", "same"), [("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16)])
-def test_precision(given, dtype, other, same):
-    for value, expected in ((given, dtype), (other, same)):
-        settings = fastguard.settings({"mixed_precision": value})
-        with settings.autocast("cpu"):
-            assert torch.is_autocast_enabled("cpu") is (expected is not None)
-            assert (nn.Linear(2, 2)(torch.ones(1, 2)).dtype) is (expected or torch.float32)
-        assert settings.scaler("cpu").is_enabled() is (expected is torch.float16)
+@pytest.mark.parametrize("given", ["no", False, None, True, "bf16", "bfloat16"])
+def test_precision(given):
+    dtype = {True: torch.float16, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}.get(given)
+    settings = fastguard.settings({"mixed_precision": given})
+    with settings.autocast("cpu"):
+        assert torch.is_autocast_enabled("cpu") is (dtype is not None)
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype is (dtype or torch.float32)
+    assert settings.scaler("cpu").is_enabled() is (dtype is torch.float16)
 
 
 def test_stopping_and_what_is_due():
-    settings = fastguard.settings(
-        {"early_stopping": True, "patience": 2, "log_frequency": 3, "checkpoint_frequency": 4}
-    )
+    given = {"early_stopping": True, "patience": 2, "log_frequency": 3, "checkpoint_frequency": 4}
+    settings = fastguard.settings(given)
     stop = settings.stopping(mode="max")
     assert (stop.patience, stop.mode) == (2, "max") and fastguard.settings({}).stopping() is None
-    assert [s for s in range(9) if settings.logs(s)] == [0, 3, 6] and [s for s in range(9) if settings.saves(s)] == [
-        4,
-        8,
-    ]
+    assert [s for s in range(9) if settings.logs(s)] == [0, 3, 6]
+    assert [s for s in range(9) if settings.saves(s)] == [4, 8]
     settings = fastguard.settings({"gradient_accumulation_steps": 3})
     assert [settings.accumulates(i) for i in range(6)] == [True, True, False] * 2
 

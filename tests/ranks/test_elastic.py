@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from several_processes import slow
+from several_processes import slow, torchrun
 
 from fastguard.sinks import read_jsonl
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "elastic.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic.py"
 pytestmark = [
     *slow,
     pytest.mark.skipif(not EXAMPLE.is_file(), reason="examples/ is not beside the tests: they run from a copy"),
@@ -22,16 +18,10 @@ pytestmark = [
 
 
 def test_a_run_that_torchrun_starts_anew_goes_on_and_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see the example
-    command += ["--max-restarts", "1", "--monitor-interval", "0.1", str(EXAMPLE), str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
-    said = ended.stdout + ended.stderr
-    assert ended.returncode == 0, said
-    assert "attempt 2, from step 10\n" in ended.stdout and "torchrun has started this run anew: attempt 2" in said
-    assert "\nrestarts          1 by torchrun\n" in ended.stdout
-    assert "\nsteps             20, the last is step 19\n" in ended.stdout
+    often = "--max-restarts", "1", "--monitor-interval", "0.1"
+    said = torchrun(2, *often, str(EXAMPLE), str(tmp_path), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # see the example
+    assert "attempt 2, from step 10\n" in said and "torchrun has started this run anew: attempt 2" in said
+    assert "\nrestarts          1 by torchrun\n" in said and "\nsteps             20, the last is step 19\n" in said
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     restarts = [line["model"]["num_restarts"] for line in lines if line.get("model", {}).get("num_restarts")]
     assert restarts == [1]

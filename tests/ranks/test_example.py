@@ -3,57 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from several_processes import slow
+from several_processes import slow, torchrun
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "fsdp2.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2.py"
 pytestmark = [
     *slow,
     pytest.mark.skipif(not EXAMPLE.is_file(), reason="examples/ is not beside the tests: they run from a copy"),
 ]
 
 
-def start(world: int, folder: Path, *options: str) -> subprocess.Popen[str]:
-    """The example on `world` ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*command, str(EXAMPLE), str(folder), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> str:
-    """What it printed, once it is over."""
-    try:
-        said, _ = process.communicate(timeout=240)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, said
-    return said
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, Path]]:
     """What was printed, and the folder: of the first run, on two ranks, and of those that go on on one and on four."""
     first = tmp_path_factory.mktemp("fsdp2")
-    found = {2: (ended(start(2, first)), first)}
+    found = {2: (torchrun(2, str(EXAMPLE), str(first)), first)}
     for world in (1, 4):
         folder = first.with_name(f"{first.name}-on-{world}")
         shutil.copytree(first, folder)
-        found[world] = ended(start(world, folder, "--resume")), folder
+        found[world] = torchrun(world, str(EXAMPLE), str(folder), "--resume"), folder
     return found
 
 

@@ -78,15 +78,12 @@ def test_the_noise_scale_is_that_of_gradients_of_known_noise() -> None:
     assert lost.value is None
 
 
-@pytest.mark.parametrize("watch_ranks", [0, -1, 1.5, "often"])
-def test_no_number_of_steps_is_refused(watch_ranks: Any) -> None:
+@pytest.mark.parametrize("argument", ["watch_ranks", "parity"])
+@pytest.mark.parametrize("every", [0, -1, 1.5, "often"])
+def test_no_number_of_steps_is_refused(argument: str, every: Any) -> None:
     model = torch.nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="`watch_ranks` must be True, False or an integer >= 1"):
-        fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, watch_ranks=watch_ranks)
-
-
-def test_one_process_has_nothing_to_watch() -> None:
-    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=f"`{argument}` must be True, False or an integer >= 1"):
+        fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **{argument: every})
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, watch_ranks=True)
     assert optimizer.guard._local is None
 
@@ -128,6 +125,7 @@ class TestOnRealRanks:
         for each in found:
             assert each["not asked"]["bad"] == [] and each["not asked"]["costs"] == {}
             assert each["not asked"]["skipped"] == 1
+            assert any("Averaging over 3 ranks hides which of them" in said for said in each["not asked"]["said"])
 
     def test_a_sound_run_has_no_findings_and_one_gather_in_ten_steps(self, found: list[dict[str, Any]]) -> None:
         for each in found:

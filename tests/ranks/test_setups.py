@@ -78,14 +78,10 @@ def test_each_rank_writes_its_own_log_if_asked(ran: tuple[list[dict[str, Any]], 
         assert [float(line["grad/norm"]).hex() for line in log] == [norm for norm, _ in each["logs"]["bits"]]
 
 
-def test_what_ddp_averages_counts_once_beside_experts_of_each_rank(found: Any) -> None:
-    for each in found:
-        assert each["experts"]["skipped"] and each["experts"]["router"] == 0.0
-
-
-def test_stages_of_a_pipeline_step_as_the_whole_model(found: Any) -> None:
+def test_experts_beside_ddp_count_once_and_stages_step_as_the_whole_model(found: Any) -> None:
     for each in found:
         assert each["pipeline"]["weights"] < 1e-6
+        assert each["experts"]["skipped"] and each["experts"]["router"] == 0.0
 
 
 def test_flat_parameters_are_refused_by_the_function_unless_each_rank_has_them_whole(found: Any) -> None:

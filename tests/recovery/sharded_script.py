@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from recovery_helpers import loss_of, make
+from recovery_helpers import loss_of, make, ruin
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -102,8 +102,35 @@ def pipeline() -> dict[str, Any]:
     return {"to": back["to"], "is_as_it_was": before[back["step"] + 1] == before[back["to"]]}
 
 
+def ddp(case: str) -> dict[str, Any]:
+    """Both ranks have the whole model, and what is wrong is seen by one or by both."""
+    model = torch.nn.parallel.DistributedDataParallel(make(norm=False))
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    settings = fastguard.Recovery(every=10, patience=3, quarantine=4)
+    optimizer = fastguard.wrap(optimizer, model, recovery=settings, check_every=0, max_consecutive_skips=8)
+    skipped = []
+    for step in range(90):
+        if case == "ruined" and step == 60:
+            torch.manual_seed(3)
+            ruin(model)
+        optimizer.zero_grad()
+        loss = loss_of(model, 2 * step + RANK)
+        if case == "nan" and RANK == 1 and 60 <= step < 75:
+            loss = loss * float("nan")
+        loss.backward()
+        optimizer.step()
+        told = loss.detach()
+        if case == "local" and RANK == 1 and 60 <= step < 65:
+            told = told * 1e6  # what one of them alone sees
+        optimizer.guard.observe(loss=told)
+        skipped.append(optimizer.guard.last.skipped)
+    weights = [float(p.double().sum()) for p in model.parameters()]
+    return {"told": optimizer.guard.recoveries, "skipped": skipped, "weights": weights}
+
+
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{STORE}", rank=RANK, world_size=2)
 CASES = ("without", "healthy", "large", "tp", "nan", "lost state", "lost snapshots")
-print(json.dumps({**{case: run(case) for case in CASES}, "pipeline": pipeline()}))
+by_ddp = {case: ddp(case) for case in ("healthy", "ruined", "nan", "local")}
+print(json.dumps({**{case: run(case) for case in CASES}, "pipeline": pipeline(), "ddp": by_ddp}))
 dist.destroy_process_group()

@@ -93,10 +93,7 @@ def test_the_learning_rate_comes_back_in_a_straight_line() -> None:
     assert ladder.lr_factor(5) == 1.0
     assert ladder.went_back(20, ladder.baseline()) == 0.5
     assert [ladder.lr_factor(step) for step in (20, 22, 25, 30, 31)] == [0.5, 0.6, 0.75, 1.0, 1.0]
-
-
-def test_attempts_of_long_ago_are_over() -> None:
-    ladder = Ladder(Recovery(window=100))
+    ladder = Ladder(Recovery(window=100))  # and attempts of long ago are over
     for step in (10, 60):
         ladder.went_back(step, ladder.baseline())
     assert ladder.attempts_before(109) == 2 and ladder.attempts_before(110) == 1

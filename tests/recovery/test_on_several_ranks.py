@@ -11,15 +11,15 @@ from several_processes import run, slow
 pytestmark = slow
 
 
-def test_two_processes(tmp_path: Path) -> None:
-    found = run(Path(__file__).with_name("ddp_script.py"), 2, tmp_path)
-    assert found[0] == found[1]
-    assert [len(found[0][case]["told"]) for case in ("healthy", "ruined", "nan", "local")] == [0, 1, 1, 1]
-
-
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run(Path(__file__).with_name("sharded_script.py"), 2, tmp_path_factory.mktemp("sharded"))
+
+
+def test_two_processes_under_ddp(sharded: list[dict[str, Any]]) -> None:
+    found = [each["ddp"] for each in sharded]
+    assert found[0] == found[1]
+    assert [len(found[0][case]["told"]) for case in ("healthy", "ruined", "nan", "local")] == [0, 1, 1, 1]
 
 
 def test_a_healthy_sharded_run_is_the_same_to_the_bit(sharded: list[dict[str, Any]]) -> None:

@@ -21,8 +21,6 @@ SCHEDULES: dict[str, Any] = {
         [20],
     ),
     "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.02, total_steps=150),
-    "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 30, 0.8),
-    "ExponentialLR": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.99),
     "ReduceLROnPlateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=3, factor=0.9),
 }
 

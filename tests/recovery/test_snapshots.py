@@ -224,16 +224,13 @@ def test_fewer_steps_are_enough_where_a_blow_falls() -> None:
         assert not any(one.counts for one in snapshots if one.step)
 
 
-def test_the_last_that_counts_is_never_written_over() -> None:
+def test_the_last_that_counts_is_never_written_over_and_an_older_one_gives_up_what_came_after_it() -> None:
     snapshots = Snapshots(keep=2, quarantine=100, least=9)
     snapshots.take(0, _fill(), is_proved=True)
     for step in range(10, 60, 10):
         snapshots.take(step, _fill(math.nan))
     assert [one.step for one in snapshots] == [50, 0]
     assert snapshots.choose(older=True).step == 0 and [one.step for one in snapshots] == [0]
-
-
-def test_an_older_one_gives_up_what_came_after_it() -> None:
     snapshots = Snapshots(keep=3, quarantine=1, least=1)
     for step in (0, 10, 20):
         snapshots.take(step, _fill(), is_proved=True)

@@ -45,9 +45,9 @@ def test_frames_are_those_of_this_package_alone():
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
     "package": 50_942,
-    "core": 17_172,
+    "core": 17_150,
     "files": 319,
-    "tests": 52_366,
+    "tests": 52_316,
     "benchmarks": 17_986,
     "README": 159,
     "rules": 70,

@@ -87,6 +87,11 @@ def non_finite_gradients(
         told = describe_bad_ranks(bad_ranks)
         whose = f" {told[0].upper()}{told[1:]}."
         evidence["bad_ranks"] = [one["rank"] for one in bad_ranks]
+    num_averaged = history.model.num_averaged or 1
+    num_at_first = sum(one["step"] == bad_ranks[0]["step"] for one in bad_ranks)
+    if num_averaged > 1 and severity != "info" and num_at_first in (0, min(num_averaged, MAX_RANKS)):
+        whose += f" Averaging over {num_averaged} ranks hides which of them brought it: wrap(..., watch_ranks=True) "
+        whose += "with the wrapped model names it."
     return Finding(
         f"NaN or Inf in the gradients of {count(history.num_nonfinite, 'step')} of {history.num_steps} "
         f"({fate}); {where}.{whose}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 
@@ -61,12 +61,12 @@ class LearningRateFinder:
     def range_test(self, train_fn: Callable[[float], Any]) -> RangeTest:
         """Calls `train_fn` with each learning rate and reads a suggestion off the losses.
 
-        Stops at a loss that is not finite or more than 10 times the best one. (Where the best is not positive: at one
-        that is further above it than 10 times what has been gained since the first.)
+        Stops at a loss that is not finite or more than 10 times the best one; if that is not positive, 10 times the
+        progress above it.
 
         Args:
             train_fn: takes a learning rate, trains one step with it, returns the loss: a float, or a tensor of one
-                element. What it changes stays changed; `find` puts everything back.
+                element. What it changes stays changed; `find` restores everything.
 
         Raises:
             TypeError: `train_fn` did not return a number.
@@ -89,30 +89,6 @@ class LearningRateFinder:
         suggested, reason = suggest(lrs, _smoothed(losses, self.smoothing), self.min_lr)
         return RangeTest(suggested, lrs, losses, stopped, reason)
 
-    @overload
-    def find(
-        self,
-        model: torch.nn.Module,
-        optimizer: Any,
-        loader: Iterable[Any],
-        loss_fn: Callable[..., Any] | None = None,
-        *,
-        compute_loss: Callable[[Any], Any] | None = None,
-        per_group: Literal[False] = False,
-    ) -> RangeTest: ...
-
-    @overload
-    def find(
-        self,
-        model: torch.nn.Module,
-        optimizer: Any,
-        loader: Iterable[Any],
-        loss_fn: Callable[..., Any] | None = None,
-        *,
-        compute_loss: Callable[[Any], Any] | None = None,
-        per_group: Literal[True],
-    ) -> dict[str, RangeTest]: ...
-
     def find(
         self,
         model: torch.nn.Module,
@@ -122,25 +98,21 @@ class LearningRateFinder:
         *,
         compute_loss: Callable[[Any], Any] | None = None,
         per_group: bool = False,
-    ) -> RangeTest | dict[str, RangeTest]:
-        """Runs the test on a model, and puts everything back as it was, also after an error.
+    ) -> Any:
+        """Runs the test on a model, and restores everything bit for bit, also after an error.
 
-        Each step is `zero_grad`, loss, `backward`, clipping as the guard would (if the optimizer has one that clips),
-        `step`. Groups keep the ratios of their learning rates to that of the first group. The model runs in the mode
-        (training or evaluation) it is in.
-
-        Put back bit for bit: parameters, buffers, gradients, optimizer state and settings, the random generators of
-        torch (all devices), Python and NumPy, and the loader's own; not what else the model may keep. The guard sees
-        none of the steps: no record, no sink, no rule hears of them. Schedulers are not stepped.
+        That is parameters, buffers, gradients, optimizer state and settings, and random generators of torch, Python,
+        NumPy and the loader. Each step clips as the guard would, which sees none of them. Groups keep the ratios of
+        their learning rates. Schedulers are not stepped.
 
         Args:
-            model: the model; on the device where it is.
+            model: the model, in training or evaluation mode, on any device.
             optimizer: its optimizer, guarded or not, also inside a wrapper such as accelerate's.
-            loader: batches, again from the start when they run out; not an iterator, which could not be put back.
+            loader: batches, started again when they run out; not an iterator.
             loss_fn: the loss of `loss_fn(model(inputs), targets)`, for batches that are pairs.
             compute_loss: instead of that, batch -> loss, for anything else (autocast, dicts, moving to a device).
-            per_group: a test for each parameter group by itself, from the same start, while the rates of all others
-                are 0. Together groups bear less than each alone: begin below what is suggested.
+            per_group: test each parameter group by itself, while the rates of all others are 0. Together groups bear
+                less than each alone: start below the suggestions.
 
         Returns:
             A `RangeTest`; with `per_group` one for each group, by its "name", else "group0", "group1", …

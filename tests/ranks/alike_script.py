@@ -1,0 +1,71 @@
+"""One rank of two: `alike_script.py RANK WORLD FOLDER`. Settings that differ between ranks."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from one_rank import RANK, fsdp, join, leave, small, told
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fastguard
+from fastguard.ranks.parity import _NUM_LOOKS
+
+
+def train(make: Any, *, is_guarded: bool = True, **settings: Any) -> dict[str, Any]:
+    """What the guard said while a model was trained."""
+    told.clear()
+    model = make(small())
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+    if is_guarded:
+        fastguard.wrap(optimizer, model, **settings)
+    for step in range(_NUM_LOOKS + 3):
+        model(torch.ones(4, 6)).square().mean().backward()
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            return {"error": str(error), "step": step}
+        optimizer.zero_grad()
+    run: Any = optimizer.guard._run if is_guarded else None
+    is_over = is_guarded and run.alike is None and (run.is_short or run.ranks is not None)
+    return {"error": "", "told": told.copy(), "is over": is_over}
+
+
+def alone(model: nn.Module) -> nn.Module:
+    return model
+
+
+def unguarded() -> dict[str, Any]:
+    """Rank 1 has no guard: rank 0 waits until the store's timeout, and no longer."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    known = store.timeout
+    store.set_timeout(datetime.timedelta(seconds=1))
+    try:
+        return train(alone, is_guarded=RANK == 0, recovery=True)
+    finally:
+        store.set_timeout(known)
+
+
+def main() -> None:
+    join(60.0)
+    first, ddp = RANK == 0, DistributedDataParallel
+    found = {
+        "ddp, max_norm": train(ddp, max_norm=1.0 + RANK),
+        "ddp, recovery": train(ddp, recovery=True if first else None),
+        "fsdp, max_norm": train(fsdp, max_norm=0.01 if first else 1e9),
+        "fsdp, skip": train(fsdp, skip_nonfinite=first),
+        "fsdp, recovery": train(fsdp, recovery=True if first else None),
+        "ddp, alike": train(ddp, clip=fastguard.ZClip(), recovery=fastguard.Recovery(keep=2, state=[nn.Linear(1, 1)])),
+        "fsdp, alike": train(fsdp, clip=fastguard.Percentile(90.0)),
+        "apart": train(alone, max_norm=1.0 + RANK),
+        "ddp, one guard": train(ddp, is_guarded=first),
+        "unguarded": unguarded(),
+    }
+    leave(found)
+
+
+if __name__ == "__main__":
+    main()
