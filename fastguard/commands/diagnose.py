@@ -132,7 +132,7 @@ def rules(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     for name in arguments.names:
         if name not in RULES and name not in SIGNS:
-            parser.error(f"unknown rule {name!r}. {did_you_mean(name, RULES, 8)} See `fastguard rules`")
+            parser.error(f"unknown rule {name!r}. {did_you_mean(name, RULES, 8)} `fastguard rules` lists all")
     chosen = [RULES[RULES[name].whole] for name in arguments.names] or sorted(
         RULES.values(), key=lambda rule: rule.family
     )

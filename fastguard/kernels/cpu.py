@@ -179,7 +179,7 @@ class CpuBackend(Backend):
 
     def detail(self) -> str:
         sets = ", ".join(_C.isa_names())
-        threads = f"{torch.get_num_threads()} threads (OpenMP)" if _C.openmp else "1 thread (built without OpenMP)"
+        threads = f"threads: {torch.get_num_threads()} (OpenMP)" if _C.openmp else "threads: 1 (built without OpenMP)"
         access = "DLPack exchange API" if _exchange_api() is not None else "Python calls"
         return f"{_C.isa()} of [{sets}], {threads}, tensors through {access}, {_C.compiler}"
 
