@@ -49,13 +49,6 @@ cause(
     contradicted=reasons.has_tiny_batches,
 )
 cause(
-    "recurring-bad-batch",
-    "The same batch hurts in every epoch.",
-    "Find the samples at this place of the data, and repair or drop them. Shuffle anew in each epoch.",
-    {"periodic-loss-spikes": 0.95},
-    "loss-spike norm-spike",
-)
-cause(
     "learning-rate-too-high",
     "The learning rate is too high: steps overshoot.",
     "Divide the learning rate by 10, and begin anew or at a checkpoint from before the loss turned; warm it up there.",
@@ -94,14 +87,6 @@ cause(
         "learning-rate-unusual": lambda finding, history, found: 0.0 if finding.evidence["is_high"] else 0.9,
     },
     "standstill",
-)
-cause(
-    "scheduler-not-stepped",
-    "The scheduler is never stepped, so the learning rate stays where the warm-up began.",
-    "Call scheduler.step() after each optimizer.step().",
-    {"scheduler-not-stepping": 0.98},
-    "update-ratio-low standstill",
-    needs=[needs.scheduler],
 )
 cause(
     "exploding-gradients",

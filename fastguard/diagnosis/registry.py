@@ -53,6 +53,9 @@ class Rule:
             tuned on it spoke in some, and it found no fault there that no other rule found:
             `benchmarks.faults.external.by_rule`.
         of: the rule that it is a sign of; empty for a rule. What several signs of a rule find is one finding.
+        cause: the name of the cause that it alone speaks for, and a sentence on that; the remedy is the rule's.
+        weight: how strongly it speaks for that, from 0 to 1; of two weights the first where the loss stands still.
+        explains, cause_needs: further rules that the cause explains, and facts that it needs, as in `causes.Cause`.
         signs: the checks that it consists of.
     """
 
@@ -67,6 +70,10 @@ class Rule:
     needs_targets: bool = False
     needs_harm: bool = False
     of: str = ""
+    cause: tuple[str, str] | None = None
+    weight: float | tuple[float, float] = 1.0
+    explains: str = ""
+    cause_needs: tuple[Callable[[TrainingHistory], bool | None], ...] = ()
     signs: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

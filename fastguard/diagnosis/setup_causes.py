@@ -1,4 +1,4 @@
-"""Root causes that lie in how model, loss, optimizer and data were put together."""
+"""Root causes in how model, loss, optimizer, data and machine work together, and those that are a field of a rule."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from . import needs
 from .causes import cause
 from .finding import Finding, sign_of
 from .reasons import climbs, has_finite_gradients, is_lost_in_float16, is_too_plain, is_undefined
+from .registry import RULES
 from .rules.output_targets import last_activation
 from .signals import signals_of
 
@@ -158,14 +159,15 @@ def _is_alone(name: str, found: Found) -> bool:
     return all(finding.severity == "info" for other, finding in found.items() if other != name)
 
 
-cause(
-    "missing-zero-grad",
-    "Gradients are never cleared: each step takes the sum of all since the run began.",
-    "Call optimizer.zero_grad() before each backward().",
-    {"gradients-not-cleared": 0.98},
-    "growing-norm clip-rate-high loss-oscillation loss-divergence overfitting norm-spike loss-spike no-warm-up "
-    "update-ratio-high non-finite-gradients non-finite-loss skip-run standstill",
-)
+def _is_of_batch_or_precision(history: TrainingHistory, found: Found) -> bool:
+    """A batch that is not finite itself, inputs far out, or half precision, which overflows."""
+    return "batch-not-finite" in found or "input-outliers" in found or needs.half_precision(history) is True
+
+
+for _rule in [sign for one in RULES.values() for sign in one.signs]:
+    _weight = if_nothing_is_learnt(*_rule.weight) if isinstance(_rule.weight, tuple) else _rule.weight
+    if _rule.cause is not None:
+        cause(*_rule.cause, _rule.remedy, {_rule.name: _weight}, _rule.explains, needs=_rule.cause_needs)
 cause(
     "no-gradient-arrives",
     "Not one gradient reaches the optimizer.",
@@ -177,13 +179,6 @@ cause(
     },
     "zero-gradients vanishing-gradients untrained-parameters standstill",
     contradicted=_reaches_the_output,
-)
-cause(
-    "trained-elsewhere",
-    "Something else than the optimizers under guard trains parameters, which nothing here sees.",
-    "Guard all that steps: wrap([a, b], model), or fastguard.wrap_backward for optimizers within the backward pass.",
-    {"unseen-updates": 0.95},
-    "untrained-parameters unseen-updates",
 )
 cause(
     "wrong-output-layer",
@@ -239,20 +234,6 @@ cause(
     "layer-norm-imbalance update-ratio-high clip-rate-high non-finite-loss non-finite-gradients skip-run standstill",
 )
 cause(
-    "imbalanced-targets",
-    "Nearly all targets are of one class: to name that one is nearly enough.",
-    "Weight the loss by class, draw batches evenly, and measure with balanced accuracy.",
-    {"uneven-targets": if_nothing_is_learnt(0.85, 0.6)},
-    "same-output-for-all standstill",
-)
-cause(
-    "wrong-optimizer-settings",
-    "The optimizer's eps, betas or momentum are far from what they usually are.",
-    "Go back to its defaults (Adam: eps=1e-8, betas=(0.9, 0.999); SGD: momentum=0.9).",
-    {"odd-optimizer-settings": if_nothing_is_learnt(0.9, 0.75)},
-    "update-ratio-low update-ratio-high loss-oscillation loss-divergence growing-norm standstill",
-)
-cause(
     "clipped-away",
     "Clipping leaves so little of the gradients that the weights hardly move.",
     "Raise max_norm towards the usual norm.",
@@ -269,27 +250,6 @@ cause(
     "same-output-for-all learning-rate-unusual update-ratio-high standstill",
 )
 cause(
-    "weights-overwritten",
-    "Something other than the optimizer writes to the weights.",
-    "Look for load_state_dict, averages that are swapped in, clamping, or initialisation within the loop.",
-    {"weights-overwritten": if_nothing_is_learnt(0.9, 0.5)},
-    "loss-oscillation loss-divergence untrained-parameters growing-norm no-warm-up norm-spike loss-spike standstill",
-)
-cause(
-    "train-mode-in-validation",
-    "Validation runs in training mode: dropout and batch statistics make its losses another model's.",
-    "Call model.eval() before validation and model.train() after it.",
-    {"validation-in-training-mode": 0.95},
-    "overfitting label-noise",
-)
-cause(
-    "batch-size",
-    "Batches are so small that noise outweighs the gradient.",
-    "Take larger batches, accumulate gradients, or lower the learning rate.",
-    {"tiny-batches": 0.9},
-    "loss-oscillation norm-spike loss-spike clip-rate-high standstill",
-)
-cause(
     "trivial-targets",
     "There is nothing to learn: the targets are constant, or can be read off the inputs.",
     "Look at single samples with their targets; remove leaked features.",
@@ -297,26 +257,11 @@ cause(
     "vanishing-gradients loss-not-decreasing zero-gradients",
 )
 cause(
-    "repeated-data",
-    "The model sees the same batch, or the same sample, again and again.",
-    "Look at the sampler, at an iterator that is made anew in each step, and at how samples are stacked.",
-    {"same-inputs": 0.9},
-    "overfitting label-noise standstill",
-)
-cause(
     "outliers",
     "Single inputs are far larger than all others.",
     "Look at these samples: missing values coded as numbers, other units. Clip or repair them.",
     {"input-outliers": lambda finding, history, found: 0.8 if any(n in found for n in _JUMPS) else 0.35},
     "norm-spike loss-spike loss-divergence non-finite-gradients non-finite-loss clip-rate-high",
-)
-cause(
-    "preprocessing-differs",
-    "Validation data are prepared in another way than training data.",
-    "Use one function for both, with the training set's numbers.",
-    {"validation-inputs-differ": 0.93},
-    "overfitting label-noise training-above-validation",
-    needs=[needs.validation],
 )
 cause(
     "collapsed-representation",
@@ -339,20 +284,6 @@ cause(
     contradicted=_never_learnt,
 )
 cause(
-    "stopped-too-early",
-    "The run ended before its loss had settled.",
-    "Train for more steps; or raise the learning rate, or shorten the schedule to the steps there are.",
-    {"loss-still-falling": 0.6},
-)
-cause(
-    "unshuffled-data",
-    "Batches hold one class each, or nearly: the model forgets one while it learns the next.",
-    "Shuffle the data before each epoch: DataLoader(shuffle=True), or a random permutation.",
-    {"sorted-targets": 0.96},
-    "loss-spike norm-spike loss-oscillation loss-divergence no-warm-up growing-norm same-output-for-all "
-    "zero-gradients learning-rate-jump standstill",
-)
-cause(
     "singular-operation",
     "An operation in model or loss, or in what prepares the targets, has no finite value or derivative where it was "
     "asked: a root or a logarithm of 0, 0 / 0.",
@@ -360,4 +291,21 @@ cause(
     {"non-finite-gradients": _finite_loss, "skip-run": _finite_loss, "non-finite-loss": _loss_alone},
     "non-finite-activations non-finite-loss",
     contradicted=_is_of_data_or_precision,
+)
+cause(
+    "dead-experts",
+    "Some experts are never chosen, and learn nothing.",
+    "Balance the load of the router: an auxiliary loss, noise on its logits, or a capacity for each expert.",
+    {"idle-experts": 0.98, "unused-experts": 0.9, "router-collapse": 0.6},
+    "untrained-parameters zero-gradients layer-norm-imbalance standstill",
+)
+cause(
+    "hardware-fault",
+    "A gradient or the optimizer's state was far out of range, as a flipped bit in memory or arithmetic leaves it.",
+    "Go back to a checkpoint from before that step and take it again: if all is well then, test memory and device.",
+    {"lone-element": 0.97, "moment-out-of-bounds": 0.85},
+    "norm-spike loss-spike growing-norm non-finite-gradients non-finite-loss skip-run non-finite-activations "
+    "non-finite-weights saturated-units loss-divergence clip-rate-high layer-norm-imbalance update-ratio-high "
+    "dead-units zero-gradients vanishing-gradients standstill",
+    contradicted=_is_of_batch_or_precision,
 )

@@ -44,9 +44,9 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 50_942,
+    "package": 50_887,
     "core": 17_150,
-    "files": 319,
+    "files": 318,
     "tests": 52_316,
     "benchmarks": 17_986,
     "README": 158,

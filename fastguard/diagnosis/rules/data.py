@@ -20,6 +20,9 @@ TITLE = "Data"
     remedy="The same batch hurts in every epoch: find the samples at this place of the data, look at their inputs, "
     "scale and labels, and repair or drop them. Shuffle the data anew each epoch.",
     needs_harm=True,
+    cause=("recurring-bad-batch", "The same batch hurts in every epoch."),
+    weight=0.95,
+    explains="loss-spike norm-spike",
 )
 def periodic_loss_spikes(
     history: TrainingHistory, *, num_spikes: int = 3, tolerance: int = 1, min_period: int = 5, ratio: float = 1.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ...records import BatchSample, TrainingHistory
+from .. import needs
 from ..finding import Finding, count
 from ..registry import rule
 from ..signals import has_had_time, has_run_away, median, signals_of
@@ -94,6 +95,9 @@ def batch_not_finite(history: TrainingHistory) -> Finding | None:
     source="our own: a batch that comes again and again teaches one thing",
     remedy="The loader gives the same batch each time, or the same sample in each place: look at its sampler, at the "
     "iterator that is made anew in the loop, and at how samples are stacked.",
+    cause=("repeated-data", "The model sees the same batch, or the same sample, again and again."),
+    weight=0.9,
+    explains="overfitting label-noise standstill",
 )
 def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float = 0.999) -> Finding | None:
     """All of at least `samples` sampled batches are equal, though an epoch has several; or all samples in them are.
@@ -167,6 +171,10 @@ def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: in
     source="our own: what is prepared in two ways is two kinds of data",
     remedy="Prepare validation data exactly as training data: the same scaling, with the training set's numbers, the "
     "same order of channels, the same tokens.",
+    cause=("preprocessing-differs", "Validation data are preprocessed differently from training data."),
+    weight=0.93,
+    explains="overfitting label-noise training-above-validation",
+    cause_needs=(needs.validation,),
 )
 def validation_inputs_differ(
     history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5, samples: int = 2, worse: float = 1.5

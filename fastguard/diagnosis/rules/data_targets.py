@@ -138,6 +138,13 @@ def _is_of_pairs(history: TrainingHistory) -> bool:
     remedy="Batches hold one class each: shuffle the data before each epoch (DataLoader(shuffle=True)).",
     needs_targets=True,
     needs_harm=True,
+    cause=(
+        "unshuffled-data",
+        "Batches hold one class each, or nearly: the model forgets one while it learns the next.",
+    ),
+    weight=0.96,
+    explains="loss-spike norm-spike loss-oscillation loss-divergence no-warm-up growing-norm same-output-for-all "
+    "zero-gradients learning-rate-jump standstill",
 )
 def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets: int = 64) -> Finding | None:
     """Within a batch a `share` of the targets is of one class, on average; over the batches there are several.
@@ -175,6 +182,9 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
     remedy="One class is nearly all of the data: weight the loss by class, draw batches evenly, and measure with "
     "balanced accuracy.",
     needs_targets=True,
+    cause=("imbalanced-targets", "Nearly all targets are of one class: always predicting it is nearly enough."),
+    weight=(0.85, 0.6),
+    explains="same-output-for-all standstill",
 )
 def uneven_targets(
     history: TrainingHistory,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...records import TrainingHistory
+from .. import needs
 from ..finding import Finding
 from ..needs import game
 from ..registry import rule
@@ -21,6 +22,10 @@ _PASSED = ("Mean", "Neg", "Add", "Sum", "Div", "Mul")
     "nothing; Arjovsky and Bottou 2017",
     remedy="Weaken the side that wins: fewer steps or a lower learning rate for the discriminator, noise on its "
     "inputs, smoothed labels, a gradient penalty; or a loss that does not saturate.",
+    cause=("adversary-wins", "One side of the game has won, and the other no longer learns."),
+    weight=0.96,
+    explains="vanishing-gradients zero-gradients growing-norm clip-rate-high",
+    cause_needs=(needs.game,),
 )
 def one_side_wins(
     history: TrainingHistory, *, lost: float = 4.6, won: float = 0.02, steps: int = 100, min_steps: int = 200

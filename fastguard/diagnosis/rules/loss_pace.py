@@ -55,6 +55,8 @@ def loss_gone(
     source="our own; early stopping asks for a patience, and this is its reverse",
     remedy="If you meant to stop here, ignore this. Otherwise train for more steps, or raise the learning rate.",
     needs_descent=True,
+    cause=("stopped-too-early", "The run ended before its loss had settled."),
+    weight=0.6,
 )
 def loss_still_falling(
     history: TrainingHistory,

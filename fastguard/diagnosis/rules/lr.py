@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 
 from ...records import TrainingHistory
+from .. import needs
 from ..finding import Finding
 from ..needs import may_rise
 from ..registry import rule
@@ -125,6 +126,10 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     "scheduler-not-stepping",
     of="learning-rate-schedule",
     remedy="Call scheduler.step() after each optimizer.step(), or after each epoch if it counts epochs.",
+    cause=("scheduler-not-stepped", "The scheduler is never stepped, so the learning rate stays at its first value."),
+    weight=0.98,
+    explains="update-ratio-low standstill",
+    cause_needs=(needs.scheduler,),
 )
 def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_at_full: int = 1000) -> Finding | None:
     """There is a scheduler, but the learning rate has been the same from the first step on, for `steps` clean steps.

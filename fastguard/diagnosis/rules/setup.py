@@ -23,6 +23,10 @@ TITLE = "Set-up"
     source="our own: what zero_grad() is for; the forgotten call is a classic of question boards",
     remedy="Call optimizer.zero_grad() before each backward(), or after each step: now every step takes the sum of all "
     "gradients since the run began.",
+    cause=("missing-zero-grad", "Gradients are never cleared: each step uses the sum of all gradients so far."),
+    weight=0.98,
+    explains="growing-norm clip-rate-high loss-oscillation loss-divergence overfitting norm-spike loss-spike "
+    "no-warm-up update-ratio-high non-finite-gradients non-finite-loss skip-run standstill",
 )
 def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watched: int = 4) -> Finding | None:
     """In more than a `share` of at least `watched` backward passes that followed a step, its gradients were there.
@@ -63,6 +67,9 @@ def _odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list
     source="the defaults of torch.optim and of the papers, and two orders of magnitude around them",
     remedy="Go back to the optimizer's defaults (Adam: eps=1e-8, betas=(0.9, 0.999); SGD: momentum=0.9), and change "
     "one at a time.",
+    cause=("wrong-optimizer-settings", "The optimizer's eps, betas or momentum are far from the usual values."),
+    weight=(0.9, 0.75),
+    explains="update-ratio-low update-ratio-high loss-oscillation loss-divergence growing-norm standstill",
 )
 def odd_optimizer_settings(
     history: TrainingHistory, *, eps: float = 1e-3, momentum: float = 0.98, progress: float = 0.5, min_steps: int = 150
@@ -144,6 +151,10 @@ def _stands(history: TrainingHistory, steps: float) -> bool:
     of="unseen-updates",
     remedy="Something other than the optimizer writes to these weights: a load_state_dict in the loop, an average that "
     "is swapped in and not back, initialisation called again. Clamping on purpose (a WGAN's) looks the same.",
+    cause=("weights-overwritten", "Something other than the optimizer writes to the weights."),
+    weight=(0.9, 0.5),
+    explains="loss-oscillation loss-divergence untrained-parameters growing-norm no-warm-up norm-spike loss-spike "
+    "standstill",
 )
 def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_steps: int = 80) -> Finding | None:
     """Weights changed between two steps.
@@ -170,6 +181,9 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
     source="torch's documentation of Module.eval: dropout and batch statistics act differently",
     remedy="Call model.eval() before validation, and model.train() after it: dropout is active, and BatchNorm takes, "
     "and learns, the statistics of the validation batches.",
+    cause=("train-mode-in-validation", "Validation runs in training mode, with dropout or batch statistics active."),
+    weight=0.95,
+    explains="overfitting label-noise",
 )
 def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -> Finding | None:
     """At least `samples` passes without gradients in training mode, none in eval mode, and validation losses."""
@@ -193,6 +207,9 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
     remedy="Take larger batches, or accumulate gradients over several; or lower the learning rate by the same factor.",
     needs_descent=True,
     needs_harm=True,
+    cause=("batch-size", "Batches are so small that noise outweighs the gradient."),
+    weight=0.9,
+    explains="loss-oscillation norm-spike loss-spike clip-rate-high standstill",
 )
 def tiny_batches(
     history: TrainingHistory, *, num_samples: int = 4, noise: float = 0.5, min_steps: int = 100

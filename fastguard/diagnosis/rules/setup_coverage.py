@@ -103,6 +103,9 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Finding | None:
     source="our own: what moves without a gradient that the guard sees is trained by something else",
     remedy="Something else trains these parameters: neither their norm is recorded, nor are they clipped or skipped. "
     "Guard that, too: wrap([a, b], model), or wrap_backward for what steps within the backward pass.",
+    cause=("trained-elsewhere", "Parameters are being updated by code that fastguard does not see."),
+    weight=0.95,
+    explains="untrained-parameters unseen-updates",
 )
 def unseen_updates(history: TrainingHistory) -> Finding | None:
     """Trainable parameters change although the guard never saw a gradient of theirs, while it did of others.

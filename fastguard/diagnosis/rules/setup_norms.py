@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ...records import TrainingHistory
+from .. import needs
 from ..finding import Finding, count, listed
 from ..registry import rule
 from ..signals import median, signals_of
@@ -19,6 +20,13 @@ TITLE = "Set-up"
     remedy="Look at momentum (0.1 is usual, 0 never follows), at eval() or reset_running_stats() in the loop, at "
     "batches of a few samples, at statistics in half precision, and at whether training data come in another order or "
     "scale than in validation.",
+    cause=(
+        "normalisation-statistics",
+        "In evaluation, BatchNorm normalises with statistics that differ from those of the batches.",
+    ),
+    weight=0.97,
+    explains="overfitting label-noise validation-inputs-differ",
+    cause_needs=(needs.batch_statistics,),
 )
 def running_statistics_apart(
     history: TrainingHistory, *, gap: float = 0.5, ratio: float = 2.0, worse: float = 1.1, min_steps: int = 30

@@ -20,6 +20,12 @@ TITLE = "Weights and updates"
     remedy="The optimizer has forgotten how large gradients can be, and steps too far when they come back: lower beta2 "
     "(0.95), clip the update (StableAdamW, or AdaGC), warm up again after a pause; in half precision keep its state in "
     "float32.",
+    cause=(
+        "second-moment-collapse",
+        "Adam's second moment has decayed: ordinary gradients now make too large steps.",
+    ),
+    weight=0.9,
+    explains="norm-spike loss-spike growing-norm update-ratio-high loss-divergence loss-oscillation",
 )
 def second_moment_collapse(
     history: TrainingHistory, *, times: float = 5.0, fallen: float = 0.1, share: float = 0.5
