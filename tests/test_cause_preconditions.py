@@ -240,8 +240,8 @@ class TestWhatSpeaksForIt:
 
     @pytest.mark.parametrize(("is_smooth", "is_named"), [(True, True), (False, False)])
     def test_a_loss_that_is_nan_after_a_rise_is_not_surely_of_the_rate(self, is_smooth, is_named):
-        losses = [2.0, 2.0, 2.0, *(2.0 * 1.3**step for step in range(12)), *[math.nan] * 30]
-        norms = [*noisy_norms(15), *[math.nan] * 30]
+        losses = [2.0, 2.0, 2.0, *(2.0 * 1.05**step for step in range(60)), *[math.nan] * 30]
+        norms = [*noisy_norms(63), *[math.nan] * 30]
         told = first_cause(run(losses, norms, is_smooth=is_smooth))
         assert (told == "learning-rate-too-high") == is_named
 
