@@ -10,7 +10,7 @@ import pytest
 
 from fastguard.commands.bench.cases import STEP_CASES
 from fastguard.commands.bench.harness import QUICK
-from fastguard.commands.bench.steps import CLIP, GUARDED, PLAIN, Run, measure_steps
+from fastguard.commands.bench.steps import CLIP, GUARDED, PLAIN, StepRun, measure_steps
 
 
 @pytest.mark.parametrize("kind", [PLAIN, CLIP, GUARDED])
@@ -19,4 +19,4 @@ def test_step(benchmark, case, kind):
     chosen = STEP_CASES[case]
     measure_steps(chosen, QUICK, max_steps=6)  # raises unless all kinds train to the same bits
     benchmark.group = chosen.title
-    benchmark.pedantic(Run(chosen, kind).step, rounds=20, warmup_rounds=5)
+    benchmark.pedantic(StepRun(chosen, kind).step, rounds=20, warmup_rounds=5)
