@@ -21,13 +21,13 @@ def quality_of(make: Make, seed: int) -> float:
     return carry_out(make(seed), Watch()).quality
 
 
-def worse(num_seeds: int, margin: float = MARGIN) -> Callable[[Case], Proof]:
-    """Over so many trainings the mean is worse than the twin's by the margin, and so is the recorded seed."""
+def worse(num_seeds: int) -> Callable[[Case], Proof]:
+    """Over so many trainings the mean is worse than the twin's by `MARGIN`, and so is the recorded seed."""
 
     def test(case: Case) -> Proof:
         assert case.twin is not None
         found, sound = ([quality_of(make, seed) for seed in range(num_seeds)] for make in (case.make, case.twin))
-        limit = fmean(sound) - margin
+        limit = fmean(sound) - MARGIN
         holds = fmean(found) < limit and found[case.seed] < limit
         return Proof(holds, {"mean": fmean(found), "recorded": found[case.seed], "twin": fmean(sound)})
 

@@ -40,13 +40,12 @@ class Recurrent(nn.Module):
         *,
         is_symbolic: bool = True,
         everywhere: bool = True,
-        both_ways: bool = False,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(num_in, 16) if is_symbolic else nn.Identity()
         size = 16 if is_symbolic else num_in
-        self.recurrent = kind(size, width, batch_first=True, bidirectional=both_ways)
-        self.head = nn.Linear(2 * width if both_ways else width, num_out)
+        self.recurrent = kind(size, width, batch_first=True)
+        self.head = nn.Linear(width, num_out)
         self.everywhere = everywhere
 
     def forward(self, sequence: torch.Tensor) -> torch.Tensor:
@@ -85,15 +84,12 @@ class Attending(nn.Module):
         return self.head(states.mean(1) if self.pooled else states)
 
 
-def cnn(num_out: int = 10, width: int = 12, activation: Callable[[], nn.Module] = nn.ReLU, batch_norm: bool = False):
+def cnn(num_out: int = 10, width: int = 12, activation: Callable[[], nn.Module] = nn.ReLU):
     """Two convolutions and a linear layer, for images [B, 1, 8, 8]."""
-    norms = [[nn.BatchNorm2d(size)] if batch_norm else [] for size in (width, 2 * width)]
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1),
-        *norms[0],
         activation(),
         nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
-        *norms[1],
         activation(),
         nn.Flatten(),
         nn.Linear(2 * width * 16, num_out),
