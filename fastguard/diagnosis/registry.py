@@ -245,7 +245,7 @@ def diagnose(
                 may_speak[needed] = a._may_speak(history)
             finding = a._ask(history, chosen.get(a.name, _NONE)) if may_speak[needed] else None
         except Exception as error:
-            failures.note(rule_called(a.name), error, "What it looks for was not checked.")
+            failures.note(f"rule {a.name!r}", error, "What it looks for was not checked.")
         else:
             if finding is not None:
                 found.append(finding)
@@ -276,8 +276,3 @@ def _told_once(found: list[Finding]) -> list[Finding]:
         else f
         for f in found
     ]
-
-
-def rule_called(name: str) -> str:
-    """What a rule goes by among `Failures`."""
-    return f"rule {name!r}"

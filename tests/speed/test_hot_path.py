@@ -44,7 +44,7 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 50_887,
+    "package": 50_871,
     "core": 17_150,
     "files": 318,
     "tests": 52_316,

@@ -109,27 +109,22 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
     known = _batches(history, training=True)
     if len(known) < samples:
         return None
-    alike = [x for _, x in known if x.input_constant_share >= constant and x.num_samples > 1]
-    if len(alike) == len(known):
-        return _repeated(known, f"All samples of each of {len(known)} batches looked at are alike.", "warning", 0.9)
-    if len({x.input_digest for _, x in known}) > 1:
+    are_alike = all(x.input_constant_share >= constant and x.num_samples > 1 for _, x in known)
+    if not are_alike and len({x.input_digest for _, x in known}) > 1:
         return None
     epoch = history.model.steps_per_epoch
     validation = history.validations[-1] if history.validations else None
     is_behind = validation is not None and validation.val_loss > 3.0 * max(validation.train_loss, 1e-12)
-    is_wrong = (epoch is not None and epoch > 1) or (epoch is None and is_behind)
-    text = f"The batch was the same at each of {len(known)} steps that were looked at."
-    return _repeated(known, text, "warning" if is_wrong else "info", 0.9 if is_wrong else 0.5)
-
-
-def _repeated(known: list[tuple[int, BatchSample]], text: str, severity: str, confidence: float) -> Finding:
+    is_wrong = are_alike or (is_behind if epoch is None else epoch > 1)
     return Finding(
-        text,
+        f"All samples in each of {len(known)} sampled batches are the same."
+        if are_alike
+        else f"The batch was the same at each of {len(known)} sampled steps.",
         known[0][0],
         known[-1][0],
-        severity="warning" if severity == "warning" else "info",
+        severity="warning" if is_wrong else "info",
         evidence={"num_batches": len(known)},
-        confidence=confidence,
+        confidence=0.9 if is_wrong else 0.5,
     )
 
 

@@ -35,7 +35,6 @@ def page_faults(history: TrainingHistory, *, faults: float = 1000.0, share: floa
     "swapping",
     of="memory-pressure",
     leads=True,
-    severity="warning",
     reads=_READS + "; the swapped part of the process from /proc (Linux)",
     source="our own: a page that must be read back from disk takes thousands of times as long as one in memory",
     remedy="Reduce the batch size, the number of workers or what is kept of the data, or use a machine with more "
@@ -49,7 +48,6 @@ def swapping(history: TrainingHistory, *, faults: float = 1.0) -> Finding | None
     return Finding(
         f"The machine is out of memory: {used['swapped_bytes'] / 2**20:,.0f} MiB of this process are swapped out, and "
         f"each step reads {used['major_faults']:,.0f} pages from disk.",
-        severity="warning",
         evidence={"major_faults": used["major_faults"], "swapped_bytes": used["swapped_bytes"], "threshold": faults},
         confidence=0.9,
     )

@@ -49,7 +49,6 @@ def replicas_differ(history: TrainingHistory) -> Finding | None:
 @rule(
     "odd-rank",
     of="ranks-differ",
-    severity="warning",
     remedy="Look at what this rank reads: its shard of the data, its sampler's seed, lengths and masks of its batches. "
     "If the data move to another rank and the oddity stays, it is the machine: test its memory and kernels, and leave "
     "it out.",
@@ -72,7 +71,6 @@ def odd_rank(history: TrainingHistory, *, min_steps: int = 20) -> Finding | None
         f"{others}.",
         min(one["step"] for one in found),
         max(one["last_step"] for one in found),
-        severity="warning",
         evidence={"odd_rank": float(worst["rank"]), "ratio": worst["ratio"], "num_odd_ranks": float(len(found))},
         confidence=0.9,
     )

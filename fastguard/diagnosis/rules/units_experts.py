@@ -73,20 +73,22 @@ def idle_experts(
     if worst is None:
         return None
     lost, idle, modules_of, blamed = worst
-    severity: Severity = "info"
-    if lost >= most:
-        severity = "critical"
-    elif lost >= share and is_felt_by_the_loss(history):
-        severity = "warning"
     return Finding(
         f"{len(idle)} of {len(modules_of)} modules side by side get no gradient: {listed(idle)}.",
         history.recent[0].step if history.recent else None,
         tensors.last_step,
-        severity=severity,
+        severity=severity_of(lost, share, most, history),
         layers=tuple(blamed[:8]),
         evidence={"num_idle": len(idle), "num_modules": len(modules_of), "threshold_share": share},
         confidence=0.95,
     )
+
+
+def severity_of(lost: float, share: float, most: float, history: TrainingHistory) -> Severity:
+    """Of a share of experts that are lost."""
+    if lost >= most:
+        return "critical"
+    return "warning" if lost >= share and is_felt_by_the_loss(history) else "info"
 
 
 def idle_branches(names: Iterable[str], absent: Collection[str]) -> set[str]:

@@ -11,6 +11,7 @@ from ...records.samples import ModuleActivity
 from ..finding import Finding, Severity, listed
 from ..registry import rule
 from ..signals import is_felt_by_the_loss, signals_of
+from .units_experts import severity_of
 
 TITLE = "Units"
 
@@ -94,18 +95,13 @@ def unused_experts(
     if not found:
         return None
     lost, name, router, began = max(found, key=lambda one: one[0])
-    severity: Severity = "info"
-    if lost >= most:
-        severity = "critical"
-    elif lost >= share and is_felt_by_the_loss(history):
-        severity = "warning"
     names = [name, *(other for _, other, _, _ in found if other != name)]
     return Finding(
         f"{router.num_dead_units} of {router.num_units} experts of {name} had no token in {router.num_batches} sampled "
         f"batches: {listed([str(i) for i in router.dead_units])}{_also(names)}",
         began,
         history.activations.last_step,
-        severity=severity,
+        severity=severity_of(lost, share, most, history),
         layers=tuple(names[:8]),
         evidence={"num_idle": router.num_dead_units, "num_modules": router.num_units, "threshold_share": share},
         confidence=0.95,
