@@ -23,7 +23,7 @@ HEALTHY: dict[str, Any] = {
     "AdamW": lambda params: torch.optim.AdamW(params, lr=0.01),
     "AdamW-fused": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
     "SGD": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
-    "LBFGS": lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=3),
+    "LBFGS": lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=3, line_search_fn="strong_wolfe"),
 }
 
 
