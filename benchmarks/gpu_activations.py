@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from gpu import allocations, alternate, copy_bandwidth, launches, machine, never_syncs
 
-from fastguard.kernels import reference_activations, triton
-from fastguard.kernels.triton.activation_workspace import ActivationWorkspace
+from fastguard.kernels import reference, triton
+from fastguard.kernels.triton.activations import ActivationWorkspace
 
 LIMITS = (-0.99, 0.99, 5e-324)
 
@@ -72,7 +72,7 @@ def by_channel(x: torch.Tensor, dim: int) -> list[torch.Tensor]:
 
 def check(x: torch.Tensor, dim: int, row: torch.Tensor, table: torch.Tensor) -> None:
     """Raises if the figures are not those of the reference."""
-    true_row, true_table = reference_activations.figures(x, dim, LIMITS)
+    true_row, true_table = reference.figures(x, dim, LIMITS)
     close = torch.isclose(row, true_row, rtol=1e-5, atol=1e-5)
     if not (close.all() and torch.allclose(table, true_table, rtol=1e-5)):
         raise AssertionError(f"{row.tolist()} is not {true_row.tolist()}, or the tables differ")

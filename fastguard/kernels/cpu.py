@@ -96,39 +96,11 @@ def plain_stats(
     return None if result is None else (result[0], result[1], dtypes(result[2]))
 
 
-def stats_and_checksums(tensors: Sequence[torch.Tensor]) -> tuple[bytearray, tuple[float, ...], bytearray] | None:
-    """As `tensor_stats`, and of each tensor the sum of its bits as int64; None if one is not plain CPU memory.
-
-    Bits are taken as whole numbers of their elements' width, and added modulo 2^64: of any order the same. Complex
-    tensors count as real and imaginary parts.
-    """
-    return _C.stats_and_checksums(tensors, torch.get_num_threads())
-
-
 @functools.cache
 def dtypes(bits: int) -> frozenset[torch.dtype]:
     """The set that `bits` stand for."""
     in_order = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of DType in csrc/stats.h
     return frozenset(dtype for i, dtype in enumerate(in_order) if bits >> i & 1)
-
-
-def fold_rows(table: bytearray) -> tuple[float, ...]:
-    """The fold of rows, first to last. Cost: 10 ns a row."""
-    return _C.fold_rows(table)
-
-
-def scale_plain(tensors: Sequence[torch.Tensor], factor: float) -> bool:
-    """x *= factor for every tensor, or for none and False if one cannot be written to just as it is."""
-    try:
-        _C.scale_(tensors, factor, torch.get_num_threads())
-    except (IndexError, UnsupportedTensorError):
-        return False
-    return True
-
-
-def copy_plain(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> list[int]:
-    """Copies each of `source` that lies as its place in `to` does, in one call; returns the numbers of the others."""
-    return _C.copy(to, source, torch.get_num_threads())
 
 
 def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:
@@ -148,17 +120,6 @@ def gradient_stats(
         return _C.gradient_stats(groups, torch.get_num_threads(), unscale)
     except TypeError:  # as above
         return _C.gradient_stats(list(map(list, groups)), torch.get_num_threads(), unscale)
-
-
-def clip_gradients(
-    parameters: list[torch.Tensor], max_norm: float, finite_only: bool
-) -> tuple[float, int, list[torch.Tensor] | None] | None:
-    """Norm of the gradients, bits for `dtypes`, and the gradients if they were multiplied by max_norm / (norm + 1e-6),
-    which is done where that is not at least 1; with `finite_only` not for a norm that is not finite.
-
-    None, and nothing was done, if there is no gradient or one that is not plain CPU memory or overlaps itself.
-    """
-    return _C.clip_gradients(parameters, torch.get_num_threads(), max_norm, finite_only)
 
 
 def _prepared(x: torch.Tensor, call: Callable[[torch.Tensor], Any]) -> Any:
@@ -184,11 +145,8 @@ class CpuBackend(Backend):
         return f"{_C.isa()} of [{sets}], {threads}, tensors through {access}, {_C.compiler}"
 
     def tensor_stats(self, tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, Row]:
-        """Rows of `tensors` times `unscale` as float64 bytes, and their fold.
-
-        Cost: one read of every element, with `torch.get_num_threads()` threads; a row a tensor in the result. The GIL
-        is released unless there is next to nothing to do.
-        """
+        """Cost: one read of every element, with `torch.get_num_threads()` threads; a row a tensor in the result. The
+        GIL is released unless there is next to nothing to do."""
         result = _C.tensor_stats(tensors, torch.get_num_threads(), unscale, False)
         assert result is not None  # only `plain_only` gives None
         return result[0], result[1]
@@ -201,12 +159,8 @@ class CpuBackend(Backend):
             raise UnsupportedTensorError(int(str(error)), OVERLAP) from None
 
     def activation(self, x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
-        """One row of ACTIVATION_COLUMNS and, with a `dim`, CHANNEL_COLUMNS of each of its indices.
-
-        Cost: one read of every element, with `torch.get_num_threads()` threads; about a microsecond a call. A channel
-        takes 32 bytes in the result, and at most 320 on the way. The GIL is released unless there is next to nothing to
-        do.
-        """
+        """Cost: as of `tensor_stats`; about a microsecond a call. A channel takes 32 bytes in the result, and at most
+        320 on the way."""
         threads = torch.get_num_threads()
         if dim is None:
             row = _C.activation_stats(x, *limits, threads)
@@ -217,8 +171,5 @@ class CpuBackend(Backend):
         return found or _prepared(x, lambda values: _C.channel_stats(values, dim, *limits, threads))
 
     def magnitude_counts(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Counts over all elements of all tensors: zeros, NaNs, Infs, then floor(log2 |x|) from -1074 to 1023.
-
-        Cost: one read, twice where there are zeros, subnormals or non-finite elements, from cache; 17 KB a thread.
-        """
+        """Cost: one read, a second from cache where there are zeros, subnormals or non-finite elements."""
         return _C.magnitude_counts(tensors, torch.get_num_threads())

@@ -38,7 +38,7 @@ def test_what_does_not_lie_alike_goes_through_torch() -> None:
     to[4], to[5] = torch.empty(6), torch.empty(5, 3)
     to.append(torch.empty(3))  # of another dtype
     if has_kernels:
-        assert cpu.copy_plain(to, source) == [1, 2, 3, 4, 5, 6, 7]
+        assert cpu.extension.copy(to, source, 1) == [1, 2, 3, 4, 5, 6, 7]
     run_copy(to, source)
     for got, want in zip(to, source, strict=True):
         assert torch.equal(got, want.to(got.dtype))
@@ -57,4 +57,4 @@ def test_parameters_are_written_without_a_word_to_autograd(dtype: torch.dtype) -
 def test_memory_that_was_given_up_is_not_read() -> None:
     gone = torch.randn(64)
     gone.untyped_storage().resize_(0)
-    assert cpu.copy_plain([torch.zeros(64)], [gone]) == [0]
+    assert cpu.extension.copy([torch.zeros(64)], [gone], 1) == [0]

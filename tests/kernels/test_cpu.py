@@ -250,7 +250,7 @@ def test_clipping_in_one_call_is_what_two_calls_do(threads) -> None:
         threads(n)
         torch.manual_seed(11)
         parameters = mixed_parameters()
-        norm, bits, written = cpu.clip_gradients(parameters, 1.0, False)
+        norm, bits, written = cpu.extension.clip_gradients(parameters, torch.get_num_threads(), 1.0, False)
         assert [id(g) for g in written] == [id(p.grad) for p in parameters if p.grad is not None]
         results.append((norm, bits, b"".join(g.contiguous().view(torch.uint8).numpy().tobytes() for g in written)))
     torch.manual_seed(11)
@@ -264,16 +264,16 @@ def test_clipping_in_one_call_is_what_two_calls_do(threads) -> None:
 
 def test_clipping_leaves_alone_what_it_should() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2))
-    assert cpu.clip_gradients([parameter], 1.0, False) is None  # no gradient
+    assert cpu.extension.clip_gradients([parameter], torch.get_num_threads(), 1.0, False) is None  # no gradient
     parameter.grad = torch.tensor([3.0, 4.0])
-    assert cpu.clip_gradients([parameter], 6.0, False) == (5.0, 1, None)
+    assert cpu.extension.clip_gradients([parameter], torch.get_num_threads(), 6.0, False) == (5.0, 1, None)
     parameter.grad[0] = math.inf
-    assert cpu.clip_gradients([parameter], 1.0, True) == (math.inf, 1, None)
+    assert cpu.extension.clip_gradients([parameter], torch.get_num_threads(), 1.0, True) == (math.inf, 1, None)
     assert parameter.grad[1] == 4.0
     parameter.grad = torch.ones(1).expand(2)
-    assert cpu.clip_gradients([parameter], 1.0, False) is None
+    assert cpu.extension.clip_gradients([parameter], torch.get_num_threads(), 1.0, False) is None
     parameter.grad = torch.ones(2).to_sparse()
-    assert cpu.clip_gradients([parameter], 1.0, False) is None
+    assert cpu.extension.clip_gradients([parameter], torch.get_num_threads(), 1.0, False) is None
 
 
 def test_a_parameter_that_adds_others_on_being_asked_is_refused() -> None:

@@ -14,11 +14,11 @@ from activation_truth import assert_stats, expected, expected_table
 
 import fastguard
 from fastguard import ActivationStats, BackendUnavailableError, UnsupportedTensorError
-from fastguard.kernels import reference_activations, registry
+from fastguard.kernels import reference, registry
 from fastguard.kernels.activations import run_activation_into
 from fastguard.kernels.registry import BACKENDS
 from fastguard.kernels.triton import activation_layout, activations, trial
-from fastguard.kernels.triton.activation_workspace import ActivationWorkspace
+from fastguard.kernels.triton.activations import ActivationWorkspace
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW
 
 import tolerances
@@ -351,7 +351,7 @@ def test_a_trial_passes_where_the_kernels_are_right(device: torch.device, monkey
 
 
 def _wrong_for_channels(x: torch.Tensor, dim: int | None, limits: tuple[float, float, float]) -> object:
-    return reference_activations.activation(x, dim, limits) if dim is None else ((0.0,) * 10, bytes(32 * 140))
+    return reference.activation(x, dim, limits) if dim is None else ((0.0,) * 10, bytes(32 * 140))
 
 
 @pytest.mark.slow

@@ -145,7 +145,7 @@ def test_one_launch_a_dtype_and_one_more(driver: FakeDriver) -> None:
 
 @pytest.mark.slow
 def test_two_launches_for_activations_and_no_size_makes_another_kernel(driver: FakeDriver) -> None:
-    from fastguard.kernels.triton.activation_workspace import ActivationWorkspace
+    from fastguard.kernels.triton.activations import ActivationWorkspace
 
     workspace = ActivationWorkspace(CPU)
     row, table = torch.zeros(10, dtype=torch.float64), torch.zeros(4 * 1000, dtype=torch.float64)

@@ -71,10 +71,8 @@ class TritonBackend(Backend):
         return trial.problem_on(device, operation)
 
     def tensor_stats(self, tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
-        """Rows of `tensors`, which are on one device, times `unscale`, as float64 bytes. Synchronises once, at the end.
-
-        Cost: one read of every element; one launch a dtype and one more; a copy of a row a tensor to the host.
-        """
+        """Cost: one read of every element; one launch a dtype and one more; a copy of a row a tensor to the host, which
+        is the one sync."""
         if not tensors:
             return bytearray(), None
         with _lock:
@@ -85,7 +83,7 @@ class TritonBackend(Backend):
             return read_slot(slot.words.cpu(), len(tensors)).rows, None
 
     def scale_(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
-        """x *= factor for every tensor; one read and one write of each. Does not synchronise."""
+        """Cost: one read and one write of each; no sync."""
         if not tensors:
             return
         with _lock:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
+from array import array
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from ...records.columns import INDEX, TABLE, Column
+from ...records.columns import COLUMNS, INDEX, TABLE
 from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
-from .. import reference_activations
-from ..reference import ReferenceBackend
+from .. import reference
 from ..slots import StepOptions, make_slots, read_slot
 from . import activations
 from .workspace import Workspace
@@ -74,8 +75,8 @@ def _try_statistics(device: torch.device) -> str | None:
     plan = workspace.plan(tensors, writable=True)
     workspace.measure(plan, slot, StepOptions(max_norm=1.0, found_inf=found_inf))
     found = read_slot(slot.words.cpu(), len(tensors))
-    expected, _ = ReferenceBackend().tensor_stats(tensors)
-    wrong = _difference(memoryview(found.rows).cast("d").tolist(), memoryview(expected).cast("d").tolist())
+    expected, _ = reference.ReferenceBackend().tensor_stats(tensors)
+    wrong = _difference(found.rows, expected, COLUMNS, " of tensor {}", _tolerance)
     if wrong is not None:
         return f"a trial on {device} gave wrong statistics: {wrong}"
     if not found.skipped:
@@ -105,20 +106,25 @@ def _samples(device: torch.device) -> list[torch.Tensor]:
     return samples
 
 
-def _difference(got: Sequence[float], expected: Sequence[float]) -> str | None:
-    for place, (a, b) in enumerate(zip(got, expected, strict=True)):
-        row, at = divmod(place, len(TABLE))
-        column = TABLE[at]
-        tolerance = 0.0 if column.is_exact else _TOLERANCE * _size(column, expected[place - at :])
-        if not abs(a - b) <= tolerance:
-            return f"{column.name} of tensor {row} is {a!r} where torch says {b!r}"
+def _difference(
+    got: Any, expected: Any, columns: Sequence[str], where: str, tolerance: Callable[[str, Sequence[float]], float]
+) -> str | None:
+    """The first of some float64 in rows of `columns` that is not as `expected`, within the tolerance of its column."""
+    rights = memoryview(expected).cast("B").cast("d").tolist()
+    for place, (a, b) in enumerate(zip(memoryview(got).cast("B").cast("d").tolist(), rights, strict=True)):
+        row, at = divmod(place, len(columns))
+        if not abs(a - b) <= tolerance(columns[at], rights[place - at :]):
+            return f"{columns[at]}{where.format(row)} is {a!r} where torch says {b!r}"
     return None
 
 
-def _size(column: Column, row: Sequence[float]) -> float:
-    """What an error in a sum of x^p is measured by: at least the sum of |x|^p, were all magnitudes equal."""
+def _tolerance(name: str, row: Sequence[float]) -> float:
+    """In a sum of x^p measured by at least the sum of |x|^p, were all magnitudes equal."""
+    column = TABLE[INDEX[name]]
+    if column.is_exact:
+        return 0.0
     numel, sum_sq, largest = row[INDEX["numel"]], row[INDEX["sum_sq"]], row[INDEX["abs_max"]]
-    return math.sqrt(numel * sum_sq) if column.power == 1 else sum_sq * largest ** (column.power - 2)
+    return _TOLERANCE * (math.sqrt(numel * sum_sq) if column.power == 1 else sum_sq * largest ** (column.power - 2))
 
 
 def _try_activations(device: torch.device) -> str | None:
@@ -137,20 +143,12 @@ def _try_activations(device: torch.device) -> str | None:
 
 def _activation_difference(x: torch.Tensor, dim: int | None) -> str | None:
     row, table = activations.activation(x, dim, _LIMITS)
-    true_row, true_table = reference_activations.activation(x, dim, _LIMITS)
-    if table is None or true_table is None:
-        return _row_difference(row, true_row)
-    for place, (a, b) in enumerate(zip(memoryview(table).cast("d"), memoryview(true_table).cast("d"), strict=True)):
-        column = CHANNEL_COLUMNS[place % len(CHANNEL_COLUMNS)]
-        if not abs(a - b) <= (_ACTIVATION_TOLERANCE * b if column == "sum_abs" else 0.0):
-            return f"{column} of channel {place // len(CHANNEL_COLUMNS)} is {a!r} where torch says {b!r}"
-    return _row_difference(row, true_row)
+    true_row, true_table = reference.activation(x, dim, _LIMITS)
+    numel, _, m2 = true_row[:3]
 
+    def tolerance(column: str, found: Sequence[float]) -> float:
+        sizes = {"mean": math.sqrt(m2 / numel), "m2": m2, "sum_abs": found[3]}
+        return _ACTIVATION_TOLERANCE * sizes.get(column, 0.0)
 
-def _row_difference(got: tuple[float, ...], expected: tuple[float, ...]) -> str | None:
-    numel, _, m2 = expected[:3]
-    tolerances = {"mean": _ACTIVATION_TOLERANCE * math.sqrt(m2 / numel), "m2": _ACTIVATION_TOLERANCE * m2}
-    for column, a, b in zip(ACTIVATION_COLUMNS, got, expected, strict=True):
-        if not abs(a - b) <= tolerances.get(column, 0.0):
-            return f"{column} is {a!r} where torch says {b!r}"
-    return None
+    wrong = _difference(table or b"", true_table or b"", CHANNEL_COLUMNS, " of channel {}", tolerance)
+    return wrong or _difference(array("d", row), array("d", true_row), ACTIVATION_COLUMNS, "", tolerance)
