@@ -12,7 +12,7 @@ import torch
 from .._text import did_you_mean
 from ..errors import AlreadyGuardedError
 from ..step import Guard, wrap
-from ..step.settings import GuardSettings, clip_policy
+from ..step.settings import GuardSettings
 
 _log = logging.getLogger("fastguard")
 
@@ -22,8 +22,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     known = inspect.signature(wrap).parameters.keys() - {"optimizer", "model"}
     for name in given.keys() - known:
         raise TypeError(f"`fastguard.wrap` has no argument `{name}`. {did_you_mean(name, known)}")
-    others = {name: value for name, value in given.items() if name not in ("max_norm", "clip", "sinks")}
-    GuardSettings(clip=clip_policy(given.get("max_norm"), given.get("clip")), **others)
+    GuardSettings.of(given)
     return dict(given)
 
 

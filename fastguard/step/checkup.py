@@ -41,6 +41,7 @@ class Checkup:
         is_quiet: another rank logs the findings.
 
     Attributes:
+        watch: asks them; its state is what was told, so that a resumed run does not tell it again.
         interval: steps from one `check` to the next; 0 for never.
         check_at, glance_at: the steps after which the rules are asked next, all of them and those that look ahead.
 
@@ -57,7 +58,7 @@ class Checkup:
         is_quiet: bool = False,
     ) -> None:
         tell = (lambda finding: None) if is_quiet else functools.partial(log_news, history)
-        self._watch = Watch(history, check_every or CHECK_EVERY, tell=tell, failures=failures)
+        self.watch = Watch(history, check_every or CHECK_EVERY, tell=tell, failures=failures)
         self._failures = failures
         self._prepare = weakref.WeakMethod(prepare)
         self._is_budgeted = check_every is None
@@ -94,7 +95,7 @@ class Checkup:
 
     def _look_for_clipper(self, newest: int) -> None:
         """Warns once if something has clipped the gradients before the guard saw them."""
-        history = self._watch.history
+        history = self.watch.history
         self._clipper_at = newest + min(newest, history.window)
         for finding in diagnose(history, rules=[RULES["already-clipped"]], failures=self._failures):
             self._clipper_at = math.inf
@@ -102,12 +103,12 @@ class Checkup:
 
     def _waits(self, newest: int) -> bool:
         """As `puts_off`, where every step is delivered by itself: without the extension."""
-        losses = [entry.loss for entry in list(self._watch.history.recent)[-8:] if entry.loss is not None]
+        losses = [entry.loss for entry in list(self.watch.history.recent)[-8:] if entry.loss is not None]
         return extension is None and self.glance_at >= FIRST_GLANCE and self.puts_off(batch_end(newest), losses)
 
     def _next_glance(self, newest: int) -> int:
         """The middle of a batch or its end, to see slow changes early; the check's turn before any loss."""
-        if newest >= FIRST_GLANCE and not self._watch.history.loss_trend.count:
+        if newest >= FIRST_GLANCE and not self.watch.history.loss_trend.count:
             return self.check_at
         half = batch_length(newest) // 2
         return (newest + half) | (half - 1)
@@ -118,7 +119,7 @@ class Checkup:
         Args:
             losses: those that are not in the history yet.
         """
-        best = self._watch.history.loss_trend.best
+        best = self.watch.history.loss_trend.best
         is_calm = not losses or best <= 0.0 or sum(losses) <= _CALM * best * len(losses)  # False where one is NaN
         if is_calm:
             self.glance_at = end
@@ -134,19 +135,19 @@ class Checkup:
             prepare = self._prepare()
             if prepare is not None:
                 prepare()
-            new = self._watch.check()
+            new = self.watch.check()
             self._new += new
         ended = time.perf_counter()
         covered = min(ended - started, self._head_start)
         self._head_start -= covered
         self._not_before = ended + (ended - started - covered) / BUDGET
         self._not_before_if_changed = ended + (ended - started - covered) / BUDGET_OF_CHANGE
-        self._state = _state_of(self._watch.history)
+        self._state = _state_of(self.watch.history)
         return new
 
     def _may_check(self, now: float) -> bool:
         """Whether there is time for it, as much as the run gives reason to."""
-        is_other = now >= self._not_before_if_changed and self._state != _state_of(self._watch.history)
+        is_other = now >= self._not_before_if_changed and self._state != _state_of(self.watch.history)
         return is_other or now >= self._not_before
 
     def take_new(self) -> list[Finding]:
@@ -157,25 +158,13 @@ class Checkup:
     def glance(self) -> list[Finding]:
         """Asks the rules that see trouble coming, more often than the others; what is new."""
         with self._failures.kept("checkup", "Early-warning rules were skipped at this step."):
-            is_first = self._watch.history.newest_step < FIRST_GLANCE + GLANCE_EVERY - 1
+            is_first = self.watch.history.newest_step < FIRST_GLANCE + GLANCE_EVERY - 1
             prepare = self._prepare() if is_first else None
             if prepare is not None:
                 prepare()
-            if is_first or self._watch.history.loss_trend.count:
-                return self._watch.glance(AT_FIRST if is_first else AHEAD)
+            if is_first or self.watch.history.loss_trend.count:
+                return self.watch.glance(AT_FIRST if is_first else AHEAD)
         return []
-
-    def state_dict(self) -> dict[str, Any]:
-        """What was told, so that a resumed run does not tell it again."""
-        return self._watch.state_dict()
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raises ValueError for anything that did not come from `state_dict`."""
-        self._watch.check_state(state)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict`; raises as `check_state` does, and then changes nothing."""
-        self._watch.load_state_dict(state)
 
 
 def _state_of(history: TrainingHistory) -> tuple[Any, ...]:

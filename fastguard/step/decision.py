@@ -41,16 +41,10 @@ class HostDecision(Decision):
     """
 
     def __init__(
-        self,
-        clip_coef: float,
-        skipped: bool,
-        factors: list[float] | None,
-        scale: float | None,
-        positions: Sequence[int] | None,
+        self, positions: Sequence[int] | None, clip_coef: float, skipped: bool, factors: list[float] | None, scale: Any
     ) -> None:
-        self.taken = set()
-        self.clip_coef, self.skipped, self.factors, self.positions = clip_coef, skipped, factors, positions
-        self._scale = scale
+        self.taken, self.positions = set(), positions
+        self.clip_coef, self.skipped, self.factors, self._scale = clip_coef, skipped, factors, scale
 
     def check_scale(self, handed: Handed) -> None:
         """Raises RuntimeError if another optimizer's gradients have another scale than those decided on."""
@@ -75,9 +69,8 @@ class DeviceDecision(Decision):
     """
 
     def __init__(self, pending: PendingStep, plans: list[DevicePlan], grad_scale: Any, *, may_skip: bool) -> None:
-        self.taken = set()
-        self.pending, self.plans, self.positions = pending, plans, pending.positions
-        self.slot = pending.slot
+        self.taken, self.positions = set(), pending.positions
+        self.pending, self.plans, self.slot = pending, plans, pending.slot
         self.is_scaled = grad_scale is not None
         self.may_skip = may_skip
         self.factor: float | None = None

@@ -97,19 +97,17 @@ class Devices:
         """
         if key == self.key and self._split:
             try:
-                return self._plan_split(gradients)
+                return _plan_split(self._split, gradients)
             except UnsupportedTensorError:  # a gradient has moved, or is refused again below
                 pass
         self._split = self._split_up(gradients, next((p for params in groups for p in params), None))
         self.key = key
-        return self._plan_split(gradients)
+        return _plan_split(self._split, gradients)
 
     def plan_writable(self, gradients: Sequence[torch.Tensor]) -> list[DevicePlan]:
         """Plans to scale `gradients`, some of those planned before."""
-        if len(self._contexts) == 1:
-            context = next(iter(self))
-            return [DevicePlan(context, context.engine.plan(gradients, writable=True), ())]
-        return [_plan_some(context, gradients, places, True) for context, places in self._split_up(gradients)]
+        split = [(context, ()) for context in self] if len(self._contexts) == 1 else self._split_up(gradients)
+        return _plan_split(split, gradients, writable=True)
 
     def need_slots(self, num_rows: int) -> bool:
         """Whether slots have to be made, for more tensors or another device."""
@@ -132,12 +130,6 @@ class Devices:
             self._totals[i].copy_(total, non_blocking=True)
         return self._totals
 
-    def _plan_split(self, gradients: Sequence[torch.Tensor]) -> list[DevicePlan]:
-        if len(self._split) == 1:
-            context, places = self._split[0]
-            return [DevicePlan(context, context.engine.plan(gradients), places)]
-        return [_plan_some(context, gradients, places, False) for context, places in self._split]
-
     def _split_up(
         self, gradients: Sequence[torch.Tensor], parameter: torch.Tensor | None = None
     ) -> list[tuple[DeviceContext, Sequence[int]]]:
@@ -157,11 +149,18 @@ class Devices:
         return self._contexts[device]
 
 
-def _plan_some(
-    context: DeviceContext, gradients: Sequence[torch.Tensor], places: Sequence[int], writable: bool
-) -> DevicePlan:
-    with renumbering(places):  # so that an error has the index among all gradients
-        return DevicePlan(context, context.engine.plan([gradients[i] for i in places], writable=writable), places)
+def _plan_split(
+    split: Sequence[tuple[DeviceContext, Sequence[int]]], gradients: Sequence[torch.Tensor], writable: bool = False
+) -> list[DevicePlan]:
+    if len(split) == 1:
+        context, places = split[0]
+        return [DevicePlan(context, context.engine.plan(gradients, writable=writable), places)]
+    plans = []
+    for context, places in split:
+        with renumbering(places):  # so that an error has the index among all gradients
+            some = context.engine.plan([gradients[i] for i in places], writable=writable)
+        plans.append(DevicePlan(context, some, places))
+    return plans
 
 
 def merge_rows(tables: Sequence[bytearray], orders: Sequence[Sequence[int]]) -> bytearray:

@@ -272,19 +272,7 @@ class DeviceJudge:
                 ledger.open()
         else:
             ledger.deliver()
-        home = 0 if len(pending.slots) == 1 else pending.slots.index(pending.slot)
-        finite, skipped = ring.arrive_as_left(
-            pending.parcels[home].copy,
-            len(pending.places[home]),
-            pending.positions,
-            pending.names,
-            pending.known,
-            pending.noted,
-            pending.overhead_s,
-            scaled=pending.is_scaled,
-            clip_coef=pending.clip_coef,
-            trigger=pending.trigger,
-        )
+        finite, skipped = ring.arrive_as_left(pending)
         if len(pending.slots) > 1:
             ring.found[TABLE] = _rows(pending)
         if pending.limits is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -23,31 +23,6 @@ _GPUS = ("cuda", "xpu", "mps")
 
 class NoEngineError(Exception):
     """A gradient is on a device without an engine."""
-
-
-class Engine(Protocol):
-    """Measures, decides and scales on one device. Everything is queued; nothing waits.
-
-    Attributes:
-        device: with its index.
-        dtype: of the words of a slot.
-        remembers_plans: whether a plan is the same object when the same tensors come back.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    remembers_plans: bool
-
-    def __init__(self, device: torch.device) -> None: ...
-
-    def plan(self, tensors: Sequence[torch.Tensor], *, writable: bool = False) -> Any:
-        """What the other methods work from; `plan(tensors).is_plain` says whether `scale` takes it too."""
-
-    def measure(self, plan: Any, slot: Slot, options: StepOptions, *, decide: bool = True) -> None: ...
-
-    def decide(self, totals: torch.Tensor, slot: Slot, options: StepOptions) -> None: ...
-
-    def scale(self, plan: Any, slot: Slot) -> None: ...
 
 
 def engine_for(device: torch.device, backend: str) -> type[Engine] | None:
@@ -71,10 +46,16 @@ class TorchPlan(NamedTuple):
 
 
 class TorchEngine:
-    """`Engine` in plain torch operations: the definition of what `triton.Workspace` does.
+    """Measures, decides and scales on one device in plain torch operations: the definition of what `triton.Workspace`
+    does. Everything is queued; nothing waits.
 
     It stands in where there is no Triton: on Apple's GPUs, on an old one, or with FASTGUARD_BACKEND=reference. Many
     small launches, temporary memory, but no sync.
+
+    Attributes:
+        device: with its index.
+        dtype: of the words of a slot.
+        remembers_plans: whether a plan is the same object when the same tensors come back.
     """
 
     remembers_plans = False
@@ -158,3 +139,6 @@ class TorchEngine:
         slot.words[NORM:NARROW].copy_(torch.stack([norm, coefficient, factor, scale]))
         slot.skip_flag.copy_(skip)
         slot.divisor.copy_(scale / coefficient)
+
+
+Engine: TypeAlias = TorchEngine | triton.Workspace

@@ -243,7 +243,7 @@ class Judge:
         self._ledger.raise_due()
         coefficient = 1.0 if clipping.has_shrunk else ruling.coefficient
         positions = judged.positions if judged.total is None or ruling.factors is not None else judged.present
-        return HostDecision(coefficient, judged.skipped, ruling.factors, scaling.scale, positions)
+        return HostDecision(positions, coefficient, judged.skipped, ruling.factors, scaling.scale)
 
     def enter(self, judged: JudgedStep, *, again: bool = False) -> None:
         """Puts a step into the ring. Of several evaluations of one step it keeps the first bad one.

@@ -43,7 +43,7 @@ class ResumedState:
 
 
 def read(
-    state: Any, history: TrainingHistory, check_checkup: Callable[[Any], None], clip: ClipPolicy | None
+    state: Any, history: TrainingHistory, check_checkup: Callable[[Any], Any], clip: ClipPolicy | None
 ) -> ResumedState:
     """Checks all parts of `state`, and loads that of the clip policy.
 
@@ -88,7 +88,7 @@ def dump(guard: Any) -> dict[str, Any]:
     return {
         "version": VERSION,
         **guard._ledger.state_dict(guard._run.step),
-        "checkup": guard._checkup.state_dict(),
+        "checkup": guard._checkup.watch.state_dict(),
         "evidence": guard._sampling.observers.state_dict(),
         "clip": None if clip is None else clip.state_dict(),
         "clip_loss": loss,
@@ -99,7 +99,7 @@ def dump(guard: Any) -> dict[str, Any]:
 def restore(guard: Any, state: Any) -> None:
     """Has `guard` go on from `state`, or raises and changes nothing."""
     run, history, observers = guard._run, guard.history, guard._sampling.observers
-    given = read(state, history, guard._checkup.check_state, run.clip)
+    given = read(state, history, guard._checkup.watch.check_state, run.clip)
     guard.flush()
     if isinstance(run.clip, CheckedPolicy):
         run.clip.loss = given.clip_loss
@@ -116,7 +116,7 @@ def restore(guard: Any, state: Any) -> None:
     else:
         observers.load_state_dict(given.evidence, history.model.overwritten)
     if given.checkup is not None:
-        guard._checkup.load_state_dict(given.checkup)
+        guard._checkup.watch.load_state_dict(given.checkup)
 
 
 class StatefulGuard:

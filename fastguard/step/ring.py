@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from .. import kernels
 from ..kernels.slots import copy_slot
 from ..records import Entry, StepStats, TensorStats
@@ -31,6 +29,7 @@ from ..records.slot import (
     TRIGGER,
     read_header,
 )
+from .device import PendingStep
 from .seen import SeenParameters
 from .state import RingState
 
@@ -163,46 +162,27 @@ class Ring(RingState):
         self.made = None
         self.newest, self.num_open = newest, newest + 1
 
-    def arrive_as_left(
-        self,
-        words: torch.Tensor,
-        num_rows: int,
-        positions: Sequence[int] | None,
-        names: tuple[str, ...],
-        known: dict[str, float | None],
-        noted: set[str],
-        overhead_s: float,
-        *,
-        scaled: bool,
-        clip_coef: float | None,
-        trigger: float | None = None,
-    ) -> tuple[bool, bool]:
-        """Takes a step into the next slot as a device left it; returns whether its norm is finite, whether it skipped.
-
-        Args:
-            words: the slot, copied to the host.
-            known, noted: notes that the host has, and names of those that are in the slot.
-            scaled: whether the loss scale in the slot is one.
-            clip_coef: the coefficient, where the host decided on it.
-            trigger: of the clip policy, if it has one.
-        """
+    def arrive_as_left(self, pending: PendingStep) -> tuple[bool, bool]:
+        """Takes a step as a device left it into the next slot; returns whether its norm is finite, and it skipped."""
         index, self.made = self.num_open, None
-        at, words_here = HEADER_WORDS * index, self.words
-        rows, skipped = copy_slot(words, num_rows, self.headers, HEADER_BYTES * index)
-        flags = (SKIPPED if skipped else 0) | (HAS_LOSS_SCALE if scaled else 0)
+        at, words_here, positions, names = HEADER_WORDS * index, self.words, pending.positions, pending.names
+        home = pending.slots.index(pending.slot)
+        num_rows = len(pending.places[home])
+        rows, skipped = copy_slot(pending.parcels[home].copy, num_rows, self.headers, HEADER_BYTES * index)
+        flags = (SKIPPED if skipped else 0) | (HAS_LOSS_SCALE if pending.is_scaled else 0)
         for name, (word, flag) in NOTES.items():
-            value = known.get(name)
-            if name in noted:
+            value = pending.known.get(name)
+            if name in pending.noted:
                 flags |= flag
             elif value is not None:
                 flags |= flag
                 words_here[at + word] = value
-        if clip_coef is not None:
-            words_here[at + CLIP_COEF] = clip_coef
-        if trigger is not None:
-            words_here[at + TRIGGER] = trigger
+        if pending.clip_coef is not None:
+            words_here[at + CLIP_COEF] = pending.clip_coef
+        if pending.trigger is not None:
+            words_here[at + TRIGGER] = pending.trigger
             flags |= HAS_TRIGGER
-        words_here[at + OVERHEAD_S] = overhead_s
+        words_here[at + OVERHEAD_S] = pending.overhead_s
         words_here[at + NUM_ROWS] = num_rows
         words_here[at + FLAGS] = flags
         is_other = names is not self.names

@@ -146,6 +146,12 @@ class GuardSettings:
         values |= {name: getattr(self, name) for name in _OF_ALL_RANKS}
         return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in values.items()}
 
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> GuardSettings:
+        """The settings among the arguments of `wrap` or `wrap_backward`."""
+        given = {one.name: arguments[one.name] for one in fields(cls) if one.name in arguments}
+        return cls(**{**given, "clip": clip_policy(arguments.get("max_norm"), arguments.get("clip"))})
+
     def differences(self, other: GuardSettings) -> list[str]:
         """Names of the settings in which the two ask for different guards."""
         compared = [one.name for one in fields(self) if one.compare]

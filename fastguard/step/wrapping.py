@@ -31,7 +31,7 @@ from ..ranks import (
 )
 from ..recovery import Recovery
 from .guard import GUARD, Guard
-from .settings import GuardSettings, clip_policy
+from .settings import GuardSettings
 from .state import guard_attribute
 from .wrappers import innermost, inwards, refuse_sharding_model, unwrapped
 
@@ -305,29 +305,12 @@ def wrap(
     >>> optimizer.guard.last.tensors["weight"].norm ** 2
     2.0000000000000004
     """
+    arguments = locals()
     given: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not given:
         raise ValueError("`optimizer` must be an optimizer or a list of at least one, got an empty list")
     check_models(given, model)
-    settings = GuardSettings(
-        clip=clip_policy(max_norm, clip),
-        skip_nonfinite=skip_nonfinite,
-        max_consecutive_skips=max_consecutive_skips,
-        backend=backend,
-        when_behind=when_behind,
-        clip_through=clip_through,
-        activations=activations,
-        weights=weights,
-        check_every=check_every,
-        objective=objective,
-        recovery=recovery,
-        names=names,
-        ranks=ranks,
-        process_group=process_group,
-        parity=parity,
-        watch_ranks=watch_ranks,
-        on_guarded=on_guarded,
-    )
+    settings = GuardSettings.of(arguments)
     inner = [innermost(o) for o in given]
     if len(set(map(id, inner))) != len(inner):
         raise ValueError("`optimizer` must be a list of different optimizers, got one of them twice")

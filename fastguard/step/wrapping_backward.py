@@ -13,7 +13,7 @@ from ..clip import ClipPolicy
 from ..observers.activations import ActivationMonitor
 from .guard import Guard
 from .in_backward import BackwardGuard
-from .settings import GuardSettings, clip_policy
+from .settings import GuardSettings
 from .wrappers import innermost, refuse_sharding_model, refuse_shards
 from .wrapping import build, has_equal_guard, show, sinks_of_rank
 
@@ -79,18 +79,7 @@ def wrap_backward(
     >>> guard.last.tensors.names, guard.last.norm ** 2, model.weight.grad is None
     (('weight', 'bias'), 2.9999999999999996, True)
     """
-    settings = GuardSettings(
-        clip=clip_policy(max_norm, clip),
-        skip_nonfinite=skip_nonfinite,
-        max_consecutive_skips=max_consecutive_skips,
-        backend=backend,
-        activations=activations,
-        check_every=check_every,
-        objective=objective,
-        ranks=ranks,
-        hooks=hooks,
-        on_guarded=on_guarded,
-    )
+    settings = GuardSettings.of(locals())
     pairs = _pairs(model, optimizers, hooks)
     given = list({id(optimizer): optimizer for _, optimizer in pairs}.values())
     sinks, is_quiet = sinks_of_rank(sinks, ranks)
