@@ -41,11 +41,6 @@ LEAST_SPREAD64 = tl.constexpr(2.0**-480)
 
 
 @triton.jit
-def double(bits):
-    return bits.to(tl.int64).to(tl.float64, bitcast=True)
-
-
-@triton.jit
 def _kinds(x, low, high, near):
     """Zero + 256 near zero + 65536 saturated, as float32: three counts in one register, at float rate."""
     zero = tl.where(x == 0.0, 1.0, 0.0)

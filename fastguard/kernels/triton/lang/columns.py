@@ -11,7 +11,6 @@ import triton.language as tl
 from .activations import (
     TABLE_MASK,
     begin_of,
-    double,
     exact_mean_step,
     exact_packed,
     exact_step,
@@ -25,7 +24,7 @@ from .activations import (
     store_entries,
     store_exact,
 )
-from .stats import pointer
+from .stats import double, pointer
 
 
 @triton.jit
@@ -35,57 +34,6 @@ def _inside(r, last, begin, wide, width, numel, ROWS: tl.constexpr, COLS: tl.con
     at = rows * width + begin
     some = tl.minimum(tl.maximum(numel - at, 0), tl.where(rows < last, wide, 0)).to(tl.int32)
     return at, tl.arange(0, COLS)[None, :] < some[:, None]
-
-
-@triton.jit
-def _exact(
-    start,
-    first,
-    last,
-    begin,
-    wide,
-    width,
-    numel,
-    low,
-    high,
-    near,
-    out,
-    stride,
-    table,
-    num_entries,
-    entry,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
-    """A program's part once more, of any values: first its mean, then everything else around it."""
-    columns = tl.arange(0, COLS)[None, :]
-    total = tl.zeros([ROWS, COLS], tl.float64)
-    count = tl.zeros([ROWS, COLS], tl.int32)
-    for r in range(first, last, ROWS):
-        at, inside = _inside(r, last, begin, wide, width, numel, ROWS, COLS)
-        x = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0).to(COMPUTE)
-        total, count = exact_mean_step(x, inside, total, count)
-    num_finite = tl.sum(count).to(tl.float64)
-    mean = tl.sum(total) / tl.maximum(num_finite, 1.0) * 2.0**20
-
-    total = tl.zeros([ROWS, COLS], tl.float64)
-    square = tl.zeros([ROWS, COLS], tl.float64)
-    least = tl.full([ROWS, COLS], float("inf"), COMPUTE)
-    most = tl.full([ROWS, COLS], float("-inf"), COMPUTE)
-    counts = tl.zeros([ROWS, COLS], tl.int32)
-    bad = tl.zeros([ROWS, COLS], tl.int32)
-    size = tl.zeros([ROWS, COLS], tl.float64)
-    for r in range(first, last, ROWS):
-        at, inside = _inside(r, last, begin, wide, width, numel, ROWS, COLS)
-        x = tl.load(start + (at[:, None] + columns), mask=inside, other=0.0).to(COMPUTE)
-        total, square, least, most, counts, bad, size = exact_step(
-            x, inside, mean, low, high, near, total, square, least, most, counts, bad, size
-        )
-    found = tl.sum(exact_packed(counts, bad), axis=0)
-    cols = tl.arange(0, COLS)
-    store_entries(table, num_entries, entry + cols, cols < wide, tl.sum(size, axis=0), found)
-    store_exact(out, stride, num_finite, mean, total, square, least, most, counts & 1023, bad, tl.sum(found))
 
 
 @triton.jit(do_not_specialize=list(range(10)))
@@ -180,23 +128,30 @@ def columns_kernel(
     kinds = tl.sum(found)
     if not store_believed(out, num_programs, num, shift, total, square, least, most, all_sizes, kinds, DTYPE.is_fp64()):
         tl.debug_barrier()  # entries are written again, by other threads
-        _exact(
-            start,
-            first,
-            last,
-            begin,
-            wide,
-            width,
-            numel,
-            low,
-            high,
-            near,
-            out,
-            num_programs,
-            table,
-            num_entries,
-            entry,
-            COMPUTE,
-            EXACT_ROWS,
-            COLS,
-        )
+        # This part once more, of any values: first its mean, then everything else around it.
+        sum_64 = tl.zeros([EXACT_ROWS, COLS], tl.float64)
+        count = tl.zeros([EXACT_ROWS, COLS], tl.int32)
+        for r in range(first, last, EXACT_ROWS):
+            places_64, some = _inside(r, last, begin, wide, width, numel, EXACT_ROWS, COLS)
+            e = tl.load(start + (places_64[:, None] + columns), mask=some, other=0.0).to(COMPUTE)
+            sum_64, count = exact_mean_step(e, some, sum_64, count)
+        num_finite = tl.sum(count).to(tl.float64)
+        mean = tl.sum(sum_64) / tl.maximum(num_finite, 1.0) * 2.0**20
+
+        away = tl.zeros([EXACT_ROWS, COLS], tl.float64)
+        square_64 = tl.zeros([EXACT_ROWS, COLS], tl.float64)
+        lows = tl.full([EXACT_ROWS, COLS], float("inf"), COMPUTE)
+        highs = tl.full([EXACT_ROWS, COLS], float("-inf"), COMPUTE)
+        marks = tl.zeros([EXACT_ROWS, COLS], tl.int32)
+        bad = tl.zeros([EXACT_ROWS, COLS], tl.int32)
+        size_64 = tl.zeros([EXACT_ROWS, COLS], tl.float64)
+        for r in range(first, last, EXACT_ROWS):
+            places_64, some = _inside(r, last, begin, wide, width, numel, EXACT_ROWS, COLS)
+            e = tl.load(start + (places_64[:, None] + columns), mask=some, other=0.0).to(COMPUTE)
+            away, square_64, lows, highs, marks, bad, size_64 = exact_step(
+                e, some, mean, low, high, near, away, square_64, lows, highs, marks, bad, size_64
+            )
+        exact = tl.sum(exact_packed(marks, bad), axis=0)
+        store_entries(table, num_entries, entry + cols, cols < wide, tl.sum(size_64, axis=0), exact)
+        zeros = marks & 1023
+        store_exact(out, num_programs, num_finite, mean, away, square_64, lows, highs, zeros, bad, tl.sum(exact))

@@ -29,6 +29,7 @@ from .stats import (
     SUM,
     SUM_SQ,
     SUM_SQ_DEV,
+    double,
     in_range,
     is_finite,
     pointer,
@@ -42,25 +43,20 @@ DECIDE = tl.constexpr(4)
 
 
 @triton.jit
-def _double(bits):
-    return bits.to(tl.int64).to(tl.float64, bitcast=True)
-
-
-@triton.jit
 def _unscale(scale_address, unscale_bits):
     """What rows are multiplied by: 1/scale rounded as GradScaler.unscale_ rounds it, or a number that was given."""
     has_scale = scale_address != 0
     scale = tl.load(pointer(scale_address, tl.float32), mask=has_scale, other=1.0)
     inverse = (1.0 / scale.to(tl.float64)).to(tl.float32).to(tl.float64)
-    return tl.where(has_scale, inverse, _double(unscale_bits))
+    return tl.where(has_scale, inverse, double(unscale_bits))
 
 
 @triton.jit
 def _decide(norm, header, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices):
     """Norm of unscaled elements, clip coefficient, skip flag and factor, into a header."""
     finite = is_finite(norm)
-    max_norm = _double(max_norm_bits)
-    trigger = _double(trigger_bits)  # below 0: torch's formula, at any norm
+    max_norm = double(max_norm_bits)
+    trigger = double(trigger_bits)  # below 0: torch's formula, at any norm
     over = finite & (norm > trigger)
     divisor = tl.where(trigger < 0.0, norm + 1e-6, norm)  # a constant by itself would be float32
     coefficient = tl.where(over, tl.minimum(max_norm / _or_1(divisor), 1.0), 1.0)
@@ -225,17 +221,8 @@ def finalise_kernel(
         row = tl.program_id(0) - 1
         packed = tl.load(pointer(row_chunks, tl.int64) + row)
         numel = tl.load(pointer(numels, tl.int64) + row).to(tl.float64)
-        _row(
-            columns,
-            num_chunks,
-            packed & LOW_HALF,
-            packed >> 32,
-            numel,
-            unscale,
-            header + HEADER + row * COLUMNS,
-            CHUNK,
-            ROW_BLOCK,
-        )
+        out = header + HEADER + row * COLUMNS
+        _row(columns, num_chunks, packed & LOW_HALF, packed >> 32, numel, unscale, out, CHUNK, ROW_BLOCK)
 
 
 @triton.jit(do_not_specialize=list(range(9)))

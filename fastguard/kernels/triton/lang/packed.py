@@ -8,6 +8,16 @@ NO_MIN = tl.constexpr(2.0**100)  # above any magnitude whose square is a finite 
 
 
 @triton.jit
+def four_loads(p, step):
+    """All are under way before the first is used."""
+    a = tl.load(p, eviction_policy="evict_first")
+    b = tl.load(p + step, eviction_policy="evict_first")
+    c = tl.load(p + 2 * step, eviction_policy="evict_first")
+    d = tl.load(p + 3 * step, eviction_policy="evict_first")
+    return a, b, c, d
+
+
+@triton.jit
 def _packed_step(words, high, low, filled):
     """Largest and smallest magnitude and count of what is not zero, for words of two elements, on the bits of |x|.
 
@@ -71,10 +81,7 @@ def packed(vector, full, DTYPE: tl.constexpr, LANES: tl.constexpr):
     filled = tl.zeros([LANES], tl.int32)
     for j in range(0, full // 2, 4 * LANES):
         p = vector + j + lanes
-        a = tl.load(p, eviction_policy="evict_first")
-        b = tl.load(p + LANES, eviction_policy="evict_first")
-        c = tl.load(p + 2 * LANES, eviction_policy="evict_first")
-        d = tl.load(p + 3 * LANES, eviction_policy="evict_first")
+        a, b, c, d = four_loads(p, LANES)
         most, least, filled = _packed_step(a, most, least, filled)
         most, least, filled = _packed_step(b, most, least, filled)
         most, least, filled = _packed_step(c, most, least, filled)

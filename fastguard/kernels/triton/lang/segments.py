@@ -7,7 +7,6 @@ import triton.language as tl
 from .activations import (
     TABLE_MASK,
     begin_of,
-    double,
     exact_mean_step,
     exact_packed,
     exact_step,
@@ -20,7 +19,8 @@ from .activations import (
     store_entries,
     store_exact,
 )
-from .stats import pointer
+from .packed import four_loads
+from .stats import double, pointer
 
 
 @triton.jit
@@ -38,71 +38,6 @@ def _shift(start, first, last, inner, begin, n, COMPUTE: tl.constexpr, ROWS: tl.
     at = (segments * inner + begin)[:, None] + tl.arange(0, COLS)[None, :]
     x = tl.load(start + at, mask=inside, other=0.0).to(COMPUTE)
     return mean_of(tl.sum(x), tl.minimum(last - first, ROWS) * tl.minimum(n, COLS))
-
-
-@triton.jit
-def _exact(
-    start,
-    first,
-    last,
-    inner,
-    begin,
-    n,
-    low,
-    high,
-    near,
-    out,
-    stride,
-    table,
-    num_entries,
-    parts,
-    part,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    TABLE: tl.constexpr,
-):
-    """A program's part once more, of any values: first its mean, then everything else around it."""
-    cols = tl.arange(0, COLS)
-    total = tl.zeros([ROWS, COLS], tl.float64)
-    count = tl.zeros([ROWS, COLS], tl.int32)
-    for s in range(first, last, ROWS):
-        segments = s + tl.arange(0, ROWS)
-        places = start + ((segments * inner + begin)[:, None] + cols[None, :])
-        for j in range(0, n, COLS):
-            inside = ((segments < last)[:, None]) & ((j + cols < n)[None, :])
-            x = tl.load(places + j, mask=inside, other=0.0).to(COMPUTE)
-            total, count = exact_mean_step(x, inside, total, count)
-    num_finite = tl.sum(count).to(tl.float64)
-    mean = tl.sum(total) / tl.maximum(num_finite, 1.0) * 2.0**20
-
-    total = tl.zeros([ROWS, COLS], tl.float64)
-    square = tl.zeros([ROWS, COLS], tl.float64)
-    least = tl.full([ROWS, COLS], float("inf"), COMPUTE)
-    most = tl.full([ROWS, COLS], float("-inf"), COMPUTE)
-    zeros = tl.zeros([ROWS, COLS], tl.int32)
-    bad = tl.zeros([ROWS, COLS], tl.int32)
-    kinds = tl.zeros([ROWS], tl.int64)
-    for s in range(first, last, ROWS):
-        segments = s + tl.arange(0, ROWS)
-        places = start + ((segments * inner + begin)[:, None] + cols[None, :])
-        counts = tl.zeros([ROWS, COLS], tl.int32)
-        bad_here = tl.zeros([ROWS, COLS], tl.int32)
-        size = tl.zeros([ROWS, COLS], tl.float64)
-        for j in range(0, n, COLS):
-            inside = ((segments < last)[:, None]) & ((j + cols < n)[None, :])
-            x = tl.load(places + j, mask=inside, other=0.0).to(COMPUTE)
-            total, square, least, most, counts, bad_here, size = exact_step(
-                x, inside, mean, low, high, near, total, square, least, most, counts, bad_here, size
-            )
-        zeros += counts & 1023
-        bad += bad_here
-        found = tl.sum(exact_packed(counts, bad_here), axis=1)
-        kinds += found
-        if TABLE:
-            store_entries(table, num_entries, segments * parts + part, segments < last, tl.sum(size, axis=1), found)
-
-    store_exact(out, stride, num_finite, mean, total, square, least, most, zeros, bad, tl.sum(kinds))
 
 
 @triton.jit(do_not_specialize=list(range(11)))
@@ -163,11 +98,7 @@ def segments_kernel(
         full = tl.where(s + ROWS <= last, n // (4 * COLS) * (4 * COLS), 0)
         for j in range(0, full, 4 * COLS):
             p = places + j
-            # Four loads are under way before the first is used.
-            a = tl.load(p, eviction_policy="evict_first")
-            b = tl.load(p + COLS, eviction_policy="evict_first")
-            c = tl.load(p + 2 * COLS, eviction_policy="evict_first")
-            d = tl.load(p + 3 * COLS, eviction_policy="evict_first")
+            a, b, c, d = four_loads(p, COLS)
             total, square, least, most, counts, size = fast_loads(
                 a, b, c, d, shift, low, high, near, total, square, least, most, counts, size
             )
@@ -191,24 +122,46 @@ def segments_kernel(
         out, num_programs, num, shift, total, square, least, most, all_sizes, all_kinds, DTYPE.is_fp64()
     ):
         tl.debug_barrier()  # entries are written again, by other threads
-        _exact(
-            start,
-            first,
-            last,
-            inner,
-            begin,
-            n,
-            low,
-            high,
-            near,
-            out,
-            num_programs,
-            table,
-            num_entries,
-            parts,
-            part,
-            COMPUTE,
-            ROWS,
-            EXACT,
-            TABLE,
-        )
+        # This part once more, of any values: first its mean, then everything else around it.
+        lanes = tl.arange(0, EXACT)
+        sum_64 = tl.zeros([ROWS, EXACT], tl.float64)
+        count = tl.zeros([ROWS, EXACT], tl.int32)
+        for s in range(first, last, ROWS):
+            stretch = s + tl.arange(0, ROWS)
+            begins = start + ((stretch * inner + begin)[:, None] + lanes[None, :])
+            for j in range(0, n, EXACT):
+                some = ((stretch < last)[:, None]) & ((j + lanes < n)[None, :])
+                e = tl.load(begins + j, mask=some, other=0.0).to(COMPUTE)
+                sum_64, count = exact_mean_step(e, some, sum_64, count)
+        num_finite = tl.sum(count).to(tl.float64)
+        mean = tl.sum(sum_64) / tl.maximum(num_finite, 1.0) * 2.0**20
+
+        away = tl.zeros([ROWS, EXACT], tl.float64)
+        square_64 = tl.zeros([ROWS, EXACT], tl.float64)
+        lows = tl.full([ROWS, EXACT], float("inf"), COMPUTE)
+        highs = tl.full([ROWS, EXACT], float("-inf"), COMPUTE)
+        zeros = tl.zeros([ROWS, EXACT], tl.int32)
+        bad = tl.zeros([ROWS, EXACT], tl.int32)
+        exact_kinds = tl.zeros([ROWS], tl.int64)
+        for s in range(first, last, ROWS):
+            stretch = s + tl.arange(0, ROWS)
+            begins = start + ((stretch * inner + begin)[:, None] + lanes[None, :])
+            marks = tl.zeros([ROWS, EXACT], tl.int32)
+            bad_here = tl.zeros([ROWS, EXACT], tl.int32)
+            size_64 = tl.zeros([ROWS, EXACT], tl.float64)
+            for j in range(0, n, EXACT):
+                some = ((stretch < last)[:, None]) & ((j + lanes < n)[None, :])
+                e = tl.load(begins + j, mask=some, other=0.0).to(COMPUTE)
+                away, square_64, lows, highs, marks, bad_here, size_64 = exact_step(
+                    e, some, mean, low, high, near, away, square_64, lows, highs, marks, bad_here, size_64
+                )
+            zeros += marks & 1023
+            bad += bad_here
+            exact = tl.sum(exact_packed(marks, bad_here), axis=1)
+            exact_kinds += exact
+            if TABLE:
+                entries = stretch * parts + part
+                store_entries(table, num_entries, entries, stretch < last, tl.sum(size_64, axis=1), exact)
+
+        found_64 = tl.sum(exact_kinds)
+        store_exact(out, num_programs, num_finite, mean, away, square_64, lows, highs, zeros, bad, found_64)

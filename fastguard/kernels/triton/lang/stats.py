@@ -24,7 +24,7 @@ The last bits of a sum depend on where a tensor begins within 16 bytes, and on n
 import triton
 import triton.language as tl
 
-from .packed import NO_MIN, packed
+from .packed import NO_MIN, four_loads, packed
 
 # The columns of `fastguard.records.columns`, in rows and partials. In partials ABS_MIN_NONZERO is Inf where no element
 # is finite and not zero; and the place of NUMEL, which needs no pass, holds NORM_SQ: it is SUM_SQ, or NaN or Inf where
@@ -55,6 +55,11 @@ LOW_HALF = tl.constexpr(0xFFFFFFFF)
 @triton.jit
 def pointer(address, DTYPE: tl.constexpr):
     return address.to(tl.int64).to(tl.pointer_type(DTYPE))
+
+
+@triton.jit
+def double(bits):
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -274,11 +279,7 @@ def _fast(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr, PACKED: tl
         vector = _aligned(address, head, DTYPE)
         for j in range(0, full, 4 * BLOCK):
             p = vector + j + places
-            # Four loads are under way before the first is used.
-            a = tl.load(p, eviction_policy="evict_first")
-            b = tl.load(p + BLOCK, eviction_policy="evict_first")
-            c = tl.load(p + 2 * BLOCK, eviction_policy="evict_first")
-            d = tl.load(p + 3 * BLOCK, eviction_policy="evict_first")
+            a, b, c, d = four_loads(p, BLOCK)
             if BLOCK == LANES:
                 sum_sq, total, high, low, zeros = _fast_step(a, b, c, d, sum_sq, total, high, low, zeros)
             else:
@@ -392,10 +393,7 @@ def scale_kernel(
             vector = _aligned(address, head, DTYPE)
             for j in range(0, full, 4 * BLOCK):
                 p = vector + j + lanes
-                a = tl.load(p, eviction_policy="evict_first")
-                b = tl.load(p + BLOCK, eviction_policy="evict_first")
-                c = tl.load(p + 2 * BLOCK, eviction_policy="evict_first")
-                d = tl.load(p + 3 * BLOCK, eviction_policy="evict_first")
+                a, b, c, d = four_loads(p, BLOCK)
                 tl.store(p, _product(a, factor, DTYPE))
                 tl.store(p + BLOCK, _product(b, factor, DTYPE))
                 tl.store(p + 2 * BLOCK, _product(c, factor, DTYPE))
