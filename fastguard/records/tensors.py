@@ -17,12 +17,7 @@ from .table import TensorStats
 MAX_TENSORS = 4096
 NUM_FIRST = 3
 _RATE = 0.25
-_FIRST_GAPS = (
-    1,
-    1,
-    3,
-    5,
-)  # steps between the first samples; from then on a table is looked at as a batch of steps ends
+_FIRST_GAPS = (1, 1, 3, 5)  # steps between the first samples; later ones are taken as a batch of steps ends
 _TENSORS_PER_STEP = 5
 
 # A track is so many float64 in a row: 112 bytes, where an object of Python numbers would take six hundred.

@@ -32,7 +32,9 @@ class _KeptTensor:
 
     def copy(self) -> None:
         # An expanded tensor overlaps itself and cannot be written in place, by a step neither.
-        if self.values is None and not any(n > 1 and not s for n, s in zip(self.tensor.shape, _strides(self.tensor))):
+        shape = self.tensor.shape
+        strides = self.tensor.stride() if self.tensor.layout is torch.strided else shape
+        if self.values is None and not any(n > 1 and not s for n, s in zip(shape, strides)):
             self.values = self.memory.clone()
 
     def has_moved(self) -> bool:
@@ -53,10 +55,6 @@ class _KeptTensor:
 
     def _has_other_memory(self) -> bool:
         return self.tensor.data_ptr() != self.memory.data_ptr() or self.tensor.shape != self.memory.shape
-
-
-def _strides(tensor: torch.Tensor) -> Iterable[int]:
-    return tensor.stride() if tensor.layout is torch.strided else tensor.shape
 
 
 def _is_same(now: Any, then: Any) -> bool:

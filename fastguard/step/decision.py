@@ -48,7 +48,7 @@ class HostDecision(Decision):
 
     def check_scale(self, handed: Handed) -> None:
         """Raises RuntimeError if another optimizer's gradients have another scale than those decided on."""
-        scale = handed.read().scale
+        scale = handed.read().grad_scale
         if scale != self._scale:
             raise _other_scale(f"scale {self._scale}", f"scale {scale}")
 

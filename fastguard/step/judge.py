@@ -31,7 +31,7 @@ from .ledger import Ledger
 from .ring import JudgedStep
 from .run import Member, Run
 from .scalars import is_loss, learning_rate, scalar
-from .scaler import Handed, Scaling
+from .scaler import Handed
 from .skip import Skip, Undo
 
 _log = logging.getLogger("fastguard")
@@ -243,7 +243,7 @@ class Judge:
         self._ledger.raise_due()
         coefficient = 1.0 if clipping.has_shrunk else ruling.coefficient
         positions = judged.positions if judged.total is None or ruling.factors is not None else judged.present
-        return HostDecision(positions, coefficient, judged.skipped, ruling.factors, scaling.scale)
+        return HostDecision(positions, coefficient, judged.skipped, ruling.factors, scaling.grad_scale)
 
     def enter(self, judged: JudgedStep, *, again: bool = False) -> None:
         """Puts a step into the ring. Of several evaluations of one step it keeps the first bad one.
@@ -267,7 +267,7 @@ class Judge:
         run.follow_buffers(step, judged.skipped)
         self._ledger.enter(is_bad=is_news and not finite, from_scaler=judged.from_scaler)
 
-    def _measure(self, groups: list[list[torch.Tensor]], scaling: Scaling, first: bool) -> tuple[JudgedStep, Scaling]:
+    def _measure(self, groups: list[list[torch.Tensor]], scaling: Handed, first: bool) -> tuple[JudgedStep, Handed]:
         """Measures the gradients, over all ranks if there are several."""
         run, ranks, total, present = self._run, self._run.ranks, None, None
         step = run.step if first else run.step - 1
@@ -286,11 +286,11 @@ class Judge:
         if ranks is not None and not math.isfinite(norm):
             self._find_trouble(ranks, shared, names, step, first)
         judged = JudgedStep(step, table, positions, names, norm, total=total, present=present)
-        judged.loss_scale, judged.from_scaler = scaling.scale, scaling.from_scaler
+        judged.loss_scale, judged.from_scaler = scaling.grad_scale, scaling.from_scaler
         return judged, scaling
 
     def _measure_over_ranks(
-        self, ranks: Ranks, groups: list[list[torch.Tensor]], scaling: Scaling, step: int, first: bool
+        self, ranks: Ranks, groups: list[list[torch.Tensor]], scaling: Handed, step: int, first: bool
     ) -> Shared:
         """Measures over all ranks; the step before takes the mean of the losses that they observed."""
         run, ring = self._run, self._run.ring

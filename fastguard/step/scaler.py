@@ -20,51 +20,35 @@ _log = logging.getLogger("fastguard")
 _FLAG = "_step_supports_amp_scaling"
 
 
-class Scaling(NamedTuple):
-    """How the gradients of a step are scaled.
-
-    Attributes:
-        scale: what they have to be divided by; None if they are not scaled.
-        inverse: what they are multiplied by instead, rounded as `GradScaler.unscale_` rounds it.
-        found_inf: the scaler saw a non-finite gradient.
-        fused: the optimizer divides by `grad_scale` itself.
-        from_scaler: a scaler is at work, also where it has unscaled already.
-    """
-
-    scale: float | None = None
-    inverse: float = 1.0
-    found_inf: bool = False
-    fused: bool = False
-    from_scaler: bool = False
-
-
 class Handed(NamedTuple):
     """What a scaler handed over, as it is: nobody has waited for it.
 
     Attributes:
         grad_scale: what the gradients have to be divided by: tensor or number; None if they are not scaled.
         found_inf: not 0 if the scaler saw a non-finite gradient; a sum over devices, so it may be 2.
-        fused, from_scaler: as in `Scaling`.
+        fused: the optimizer divides by `grad_scale` itself.
+        from_scaler: a scaler is at work, also where it has unscaled already.
+        inverse: what they are multiplied by instead of dividing, rounded as `GradScaler.unscale_` rounds it; by `read`.
     """
 
     grad_scale: Any = None
     found_inf: Any = None
     fused: bool = False
     from_scaler: bool = False
+    inverse: float = 1.0
 
-    def read(self) -> Scaling:
-        """The same as numbers; synchronises if a tensor is on an accelerator."""
+    def read(self) -> Handed:
+        """The same as numbers, and a truth value; synchronises if a tensor is on an accelerator."""
         if not self.from_scaler:
-            return UNSCALED
+            return _READ_NOTHING
         scale, inverse = None, 1.0
         if self.grad_scale is not None:
             scale = float(self.grad_scale)
             inverse = float(torch.tensor(scale, dtype=torch.float64, device="cpu").reciprocal().float())
-        return Scaling(scale, inverse, self.found_inf is not None and bool(self.found_inf), self.fused, True)
+        return Handed(scale, self.found_inf is not None and bool(self.found_inf), self.fused, True, inverse)
 
 
-UNSCALED = Scaling()
-_NOTHING = Handed()
+_NOTHING, _READ_NOTHING = Handed(), Handed(found_inf=False)
 
 
 class ScalerContract:

@@ -44,9 +44,9 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 50_871,
-    "core": 17_150,
-    "files": 318,
+    "package": 50_521,
+    "core": 16_801,
+    "files": 316,
     "tests": 52_316,
     "benchmarks": 17_983,
     "README": 158,
