@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "slot.h"
@@ -341,10 +342,17 @@ Py_ssize_t fold(py::handle history, py::List entries, Py_ssize_t start, Py_ssize
   if (start < 0 || end > PyList_GET_SIZE(list)) throw py::index_error("the list has fewer steps");
   Step step;
   if (start >= end || !step.read(PyList_GET_ITEM(list, start))) return start;
-  Folding folding(history.ptr(), tuple_type(bucket_type), tuple_type(summary_type));
+  std::optional<Folding> folding;
+  try {
+    folding.emplace(history.ptr(), tuple_type(bucket_type), tuple_type(summary_type));
+  } catch (const py::error_already_set&) {
+    if (!PyErr_ExceptionMatches(PyExc_OverflowError)) throw;
+    PyErr_Clear();  // a log may number its steps beyond 64 bits: these are left to Python
+    return start;
+  }
   Py_ssize_t place = start;
-  while (place < end && step.read(PyList_GET_ITEM(list, place)) && folding.add(step)) ++place;
-  if (place > start) folding.store(list, start, place);
+  while (place < end && step.read(PyList_GET_ITEM(list, place)) && folding->add(step)) ++place;
+  if (place > start) folding->store(list, start, place);
   return place;
 }
 

@@ -18,13 +18,8 @@ from fastguard.visualization.runs import from_log
 def _line(step: int, rng: random.Random, oddity: float) -> dict[str, object]:
     norm = rng.lognormvariate(0, 0.3) * (50 if rng.random() < 0.01 else 1)
     numbers = ("grad/max", "grad/min", "grad/mean", "grad/std")
-    line: dict[str, object] = {
-        "step": step,
-        "time": 1e9 + step,
-        "loss": 2.0 + rng.random(),
-        "lr": 1e-3,
-        "grad/norm": norm,
-    }
+    line: dict[str, object] = {"step": step, "time": 1e9 + step, "loss": 2.0 + rng.random()}
+    line.update({"lr": 1e-3, "grad/norm": norm})
     line.update(dict.fromkeys(numbers, 0.5))
     line.update({"grad/num_zeros": 1, "grad/num_nans": 0, "grad/num_infs": 0, "grad/num_elements": 8})
     line.update({"clip/coef": min(1.0, 1.3 / norm), "clipped": norm > 1.3, "skipped": False})
@@ -45,6 +40,7 @@ def _line(step: int, rng: random.Random, oddity: float) -> dict[str, object]:
                 {"grad/cosine": 0.25},
                 {"loss_scale": 1024.0},
                 {"step": step - 5},
+                {"step": 2**63 + step},
                 {"tensors": {"w": [8, norm * norm, 0.1, 0.5, 0.1, 1, 0, 0, 0.2, norm]}},
                 {"new": 1},
             ]

@@ -78,7 +78,8 @@ def test_clipping_is_torchs_whichever_way(make: Any, clip_through: str) -> None:
     for step in range(4):
         take_step(plain, optimizer, step, before_step=lambda: torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05))
         take_step(model, guarded, step)
-        assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()], 2e-6, 1e-8)
+        rtol, atol = (2e-6, 1e-8) if step == 0 else (2e-5, 1e-6)  # the models differ by some roundings from then on
+        assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()], rtol, atol)
         assert "grad_scale" not in vars(guarded) and "found_inf" not in vars(guarded)
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=2e-5, atol=1e-6)
     guarded.guard.flush()
