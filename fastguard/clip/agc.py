@@ -29,8 +29,8 @@ class AGC(ClipPolicy):
 
     Source: Brock et al. 2021, section 4.1, with the floor and the 1e-6 of timm.
 
-    Cost: one more read of all gradients and of all weights, in about ten torch operations a tensor. The CPU writes only
-    gradients with a unit above its limit, a GPU all of them. No sync.
+    Cost: one more read of all gradients and of all weights, in about ten torch operations a tensor. No sync. The CPU
+    writes only gradients above a limit, and names them in `StepStats.over`; a GPU writes all, and names none.
     """
 
     is_sound = True
