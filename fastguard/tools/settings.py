@@ -87,9 +87,9 @@ def _schedule(value: Any) -> str:
 
 
 def _precision(value: Any) -> str:
-    name = "fp16" if value is True else "no" if value is False else str(value).lower()
-    name = _OTHER_NAMES.get(name, name)
-    if name not in _PRECISIONS:
+    is_scalar = value is None or isinstance(value, (str, int, float))  # a structure may be endless as text
+    name = "fp16" if value is True else "no" if value is False else str(value).lower() if is_scalar else ""
+    if (name := _OTHER_NAMES.get(name, name)) not in _PRECISIONS:
         raise refused(f"one of {', '.join(_PRECISIONS)}, true or false", value)
     return name
 
@@ -153,7 +153,6 @@ class TrainingSettings:
             return warmup_cosine(optimizer, self.warmup_steps, total)
         inner, warmup = innermost(optimizer), num_warmup_steps(self.warmup_steps, total)
         rise = LinearLR(inner, 0.01, 1.0, warmup) if warmup else None
-        # ConstantLR of factor 1 leaves the rate where it is
         is_linear = self.lr_scheduler == "linear"
         after = LinearLR(inner, 1.0, 0.0, total - warmup) if is_linear else ConstantLR(inner, 1.0, 1)
         return after if rise is None else SequentialLR(inner, [rise, after], [warmup])
@@ -204,12 +203,8 @@ def unstable_loss(history: TrainingHistory, *, newest: int = 10, std: float = 10
     spread = pstdev(losses) if all(map(math.isfinite, losses)) else math.nan
     if spread <= std:
         return None
-    return Finding(
-        f"The standard deviation of the newest {newest} losses is {spread:.3g}.",
-        known[0].step,
-        known[-1].step,
-        evidence={"std": spread, "threshold": std},
-    )
+    summary = f"The standard deviation of the newest {newest} losses is {spread:.3g}."
+    return Finding(summary, known[0].step, known[-1].step, evidence={"std": spread, "threshold": std})
 
 
 def large_norm(history: TrainingHistory, *, norm: float = 1000.0) -> Finding | None:
@@ -280,8 +275,8 @@ def _flat(plain: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]
     """Keys and values, those in sections too. YAML's aliases can put a section in many places, or in itself."""
     for key, value in plain.items():
         if isinstance(value, Mapping) and key not in kinds_of(TrainingSettings):
-            if id(value) in seen:
-                raise ValueError(f"`{shown(key, 80)}` must be a section of its own, and is one that is there already")
+            if id(value) in seen or len(seen) == 100:
+                raise ValueError(f"`{shown(key, 80)}` must be a section of its own, one of at most 100")
             seen.add(id(value))
             yield from _flat(value, seen)
         else:
@@ -330,5 +325,10 @@ def _load_yaml(yaml: Any, text: str) -> Any:
             except ValueError as error:
                 raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
             return node
+
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            if len(node.value) > 1000:  # merges of merges
+                raise yaml.constructor.ConstructorError(None, None, "more than 1000 keys", node.start_mark)
 
     return yaml.load(text, Loader)

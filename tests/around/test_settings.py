@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -225,6 +226,16 @@ def test_a_file_that_repeats_itself_is_refused_at_once(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match="`b` must be a section of its own"):
             fastguard.settings(path)
+    merges = "".join(f"m{i}: &m{i}\n  <<: [{', '.join([f'*m{i - 1}'] * 10)}]\n" for i in range(1, 12))
+    for text, problem in (
+        (f"m0: &m0 {{a: 1}}\n{merges}", "more than 1000 keys"),
+        ("mixed_precision:\n" + levels, "one of no"),
+    ):
+        path.write_text(text.replace("*a0", "x"))
+        with pytest.raises(ValueError, match=problem):
+            fastguard.settings(path)
+    with pytest.raises(ValueError, match="one of at most 100"):
+        fastguard.settings(functools.reduce(lambda inner, _: {"a": inner}, range(5000), {}))
     deep = tmp_path / "a.json"
     deep.write_text('{"a":' * 20000 + "{}" + "}" * 20000)
     with pytest.raises(ValueError, match=r"a.json must be JSON, and cannot be read"):

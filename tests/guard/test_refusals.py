@@ -35,30 +35,18 @@ _model = make_model()
 _policy = "`clip` must be a clip policy such as GlobalNorm(1.0), got "
 _is_model = "`optimizer` must be a torch.optim.Optimizer, got the model Sequential. "
 MISTAKES = {
-    "parameters": (
-        (_sgd(_model), _model.parameters()),
-        {},
-        "got a generator. Pass the model itself, not its param",
-    ),
+    "parameters": ((_sgd(_model), _model.parameters()), {}, "got a generator. Pass the model itself, not its param"),
     "swapped": ((_model, _sgd(_model)), {}, _is_model + "The two are swapped: wrap(optimizer, model)."),
     "only a model": ((_model,), {}, _is_model + "Pass the optimizer first: wrap(optimizer, model)."),
     "a number": ((_sgd(_model), 1.0), {}, "`model` must be a torch.nn.Module, got a float. Write max_norm=1.0."),
-    "two optimizers": (
-        (_sgd(_model), _sgd(_model)),
-        {},
-        "Pass several optimizers as a list: wrap([first, second]",
-    ),
+    "two optimizers": ((_sgd(_model), _sgd(_model)), {}, "Pass several optimizers as a list: wrap([first, second]"),
     "three": ((_sgd(_model), _model, 1.0), {}, "only optimizer, model without a name. Write max_norm=1.0."),
     "misspelt": ((_sgd(_model),), {"maxnorm": 1}, "`wrap` has no argument `maxnorm`. Did you mean `max_norm`?"),
     "unknown": ((_sgd(_model),), {"zzz": 1}, "`wrap` has no argument `zzz`. Known names: activations, backend"),
     "clip a number": ((_sgd(_model),), {"clip": 1.0}, _policy + "1.0. Write max_norm=1.0."),
     "clip a class": ((_sgd(_model),), {"clip": fastguard.Spikes}, "Write clip=Spikes()."),
     "clip a name": ((_sgd(_model),), {"clip": "norm"}, _policy + "'norm'"),
-    "a policy as number": (
-        (_sgd(_model),),
-        {"max_norm": fastguard.Spikes()},
-        "got a clip policy. Write clip=Spikes()",
-    ),
+    "a policy as number": ((_sgd(_model),), {"max_norm": fastguard.Spikes()}, "got a clip policy. Write clip=Spikes()"),
 }
 
 
