@@ -154,7 +154,7 @@ class Guard(GuardState):
 
     @property
     def clip(self) -> Any:
-        """The clip policy, or None."""
+        """The clip policy, or None. Change it on all ranks: they compare only what `wrap` was given."""
         return users_policy(self._run.clip)
 
     @clip.setter
