@@ -21,7 +21,7 @@ import torch
 
 import fastguard
 from fastguard import _C, ActivationStats
-from fastguard.commands.bench.harness import Spread, call_ns, garbage_collector_off
+from fastguard.commands.bench.harness import Spread, call_ns, gc_off
 from fastguard.commands.bench.machine import Machine, line
 
 SHAPE = (8192, 3072)
@@ -126,7 +126,7 @@ def small_calls() -> dict[str, float]:
 def measure(num_rounds: int) -> dict[str, Any]:
     calls = rivals()
     rounds: dict[str, list[float | None]] = {name: [] for name in calls}
-    with garbage_collector_off():
+    with gc_off():
         for index in range(num_rounds):
             start = index % len(calls)
             for name in [*calls, *calls][start : start + len(calls)]:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 import fastguard
 from benchmarks.clocks import keep, make_clock, make_parser
-from fastguard.commands.bench.harness import garbage_collector_off
+from fastguard.commands.bench.harness import gc_off
 
 RECIPE, GUARDED, CLIPPING = "torch's recipe", "wrap_backward", "wrap_backward, max_norm"
 SETTINGS: dict[str, dict[str, bool]] = {"foreach=False": {"foreach": False}, "fused=True": {"fused": True}}
@@ -110,7 +110,7 @@ def measure(settings: dict[str, bool], rounds: int, clock: Callable[[], float]) 
     runs = {kind: Run(kind, settings) for kind in (RECIPE, GUARDED, CLIPPING)}
     kinds = list(runs)
     times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    with garbage_collector_off():
+    with gc_off():
         for index in range(-3, rounds):
             for kind in kinds if index % 2 else reversed(kinds):
                 found = runs[kind].step(clock)

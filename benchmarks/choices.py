@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import fastguard
 from benchmarks.clocks import keep, make_clock, make_parser
-from fastguard.commands.bench.harness import garbage_collector_off
+from fastguard.commands.bench.harness import gc_off
 
 WIDTH, LENGTH, BATCH, NUM_BLOCKS, NUM_EXPERTS = 256, 256, 4, 4, 8
 
@@ -86,7 +86,7 @@ def measure(case: str, rounds: int, clock: Callable[[], float]) -> dict[str, Any
     has_experts, without, along = CASES[case]
     runs = [Run(has_experts, **without), Run(has_experts, **along)]
     times: list[list[float]] = [[], []]
-    with garbage_collector_off():
+    with gc_off():
         for index in range(-3, rounds):
             for place in (0, 1) if index % 2 else (1, 0):
                 seconds = runs[place].step(clock)

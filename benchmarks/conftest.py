@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.speed.cases import CASES
 from benchmarks.speed.rivals import RIVALS
+from fastguard.commands.bench.cases import Subject
 from fastguard.commands.bench.harness import call_ns
-from fastguard.commands.bench.subject import Subject
 
 _SLOW_S, _ROUND_S = 0.1, 1e-3
 

@@ -23,9 +23,9 @@ import torch
 
 import fastguard
 from fastguard.commands import bench
-from fastguard.commands.bench import models
+from fastguard.commands.bench import cases
 from fastguard.commands.bench.clipping import NO_CLIPPING
-from fastguard.commands.bench.harness import Spread, WrongResultError, garbage_collector_off
+from fastguard.commands.bench.harness import Spread, WrongResultError, gc_off
 from fastguard.commands.bench.machine import Machine, line
 
 RESULTS = Path(__file__).resolve().parent / "results" / "monitor.json"
@@ -90,7 +90,7 @@ class Run:
     """One of the runs; all start from the same weights, on the same batches."""
 
     def __init__(self, kind: str) -> None:
-        task = models.transformer()
+        task = cases.transformer()
         self.kind = kind
         self.model, self.loss = task.model, task.loss
         self.parameters = list(task.model.parameters())
@@ -122,7 +122,7 @@ def _times(num_cycles: int) -> tuple[dict[str, Run], dict[str, list[float]]]:
     runs = {kind: Run(kind) for kind in TITLES}
     times: dict[str, list[float]] = {kind: [] for kind in TITLES}
     orders = list(permutations(TITLES))
-    with garbage_collector_off():
+    with gc_off():
         for index in range(-NUM_WARM_UP * EVERY, num_cycles * EVERY):
             for kind in orders[index % len(orders)]:
                 step = runs[kind].step

@@ -22,7 +22,7 @@ from fastguard.ranks.exchange import MOST_GATHERED
 from . import readme
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
-HEADER, REDUCED, ROW = 17, (9, 13), (3, 9)  # words of 8 bytes: gathered; as MAX and SUM; a tensor's as MAX and SUM
+HEADER, REDUCED, ROW = 18, (11, 13), (3, 9)  # words of 8 bytes: gathered; as MAX and SUM; a tensor's as MAX and SUM
 RANKS, TENSORS = (8, 64, 512, 4096, 16384), (300, 3000, 100_000)
 STEP_US, SHARE = 500_000.0, 2e-3  # of a step that is to be guarded; of it that collectives may take
 

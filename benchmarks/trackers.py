@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from fastguard import tensor_stats
-from fastguard.commands.bench.harness import garbage_collector_off
+from fastguard.commands.bench.harness import gc_off
 from fastguard.commands.bench.machine import Machine, line
 from fastguard.records import ClippedGroup, StepStats
 from fastguard.sinks import (
@@ -102,7 +102,7 @@ def _trackio(folder: Path) -> tuple[str, Callable[..., Any], Callable[[], object
 def measured(sink: SafeSink, steps: range, clock: Callable[[], float]) -> Row:
     """Microseconds a step on this thread: median, mean and 99th percentile, without the first tenth."""
     times = []
-    with garbage_collector_off():
+    with gc_off():
         for record in records(steps):
             started = clock()
             sink.write(record)

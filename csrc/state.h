@@ -60,7 +60,7 @@ struct GuardState {
   char is_loss_new;
 };
 
-// See fastguard.observers.quiet_hooks.schedule_for: from which steps on a forward pass is to be looked at.
+// See fastguard.observers.batches.schedule_for: from which steps on a forward pass is to be looked at.
 struct ScheduleState {
   static constexpr int kNumObjects = 2;
   PyObject_HEAD

@@ -70,7 +70,6 @@ _OLDER_NAMES_OF = {
     ),
     "kernels": ("channel_stats", "magnitude_histogram", "scale_"),
     "records": ("ActivationStats", "ChannelStats", "MagnitudeHistogram", "TensorStats"),
-    "recovery": ("Recomputation",),
     "tools": (
         *("check_gradients", "check_initialization", "clip_gradients", "detect_dead_neurons", "overfit_one_batch"),
         *("stable_weight_init", "warmup_cosine"),

@@ -90,10 +90,10 @@ def in_columns(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> l
 def count(number: float, noun: str) -> str:
     """A whole number of things.
 
-    >>> count(1, "step"), count(1_000_000.0, "step")
-    ('1 step', '1000000 steps')
+    >>> count(1, "step"), count(1_000_000.0, "step"), count(2, "batch")
+    ('1 step', '1000000 steps', '2 batches')
     """
-    return f"{number:.0f} {noun}" + ("" if number == 1 else "s")
+    return f"{number:.0f} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def number(value: float | None) -> str:

@@ -134,7 +134,7 @@ def write_limit(value: Any) -> str:
     >>> write_limit(1.0), write_limit("1.0")
     ('Write max_norm=1.0.', '')
     """
-    if any(callable(getattr(value, name, None)) for name in ("limits", "coefficient")):
+    if callable(getattr(value, "limits", None)):
         return f"Write clip={value.__name__}()." if isinstance(value, type) else f"Write clip={value!r}."
     return f"Write max_norm={value!r}." if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
 

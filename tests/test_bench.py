@@ -10,22 +10,21 @@ import pytest
 import torch
 
 from fastguard.commands import bench
-from fastguard.commands.bench import cases, clipping, harness, machine, models, steps
-from fastguard.commands.bench.cases import Case, StepCase
-from fastguard.commands.bench.subject import Subject
+from fastguard.commands.bench import cases, clipping, harness, machine, steps
+from fastguard.commands.bench.cases import Case, StepCase, Subject
 
 TINY = harness.Settings(budget_s=0.0, num_rounds=2, max_calls=3)
 SHAPES = ((3,), (70, 50), (), (1,), (4096,), (2, 3, 5, 7))
 FLOAT32 = Case("tiny-float32", "tiny float32", SHAPES)
 BFLOAT16 = Case("tiny-bfloat16", "tiny bfloat16", SHAPES, torch.bfloat16)
-TINY_STEP = StepCase("tiny", "tiny step", lambda: models.mlp(width=8, inputs=4, classes=3, batch=2))
+TINY_STEP = StepCase("tiny", "tiny step", lambda: cases.mlp(width=8, inputs=4, classes=3, batch=2))
 
 
 def test_cases_are_the_models_they_name():
     sizes = {name: (case.num_tensors, case.num_elements) for name, case in cases.CASES.items()}
     assert sizes["gpt2-float32"] == sizes["gpt2-bfloat16"] == (148, 124_439_808)
     assert sizes["resnet50"] == (161, 25_557_032)
-    for build, expected in ((models.mlp, 101_386), (models.transformer, 4_820_992)):
+    for build, expected in ((cases.mlp, 101_386), (cases.transformer, 4_820_992)):
         assert sum(p.numel() for p in build().model.parameters()) == expected
 
 

@@ -14,10 +14,8 @@ import torch
 
 import fastguard
 from fastguard.commands import cli
-from fastguard.commands.demo import run, training
-from fastguard.commands.demo.model import CharTransformer
-from fastguard.commands.demo.plan import Pace
-from fastguard.commands.demo.text import Corpus
+from fastguard.commands.demo import training
+from fastguard.commands.demo.model import CharTransformer, Corpus
 from fastguard.sinks import read_jsonl
 
 from records import make_record
@@ -90,17 +88,17 @@ class TestPage:
     def test_is_written_over_and_named(self, log, opened):
         path = log.with_name("run.html")
         path.write_text("old")
-        assert run.page_line(log, path, opens=False) == f"the page of it, to be opened in a browser: {path}"
+        assert training.page_line(log, path, opens=False) == f"the page of it, to be opened in a browser: {path}"
         assert "after 30 steps" in path.read_text() and opened == []
 
     def test_is_opened(self, log, opened, monkeypatch):
         path = log.with_name("run.html")
-        assert run.page_line(log, path, opens=True).endswith(f"browser: {path}") and opened == [path.as_uri()]
+        assert training.page_line(log, path, opens=True).endswith(f"browser: {path}") and opened == [path.as_uri()]
         monkeypatch.setattr(webbrowser, "open", lambda address: False)
-        assert run.page_line(log, path, opens=True) == f"the page of it, which no browser here would open: {path}"
+        assert training.page_line(log, path, opens=True) == f"the page of it, which no browser here would open: {path}"
 
     def test_that_cannot_be_written(self, log):
-        told = run.page_line(log, log / "run.html", opens=False)
+        told = training.page_line(log, log / "run.html", opens=False)
         assert told.startswith(f"fastguard report {log} makes a page of it; here it could not be written: ")
 
     @pytest.mark.slow
@@ -169,41 +167,3 @@ def test_the_corpus_keeps_training_and_held_out_text_apart():
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert targets.max() < corpus.held_out()[0].min() + 2
     assert torch.equal(corpus.held_out()[0], corpus.held_out()[0])
-
-
-def _paced(monkeypatch, plan: Pace, seconds_a_step) -> list[int]:
-    """The steps that `plan` takes at that pace; the clock is ours."""
-    clock = [0.0]
-    monkeypatch.setattr("fastguard.commands.demo.plan.time.perf_counter", lambda: clock[0])
-    taken, step = [], 0
-    while step < plan.num_steps:
-        plan.review(step)
-        taken.append(step)
-        clock[0] += seconds_a_step(step)
-        step += 1
-    taken.append(int(clock[0]))
-    return taken
-
-
-def test_a_plan_with_time_enough_is_kept(monkeypatch):
-    plan = Pace(200, deadline=100.0)
-    *steps, _ = _paced(monkeypatch, plan, lambda step: 0.1)
-    assert len(steps) == 200 and plan.poison_at == 100 and not plan.is_cut
-    assert len(_paced(monkeypatch, Pace(30), lambda step: 1000.0)) == 31
-
-
-@pytest.mark.parametrize("pace", [1.0, 3.0, 50.0])
-def test_a_slow_machine_gets_fewer_steps_and_its_poison(monkeypatch, pace):
-    plan = Pace(200, deadline=100.0)
-    *steps, seconds = _paced(monkeypatch, plan, lambda step: pace)
-    assert plan.is_cut
-    assert plan.poison_at in steps and steps[-1] - plan.poison_at >= 5
-    assert seconds <= max(110, 20 * pace)
-
-
-def test_the_learning_rate_warms_up_and_comes_down():
-    plan = Pace(100)
-    factors = [plan.learning_rate_factor(step) for step in range(100)]
-    assert factors[0] == pytest.approx(0.1) and max(factors) == 1.0
-    assert factors[:10] == sorted(factors[:10]) and factors[10:] == sorted(factors[10:], reverse=True)
-    assert 0.1 <= factors[-1] < 0.11

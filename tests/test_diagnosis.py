@@ -45,32 +45,27 @@ def only(finding_or_none):
 
 @pytest.mark.parametrize("name", sorted(sign.name for rule in RULES.values() for sign in rule.signs))
 class TestEverySign:
-    def test_fires_on_its_bad_run(self, name):
+    def test_fires_on_its_bad_run_and_does_not_change_it(self, name):
+        before = json.dumps(bad_run(name).state_dict())
         finding = RULES[name](bad_run(name))
         assert finding is not None, f"does not fire on BAD[{name!r}] in tests/faulty_runs.py"
         assert finding.rule == RULES[name].whole
         assert finding.summary.endswith(".") and finding.recommendation
         assert 0 <= finding.first_step <= finding.last_step < bad_run(name).num_steps
         assert json.dumps(finding.to_dict(), allow_nan=False)
+        assert json.dumps(bad_run(name).state_dict()) == before
 
-    def test_is_silent_on_healthy_runs(self, name):
+    def test_is_silent_on_healthy_runs_and_no_more_severe_than_declared(self, name):
         hit = [run for run, history in HEALTHY.items() if RULES[name](history) is not None]
         assert not hit, f"fires on runs of HEALTHY in tests/faulty_runs.py: {hit}. Tighten the rule, not the runs."
+        order = ["info", "warning", "critical"]
+        severities = [f.severity for history in BAD.values() if (f := RULES[name](history)) is not None]
+        assert all(order.index(severity) <= order.index(RULES[name].severity) for severity in severities)
 
     def test_is_documented(self, name):
         r = RULES[name]
         assert r.remedy and r.check.__doc__ and (r.of or (r.source and r.reads))
         assert all(f"`{threshold}`" in r.check.__doc__ for threshold in r.thresholds)
-
-    def test_gives_no_more_than_its_severity(self, name):
-        order = ["info", "warning", "critical"]
-        severities = [f.severity for history in BAD.values() if (f := RULES[name](history)) is not None]
-        assert all(order.index(severity) <= order.index(RULES[name].severity) for severity in severities)
-
-    def test_does_not_change_the_history(self, name):
-        before = json.dumps(bad_run(name).state_dict())
-        RULES[name](bad_run(name))
-        assert json.dumps(bad_run(name).state_dict()) == before
 
 
 class TestNonFinite:
@@ -303,6 +298,11 @@ class TestAlreadyClipped:
 
 
 class TestDiagnose:
+    def test_names_are_shown_not_obeyed(self):
+        history = with_bad_steps(100, {})
+        history.note_model(dropout={"d\x1b[2J": 0.9})
+        assert "d\\x1b[2J" in only(RULES["dropout-high"](history)).summary
+
     @pytest.mark.parametrize("num_losses", [1, 60, 300])
     def test_losses_that_stop_coming_break_no_rule(self, num_losses):
         history = TrainingHistory(window=64)

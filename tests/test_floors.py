@@ -67,7 +67,7 @@ def test_a_loss_that_surely_falls_if_slowly_is_decreasing(a_step, expected):
 def test_a_plateau_is_given_time_to_end_unless_the_run_does(rule, patience):
     history = run([2.4] * 10 + flat_losses(patience - 11, level=2.39))
     assert severity(rule, history) == "info"
-    assert severity(rule, history, patience=patience - 1) == "warning"
+    assert severity(rule, run([2.4] * 10 + flat_losses(patience - 10, level=2.39))) == "warning"
     history.has_ended = True
     assert severity(rule, history) == "warning"
 

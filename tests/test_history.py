@@ -282,14 +282,14 @@ def test_memory_is_bounded():
             history.add(make_record(step, norm, skipped=step % 50 == 0, loss=1.0, lr=0.1), overhead_s=1e-5)
 
     tracemalloc.start()
-    run(4096)
+    run(2048)
     gc.collect()  # empties CPython's lists of tuples to use again
     after_some = tracemalloc.get_traced_memory()[0]
-    run(3 * 4096)  # the overview has merged its buckets two times more, and stands where it stood
+    run(3 * 2048)  # the overview has merged its buckets two times more, and stands where it stood
     gc.collect()
     after_many = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert after_many - after_some < 20_000  # 12 000 steps more, not one byte each
+    assert after_many - after_some < 20_000  # 6 000 steps more, not four bytes each
 
 
 def test_cost_of_a_step_does_not_depend_on_the_number_of_tensors():

@@ -128,14 +128,6 @@ def _is_json(line: str) -> bool:
     return True
 
 
-def test_progress_is_told(tmp_path):
-    path = tmp_path / "run.jsonl"
-    _write(path, 500, 0.0, 0)
-    told: list[int] = []
-    assert sum(1 for _ in log.LogReader(path, told.append)) == 500
-    assert told == sorted(told) and told[-1] == path.stat().st_size and math.isfinite(told[0])
-
-
 def _entry(step: int, rng: random.Random, oddity: float) -> Entry:
     entry = Entry(
         step, rng.lognormvariate(0, 0.3), 1.0, False, 2.0 + rng.random(), None, 1e-3, None, 1e-6 * rng.random()

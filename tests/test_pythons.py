@@ -113,18 +113,6 @@ def test_no_form_that_the_oldest_python_does_not_know():
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from typing import Generic, NamedTuple\nclass Point(NamedTuple, Generic[T]):\n    step: int",
-        "import typing\nclass Point(typing.Generic[T], typing.NamedTuple):\n    step: int",
-        "try:\n    pass\nexcept* ValueError:\n    pass",
-    ],
-)
-def test_this_test_can_fail(source):
-    assert list(too_new(source))
-
-
 def test_what_is_declared_is_what_is_tested():
     pyproject = PACKAGE.parent / "pyproject.toml"
     if not pyproject.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastguard.diagnosis import RULES
-from fastguard.diagnosis.rules.lr_size import estimated_update_ratio
+from fastguard.diagnosis.rules.lr import estimated_update_ratio
 from fastguard.records import TrainingHistory
 
 from made_runs import ask, ended, falling_losses, flat_losses, run, settings, severity

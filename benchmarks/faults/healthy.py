@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.lab import tasks as text
 from benchmarks.lab.tasks import sgd
-from benchmarks.lab.training import Batch, Setup, warm_up, warm_up_cosine
+from benchmarks.lab.training import Batch, Setup, warm_up_cosine
 
 from . import digits
 
@@ -199,7 +199,7 @@ HEALTHY: dict[str, Make] = {
     "rare-classes": changed(rare_classes, num_steps=120),
     "converged": changed(digits.digits_mlp_sgd, num_steps=600, schedule=warm_up_cosine(30, 600)),
     "fine-tuning": fine_tuning,
-    "long-warm-up": changed(text.char_lstm, schedule=warm_up(125)),
+    "long-warm-up": changed(text.char_lstm, schedule=warm_up_cosine(125, 125, 1.0)),
     "one-cycle": changed(digits.digits_cnn, schedule=one_cycle(200), lr=1e-2),
     "step-decay": changed(digits.digits_mlp_sgd, schedule=step_decay(100)),
     "linear-decay": changed(text.char_transformer, schedule=lambda step: max(0.0, 1 - step / 250)),

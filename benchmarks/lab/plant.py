@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 from torch import nn
 
-from .training import Batch, Setup, Training, shuffled_batches, warm_up
+from .training import Batch, Setup, Training, shuffled_batches, warm_up_cosine
 
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid)
 _WEIGHTED = (nn.Linear, nn.Conv2d, nn.RNNBase)
@@ -106,7 +106,7 @@ def no_warm_up(setup: Setup, dice: random.Random) -> Planted:
 @with_settings
 def scheduler_not_stepped(setup: Setup, dice: random.Random, num_warm: int = 100) -> Planted:
     """The warm-up is set up, but nothing ever calls `scheduler.step()`."""
-    setup.schedule = warm_up(num_warm)
+    setup.schedule = warm_up_cosine(num_warm, num_warm, 1.0)
     setup.steps_schedule = False
     return Planted()
 

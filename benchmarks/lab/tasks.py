@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastguard.commands.demo.model import VOCABULARY, CharTransformer
-from fastguard.commands.demo.text import library_text
+from fastguard.commands.demo.model import VOCABULARY, CharTransformer, library_text
 
 from .training import Batch, Setup, warm_up_cosine
 
@@ -189,8 +188,8 @@ def char_transformer(seed: int) -> Setup:
     def build(width: int = 48, num_blocks: int = 2) -> nn.Module:
         return CharTransformer(width=width, num_heads=4, num_blocks=num_blocks)
 
-    schedule = warm_up_cosine(20, 250)
-    return _text_task(build, seed, 16, 32, lr=5e-3, make_optimizer=adamw, num_steps=250, schedule=schedule)
+    options = {"make_optimizer": adamw, "num_steps": 250, "schedule": warm_up_cosine(20, 250)}
+    return _text_task(build, seed, 16, 32, lr=5e-3, **options)
 
 
 def char_lstm(seed: int) -> Setup:
@@ -206,8 +205,7 @@ def char_rnn(seed: int) -> Setup:
 
 def char_mlp_warmed_up(seed: int) -> Setup:
     """The MLP with SGD and a learning rate that it stands after a warm-up only; not clipped."""
-    schedule = warm_up_cosine(80, 300)
-    options = {"num_steps": 300, "max_norm": None, "schedule": schedule}
+    options = {"num_steps": 300, "max_norm": None, "schedule": warm_up_cosine(80, 300)}
     return _text_task(CharMLP, seed, 128, 8, lr=0.6, make_optimizer=sgd, **options)
 
 

@@ -13,7 +13,6 @@ from torch import nn
 
 import fastguard
 from fastguard import NonFiniteGradientsError
-from fastguard.commands.demo.plan import warm_up_cosine as warm_up_cosine
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 # What the guard watches beside the gradients. Without a time budget, which would make the sampled steps, and so what is
@@ -231,6 +230,13 @@ def shuffled_batches(data: Batch, size: int, seed: int, *, fixed: bool = False) 
     return batch_at
 
 
-def warm_up(num_steps: int) -> Callable[[int], float]:
-    """A schedule: linear over the first `num_steps`, then constant."""
-    return lambda step: min(1.0, (step + 1) / num_steps)
+def warm_up_cosine(num_warm: int, num_steps: int, floor: float = 0.05) -> Callable[[int], float]:
+    """A schedule: linear over `num_warm` steps, then a cosine down to `floor`; with a floor of 1, constant."""
+
+    def factor(step: int) -> float:
+        progress = min(1.0, max(0, step - num_warm) / max(1, num_steps - num_warm))
+        return min(1.0, (step + 1) / max(1, num_warm)) * (
+            floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+        )
+
+    return factor

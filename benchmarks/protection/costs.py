@@ -17,17 +17,9 @@ from torch import nn
 
 import fastguard
 from fastguard.commands.bench.cases import STEP_CASES
-from fastguard.commands.bench.harness import (
-    QUICK,
-    Settings,
-    Spread,
-    call_ns,
-    compared,
-    garbage_collector_off,
-    take_turns,
-)
+from fastguard.commands.bench.harness import QUICK, Settings, Spread, call_ns, compared, gc_off, take_turns
 from fastguard.commands.demo.model import TransformerBlock
-from fastguard.step.rescue import Rescue
+from fastguard.recovery.rescue import Rescue
 
 from . import criteria
 
@@ -108,7 +100,7 @@ def snapshot(build: Callable[[], tuple[nn.Module, Loss]], every: int, num_snapsh
     """
     run, ends = Run(build, every=every, keep=keep), time.monotonic() + _BUDGET_S
     steps: list[tuple[int, int]] = []
-    with garbage_collector_off():
+    with gc_off():
         while len(steps) < every * (num_snapshots + keep + 1):
             if time.monotonic() > ends and len(steps) >= every * (keep + 3):
                 break
@@ -153,7 +145,7 @@ def rollback(build: Callable[[], tuple[nn.Module, Loss]], num_rollbacks: int) ->
     allocated: list[int] = []
     cpu: list[float] = []
     beside: dict[str, list[list[tuple[float, float]]]] = {"steps": [], "default_steps": []}
-    with garbage_collector_off():
+    with gc_off():
         for number in range(num_rollbacks + _NUM_PROFILED):
             for name, one in (("default_steps", default), ("steps", fused)):
                 beside[name].append([alone(one) for _ in range(5)][1:])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.lab import tasks as text
-from benchmarks.lab.training import Setup, warm_up
+from benchmarks.lab.training import Setup, warm_up_cosine
 
 from ..faults import digits
 from . import criteria, tasks
@@ -54,7 +54,7 @@ def run_measure(
     setup = _setup(task, seed, num_steps)
     setup.make_optimizer, setup.lr = text.sgd, HOT[task] if lr is None else lr
     if is_warmed_up:
-        setup.schedule = warm_up(NUM_WARM)
+        setup.schedule = warm_up_cosine(NUM_WARM, NUM_WARM, 1.0)
     return _told(train(setup, make()))
 
 

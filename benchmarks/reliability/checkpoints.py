@@ -30,7 +30,7 @@ from torch import nn
 
 import fastguard
 from benchmarks.reliability.saving import finish
-from fastguard.tools import whole_file as module
+from fastguard.report import whole_file as module
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "reliability-checkpoints.json"
 MAX_WAIT_S = 0.05

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench.cases import Case
+from fastguard.commands.bench.cases import Case, Subject
 from fastguard.commands.bench.clipping import require_close, tolerance
 from fastguard.commands.bench.harness import Settings, compared, take_turns
-from fastguard.commands.bench.subject import Subject
 
 THEIRS, WAYS = "theirs", ("scale", "grad_scale")  # wrap's `clip_through`
 _BETA1 = 0.9

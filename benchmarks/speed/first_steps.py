@@ -9,7 +9,7 @@ from typing import Any
 
 from fastguard.commands.bench import steps
 from fastguard.commands.bench.cases import StepCase
-from fastguard.commands.bench.harness import Settings, call_ns, garbage_collector_off
+from fastguard.commands.bench.harness import Settings, call_ns, gc_off
 
 NUM_STEPS = 1000
 
@@ -28,7 +28,7 @@ def _once(case: StepCase) -> dict[str, float]:
         runs = {kind: steps.StepRun(case, kind) for kind in (steps.PLAIN, steps.CLIP, steps.OBSERVED)}
         orders = list(permutations(runs))
         times: dict[str, list[int]] = {kind: [] for kind in runs}
-        with garbage_collector_off():
+        with gc_off():
             for index in range(NUM_STEPS):
                 for kind in orders[index % len(orders)]:
                     times[kind].append(call_ns(runs[kind].step))

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import fastguard
+from fastguard.commands.bench.cases import Subject
 from fastguard.commands.bench.clipping import NO_CLIPPING
 from fastguard.commands.bench.harness import Spread
-from fastguard.commands.bench.subject import Subject
 
 from .cases import CASES, Case
 from .frames import run_module

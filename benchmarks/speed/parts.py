@@ -14,19 +14,9 @@ from typing import Any, NamedTuple
 import fastguard
 from fastguard.commands import bench
 from fastguard.commands.bench import steps
-from fastguard.commands.bench.cases import STEP_CASES, Case
+from fastguard.commands.bench.cases import STEP_CASES, Case, Subject
 from fastguard.commands.bench.clipping import Clipping
-from fastguard.commands.bench.harness import (
-    NUM_SETS,
-    Settings,
-    Spread,
-    call_ns,
-    compared,
-    garbage_collector_off,
-    plan,
-    take_turns,
-)
-from fastguard.commands.bench.subject import Subject
+from fastguard.commands.bench.harness import NUM_SETS, Settings, Spread, call_ns, compared, gc_off, plan, take_turns
 
 from . import adamw, frames, further, memory, scripts
 from .cases import CASES
@@ -54,7 +44,7 @@ class Part(NamedTuple):
 def in_a_loop(calls: dict[str, Sequence[Callable[[], Any]]], settings: Settings) -> dict[str, list[float]]:
     """Times on one set of tensors, each call again and again, in µs: everything is warm, as in no training."""
     rounds: dict[str, list[float]] = {name: [] for name in calls}
-    with garbage_collector_off():
+    with gc_off():
         for _ in range(min(_WARM_ROUNDS, settings.num_rounds)):
             for name, (call, *_) in calls.items():
                 num_calls = plan(settings, 4 * _WARM_ROUNDS * call_ns(call))[1]

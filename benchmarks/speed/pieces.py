@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench import models
+from fastguard.commands.bench import cases
 from fastguard.commands.bench.clipping import NO_CLIPPING
-from fastguard.commands.bench.harness import garbage_collector_off
+from fastguard.commands.bench.harness import gc_off
 
 PIECES = ("forward", "clip", "step", "observe", "all")
 KINDS = ("plain", "clip", "guarded", "with the model", "observed", "as JSON lines")  # each with what is before it
@@ -29,14 +29,13 @@ _QUANTILES = (0.0, 0.1, 0.5)
 
 class _Run:
     def __init__(self, kind: str, folder: Path) -> None:
-        self._task = models.mlp()
+        self._task = cases.mlp()
         self._params = list(self._task.model.parameters())
         self._optimizer: Any = torch.optim.AdamW(self._params, lr=1e-6, fused=True)
         level = KINDS.index(kind)
         if level > 1:
-            model = self._task.model if level > 2 else None
-            sinks = [fastguard.JsonlSink(folder / "log.jsonl")] if level > 4 else []
-            fastguard.wrap(self._optimizer, model, max_norm=NO_CLIPPING, sinks=sinks)
+            given = {"sinks": [fastguard.JsonlSink(folder / "log.jsonl")] if level > 4 else [], "max_norm": NO_CLIPPING}
+            fastguard.wrap(self._optimizer, self._task.model if level > 2 else None, **given)
         self._clips, self._observes = kind == "clip", level > 3
         self.times: dict[str, list[int]] = {piece: [] for piece in PIECES}
 
@@ -67,7 +66,7 @@ def measure(num_steps: int, folder: Path) -> dict[str, dict[str, list[float]]]:
     runs = {kind: _Run(kind, folder) for kind in KINDS}
     orders = list(itertools.permutations(KINDS))
     random.Random(0).shuffle(orders)
-    with garbage_collector_off():
+    with gc_off():
         for index in range(num_steps):
             for kind in orders[index % len(orders)]:
                 runs[kind].step()

@@ -15,9 +15,9 @@ import torch
 
 import fastguard
 from fastguard.commands.bench import clipping
+from fastguard.commands.bench.cases import Subject
 from fastguard.commands.bench.clipping import require_close, tolerance
 from fastguard.commands.bench.harness import WrongResultError
-from fastguard.commands.bench.subject import Subject
 from fastguard.kernels import backends
 
 from . import truth

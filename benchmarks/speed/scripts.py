@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.commands.bench.harness import Settings, compared, garbage_collector_off
+from fastguard.commands.bench.harness import Settings, compared, gc_off
 from fastguard.commands.bench.steps import without_a_word
 
 NUM_STEPS = 1000
@@ -76,7 +76,7 @@ def measure_script(name: str) -> Callable[[Settings], dict[str, Any]]:
 
     def measure(settings: Settings) -> dict[str, Any]:
         times: dict[bool, list[float]] = {True: [], False: []}
-        with without_a_word(), garbage_collector_off():
+        with without_a_word(), gc_off():
             train(build, data, guarded=True)
             for index in range(min(_NUM_PAIRS, settings.num_rounds)):
                 for guarded in (True, False) if index % 2 else (False, True):

@@ -32,12 +32,12 @@ REMARK = "; a remark (*info*) where nothing is [the worse for it](README.md#what
 BEGIN, END = "<!-- rules:begin (written by generate.py) -->", "<!-- rules:end -->"
 
 
-def ours() -> list[Rule | Check]:
+def ours() -> list[Rule]:
     """What has a page: fastguard's own rules, and the checks of `preflight`."""
     return [*(rule for rule in RULES.values() if rule.page), *CHECKS.values()]
 
 
-def title_of(rule: Rule | Check) -> str:
+def title_of(rule: Rule) -> str:
     """What the pages call the rule's family: `TITLE` of its file."""
     module = sys.modules[rule.check.__module__]
     if not hasattr(module, "TITLE"):
@@ -56,22 +56,17 @@ def sections(text: str) -> dict[str, str]:
     return {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in parts}
 
 
-def signs_of(rule: Rule | Check) -> tuple[Rule | Check, ...]:
-    """The checks that a rule consists of."""
-    return rule.signs if isinstance(rule, Rule) else (rule,)
-
-
-def of_each(rule: Rule | Check, what: Callable[[Rule | Check], str]) -> str:
+def of_each(rule: Rule, what: Callable[[Rule], str]) -> str:
     """What is said of each sign of a rule, under its name if there are several; what is the same is said once."""
     texts: dict[str, list[str]] = {}
-    for one in signs_of(rule):
+    for one in rule.signs:
         texts.setdefault(what(one), []).append(f"`{one.name}`")
     if len(texts) == 1:
         return next(iter(texts))
     return "\n\n".join(f"### {', '.join(names)}\n\n{text}" for text, names in texts.items())
 
 
-def evidence(rule: Rule | Check) -> str:
+def evidence(rule: Rule) -> str:
     """What a sign of a rule reads, when it fires, and its thresholds."""
     paragraphs = (inspect.getdoc(rule.check) or "").split("\n\n")
     blocks = [*([filled(f"Read from: {rule.reads}.")] if rule.reads else []), *map(filled, paragraphs)]
@@ -81,8 +76,8 @@ def evidence(rule: Rule | Check) -> str:
         first = next(iter(rule.thresholds))
         if isinstance(rule, Check):
             blocks.append(f'Another one: `fastguard.preflight(..., thresholds={{"{rule.name}": {{"{first}": ...}}}})`.')
-    if isinstance(rule, Check):
-        blocks.append(f"Asked by [preflight](../guide/preflight.md); speaks for the cause `{rule.cause}`.")
+    if isinstance(rule, Check) and rule.cause:
+        blocks.append(f"Asked by [preflight](../guide/preflight.md); speaks for the cause `{rule.cause[0]}`.")
     elif rule.thresholds:
         blocks.append(
             f'Another one: `diagnose(history, thresholds={{"{rule.name}": {{"{first}": ...}}}})`, or\n'
@@ -91,13 +86,13 @@ def evidence(rule: Rule | Check) -> str:
     return "\n\n".join(blocks)
 
 
-def source(rule: Rule | Check) -> str:
+def source(rule: Rule) -> str:
     """Where definition and thresholds come from; a sign that does not say is ours."""
     text = rule.source or "our own"
     return filled(text[:1].upper() + text[1:] + ".")
 
 
-def page(rule: Rule | Check, text: str) -> str:
+def page(rule: Rule, text: str) -> str:
     """The page of `rule`, with what was written by hand in `text`, which it had so far."""
     old = sections(text)
     new = {
@@ -107,19 +102,19 @@ def page(rule: Rule | Check, text: str) -> str:
         "Remedy": of_each(rule, lambda one: filled(one.remedy)),
         "Source": of_each(rule, source),
     }
-    is_doubtful = all(isinstance(one, Rule) and one.needs_harm for one in signs_of(rule))
+    is_doubtful = all(one.needs_harm for one in rule.signs)
     head = f"# {rule.name}\n\n{title_of(rule)} · at most *{rule.severity}*{REMARK if is_doubtful else ''}\n"
     return "\n".join([head, *(f"## {heading}\n\n{body}\n" for heading, body in new.items())])
 
 
 def index(pages: dict[str, str]) -> str:
     """Tables of all rules by family, preflight's last: the one with most critical rules first, else by the alphabet."""
-    families: dict[str, list[Rule | Check]] = {}
+    families: dict[str, list[Rule]] = {}
     for rule in ours():
         families.setdefault(title_of(rule), []).append(rule)
     blocks = []
 
-    def place(family: tuple[str, list[Rule | Check]]) -> tuple[bool, int, str]:
+    def place(family: tuple[str, list[Rule]]) -> tuple[bool, int, str]:
         is_early = isinstance(family[1][0], Check)
         return is_early, -sum(rule.severity == "critical" for rule in family[1]), family[0]
 

@@ -14,6 +14,8 @@ from ..records.failures import Failures
 from .limits import TORCH_FORMULA, Limits, factor_of
 from .policy import ClipPolicy, Place
 
+SHRINKS = ("element", "unit")  # scopes of policies that write to the gradients themselves
+
 
 class CheckedPolicy(ClipPolicy):
     """Wraps a policy: checks its limits, and counts what it raises instead of stopping the training.
@@ -25,7 +27,7 @@ class CheckedPolicy(ClipPolicy):
         failures: counts what it raises.
         norms: of the groups or tensors at the newest step, written when limits are applied; None without groups.
         loss: the newest finite one.
-        has_limits: False for a policy that has a coefficient or shrinks gradients itself.
+        has_limits: False for a policy that writes to the gradients itself (`shrink`).
     """
 
     def __init__(self, given: Any) -> None:
@@ -34,7 +36,7 @@ class CheckedPolicy(ClipPolicy):
         self.scope: str = getattr(given, "scope", "model")
         self.norms: array[float] | None = None
         self.loss: float | None = None
-        self.has_limits = self.scope in ("model", "group", "tensor") and _has_limits(given)
+        self.has_limits = self.scope not in SHRINKS
         self._is_sound = "is_sound" in type(given).__dict__
         self._places: tuple[Place, ...] | None = None
         self._apart: frozenset[int] = frozenset()
@@ -53,20 +55,6 @@ class CheckedPolicy(ClipPolicy):
         except Exception as error:
             self._note(error)
             return math.inf
-
-    def coefficient(self, norm: float) -> float:
-        limit = self.limit
-        if limit is not None:
-            return factor_of(norm, TORCH_FORMULA, limit)
-        try:
-            given = self.given.coefficient(norm)
-            result = values.real(given)
-            if not 0.0 <= result < math.inf or not result * norm < math.inf:
-                raise ValueError(f"`coefficient` must give a finite number >= 0, gave {given!r} for a norm of {norm:g}")
-        except Exception as error:
-            self._note(error)
-            return 1.0
-        return result
 
     def count_in(self, failures: Failures) -> None:
         """Counts failures there, also those of policies inside the policy."""
@@ -116,7 +104,7 @@ class CheckedPolicy(ClipPolicy):
             self._note(error)
 
     def next_limits(self) -> Limits | None:
-        """The limits of the next step; None if the policy has to be asked for a coefficient. Cost: 1 us."""
+        """The limits of the next step; None if the policy writes to the gradients itself. Cost: 1 us."""
         if not self.has_limits:
             return None
         try:
@@ -144,17 +132,6 @@ class CheckedPolicy(ClipPolicy):
         else:
             triggers, targets = self._checked_arrays(trigger, target)
         return Limits(math.inf, math.inf, self._groups, triggers, targets, self.norms)
-
-    def trigger_of(self, limits: Limits | None) -> float | None:
-        """The total norm above which gradients are scaled, for the record; None if there is none."""
-        trigger: float | None
-        if limits is None:
-            trigger = self.limit if self.scope == "model" else getattr(self.given, "trigger", None)
-        elif self.scope == "model" and limits.triggers is not None and limits.targets is not None:
-            trigger = limits.triggers[0] if limits.triggers[0] >= 0.0 else limits.targets[0]
-        else:
-            trigger = limits.trigger
-        return trigger if trigger is not None and trigger < math.inf else None
 
     def observe_step(self, norm: float, loss: float | None, limits: Limits | None = None) -> None:
         """Passes a step on to the policy unless its norm is not finite. Cost: 0.2 us beside the policy's own.
@@ -233,26 +210,40 @@ def _checked(trigger: Any, target: Any) -> tuple[float, float]:
     return trigger, target
 
 
-def _has_limits(given: Any) -> bool:
-    """Whether the most derived class that has `limits` or `coefficient` has `limits`."""
-    if not isinstance(given, ClipPolicy):
-        return callable(getattr(given, "limits", None))
-    classes = inspect.getmro(type(given))
-    own = next(c for c in classes if "limits" in c.__dict__ or "coefficient" in c.__dict__)
-    return own is not ClipPolicy and "limits" in own.__dict__
+def limits_of(clip: ClipPolicy | None) -> Limits | None:
+    """The limits of the next step; None without a policy, or if it writes to the gradients itself."""
+    limit = None if clip is None else clip.limit
+    if limit is not None:
+        return Limits(TORCH_FORMULA, limit)
+    return clip.next_limits() if isinstance(clip, CheckedPolicy) else None
+
+
+def trigger_of(clip: ClipPolicy | None, limits: Limits | None) -> float | None:
+    """The total norm above which gradients are scaled, for the record; None if there is none."""
+    trigger: float | None = None
+    if limits is not None:
+        trigger, target = limits.trigger, limits.target
+        if clip is not None and clip.scope == "model" and limits.triggers is not None and limits.targets is not None:
+            trigger, target = limits.triggers[0], limits.targets[0]
+        trigger = target if trigger == TORCH_FORMULA else trigger
+    elif isinstance(clip, CheckedPolicy):
+        trigger = getattr(clip.given, "trigger", None)
+    return None if trigger == math.inf else trigger
 
 
 def as_policy(clip: Any) -> ClipPolicy:
     """`clip` as a `ClipPolicy` that cannot fail.
 
     Raises:
-        TypeError: it has neither `limits` nor `coefficient`.
+        TypeError: it has no `limits`.
     """
     is_sound = isinstance(clip, ClipPolicy) and "is_sound" in type(clip).__dict__
     if isinstance(clip, CheckedPolicy) or (is_sound and clip.limit is not None):
         return clip
-    has_either = any(callable(getattr(clip, name, None)) for name in ("limits", "coefficient"))
-    if isinstance(clip, type) or not has_either:
+    says = callable(getattr(clip, "limits", None)) and getattr(type(clip), "limits", None) is not ClipPolicy.limits
+    if isinstance(clip, ClipPolicy) and not says:
+        says = clip.scope in SHRINKS or inspect.getattr_static(clip, "limit") is not None
+    if isinstance(clip, type) or not says:
         problem = values.refused("a clip policy such as GlobalNorm(1.0)", clip).problem
         raise TypeError(f"`clip` {problem}. {write_limit(clip)}".strip())
     return CheckedPolicy(clip)

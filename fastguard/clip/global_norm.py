@@ -6,14 +6,13 @@ import operator
 from typing import Any
 
 from ..records import values
-from .limits import TORCH_FORMULA, factor_of
 from .policy import ClipPolicy
 
 
 class GlobalNorm(ClipPolicy):
     """Clips the 2-norm of all gradients together to `max_norm`.
 
-    coefficient = min(1, max_norm / (norm + 1e-6)), the formula of `torch.nn.utils.clip_grad_norm_`.
+    factor = min(1, max_norm / (norm + 1e-6)), the formula of `torch.nn.utils.clip_grad_norm_`.
 
     Args:
         max_norm: the largest norm, > 0; `inf` never clips. Any real number, also NumPy's, a Fraction or a tensor
@@ -27,8 +26,13 @@ class GlobalNorm(ClipPolicy):
     Cost: none beyond the step's own read. Gradients above the limit are written once, or scaled by a fused optimizer as
     it reads them. No sync.
 
-    >>> GlobalNorm(1.0).coefficient(0.5), round(GlobalNorm(1.0).coefficient(4.0), 6)
-    (1.0, 0.25)
+    >>> import torch, fastguard
+    >>> p = torch.nn.Parameter(torch.zeros(1))
+    >>> optimizer = fastguard.wrap(torch.optim.SGD([p], lr=1.0), clip=GlobalNorm(1.0))  # or max_norm=1.0
+    >>> p.grad = torch.tensor([4.0])
+    >>> optimizer.step()
+    >>> round(optimizer.guard.last.clip_coef, 6)
+    0.25
     """
 
     is_sound = True
@@ -44,9 +48,6 @@ class GlobalNorm(ClipPolicy):
 
     def limits(self) -> tuple[float, float]:
         return self._max_norm, self._max_norm
-
-    def coefficient(self, norm: float) -> float:
-        return factor_of(norm, TORCH_FORMULA, self._max_norm)
 
     def state_dict(self) -> dict[str, Any]:
         return {"max_norm": self.max_norm}

@@ -120,7 +120,6 @@ def _policy_of(given: Any) -> ClipPolicy:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         limit = math.nan
     policy = as_policy(given) if math.isnan(limit) else GlobalNorm(limit)
-    has_limits = policy.limit is not None or (isinstance(policy, CheckedPolicy) and policy.has_limits)
-    if policy.scope != "model" or not has_limits:
-        raise TypeError(f"`policies` must be of the whole model, with limits, got {given!r}")
+    if policy.scope != "model":
+        raise TypeError(f"`policies` must be of the whole model, got {given!r}")
     return policy

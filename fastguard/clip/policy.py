@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .limits import factor_of
-
 NO_LIMITS = (float("inf"), float("inf"))
 
 
@@ -29,11 +27,9 @@ class ClipPolicy:
         scope: what has a norm: "model", all gradients together; "group", the gradients with the same `group_of`; or
             "tensor", each gradient.
         names: of the groups or tensors, in the order of the limits; empty until `begin`, and with scope "model".
-        limit: set it if `coefficient(norm)` is min(1, limit / (norm + 1e-6)); then no method is called. None otherwise.
+        limit: set it to have gradients multiplied by min(1, limit / (norm + 1e-6)); then no method is called. None
+            otherwise.
         is_sound: set by classes whose methods never raise and always give valid limits; subclasses do not inherit it.
-
-    A policy with `coefficient(norm)` instead of `limits` gives a factor between measuring and scaling. On a GPU that
-    costs a sync a step.
 
     >>> class TwiceTheLast(ClipPolicy):
     ...     last = float("inf")
@@ -57,7 +53,7 @@ class ClipPolicy:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if ("coefficient" in cls.__dict__ or "limits" in cls.__dict__) and "limit" not in cls.__dict__:
+        if "limits" in cls.__dict__ and "limit" not in cls.__dict__:
             cls.limit = None  # of the parent's formula
 
     def limits(self) -> tuple[Any, Any]:
@@ -67,9 +63,7 @@ class ClipPolicy:
         gradients together. If it raises or gives anything else, the step is not clipped; this is logged once and
         counted in the report.
         """
-        raise NotImplementedError(
-            f"`{type(self).__name__}` must have a method limits() -> (trigger, target), or coefficient(norm) -> float"
-        )
+        raise NotImplementedError(f"`{type(self).__name__}` must have a method limits() -> (trigger, target)")
 
     def observe(self, norms: Any, loss: float | None = None) -> None:
         """Takes the norm of a step, unscaled and before clipping. Not called for steps with NaN or Inf.
@@ -89,11 +83,6 @@ class ClipPolicy:
     def group_of(self, place: Place) -> str | None:
         """The group of a parameter, with scope "group"; None for a parameter that is not clipped."""
         return f"group{place.group}"
-
-    def coefficient(self, norm: float) -> float:
-        """The factor for all gradients of a step with the finite total norm `norm`; 1.0 leaves them alone."""
-        trigger, target = self.limits()
-        return factor_of(norm, trigger, target)
 
     def state_dict(self) -> dict[str, Any]:
         """The state to resume from, as plain data; empty for a policy without memory."""

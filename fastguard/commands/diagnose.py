@@ -17,7 +17,7 @@ from ..records.log import LogReader
 from ..report import Report, build_report
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
 from .cli import Parser, as_json, bug, fail, print_report, say
-from .watching.tail import log_at
+from .following import log_at
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2, "no-evidence": 4}
 MAX_WINDOW = 10**7  # 4 GB

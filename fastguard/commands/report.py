@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
-import time
 import webbrowser
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .._text import shown
 from ..report import build_report
 from ..visualization.runs import DrawnRun, from_log
 from .cli import EXIT_FAILED, Parser, as_json, bug, fail
-from .watching.tail import log_at
+from .following import log_at
 
-_TELL_EVERY_S = 0.5
 _LEVELS = {"warning": ("warning", "critical", "no-evidence"), "critical": ("critical",)}
 
 
@@ -82,26 +78,7 @@ def _named(given: str, command: str) -> tuple[str, Path]:
 
 
 def _run_of(name: str, path: Path) -> DrawnRun:
-    with _progress(path) as tell:
-        run = from_log(path, shown(name), tell)
+    run = from_log(path, shown(name))
     if not run.history.num_steps:
         raise ValueError(f"{shown(path)} holds no step, so there is nothing to draw")
     return run
-
-
-@contextlib.contextmanager
-def _progress(path: Path) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr for a log that takes more than half a second to read; only where that is a terminal."""
-    name, size = shown(path.name, 40), path.stat().st_size or 1
-    started = told_at = time.monotonic()
-
-    def tell(num_bytes: int) -> None:
-        nonlocal told_at
-        if sys.stderr.isatty() and time.monotonic() - told_at >= _TELL_EVERY_S:
-            told_at = time.monotonic()
-            share = min(1.0, num_bytes / size)
-            print(f"\r{name} [{'#' * round(30 * share):<30}] {share:4.0%}", end="", file=sys.stderr, flush=True)
-
-    yield tell
-    if told_at != started:
-        print("\r" + " " * (len(name) + 39) + "\r", end="", file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import signal
 import sys
 import threading
@@ -15,8 +14,7 @@ from typing import Any
 
 from .._text import count, shown
 from .cli import EXIT_FAILED, Parser, bug, drop_output, fail, say
-from .watching.run import NUM_LAYERS, FollowedRun
-from .watching.tail import log_at
+from .following import NUM_LAYERS, FollowedRun, line_of, log_at
 
 ASSESS_EVERY_S = 2.0
 REDRAW_EVERY_S = 5.0  # while nothing is written
@@ -112,25 +110,23 @@ def _print_once(path: Path) -> int:
     if run.tail.problem:
         return fail("watch", f"{shown(path)} {run.tail.problem}")
     run.assess()
-    for one in run.findings.now if run.findings else ():
-        print(one.line)
+    for one in run.report.findings if run.report else ():
+        print(line_of(one))
     say("watch", _ending_of(run))
     return 0
 
 
 def _ending_of(run: FollowedRun) -> str:
-    report = run.findings and run.findings.report
-    status = report.status.upper().replace("-", " ") if report else "not judged"
+    status = run.report.status.upper().replace("-", " ") if run.report else "not judged"
     odd = f"; {run.num_left_out} damaged lines left out" if run.num_left_out else ""
     odd += f"; run {run.log.num_runs} of this log" if run.log.num_runs > 1 else ""
     return f"{status} after {count(run.history.num_steps, 'step')}{odd}"
 
 
 def _print_lines(path: Path, interval: float) -> int:
-    """A line a finding, until Ctrl-C, or until nobody reads them."""
+    """A line a finding, until Ctrl-C."""
     run = FollowedRun(path)
-    closed = _Closed(sys.stdout)
-    findings, num_printed, assessed_at, problem = None, 0, 0.0, ""
+    told, num_printed, assessed_at, problem = run.told, 0, 0.0, ""
     say("watch", f"watching {path}")
     try:
         while True:
@@ -141,43 +137,22 @@ def _print_lines(path: Path, interval: float) -> int:
             if run.has_news and not is_behind and time.monotonic() - assessed_at >= ASSESS_EVERY_S:
                 run.assess()
                 assessed_at = time.monotonic()
-            if findings is not run.findings:  # the first, or another run's
-                findings, num_printed = run.findings, 0
-            for one in findings.told[num_printed:] if findings else ():
-                print(one.line, flush=True)
-                num_printed += 1
-            if closed.wait(0.0 if is_behind else interval):
-                drop_output()
-                return EXIT_FAILED
+            if told is not run.told:  # another run's
+                told, num_printed = run.told, 0
+            for one in told[num_printed:]:
+                print(line_of(one), flush=True)
+            num_printed = len(told)
+            time.sleep(0.0 if is_behind else interval)
     except KeyboardInterrupt:
         say("watch", _ending_of(run))
         return 0
-
-
-class _Closed:
-    """Whether a pipe has lost its reader: a program that rarely writes would go on for ever."""
-
-    def __init__(self, stream: Any) -> None:
-        self._poll = None
-        if hasattr(select, "poll"):
-            with contextlib.suppress(OSError, ValueError):  # a stream without a file has no reader to lose
-                number = stream.fileno()
-                self._poll = select.poll()
-                self._poll.register(number, 0)
-
-    def wait(self, seconds: float) -> bool:
-        """Waits so long, or until there is no reader; whether that is so."""
-        if self._poll is None:
-            time.sleep(seconds)
-            return False
-        return bool(self._poll.poll(1000 * seconds))
 
 
 def _show(path: Path, interval: float, console: Any, num_layers: int) -> int:
     """The live view, on the terminal's second screen; on the first one stays a summary."""
     from rich.live import Live
 
-    from .watching.screen import as_text, lines_of
+    from .screen import as_text, lines_of
 
     ascii_only = not console.encoding.startswith("utf")
     run = FollowedRun(path, num_layers)

@@ -1,4 +1,4 @@
-"""What a rule says when it fires, and how it puts numbers and names into words."""
+"""What a rule says when it fires."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .._text import count as count
+from .._text import listed as listed
 from ..records import strict_json, values
 
 Severity = Literal["info", "warning", "critical"]
@@ -122,12 +123,3 @@ def _plain(value: Any) -> Any:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         shown = repr(value)
         return shown if len(shown) <= 100 else shown[:97] + "..."
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """
-    >>> listed(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
-    """
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -9,7 +9,7 @@ from ..records import TrainingHistory
 from ..records.updates import is_bias
 from . import needs
 from .finding import Finding, sign_of
-from .rules.lr_size import estimated_update_ratio
+from .rules.lr import estimated_update_ratio
 from .signals import signals_of
 
 Found = Mapping[str, Finding]

@@ -44,14 +44,10 @@ class Rule:
         reads: what of the history it looks at.
         source: where definition and thresholds come from.
         remedy: what to do, unless a finding says better.
-        needs_descent: whether it takes the loss for something that is to come down towards zero; it then says nothing
-            of games and rewards, nor where a loss was below zero.
-        needs_targets: whether it reads the targets of the data; in a game what the output is drawn to is no target of
-            the data, and it says nothing.
-        needs_harm: whether it is no more than a remark while the run has come to no harm (`harm.is_harmed`), unless
-            another that does not need this warns, or its evidence says `is_certain`. Of sound runs that nobody had
-            tuned on it spoke in some, and it found no fault there that no other rule found:
-            `benchmarks.faults.external.by_rule`.
+        needs_descent: silent in games, with rewards, and for losses below zero: the loss must be one to minimise.
+        needs_targets: silent in games, where the output is not compared with targets of the data.
+        needs_harm: info unless the run has come to harm (`harm.is_harmed`), a rule without this flag warns, or the
+            finding's evidence has `is_certain`. On sound runs these rules warned, and alone they found no fault.
         of: the rule that it is a sign of; empty for a rule. What several signs of a rule find is one finding.
         cause: the name of the cause that it alone speaks for, and a sentence on that; the remedy is the rule's.
         weight: how strongly it speaks for that, from 0 to 1; of two weights the first where the loss stands still.

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from ..records import Entry, TrainingHistory
+from ..records import BatchSample, Entry, TrainingHistory
 from ..records.running import HUGE, quantiles, within
 from ..records.sampled import Window
 from ..records.samples import ModuleActivity
@@ -310,6 +310,17 @@ def ends(entries: Sequence[Any]) -> tuple[int, int]:
 def has_had_time(history: TrainingHistory, num_losses: int) -> bool:
     """Whether so many losses were seen, or the run has ended: before that little learnt says little."""
     return history.losses.count >= num_losses or history.has_ended
+
+
+def is_stuck(history: TrainingHistory, progress: float, num_losses: int, *, at_end: bool = False) -> bool:
+    """Whether `num_losses`, or all losses at the end of the run, gained less than a share `progress` of the first."""
+    had_time = has_had_time(history, num_losses) if at_end else history.losses.count >= num_losses
+    return had_time and not signals_of(history).progress >= progress
+
+
+def training_batches(history: TrainingHistory) -> list[BatchSample]:
+    """Samples of the passes that learn."""
+    return [sample for _, sample in history.batches if sample.training and sample.with_grad]
 
 
 def jumps(entries: Sequence[Entry], history: TrainingHistory) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..records import TrainingHistory, values
@@ -67,6 +67,7 @@ class Watch:
         self._rules = None if rules is None else list(rules)
         self._thresholds = thresholds
         self._left = check_every
+        self._glanced: dict[tuple[str, ...], list[Rule]] = {}
 
     def step(self) -> list[Finding]:
         """Counts a step; at every `check_every`-th one what `check` gives, else an empty list."""
@@ -79,10 +80,12 @@ class Watch:
         found = diagnose(self.history, rules=self._rules, thresholds=self._thresholds, failures=self.failures)
         return self._told(found)
 
-    def glance(self, names: Collection[str]) -> list[Finding]:
+    def glance(self, names: tuple[str, ...]) -> list[Finding]:
         """As `check`, of the rules `names` alone: those that are cheap, and have something to say before others do."""
-        rules = RULES.values() if self._rules is None else self._rules
-        asked = [sign for rule in rules for sign in rule.signs if sign.name in names]
+        asked = self._glanced.get(names)
+        if asked is None:
+            rules = RULES.values() if self._rules is None else self._rules
+            asked = self._glanced[names] = [sign for rule in rules for sign in rule.signs if sign.name in names]
         thresholds = {name: given for name, given in (self._thresholds or {}).items() if name in names}
         return self._told(diagnose(self.history, rules=asked, thresholds=thresholds, failures=self.failures))
 

@@ -32,7 +32,7 @@ class Slot:
         words: the whole of it.
         address, factor_address: of the first word, and of `factor`.
         rows: [num_rows, len(COLUMNS)].
-        total: sum of squares of the unscaled elements; what is added up over devices.
+        total: sum of squares of the unscaled elements.
         decided: the words that follow from the decision.
         factor: what gradients are to be multiplied by.
         step: the number of the step.

@@ -7,12 +7,10 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .. import kernels
 from ..kernels import cpu
 from ..records.batches import BatchSample
-from .activations.outputs import Call, inputs_of, leaves
+from .tensors import Call, can_be_read, inputs_of, leaves, thinned
 
 _MAX_ELEMENTS = 4096
 _MAX_FEATURES = 2048
@@ -99,15 +97,6 @@ def is_mask(x: torch.Tensor) -> bool:
     return bool(high == 0.0 and low < _MASKED and ((values == low) | (values == high)).all())
 
 
-def can_be_read(x: torch.Tensor) -> bool:
-    """Whether the values of `x` are here, in memory with strides."""
-    if not x.is_cpu or x.layout is not torch.strided or x.is_nested or is_traceable_wrapper_subclass(x):
-        return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(x) or isinstance(x, torch._subclasses.FakeTensor):
-        return False
-    return not kernels.lacks_memory(x)
-
-
 def figures_of(x: torch.Tensor) -> Figures:
     """The figures of a tensor with elements, whose first dimension is that of the samples.
 
@@ -151,16 +140,9 @@ def _table(x: torch.Tensor) -> torch.Tensor:
     num_features = math.prod(x.shape[1:])
     if x.numel() > _MAX_ELEMENTS or num_features > _MAX_FEATURES:
         x = x[:: -(-x.shape[0] // max(_MIN_ROWS, _MAX_ELEMENTS // num_features))]
-        most_features = min(_MAX_FEATURES, _MAX_ELEMENTS // x.shape[0])
-        for dim in range(x.dim() - 1, 0, -1):
-            x = _thinned(x, dim, -(-num_features // most_features))
-            num_features = math.prod(x.shape[1:])
+        most = x.shape[0] * min(_MAX_FEATURES, _MAX_ELEMENTS // x.shape[0])
+        x = thinned(x, most, range(x.dim() - 1, 0, -1))
     return x.flatten(1)
-
-
-def _thinned(x: torch.Tensor, dim: int, step: int) -> torch.Tensor:
-    """A view of each `step`-th index of `dim`, of at least one."""
-    return x[(slice(None),) * dim + (slice(None, None, max(1, min(step, x.shape[dim]))),)]
 
 
 def _spread(values: torch.Tensor) -> float:
@@ -172,9 +154,7 @@ def _spread(values: torch.Tensor) -> float:
 
 def _away_from_one(x: torch.Tensor) -> float:
     """Of at most 4096 elements, or one row."""
-    most = max(1, _MAX_ELEMENTS // x.shape[-1])
-    for dim in range(x.dim() - 1):
-        x = _thinned(x, dim, -(-math.prod(x.shape[:-1]) // most))
+    x = thinned(x, max(1, _MAX_ELEMENTS // x.shape[-1]) * x.shape[-1], range(x.dim() - 1))
     return float((x.double().sum(-1) - 1.0).abs().max())
 
 

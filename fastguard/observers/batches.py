@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..kernels.cpu import extension
+from ..names import strip_wrappers
 from ..records.batches import BatchSample
 from ..records.failures import Failures
-from .activations.outputs import leaves
 from .activations.selection import unwrapped
 from .batch_sample import data_of, sample_of
 from .facts import kind_of, leaves_of
 from .loss_gradient import LossGradient
-from .norm_statistics import NormStatistics
 from .observer import ModuleHook, Observer, Transient, leave_to_python
-from .quiet_hooks import hook_quietly, schedule_for, unhook
+from .tensors import can_be_read, leaves, thinned
 
 _EARLY, _LATE, _NUM_EARLY = 20, 100, 50  # from one look to the next; and how many there are of the former
 _NUM_FIRST = 3  # training passes in a row that are looked at
@@ -27,6 +29,44 @@ _COMPARED = (5, 10, 25)  # looks, at the passes after which running statistics a
 _MAX_WAITING = 4  # samples of one record
 _NUM_MODULES = _NUM_OPERATIONS = 3
 _WHAT = "batch sampler"
+_MAX_NORMS = 8  # BatchNorm modules that are compared
+_MAX_NORM_ELEMENTS, _MAX_CHANNELS = 65536, 4096
+_LEAST_ROWS = 16  # elements of a channel, whose own mean is off by a quarter of a deviation then
+_FIRST_QUIET = 2, 13  # the first torch whose dynamo traces a model with such hooks
+
+
+class PlainSchedule:
+    """What `schedule_for` returns without the extension. A class of its own, since dynamo traces what sets it."""
+
+    training_from = evaluation_from = 0
+    is_evaluation_due = False
+
+
+def schedule_for(clock: Any, model: nn.Module) -> Any:
+    """From which steps on a forward pass of the model is to be looked at, to begin with at once.
+
+    With the clock of a run, which only the extension has, C++ compares these with the number of the step, and a pass
+    that is not due enters no Python function.
+
+    Returns:
+        an object with `training_from`, from which step on a pass in train mode and with autograd is due;
+        `evaluation_from`, the same for any other pass if there was one in train mode since the last; and
+        `is_evaluation_due`, whether there was.
+    """
+    return PlainSchedule() if clock is None else extension.ScheduleState(clock, model)
+
+
+def can_be_quiet(module: nn.Module) -> bool:
+    """Whether the forward hooks of `module` can be the extension's, which are false while the only one is not due.
+
+    `Module.__call__` calls just `forward` where all its dicts of hooks are false. That saves 4 us a pass. It is not
+    done where there are hooks already, whose handles know the dict that is there, or where the module has a `__call__`
+    of its own.
+    """
+    version = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
+    known = module.__dict__.get("_forward_hooks")
+    is_plain = type(module).__call__ is nn.Module.__call__ and type(known) is OrderedDict and not known
+    return is_plain and version >= _FIRST_QUIET
 
 
 class BatchWatch(Transient, Observer):
@@ -67,8 +107,13 @@ class BatchWatch(Transient, Observer):
         self.first = FirstPass(model, device, failures)
         self.loss = LossGradient(failures)
         self.norms = NormStatistics(model, failures)
-        self._handle, hooks = hook_quietly(model, self, self._is_awaited, self._schedule)
+        hooks: Any = None
+        if clock is not None and can_be_quiet(model):
+            hooks = model.__dict__["_forward_hooks"] = extension.QuietHooks()
+        self._handle: Any = model.register_forward_hook(self, with_kwargs=True)
         self._hooks = None if hooks is None else weakref.ref(hooks)
+        if hooks is not None:
+            hooks.schedule, hooks.is_awaited = self._schedule, self._is_awaited
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -165,8 +210,13 @@ class BatchWatch(Transient, Observer):
         self.first.close()
         self.norms.close()
         handle, self._handle = self._handle, None
+        hooks, model = None if self._hooks is None else self._hooks(), self._model()
         if handle is not None:
-            unhook(self._model(), handle, None if self._hooks is None else self._hooks())
+            handle.remove()
+        if hooks is not None:
+            hooks.is_awaited = None  # now they are ordinary hooks
+            if model is not None and not hooks and model.__dict__.get("_forward_hooks") is hooks:
+                model.__dict__["_forward_hooks"] = OrderedDict()
 
     @property
     def __name__(self) -> str:
@@ -227,6 +277,71 @@ class FirstPass(Observer):
             "last_operations": _operations(output),
             "autocast": self._autocast,
         }
+
+
+class NormStatistics(Observer):
+    """Hooks on at most eight BatchNorm modules, for one pass; `arm` sets them.
+
+    Attributes:
+        found: by module, how many standard deviations of the batch's the means lie apart (root mean square over the
+            channels), and the running variance over the batch's (geometric mean). Both are Inf where the running
+            statistics are not finite, whatever the batch.
+
+    Cost: 40 us a module, at the passes after `arm`.
+    """
+
+    def __init__(self, model: nn.Module, failures: Failures) -> None:
+        named = [(name, m) for name, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        step = -(-len(named) // _MAX_NORMS) if named else 1
+        self._modules = [(strip_wrappers(name), weakref.ref(m)) for name, m in named[::step]]
+        self._failures = failures
+        self._awaited: set[str] = set()
+        self.found: dict[str, tuple[float, float]] = {}
+
+    def arm(self) -> None:
+        """Has the next pass looked at, if there is anything to look at."""
+        self.close()
+        for name, ref in self._modules:
+            module = ref()
+            if module is not None:
+                self._awaited.add(name)
+                self.hold(module.register_forward_pre_hook(ModuleHook(self._meet, name)))
+
+    def _meet(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A module is called, and looked at once. Removes the hooks when all modules were called."""
+        if name in self._awaited and args and torch.is_grad_enabled():
+            self._awaited.remove(name)
+            if not self._awaited:
+                self.close()
+            self.compare(name, module, args[0])
+
+    def compare(self, name: str, module: nn.Module, x: Any) -> None:
+        """Takes what a module is given, ahead of what it makes of it."""
+        with self._failures.kept(_WHAT, "Running statistics are not compared."), torch.no_grad():
+            mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+            if mean is None or variance is None or type(x) not in (torch.Tensor, nn.Parameter) or x.dim() < 2:
+                return
+            if not (can_be_read(x) and can_be_read(mean)):
+                return
+            if not bool(mean.isfinite().all() and variance.isfinite().all()):
+                self.found[name] = math.inf, math.inf
+                return
+            if x.shape[1] != mean.numel():
+                return
+            step = -(-x.shape[1] // _MAX_CHANNELS)
+            channels = x.detach()[:, ::step]
+            most = max(_MAX_NORM_ELEMENTS, _LEAST_ROWS * channels.shape[1])
+            channels = thinned(channels, most, (*range(x.dim() - 1, 1, -1), 0)).transpose(0, 1).flatten(1).float()
+            if channels.shape[1] < _LEAST_ROWS:
+                return
+            mean, variance = mean[::step].float(), variance[::step].float()
+            of_batch, means = torch.var_mean(channels, 1)
+            eps = float(getattr(module, "eps", 1e-5))
+            away = ((mean - means).square() / (of_batch + eps)).mean().sqrt()
+            times = ((variance + eps).log() - (of_batch + eps).log()).mean()
+            gap, ratio = float(away), math.exp(max(-700.0, min(700.0, float(times))))
+            if math.isfinite(gap) and ratio > 0.0:
+                self.found[name] = gap, ratio
 
 
 def _autocast(device: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..records.failures import Failures
+from .activations.selection import unwrapped
 from .observer import ModuleHook, Observer
 
 _NORMS = torch.nn.modules.batchnorm._NormBase  # whose statistics are written past autograd's counter
@@ -172,9 +173,9 @@ class Buffers(Observer):
         self._num_followed = 0
         with torch.no_grad():
             self._walk()
-        inner = _innermost(model)
+        inner = unwrapped(model)  # through which all of it is loaded
         if not self.is_empty and not isinstance(inner, torch.jit.ScriptModule):
-            self.hold(inner.register_load_state_dict_post_hook(ModuleHook(self._was_loaded)))
+            self.hold(inner.register_load_state_dict_post_hook(ModuleHook(self.refresh)))
 
     @property
     def is_empty(self) -> bool:
@@ -210,10 +211,7 @@ class Buffers(Observer):
                 self._follow(skipped)
         return step + (1 if self._packs or count < _NUM_FIRST else _LOOK_EVERY)
 
-    def _was_loaded(self, module: torch.nn.Module, incompatible_keys: Any) -> None:
-        self.refresh()
-
-    def refresh(self) -> None:
+    def refresh(self, *_: Any) -> None:
         """They were loaded, and are as they should be."""
         with self._failures.kept("buffers", "They may not be finite after a skipped step."), torch.no_grad():
             self._packs = self._calm = []
@@ -304,12 +302,3 @@ class Buffers(Observer):
                 pack.write(now)
             newly_bad = bad.get(id(pack))
             pack.keep(now if newly_bad is None else torch.where(newly_bad, pack.kept, now))
-
-
-def _innermost(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside DistributedDataParallel, DataParallel and torch.compile, through which all of it is loaded."""
-    inner: torch.nn.Module | None = model
-    while inner is not None:
-        model = inner
-        inner = next((child for name, child in model.named_children() if name in ("_orig_mod", "module")), None)
-    return model

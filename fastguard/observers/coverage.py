@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .observer import ObservedRun, Observer, ParameterHook
-from .sketches import guarded_parameters, is_plain, next_look
+from .sketches import guarded_parameters, next_look, sample
 
 _MAX_PARAMETERS = 16
 _PER_PARAMETER = 4
@@ -58,13 +58,13 @@ class CoverageWatch(Observer):
         if self._handles:
             self._num_reached += self._num_passes > 0
         self._num_passes = 0
-        sample = self._take()
-        self._after = step, sample
+        taken_now = self._take()
+        self._after = step, taken_now
         self._num_looks += 1
-        if self._num_looks > _NUM_REACHED or not sample:
+        if self._num_looks > _NUM_REACHED or not taken_now:
             Observer.close(self)
         elif not self._handles:
-            for p in {id(p): p for p in (sample[0][0](), sample[-1][0]()) if p is not None}.values():
+            for p in {id(p): p for p in (taken_now[0][0](), taken_now[-1][0]()) if p is not None}.values():
                 if p.is_leaf and p.layout is torch.strided:
                     self.hold(p.register_post_accumulate_grad_hook(ParameterHook(self._reached)))
 
@@ -116,13 +116,10 @@ class CoverageWatch(Observer):
         self.forget()
 
 
-def _state_of(p: torch.Tensor, may_read: bool) -> Any:
+def _state_of(p: torch.Tensor, may_read: bool) -> bytearray | int:
     """Some elements of `p`; how often it was written to, where they are not to be read."""
-    if not may_read or not is_plain(p):
-        return p._version
-    numel = p.numel()
-    number = min(_PER_PARAMETER, numel)
-    return torch.as_strided(p.detach(), (number,), (numel // number,)).clone()
+    values = sample([p], _PER_PARAMETER) if may_read else None
+    return p._version if values is None else values
 
 
 def _moved(taken: _Sample) -> list[str]:
@@ -130,10 +127,7 @@ def _moved(taken: _Sample) -> list[str]:
     names = []
     for ref, name, before in taken:
         p = ref()
-        now = None if p is None else _state_of(p, isinstance(before, torch.Tensor))
-        if isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor):
-            if now.dtype == before.dtype and not torch.equal(now.nan_to_num(), before.nan_to_num()):
-                names.append(name)
-        elif type(now) is type(before) and now != before:
+        now = None if p is None else _state_of(p, isinstance(before, bytearray))
+        if type(now) is type(before) and now != before:
             names.append(name)
     return names

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from .. import kernels
 from .observer import ObservedRun, Observer, ParameterHook
+from .tensors import can_be_read, strided
 
 _NUM_WATCHED = 20  # steps
 _MAX_STEPS = 64  # after which it is given up where there are no backward passes
@@ -38,11 +38,13 @@ class _Watched(Observer):
         )
 
     def _is_to_be_added(self, gradient: torch.Tensor) -> None:
-        if self.is_left:
-            parameter = self._parameter()
-            there = None if parameter is None else parameter.grad
-            known = None if self._gradient is None else self._gradient()
-            self.is_left = there is not None and there is known and there._version == self._version
+        parameter = self._parameter()
+        self.is_left = self.is_left and parameter is not None and self._is_untouched(parameter.grad)
+
+    def _is_untouched(self, gradient: torch.Tensor | None) -> bool:
+        """Whether it is the gradient that was remembered, and nothing has written to it."""
+        known = None if self._gradient is None else self._gradient()
+        return gradient is not None and gradient is known and gradient._version == self._version
 
     def _was_added(self, parameter: torch.Tensor) -> None:
         self.num_passes += 1
@@ -53,9 +55,7 @@ class _Watched(Observer):
         parameter = self._parameter()
         gradient = None if parameter is None else parameter.grad
         is_zero = gradient is not None and may_read and _is_zero(gradient)
-        known = None if self._gradient is None else self._gradient()
-        is_written = gradient is not known or (gradient is not None and gradient._version != self._version)
-        self.was_cleared = gradient is None or (is_written and (is_zero or not may_read))
+        self.was_cleared = gradient is None or (not self._is_untouched(gradient) and (is_zero or not may_read))
         self.num_passes = 0
         self._remember(gradient)
         self.is_left = gradient is not None and not is_zero
@@ -143,9 +143,7 @@ class LeftGradients(Observer):
 
 def _is_zero(gradient: torch.Tensor) -> bool:
     """Whether there are only zeros in it: some zero it before the step is over. Of a device it is not asked."""
-    if not gradient.is_cpu or gradient.layout is not torch.strided or kernels.lacks_memory(gradient):
+    if not can_be_read(gradient):
         return False
     with torch.no_grad():
-        if gradient.numel() > _MAX_READ and gradient.is_contiguous():
-            gradient = gradient.view(-1)[:: -(-gradient.numel() // _MAX_READ)]
-        return not bool(gradient.any())
+        return not bool(strided(gradient, _MAX_READ).any())

@@ -1,24 +1,41 @@
-"""What the gradient of the model's output says of loss and targets, which a guard does not see."""
+"""What the graph of a loss, and the gradient of the model's output, say of loss and targets."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from array import array
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
-from .. import kernels
 from ..records.failures import Failures
-from .activations.outputs import leaves
 from .dependence import Dependence, InputSample, equal_at, how_it_follows, sample_inputs
 from .loss_kind import CLASSIFYING, LEAST_BYTES, Loss, OutputSample
+from .tensors import can_be_read, leaves
 
 NUM_LOOKED_AT = 8
 _EACH = 4  # targets of a class, on average: fewer, of a sample, say nothing of how frequent classes are
+
+
+MAX_NODES = 4096
+NUM_OPS = 16
+# Operations whose derivative is finite wherever they are. So is a quotient's where the divisor has no graph (one of
+# zero would have made the loss infinite), and a power's from 1 on.
+_NAMES = """
+    AccumulateGrad Add Addmm Addmv Alias AsStrided Baddbmm Bmm Cat Clone Copy Expand Gather Index IndexSelect
+    Linear Mm Mul Mv Neg Permute Repeat Roll Select Slice Split SplitWithSizes Squeeze Stack Sub T ToCopy
+    Transpose Unbind UnsafeView Unsqueeze View ViewAs ReshapeAlias Mean Sum MaskedFill Where Embedding Relu
+    LeakyRelu Elu Gelu Silu Mish Hardtanh Sigmoid Tanh Softplus LogSoftmax Softmax NllLoss NllLoss2D NllLossNd
+    MseLoss SmoothL1Loss HuberLoss BinaryCrossEntropyWithLogits Dropout NativeDropout NativeLayerNorm
+    NativeBatchNorm NativeGroupNorm Convolution MaxPool2DWithIndices AvgPool2D AdaptiveAvgPool2D
+    ScaledDotProductFlashAttentionForCpu ScaledDotProductFlashAttention ScaledDotProductEfficientAttention
+    ScaledDotProductAttentionMath
+"""
+_SMOOTH = frozenset(_NAMES.split())
 
 
 class LossGradient:
@@ -63,17 +80,25 @@ class LossGradient:
             return
         floating = [y for _, y in leaves(returned) if y.is_floating_point() and y.requires_grad]
         output = next((y for y in floating if y.dim()), None)
-        if output is not None and type(output) is torch.Tensor and output.is_cpu and _is_dense(output):
+        if output is not None and type(output) is torch.Tensor and can_be_read(output) and output.numel():
             self._left -= 1
             sample = OutputSample(output.detach())
-            output.register_hook(
-                _Look(self, sample, sample_inputs(given, max(LEAST_BYTES // 4, LEAST_BYTES - sample.num_bytes)))
-            )
+            inputs = sample_inputs(given, max(LEAST_BYTES // 4, LEAST_BYTES - sample.num_bytes))
+            held, ref = [(sample, inputs)], weakref.ref(self)
+
+            def look(gradient: torch.Tensor) -> None:  # drops the samples; goes with the output where it is not called
+                owner = ref()
+                while held:
+                    sample, inputs = held.pop()
+                    if owner is not None:
+                        owner.look(sample, gradient, inputs)
+
+            output.register_hook(look)
 
     def look(self, sample: OutputSample, gradient: torch.Tensor, given: Sequence[InputSample] = ()) -> None:
         """Takes samples of an output and of the inputs, and the gradient of the loss with respect to the output."""
         with self._failures.kept("loss gradient", "The rules do not know what loss it is."), torch.no_grad():
-            if gradient.shape != sample.shape or not _is_dense(gradient):
+            if gradient.shape != sample.shape or not can_be_read(gradient):
                 return
             loss = sample.loss_of(gradient)
             self._kinds[loss.kind] += 1
@@ -139,22 +164,69 @@ def _entropy(classes: Counter[float]) -> float:
     return plain + (len(classes) - 1) / (2 * total)
 
 
-class _Look:
-    """The hook; drops its samples in the backward pass, and goes with the output where there is none."""
+def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, Any]:
+    """The facts `loss_ops`, `is_smooth` and `num_foreign_parameters` of a loss; empty where it has no graph.
 
-    def __init__(self, owner: LossGradient, output: OutputSample, given: list[InputSample]) -> None:
-        self._owner = weakref.ref(owner)
-        self._held: tuple[OutputSample, list[InputSample]] | None = (output, given)
+    Args:
+        loss: what was observed. Backward may have freed what the graph saved; the graph itself is still there.
+        parameters: ids of the model's, and of those under guard; None where there is no model to tell them by.
 
-    def __call__(self, gradient: torch.Tensor) -> None:
-        owner, held = self._owner(), self._held
-        self._held = None
-        if owner is not None and held is not None:
-            owner.look(held[0], gradient, held[1])
+    Cost: 1 us a node, of at most 4096. No sync.
+    """
+    if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
+        return {}
+    ops = _chain(loss.grad_fn)
+    if parameters is None:
+        return {"loss_ops": ops}
+    nodes = _nodes(loss)
+    foreign = _parameters(nodes).difference(parameters)
+    is_smooth = len(nodes) < MAX_NODES and all(map(_is_smooth, nodes))
+    return {"loss_ops": ops, "is_smooth": is_smooth, "num_foreign_parameters": len(foreign)}
 
 
-def _is_dense(x: torch.Tensor) -> bool:
-    """Whether `x` has elements in memory with strides: it is not sparse, nor followed by a transform of torch.func."""
-    functorch = torch._C._functorch
-    is_wrapped = functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x)
-    return not is_wrapped and x.layout is torch.strided and x.numel() > 0 and not kernels.lacks_memory(x)
+def parameters_of_loss(loss: Any) -> set[int]:
+    """Ids of the parameters in the graph of a loss. Cost: as of `facts_of_loss`."""
+    return _parameters(_nodes(loss))
+
+
+def _parameters(nodes: Collection[Any]) -> set[int]:
+    leaves = (getattr(node, "variable", None) for node in nodes)
+    return {id(leaf) for leaf in leaves if isinstance(leaf, torch.nn.Parameter)}
+
+
+def _is_smooth(node: Any) -> bool:
+    name = node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+    if name == "Div":
+        return len(node.next_functions) < 2 or node.next_functions[1][0] is None
+    if name == "Pow":
+        exponent = getattr(node, "_saved_exponent", None)
+        return isinstance(exponent, (int, float)) and exponent >= 1
+    return name in _SMOOTH
+
+
+def _nodes(loss: Any) -> Collection[Any]:
+    """The graph of a loss, as far as `MAX_NODES` nodes."""
+    if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
+        return ()
+    seen = {loss.grad_fn: None}
+    waiting = deque[Any]([loss.grad_fn])
+    while waiting and len(seen) < MAX_NODES:
+        node = waiting.popleft()
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen[following] = None
+                waiting.append(following)
+    return seen
+
+
+def _chain(node: Any) -> tuple[str, ...]:
+    """Names of the nodes from the loss down, along the first argument that has a graph."""
+    names = []
+    for _ in itertools.repeat(None, NUM_OPS):
+        names.append(node.name().rpartition("::")[2])
+        following = [function for function, _ in node.next_functions if function is not None]
+        following = [function for function in following if not function.name().endswith("AccumulateGrad")]
+        if not following:
+            break
+        node = following[0]
+    return tuple(names)

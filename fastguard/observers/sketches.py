@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import kernels
 from ..kernels import cpu
 from .observer import ObservedRun, Observer
+from .tensors import can_be_read
 
 _Chosen: TypeAlias = list[tuple[weakref.ref[torch.Tensor], int, torch.dtype]]  # parameters, and their places among all
 
@@ -73,13 +73,9 @@ def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
 
 def is_plain(x: torch.Tensor) -> bool:
     """Whether `x` is a dense real tensor in CPU memory that torch computes with (not float8), without gaps."""
-    if type(x) is not torch.nn.Parameter and hasattr(x, "to_local"):
-        return False  # a part of a tensor
-    if not (x.is_cpu and x.is_floating_point() and x.itemsize > 1 and x.layout is torch.strided):
+    if not (x.is_cpu and x.is_floating_point() and x.itemsize > 1 and can_be_read(x) and x.numel()):
         return False
-    if x.is_nested or not x.numel() or not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
-        return False
-    return not kernels.lacks_memory(x)
+    return x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
 
 
 def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:

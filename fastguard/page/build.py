@@ -8,7 +8,6 @@ import hashlib
 import importlib.resources
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,8 @@ from ..records.log import LogReader
 from ..report import Report, build_report
 from ..report.report import steps_of
 from ..report.tables import number_rows
-from ..visualization.curves import Curve
+from ..report.whole_file import write_whole
 from ..visualization.runs import DrawnRun, runs_of
-from ..visualization.static import svg
-from ..visualization.style import COLOURS, translucent
 from .charts import charts_of
 from .parts import (
     LOOKS,
@@ -39,7 +36,6 @@ from .parts import (
 
 _ASSETS = importlib.resources.files(__name__.rpartition(".")[0]) / "assets"
 _NUM_STATIC_ROWS = 100
-_NUM_SPARKS = 150  # points of a small chart
 _FACTS = ("clip_limit", "clip_policy", "autocast", "dtypes", "backward_per_step", "steps_per_epoch", "loss_kind")
 _Step = tuple[int, dict[str, Any]]
 
@@ -142,13 +138,12 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
             parting=[parting(runs[0], run) for run in runs[1:]],
             differences=differences(runs, reports),
             looks=LOOKS,
-            logs=[log for log in map(_log_of, runs) if log],
         )
     )
 
 
 def overview(report: Report, source: Any) -> str | None:
-    """Verdict, key numbers, small charts of `source` and findings as HTML without scripts; None without Jinja2."""
+    """Verdict, key numbers of `source` and findings as HTML without scripts; None without Jinja2."""
     try:
         environment = importlib.import_module("jinja2").Environment(autoescape=True, finalize=_printable)
     except ImportError:
@@ -157,8 +152,6 @@ def overview(report: Report, source: Any) -> str | None:
         runs = [] if source is None else runs_of(source)
     except (ValueError, OSError):  # no step, or a log that is gone: the findings are here
         runs = []
-    curves = [("Loss", "loss", False), ("Gradient norm", "norm", True)]
-    drawn = [(title, run.curves[key], is_log) for run in runs for title, key, is_log in curves]
     environment.filters["where"] = lambda one: ", ".join(filter(None, (steps_of(one), listed(one.layers))))
     environment.filters["shown"] = lambda text: shown(text, 2000)
     return str(
@@ -166,33 +159,8 @@ def overview(report: Report, source: Any) -> str | None:
             report=report,
             verdict=str(report).splitlines()[0],
             numbers=[row for run in runs for row in key_numbers(run, report).items()],
-            charts=[_trusted(_spark(*one)) for one in drawn if len(one[1]) > 2],
         )
     )
-
-
-def _spark(title: str, curve: Curve, is_log: bool) -> str:
-    fewer = Curve(_NUM_SPARKS)
-    for point in curve.points:
-        fewer.add_stretch(point)
-    x = [point.last_step for point in fewer.points]
-    ends = [point.high for point in fewer.points] + [point.low for point in reversed(fewer.points)]
-    band = {"type": "scatter", "x": x + x[::-1], "y": ends, "fill": "toself", "fillcolor": translucent(COLOURS[0])}
-    line = {"type": "scatter", "x": x, "y": [point.middle for point in fewer.points], "line": {"color": COLOURS[0]}}
-    axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"type": "log" if is_log else "linear"}}
-    return svg({"data": [band, line], "layout": {"title": {"text": title}, **axes}}, 420, 160)
-
-
-def _log_of(run: DrawnRun) -> dict[str, str] | None:
-    """By what a run's log can be told from others, if it is a file."""
-    if run.path is None or not os.path.isfile(run.path):
-        return None
-    digest = hashlib.sha256()
-    with open(run.path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-        size = file.tell()
-    return {"name": shown(os.path.basename(run.path)), "size": f"{size:,}", "digest": digest.hexdigest()}
 
 
 def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -208,19 +176,7 @@ def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -
     if path.exists() and not path.is_file():  # which a rename would put a file in the place of: /dev/null, as root
         path.write_text(page, encoding="utf-8", newline="\n")
         return path
-    target = Path(os.path.realpath(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(unfinished, 0o666 & ~umask)
-        os.replace(unfinished, target)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+    write_whole(Path(os.path.realpath(path)), lambda file: file.write(page.encode()))
     return path
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .._text import count, number, shown
+from .._text import count, number
 from ..diagnosis import Finding
-from ..records.magnitudes import MagnitudeHistogram
 from ..visualization import (
     plot_activations,
     plot_clip_rate,
@@ -19,10 +18,8 @@ from ..visualization import (
     plot_learning_rate,
     plot_loss,
     plot_loss_scale,
-    plot_magnitudes,
     plot_updates,
 )
-from ..visualization.layers import SHADED, histograms
 from ..visualization.runs import DrawnRun
 from ..visualization.style import text
 
@@ -72,7 +69,7 @@ def charts_of(runs: Sequence[DrawnRun], findings: Sequence[Finding]) -> tuple[li
     makers += [(f"Layers by {title}", partial(_of_cells, name, title, draw, runs[0])) for name, title, draw in _MAPS]
     charts: list[Chart] = []
     left_out: list[str] = []
-    for title, make in [*makers, ("Magnitudes", partial(_of_magnitudes, runs[0]))]:
+    for title, make in makers:
         try:
             charts.append(make())
         except ValueError as error:
@@ -132,25 +129,6 @@ def _of_cells(name: str, title: str, draw: Callable[[DrawnRun], Any], run: Drawn
     return Chart(f"layers-{name}", title, plain, told, (), (), height, "layers")
 
 
-def _of_magnitudes(run: DrawnRun) -> Chart:
-    by_name = histograms(run)
-    figure = plot_magnitudes(by_name)
-    rows = []
-    for name, one in by_name.items():
-        for kind in SHADED:
-            shares = one.underflow_ratio(kind), one.subnormal_ratio(kind), one.overflow_ratio(kind)
-            rows.append([shown(name), kind, *(f"{share:.3g}" for share in shares)])
-    told = "; ".join(_spread(shown(name), one) for name, one in by_name.items())
-    head = ("what", "format", "share below it", "share that loses bits", "share above it")
-    told += figure.layout.title.text.removeprefix("Magnitudes")
-    return Chart("magnitudes", "Magnitudes", _plain(figure, _DIGITS), told, head, rows, 420)
-
-
-def _spread(name: str, one: MagnitudeHistogram) -> str:
-    exponents = list(one.counts) or [0]
-    return f"{name}: from 2^{exponents[0]} to 2^{exponents[-1] + 1}"
-
-
 def _listed(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps[:_MAX_TOLD])) + (", ..." if len(steps) > _MAX_TOLD else "") or "-"
 
@@ -195,7 +173,7 @@ def _plain(figure: Any, digits: int) -> dict[str, Any]:
         if layout["yaxis"]["type"] == "log" and values:  # else plotly names every digit
             span = max(values) / min(values)
             layout["yaxis"]["dtick"] = "D2" if span < 300.0 else 1 if span < 1e8 else None
-    layout["margin"]["t"] = 60 if figure.data[0].type == "bar" else 26
+    layout["margin"]["t"] = 26
     return plain
 
 

@@ -102,7 +102,7 @@ class LocalGradients(Observer):
             watched = unsharded.places
             self._is_ddp = False
         self._members, self.num_ranks = members, len(members)
-        self._group: Any = dist.new_group(members, _TIMEOUT, "gloo", use_local_synchronization=True)
+        self._group: Any = None  # until the ranks' settings were compared: to make it waits for all of them
         self._num_params = len(params)
         self._is_whole = all(i in watched for i, p in enumerate(params) if p.requires_grad)
         self._fired: dict[int, torch.Tensor] = {}
@@ -121,10 +121,14 @@ class LocalGradients(Observer):
         self._next = run.step
 
     def next_after(self, step: int) -> float:
-        return (step // self._every + 1) * self._every if self._handles else math.inf
+        if not self._handles:
+            return math.inf
+        return step + 1 if self._group is None else (step // self._every + 1) * self._every
 
     def before(self, step: int) -> None:
-        """Sends this rank's results, and takes those of the exchange before."""
+        """Sends this rank's results, and takes those of the exchange before; at the first step, makes the group."""
+        if self._handles and self._group is None:
+            self._group = dist.new_group(self._members, _TIMEOUT, "gloo", use_local_synchronization=True)
         if self._handles and step and step % self._every == 0:
             with self._kept():
                 self._hear()

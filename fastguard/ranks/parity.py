@@ -8,6 +8,7 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from .unsharded import has_other_ranks, is_under_fully_shard, ranks_of
 GRADIENTS_EVERY, WEIGHTS_EVERY = 20, 100  # steps
 _MISSING = -1
 _MAX_EVENTS = 16
-_NUM_LOOKS, _SOON = 10, datetime.timedelta(seconds=60)
+_NUM_LOOKS, _SOON, _BRIEF = 10, datetime.timedelta(seconds=60), datetime.timedelta(seconds=10)
+_MAX_CHANGES = 20  # comparisons of later settings: a policy set at every step would cost a message each
 _log = logging.getLogger("fastguard")
 _num_guards: Counter[int] = Counter()  # that this process has made, by ranks and shapes
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -152,11 +154,22 @@ def alike_settings(
     return AlikeSettings(settings, rooms, shapes, has_collectives or over is not None) if rooms else None
 
 
+@dataclass
+class _Comparison:
+    """Settings that were published, and not compared yet."""
+
+    ranks: tuple[int, ...]
+    room: str
+    waits: bool
+    is_change: bool
+    num_looks: int = 0
+
+
 class AlikeSettings:
     """Compares the settings of a guard over its ranks, before the first collective that depends on them.
 
-    Each rank leaves its settings in the process group's store when its guard is made. So no collective hangs if one
-    rank has `recovery=`, say, and the others have not, or are not guarded.
+    Each rank leaves its settings in the process group's store when its guard is made, and those that change later. So
+    no collective hangs if one rank has `recovery=`, say, and the others have not, or are not guarded.
 
     Args:
         settings: those that must be equal, as text.
@@ -164,21 +177,32 @@ class AlikeSettings:
         shapes: of the model's parameters, to tell guards apart; empty if they differ between ranks.
         waits: wait for ranks without a guard, because collectives follow; otherwise look at ten steps, and warn then.
 
-    Cost: four messages to the store when the guard is made, and two at its first step.
+    Cost: four messages to the store when the guard is made, and two at its first step; as many for each change.
     """
 
     def __init__(self, settings: Mapping[str, str], rooms: Any, shapes: Any, waits: bool) -> None:
         self._store: Any = dist.distributed_c10d._get_default_store()
-        self._rooms: dict[tuple[int, ...], str] = {}
-        self._waits, self._num_looks, store, said = waits, 0, self._store, json.dumps(settings)
-        for ranks in {tuple(sorted(room)) for room in rooms}:
+        self._places: dict[tuple[int, ...], str] = {}
+        for ranks in sorted({tuple(sorted(room)) for room in rooms}, key=len, reverse=True):
             key = zlib.crc32(repr((ranks, shapes)).encode())
-            self._rooms[ranks] = room = f"fastguard/{key}/{_num_guards[key]}"
+            self._places[ranks] = f"fastguard/{key}/{_num_guards[key]}"
             _num_guards[key] += 1
+        self._num_published, self._open = 0, list[_Comparison]()
+        self.publish(settings, waits)
+
+    def publish(self, settings: Mapping[str, str], waits: bool = False) -> None:
+        """Leaves settings for the other ranks, which must publish the same ones; beyond 20 changes it does nothing."""
+        if self._num_published > _MAX_CHANGES:
+            return
+        store, said = self._store, json.dumps(settings)
+        for ranks, place in self._places.items():
+            room = f"{place}/{self._num_published}"
             store.set(f"{room}/{dist.get_rank()}", said)
             store.add(f"{room}/{said}", 1)
             if store.add(f"{room}/all", 1) == len(ranks):  # the last one knows
                 store.set(f"{room}/alike", str(store.add(f"{room}/{said}", 0) == len(ranks)))
+            self._open.append(_Comparison(ranks, room, waits, self._num_published > 0))
+        self._num_published += 1
 
     def are_compared(self) -> bool:
         """Whether nothing is left to do. Call it ahead of a step.
@@ -186,27 +210,37 @@ class AlikeSettings:
         Raises:
             RuntimeError: the ranks have different settings, or some have no such guard when the store's timeout ends.
         """
-        self._num_looks += 1
-        store, is_last = self._store, self._num_looks >= _NUM_LOOKS
-        for ranks, room in sorted(self._rooms.items(), key=lambda one: -len(one[0])):
+        store = self._store
+        for one in self._open.copy():
+            ranks, room = one.ranks, one.room
+            one.num_looks += 1
             if not store.check([f"{room}/alike"]):
-                if self._waits:
+                if one.waits:
                     self._wait(ranks, room)
-                elif not is_last:
-                    continue
+                elif one.num_looks < _NUM_LOOKS:
+                    if not one.is_change or one.num_looks > 1 or not self._comes(room, _BRIEF):
+                        continue
                 else:
-                    _log.warning("%s: what this one clips or skips, they do not", self._missing(ranks, room))
-                    del self._rooms[ranks]
+                    self._open.remove(one)
+                    what = "a changed `guard.clip` or `guard.skip_nonfinite`" if one.is_change else "a guard"
+                    missing = self._missing(ranks, room, what)
+                    _log.warning("%s: what this one clips or skips, they do not", missing)
                     continue
             if store.get(f"{room}/alike") == b"False":
                 raise RuntimeError(_differences({rank: json.loads(store.get(f"{room}/{rank}")) for rank in ranks}))
-            del self._rooms[ranks]
-        return not self._rooms
+            self._open.remove(one)
+        return not self._open
+
+    def _comes(self, room: str, within: datetime.timedelta) -> bool:
+        """Waits for the last of the ranks."""
+        try:
+            self._store.wait([f"{room}/alike"], min(within, self._store.timeout))
+        except RuntimeError:  # of the store, which names it DistStoreError, or not, by its kind
+            return False
+        return True
 
     def _wait(self, ranks: Sequence[int], room: str) -> None:
-        try:
-            self._store.wait([f"{room}/alike"], min(_SOON, self._store.timeout))
-        except RuntimeError:
+        if not self._comes(room, _SOON):
             _log.warning("%s: waiting for them", self._missing(ranks, room))
             try:
                 self._store.wait([f"{room}/alike"])
@@ -214,9 +248,9 @@ class AlikeSettings:
                 remedy = "Wrap the optimizer on all of them, with the same settings (`recovery=`, `process_group=`)."
                 raise RuntimeError(f"{self._missing(ranks, room)}, after the store's timeout. {remedy}") from error
 
-    def _missing(self, ranks: Sequence[int], room: str) -> str:
+    def _missing(self, ranks: Sequence[int], room: str, what: str = "a guard") -> str:
         missing = [rank for rank in ranks if not self._store.check([f"{room}/{rank}"])]
-        return f"rank {dist.get_rank()} has a guard that ranks {missing[:16]} of {len(ranks)} lack"
+        return f"rank {dist.get_rank()} has {what} that ranks {missing[:16]} of {len(ranks)} lack"
 
 
 def _differences(settings: Mapping[int, Mapping[str, str]]) -> str:
@@ -229,5 +263,5 @@ def _differences(settings: Mapping[int, Mapping[str, str]]) -> str:
             told.append(f"`{name}`: " + ", ".join(f"{value} on ranks {those[:16]}" for value, those in ranks.items()))
     return (
         "the ranks of a guarded optimizer must have the same settings, got different "
-        f"{'; '.join(told)}. Give `fastguard.wrap` the same on each."
+        f"{'; '.join(told)}. Give `fastguard.wrap`, and `optimizer.guard`, the same on each."
     )

@@ -20,8 +20,13 @@ from .pieces import PieceReader
 _log = logging.getLogger("fastguard")
 TABLES_EVERY, FIRST_TABLES = 10, 10
 _MAX_TOLD = 4  # tensors of a rank
-_STEP, _PARAMS, _BAD_LOSSES, _LOSS, _LOSSES, _FOUND_INF, _DECIDED, _WORDS = range(8)  # behind the columns of a header
-_ALIKE = {_STEP: "steps", _PARAMS: "numbers of parameters", _DECIDED: "norms of the step before"}
+_STEP, _PARAMS, _BAD_LOSSES, _LOSS, _LOSSES, _FOUND_INF, _DECIDED, _CHANGES = range(8)  # behind the columns of a header
+_ALIKE = {
+    _STEP: "steps",
+    _PARAMS: "numbers of parameters",
+    _DECIDED: "norms of the step before",
+    _CHANGES: "checksums of what was assigned to `guard.clip` and `guard.skip_nonfinite`",
+}
 _ADDED = (_BAD_LOSSES, _LOSS, _LOSSES, _FOUND_INF)
 _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
 _ONE = 2.0**32  # rank whose loss was not finite; its number is added, which names one that is alone
@@ -56,7 +61,7 @@ class Shared(NamedTuple):
 class Ranks:
     """Measures the gradients of a step over all ranks that hold parts of the model. All of them must step together.
 
-    Cost: one pass over the local parts, and one gather of 17 numbers a rank and group, or two reductions in a group of
+    Cost: one pass over the local parts, and one gather of 18 numbers a rank and group, or two reductions in a group of
     more than 64 ranks. Two more reductions, of 96 bytes a tensor, at the first ten steps, every tenth, non-finite ones,
     and if the clip policy needs norms of tensors.
 
@@ -71,6 +76,7 @@ class Ranks:
         trouble: what `find_trouble` found last: (rank, tensor, NaNs, Infs) each, in backward order, four a rank.
         wants_tables: whether the clip policy wants norms of tensors.
         own: the `LocalGradients`, which knows each rank's gradients before they were summed; None without one.
+        changes: checksum of the settings assigned after `wrap`, which must be the same on all ranks.
 
     Raises:
         TypeError: the parameters lie on meshes of different ranks.
@@ -93,7 +99,7 @@ class Ranks:
         self.wants_tables = False
         self.own: Any = None
         self.trouble: list[tuple[int, str, int, int]] = []
-        self._decided = 0.0
+        self._decided = self.changes = 0.0
         self._num_measured = 0
 
     @property
@@ -152,7 +158,8 @@ class Ranks:
         num_params = sum(map(len, groups))
         has_loss = loss is not None and math.isfinite(loss)
         bad_loss = _ONE + dist.get_rank() if loss is not None and not has_loss else 0.0
-        said = [step, num_params, bad_loss, (loss or 0.0) if has_loss else 0.0, has_loss, found_inf, self._decided]
+        said = [step, num_params, bad_loss, (loss or 0.0) if has_loss else 0.0, has_loss, found_inf]
+        said += [self._decided, self.changes]
         total = pieces.total if times is None else kernels.fold_rows(own)
         if self._copies is not None:
             copies = self._copies if pieces.present is None else self._copies[pieces.present]
@@ -237,9 +244,10 @@ def _folded(found: list[list[float]], *, is_one_model: bool) -> list[float]:
     heads = [words[NUM_COLUMNS:] for words in found]
     for place in _ALIKE:
         _require_alike(place, [head[place] for head in heads], is_one_model)
-    step, params, *_, decided = heads[0]
-    added = [sum(head[place] for head in heads) for place in _ADDED]
-    return [*fold([words[:NUM_COLUMNS] for words in found]), step, params, *added, decided]
+    head = heads[0]
+    for place in _ADDED:
+        head[place] = sum(one[place] for one in heads)
+    return [*fold([words[:NUM_COLUMNS] for words in found]), *head]
 
 
 def _reduced(wire: Wire, words: list[float], *, is_one_model: bool) -> list[float]:
@@ -258,5 +266,6 @@ def _require_alike(place: int, seen: list[float], is_one_model: bool) -> None:
         what = f"{_ALIKE[place]}: {seen[:16]}"
         raise RuntimeError(
             f"the ranks of a guarded optimizer must step together and alike, got different {what}. "
-            "Have every rank call optimizer.step() as often, wrap at the same step, and load the same state."
+            "Have every rank call optimizer.step() as often, wrap and change settings at the same step, and load the "
+            "same state."
         )

@@ -47,8 +47,6 @@ class Recovery:
         rules: a new critical finding of one of these rules counts, too.
         state: more to restore, such as an EMA: objects with `state_dict` and `load_state_dict`.
         replay: restore the random state, too, to repeat the same steps, with the data loader in `state`.
-        recompute: keep the random state of each forward pass for `Guard.recompute`, and recompute steps with a closure
-            whose gradients are not finite.
 
     Raises:
         ValueError: a setting is out of its range; names it.
@@ -74,7 +72,6 @@ class Recovery:
     rules: tuple[str, ...] = CRITICAL_RULES
     state: tuple[Any, ...] = ()
     replay: bool = False
-    recompute: bool = False
 
     def __post_init__(self) -> None:
         least = {"every": 1, "keep": 2, "attempts": 1, "ramp": 0, "window": 1, "patience": 2}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ import torch
 from .. import kernels
 from ..observers.buffers import BufferPlace, tensor_can_be_kept
 from ..ranks.shards import as_part_of, is_sharded, local_of
-from .randomness import load_random_state, random_state
 
 # Entries of groups that schedulers and users set: these go on as they are.
 _OF_SCHEDULES = frozenset(
@@ -29,6 +29,7 @@ Targets = tuple[list[torch.Tensor], list[torch.Tensor]]  # what is written to, a
 States = list[tuple[Callable[[Any], Any], Any]]  # what puts a state back, and the state
 _PREFIXES_OF_TORCH = ("_optimizer_", "_zero_grad", "_step_", "_opt_", "_warned_")
 _KEPT = (bool, int, float, complex, torch.Tensor, dict, list, deque, random.Random, torch.Generator)
+_ACCELERATORS = ("cuda", "xpu")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -146,9 +147,12 @@ class Snapshot:
         attributes = {}
         package = type(optimizer).__module__.partition(".")[0]
         for key, value in () if package == "torch" else list(optimizer.__dict__.items()):
+            inner = value if isinstance(value, (list, tuple)) else (value,)
+            for one in (one for one in inner if isinstance(one, torch.optim.Optimizer)):
+                self._keep_optimizer(one)
             if isinstance(value, torch.optim.Optimizer):
-                self._keep_optimizer(value)
-            elif key not in _OF_TORCH and not key.startswith(_PREFIXES_OF_TORCH):
+                continue
+            if key not in _OF_TORCH and not key.startswith(_PREFIXES_OF_TORCH):
                 if isinstance(value, _KEPT) and not isinstance(value, torch.nn.Parameter):
                     attributes[key] = self._keep(value)
                 elif type(value).__module__.partition(".")[0] == package and _is_part(value):
@@ -329,3 +333,40 @@ class Snapshots:
 
     def __iter__(self) -> Any:
         return iter(self._all)
+
+
+def random_state() -> dict[str, Any]:
+    """States of all global generators, as numbers and CPU tensors that `torch.load(weights_only=True)` reads.
+
+    Includes NumPy if it is imported, and the devices that are initialised. Cost: 0.1 ms.
+    """
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy"] = _as_lists(numpy.random.get_state(legacy=False))
+    for kind in _ACCELERATORS:
+        device = getattr(torch, kind)
+        if device.is_available() and device.is_initialized():
+            state[kind] = device.get_rng_state_all()
+    return state
+
+
+def load_random_state(state: Mapping[str, Any]) -> None:
+    """Restores what `random_state` returned, except for devices and packages that are missing here."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and "numpy" in state:
+        numpy.random.set_state(state["numpy"])
+    for kind in _ACCELERATORS:
+        device = getattr(torch, kind)
+        if kind in state and device.is_available():
+            for index, one in enumerate(state[kind][: device.device_count()]):
+                device.set_rng_state(one, index)
+
+
+def _as_lists(value: Any) -> Any:
+    """NumPy's arrays as lists."""
+    if isinstance(value, Mapping):
+        return {key: _as_lists(part) for key, part in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -24,7 +24,7 @@ _MAX_LAYERS = 3
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """How a run is doing. `print(report)` shows plain ASCII, at most 100 columns wide; a notebook shows small charts.
+    """How a run is doing. `print(report)` shows plain ASCII, at most 100 columns wide; a notebook shows tables.
 
     Printed names and messages are escaped, and very long ones are shortened; `to_dict` has them in full.
 

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from .. import kernels
-from ..clip import CheckedPolicy, ClipPolicy, Limits
+from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
+from ..clip.checked import SHRINKS
 from ..clip.limits import Ruling, factors_of, row_norms
 from ..records.columns import COLUMNS, INDEX
 from ..records.slot import CLIP_COEF
-from .decision import DeviceDecision
-from .engines import NoEngineError
+from .device import DeviceDecision, brought
 from .scaler import Handed
 
-SHRINKS = ("element", "unit")  # scopes of policies that write to the gradients themselves
+
+@dataclass
+class HostDecision:
+    """A decision that the host knows.
+
+    Attributes:
+        positions: indices of the parameters that had a gradient when this was decided; None for all.
+        clip_coef: the factor for all gradients, without the loss scale; `factors`: one for each gradient instead.
+        scale: the loss scale, which all optimizers' gradients must carry.
+        taken: indices of the members that have taken their step.
+    """
+
+    positions: Sequence[int] | None
+    clip_coef: float
+    skipped: bool
+    factors: list[float] | None
+    scale: float | None
+    taken: set[int] = field(default_factory=set)
 
 
 class HostClipping:
@@ -32,19 +50,17 @@ class HostClipping:
     def __init__(self, clip: ClipPolicy | None, norm: float, table: bytearray, positions: Sequence[int] | None) -> None:
         self._clip = clip if isinstance(clip, CheckedPolicy) else None
         self._norm, self._table, self._positions = norm, table, positions
-        self._limits = self._clip.next_limits() if self._clip is not None and self._clip.limit is None else None
+        limits = limits_of(clip)
         self.ruling, self.has_shrunk = Ruling(), False
         self.has_groups = self._clip is not None and self._clip.scope == "group"
-        self.trigger = trigger_of(clip, self._limits)
-        if clip is not None and math.isfinite(norm):
-            if self._limits is not None:
-                self.ruling = self._limits.apply(norm, row_norms(table), positions)
-            elif clip.scope not in SHRINKS:
-                self.ruling = Ruling(clip.coefficient(norm))
+        self.trigger = trigger_of(clip, limits)
+        if limits is not None and math.isfinite(norm):
+            rows = () if limits.norms is None else row_norms(table)
+            self.ruling = limits.apply(norm, rows, positions)
 
     def inform_policy(self, loss: float | None) -> None:
         """Has the policy observe the step."""
-        if self._clip is not None and self._limits is not None:
+        if self._clip is not None:
             self._clip.observe_step(self._norm, loss)
 
     def shrink(self, groups: list[list[torch.Tensor]], names: Sequence[str], inverse: float) -> Ruling | None:
@@ -68,14 +84,6 @@ class HostClipping:
         return Ruling(min(1.0, left), over=tuple(places[i] for i in over))
 
 
-def trigger_of(clip: ClipPolicy | None, limits: Limits | None) -> float | None:
-    """The total norm above which gradients are scaled, for the record; None if there is none."""
-    if isinstance(clip, CheckedPolicy):
-        return clip.trigger_of(limits)
-    limit = None if clip is None else clip.limit
-    return None if limit == math.inf else limit
-
-
 def _with_gradients(
     groups: list[list[torch.Tensor]], positions: Sequence[int] | None
 ) -> tuple[list[torch.Tensor], Sequence[int]]:
@@ -90,10 +98,6 @@ class DeviceClipping:
 
     Attributes:
         shrinks: the policy writes to the gradients itself.
-        needs_norm: the policy needs the norm as a number.
-
-    Raises:
-        NoEngineError: groups, tensors, units or elements are clipped, of gradients on several devices.
 
     Cost: limits of all gradients are arguments of a launch. Those of groups or tensors are an upload and some twenty
     small launches, and a launch a tensor to scale, which writes all of them. No sync.
@@ -102,16 +106,10 @@ class DeviceClipping:
     def __init__(self, clip: ClipPolicy | None, decision: DeviceDecision) -> None:
         self._clip = clip if isinstance(clip, CheckedPolicy) else None
         self._decision = decision
-        limit = None if clip is None else clip.limit
-        self._limits = limits = self._clip.next_limits() if self._clip is not None and limit is None else None
+        self._limits = limits = limits_of(clip)
         decision.pending.limits, decision.pending.trigger = limits, trigger_of(clip, limits)
         self.shrinks = clip is not None and clip.scope in SHRINKS
-        self.needs_norm = clip is not None and limit is None and limits is None and not self.shrinks
-        if (self.shrinks or (limits is not None and limits.norms is not None)) and len(decision.plans) > 1:
-            raise NoEngineError("groups, tensors, units and elements are clipped on one device at a time")
-        if limit is not None:
-            decision.max_norm = limit
-        elif limits is not None and limits.trigger < math.inf:
+        if limits is not None and limits.trigger < math.inf:
             decision.trigger, decision.max_norm = limits.trigger, limits.target
             decision.may_skip = decision.may_skip or decision.max_norm == 0.0
 
@@ -128,7 +126,7 @@ class DeviceClipping:
         """`Limits.apply` on the device."""
         decision, slot, triggers, targets = self._decision, self._decision.slot, limits.triggers, limits.targets
         assert triggers is not None and targets is not None
-        count, size = len(decision.pending.places[0]), len(triggers)
+        count, size = decision.pending.num_rows, len(triggers)
         device, dtype = slot.words.device, slot.words.dtype
         places = range(count) if decision.positions is None else decision.positions
         groups = list(places) if limits.groups is None else [limits.groups[place] for place in places]
@@ -161,7 +159,7 @@ class DeviceClipping:
         params, places = _with_gradients(groups, decision.positions)
         if clip is None or not params:
             return
-        scale = decision.plans[0].context.bring(handed.grad_scale, slot.scale)
+        scale = brought(handed.grad_scale, slot.scale)
         scale = torch.ones((), device=slot.words.device) if scale is None else scale
         gradients = [p.grad for p in params]
         norm = slot.decided[0]

@@ -22,7 +22,7 @@ _GPUS = ("cuda", "xpu", "mps")
 
 
 class NoEngineError(Exception):
-    """A gradient is on a device without an engine."""
+    """No engine can read all of the gradients: some are on another device, say."""
 
 
 def engine_for(device: torch.device, backend: str) -> type[Engine] | None:
@@ -74,7 +74,7 @@ class TorchEngine:
         return TorchPlan(tensors)
 
     @torch.no_grad()
-    def measure(self, plan: TorchPlan, slot: Slot, options: StepOptions, *, decide: bool = True) -> None:
+    def measure(self, plan: TorchPlan, slot: Slot, options: StepOptions) -> None:
         """Statistics, and a decision, into `slot`.
 
         Cost: about a dozen passes over each tensor, as many launches, and a float64 copy of at most 2^20 elements at a
@@ -89,14 +89,6 @@ class TorchEngine:
             norm_sq = sums[INDEX["sum_sq"]].masked_fill(sums[INDEX["num_infs"]] > 0, math.inf)
             norm_sq = norm_sq.masked_fill(sums[INDEX["num_nans"]] > 0, math.nan)
         slot.step.fill_(options.step)
-        slot.total.copy_(norm_sq)
-        if decide:
-            self._decide(norm_sq, slot, options)
-
-    @torch.no_grad()
-    def decide(self, totals: torch.Tensor, slot: Slot, options: StepOptions) -> None:
-        """The decision of `measure`, from the totals of several devices."""
-        norm_sq = totals.sum()
         slot.total.copy_(norm_sq)
         self._decide(norm_sq, slot, options)
 

@@ -14,7 +14,9 @@ import torch
 from .. import _env, kernels
 from .._text import listed
 from ..clip import as_policy
+from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
+from ..kernels.cpu import extension
 from ..names import Namer
 from ..observers.activations import ActivationMonitor, Replay
 from ..observers.facts import ModelFacts
@@ -24,16 +26,14 @@ from ..ranks import LocalGradients, Parity, Ranks
 from ..records import StepStats, TrainingHistory
 from ..records.events import describe_recovery
 from ..records.magnitudes import MagnitudeHistogram
-from ..recovery import Recomputation
+from ..recovery import Rescue
 from ..report import Report, build_report
-from .checkup import Checkup
 from .endings import flush_at_end, forget
 from .hooks import Hooks
 from .judge import Judge
 from .ledger import Ledger
 from .model_facts import ModelFactRecorder
 from .observed import Observed
-from .rescue import Rescue
 from .resuming import StatefulGuard, dump, restore
 from .run import Run
 from .sampling import Sampling
@@ -93,7 +93,7 @@ class Guard(GuardState):
             self._ledger.level = logging.DEBUG
         if _env.num_restarts():
             _log.log(self._ledger.level, "torchrun has started this run anew: attempt %d", _env.num_restarts() + 1)
-        self._judge = Judge(self._run, self._ledger, settings.when_behind, settings.clip_through)
+        self._judge = Judge(self._run, self._ledger, settings.clip_through)
         if self._run.waits:
             self._ledger.lend(held_weakly(self.magnitudes))
         self._is_loss_new = True
@@ -110,8 +110,8 @@ class Guard(GuardState):
             self._ledger.fetch = held_weakly(self._sampling.attach_arrived)
         self._rescue: Rescue | None = None
         if settings.recovery is not None:
-            parts = self._run, self._ledger, self._judge, self._sampling
-            self._rescue = Rescue(settings.recovery, *parts, model, settings.objective)
+            parts = self._run, self._ledger, self._judge, observers
+            self._rescue = Rescue(settings.recovery, *parts, settings.objective)
             made.callback(self._rescue.close)
         self._hooks: list[Any] = []
         for hooks in self._attach():
@@ -120,7 +120,7 @@ class Guard(GuardState):
         seen = self._sampling, facts, namer
         self._facts = ModelFactRecorder(self._run, self._ledger, *seen, settings.objective, local)
         asks = self._run.failures, self._facts.record, settings.check_every
-        self._checkup = Checkup(self.history, *asks, is_quiet=is_quiet)
+        self._checkup = Checkup(self.history, *asks, is_quiet=is_quiet, is_stepwise=extension is None)
         self._ledger.watch(self._checkup)
         flush_at_end(self, self._ledger, self._judge.flush)
 
@@ -154,12 +154,13 @@ class Guard(GuardState):
 
     @property
     def clip(self) -> Any:
-        """The clip policy, or None. Change it on all ranks: they compare only what `wrap` was given."""
+        """The clip policy, or None. Assign the same on all ranks, at the same step."""
         return users_policy(self._run.clip)
 
     @clip.setter
     def clip(self, clip: Any) -> None:
         self._run.clip_by(None if clip is None else as_policy(clip))
+        self._run.compare_changes()
 
     @property
     def skip_nonfinite(self) -> bool:
@@ -169,6 +170,7 @@ class Guard(GuardState):
     @skip_nonfinite.setter
     def skip_nonfinite(self, skip: bool) -> None:
         self._run.skip_nonfinite = skip
+        self._run.compare_changes()
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -285,29 +287,6 @@ class Guard(GuardState):
         """What recovery has done so far, a sentence for each event."""
         return [] if self._rescue is None else [describe_recovery(event) for event in self._rescue.events]
 
-    def recompute(self, closure: Callable[[], Any]) -> Recomputation:
-        """Computes the gradients of the skipped newest step again, and compares them bit for bit.
-
-        Equal bits point to the data or the model; different bits to a fault of the machine, or an operation that is not
-        deterministic. The report has the result. `closure` clears the gradients and runs the forward and backward
-        passes of that step. Gradients, buffers and random state are restored afterwards.
-
-        Raises:
-            RuntimeError: the guard has no recovery with `recompute=True`, or the newest step was not skipped.
-
-        Cost: the closure, and a copy and a read of the gradients. Syncs.
-        """
-        self._judge.arrive_all()
-        ring = self._run.ring
-        if self._rescue is None or not self._rescue.recomputes:
-            raise RuntimeError("`recompute` must have been asked for: wrap(..., recovery=Recovery(recompute=True))")
-        if ring.newest < 0 or not ring.is_skipped:
-            raise RuntimeError(
-                "`recompute` must follow a step that was skipped: after any other, parameters have moved"
-            )
-        with self._sampling.paused():
-            return self._rescue.recompute(closure, ring.step)[0]
-
     def report(self) -> Report:
         """The run so far, including the newest step: status, findings, recommendations, numbers.
 
@@ -320,8 +299,6 @@ class Guard(GuardState):
             self._judge.arrive_all()
         self._facts.record()
         lost = self._ledger.lost()
-        if self._judge.num_dropped:
-            lost["the guard, which was behind (when_behind='drop')"] = self._judge.num_dropped
         history = self.history
         with failures.kept("the step just taken", "The report is without it."):
             history = self._ledger.history_with_held()

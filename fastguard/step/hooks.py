@@ -18,10 +18,10 @@ from ..clip import Limits
 from ..kernels import cpu
 from ..records import NUM_LONE
 from ..records.slot import HEADER_WORDS, NORM, OVERHEAD_S
+from ..recovery import Rescue
 from .judge import Judge
 from .ledger import Ledger
 from .long_way import LongWay
-from .rescue import Rescue
 from .ring import FINGERPRINT, POSITIONS, WRITTEN
 from .run import Member, Run
 from .sampling import Sampling

@@ -7,17 +7,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 
 from .. import kernels
-from ..clip import CheckedPolicy, ClipPolicy, Limits
-from ..clip.limits import TORCH_FORMULA, factor_of, row_norms
-from ..records import values
+from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
+from ..clip.checked import SHRINKS
+from ..clip.limits import factor_of, row_norms
+from ..records import TrainingHistory
 from ..records.columns import COLUMNS, INDEX, ROW_BYTES, norm_of, norm_parts
-from .clipping import SHRINKS, trigger_of
 from .guard import Guard
 from .ring import JudgedStep
 from .run import Member, Run
@@ -49,9 +50,8 @@ class _Estimate:
         last: the newest finite norm of a whole step.
     """
 
-    def __init__(self, last: float = 0.0) -> None:
-        self.last = last
-        self._running = 0.0
+    def __init__(self) -> None:
+        self.last = self._running = 0.0
 
     def add(self, norm: float) -> float:
         """Adds a gradient and returns the estimate."""
@@ -70,7 +70,7 @@ class _Pass:
         places: indices of all parameters, by id.
         rows: statistics of the gradients that have come, by place; `judged`: these gradients, by id of the parameter.
         factors, skipped, over: what was clipped and left out, by place, and the groups above their triggers.
-        limits: those of this step; `policy`: whom to tell about it.
+        limits: those of this step.
         loss: the newest one when the pass began.
         seconds: spent on judging.
     """
@@ -85,13 +85,7 @@ class _Pass:
         self.skipped: set[int] = set()
         self.over: set[int] = set()
         self.loss, self.seconds = run.ring.loss, 0.0
-        self.policy: CheckedPolicy | None = None
-        self.limits: Limits | None = None
-        if run.clip is not None and run.clip.limit is not None:
-            self.limits = Limits(TORCH_FORMULA, run.clip.limit)
-        elif isinstance(run.clip, CheckedPolicy):
-            self.limits = run.clip.next_limits()
-            self.policy = None if self.limits is None else run.clip
+        self.limits = limits_of(run.clip)
 
     def coefficient(self, places: Sequence[int], table: bytearray, norm: float) -> float:
         """How much smaller clipping made the norm of what was stepped."""
@@ -117,7 +111,8 @@ class InBackward:
         self._lock = threading.RLock()  # devices have threads of their own in a backward pass
         self._task = -1
         self._pass: _Pass | None = None
-        self._all, self._groups = _Estimate(), [_Estimate()]
+        self._all = _Estimate()
+        self._groups: defaultdict[str, _Estimate] = defaultdict(_Estimate)  # by name
 
     def has_come(self, p: torch.Tensor) -> bool:
         """Whether a gradient of `p` has been judged in this step."""
@@ -157,10 +152,7 @@ class InBackward:
         if run.step >= run.wakes_at:
             self._sampling.observers.begin_step(run.step)
         self._pass = current = _Pass(run)
-        num_groups = 0 if current.limits is None or current.limits.norms is None else len(current.limits.norms)
-        if len(self._groups) != num_groups:
-            self._groups = [_Estimate() for _ in range(num_groups)]
-        for estimate in (self._all, *self._groups):
+        for estimate in (self._all, *self._groups.values()):
             estimate.begin()
         return current
 
@@ -196,7 +188,8 @@ class InBackward:
                 current.factors[places[i]] = left[i] / norms[i] if norms[i] else 1.0
                 current.over.add(places[i])
             return True
-        factors = [self._factor(current, clip, place, norm) for place, norm in zip(places, norms, strict=True)]
+        limits = current.limits or Limits()
+        factors = [self._factor(current, limits, place, norm) for place, norm in zip(places, norms, strict=True)]
         if 0.0 in factors:
             return False
         for place, gradient, factor in zip(places, gradients, factors, strict=True):
@@ -205,15 +198,13 @@ class InBackward:
                 kernels.run_scale([gradient], factor, run.backend)
         return True
 
-    def _factor(self, current: _Pass, clip: ClipPolicy, place: int, norm: float) -> float:
+    def _factor(self, current: _Pass, limits: Limits, place: int, norm: float) -> float:
         """The factor for one gradient; 0.0 skips its step."""
-        estimate, limits = self._all.add(norm), current.limits
-        if limits is None:
-            return clip.coefficient(estimate)
+        estimate, clip = self._all.add(norm), cast(ClipPolicy, self._run.clip)
         applied = [(estimate, limits.trigger, limits.target)]
         group = -1 if limits.norms is None else place if limits.groups is None else limits.groups[place]
         if group >= 0:
-            estimate = norm if limits.groups is None else self._groups[group].add(norm)
+            estimate = norm if limits.groups is None else self._groups[clip.names[group]].add(norm)
             if limits.triggers is not None and limits.targets is not None:
                 applied.append((estimate, limits.triggers[group], limits.targets[group]))
                 if factor_of(*applied[-1]) != 1.0:
@@ -242,7 +233,7 @@ class InBackward:
             judged.clip_coef = current.coefficient(places, table, judged.norm)
             judged.skipped, judged.over = bool(current.skipped), tuple(sorted(current.over))
             judged.has_groups = clip is not None and clip.scope == "group"
-            judged.trigger = trigger_of(clip, None if current.policy is None else current.limits)
+            judged.trigger = trigger_of(clip, current.limits)
             self._observe(current, judged)
             self._judge.enter(judged)
             if run.has_more_to_do or run.marks_ends:
@@ -252,33 +243,23 @@ class InBackward:
 
     def _observe(self, current: _Pass, judged: JudgedStep) -> None:
         """Keeps the norms of the step for the next one, and has the policy observe it."""
-        limits = current.limits
+        limits, clip = current.limits, self._run.clip
         if math.isfinite(judged.norm):
             self._all.last = judged.norm
-            if current.policy is not None and limits is not None:
+            if limits is not None:
                 limits.apply(judged.norm, row_norms(judged.table), judged.positions)  # writes the norms of groups
                 if limits.groups is not None and limits.norms is not None:
-                    for estimate, size in zip(self._groups, limits.norms, strict=True):
-                        estimate.last = size if size >= 0.0 else estimate.last
-        if current.policy is not None:
-            current.policy.observe_step(judged.norm, current.loss)
+                    for name, size in zip(cast(ClipPolicy, clip).names, limits.norms, strict=True):
+                        if size >= 0.0:
+                            self._groups[name].last = size
+        if isinstance(clip, CheckedPolicy):
+            clip.observe_step(judged.norm, current.loss)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The norms that the next step is clipped by."""
-        return {"norm": self._all.last, "parts": [group.last for group in self._groups]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state`, which `checked` gave."""
-        self._all.last = state["norm"]
-        self._groups = [_Estimate(last) for last in state["parts"]]
-
-
-def checked(state: Any) -> dict[str, Any]:
-    """What `InBackward.state_dict` gave; a MisfitError for anything else."""
-    return {
-        "norm": values.entry(state, "norm", values.number),
-        "parts": values.entry(state, "parts", lambda plain: values.each(values.number, plain)),
-    }
+    def go_on(self, history: TrainingHistory) -> None:
+        """Resumes from the norm of the newest step; those of groups are not known."""
+        finite = (entry.norm for entry in reversed(history.recent) if math.isfinite(entry.norm))
+        self._all.last = next(finite, 0.0)
+        self._groups.clear()
 
 
 class StepHooks:
@@ -373,14 +354,7 @@ class BackwardGuard(Guard):
         self._settle()
         super().observe(loss, val_loss, **metrics)
 
-    def state_dict(self) -> dict[str, Any]:
-        """As `Guard.state_dict`."""
-        return {**super().state_dict(), "in_backward": self._together.state_dict()}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As `Guard.load_state_dict`."""
-        plain = values.mapping(state).get("in_backward")
-        norms = None if plain is None else values.entry(state, "in_backward", checked)
         super().load_state_dict(state)
-        if norms is not None:
-            self._together.load_state_dict(norms)
+        self._together.go_on(self.history)

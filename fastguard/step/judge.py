@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .. import kernels
-from .._device import Courier, is_capturing
+from .._device import is_capturing
 from ..clip import CheckedPolicy
 from ..clip.limits import Ruling
 from ..errors import UnsupportedTensorError
-from ..observers.observer import held_weakly
 from ..ranks import Ranks, Shared, locals_of, with_bad_step
 from ..records.columns import norm_of, norm_parts
 from . import engines
-from .clipping import HostClipping
-from .decision import Decision, DeviceDecision, HostDecision
+from .clipping import HostClipping, HostDecision
+from .device import DeviceDecision
 from .device_judge import DeviceJudge, gradients_of
-from .engines import Engine, NoEngineError
+from .engines import NoEngineError
 from .fused import FusedFlags, takes_flags
 from .ledger import Ledger
 from .ring import JudgedStep
@@ -41,29 +40,18 @@ class Judge:
     """Judges the steps of all optimizers under one guard when the first of them steps; the others follow.
 
     Cost on the CPU: one read of the gradients, and one more read and write if they are clipped.
-
-    Args:
-        engine_for, courier_for, device_of, is_capturing: for tests.
     """
 
     def __init__(
         self,
         run: Run,
         ledger: Ledger,
-        when_behind: str,
         clip_through: str,
-        *,
-        engine_for: Callable[[torch.device, str], type[Engine] | None] | None = None,
-        courier_for: Callable[[torch.device], Courier] = Courier,
-        device_of: Callable[[torch.Tensor], torch.device] | None = None,
-        is_capturing: Callable[[torch.device], bool] = is_capturing,
     ) -> None:
         self._run = run
         self._ledger = ledger
-        self.settings = when_behind, clip_through
-        self._engine_for = engine_for or (lambda device, backend: engines.engine_for(device, backend))
-        on_device = held_weakly(self._engine_on), courier_for, device_of, is_capturing
-        self.on_device = DeviceJudge(run, ledger, when_behind, clip_through, *on_device)
+        self.clip_through = clip_through
+        self.on_device = DeviceJudge(run, ledger, clip_through)
         self._decision: HostDecision | DeviceDecision | None = None
         self._was_on_cpu: bool | None = None  # the first parameter, when `waits` was chosen
         self._is_forced = False
@@ -84,11 +72,6 @@ class Judge:
     def is_held(self) -> bool:
         """Whether the record of the step just taken may still be added to."""
         return self.on_device.pending.current is not None or self._run.ring.is_held
-
-    @property
-    def num_dropped(self) -> int:
-        """Records that were given up."""
-        return self.on_device.pending.num_dropped
 
     @property
     def is_between_steps(self) -> bool:
@@ -133,7 +116,8 @@ class Judge:
 
     def arrive_all(self) -> None:
         """Waits for all steps to arrive; the one just taken can still be added to. Not while a graph is captured."""
-        if not any(self.on_device.is_capturing(context.engine.device) for context in self.on_device.devices):
+        engine = self.on_device.engine
+        if engine is None or not is_capturing(engine.device):
             self.on_device.pending.complete_all()
 
     def flush(self) -> None:
@@ -158,14 +142,18 @@ class Judge:
         params = groups[0]["params"] if groups else None
         if params and params[0].is_cpu is not self._was_on_cpu:
             self.choose()
+        if not first and not self._run.waits:  # the host decides on a step that evaluates its closure several times
+            self.arrive_all()
+            self._run.waits = self._run.may_wait = True
         if self._decision is None and self._run.is_vetoed is not self._is_forced:
             self._is_forced = self._run.is_vetoed
             self.choose(waits=self._is_forced)  # the host decides on a vetoed step
         try:
-            decision, follows = self._decision_for(member, optimizer, handed, first, loss)
-        except NoEngineError:  # the host reads tensors wherever they are
-            self.choose(waits=True)
-            decision, follows = self._decision_for(member, optimizer, handed, first, loss)
+            try:
+                decision, follows = self._decision_for(member, optimizer, handed, first, loss)
+            except NoEngineError:  # the host reads tensors wherever they are
+                self.choose(waits=True)
+                decision, follows = self._decision_for(member, optimizer, handed, first, loss)
         except UnsupportedTensorError as error:
             raise self._named(error, self._run.members) from None
         decision.taken.add(member.index)
@@ -196,14 +184,12 @@ class Judge:
         self._was_on_cpu = params[0].is_cpu if params else None
         # A step that evaluates its closure several times and cannot be skipped waits for its losses anyway.
         waits = waits or run.ranks is not None or not params or not all(member.can_skip for member in run.members)
-        waits = waits or any(self._engine_on(d) is None for d in {p.device for p in params})
+        devices = {p.device for p in params}
+        waits = waits or len(devices) > 1 or any(engines.engine_for(device, run.backend) is None for device in devices)
         if waits is not run.waits:
             self.flush()
             run.waits = waits
         run.may_wait = waits
-
-    def _engine_on(self, device: torch.device) -> type[Engine] | None:
-        return self._engine_for(device, self._run.backend)
 
     def _decision_for(
         self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
@@ -211,10 +197,17 @@ class Judge:
         """The decision on a step, and whether it was made when another optimizer stepped."""
         decision = self._decision
         if decision is None or not first or member.index in decision.taken:
-            decide = self._decide if self._run.waits else self.on_device.decide
-            self._decision = decision = decide(member, optimizer, handed, first, loss)
+            if self._run.waits:
+                self._decision = decision = self._decide(member, optimizer, handed, first, loss)
+            else:
+                self._decision = decision = self.on_device.decide(optimizer, handed, loss)
             return decision, False
-        decision.check_scale(handed)
+        is_scaled = handed.grad_scale is not None
+        if decision.scale != (handed.read().grad_scale if isinstance(decision, HostDecision) else is_scaled):
+            raise RuntimeError(
+                "optimizers under one guard must have their gradients scaled alike when they step. Call "
+                "scaler.unscale_ on all of them, or on none, before."
+            )
         return decision, True
 
     def _decide(
@@ -322,7 +315,8 @@ class Judge:
         """Whether gradients of `member` that came after the decision are not finite. Warns about any that came late."""
         run, ring = self._run, self._run.ring
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        late = decision.late(run.start_of(member), params)
+        known, start = set(decision.positions or ()), run.start_of(member)
+        late = [i for i, p in enumerate(params) if p.grad is not None and start + i not in known]
         if not late:
             return False
         if not self._has_warned:
@@ -354,15 +348,16 @@ class Judge:
             return Skip()
         inverse = 1.0 if scaling.fused else scaling.inverse
         if decision.factors is not None:
-            self._scale_each(member, optimizer, decision.factors, decision, inverse)
+            self._scale_each(member, optimizer, decision, inverse)
             return None
         factor = decision.clip_coef * inverse
         return None if factor == 1.0 else self.scale(optimizer, factor, from_scaler=handed.from_scaler)
 
     def _scale_each(
-        self, member: Member, optimizer: torch.optim.Optimizer, factors: list[float], decision: Decision, inverse: float
+        self, member: Member, optimizer: torch.optim.Optimizer, decision: HostDecision, inverse: float
     ) -> None:
         """Multiplies each gradient of one optimizer by its factor, unless that is 1."""
+        factors = decision.factors or []
         places = range(len(factors)) if decision.positions is None else decision.positions
         known = dict(zip(places, factors))
         by_factor: dict[float, list[torch.Tensor]] = {}
@@ -400,6 +395,6 @@ class Judge:
 
     def divides(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether `optimizer` multiplies its own gradients, all of them on the CPU, when they are clipped."""
-        if self.settings[1] == "scale" or not takes_flags(optimizer):
+        if self.clip_through == "scale" or not takes_flags(optimizer):
             return False
         return all(p.is_cpu for group in optimizer.param_groups for p in group["params"])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..diagnosis import Finding
+from ..diagnosis.checkup import Checkup
 from ..kernels import cpu
 from ..records import StepStats, TrainingHistory
 from ..records.failures import Failures
@@ -18,7 +19,6 @@ from ..records.history import entry_of
 from ..records.slot import FLAGS, HEADER_WORDS, NORM, SKIPPED, STEP, batch_end, read_headers
 from ..records.table import without_rows
 from ..sinks import SafeSink
-from .checkup import Checkup
 from .consecutive_skips import ConsecutiveSkips, log_nonfinite, log_skipped_by_policy
 from .ring import NUM_SLOTS, TABLE, Ring
 from .state import LedgerState

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from ..kernels import cpu
-from ..recovery import Slowed
+from ..recovery import Rescue, Slowed
 from .judge import Judge
 from .ledger import Ledger
-from .rescue import Rescue
 from .run import Member, Run
 from .sampling import Sampling
 from .scaler import Handed, ScalerContract
@@ -126,8 +125,8 @@ class LongWay(HooksState):
         if handed is None or self._silent:
             self._sampling.observers.forget()
             return None
-        if self._run.alike is not None and self._run.alike.are_compared():
-            self._run.alike = None
+        if not self._run.is_alike:
+            self._run.is_alike = self._run.alike is None or self._run.alike.are_compared()
         if self._run.step >= self._run.wakes_at and self._judge.is_between_steps:
             self._sampling.observers.begin_step(self._run.step)
         if self._weights is not None:
@@ -207,8 +206,6 @@ class LongWay(HooksState):
                 self._undo = None
             undo = self._judge_gradients(optimizer, handed, loss)
             if isinstance(undo, Skip):
-                if self._rescue is not None and self._rescue.recomputes and not self._run.is_vetoed:
-                    self._rescue.recompute(closure, self._run.step - 1)
                 self._do_without(optimizer, undo.repairs)
             elif undo is not None:
                 self._undo = undo
@@ -260,7 +257,7 @@ class LongWay(HooksState):
         run = self._run
         if self._met_odd:
             self._met_odd, self._odd = False, run.fingerprint
-        run.is_short = run.ranks is None and run.alike is None and run.fingerprint not in (None, self._odd)
+        run.is_short = run.ranks is None and run.is_alike and run.fingerprint not in (None, self._odd)
 
     def _give_back_late(self) -> None:
         """What a step that raised has left."""

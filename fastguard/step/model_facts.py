@@ -8,7 +8,7 @@ from typing import Any
 from .. import _env
 from ..names import Namer
 from ..observers.facts import ModelFacts
-from ..observers.loss_graph import facts_of_loss, parameters_of_loss
+from ..observers.loss_gradient import facts_of_loss, parameters_of_loss
 from ..observers.resources import ResourceUse
 from ..observers.sketches import guarded_parameters
 from ..ranks import LocalGradients

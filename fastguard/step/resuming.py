@@ -12,7 +12,7 @@ from ..clip import CheckedPolicy, ClipPolicy
 from ..observers.owner import checked
 from ..records import TrainingHistory, values
 from ..records.codec import read_fields
-from .rescue import check_state
+from ..recovery import check_state
 
 VERSION = 1
 _MAX_STEPS = 2**53  # the first integer whose successor is not a float

@@ -166,9 +166,8 @@ class Ring(RingState):
         """Takes a step as a device left it into the next slot; returns whether its norm is finite, and it skipped."""
         index, self.made = self.num_open, None
         at, words_here, positions, names = HEADER_WORDS * index, self.words, pending.positions, pending.names
-        home = pending.slots.index(pending.slot)
-        num_rows = len(pending.places[home])
-        rows, skipped = copy_slot(pending.parcels[home].copy, num_rows, self.headers, HEADER_BYTES * index)
+        num_rows = pending.num_rows
+        rows, skipped = copy_slot(pending.parcel.copy, num_rows, self.headers, HEADER_BYTES * index)
         flags = (SKIPPED if skipped else 0) | (HAS_LOSS_SCALE if pending.is_scaled else 0)
         for name, (word, flag) in NOTES.items():
             value = pending.known.get(name)
@@ -177,8 +176,6 @@ class Ring(RingState):
             elif value is not None:
                 flags |= flag
                 words_here[at + word] = value
-        if pending.clip_coef is not None:
-            words_here[at + CLIP_COEF] = pending.clip_coef
         if pending.trigger is not None:
             words_here[at + TRIGGER] = pending.trigger
             flags |= HAS_TRIGGER

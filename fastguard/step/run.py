@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..observers.buffers import Buffers
 from ..ranks import AlikeSettings, Ranks
 from ..records.failures import Failures
 from .ring import Ring
-from .settings import GuardSettings
+from .settings import GuardSettings, texts, users_policy
 from .state import RunState
 from .wrappers import refuse_shards
 
@@ -80,7 +81,8 @@ class Run(RunState):
         marked, mark: the newest step of which that was noted, and how much it was.
         is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
         ranks: that hold the gradients; None if this process holds all of them.
-        alike: compares the ranks' settings; None if there is nothing left to compare.
+        alike: compares the ranks' settings; None if there is no other rank.
+        is_alike: whether there is nothing left to compare.
         num_averaged: ranks over which gradients are averaged unread; None for none.
         is_vetoed: whether recovery skips the step under way.
         buffers: of the model; None without any.
@@ -108,6 +110,7 @@ class Run(RunState):
         self.is_vetoed = False
         self.ranks: Ranks | None = None
         self.alike: AlikeSettings | None = None
+        self.is_alike = True
         self.num_averaged: int | None = None
         self.buffers: Buffers | None = None
         self.buffers_at = math.inf
@@ -177,6 +180,15 @@ class Run(RunState):
         self.clip, self.asks_clip = clip, isinstance(clip, CheckedPolicy)
         self.ring.tell_of_parts = clip.record_fields if isinstance(clip, CheckedPolicy) else None
         self.ring.made = None
+
+    def compare_changes(self) -> None:
+        """Has the ranks compare what the user assigned to `guard.clip` and `guard.skip_nonfinite`."""
+        changed = texts({"clip (max_norm)": users_policy(self.clip), "skip_nonfinite": self.skip_nonfinite})
+        if self.ranks is not None:
+            self.ranks.changes = float(zlib.crc32(repr(changed).encode()))
+        elif self.alike is not None:
+            self.alike.publish(changed)
+            self.is_alike = self.is_short = False
 
     def _places(self, names: Sequence[str]) -> list[Place]:
         groups = [(member.index, group) for member in self.members for group in member.optimizer.param_groups]

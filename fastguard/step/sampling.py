@@ -50,8 +50,6 @@ class WeightSampling:
         started = time.perf_counter()
         self._judge.arrive_all()
         ring = self._run.ring
-        if ring.step != self._step:
-            return  # it was dropped on its way
         with self._run.failures.kept(_WEIGHTS, _LEFT_OUT):
             record = ring.latest()
             found = self.sampler.after(
@@ -108,29 +106,23 @@ class Sampling:
         if self.monitor is None:
             return False
         with self._run.failures.kept(_ACTIVATIONS, _LEFT_OUT):
-            seconds = self.monitor.end_step(self._run.step - 1)
-            self._attach()
-            self._judge.add_overhead(seconds)
+            self._judge.add_overhead(self.monitor.end_step(self._run.step - 1))
+        self.attach_arrived()
         return True
 
-    def attach_arrived(self) -> None:
-        """Attaches to records what has arrived."""
+    def attach_arrived(self, *, waits: bool = False) -> None:
+        """Attaches to records what has arrived; with `waits`, also what is on its way."""
         if self.monitor is not None:
             with self._run.failures.kept(_ACTIVATIONS, _LEFT_OUT):
-                self._attach()
-
-    def _attach(self) -> None:
-        assert self.monitor is not None
-        for step, records in self.monitor.arrived():
-            self._run.ring.attach(step, activations=records)
+                if waits:
+                    self.monitor.flush()
+                for step, records in self.monitor.arrived():
+                    self._run.ring.attach(step, activations=records)
 
     def arrive_all(self) -> None:
         """Hands over everything, waiting for what is on its way."""
         self.observers.attach()
-        if self.monitor is not None:
-            with self._run.failures.kept(_ACTIVATIONS, _LEFT_OUT):
-                self.monitor.flush()
-                self._attach()
+        self.attach_arrived(waits=True)
 
     def close(self) -> None:
         """Hands over everything and removes all hooks."""

@@ -16,11 +16,9 @@ from ..observers.weights import sampler_settings
 from ..records import values
 from ..records.model import OBJECTIVES
 from ..recovery import as_recovery
-from .device import WHEN_BEHIND
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "objective": (None, *OBJECTIVES),
-    "when_behind": WHEN_BEHIND,
     "clip_through": ("scale", "grad_scale"),
     "on_guarded": ("reuse", "raise", "replace"),
     "ranks": ("first", "all"),
@@ -43,6 +41,11 @@ def clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy |
 def users_policy(clip: Any) -> Any:
     """The user's policy, without the one that checks its answers."""
     return clip.given if isinstance(clip, CheckedPolicy) else clip
+
+
+def texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as text that depends on no process."""
+    return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in settings.items()}
 
 
 class AsGiven:
@@ -97,7 +100,6 @@ class GuardSettings:
     skip_nonfinite: bool = True
     max_consecutive_skips: int = 25
     backend: str = "auto"
-    when_behind: str = "wait"
     clip_through: str = "scale"
     activations: Any = None
     weights: Any = None
@@ -144,7 +146,7 @@ class GuardSettings:
         group = None if self.process_group is None else f"one of {self.process_group.size()} ranks"
         values = {"clip (max_norm)": users_policy(self.clip.value), "process_group": group}
         values |= {name: getattr(self, name) for name in _OF_ALL_RANKS}
-        return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in values.items()}
+        return texts(values)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> GuardSettings:

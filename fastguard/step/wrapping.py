@@ -193,7 +193,6 @@ def _over_ranks(
         return None
     scope = getattr(settings.clip.value, "scope", "model")
     for argument, is_given, reason in (
-        ("recovery", recovery is not None and recovery.recompute, "recompute=True compares the bits of one rank"),
         ("recovery", recovery is not None and flat is not None, "FSDP1 keeps its parameters in storage of its own"),
         ("weights", settings.weights is not None, "rows of a weight lie on several ranks"),
         ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
@@ -222,7 +221,6 @@ def wrap(
     on_guarded: str = "reuse",
     backend: str = "auto",
     clip_through: str = "scale",
-    when_behind: str = "wait",
     ranks: str = "first",
     process_group: dist.ProcessGroup | None = None,
     parity: bool | int | None = None,
@@ -270,8 +268,6 @@ def wrap(
         clip_through: how to clip the gradients of a fused optimizer. "scale": in a pass of its own, only when they have
             to be clipped. "grad_scale": the optimizer divides them in its own pass, which saves a read and a write when
             most steps are clipped; on a GPU it then writes them at every step. Results differ by one rounding.
-        when_behind: what to do on a GPU when 16 steps are in flight and no record has arrived: "wait" for the oldest
-            record, or "drop" the newest, which the report then counts.
         ranks: which `torch.distributed` ranks write to the sinks and log warnings: "first" (rank 0) or "all". Every
             rank has a guard and a report of its own. If their settings differ, the first step raises RuntimeError.
         process_group: a `torch.distributed` group whose ranks hold other tensors of the same model, such as pipeline
@@ -341,7 +337,8 @@ def wrap(
     world = dist.get_world_size() if over is None and has_other_ranks() else None  # a framework may hide its wrapper
     run.num_averaged = None if local is not None else num_averaged(model, params) or world
     with run.failures.kept("comparison of the ranks' settings", "They are not compared."):
-        has_collectives = settings.recovery is not None or bool(parity)
+        has_collectives = settings.recovery is not None or bool(parity) or local is not None
         run.alike = alike_settings(settings.of_all_ranks(), model, params, over, has_collectives)
+        run.is_alike = run.alike is None
     show(guard, proxies)
     return optimizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import threading
 
@@ -35,19 +34,17 @@ class KeptMemory:
     def restore(self) -> None:
         """Sets the limits back and returns free memory to the system. Does nothing the second time.
 
-        glibc cannot be told to adapt its limits again, as it does until they are first set. They are set to your
-        `MALLOC_..._` variables, or to the values that it reaches itself in programs that free large blocks: mmap from
-        32 MiB, trim from 64 MiB.
+        glibc cannot be told to adapt its limits again, as it does until they are first set. They are set to the values
+        that it reaches itself in programs that free large blocks: mmap from 32 MiB, trim from 64 MiB.
         """
         global _active
         with _lock:
             if not self.is_active:
                 return
             libc = ctypes.CDLL(None)
-            mmap_threshold = _given("mmap_threshold", _LARGEST_MMAP_THRESHOLD)
-            libc.mallopt(_MMAP_MAX, _given("mmap_max", _DEFAULT_MMAP_MAX))
-            libc.mallopt(_MMAP_THRESHOLD, mmap_threshold)
-            libc.mallopt(_TRIM_THRESHOLD, _given("trim_threshold", 2 * mmap_threshold))
+            libc.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
+            libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+            libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
             libc.malloc_trim(0)
             self.is_active, self.message = False, "restored: glibc returns large freed blocks to the system again"
             _active = None
@@ -83,22 +80,7 @@ def keep_memory() -> KeptMemory:
         if not libc.mallopt(_MMAP_MAX, 0):
             return KeptMemory(False, "nothing was done: glibc refused M_MMAP_MAX=0")
         if not libc.mallopt(_TRIM_THRESHOLD, -1):
-            libc.mallopt(_MMAP_MAX, _given("mmap_max", _DEFAULT_MMAP_MAX))
+            libc.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
             return KeptMemory(False, "nothing was done: glibc refused M_TRIM_THRESHOLD=-1")
         _active = KeptMemory(True, "glibc keeps freed memory (M_MMAP_MAX=0, M_TRIM_THRESHOLD=-1)")
         return _active
-
-
-def _given(name: str, default: int) -> int:
-    """The limit that the environment sets; GLIBC_TUNABLES wins over the older MALLOC_ variable, as in glibc."""
-    values = [os.environ.get(f"MALLOC_{name.upper()}_", "")]
-    for pair in os.environ.get("GLIBC_TUNABLES", "").split(":"):
-        key, _, value = pair.partition("=")
-        if key == f"glibc.malloc.{name}":
-            values.append(value)
-    for value in reversed(values):
-        try:
-            return int(value, 0)
-        except ValueError:
-            continue
-    return default

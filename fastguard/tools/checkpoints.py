@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from .. import kernels
 from .._text import listed, prose, shown
 from ..ranks import has_other_ranks
 from ..records import values
+from ..recovery.snapshots import load_random_state, random_state
+from ..report.whole_file import write_whole
 from ..step import Guard
 from ..step.scalars import scalar
 from ..step.wrappers import unwrapped
-from .run_state import load_state, not_finite, state_of
-from .whole_file import write_whole
 
 _NAME = re.compile(r"step-(\d+)(?:_metric-(-?\d+(?:\.\d+)?(?:e[-+]\d+)?|-?inf|nan))?\.pt")
 _SPOILT = "not-finite_"
@@ -152,10 +154,10 @@ class Checkpoints:
         guard = guard if isinstance(guard, Guard) else Guard.of(guard)
         model = self._whole_model(guard)
         number = math.nan if metric is None else scalar("metric", metric)
-        state = state_of(guard, model, self.state)
+        state = _state_of(guard, model, self.state)
         contents = {"version": _VERSION, "step": step, "metric": number, **state, "extra": extra}
         name = f"step-{step:08d}" + ("" if metric is None else f"_metric-{number!r}") + ".pt"
-        spoilt = not_finite(model, guard.optimizers)
+        spoilt = _not_finite(model, guard.optimizers)
         if spoilt:
             known = sorted(self.folder.glob(f"{_SPOILT}*.pt"))
             path = known[0] if known else self.folder / (_SPOILT + name)
@@ -213,7 +215,7 @@ class Checkpoints:
             forgotten = listed(sorted(saved.keys() - self.state.keys()))
             warnings.warn(f"{shown(path.name)} also holds {forgotten}, which `state` does not name", stacklevel=2)
         try:
-            load_state(contents, guard, model, self.state)
+            _load_state(contents, guard, model, self.state)
         except (RuntimeError, ValueError):
             raise
         except Exception as error:  # from `load_state_dict` of any class
@@ -283,3 +285,65 @@ def _read(path: Path) -> dict[str, Any]:
     if not is_ours or not all(key in contents and isinstance(contents[key], kind) for key, kind in _SHAPE.items()):
         raise ValueError(f"{shown(path)} must be a file that Checkpoints.save wrote, in version {_VERSION}")
     return contents
+
+
+def _state_of(guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the model, the optimizers, the guard, further parts and the random generators."""
+    return {
+        "model": None if model is None else model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in guard.optimizers],
+        "guard": guard.state_dict(),
+        "state": {n: p.get_state() if isinstance(p, torch.Generator) else p.state_dict() for n, p in parts.items()},
+        "random": random_state(),
+    }
+
+
+def _load_state(state: dict[str, Any], guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, Any]) -> None:
+    """Loads what `_state_of` returned into all of them, or, if one raises, into none. Float32 state stays float32."""
+    before = copy.deepcopy(_state_of(guard, model, parts))
+    try:
+        _load_parts(state, guard, model, parts)
+        guard.load_state_dict(state["guard"])  # which itself loads all or nothing
+    except BaseException:
+        _load_parts(before, guard, model, parts)
+        raise
+
+
+def _load_parts(state: dict[str, Any], guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, Any]) -> None:
+    if model is not None:
+        model.load_state_dict(state["model"])
+    for optimizer, saved in zip(guard.optimizers, state["optimizers"], strict=True):
+        _load_optimizer(optimizer, saved)
+    for name, part in parts.items():
+        load = part.set_state if isinstance(part, torch.Generator) else part.load_state_dict
+        load(state["state"][name])
+    load_random_state(state["random"])
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Loads it, and puts back what torch has cast to the dtype of its parameter."""
+    optimizer.load_state_dict(saved)
+    numbers = [i for group in saved.get("param_groups", ()) for i in group.get("params", ())]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, p in zip(numbers, parameters):
+        state = optimizer.state.get(p, {})
+        for key, value in saved.get("state", {}).get(number, {}).items():
+            now = state.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and value.dtype != now.dtype:
+                state[key] = value.to(now.device)
+
+
+def _not_finite(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+    """Names of parameters with NaN or Inf, and of buffers and optimizer state with NaN: a mask may hold Inf."""
+    parameters = dict(model.named_parameters()) if model is not None else {}
+    others = dict(model.named_buffers()) if model is not None else {}
+    names = {id(p): name for name, p in parameters.items()}
+    for k, optimizer in enumerate(optimizers):
+        for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            name = names.setdefault(id(p), f"optimizer{k}.param{i}")
+            parameters[name] = p
+            state = optimizer.state[p].items() if p in optimizer.state else ()
+            others |= {f"{name}.{key}": v for key, v in state if isinstance(v, torch.Tensor)}
+    tensors = {n: t.detach() for n, t in (others | parameters).items() if t.is_floating_point() or t.is_complex()}
+    rows = kernels.tensor_stats(list(tensors.values()), names=list(tensors))
+    return [name for name, row in zip(tensors, rows) if row.num_nans or (row.num_infs and name in parameters)]

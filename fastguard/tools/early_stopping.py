@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..records import TrainingHistory, values
+from ..records import values
 from ..step import Guard
 from ..step.scalars import scalar
 
@@ -57,30 +57,6 @@ class EarlyStopping:
         self.best = self.last = math.nan
         self.best_check = self.num_checks = self.num_bad = self._num_rollbacks = 0
         self._kept: dict[str, torch.Tensor] = {}
-
-    @classmethod
-    def from_history(cls, history: TrainingHistory, patience: int, **settings: Any) -> EarlyStopping:
-        """When a run should have stopped, by the validation losses of its history: see `reason` and `best`.
-
-        The newest 256 finite ones count, and those of its window. `settings` are the class's without `restore_best`.
-
-        >>> import fastguard
-        >>> history = fastguard.TrainingHistory()
-        >>> for step, loss in enumerate([3.0, 2.0, 2.5, 2.6]):
-        ...     history.record(step, loss, grad_norm=1.0, lr=0.1, val_loss=loss)
-        >>> fastguard.EarlyStopping.from_history(history, patience=2).reason
-        '2 checks without a value below 2, that of check 2'
-        """
-        stop = cls(patience, **settings)
-        if stop.restore_best:
-            raise ValueError("`restore_best` must be left out: a history has no parameters")
-        known = {entry.step: entry.val_loss for entry in history.recent if entry.val_loss is not None}
-        known |= {validation.step: validation.val_loss for validation in history.validations}
-        for step in sorted(known):
-            stop._judge(known[step])
-            if stop.reason:
-                break
-        return stop
 
     @property
     def reason(self) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from ..records import values
-from .lr_finder.restoring import randomness_restored
 from .preflight.batches import take
 from .preflight.bench import set_up
 from .preflight.evidence import Evidence
 from .preflight.fitting import Attempt, Fitting, has_learnt
+from .restoring import randomness_restored
 
 
 @dataclass(frozen=True)

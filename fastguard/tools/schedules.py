@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from ..records import values
@@ -43,24 +45,24 @@ def warmup_cosine(
     [0.5, 0.75, 1.0, 0.854, 0.5, 0.146]
     """
     inner = innermost(optimizer)
-    num_warmup = num_warmup_steps(warmup, total)
     if not 0.0 < start <= 1.0:
         raise ValueError(f"`start` must be in (0, 1], got {start!r}")
     lowest = min((float(group.get("initial_lr", group["lr"])) for group in inner.param_groups), default=min_lr)
     if not 0.0 <= min_lr <= lowest:
         raise ValueError(f"`min_lr` must be from 0 to the lowest group's learning rate, {lowest:g}, got {min_lr!r}")
-    if not num_warmup:
-        return CosineAnnealingLR(inner, total, min_lr)
-    rise = LinearLR(inner, start, 1.0, num_warmup)
-    fall = CosineAnnealingLR(inner, total - num_warmup, min_lr)
-    return SequentialLR(inner, [rise, fall], [num_warmup])
+    return warmed_up(inner, warmup, total, lambda steps: CosineAnnealingLR(inner, steps, min_lr), start)
 
 
-def num_warmup_steps(warmup: float, total: int) -> int:
-    """Steps of a warm-up that is given as a number of steps, or as a share below 1 of `total`."""
+def warmed_up(
+    inner: Optimizer, warmup: float, total: int, after: Callable[[int], LRScheduler], start: float = 0.01
+) -> LRScheduler:
+    """A linear warm-up of so many steps, or of a share below 1 of `total`, then `after(steps)` for the rest."""
     values.at_least(1, "total", total)
     number = round(warmup * total) if 0.0 < warmup < 1.0 else warmup
     if isinstance(warmup, bool) or number != int(number) or not 0 <= number < total:
         limits = f"a number of steps below `total` = {total}, or a share in (0, 1)"
         raise ValueError(f"`warmup` must be {limits}, got {warmup!r}")
-    return int(number)
+    if not number:
+        return after(total)
+    rise = LinearLR(inner, start, 1.0, int(number))
+    return SequentialLR(inner, [rise, after(total - int(number))], [int(number)])

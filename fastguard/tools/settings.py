@@ -15,7 +15,7 @@ from statistics import pstdev
 from typing import Annotated, Any
 
 import torch
-from torch.optim.lr_scheduler import ConstantLR, LinearLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import LinearLR, LRScheduler
 
 from .._text import did_you_mean, shown
 from ..diagnosis import RULES, Finding, diagnose, make_rule
@@ -23,12 +23,12 @@ from ..diagnosis.finding import count
 from ..errors import missing_package
 from ..records import TrainingHistory
 from ..records.codec import kinds_of
-from ..records.values import MisfitError, maybe, refused
+from ..records.values import MisfitError, maybe, refused, truth
 from ..recovery import Recovery
 from ..step import wrap
 from ..step.wrappers import innermost
 from .early_stopping import EarlyStopping
-from .schedules import num_warmup_steps, warmup_cosine
+from .schedules import warmed_up, warmup_cosine
 
 _SCHEDULES = ("cosine", "linear", "constant")
 _PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -45,32 +45,21 @@ def _finite(value: Any) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-def _positive(value: Any) -> float:
-    if not (number := _finite(value)) > 0.0:
-        raise refused("a finite number > 0", value)
-    return number
-
-
-def _not_negative(value: Any) -> float:
-    if not (number := _finite(value)) >= 0.0:
-        raise refused("a finite number >= 0", value)
-    return number
-
-
-def _count(least: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        number = _finite(value)
-        if not number >= least or number != int(number):
-            raise refused(f"a whole number >= {least}", value)
-        return int(number)
+def _real(what: str, fits: Callable[[float], bool], kind: type[Any] = float) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not fits(number := _finite(value)):
+            raise refused(what, value)
+        return kind(number)
 
     return read
 
 
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise refused("true or false", value)
-    return value
+def _count(least: int) -> Callable[[Any], int]:
+    return _real(f"a whole number >= {least}", lambda number: number >= least and number == int(number), int)
+
+
+_positive = _real("a finite number > 0", lambda number: number > 0.0)
+_not_negative = _real("a finite number >= 0", lambda number: number >= 0.0)
 
 
 def _warmup(value: Any) -> float:
@@ -120,9 +109,9 @@ class TrainingSettings:
     warmup_steps: Annotated[float, _warmup] = 0
     lr_scheduler: Annotated[str, _schedule] = "cosine"
     mixed_precision: Annotated[str, _precision] = "no"
-    early_stopping: Annotated[bool, _truth] = False
+    early_stopping: Annotated[bool, truth] = False
     patience: Annotated[int, _count(1)] = 5
-    auto_recovery: Annotated[bool, _truth] = False
+    auto_recovery: Annotated[bool, truth] = False
     max_recovery_attempts: Annotated[int, _count(1)] = 3
     loss_window_size: Annotated[int, _count(2)] = 10
     divergence_threshold: Annotated[float, _positive] = 10.0
@@ -151,11 +140,8 @@ class TrainingSettings:
         """
         if self.lr_scheduler == "cosine":
             return warmup_cosine(optimizer, self.warmup_steps, total)
-        inner, warmup = innermost(optimizer), num_warmup_steps(self.warmup_steps, total)
-        rise = LinearLR(inner, 0.01, 1.0, warmup) if warmup else None
-        is_linear = self.lr_scheduler == "linear"
-        after = LinearLR(inner, 1.0, 0.0, total - warmup) if is_linear else ConstantLR(inner, 1.0, 1)
-        return after if rise is None else SequentialLR(inner, [rise, after], [warmup])
+        inner, end = innermost(optimizer), 0.0 if self.lr_scheduler == "linear" else 1.0
+        return warmed_up(inner, self.warmup_steps, total, lambda steps: LinearLR(inner, 1.0, end, steps))
 
     def autocast(self, device: str = "cuda") -> contextlib.AbstractContextManager[Any]:
         """The context for forward passes on `device`; one that does nothing without mixed precision."""

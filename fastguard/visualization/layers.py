@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..records.magnitudes import FORMATS, MagnitudeHistogram
@@ -26,8 +25,7 @@ _ACTIVATIONS = {
     "dead": ("dead", "share of dead units"),
     "entropy": ("entropy", "entropy of attention and routers, as a share of the largest"),
 }
-_OF_TENSORS = {"largest of each tensor": "max", "root mean square of each": "rms", "least of each": "min"}
-SHADED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_SHADED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 def _one(source: Any, what: str) -> DrawnRun:
@@ -189,24 +187,21 @@ def plot_magnitudes(source: Any) -> Any:
 
     Args:
         source: a `MagnitudeHistogram`, or a dict of such by names; a guard, whose gradients of now are counted. Of
-            tensors, `fastguard.kernels.magnitude_histogram` makes one. A log, a history, or a guard without gradients,
-            has no single elements: of the newest table of tensors it shows how many tensors have their largest |g|,
-            their root mean square and their least |g| where.
+            tensors, `fastguard.kernels.magnitude_histogram` makes one. A log has no single elements.
 
     Returns:
         A `plotly.graph_objects.Figure`. Zeros, NaNs and Infs have no magnitude: the title counts them.
 
     Raises:
         ImportError: plotly is missing.
-        ValueError: anything else; there is neither a gradient nor a table.
+        ValueError: anything else; a guard without gradients.
 
     Cost: of a guard, one pass over its gradients, and a sync.
     """
-    by_name = histograms(source)
-    whose = "tensors" if "largest of each tensor" in by_name else "elements"
+    by_name = _histograms(source)
     others = {what: sum(getattr(one, f"num_{what}") for one in by_name.values()) for what in ("zeros", "nans", "infs")}
     beside = ", ".join(f"{count} {what}" for what, count in others.items() if count)
-    made = style.figure("Magnitudes" + (f" (not shown: {beside})" if beside else ""), f"share of {whose}", x="log2 |x|")
+    made = style.figure("Magnitudes" + (f" (not shown: {beside})" if beside else ""), "share of elements", x="log2 |x|")
     for (name, one), colour in zip(by_name.items(), style.COLOURS):
         total = one.num_nonzero or 1
         made.add_trace(
@@ -219,7 +214,7 @@ def plot_magnitudes(source: Any) -> Any:
                 opacity=1.0 if len(by_name) == 1 else 0.6,
             )
         )
-    for place, name in enumerate(SHADED):
+    for place, name in enumerate(_SHADED):
         known = FORMATS[name]
         height = {"y0": -0.06 * (place + 0.8) - 0.12, "y1": -0.06 * place - 0.12, "yref": "paper"}
         steps = ((known.smallest, known.normal, 0.25), (known.normal, known.largest + 1, 0.6))
@@ -237,26 +232,13 @@ def plot_magnitudes(source: Any) -> Any:
     return made
 
 
-def histograms(source: Any) -> dict[str, MagnitudeHistogram]:
-    """What `plot_magnitudes` shows, by name."""
-    if isinstance(source, MagnitudeHistogram):
-        return {"elements": source}
-    if isinstance(source, Mapping) and all(isinstance(one, MagnitudeHistogram) for one in source.values()) and source:
-        return dict(source)
+def _histograms(source: Any) -> dict[str, MagnitudeHistogram]:
     guard = getattr(source, "guard", source)
-    if hasattr(guard, "flush") and hasattr(guard, "magnitudes") and (found := guard.magnitudes()).total_elements:
-        return {"gradients": found}
-    try:
-        run = _one(source, "a histogram of magnitudes")
-    except TypeError as error:
-        raise ValueError(f"magnitudes are of a MagnitudeHistogram, several in a dict, or of a run: {error}") from None
-    newest = {name: run.grids[kind].column(-1) for name, kind in _OF_TENSORS.items() if len(run.grids[kind])}
-    if not newest:
-        raise ValueError(f"{run.name!r} has neither a gradient now nor a table of tensors")
-    return {name: _of_values(column.values()) for name, column in newest.items()}
-
-
-def _of_values(values: Iterable[float]) -> MagnitudeHistogram:
-    given = list(values)
-    counts = Counter(math.frexp(value)[1] - 1 for value in given if 0.0 < value < math.inf)
-    return MagnitudeHistogram(dict(sorted(counts.items())), given.count(0.0), 0, given.count(math.inf))
+    if hasattr(guard, "magnitudes"):
+        source = {"gradients": guard.magnitudes()}
+    elif isinstance(source, MagnitudeHistogram):
+        source = {"elements": source}
+    is_known = isinstance(source, Mapping) and all(isinstance(one, MagnitudeHistogram) for one in source.values())
+    if not is_known or not any(one.total_elements for one in source.values()):
+        raise ValueError("magnitudes are of a MagnitudeHistogram, several in a dict, or a guard with gradients")
+    return dict(source)

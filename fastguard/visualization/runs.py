@@ -27,7 +27,7 @@ _OF_MODULES: dict[str, Callable[[Any], float | None]] = {
     "dead": lambda m: m.dead_unit_ratio if m.num_units else None,
 }
 _OF_WEIGHTS: dict[str, Callable[[Any], float | None]] = {"update": lambda w: w.update_ratio}
-_DRAWN = ("numel", "finite_norm", "abs_max", "abs_min_nonzero", "num_zeros", "num_nans", "num_infs")
+_DRAWN = ("numel", "finite_norm", "abs_max", "num_zeros", "num_nans", "num_infs")
 
 
 class DrawnRun(TrainingHistory):
@@ -38,7 +38,7 @@ class DrawnRun(TrainingHistory):
         curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step; of a log also the "time" at
             which a step was written, in seconds since 1970.
         rails: steps that were "NaN", "Inf" or "skipped", had a norm of "zero", or a loss that is "bad".
-        grids: "norm", "rms", "max", "min" (not zero) and "zeros" of each tensor's gradient; "update" of each weight;
+        grids: "norm", "rms", "max" and "zeros" of each tensor's gradient; "update" of each weight;
             "near zero", "saturated", "dead" and "entropy" of each module.
         ribbon: what became of each step; of a history, those of its window.
         guard: that it is of, or None.
@@ -58,7 +58,7 @@ class DrawnRun(TrainingHistory):
         keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale", "time")
         self.curves = {key: Curve(MAX_POINTS) for key in keys}
         self.rails = {key: Rail(MAX_POINTS) for key in ("NaN", "Inf", "skipped", "zero", "bad")}
-        kinds = ("norm", "rms", "max", "min", "zeros", "update", "near zero", "saturated", "dead", "entropy")
+        kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead", "entropy")
         self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
         self.ribbon = Ribbon()
 
@@ -123,14 +123,13 @@ class DrawnRun(TrainingHistory):
         table = record.tensors
         if not len(table) or not any(table.column("numel")):
             return  # names only, without figures
-        numels, finite, largest, least, zeros, nans, infs = (table.column(name).tolist() for name in _DRAWN)
+        numels, finite, largest, zeros, nans, infs = (table.column(name).tolist() for name in _DRAWN)
         bad = [nan or inf for nan, inf in zip(nans, infs)]
         norms: list[float] = [math.inf if b else norm for norm, b in zip(finite, bad)]
         drawn: dict[str, list[float]] = {
             "norm": norms,
             "rms": [norm / math.sqrt(numel) if numel else math.nan for norm, numel in zip(norms, numels)],
             "max": [math.inf if b else top for top, b in zip(largest, bad)],
-            "min": [math.inf if b else low for low, b in zip(least, bad)],
             "zeros": [num / numel if numel else math.nan for num, numel in zip(zeros, numels)],
         }
         for kind, values in drawn.items():
@@ -202,8 +201,8 @@ def _run_of(source: Any, name: str) -> DrawnRun:
 class _ClockReader(LogReader):
     """A reader that also draws when the steps were written."""
 
-    def __init__(self, path: str | os.PathLike[str], progress: Callable[[int], object] | None, run: DrawnRun) -> None:
-        super().__init__(path, progress)
+    def __init__(self, path: str | os.PathLike[str], run: DrawnRun) -> None:
+        super().__init__(path)
         self._run = run
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -214,14 +213,14 @@ class _ClockReader(LogReader):
                 self._run.curves["time"].add(step, written)
 
 
-def from_log(path: str | os.PathLike[str], name: str, progress: Callable[[int], object] | None = None) -> DrawnRun:
-    """The run of a log; one pass over it, in bounded memory. `progress` is as for a `LogReader`.
+def from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
+    """The run of a log; one pass over it, in bounded memory.
 
     It is called what the file is called, with its folder: "demo/run" of `runs/demo/run.jsonl`.
     """
     parts = [part for part in Path(path).with_suffix("").parts[-2:] if part not in _ROOTS]
     run = DrawnRun(name or shown("/".join(parts), NAME_WIDTH))
-    reader = _ClockReader(path, progress, run)
+    reader = _ClockReader(path, run)
     fill(run, reader, path)
     run.path, run.num_runs = path, reader.num_runs
     run.finish()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import types
 from collections.abc import Sequence
 from typing import Any
 
 from .._text import NAME_WIDTH, shown
 from ..errors import missing_package
 from .curves import Curve, Rail
-from .static import svg
 
 # Told apart with any colour vision, in print too: Okabe and Ito 2008.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a7500")
 RED = "#c1121f"
 GREY = "#6c757d"
-_MIME = "application/vnd.plotly.v1+json"
 _RAIL = (0.93, 1.0)  # the share of the height in which steps are marked
 _MARKS = {
     "NaN": ("x", RED),
@@ -54,9 +50,6 @@ def translucent(colour: str) -> str:
 def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
     """An empty figure, with a rail at the top for what has no value."""
     made = graph_objects().Figure()
-    # On the figure itself: a subclass would have another name, by which W&B tells figures.
-    made._repr_mimebundle_ = types.MethodType(_bundle, made)
-    made._ipython_display_ = types.MethodType(_display, made)
     made.update_layout(
         title={"text": text(title)},
         template="plotly_white",
@@ -67,20 +60,6 @@ def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
         yaxis={"title": {"text": y}, "type": "log" if log else "linear", "exponentformat": "power" if log else "B"},
     )
     return made
-
-
-def _bundle(made: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """What a notebook keeps of the figure: plotly's data, and an SVG for exports, where no script draws these."""
-    bundle: dict[str, Any] = type(made)._repr_mimebundle_(made, *args, **kwargs)
-    return {"text/html": svg(made.to_plotly_json()), **bundle} if _MIME in bundle else bundle
-
-
-def _display(made: Any) -> None:
-    bundle = made._repr_mimebundle_()
-    if _MIME in bundle:
-        importlib.import_module("IPython.display").display(bundle, raw=True)
-    else:  # a renderer that opens a browser, or none
-        type(made)._ipython_display_(made)
 
 
 def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "solid", what: str = "median") -> None:

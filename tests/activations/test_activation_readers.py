@@ -68,9 +68,9 @@ def test_both_readers_read_the_same(shape, judgement):
     clock = Clock()
     late, now = DeferredReader(CPU, "reference", clock.make_event), ImmediateReader("reference")
     measured = late.measure(x, judgement, dim)
-    late.deliver().wait()
-    expected = now.measure(x, judgement, dim).reading()
-    assert measured.reading() == expected
+    late.deliver().synchronize()
+    expected = now.measure(x, judgement, dim)()
+    assert measured() == expected
 
 
 def test_a_device_buffer_that_is_full_is_followed_by_a_larger_one():
@@ -78,8 +78,8 @@ def test_a_device_buffer_that_is_full_is_followed_by_a_larger_one():
     reader = DeferredReader(CPU, "reference", clock.make_event)
     tensors = [torch.full((2, 100), float(i)) for i in range(600)] + [torch.ones(1, 70_000)]
     measured = [reader.measure(x, UNKNOWN, 1) for x in tensors]
-    reader.deliver().wait()
-    readings = [one.reading() for one in measured]
+    reader.deliver().synchronize()
+    readings = [one() for one in measured]
     assert [reading.row[1] for reading in readings] == [*map(float, range(600)), 1.0]
     assert [len(reading.units) for reading in readings] == [3200] * 600 + [70_000 * 32]
 
@@ -190,8 +190,8 @@ def test_figures_stay_on_the_device_through_triton_too(interpreted):
     for backend in ("triton", "reference"):
         reader = DeferredReader(CPU, backend, Clock().make_event)
         measured = [reader.measure(x, UNKNOWN, 1), reader.measure(x, TANH, None), reader.measure(x[:0], UNKNOWN, 1)]
-        reader.deliver().wait()
-        readings.append([one.reading() for one in measured])
+        reader.deliver().synchronize()
+        readings.append([one() for one in measured])
     for triton, reference in zip(*readings):
         assert triton.row == pytest.approx(reference.row, rel=1e-5)
         assert torch.equal(counts(triton.units), counts(reference.units))

@@ -19,7 +19,7 @@ from fastguard import ActivationMonitor
 from fastguard.diagnosis import RULES
 from fastguard.observers.activations import attention
 from fastguard.observers.activations.attention import attention_extracts
-from fastguard.observers.activations.outputs import Extract
+from fastguard.observers.tensors import Extract
 
 ORIGINAL = F.scaled_dot_product_attention
 

@@ -21,7 +21,7 @@ from torch import nn
 
 import fastguard
 from fastguard import Checkpoints
-from fastguard.tools import whole_file as module
+from fastguard.report import whole_file as module
 
 
 def make(**settings: Any) -> tuple[nn.Module, Any]:

@@ -169,25 +169,3 @@ def test_what_does_not_suit_is_refused():
         EarlyStopping(1, restore_best=True)(bare.guard, 1.0)
     with pytest.raises(fastguard.NotGuardedError):
         EarlyStopping(1)(torch.optim.SGD(MODEL.parameters(), lr=0.1), 1.0)
-
-
-def test_of_a_history_and_of_a_log(tmp_path):
-    history = fastguard.TrainingHistory()
-    log = fastguard.JsonlSink(tmp_path / "run.jsonl")
-    model, optimizer = make_guarded()
-    fastguard.Guard.of(optimizer).detach()
-    fastguard.wrap(optimizer, model, sinks=[log])
-    values = {3: 2.0, 6: 1.0, 9: 1.5, 12: math.nan, 15: 0.5}
-    for step in range(18):
-        history.record(step, 1.0, grad_norm=1.0, lr=0.1, val_loss=values.get(step))
-        model(torch.ones(2, 2)).sum().backward()
-        optimizer.step()
-        optimizer.guard.observe(loss=1.0, val_loss=values.get(step))
-    optimizer.guard.close()
-    for seen in (history, fastguard.TrainingHistory.from_jsonl(tmp_path / "run.jsonl")):
-        assert EarlyStopping.from_history(seen, 2).reason == "the value of check 4 is nan"
-        stop = EarlyStopping.from_history(seen, 2, check_finite=False)
-        assert (stop.best, stop.best_check, stop.num_checks) == (1.0, 2, 4) and stop.reason
-        assert EarlyStopping.from_history(seen, 3, check_finite=False).reason == ""
-    with pytest.raises(ValueError, match="`restore_best` must be left out"):
-        EarlyStopping.from_history(history, 2, restore_best=True)

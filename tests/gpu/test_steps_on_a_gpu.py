@@ -152,7 +152,7 @@ def test_launches(max_norm: Any, launches: int, device: Any) -> None:
         optimizer.step()
         torch.cuda.synchronize()
     names = [event.name for event in profile.events()]
-    ours = [name for name in names if name in ("stats_kernel", "finalise_kernel", "decide_kernel", "scale_kernel")]
+    ours = [name for name in names if name in ("stats_kernel", "finalise_kernel", "scale_kernel")]
     assert len(ours) == launches, names
 
 
@@ -202,26 +202,6 @@ def test_a_host_that_runs_ahead_loses_nothing(device: Any) -> None:
     optimizer.guard.flush()
     assert memory.series("step") == list(range(100))
     assert [r.gradients.max_val for r in memory.records] == [float(step) for step in range(100)]
-
-
-def test_or_drops_what_it_counts(device: Any) -> None:
-    model, memory = make_model(device), fastguard.MemorySink()
-    optimizer = fastguard.wrap(
-        torch.optim.AdamW(model.parameters(), fused=True), model, sinks=[memory], when_behind="drop"
-    )
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    first = next(model.parameters()).grad
-    for step in range(100):
-        torch.cuda._sleep(10_000_000)
-        first.fill_(float(step))
-        optimizer.step()
-    optimizer.guard.flush()
-    steps = memory.series("step")
-    assert steps == sorted(set(steps)) and len(steps) < 100
-    assert [r.gradients.max_val for r in memory.records] == [float(step) for step in steps]
-    lost = next(f for f in optimizer.guard.report().findings if f.rule == "lost-records")
-    assert lost.evidence["num_lost"] == 100 - len(steps)
 
 
 def test_steps_on_another_stream(device: Any, backend: str) -> None:

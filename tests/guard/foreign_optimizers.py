@@ -120,6 +120,37 @@ class SwapsData(_Foreign):
         self.state[p]["copy"] = p.data.clone()
 
 
+class OwnMoments(_Foreign):
+    """Keeps moments in a dict of its own by the parameter, and moves by them, gradient or not."""
+
+    def begin(self) -> None:
+        self.moments: dict[Any, torch.Tensor] = vars(self).get("moments", {})
+
+    def update(self, group: dict[str, Any], p: torch.Tensor) -> None:
+        moment = self.moments.setdefault(p, torch.zeros_like(p)).mul_(0.9)
+        if p.grad is not None:
+            moment.add_(p.grad)
+        p.sub_(moment, alpha=group["lr"])
+
+
+class ShapesGradients(_Foreign):
+    """Rewrites gradients before several optimizers inside, which hold a part of the parameters each, see them."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        params = self.param_groups[0]["params"]
+        self.optimizers = [torch.optim.SGD(params[:2], lr=0.1, momentum=0.9), torch.optim.AdamW(params[2:], lr=0.01)]
+
+    def begin(self) -> None:
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            p.grad.sub_(p, alpha=0.1)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def update(self, group: dict[str, Any], p: torch.Tensor) -> None:
+        pass
+
+
 class Slow(torch.optim.Optimizer):
     """Holds an optimizer and goes on with the gradients after its step, as Lookahead and TRAC do in their ways."""
 
@@ -207,6 +238,7 @@ class Climbs(_Foreign):
 
 WITHOUT_CLOSURE: list[type] = [
     *(TensorInGroup, GlobalState, Attributes, WantsGradients, ZerosForMissing, DividesByNorm, SwapsData, Slow),
+    *(OwnMoments, ShapesGradients),
 ]
 WITH_CLOSURE: list[type] = [*WITHOUT_CLOSURE, MovesFirst, Climbs]
 _OF_TORCH_OR_GUARD = ("_optimizer_", "_guard", "_step_supports", "_zero_grad_profile", "_hook_for", "_warned")

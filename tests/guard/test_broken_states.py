@@ -101,9 +101,11 @@ def test_a_policy_that_refuses_its_state_changes_nothing() -> None:
     class Counting(ClipPolicy):
         count = 0
 
-        def coefficient(self, norm: float) -> float:
+        def limits(self) -> tuple[float, float]:
+            return math.inf, math.inf
+
+        def observe(self, norms: Any, loss: float | None = None) -> None:
             self.count += 1
-            return 1.0
 
         def state_dict(self) -> dict[str, Any]:
             return {"count": self.count}

@@ -54,7 +54,7 @@ STAGES = ("Ledger", "Judge", "ModelFacts", "Observers", "Sampling", "Rescue", "H
 def test_a_wrap_that_is_refused_leaves_no_hook(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     optimizer = _sgd(model)
-    settings: Any = {"activations": True, "recovery": fastguard.Recovery(recompute=True)}
+    settings: Any = {"activations": True, "recovery": fastguard.Recovery()}
     if stage != "sinks":
         monkeypatch.setattr(f"fastguard.step.guard.{stage}", lambda *args: 1 / 0)
     try:

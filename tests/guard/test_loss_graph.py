@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import fastguard
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.needs import descent
-from fastguard.observers.loss_graph import MAX_NODES, NUM_OPS, facts_of_loss
+from fastguard.observers.loss_gradient import MAX_NODES, NUM_OPS, facts_of_loss
 from fastguard.step import model_facts
 
 from made_runs import falling_losses, run

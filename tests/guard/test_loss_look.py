@@ -117,6 +117,7 @@ class TestExtension:
             given[which][torch.rand(16, 5, generator=torch.Generator().manual_seed(0)) < share] = bad
             assert_same(*both(given["output"], given["gradient"], monkeypatch))
 
+    @pytest.mark.thinned(n=3)
     @pytest.mark.parametrize("shape", [(16, 6), (4, 6, 3, 5), (64, 6, 40, 40), (3, 6, 5000)], ids=str)
     @pytest.mark.parametrize("layout", ["transposed", "strided", "channels last", "expanded"])
     def test_layouts(self, shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +136,7 @@ class TestExtension:
             assert_same(*both(y, g, monkeypatch))
             assert_same(OutputSample(y).loss_of(g), OutputSample(y.contiguous()).loss_of(g.contiguous()))
 
+    @pytest.mark.thinned(n=4)
     @pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.uint8, torch.bool], ids=str)
     @pytest.mark.parametrize("shape", [(8, 1), (8, 4), (33, 12), (100, 300)], ids=str)
     @pytest.mark.parametrize("kind", ["classes", "numbers", "sequences", "alike"])
@@ -234,6 +236,7 @@ class TestSampled:
         assert loss.mean_squared == pytest.approx(float(F.mse_loss(y, targets)), rel=1e-4)  # of all elements
         assert loss.numbers[2:4] == pytest.approx((3.0, 2.0), abs=0.05)
 
+    @pytest.mark.thinned(n=3)
     @pytest.mark.parametrize("is_shifted", [False, True])
     @pytest.mark.parametrize("num_padded", [0, 3])
     def test_tokens_that_are_to_be_given_back(self, num_padded: int, is_shifted: bool) -> None:

@@ -45,12 +45,6 @@ def test_every_policy_is_tried() -> None:
     assert exported - {"ClipPolicy", "Place"} == set(POLICIES)
 
 
-def test_the_formula_of_torch() -> None:
-    policy = GlobalNorm(1.0)
-    assert [policy.coefficient(norm) for norm in (0.5, 4.0)] == [1.0, 1.0 / (4.0 + 1e-6)]
-    assert policy.limits() == (1.0, 1.0)
-
-
 @pytest.mark.thinned(n=3)
 @every_policy
 def test_in_a_guard(make: Any, backend: str) -> None:
@@ -150,22 +144,18 @@ def test_what_is_written(make: Any, tmp_path: Any) -> None:
 
 def test_a_formula_of_ones_own_is_not_taken_for_the_parents() -> None:
     class Half(GlobalNorm):
-        def coefficient(self, norm: float) -> float:
-            return 0.5
+        def limits(self) -> tuple[float, float]:
+            return 1.0, 0.5
 
     assert GlobalNorm(2.0).limit == 2.0 and Half(2.0).limit is None
-    assert as_policy(Half(2.0)).next_limits() is None and as_policy(Half(2.0)).coefficient(9.0) == 0.5  # type: ignore[attr-defined]
+    assert as_policy(Half(2.0)).next_limits()[:2] == (1.0, 0.5)  # type: ignore[attr-defined]
 
 
-def test_a_policy_without_a_formula_says_so() -> None:
-    class Empty(ClipPolicy):
-        pass
-
-    with pytest.raises(NotImplementedError, match=r"`Empty` must have a method limits\(\) -> \(trigger, target\), or"):
-        Empty().coefficient(1.0)
+class Empty(ClipPolicy):
+    """Says nothing."""
 
 
-@pytest.mark.parametrize("clip", [GlobalNorm, 1.0, "norm", object()])
+@pytest.mark.parametrize("clip", [GlobalNorm, 1.0, "norm", object(), Empty()])
 def test_what_is_no_policy_is_refused(clip: Any) -> None:
     with pytest.raises(TypeError, match="`clip` must be a clip policy such as"):
         as_policy(clip)

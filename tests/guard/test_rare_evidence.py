@@ -16,11 +16,11 @@ from torch import nn
 
 import fastguard
 from fastguard.diagnosis import by_sign, diagnose
+from fastguard.diagnosis.checkup import GLANCE_EVERY
+from fastguard.observers.batches import NormStatistics
 from fastguard.observers.left_gradients import LeftGradients
-from fastguard.observers.norm_statistics import NormStatistics
 from fastguard.records import ModelNotes
 from fastguard.records.failures import Failures
-from fastguard.step.checkup import GLANCE_EVERY
 
 
 def train(model, num_steps=60, change=None, shift=0.0, **options):

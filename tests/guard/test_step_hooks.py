@@ -22,7 +22,7 @@ from torch import nn
 import fastguard
 from fastguard.kernels import cpu
 from fastguard.observers import batches
-from fastguard.observers.quiet_hooks import schedule_for
+from fastguard.observers.batches import schedule_for
 from fastguard.sinks import JsonlSink
 from fastguard.step import hooks
 from fastguard.step.guard import Guard
@@ -195,28 +195,6 @@ def test_ten_thousand_steps_leak_nothing(tmp_path: Path) -> None:
     assert sys.getallocatedblocks() - num_blocks < 5000
 
 
-def test_guard_model_and_optimizer_are_collected() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
-    for number in range(70):
-        optimizer.zero_grad()
-        loss = loss_at(model, number)
-        loss.backward()
-        optimizer.step()
-        optimizer.guard.observe(loss)
-    run = optimizer.guard._run
-    refs = [weakref.ref(one) for one in (model, optimizer, optimizer.guard, run, run.ring, optimizer.guard._hooks[0])]
-    del run, loss
-    optimizer.zero_grad()
-    del optimizer
-    gc.collect()
-    assert [ref() is None for ref in refs] == [False, True, True, True, True, True]
-    model(torch.ones(2, 6))  # without the hook
-    del model
-    gc.collect()
-    assert refs[0]() is None
-
-
 class TestObserve:
     def test_it_is_a_method_like_any_other(self) -> None:
         assert list(inspect.signature(Guard.observe).parameters) == ["self", "loss", "val_loss", "metrics"]
@@ -236,28 +214,6 @@ class TestObserve:
             optimizer.guard.observe(1.0, los=2.0)
         with pytest.raises(ValueError, match="loss"):
             optimizer.guard.observe("much")
-
-    def test_a_second_loss_of_a_step_is_averaged(self) -> None:
-        model = make_model()
-        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        for number in range(100):
-            optimizer.zero_grad()
-            loss_at(model, number).backward()
-            optimizer.step()
-            optimizer.guard.observe(1.0)
-            if number == 99:
-                optimizer.guard.observe(2.0)
-        assert optimizer.guard.last.loss == 1.5
-
-
-def test_an_optimizer_without_a_guard_says_how_to_get_one() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    other = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert optimizer.guard is Guard.of(optimizer)
-    with pytest.raises(fastguard.NotGuardedError, match="not guarded"):
-        other.guard  # noqa: B018
-    assert not hasattr(other, "guard") or isinstance(vars(torch.optim.Optimizer)["guard"], property)
 
 
 def test_hooks_refuse_what_is_not_theirs() -> None:
@@ -283,40 +239,6 @@ class TestQuietHooks:
         hooks.schedule = cpu.extension.ScheduleState(cpu.extension.Clock(), model)
         hooks.is_awaited = lambda: bool(asked.append(1)) or True
         return model, hooks, asked
-
-    def test_they_are_false_while_nothing_is_due(self) -> None:
-        model, hooks, asked = self._quiet()
-        assert not hooks and len(hooks) == 1  # of a clock that says that nothing may be read
-
-        model, hooks, asked = self._quiet()
-        clock = cpu.extension.Clock()
-        clock.may_wait, clock.step = True, 7
-        hooks.schedule = schedule = cpu.extension.ScheduleState(clock, model)
-        schedule.training_from = schedule.evaluation_from = 8
-        assert not hooks and schedule.is_evaluation_due  # a pass in train mode
-        clock.step = 8
-        assert hooks and asked == [1]
-        schedule.training_from = 9
-        assert not hooks
-        model.eval()
-        assert hooks
-        model.train()
-        with torch.no_grad():
-            assert hooks
-        schedule.is_evaluation_due = False
-        model.eval()
-        assert not hooks and not schedule.is_evaluation_due
-
-    def test_with_others_and_without_a_schedule_they_are_plain(self) -> None:
-        _, hooks, asked = self._quiet()
-        hooks[1] = print
-        assert hooks
-        del hooks[1]
-        assert not hooks
-        hooks.is_awaited = None
-        assert hooks
-        hooks.clear()
-        assert not hooks and not asked
 
     def test_an_error_passes_through(self) -> None:
         model, hooks, _ = self._quiet()

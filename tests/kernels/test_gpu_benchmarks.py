@@ -31,7 +31,8 @@ def test_the_call_for_a_gpu_goes_through(tmp_path: Path) -> None:
     assert len(cases) == 8 and all("row and channels" in case["times"] for case in cases.values())
 
 
-@pytest.mark.parametrize("name", ["gpu.py", pytest.param("gpu_activations.py", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpu.py", "gpu_activations.py"])
 def test_the_benchmark_says_why_it_cannot_measure(name: str) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / name
     if not script.exists() or torch.cuda.is_available():

@@ -65,19 +65,18 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
     NotedLaunch.notes = []
     real = drivers.__dict__.get("_active"), drivers.__dict__.get("_default")
     drivers.set_active(fake)
-    from fastguard.kernels.triton import activation_layout
+    from fastguard.kernels.triton import activations
 
-    caching = [*vars(launch).values(), *vars(activation_layout).values()]
+    caching = [*vars(launch).values(), *vars(activations).values()]
     makers = [maker for maker in caching if hasattr(maker, "cache_clear")]
     for maker in makers:
         maker.cache_clear()
     yield fake
-    from fastguard.kernels.triton.lang import activation_finalise, finalise, packed
-    from fastguard.kernels.triton.lang import columns as column_kernels
-    from fastguard.kernels.triton.lang import segments as segment_kernels
+    from fastguard.kernels.triton.lang import activations as activation_kernels
+    from fastguard.kernels.triton.lang import finalise, packed
     from fastguard.kernels.triton.lang import stats as kernels
 
-    for module in (activation_finalise, column_kernels, finalise, kernels, packed, segment_kernels):
+    for module in (activation_kernels, finalise, kernels, packed):
         for function in vars(module).values():
             getattr(function, "device_caches", {}).clear()  # binaries of a device that is no more
     for maker in makers:
@@ -86,16 +85,17 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
 
 
 def test_a_kernel_is_compiled_once_and_then_called_directly(driver: FakeDriver, monkeypatch) -> None:
-    launcher = launch.decide_launcher(CPU)
+    launcher = launch.finalise_launcher(CPU)
     assert launcher.launch is None
-    launcher(1, 16, 1, 2**40, 0, 0, 3, 7, 6, 1)
+    launcher(1, 16, 1, 2**40, 0, 0, 3, 7, 6, 1, 2, 3, 4)
     assert launcher.launch not in (None, launcher.ordinary)
     monkeypatch.setattr(launcher, "function", None)  # from here on, not even looked at
-    launcher(1, 1, 16, 32, 64, 1, 0, -5, 8, 2**62)
+    launcher(1, 1, 16, 32, 64, 1, 0, -5, 8, 2**62, 4, 3, 2)
     assert driver.num_loaded == 1
+    constants = 32768, 4096, 512
     assert [note[1:] for note in NotedLaunch.notes] == [
-        ((1, 1, 1), 1234, (16, 1, 2**40, 0, 0, 3, 7, 6, 1)),
-        ((1, 1, 1), 1234, (1, 16, 32, 64, 1, 0, -5, 8, 2**62)),
+        ((1, 1, 1), 1234, (16, 1, 2**40, 0, 0, 3, 7, 6, 1, 2, 3, 4, *constants)),
+        ((1, 1, 1), 1234, (1, 16, 32, 64, 1, 0, -5, 8, 2**62, 4, 3, 2, *constants)),
     ]
 
 
@@ -155,14 +155,14 @@ def test_two_launches_for_activations_and_no_size_makes_another_kernel(driver: F
         workspace.measure_activation(x, None, -1.0, 1.0, 1e-6, row)
         workspace.measure_activation(x, 1, -1.0, 1.0, 1e-6, row, table[: 4 * shape[1]])
         names = [(name, grid[0]) for name, grid, *_ in NotedLaunch.notes]
-        assert [name for name, _ in names] == ["segments_kernel", "fold_kernel", "columns_kernel", "fold_kernel"]
+        assert [name for name, _ in names] == ["activation_kernel", "fold_kernel"] * 2
         assert names[1][1] == 1 and names[3][1] == 1 + -(-shape[1] // 32)
-        assert NotedLaunch.notes[0][3][:3] == (x.data_ptr(), 1, x.numel())
+        assert NotedLaunch.notes[0][3][:3] == (x.data_ptr(), x.numel(), x.numel())
     assert driver.num_loaded == 3  # a row, columns, the fold
     image = torch.zeros(2, 5, 20, 20)
     NotedLaunch.notes.clear()
     workspace.measure_activation(image, 1, -1.0, 1.0, 1e-6, row, table[:20])
-    assert [name for name, *_ in NotedLaunch.notes] == ["segments_kernel", "fold_kernel"]
+    assert [name for name, *_ in NotedLaunch.notes] == ["activation_kernel", "fold_kernel"]
 
 
 class OtherTriton:

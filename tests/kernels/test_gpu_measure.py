@@ -67,7 +67,7 @@ def test_16_bit_elements_compared_two_at_once(
         assert_row(row, tensor)
 
 
-@pytest.mark.thinned(interpreted=3)
+@pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1.0, 1e9, math.inf])
 def test_the_coefficient_is_torch_s_formula(workspace: Workspace, max_norm: float) -> None:
     header, _, _ = run(workspace, mixed(), max_norm=max_norm)
@@ -75,7 +75,7 @@ def test_the_coefficient_is_torch_s_formula(workspace: Workspace, max_norm: floa
     assert header.factor == header.clip_coef
 
 
-@pytest.mark.thinned(interpreted=5)
+@pytest.mark.thinned(interpreted=10)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 2, 3])
 @pytest.mark.parametrize("skip", [True, False])
@@ -103,7 +103,7 @@ def test_a_norm_that_overflows_is_infinite(workspace: Workspace) -> None:
     assert stats[0].num_infs == 0 and not stats[0].is_finite
 
 
-@pytest.mark.thinned(interpreted=3)
+@pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize("size", [1e-300, 1e-170, 1e200, 1e300])
 def test_a_norm_whose_square_leaves_the_range_of_float64(workspace: Workspace, size: float) -> None:
     tensors = [torch.full((n,), size, dtype=torch.float64) for n in (3, 40_000)]
@@ -115,7 +115,7 @@ def test_a_norm_whose_square_leaves_the_range_of_float64(workspace: Workspace, s
     assert header.norm == math.inf and header.skipped
 
 
-@pytest.mark.thinned(interpreted=3)
+@pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize(("found_inf", "skipped"), [(0.0, False), (1.0, True), (2.0, True), (math.nan, True)])
 def test_the_scaler_s_flag_becomes_exactly_0_or_1(workspace: Workspace, found_inf: float, skipped: bool) -> None:
     given = torch.tensor([found_inf])
@@ -125,7 +125,7 @@ def test_the_scaler_s_flag_becomes_exactly_0_or_1(workspace: Workspace, found_in
     assert (header.factor == 1.0) is skipped
 
 
-@pytest.mark.thinned(interpreted=5)
+@pytest.mark.thinned(interpreted=10)
 @pytest.mark.parametrize("scale", [65536.0, 3.0, 0.1])
 @pytest.mark.parametrize("unscales_itself", [False, True])
 def test_a_loss_scale(workspace: Workspace, scale: float, unscales_itself: bool) -> None:
@@ -151,24 +151,6 @@ def test_no_tensors_at_all(workspace: Workspace) -> None:
     assert (header.norm, header.skipped, header.factor, len(stats)) == (0.0, False, 1.0, 0)
     header, stats, _ = run(workspace, [torch.zeros(0), torch.zeros(0, 3, dtype=torch.float16)])
     assert (header.norm, stats.numel) == (0.0, (0, 0))
-
-
-def test_a_decision_over_several_devices(workspace: Workspace) -> None:
-    tensors = mixed()
-    whole, _, _ = run(workspace, tensors, max_norm=0.1)
-    totals = torch.zeros(2, dtype=torch.float64)
-    slots = make_slots(workspace.device, 5)
-    for i, part in enumerate((tensors[:2], tensors[2:])):
-        workspace.measure(workspace.plan(part), slots[0], decide=False)
-        totals[i] = slots[0].total
-    workspace.decide(totals, slots[0], StepOptions(max_norm=0.1))
-    header = read_slot(slots[0].words.cpu(), 5)
-    assert header.norm == pytest.approx(whole.norm, rel=1e-14)
-    assert header.clip_coef == 0.1 / (header.norm + 1e-6)
-    totals[0] = math.nan
-    workspace.decide(totals, slots[0], StepOptions(max_norm=0.1))
-    header = read_slot(slots[0].words.cpu(), 5)
-    assert header.skipped and math.isnan(header.norm) and header.factor == 1.0
 
 
 def test_scaling_by_the_factor_of_a_slot(workspace: Workspace) -> None:
@@ -224,7 +206,7 @@ def test_a_chunk_that_reads_itself_again_leaves_the_others_alone(workspace: Work
     assert stats[1].sum == pytest.approx(stats[0].sum - float(calm[40_000]), abs=1e-3)
 
 
-@pytest.mark.thinned(interpreted=3)
+@pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize(("share", "target"), [(0.5, 0.25), (0.5, 2.0), (1.0, 0.25), (2.0, 0.25), (0.5, 0.0)])
 def test_a_trigger_and_a_target(workspace: Workspace, share: float, target: float) -> None:
     """Above the trigger the norm becomes the target, without the 1e-6 of torch's formula; a target of 0 is a skip."""

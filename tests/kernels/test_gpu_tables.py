@@ -195,6 +195,7 @@ def test_a_tensor_elsewhere_is_refused(workspace: Workspace) -> None:
         workspace.plan([torch.ones(3), torch.ones(3, device="meta")])
 
 
+@pytest.mark.long_interpreted
 def test_the_steady_state_allocates_nothing(device: torch.device, workspace: Workspace) -> None:
     tensors = [torch.randn(1000) for _ in range(5)]
     slots = make_slots(device, 5)

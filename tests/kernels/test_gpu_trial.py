@@ -27,7 +27,7 @@ def test_right_kernels_pass() -> None:
     assert trial.problem_on(DEVICE) is None
 
 
-@pytest.mark.thinned(interpreted=3)
+@pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize("column", ["sum_sq", "abs_max", "num_nans"])
 def test_a_wrong_statistic_is_caught(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original, place = trial.read_slot, INDEX[column]
@@ -73,6 +73,7 @@ def test_whatever_a_driver_raises_is_the_reason(monkeypatch: pytest.MonkeyPatch)
     assert problem == f"a trial on {DEVICE} raised RuntimeError: PTX was compiled with an unsupported toolchain"
 
 
+@pytest.mark.long_interpreted
 def test_a_full_device_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20 MiB")

@@ -58,6 +58,7 @@ def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, da
     assert merged.norm == pytest.approx(whole.norm, rel=tolerances.NORM, abs=0, nan_ok=True)
 
 
+@pytest.mark.long_interpreted
 @given(values=_finite, power=st.integers(-20, 20))
 def test_scaling_by_a_power_of_two_scales_the_row(backend: str, values: np.ndarray, power: int) -> None:
     factor = 2.0**power

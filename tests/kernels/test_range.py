@@ -26,7 +26,7 @@ def exact_std(values: np.ndarray) -> float:
     return math.sqrt(math.fsum((shifted - mean) ** 2) / len(shifted))
 
 
-@pytest.mark.thinned(interpreted=3)
+@pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize(
     ("mean", "spread", "dtype", "tolerance"),
     [
@@ -61,7 +61,7 @@ def test_std_leaves_out_what_is_not_finite(backend: str) -> None:
     assert tensor_stats([x.float() * 1e-30], backend=backend)[0].std <= 1e-29
 
 
-@pytest.mark.thinned(interpreted=2)
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("size", [pytest.param(s, marks=pytest.mark.slow) if i % 4 else s for i, s in enumerate(SIZES)])
 def test_norms_of_any_magnitude(backend: str, size: float) -> None:
     tensors = [torch.randn(n, dtype=torch.float64) * size for n in (1, 3, 4097, 70_001)]

@@ -39,7 +39,7 @@ def test_as_torch_multiplies(backend: str, dtype: torch.dtype, factor: float) ->
         assert_same_bits(torch.view_as_real(got) if dtype.is_complex else got, want)
 
 
-@pytest.mark.thinned(interpreted=4)
+@pytest.mark.thinned(interpreted=9)
 @pytest.mark.parametrize("factor", FACTORS)
 def test_every_float16_and_bfloat16_bit_pattern(backend: str, factor: float) -> None:
     patterns = torch.arange(1 << 16).to(torch.int32).to(torch.int16)
@@ -50,7 +50,7 @@ def test_every_float16_and_bfloat16_bit_pattern(backend: str, factor: float) -> 
         assert_same_bits(got, want)
 
 
-@pytest.mark.thinned(n=3, interpreted=5)
+@pytest.mark.thinned(n=3, interpreted=10)
 @pytest.mark.parametrize(
     "layout", [name for name in LAYOUTS if name not in ("expanded", "expanded scalar", "unfolded")]
 )

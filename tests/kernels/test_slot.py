@@ -80,20 +80,6 @@ def test_what_is_skipped(workspace: TorchEngine, value: float, skip_nonfinite: b
     assert (stats.num_nans[0], stats.num_infs[0]) == (value != value, value == math.inf)
 
 
-@every_width
-def test_totals_of_several_devices(workspace: TorchEngine) -> None:
-    slots = make_slots(workspace.device, 1, 2, workspace.dtype)
-    for slot, value in zip(slots, (3.0, 4.0)):
-        workspace.measure(workspace.plan([torch.tensor([value])]), slot, StepOptions(3, max_norm=1.0), decide=False)
-    totals = torch.stack([slot.total for slot in slots])
-    workspace.decide(totals, slots[0], StepOptions(3, max_norm=1.0))
-    slots[1].decided.copy_(slots[0].decided)
-    for slot in slots:
-        header = read_slot(slot.words, 1)
-        assert (header.norm, header.step) == (5.0, 3)
-        assert header.clip_coef == header.factor == pytest.approx(0.2, rel=1e-6)
-
-
 def test_the_fold_is_that_of_the_rows() -> None:
     rows, _ = BACKENDS["reference"].tensor_stats([*_tensors(), torch.tensor([math.nan, 1e-30, math.inf])])
     assert fold_rows(rows) == fold_in_python(TensorStats(rows))

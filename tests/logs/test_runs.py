@@ -14,12 +14,13 @@ from torch import nn
 import fastguard
 import fastguard.report
 from fastguard.commands import cli
-from fastguard.commands.watching.run import FollowedRun
-from fastguard.commands.watching.screen import lines_of
+from fastguard.commands.following import FollowedRun, line_of
+from fastguard.commands.screen import lines_of
 from fastguard.integrations.common import begin, end
 from fastguard.records import TrainingHistory
 from fastguard.records.log import LogReader
 from fastguard.report import build_report
+from fastguard.report.report import headline
 from fastguard.sinks import read_jsonl
 from fastguard.visualization.runs import runs_of
 
@@ -132,11 +133,9 @@ class TestOneVerdict:
             guard.flush()
             run.read()
             run.assess()
-        (now,) = [one for one in run.findings.now if one.finding.rule == "non-finite-gradients"]
-        assert "4 steps of 95" in now.line
-        assert [one.headline for one in run.findings.now] == [
-            one.headline for one in map(type(now), guard.report().findings)
-        ]
+        (now,) = [one for one in run.report.findings if one.rule == "non-finite-gradients"]
+        assert "4 steps of 95" in line_of(now)
+        assert list(map(headline, run.report.findings)) == list(map(headline, guard.report().findings))
 
 
 class TestOneRunPerLog:
@@ -243,7 +242,7 @@ class TestSeveralRunsInALog:
         for _ in range(3):
             train(start(fastguard.JsonlSink(path, append=True)), num_steps).close()
             followed.read()
-            assert followed.history.num_steps == num_steps and followed.log.went_back_to is None
+            assert followed.history.num_steps == num_steps and followed.went_back_to is None
         assert steps_in(path) == list(range(num_steps)) * 3
         caplog.clear()
         history, log = TrainingHistory.from_jsonl(path), read_jsonl(path)

@@ -40,12 +40,12 @@ def test_one_short_line():
     assert repr(build_report(fastguard.TrainingHistory())) == "<Report: no-evidence, 0 steps, 1 finding>"
 
 
-def test_a_notebook_gets_key_numbers_and_small_charts(without_plotly, tmp_path):
+def test_a_notebook_gets_key_numbers(without_plotly, tmp_path):
     report = trained(max_norm=1.0, sinks=[fastguard.JsonlSink(tmp_path / "run.jsonl")]).guard.report()
     shown = report._repr_html_()
     assert shown.startswith("<p><strong>WARNING after 12 steps") and "<small>Final loss</small>" in shown
     assert ">warning: non-finite-gradients</td>" in shown and ">step 5, &lt;b&gt;w</td>" in shown
-    assert shown.count("<svg ") == 2 and len(shown) < 50_000 and "script" not in shown and "iframe" not in shown
+    assert len(shown) < 50_000 and "script" not in shown and "iframe" not in shown
     with pytest.raises(ImportError, match=r"pip install fastguard\[report\]"):
         report.save(tmp_path / "report.html")
     (tmp_path / "run.jsonl").unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from guard_helpers import assert_close, loss_at, make_model, poison, snapshot
 import fastguard
 from fastguard import clip as policies
 from fastguard.kernels.triton import Workspace
+from fastguard.step import engines
 from fastguard.step.engines import TorchEngine
 
 POLICIES: dict[str, Callable[[], Any]] = {
@@ -30,15 +32,11 @@ POLICIES: dict[str, Callable[[], Any]] = {
 STEPS, BAD = 8, 4
 
 
-def _train(make: Callable[[], Any], engine: Any, fused: bool, scale: float | None) -> tuple[Any, list[Any], list[str]]:
+def _train(make: Callable[[], Any], fused: bool, scale: float | None) -> tuple[Any, list[Any], list[str]]:
     memory, model, waits = fastguard.MemorySink(), make_model(), []
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
     fastguard.wrap(optimizer, model, clip=make(), check_every=0, sinks=[memory])
     guard = optimizer.guard
-    if engine is not None:
-        cpu = torch.device("cpu")
-        settings = guard._judge.settings
-        guard._judge.__init__(guard._run, guard._ledger, *settings, engine_for=lambda *_: lambda _: engine(cpu))
     scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -71,8 +69,9 @@ def test_by_the_kernels(make: Callable[[], Any], interpreted: None) -> None:
 
 
 def _compare(make: Callable[[], Any], engine: Any, fused: bool, scale: float | None) -> None:
-    expected, told, _ = _train(make, None, fused, scale)
-    found, records, waits = _train(make, engine, fused, scale)
+    expected, told, _ = _train(make, fused, scale)
+    with mock.patch.object(engines, "engine_for", return_value=engine):
+        found, records, waits = _train(make, fused, scale)
     assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert waits == []
     for ours, theirs in zip(records, told, strict=True):

@@ -12,17 +12,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fastguard
-from fastguard.ranks.parity import _NUM_LOOKS
+from fastguard.ranks import parity
 
 
-def train(make: Any, *, is_guarded: bool = True, **settings: Any) -> dict[str, Any]:
-    """What the guard said while a model was trained."""
+def train(make: Any, *, is_guarded: bool = True, later: Any = None, **settings: Any) -> dict[str, Any]:
+    """What the guard said while a model was trained; `later` changes it after two steps."""
     told.clear()
     model = make(small())
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
     if is_guarded:
         fastguard.wrap(optimizer, model, **settings)
-    for step in range(_NUM_LOOKS + 3):
+    for step in range(parity._NUM_LOOKS + 3):
+        if step == 2 and later is not None:
+            later(fastguard.Guard.of(optimizer))
         model(torch.ones(4, 6)).square().mean().backward()
         try:
             optimizer.step()
@@ -30,12 +32,21 @@ def train(make: Any, *, is_guarded: bool = True, **settings: Any) -> dict[str, A
             return {"error": str(error), "step": step}
         optimizer.zero_grad()
     run: Any = optimizer.guard._run if is_guarded else None
-    is_over = is_guarded and run.alike is None and (run.is_short or run.ranks is not None)
+    is_over = is_guarded and run.is_alike and (run.is_short or run.ranks is not None)
     return {"error": "", "told": told.copy(), "is over": is_over}
 
 
 def alone(model: nn.Module) -> nn.Module:
     return model
+
+
+def clips(limit: float | None) -> Any:
+    """Assigns a limit; None changes nothing."""
+    return None if limit is None else lambda guard: setattr(guard, "clip", fastguard.GlobalNorm(limit))
+
+
+def stops_skipping(guard: fastguard.Guard) -> None:
+    guard.skip_nonfinite = False
 
 
 def unguarded() -> dict[str, Any]:
@@ -51,6 +62,7 @@ def unguarded() -> dict[str, Any]:
 
 def main() -> None:
     join(60.0)
+    parity._BRIEF = datetime.timedelta(seconds=2)
     first, ddp = RANK == 0, DistributedDataParallel
     found = {
         "ddp, max_norm": train(ddp, max_norm=1.0 + RANK),
@@ -61,6 +73,14 @@ def main() -> None:
         "ddp, alike": train(ddp, clip=fastguard.ZClip(), recovery=fastguard.Recovery(keep=2, state=[nn.Linear(1, 1)])),
         "fsdp, alike": train(fsdp, clip=fastguard.Percentile(90.0)),
         "apart": train(alone, max_norm=1.0 + RANK),
+        "ddp, clip assigned": train(ddp, later=clips(1.0)),
+        "ddp, clips assigned": train(ddp, later=clips(1.0 + RANK)),
+        "ddp, clip on one": train(ddp, later=clips(1.0 if first else None)),
+        "fsdp, clip assigned": train(fsdp, later=clips(1.0)),
+        "fsdp, clips assigned": train(fsdp, later=clips(1.0 + RANK)),
+        "fsdp, clip on one": train(fsdp, later=clips(1.0 if first else None)),
+        "fsdp, skip on one": train(fsdp, later=stops_skipping if first else None),
+        "ddp, watch_ranks": train(ddp, watch_ranks=True if first else None),
         "ddp, one guard": train(ddp, is_guarded=first),
         "unguarded": unguarded(),
     }

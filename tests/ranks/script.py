@@ -89,7 +89,6 @@ def refusals(mesh: Any) -> list[str]:
     """What is said to settings that need whole tensors."""
     said = []
     for settings in (
-        {"recovery": fastguard.Recovery(recompute=True)},
         {"weights": True},
         {"clip": fastguard.AGC()},
         {"clip": fastguard.Value(1.0)},

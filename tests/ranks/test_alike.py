@@ -24,6 +24,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ("fsdp, max_norm", "`clip (max_norm)`: GlobalNorm(0.01) on ranks [0], GlobalNorm(1e+09) on ranks [1]."),
         ("fsdp, skip", "`skip_nonfinite`: True on ranks [0], False on ranks [1]."),
         ("fsdp, recovery", "`recovery`: Recovery(every=50, "),
+        ("ddp, watch_ranks", "`watch_ranks`: True on ranks [0], None on ranks [1]."),
     ],
 )
 def test_different_settings_are_an_error_on_all_ranks_at_the_first_step(found: Any, case: str, difference: str) -> None:
@@ -32,7 +33,26 @@ def test_different_settings_are_an_error_on_all_ranks_at_the_first_step(found: A
         assert difference in each[case]["error"] and each[case]["step"] == 0
 
 
-@pytest.mark.parametrize("case", ["ddp, alike", "fsdp, alike", "apart"])
+def test_settings_assigned_later_are_compared(found: Any) -> None:
+    for each in found:
+        both = each["ddp, clips assigned"]
+        assert "`clip (max_norm)`: GlobalNorm(1) on ranks [0], GlobalNorm(2) on ranks [1]." in both["error"]
+        assert both["step"] == 2
+        for case in ("fsdp, clips assigned", "fsdp, clip on one", "fsdp, skip on one"):
+            assert "got different checksums of what was assigned to `guard.clip`" in each[case]["error"]
+            assert each[case]["step"] == 2
+    first, other = (each["ddp, clip on one"] for each in found)
+    assert first["told"] == [
+        "rank 0 has a changed `guard.clip` or `guard.skip_nonfinite` that ranks [1] of 2 lack: "
+        "what this one clips or skips, they do not"
+    ]
+    assert other["told"] == [] and first["error"] == other["error"] == ""
+
+
+CALM = ["ddp, alike", "fsdp, alike", "apart", "ddp, clip assigned", "fsdp, clip assigned"]
+
+
+@pytest.mark.parametrize("case", CALM)
 def test_equal_settings_and_models_that_share_nothing_are_silent(found: Any, case: str) -> None:
     for each in found:
         assert each[case]["error"] == "" and each[case]["told"] == [] and each[case]["is over"]

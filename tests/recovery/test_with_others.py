@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -108,9 +109,11 @@ def test_a_policy_with_a_memory_goes_back_with_the_run() -> None:
         def __init__(self) -> None:
             self.norms: list[float] = []
 
-        def coefficient(self, norm: float) -> float:
-            self.norms.append(norm)
-            return 1.0
+        def limits(self) -> tuple[float, float]:
+            return math.inf, math.inf
+
+        def observe(self, norms: float, loss: float | None = None) -> None:
+            self.norms.append(norms)
 
         def state_dict(self) -> dict[str, Any]:
             return {"norms": self.norms}

@@ -27,7 +27,7 @@ from benchmarks.speed.cases import CASES
 from fastguard.observers import batch_sample
 from fastguard.observers.activations import ActivationMonitor
 from fastguard.observers.activations.attention import attention_extracts
-from fastguard.observers.norm_statistics import NormStatistics
+from fastguard.observers.batches import NormStatistics
 from fastguard.observers.weights import WeightSampler
 from fastguard.records.failures import Failures
 
@@ -120,9 +120,9 @@ def test_an_output_that_is_not_finite_is_not_copied(bad: float) -> None:
     monitor = ActivationMonitor(model, modules="all", every=1, overhead_budget=None)
     for hook in monitor._pass_hooks:
         hook.remove()
-    (hook,) = [hook for hook in monitor._hooks if getattr(hook, "name", "") == "1"]
+    (hook,) = [hook for hook in monitor._hooks if hasattr(hook, "subject") and hook.subject.name == "1"]
     with at_most(MIB):
-        hook.collector.see("1", hook.judgement, None, None, output)
+        hook.collector.see(hook.subject, None, lambda: [("", output)])
     monitor.detach()
 
 

@@ -18,18 +18,15 @@ MODULES = {
     "ranks.local": 1,
     "records.events": 1,
     "tools.clipping": 1,
-    "tools.early_stopping": 8,
+    "tools.early_stopping": 3,
     "tools.initialization.check": 1,
     "tools.initialization.stable": 4,
-    "tools.lr_finder.finder": 1,
-    "tools.lr_finder.result": 1,
+    "tools.lr_finder": 2,
     "tools.overfit": 6,
     "tools.param_groups": 4,
     "tools.schedules": 6,
     "tools.settings": 4,
-    "observers.weights.settings": 1,
-    "observers.weights.sampler": 1,
-    "observers.weights.table": 1,
+    "observers.weights": 3,
 }
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastguard
-from fastguard.tools.lr_finder.result import suggest
+from fastguard.tools.lr_finder import suggest
 
 
 def test_the_schedule_is_exponential_with_both_ends():
@@ -215,6 +215,17 @@ def test_the_guard_hears_nothing_of_it_and_clips_as_ever_afterwards():
     nn.functional.mse_loss(model(torch.ones(2, 4)), torch.ones(2, 1)).backward()
     optimizer.step()
     assert optimizer.guard.last.step == 0 and optimizer.guard.last.clipped
+
+
+@pytest.mark.parametrize(
+    "clip", [fastguard.clip.Value(1e-3), fastguard.clip.AGC(1e-3), fastguard.clip.PerGroup(1e-2)], ids=repr
+)
+def test_any_clip_policy_clips_as_in_training(clip):
+    torch.manual_seed(0)
+    model, loader = Net(), make_loader()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, clip=clip)
+    found = fastguard.LearningRateFinder(1e-4, 10.0, 30).find(model, optimizer, loader, nn.functional.mse_loss)
+    assert found.stopped is None
 
 
 def test_groups_keep_their_ratios():

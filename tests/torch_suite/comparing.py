@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,51 +13,10 @@ from guard_everything import MODES, guarding
 from guard_helpers import assert_identical
 
 GUARDED = tuple(name for name, settings in MODES.items() if settings is not None)
-SKIPPING = ("idle", "max_norm=1e9", "watched")
-
-
-class Difference(NamedTuple):
-    """What is not the same guarded, and why that is right.
-
-    Attributes:
-        says: a regular expression; the comparison or an error in the test must say so.
-        reason: where it is documented, and why.
-        modes: in which of `MODES`; default all that are guarded.
-    """
-
-    says: str
-    reason: str
-    modes: tuple[str, ...] = GUARDED
-
-
-# By name of the test.
-DIFFERENCES: dict[str, Difference] = {
-    "test_fused_kernels_refuse_meta_tensors": Difference(
-        "'UnsupportedTensorError: .*meta or fake tensor.* is not \"RuntimeError: `fused=True` requires",
-        "the guard reads the gradients before torch's kernels could refuse their parameters, and refuses them itself",
-    ),
-    "test_a_scaled_step_without_any_gradient": Difference(
-        r"\[1\]: <class 'NoneType'> is not <class 'str'>",
-        "a GradScaler takes a guarded optimizer for one that unscales by itself, so that it hides no skipped step from "
-        "the guard: `step` goes through, as for torch's fused optimizers, and `update` raises",
-    ),
-    "test_float16_gradients_are_not_unscaled": Difference(
-        r"\[1\]: <class 'NoneType'> is not <class 'str'>",
-        "for the same reason `step` takes float16 gradients, which the guard unscales, as torch's fused optimizers do",
-    ),
-    "test_gradients_that_go_bad_after_they_were_unscaled": Difference(
-        "the parameters were kept",
-        "README: a step with NaN in its gradients is skipped, whoever has put it there",
-        SKIPPING,
-    ),
-}
 
 # What ordinary runs compare; slow ones compare in all modes.
 _QUICK = ("max_norm=1e9",)
-_SLOW_ONLY = {
-    "test_optimizer_states_as_torch",
-    "test_schedulers_as_torch",
-}  # files for which ordinary runs have no time
+_SLOW_ONLY = {"test_optimizer_states_as_torch"}  # ordinary runs have no time for them
 
 
 def in_all_modes(test: Callable[..., Any]) -> Callable[..., None]:
@@ -67,7 +25,6 @@ def in_all_modes(test: Callable[..., Any]) -> Callable[..., None]:
     One that has an argument `thorough` may do less where that is False. The slow tests are run with True.
     """
     signature = inspect.signature(test)
-    difference = DIFFERENCES.get(test.__name__)
 
     @functools.wraps(test)
     def compared(*args: Any, modes: tuple[str, ...], thorough: bool, **kwargs: Any) -> None:
@@ -78,12 +35,8 @@ def in_all_modes(test: Callable[..., Any]) -> Callable[..., None]:
         assert expected is not None, "the test must return what came of it"
         for mode in modes:
             problem = _problem(test, MODES[mode], expected, *args, **kwargs)
-            if difference is None or mode not in difference.modes:
-                if problem is not None:
-                    raise AssertionError(f"guarded, mode {mode!r}: {problem}") from problem
-            else:
-                assert problem is not None, f"mode {mode!r} does not differ any more; take it out of `DIFFERENCES`"
-                assert re.search(difference.says, str(problem)), f"mode {mode!r} differs otherwise: {problem}"
+            if problem is not None:
+                raise AssertionError(f"guarded, mode {mode!r}: {problem}") from problem
 
     efforts = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("modes", "thorough")]
     given = [p for p in signature.parameters.values() if p.name != "thorough"]

@@ -4,7 +4,7 @@ The tests of this folder run so in all modes. Tests from elsewhere, as those of 
 
     PYTHONPATH=tests/torch_suite python -m pytest -p guard_everything --guard-everything "max_norm=1e9" test_optim.py
 
-and have to give what they give with `--guard-everything off`, but for what `DIFFERENCES` in `comparing.py` names.
+and have to give what they give with `--guard-everything off`.
 Copies made by `copy.deepcopy` and `pickle` are not guarded: no constructor makes them.
 """
 

@@ -17,7 +17,6 @@ from torch_optimizers import (
     OPTIMIZERS,
     WITHOUT_CLOSURE,
     Spec,
-    copied,
     make_parameters,
     set_gradients,
     state_of,
@@ -70,57 +69,6 @@ def test_going_on_from_a_state_dict(name: str, thorough: bool) -> Any:
             assert_identical(others, state_of(parameters)[0])
         results += [*later, state_of(parameters, optimizer)]
     return results
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@in_all_modes
-def test_copies_of_the_optimizer_itself(name: str) -> Any:
-    """Deep copies, with their parameters, and pickles; nothing of the guard is in either."""
-    spec = OPTIMIZERS[name]
-    parameters = make_parameters(spec.shapes)
-    optimizer = spec.cls(parameters, **spec.ways[-1])
-    take_steps(optimizer, parameters, range(2), **_steps(spec))
-    results: list[Any] = [repr(optimizer)]
-    for copy in (deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        own = [p for group in copy.param_groups for p in group["params"]]
-        assert all(p is not q for p, q in zip(own, parameters))
-        assert type(copy) is type(optimizer)
-        gave = attempt(take_steps, copy, own, range(2, 4), **_steps(spec))
-        results += [repr(copy), gave, state_of(own, copy)]
-    take_steps(optimizer, parameters, range(2, 4), **_steps(spec))
-    results.append(state_of(parameters, optimizer))
-    if name != "LBFGS":  # torch's copies of it do not know what they step
-        assert_identical(results[-1][0], results[3][0])
-    return results
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@in_all_modes
-def test_a_copy_has_all_public_attributes(name: str) -> Any:
-    spec = OPTIMIZERS[name]
-    optimizer = spec.cls(make_parameters(spec.shapes))
-    copy = deepcopy(optimizer)
-    public = [{key for key in vars(o) if not key.startswith("_")} for o in (optimizer, copy)]
-    assert public[0] == public[1]
-    return sorted(public[0])
-
-
-@pytest.mark.parametrize("name", [name for name, spec in OPTIMIZERS.items() if spec.groups])
-@in_all_modes
-def test_named_parameters(name: str) -> Any:
-    """State of named parameters into unnamed ones, and the other way round."""
-    spec = OPTIMIZERS[name]
-    named, plain = make_parameters(spec.shapes), make_parameters(spec.shapes)
-    both = [spec.cls([(f"layer.{i}", p) for i, p in enumerate(named)]), spec.cls(plain)]
-    for optimizer, parameters in zip(both, (named, plain)):
-        take_steps(optimizer, parameters, range(2), **_steps(spec))
-    states = copied([optimizer.state_dict() for optimizer in both])
-    assert states[0]["param_groups"][0]["param_names"] == [f"layer.{i}" for i in range(len(named))]
-    both[0].load_state_dict(states[1])
-    both[1].load_state_dict(states[0])
-    for optimizer, parameters in zip(both, (named, plain)):
-        take_steps(optimizer, parameters, range(2, 4), **_steps(spec))
-    return [repr(both), state_of([*named, *plain], *both)]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -210,76 +158,6 @@ def test_hooks_of_state_dicts(name: str) -> Any:
         handle.remove()
     take_steps(optimizer, parameters, range(2, 4))
     return [calls, state_of(parameters, optimizer)]
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@in_all_modes
-def test_errors_of_constructors_and_groups(name: str) -> Any:
-    """Same type, same words."""
-    spec = OPTIMIZERS[name]
-    first, second = make_parameters([(2, 2), (2, 2)])
-    spec.cls([first])
-    results = [
-        attempt(spec.cls, *args, **kwargs)
-        for args, kwargs in [
-            ([first], {}),
-            ([[]], {}),
-            ([[{"params": first}, {"params": first}]], {}),
-            ([[("a", first), second]], {}),
-            ([["a"]], {}),
-            ([[first * 2]], {}),
-            ([[first]], {"lr": -1.0}),
-            ([[first]], {"lr": torch.ones(2)}),
-            ([[first]], {"weight_decay": -1.0}),
-            ([[first]], {"betas": (1.0, 0.9)}),
-            ([[first]], {"foreach": True, "fused": True}),
-            ([[first]], {"differentiable": True, "fused": True}),
-            ([[first]], {"no_such": 1}),
-            ([[torch.zeros(2, 2, dtype=torch.int64)]], {}),
-        ]
-    ]
-    optimizer = spec.cls([first])
-    for group in ({"params": first}, {"params": {first}}, {"params": ["a"]}, 3, {"params": [second], "lr": 0.3}):
-        results.append(attempt(optimizer.add_param_group, group))
-    other = spec.cls(make_parameters([(2, 2), (2, 2)]))
-    results.append(attempt(optimizer.load_state_dict, other.state_dict()))
-    results.append(attempt(optimizer.load_state_dict, {"state": {}, "param_groups": []}))
-    return [r if isinstance(r, str) or r is None else str(type(r)) for r in results]
-
-
-@pytest.mark.parametrize("name", WITHOUT_CLOSURE)
-@in_all_modes
-def test_errors_of_steps(name: str) -> Any:
-    """Sparse and complex gradients that are not taken, `capturable` on the CPU; the optimizer goes on afterwards."""
-    spec = OPTIMIZERS[name]
-    results: list[Any] = []
-    for way in spec.ways:
-        shape = (4, 3)
-        parameters = make_parameters([shape, (3, 2)])
-        optimizer = spec.cls(parameters, **way)
-        set_gradients(parameters, 0, sparse=True)
-        results.append(attempt(optimizer.step))
-        set_gradients(parameters, 1)
-        results.append(attempt(optimizer.step))
-        odd = make_parameters([shape], torch.complex64)
-        complex_ones = spec.cls(odd, **way)
-        odd[0].grad = torch.full(shape, 1 + 2j)
-        results.append(attempt(complex_ones.step))
-        if "capturable" in optimizer.defaults and not way.get("fused"):
-            graph = spec.cls(parameters, capturable=True, **way)
-            set_gradients(parameters, 1)
-            results.append(attempt(graph.step))
-        results.append([state_of(parameters), [p.detach() for p in odd]])
-    return results
-
-
-@pytest.mark.parametrize("name", [name for name in WITHOUT_CLOSURE if {"fused": True} in OPTIMIZERS[name].ways])
-@in_all_modes
-def test_fused_kernels_refuse_meta_tensors(name: str) -> Any:
-    parameters = make_parameters([(2, 2)], device="meta")
-    optimizer = OPTIMIZERS[name].cls(parameters, fused=True)
-    parameters[0].grad = torch.zeros(2, 2, device="meta")
-    return attempt(optimizer.step)
 
 
 @in_all_modes

@@ -10,12 +10,10 @@ import torch
 from comparing import attempt, in_all_modes
 from torch import optim
 from torch_optimizers import (
-    DENSE,
     OPTIMIZERS,
     WITHOUT_CLOSURE,
     copied,
     evaluating,
-    loss_of,
     make_parameters,
     set_gradients,
     state_of,
@@ -44,33 +42,6 @@ def test_all_settings_in_all_ways(name: str, thorough: bool) -> Any:
     return results
 
 
-@pytest.mark.parametrize("name", DENSE)
-@in_all_modes
-def test_losses_fall(name: str) -> Any:
-    """With and without schedulers, contiguous parameters and others, one group and several."""
-    spec = OPTIMIZERS[name]
-    results = []
-    for contiguous in (True, False):
-        weight = torch.nn.Parameter(torch.randn(4, 6) if contiguous else torch.randn(6, 4, 2)[..., 1].T)
-        other = make_parameters([(3, 2)] if name == "Muon" else [(4,)])[0]
-        assert weight.is_contiguous() == contiguous
-        groups: Any = [{"params": [weight]}, {"params": [other], "lr": 0.01}] if spec.groups else [weight, other]
-        optimizer = spec.cls(groups)
-        schedulers = [
-            optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.9),
-            optim.lr_scheduler.ReduceLROnPlateau(optimizer),
-        ]
-        first = loss_of([weight, other], 0)
-        for _ in range(8):
-            loss = optimizer.step(evaluating(optimizer, [weight, other], 0))
-            schedulers[0].step()
-            schedulers[1].step(loss.detach())
-        last = loss_of([weight, other], 0)
-        assert last < first
-        results.append([last.detach(), state_of([weight, other], optimizer, *schedulers)])
-    return results
-
-
 @pytest.mark.parametrize("name", [name for name, spec in OPTIMIZERS.items() if spec.groups])
 @in_all_modes
 def test_groups_of_their_own_settings_and_later_ones(name: str) -> Any:
@@ -88,34 +59,6 @@ def test_groups_of_their_own_settings_and_later_ones(name: str) -> Any:
         optimizer.param_groups[0]["lr"] = 0.0
         take_steps(optimizer, parameters, range(4, 6), sparse=spec.sparse == "only")
         results.append(state_of(parameters, optimizer))
-    return results
-
-
-@pytest.mark.parametrize("name", [n for n, spec in OPTIMIZERS.items() if spec.is_complex and spec.takes_dense])
-@in_all_modes
-def test_complex_parameters_as_pairs_of_real_ones(name: str, thorough: bool) -> Any:
-    spec = OPTIMIZERS[name]
-    results = []
-    ways = [way for way in spec.ways if not way.get("fused")]  # which is not for complex parameters
-    for settings in [{**settings, **way} for settings in spec.settings[:: 1 if thorough else 99] for way in ways]:
-        made = make_parameters([(3, 2), (4,)], torch.complex64)
-        real = [torch.nn.Parameter(torch.view_as_real(p.detach()).clone()) for p in made]
-        both = [spec.cls(parameters, **settings) for parameters in (made, real)]
-        for step in range(2):
-            for optimizer, parameters in zip(both, (made, real)):
-
-                def evaluate(optimizer: Any = optimizer, parameters: Any = parameters, step: int = step) -> Any:
-                    optimizer.zero_grad()
-                    as_complex = [p if p.is_complex() else torch.view_as_complex(p) for p in parameters]
-                    loss = sum((p - (1 + 2j) * step).abs().square().sum() for p in as_complex)
-                    loss.backward()
-                    return loss
-
-                optimizer.step(evaluate)
-        if not spec.closure:  # LBFGS has conjugates in its products
-            for p, q in zip(made, real):
-                torch.testing.assert_close(torch.view_as_real(p.detach()), q.detach())
-        results.append(state_of([*made, *real], *both))
     return results
 
 
@@ -170,29 +113,6 @@ def test_steps_without_gradients_and_with_zeros(name: str) -> Any:
         parameters[0].grad = None
         optimizer.step()
         results.append([empty, zeros, state_of(parameters, optimizer)])
-    return results
-
-
-@pytest.mark.parametrize("name", WITHOUT_CLOSURE)
-@in_all_modes
-def test_gradients_stay_the_objects_that_they_are(name: str) -> Any:
-    spec = OPTIMIZERS[name]
-    results = []
-    for way in spec.ways:
-        parameters = make_parameters(spec.shapes)
-        optimizer = spec.cls(parameters, **way)
-        set_gradients(parameters, 0)
-        gradients = [p.grad for p in parameters]
-        values = copied(gradients)
-        optimizer.step()
-        assert all(p.grad is g for p, g in zip(parameters, gradients))
-        assert all(torch.equal(g, v) for g, v in zip(gradients, values))
-        optimizer.zero_grad(set_to_none=False)
-        assert all(p.grad is g and not g.any() for p, g in zip(parameters, gradients))
-        optimizer.step()
-        optimizer.zero_grad()
-        assert all(p.grad is None for p in parameters)
-        results.append(state_of(parameters, optimizer))
     return results
 
 
@@ -313,22 +233,6 @@ def test_a_flag_handed_to_fused_kernels(name: str) -> Any:
     if not results:
         spec.cls(make_parameters(spec.shapes))
     return results
-
-
-@in_all_modes
-def test_an_optimizer_a_parameter_stepped_in_backward() -> Any:
-    parameters = make_parameters([(4, 3), (5,)])
-    optimizers = {p: optim.Adam([p], foreach=False) for p in parameters}
-
-    def step_now(p: torch.nn.Parameter) -> None:
-        optimizers[p].step()
-        optimizers[p].zero_grad()
-
-    for p in parameters:
-        p.register_post_accumulate_grad_hook(step_now)
-    for step in range(3):
-        loss_of(parameters, step).backward()
-    return state_of(parameters, *optimizers.values())
 
 
 @in_all_modes

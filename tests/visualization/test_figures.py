@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import xml.etree.ElementTree
 
 import pytest
 import torch
@@ -205,36 +204,12 @@ def test_magnitudes(trained):
     assert {"a", "b"} == set(traces(visualization.plot_magnitudes({"a": histogram, "b": histogram})))
 
 
-def test_magnitudes_of_a_log_are_those_of_its_newest_table(trained):
-    _, path = trained
-    table = [line for line in fastguard.sinks.read_jsonl(path) if "tensors" in line][-1]["tensors"]
-    found = traces(visualization.plot_magnitudes(path))
-    assert list(found) == ["largest of each tensor", "root mean square of each", "least of each"]
-    largest = [math.floor(math.log2(row[fastguard.records.COLUMNS.index("abs_max")])) + 0.5 for row in table.values()]
-    assert sorted(set(largest)) == list(found["largest of each tensor"].x)
-    assert sum(found["largest of each tensor"].y) == pytest.approx(1.0)
-    history = fastguard.TrainingHistory()
-    history.record(0, loss=1.0, grad_norm=1.0, lr=0.1)
-    with pytest.raises(ValueError, match="neither a gradient now nor a table"):
-        visualization.plot_magnitudes(history)
-
-
 def test_a_range_test():
     result = fastguard.LearningRateFinder(1e-4, 1.0, 20).range_test(lambda lr: 1 / (1 + (lr / 0.1) ** 2))
     found = traces(visualization.plot_lr_finder(result))
     assert list(found["loss"].y) == result.losses
     assert set(found[f"suggested {result.suggested_lr:.3g}"].x) == {result.suggested_lr}
     assert {"head: loss", "body: loss"} <= set(traces(visualization.plot_lr_finder({"head": result, "body": result})))
-
-
-@pytest.mark.parametrize("plot", [*BY_STEP, *BY_LAYER, visualization.plot_magnitudes])
-def test_a_notebook_keeps_a_figure_that_no_script_needs_to_draw(trained, plot, monkeypatch):
-    monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")
-    bundle = plot(trained[1])._repr_mimebundle_()
-    assert "application/vnd.plotly.v1+json" in bundle
-    drawn = xml.etree.ElementTree.fromstring(bundle["text/html"])
-    assert "".join(drawn.itertext()).startswith(bundle["application/vnd.plotly.v1+json"]["layout"]["title"]["text"])
-    assert len(list(drawn)) > 6 and "nan" not in bundle["text/html"]
 
 
 class TestRefusals:

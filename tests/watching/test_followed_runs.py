@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fastguard.commands.watching.run import ASK_EVERY, FollowedRun
+from fastguard.commands.following import ASK_EVERY, FollowedRun
 from fastguard.diagnosis import RULES, Finding, rule
 from fastguard.records import TrainingHistory
 from fastguard.records.samples import WeightStats
@@ -36,7 +36,7 @@ def state(history: TrainingHistory) -> str:
 
 def test_is_what_reading_it_at_once_gives(path):
     run = FollowedRun(path)
-    assert not run.read() and run.log.newest_step == -1
+    assert not run.read() and run.newest_step == -1
     with JsonlSink(path, tensors_every=10) as sink:
         sink.note({"names": ["w"], "steps_per_epoch": 7})
         for begin in range(0, 900, 90):
@@ -51,8 +51,8 @@ def test_is_what_reading_it_at_once_gives(path):
     assert run.history.model.zero_lr == ("w",)
     run.history.has_ended = True
     run.assess()
-    assert run.findings.report.to_dict() == build_report(whole).to_dict()
-    assert run.log.went_back_to == 810 and run.num_left_out == 0
+    assert run.report.to_dict() == build_report(whole).to_dict()
+    assert run.went_back_to == 810 and run.num_left_out == 0
 
 
 def test_takes_its_time_and_no_more(path):
@@ -86,7 +86,7 @@ def test_a_finding_is_told_once_unless_it_becomes_more_severe(path, odd_rule):
     def told() -> list[str]:
         run.read()
         run.assess()
-        return [one.finding.severity for one in run.findings.told if one.finding.rule == "odd"]
+        return [one.severity for one in run.told if one.rule == "odd"]
 
     with JsonlSink(path) as sink:
         write(sink, range(5))
@@ -104,7 +104,7 @@ def test_what_has_left_the_window_was_told(path, odd_rule):
         write(sink, range(1, 2000))
     run = FollowedRun(path)
     run.read()
-    assert "odd" in [one.finding.rule for one in run.findings.told]
+    assert "odd" in [one.rule for one in run.told]
     assert "odd" not in [finding.rule for finding in build_report(run.history).findings]
 
 
@@ -116,14 +116,14 @@ def test_a_new_run_in_a_new_file(path):
         write(sink, range(20), bad=(3, 4))
     run.read()
     run.assess()
-    before = run.findings
+    before = run.told
     path.rename(path.with_suffix(".1"))
     with JsonlSink(path) as sink:
         sink.note({"names": ["new"]})
         write(sink, range(10))
     run.read()
-    assert run.findings is None and before.told
-    assert (run.history.num_steps, run.history.num_skipped, run.log.newest_step) == (10, 0, 9)
+    assert run.report is None and before and not run.told
+    assert (run.history.num_steps, run.history.num_skipped, run.newest_step) == (10, 0, 9)
     assert run.history.model.names == ("new",) and run.history.model.zero_lr == ()
     assert state(run.history) == state(TrainingHistory.from_jsonl(path))
 
@@ -138,7 +138,7 @@ def test_a_run_that_goes_on_in_another_file(path):
         sink._look_at = 0.0
         write(sink, range(20, 40))
     run.read()
-    assert (run.history.num_steps, run.log.newest_step, run.log.went_back_to) == (40, 39, None)
+    assert (run.history.num_steps, run.newest_step, run.went_back_to) == (40, 39, None)
     assert run.history.model.names == ("w",)
 
 
@@ -159,7 +159,7 @@ def test_lines_that_a_sink_repeats_count_once(path, monkeypatch):
         write(sink, range(15, 20))
         run.read()
         assert json.loads(path.read_text().splitlines()[0])["step"] < 15
-    assert run.history.step == list(range(20)) and run.log.went_back_to is None
+    assert run.history.step == list(range(20)) and run.went_back_to is None
 
 
 def test_going_back_in_one_file_is_a_resumed_run(path):
@@ -168,7 +168,7 @@ def test_going_back_in_one_file_is_a_resumed_run(path):
         write(sink, range(50))
         write(sink, range(40, 60))
     run.read()
-    assert (run.history.num_steps, run.log.went_back_to, run.log.newest_step) == (70, 40, 59)
+    assert (run.history.num_steps, run.went_back_to, run.newest_step) == (70, 40, 59)
 
 
 def test_damaged_lines_are_counted_and_left_out(path):

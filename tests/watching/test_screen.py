@@ -14,9 +14,8 @@ pytest.importorskip("rich", reason="the live view is an extra: pip install fastg
 
 from rich.console import Console
 
-from fastguard.commands.watching.run import FollowedRun
-from fastguard.commands.watching.screen import as_text, lines_of
-from fastguard.commands.watching.spark import ASCII, sparkline
+from fastguard.commands.following import FollowedRun
+from fastguard.commands.screen import ASCII, as_text, lines_of, sparkline
 from fastguard.records.samples import WeightStats
 from fastguard.sinks import JsonlSink
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fastguard.commands import cli
-from fastguard.commands.watching.run import FollowedRun
+from fastguard.commands.following import FollowedRun
 from fastguard.sinks import JsonlSink
 
 from records import make_bad_record, make_record
@@ -127,9 +127,9 @@ class TestLines:
         """Starts watching; what it prints goes to files."""
         started = []
 
-        def start(stdout=None):
+        def start():
             with open(f"{path}.out", "wb") as out, open(f"{path}.err", "wb") as err:
-                process = subprocess.Popen(_command(path), stdout=stdout or out, stderr=err, env=ENVIRONMENT)
+                process = subprocess.Popen(_command(path), stdout=out, stderr=err, env=ENVIRONMENT)
             started.append(process)
             return process
 
@@ -149,15 +149,6 @@ class TestLines:
         assert process.wait(30) == 0
         assert err.read_text().endswith("fastguard watch: WARNING after 30 steps\n")
         assert "Traceback" not in err.read_text()
-
-    def test_nobody_reads_any_more(self, path, watching):
-        """Found out without a line to write."""
-        write(path, range(5))
-        process = watching(subprocess.PIPE)
-        until(lambda: "watching" in Path(f"{path}.err").read_text(), "its first words")
-        process.stdout.close()
-        assert process.wait(30) == 1
-        assert "Traceback" not in Path(f"{path}.err").read_text()
 
 
 @posix

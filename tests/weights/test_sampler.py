@@ -32,7 +32,7 @@ def test_nan_and_inf_in_the_weights():
     p = nn.Parameter(torch.tensor([math.nan, math.inf, 1.0]))
     (found,) = sampled(WeightSampler(), optim.SGD([p], lr=0.5), [p])
     assert found.num_nonfinite == 2 and math.isnan(found.norm) and found.abs_max == 1.0
-    assert found.update_norm == pytest.approx(math.sqrt(0.75))
+    assert math.isnan(found.update_norm)
 
 
 def test_due_every_so_many_steps_and_after_a_skipped_one():
@@ -59,7 +59,7 @@ def test_copies_stay_within_their_bound_and_every_update_is_measured():
     for _ in range(4):
         before = [p.detach().clone() for p in parameters]
         sample = sampler.before(optimizer)
-        assert 0 < sum(c.numel() * c.element_size() for c in sample.copies.values()) <= 900
+        assert 0 < sum(c.numel() * c.element_size() for c in sample.copies) <= 900
         for p in parameters:
             p.grad = torch.ones_like(p)
         optimizer.step()

@@ -1,16 +1,25 @@
-"""What is measured, as data: lists of tensor shapes, and models for whole steps."""
+"""What is measured: lists of tensor shapes with gradients to fill them, and models for whole steps."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from . import models
+from ..demo.model import TransformerBlock
 
 Shape = tuple[int, ...]
+_NUM_BATCHES = 8  # several, so that the gradient norm is not the same at every step
+# Zeros, rare enough to leave timings alone, there to be counted.
+_ZERO_START, _ZERO_STEP = 500, 997
+_STD = 1e-3
+_BLOCK = 1 << 24  # elements converted to float64 at a time
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class StepCase:
 
     name: str
     title: str
-    build: Callable[[], models.Task]
+    build: Callable[[], Task]
 
 
 def gpt2_shapes(width: int = 768, depth: int = 12, vocabulary: int = 50257, context: int = 1024) -> tuple[Shape, ...]:
@@ -68,6 +77,98 @@ def resnet50_shapes() -> tuple[Shape, ...]:
     return (*shapes, (1000, inputs), (1000,))
 
 
+class Subject:
+    """The gradients of a case: normal values of standard deviation 1e-3, one in 997 of them zero.
+
+    Attributes:
+        gradients: filled from the seed; kept here, so their Python objects stay alive.
+        parameters: take no memory, and have the gradients as their `grad`.
+        norm: true norm of all gradients together, as filled.
+        limit: the `max_norm` of calls that clip; each lowers it by a hundredth.
+    """
+
+    def __init__(self, case: Case, seed: int = 0) -> None:
+        self.case = case
+        self._seed = seed
+        self.gradients = [torch.empty(shape, dtype=case.dtype) for shape in case.shapes]
+        self.norm = 0.0
+        self.fill()
+        self.norm = self.limit = self.norm_now()
+        self.parameters = []
+        for gradient in self.gradients:
+            parameter = torch.nn.Parameter(torch.zeros((), dtype=gradient.dtype).expand(gradient.shape))
+            parameter.grad = gradient
+            self.parameters.append(parameter)
+
+    def fill(self) -> None:
+        """Gives the gradients the values that they had at first."""
+        generator = torch.Generator().manual_seed(self._seed)
+        for gradient in self.gradients:
+            gradient.normal_(std=_STD, generator=generator)
+            gradient.view(-1)[_ZERO_START::_ZERO_STEP] = 0.0
+        self.limit = self.norm
+
+    def norm_now(self) -> float:
+        """Norm of the gradients as they are now, in float64."""
+        squares = (float(block.double().square().sum()) for g in self.gradients for block in g.flatten().split(_BLOCK))
+        return math.sqrt(math.fsum(squares))
+
+
+class Task(NamedTuple):
+    """A model, and a function that runs it forward on the next of its batches and returns the loss."""
+
+    model: nn.Module
+    loss: Callable[[], Tensor]
+
+
+def _task(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Task:
+    endless = itertools.cycle(list(batches))
+
+    def loss() -> Tensor:
+        x, y = next(endless)
+        return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+    return Task(model, loss)
+
+
+def mlp(width: int = 256, inputs: int = 128, classes: int = 10, batch: int = 32, seed: int = 0) -> Task:
+    """An MLP of three layers; the same weights and batches for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
+        )
+        batches = [(torch.randn(batch, inputs), torch.randint(classes, (batch,))) for _ in range(_NUM_BATCHES)]
+    return _task(model, batches)
+
+
+class Transformer(nn.Module):
+    """A decoder-only transformer over bytes."""
+
+    def __init__(self, width: int, depth: int, num_heads: int, context: int, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(TransformerBlock(width, num_heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+
+def transformer(
+    width: int = 256, depth: int = 6, num_heads: int = 4, context: int = 64, batch: int = 2, seed: int = 0
+) -> Task:
+    """A small language model on random bytes; the same weights and batches for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Transformer(width, depth, num_heads, context, vocabulary=256)
+        texts = torch.randint(256, (_NUM_BATCHES, batch, context + 1))
+    return _task(model, [(text[:, :-1].contiguous(), text[:, 1:].contiguous()) for text in texts])
+
+
 _GPT2 = gpt2_shapes()
 CASES = {
     case.name: case
@@ -82,7 +183,7 @@ CASES = {
 STEP_CASES = {
     case.name: case
     for case in (
-        StepCase("step-mlp", "MLP of 101k parameters", models.mlp),
-        StepCase("step-transformer", "transformer of 4.8M parameters", models.transformer),
+        StepCase("step-mlp", "MLP of 101k parameters", mlp),
+        StepCase("step-transformer", "transformer of 4.8M parameters", transformer),
     )
 }

@@ -10,9 +10,8 @@ import torch
 
 import fastguard
 
-from .cases import Case
+from .cases import Case, Subject
 from .harness import NUM_SETS, Settings, WrongResultError, compared, take_turns
-from .subject import Subject
 
 NO_CLIPPING = 1e9  # a max_norm that is never reached
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {

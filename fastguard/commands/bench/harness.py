@@ -46,7 +46,7 @@ class Spread(NamedTuple):
 
 
 @contextmanager
-def garbage_collector_off() -> Iterator[None]:
+def gc_off() -> Iterator[None]:
     """As timeit has it: a collection that one rival's garbage starts would be booked on another."""
     was_on = gc.isenabled()
     gc.collect()
@@ -94,7 +94,7 @@ def take_turns(
             times[name] = call_ns(on_sets[index])
         return times
 
-    with garbage_collector_off():
+    with gc_off():
         num_rounds, num_calls = plan(settings, min(call_ns(turn) for _ in range(2)))
         rounds: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(num_rounds):

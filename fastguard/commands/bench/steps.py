@@ -19,7 +19,7 @@ import fastguard
 
 from .cases import StepCase
 from .clipping import NO_CLIPPING, require_close
-from .harness import Settings, Spread, WrongResultError, call_ns, compared, garbage_collector_off
+from .harness import Settings, Spread, WrongResultError, call_ns, compared, gc_off
 
 PLAIN, CLIP, GUARDED, OBSERVED, RECORDED = "plain", "clip", "guarded", "observed", "recorded"
 NUM_REPETITIONS = 5
@@ -101,7 +101,7 @@ def _repetition(case: StepCase, ours: str, budget_ns: float, max_steps: int) -> 
         orders = list(permutations(runs))
         times: dict[str, list[int]] = {kind: [] for kind in runs}
         num_warm_up = num_steps = len(orders)
-        with garbage_collector_off():
+        with gc_off():
             index = 0
             while index < num_warm_up + num_steps:
                 for kind in orders[index % len(orders)]:

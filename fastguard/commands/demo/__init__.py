@@ -29,31 +29,8 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def _minutes(text: str) -> float:
-    if not 0 < float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return float(text)
-
-
-def make_parser() -> Parser:
-    """The command line of the demo."""
-    parser = Parser("fastguard demo", DESCRIPTION, EPILOG)
-    parser.add_argument("--quick", action="store_true", help="twenty seconds: fewer steps, a smaller sample")
-    parser.add_argument("--minutes", type=_minutes, help="time for the whole demo (default: 2.5; with --quick 0.3)")
-    parser.add_argument("--steps", type=_at_least(20), help="train so many steps, whatever time they take")
-    parser.add_argument("--seed", type=_at_least(0), default=0, help="of weights, batches and sample (default: 0)")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where run.jsonl and its page, run.html, go (default: runs/demo)"
-    )
-    parser.add_argument("--open", action="store_true", help="open the page of the run in a browser")
-    parser.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto (default) takes a GPU if there is one"
-    )
-    return parser
-
-
 def _folder(given: Path | None) -> Path:
-    """Where the log goes: what was asked for, else `runs/demo` here, else a temporary folder if this is read-only."""
+    """Where the log goes: `given`, else `runs/demo` here, else a temporary folder if this one is read-only."""
     folder = given or Path("runs/demo")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,24 +44,23 @@ def _folder(given: Path | None) -> Path:
 
 def main(argv: list[str]) -> int:
     """Runs the demo; 0 if the poisoned step was skipped and left everything as it was, else 1."""
-    parser = make_parser()
+    parser = Parser("fastguard demo", DESCRIPTION, EPILOG)
+    parser.add_argument("--quick", action="store_true", help="twenty seconds: fewer steps, a smaller sample")
+    parser.add_argument("--steps", type=_at_least(20), help="steps to train (default: 1000; with --quick 100)")
+    parser.add_argument("--seed", type=_at_least(0), default=0, help="of weights, batches and sample (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for run.jsonl and run.html (default: runs/demo)")
+    parser.add_argument("--open", action="store_true", help="open the page of the run in a browser")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto (default) takes a GPU if there is one"
+    )
     arguments = parser.parse_args(argv)
     try:
-        folder = _folder(arguments.out)
+        arguments.out = _folder(arguments.out)
     except OSError as error:
         parser.error(f"--out: cannot write there: {error}")
+    arguments.steps = arguments.steps or (100 if arguments.quick else 1000)
     print("fastguard demo: loading torch ...", file=sys.stderr)
 
-    from . import run
+    from .training import run
 
-    return run.run(
-        run.DemoSettings(
-            steps=arguments.steps,
-            minutes=arguments.minutes or (0.3 if arguments.quick else 2.5),
-            quick=arguments.quick,
-            seed=arguments.seed,
-            folder=folder,
-            device=arguments.device,
-            opens=arguments.open,
-        )
-    )
+    return run(arguments)

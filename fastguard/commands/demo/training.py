@@ -1,23 +1,28 @@
-"""The guarded training run, and what becomes of its poisoned batch."""
+"""The demo from beginning to end: a guarded training, and what becomes of its poisoned batch."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import logging
 import sys
+import time
+import webbrowser
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import fastguard
 
-from .model import CharTransformer, loss_of
-from .plan import Pace
-from .text import Corpus
+from ... import kernels
+from ..._text import prose, shown
+from ..cli import EXIT_FAILED, CommandError
+from .model import CharTransformer, Corpus, library_text, loss_of, write
 
+BATCH_SIZE = 16
 LEARNING_RATE = 2e-3
 MAX_NORM = 1.0
 POISONED_BLOCK = 1
@@ -25,22 +30,57 @@ _NUM_VALIDATIONS = 5
 _NUM_LINES = 10
 
 
-class Progress:
-    """Prints loss, gradient norm and clip rate."""
+def run(arguments: argparse.Namespace) -> int:
+    """Trains, reports, samples; the exit code."""
+    started = time.perf_counter()
+    try:
+        kernels.resolve_backend("auto")
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    has_cuda, device = torch.cuda.is_available(), arguments.device
+    if device == "cuda" and not has_cuda:
+        raise CommandError("--device cuda: torch finds no CUDA device here. Leave it out, or take --device cpu.")
+    device = torch.device(("cuda" if has_cuda else "cpu") if device == "auto" else device)
+    text, log = library_text(), arguments.out / "run.jsonl"
+    print(f"data:   {len(text) / 1e6:.1f} MB of Python's standard library, as bytes; nothing is downloaded")
+    print(f"log:    {shown(log)} (one line a step)")
+    print(f"device: {device}, threads: {torch.get_num_threads()}; {arguments.steps} steps of {BATCH_SIZE} texts\n")
 
-    _num_told = 0
+    corpus = Corpus(text, BATCH_SIZE, arguments.seed, device)
+    torch.manual_seed(arguments.seed)
+    model = CharTransformer().to(device)
+    with _warnings_printed():
+        optimizer = fastguard.wrap(
+            _optimizer(model),
+            model,
+            max_norm=MAX_NORM,
+            sinks=[fastguard.JsonlSink(log, append=False, tensors_every=20)],
+            activations={"overhead_budget": None},  # a budget goes by the clock, and no two logs would be the same
+            weights=100,
+        )
+        is_right = train(model, optimizer, corpus, arguments.steps)
+    guard = fastguard.Guard.of(optimizer)
+    print("\n$ print(optimizer.guard.report())\n")
+    print(guard.report())
+    guard.close()
+    if not is_right:
+        print(f"\nTHE DEMO FAILED at step {arguments.steps // 2}: see above. The log is {shown(log)}")
+        return EXIT_FAILED
 
-    def update(self, step: int, loss: float, norm: float, clip_rate: float, num_steps: int) -> None:
-        """Shows how step number `step` went."""
-        if step >= self._num_told * num_steps / _NUM_LINES or step == num_steps - 1:
-            self._num_told += 1
-            told = f"loss {loss:.3f}, grad norm {norm:.3f}, clipped {clip_rate:.0%}"
-            print(f"step {step:>4} of {num_steps}: {told}", flush=True)
+    print("\na sample of what the model writes\n")
+    generator = torch.Generator().manual_seed(arguments.seed)
+    sample = write(model, "def ", 120 if arguments.quick else 320, generator)
+    print("\n".join(f"    {line[:96]}".rstrip() for line in sample.splitlines()))
+
+    print("\nwhat guarding costs: `fastguard bench --quick` measures it beside clip_grad_norm_", flush=True)
+    its_page = page_line(log, arguments.out / "run.html", opens=arguments.open)
+    print(f"\ndone in {time.perf_counter() - started:.0f} s; the log is {shown(log)}\n{its_page}")
+    return 0
 
 
 @contextlib.contextmanager
-def warnings_printed() -> Iterator[None]:
-    """Prints the warnings that fastguard logs meanwhile to stdout, and nowhere else."""
+def _warnings_printed() -> Iterator[None]:
+    """Prints the warnings that fastguard logs to stdout, and nowhere else."""
     logger, handler = logging.getLogger("fastguard"), logging.StreamHandler(sys.stdout)
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("fastguard: %(message)s"))
@@ -53,111 +93,45 @@ def warnings_printed() -> Iterator[None]:
         logger.propagate = propagated
 
 
-@dataclass(frozen=True, slots=True)
-class StepCheck:
-    """What fastguard made of the poisoned step, and what really happened.
-
-    Attributes:
-        step: the step's number.
-        expected, named: the tensor that Inf reaches first on the way back, and the one that fastguard named first.
-        skipped: whether the record says so.
-        num_compared: tensors of parameters and optimizer state compared bit for bit with those before the step.
-        num_changed: how many of them differed.
-        num_ruined: parameter elements that are NaN or Inf after the same step without a guard, on a copy.
-        num_parameters: elements of all parameters.
-    """
-
-    step: int
-    expected: str
-    named: str | None
-    skipped: bool
-    num_compared: int
-    num_changed: int
-    num_ruined: int
-    num_parameters: int
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the step was skipped, nothing changed, and the right tensor was named."""
-        return self.skipped and self.num_changed == 0 and self.named == self.expected
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A finished run."""
-
-    model: CharTransformer
-    optimizer: torch.optim.Optimizer
-    verdict: StepCheck
-    first_loss: float
-    last_loss: float
-    num_steps: int
-
-
-def make_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
-    """The optimizer of the demo, unguarded."""
+def _optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
 
 
-def train(corpus: Corpus, plan: Pace, sinks: list[Any], progress: Progress) -> Trained:
-    """Trains under guard, with one poisoned batch on the way."""
-    model = CharTransformer().to(corpus.device)
-    optimizer = fastguard.wrap(
-        make_optimizer(model),
-        model,
-        max_norm=MAX_NORM,
-        sinks=sinks,
-        activations={"overhead_budget": None},  # a budget goes by the clock, and no two logs would be the same
-        weights=100,
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.learning_rate_factor)
+def train(model: CharTransformer, optimizer: torch.optim.Optimizer, corpus: Corpus, num_steps: int) -> bool:
+    """Trains under guard; whether the poisoned step in the middle was skipped, and changed nothing."""
+    schedule = fastguard.tools.warmup_cosine(optimizer, num_steps // 10, num_steps, min_lr=0.1 * LEARNING_RATE)
     guard = fastguard.Guard.of(optimizer)
     losses: list[float] = []
-    verdict = None
-    is_told = False
-    step = 0
-    while step < plan.num_steps:
-        plan.review(step)
-        if plan.is_cut and not is_told:
-            is_told = True
-            print(f"running {plan.num_steps} of {plan.wanted} steps to stay within the time limit", flush=True)
-        inputs, targets = corpus.batch()
-        if step == plan.poison_at:
-            with poisoned(model.blocks[POISONED_BLOCK]):
-                loss = loss_of(model, inputs, targets)
-                loss.backward()
-            verdict = judged_step(model, optimizer, float(loss.detach()))
-        else:
-            loss = loss_of(model, inputs, targets)
+    is_right = False
+    for step in range(num_steps):
+        is_poisoned = step == num_steps // 2
+        with poisoned(model.blocks[POISONED_BLOCK]) if is_poisoned else contextlib.nullcontext():
+            loss = loss_of(model, *corpus.batch())
             loss.backward()
+        if is_poisoned:
+            is_right = _is_skipped(model, optimizer, step, loss.item())
+        else:
             optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        guard.observe(loss=loss, val_loss=_validation_loss(model, corpus, step, plan.num_steps))
-
-        record = guard.last
-        assert record is not None and record.loss is not None
-        losses.append(record.loss)
-        progress.update(step, record.loss, record.norm, guard.history.clip_rate, plan.num_steps)
-        step += 1
-    assert verdict is not None  # the plan keeps the poisoned step in
-    last = losses[-max(1, len(losses) // 20) :]
-    return Trained(model, optimizer, verdict, losses[0], sum(last) / len(last), step)
-
-
-@torch.no_grad()
-def _validation_loss(model: torch.nn.Module, corpus: Corpus, step: int, num_steps: int) -> float | None:
-    """A few times in a run, and at the last step."""
-    if step + 1 != num_steps and (step + 1) % max(1, num_steps // _NUM_VALIDATIONS):
-        return None
-    return float(loss_of(model, *corpus.held_out()))
+        is_checked = step + 1 == num_steps or (step + 1) % max(1, num_steps // _NUM_VALIDATIONS) == 0
+        with torch.no_grad():
+            guard.observe(loss=loss, val_loss=loss_of(model, *corpus.held_out()) if is_checked else None)
+        losses.append(loss.item())
+        if step % max(1, num_steps // _NUM_LINES) == 0 or step + 1 == num_steps:
+            assert guard.last is not None
+            told = f"grad norm {guard.last.norm:.3f}, clipped {guard.history.clip_rate:.0%}"
+            print(f"step {step:>4} of {num_steps}: loss {losses[-1]:.3f}, {told}", flush=True)
+    last = losses[-max(1, num_steps // 20) :]
+    print(f"\ntrained {num_steps} steps: loss {losses[0]:.2f} -> {sum(last) / len(last):.2f}")
+    return is_right
 
 
 @contextlib.contextmanager
 def poisoned(module: torch.nn.Module) -> Iterator[None]:
     """Makes one element of the gradient at `module`'s output Inf, as an overflow in float16 would.
 
-    The forward pass, and so the loss, is what it always is.
+    The forward pass, and so the loss, does not change.
     """
 
     def put_inf(gradient: torch.Tensor) -> torch.Tensor:
@@ -175,43 +149,48 @@ def poisoned(module: torch.nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-def judged_step(model: CharTransformer, optimizer: torch.optim.Optimizer, loss: float) -> StepCheck:
+def _is_skipped(model: CharTransformer, optimizer: torch.optim.Optimizer, step: int, loss: float) -> bool:
     """Takes the poisoned step, compares everything with what it was before, and says what happened."""
     where = f"blocks.{POISONED_BLOCK}"
-    guard = fastguard.Guard.of(optimizer)
-    step = 0 if guard.last is None else guard.last.step + 1
     print(
         f"\nstep {step}: poisoned on purpose. On the way back, one element of the gradient at the output of\n"
         f"  {where} becomes Inf, as an overflow in float16 would make it. The loss does not show it: {loss:.3f}."
     )
     before = _snapshot(model, optimizer)
     copied = copy.deepcopy(model)
-    unguarded = make_optimizer(copied)
+    unguarded = _optimizer(copied)
     unguarded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
     optimizer.step()
 
     after = _snapshot(model, optimizer)
     num_changed = abs(len(after) - len(before)) + sum(not torch.equal(a, b) for a, b in zip(after, before))
-    record = guard.last
+    record = fastguard.Guard.of(optimizer).last
     assert record is not None
     for ours, theirs in zip(model.parameters(), copied.parameters()):
         theirs.grad = None if ours.grad is None else ours.grad.clone()
     torch.nn.utils.clip_grad_norm_(copied.parameters(), MAX_NORM)
     unguarded.step()
     num_ruined = sum(int((~p.isfinite()).sum()) for p in copied.parameters())
-    verdict = StepCheck(
-        step=record.step,
-        expected=[name for name, _ in model.named_parameters() if name.startswith(f"{where}.")][-1],
-        named=record.nonfinite[0] if record.nonfinite else None,
-        skipped=record.skipped,
-        num_compared=len(before),
-        num_changed=num_changed,
-        num_ruined=num_ruined,
-        num_parameters=sum(p.numel() for p in model.parameters()),
+    num_parameters = sum(p.numel() for p in model.parameters())
+    expected = [name for name, _ in model.named_parameters() if name.startswith(f"{where}.")][-1]
+    named = record.nonfinite[0] if record.nonfinite else None
+    is_right = record.skipped and num_changed == 0 and named == expected
+    if is_right:
+        print(
+            f"checked: all {len(before)} tensors of parameters and optimizer state are bit-identical to\n"
+            f"  before, and the first tensor with Inf is {named}, as reported."
+        )
+    else:
+        print(
+            f"NOT AS IT SHOULD BE: skipped {record.skipped}; {num_changed} of {len(before)} tensors "
+            f"changed; first bad tensor {named}, should be {expected}."
+        )
+    print(
+        f"without a guard: the same gradients, clip_grad_norm_ and AdamW on a copy of the model leave\n"
+        f"  {num_ruined:,} of {num_parameters:,} parameters NaN or Inf.\n"
     )
-    _say(verdict)
-    return verdict
+    return is_right
 
 
 def _snapshot(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -220,18 +199,17 @@ def _snapshot(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[
     return [tensor.detach().clone() for tensor in (*model.parameters(), *state)]
 
 
-def _say(verdict: StepCheck) -> None:
-    if verdict.is_right:
-        print(
-            f"checked: all {verdict.num_compared} tensors of parameters and optimizer state are bit-identical to\n"
-            f"  before, and the first tensor with Inf is {verdict.named}, as reported."
-        )
-    else:
-        print(
-            f"NOT AS IT SHOULD BE: skipped {verdict.skipped}; {verdict.num_changed} of {verdict.num_compared} tensors "
-            f"changed; first bad tensor {verdict.named}, should be {verdict.expected}."
-        )
-    print(
-        f"without a guard: the same gradients, clip_grad_norm_ and AdamW on a copy of the model leave\n"
-        f"  {verdict.num_ruined:,} of {verdict.num_parameters:,} parameters NaN or Inf.\n"
-    )
+def page_line(log: Path, page: Path, *, opens: bool) -> str:
+    """Writes the page of `log` over what is at `page`; returns a line that names it, or says how to get it."""
+    by_hand = f"fastguard report {shown(log)} makes a page of it"
+    try:
+        from ...page import build_page, save_page
+
+        save_page(build_page(log, title="fastguard demo", command="fastguard demo"), page, force=True)
+    except ImportError:
+        return f"{by_hand}; it needs: pip install 'fastguard[report]'"
+    except OSError as error:  # a full disk, a page that may not be written over
+        return f"{by_hand}; here it could not be written: {prose(error)}"
+    if opens and not webbrowser.open(page.resolve().as_uri()):
+        return f"the page of it, which no browser here would open: {shown(page)}"
+    return f"the page of it, to be opened in a browser: {shown(page)}"

@@ -1,15 +1,16 @@
-"""Rules that point at the data: spikes that come back with the epoch, and labels that cannot be learnt."""
+"""Rules on the data: what the model is given, how validation differs, and labels that cannot be learnt."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
 
-from ...records import Spike, TrainingHistory
-from ..finding import Finding
+from ...records import BatchSample, TrainingHistory
+from .. import needs
+from ..finding import Finding, count
 from ..needs import descent
 from ..registry import rule
-from ..signals import ends, median, signals_of
+from ..signals import ends, has_had_time, has_run_away, is_stuck, median, signals_of
 
 TITLE = "Data"
 
@@ -18,7 +19,7 @@ TITLE = "Data"
     "periodic-loss-spikes",
     of="loss-spike",
     remedy="The same batch hurts in every epoch: find the samples at this place of the data, look at their inputs, "
-    "scale and labels, and repair or drop them. Shuffle the data anew each epoch.",
+    "scale and labels, and repair or drop them. Shuffle the data before each epoch.",
     needs_harm=True,
     cause=("recurring-bad-batch", "The same batch hurts in every epoch."),
     weight=0.95,
@@ -29,20 +30,17 @@ def periodic_loss_spikes(
 ) -> Finding | None:
     """At least `num_spikes` spikes above `ratio` times their average, a constant number of steps apart.
 
-    To within `tolerance` steps, at least `min_period` apart; one in two may be missing. Where the steps of an epoch are
-    known, two spikes exactly an epoch apart are enough. Info where they are not known and no spike
-    rises above the run's first losses: copies that are renewed and restarts of a schedule keep a calendar too; and
-    where the loss is not one that is to come down, as in a game.
+    To within `tolerance` steps, at least `min_period` apart; one in two may be missing. Two spikes exactly one epoch
+    apart are enough. Info in games, and where the length of an epoch is not known and no spike rises above the first
+    losses: renewed copies and restarts of a schedule are periodic, too.
     """
     spikes = [s for s in history.loss_trend.spikes if s.value > ratio * s.mean and s.last_step - s.first_step < 5]
-    epoch = history.model.steps_per_epoch
-    need = num_spikes
-    if epoch is not None and len(spikes) == 2 and spikes[1].first_step - spikes[0].first_step == epoch:
-        need = 2
-    if len(spikes) < need:
+    gaps = [b.first_step - a.first_step for a, b in pairwise(spikes[-8:])]
+    epoch, period = history.model.steps_per_epoch, min(gaps, default=0)
+    if period < min_period or (len(spikes) < num_spikes and gaps != [epoch]):
         return None
-    period = _period(spikes[-8:], tolerance, min_period)
-    if period is None:
+    times = [(gap, round(gap / period)) for gap in gaps]
+    if any(n > 2 or abs(gap - n * period) > tolerance * n for gap, n in times):
         return None
     worst = max(spikes, key=lambda spike: spike.value)
     hurts = (epoch is not None or worst.value > history.loss_trend.first) and descent(history) is not False
@@ -55,18 +53,6 @@ def periodic_loss_spikes(
         evidence={"period": period, "num_spikes": len(spikes), "largest": worst.value, "threshold": num_spikes},
         confidence=0.95 if len(spikes) > num_spikes else 0.85,
     )
-
-
-def _period(spikes: list[Spike], tolerance: int, least: int) -> int | None:
-    gaps = [b.first_step - a.first_step for a, b in pairwise(spikes)]
-    period = min(gaps)
-    if period < least:
-        return None
-    for gap in gaps:
-        times = round(gap / period)
-        if times > 2 or abs(gap - times * period) > tolerance * times:
-            return None
-    return period
 
 
 @rule(
@@ -82,9 +68,9 @@ def label_noise(
 ) -> Finding | None:
     """The training loss fell by a share `learnt` of where it began, the best validation loss by less than `carried`.
 
-    From `validations` validations on, the newest above the first. Only a hint: too few samples look alike. More than
-    that where the best stands far above what knowing nothing gives: what is learnt is wrong for others. Silent where
-    sixty steps were enough to learn everything by heart, which so few samples take whatever their labels.
+    From `validations` validations on, the newest above the first. Only a hint, as too few samples look the same; more
+    than a hint where the best is far above the chance level: what was learnt is wrong for other samples. Silent where
+    sixty steps were enough to learn everything by heart.
     """
     known = [v for v in history.validations if math.isfinite(v.train_loss)]
     first = signals_of(history).initial_loss
@@ -102,4 +88,177 @@ def label_noise(
         *ends(known),
         evidence={"train_loss": known[-1].train_loss, "first": first, "best_val_loss": best, "threshold": carried},
         confidence=0.9 if best > 1.3 * max(first, signals_of(history).chance) else 0.6,
+    )
+
+
+def _batches(history: TrainingHistory, *, training: bool) -> list[tuple[int, BatchSample]]:
+    return [(step, x) for step, x in history.batches if (x.training and x.with_grad) == training]
+
+
+@rule(
+    "input-scale",
+    reads="mean and spread of the first input of the model, in the sampled batches",
+    source="LeCun et al. 1998, section 4.3 (inputs with mean 0 and equal variance); UMLAUT asks for [-1, 1]",
+    remedy="Bring each feature to mean 0 and standard deviation 1 (or images to [0, 1]), with the numbers of the "
+    "training set, and do the same to validation and test data.",
+)
+def input_scale(
+    history: TrainingHistory, *, spread: float = 10.0, far: float = 50.0, small: float = 1e-3, progress: float = 0.3
+) -> Finding | None:
+    """Inputs whose size (root of mean square) is above `spread`, or below `small`.
+
+    Info. A warning if 60 losses gained less than a share `progress` of the first, or the loss ran away; or, above `far`
+    or below `small`, after 60 losses or at the end, unless the model normalises. Critical above `far` where the loss is
+    three times the first, or not finite. Integers, as of tokens, do not count.
+    """
+    sizes = [
+        math.hypot(x.input_mean, x.input_std)
+        for _, x in _batches(history, training=True)
+        if not x.input_is_integer and not x.input_num_nonfinite
+    ]
+    size = median(sizes)
+    if not (0.0 < size < small or size > spread):
+        return None
+    has_gone = has_run_away(history)
+    is_far = has_had_time(history, 60) and (size > far or size < small)
+    is_hurt = is_stuck(history, progress, 60) or has_gone
+    is_hurt = is_hurt or (is_far and not any("Norm" in kind for kind in history.model.module_kinds))
+    return Finding(
+        f"The inputs have a size of about {size:.3g}, where layers are initialised for one of about 1.",
+        severity="critical" if size > far and has_gone else "warning" if is_hurt else "info",
+        evidence={"rms": size, "threshold_spread": spread, "threshold_small": small},
+        confidence=0.85 if size > far or size < small else 0.7,
+    )
+
+
+@rule(
+    "batch-not-finite",
+    severity="critical",
+    reads="NaN and Inf in the first input of the model, in the sampled batches",
+    source="our own: what goes in comes out",
+    remedy="Look at the samples of these batches, and at what prepares them: a division by a standard deviation of 0, "
+    "a logarithm of 0, a missing value.",
+)
+def batch_not_finite(history: TrainingHistory) -> Finding | None:
+    """NaN or Inf in a sampled batch."""
+    bad = [(step, x.input_num_nonfinite) for step, x in history.batches if x.input_num_nonfinite]
+    if not bad:
+        return None
+    return Finding(
+        f"{count(len(bad), 'sampled batch')} held NaN or Inf in the inputs.",
+        bad[0][0],
+        bad[-1][0],
+        severity="critical",
+        evidence={"num_batches": len(bad), "num_nonfinite": bad[0][1]},
+        confidence=0.99,
+    )
+
+
+@rule(
+    "same-inputs",
+    reads="digests of the sampled batches, and whether all samples of a batch are alike",
+    source="our own: a batch that comes again and again teaches one thing",
+    remedy="The loader gives the same batch each time, or the same sample in each place: look at its sampler, at an "
+    "iterator that is made again in the loop, and at how samples are stacked.",
+    cause=("repeated-data", "The model sees the same batch, or the same sample, again and again."),
+    weight=0.9,
+    explains="overfitting label-noise standstill",
+)
+def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float = 0.999) -> Finding | None:
+    """All of at least `samples` sampled batches are equal, though an epoch has several; or all samples in them are.
+
+    Samples are equal where at least a share `constant` of the features is. Where the length of an epoch is not known, a
+    warning only if validation is far behind; else info: a small set may be one batch.
+    """
+    known = _batches(history, training=True)
+    if len(known) < samples:
+        return None
+    are_alike = all(x.input_constant_share >= constant and x.num_samples > 1 for _, x in known)
+    if not are_alike and len({x.input_digest for _, x in known}) > 1:
+        return None
+    epoch = history.model.steps_per_epoch
+    validation = history.validations[-1] if history.validations else None
+    is_behind = validation is not None and validation.val_loss > 3.0 * max(validation.train_loss, 1e-12)
+    is_wrong = are_alike or (is_behind if epoch is None else epoch > 1)
+    return Finding(
+        f"All samples in each of {len(known)} sampled batches are the same."
+        if are_alike
+        else f"The batch was the same at each of {len(known)} sampled steps.",
+        known[0][0],
+        known[-1][0],
+        severity="warning" if is_wrong else "info",
+        evidence={"num_batches": len(known)},
+        confidence=0.9 if is_wrong else 0.5,
+    )
+
+
+@rule(
+    "input-outliers",
+    of="input-scale",
+    remedy="Look at the sample with this value: a missing value coded as a large number, another unit, an error of "
+    "parsing. Clip or repair it.",
+)
+def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: int = 4) -> Finding | None:
+    """A batch's largest input is `ratio` times the median batch's, or `ratio` standard deviations of its own.
+
+    From `samples` batches of numbers that are not all integers on. Info, unless the loss has had spikes, or was NaN or
+    Inf.
+    """
+    known = [(s, x) for s, x in _batches(history, training=True) if not x.input_is_integer and x.input_std > 0.0]
+    if len(known) < samples:
+        return None
+    usual = median([x.input_abs_max for _, x in known])
+    step, worst = max(known, key=lambda pair: pair[1].input_abs_max)
+    times = worst.input_abs_max / max(usual, 1e-300)
+    own = median([(x.input_abs_max - abs(x.input_mean)) / x.input_std for _, x in known])
+    if times <= ratio and own <= ratio:
+        return None
+    return Finding(
+        f"An input of {worst.input_abs_max:.4g} in the batch of step {step}: {max(times, own):.3g} times "
+        + ("the largest of the usual batch." if times > ratio else "the spread of the inputs."),
+        step,
+        step,
+        severity="warning" if history.loss_trend.spikes or history.first_bad_loss_step >= 0 else "info",
+        evidence={"largest": worst.input_abs_max, "usual": usual, "threshold": ratio},
+        confidence=0.8,
+    )
+
+
+@rule(
+    "validation-inputs-differ",
+    reads="mean and spread of the inputs in training and in validation, and both losses",
+    source="our own: what is prepared in two ways is two kinds of data",
+    remedy="Prepare validation data exactly as training data: the same scaling, with the training set's numbers, the "
+    "same order of channels, the same tokens.",
+    cause=("preprocessing-differs", "Validation data are preprocessed differently from training data."),
+    weight=0.93,
+    explains="overfitting label-noise training-above-validation",
+    cause_needs=(needs.validation,),
+)
+def validation_inputs_differ(
+    history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5, samples: int = 2, worse: float = 1.5
+) -> Finding | None:
+    """Means differ by `shift` standard deviations, or spreads by a factor `ratio`; a warning if validation is worse.
+
+    Worse: the newest validation loss is `worse` times the training loss of its time. From `samples` passes of each on.
+    """
+    train = [x for _, x in _batches(history, training=True) if not x.input_is_integer]
+    other = [x for _, x in _batches(history, training=False) if not x.input_is_integer]
+    if len(train) < samples or len(other) < samples:
+        return None
+    mean, std = (median([getattr(x, f"input_{name}") for x in train]) for name in ("mean", "std"))
+    mean_then, std_then = (median([getattr(x, f"input_{name}") for x in other]) for name in ("mean", "std"))
+    if not std > 0.0 or not std_then > 0.0:
+        return None
+    moved, times = abs(mean_then - mean) / std, max(std_then / std, std / std_then)
+    if moved <= shift and times <= ratio:
+        return None
+    last = history.validations[-1] if history.validations else None
+    is_worse = last is not None and last.val_loss > worse * last.train_loss
+    return Finding(
+        f"Inputs have mean {mean:.3g} and standard deviation {std:.3g} in training, {mean_then:.3g} and {std_then:.3g} "
+        "in validation.",
+        severity="warning" if is_worse else "info",
+        evidence={"shift": moved, "ratio": times, "threshold_shift": shift, "threshold_ratio": ratio},
+        confidence=0.85,
     )

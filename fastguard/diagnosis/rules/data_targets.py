@@ -8,9 +8,9 @@ from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import may_rise
 from ..registry import rule
-from ..signals import Signals, has_had_time, median, signals_of
+from ..signals import has_had_time, is_stuck, median, signals_of, training_batches
 from .output import loss_and_activation
-from .output_targets import last_activation, loss_kind, stands
+from .output_targets import last_activation, loss_kind
 
 TITLE = "Data"
 _DIFFERENCES = ("MseLoss", "Sub", "Rsub")
@@ -25,9 +25,9 @@ _DIFFERENCES = ("MseLoss", "Sub", "Rsub")
 def one_target(history: TrainingHistory, *, num_targets: int = 64, coarse: float = 1e-5) -> Finding | None:
     """Of at least `num_targets` targets all are of one class, or of a squared error all are one number.
 
-    The latter where they are not below a share `coarse` of the outputs, beside which they would be rounded away; of
-    zeros where the loss is known to take a difference, since the square of the output itself has no targets. Silent of
-    a class where the loss shows that others follow: it rose above its first, or jumps; or where nothing is learnt.
+    Numbers must be above a share `coarse` of the outputs, beside which they would be rounded away; zeros count where
+    the loss takes a difference. Silent where other classes follow: the loss rose above its first, or jumps; or nothing
+    is learnt.
     """
     notes, kind = history.model, loss_kind(history)
     # What looks like a class may be a squared error far from its targets.
@@ -35,7 +35,7 @@ def one_target(history: TrainingHistory, *, num_targets: int = 64, coarse: float
     is_one_class = has_classes and notes.num_target_classes == 1 and (notes.num_targets or 0) >= num_targets
     is_one_class = is_one_class and not _others_follow(history)
     size = max((abs(x) for x in notes.target_range), default=0.0)
-    outputs = [x.output_abs_max for _, x in history.batches if x.training and x.with_grad][:3]
+    outputs = [x.output_abs_max for x in training_batches(history)][:3]
     is_known = (size or 0.1) > coarse * max(outputs, default=0.0)  # the output less an error: digits get lost
     is_known &= size > 0.0 or any(op.startswith(_DIFFERENCES) for op in notes.loss_ops)
     is_one_number = kind == "squared error" and notes.target_std is not None and notes.target_std <= 1e-6 * size
@@ -61,8 +61,8 @@ def _others_follow(history: TrainingHistory) -> bool:
     s = signals_of(history)
     newest = s.losses[-64:]
     jumps = len(newest) == 64 and max(newest) > max(10.0 * median(newest), 0.05 * s.initial_loss)
-    stands = history.losses.count >= 100 and s.loss_level > 0.7 * s.initial_loss
-    return jumps or stands or _rises_above_its_first(history)
+    is_high = history.losses.count >= 100 and s.loss_level > 0.7 * s.initial_loss
+    return jumps or is_high or _rises_above_its_first(history)
 
 
 @rule(
@@ -81,7 +81,7 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
     notes, kind = history.model, loss_kind(history)
     if notes.target_in_inputs is None or notes.target_in_inputs < share or kind in ("", "zero"):
         return None
-    is_sequence = any(x.input_is_integer for _, x in history.batches if x.training and x.with_grad)
+    is_sequence = any(x.input_is_integer for x in training_batches(history))
     is_met = not is_sequence or signals_of(history).progress >= progress
     return Finding(
         "The model is given what it is asked for: "
@@ -103,19 +103,22 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
 def unrelated_targets(
     history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7, progress: float = 0.5, patience: int = 200
 ) -> Finding | None:
-    """In the batches looked at near inputs have targets no nearer than chance makes them, within `z` of its deviations.
+    """In the first batches, similar inputs have targets no more similar than chance makes them, to within `z` of its
+    deviations.
 
     Inputs may tell more than that shows: info before `patience` losses unless the run has ended, and where a share
-    `progress` of the first loss has been gained and no validation loss contradicts it. Silent where a validation loss
-    came below a share `carried` of the first losses, or of what knowing nothing gives, where samples are told from one
-    another, as by contrastive losses, and of inputs that are integers: what two sequences of tokens have in common need
-    not be what they are asked for.
+    `progress` of the first loss was gained and no validation loss contradicts it. Silent where a validation loss came
+    below a share `carried` of the first losses, or of the chance level; for losses that tell samples apart, such as
+    contrastive ones; and for tokens.
     """
     found, s = history.model.target_dependence, signals_of(history)
     begin = min(s.initial_loss, s.chance or math.inf) if history.losses.min >= 0.0 else -math.inf
     has_carried_over = any(v.val_loss < carried * begin for v in history.validations)
     are_tokens = any(x.input_is_integer for _, x in history.batches if x.training)
-    if found is None or found >= z or has_carried_over or may_rise(history) or are_tokens or _is_of_pairs(history):
+    # A classification whose gradient is none of one: its classes are of what comes of several outputs together.
+    notes = history.model
+    is_of_pairs = notes.loss_ops[:1] == ("NllLossBackward0",) and notes.loss_kind == "squared error"
+    if found is None or found >= z or has_carried_over or may_rise(history) or are_tokens or is_of_pairs:
         return None
     is_learnt = s.progress >= progress and not history.validations
     return Finding(
@@ -124,11 +127,6 @@ def unrelated_targets(
         evidence={"dependence": found, "threshold": z},
         confidence=0.85,
     )
-
-
-def _is_of_pairs(history: TrainingHistory) -> bool:
-    """A classification whose gradient is none of one: its classes are of what comes of several outputs together."""
-    return history.model.loss_ops[:1] == ("NllLossBackward0",) and history.model.loss_kind == "squared error"
 
 
 @rule(
@@ -150,18 +148,15 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
     """Within a batch a `share` of the targets is of one class, on average; over the batches there are several.
 
     From `num_targets` targets on, in batches of four or more. Silent where one class has three quarters of that share
-    over all batches, too; unless it has all of those looked at, and the loss rose above its first later. Silent where a
-    step takes the gradients of several passes, of which each may have a class of its own.
+    over all batches, too, unless it has all of them and the loss rose above its first later.
     """
     notes = history.model
-    if (notes.backward_per_step or 1) > 1:
-        return None
     if notes.target_batch_top_share is None or not notes.num_target_classes or notes.target_top_share is None:
         return None
     is_first = notes.num_target_classes == 1  # of several, each after the other
     if is_first and not (signals_of(history).chance and _rises_above_its_first(history)):
         return None
-    sizes = [x.num_samples for _, x in history.batches if x.training and x.with_grad]
+    sizes = [x.num_samples for x in training_batches(history)]
     if (notes.num_targets or 0) < num_targets or not sizes or max(sizes) < 4:
         return None
     is_even = notes.target_top_share <= 0.75 * notes.target_batch_top_share
@@ -187,20 +182,12 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
     explains="same-output-for-all standstill",
 )
 def uneven_targets(
-    history: TrainingHistory,
-    *,
-    share: float = 0.9,
-    very: float = 0.94,
-    num_targets: int = 128,
-    of_many: float = 0.8,
-    progress: float = 0.3,
-    min_steps: int = 50,
+    history: TrainingHistory, *, share: float = 0.9, very: float = 0.94, num_targets: int = 128, of_many: float = 0.8
 ) -> Finding | None:
     """A class has more than a `share` of at least `num_targets` targets, and there is another.
 
-    Or, of five classes or more, a share `of_many` of half as many targets: always a warning. Else info;
-    a warning if it has more than `very`, or if after `min_steps` losses less than a share `progress` of the first has
-    been gained.
+    Or, of five classes or more, a share `of_many` of half as many targets: always a warning. Otherwise info, unless it
+    has more than `very`, or 50 losses gained less than 0.3 of the first.
     """
     notes = history.model
     if notes.target_top_share is None or (notes.num_targets or 0) < num_targets // 2:
@@ -211,9 +198,7 @@ def uneven_targets(
         return None
     return Finding(
         f"{notes.target_top_share:.0%} of the targets of the first batches are of one class.",
-        severity="warning"
-        if is_of_many or notes.target_top_share > very or stands(history, progress, min_steps)
-        else "info",
+        severity="warning" if is_of_many or notes.target_top_share > very or is_stuck(history, 0.3, 50) else "info",
         evidence={"top_share": notes.target_top_share, "num_targets": notes.num_targets, "threshold": share},
         confidence=0.8,
     )
@@ -229,22 +214,15 @@ def uneven_targets(
     needs_targets=True,
 )
 def target_scale(
-    history: TrainingHistory,
-    *,
-    size: float = 10.0,
-    progress: float = 0.3,
-    min_steps: int = 80,
-    reach: float = 2.0,
-    bad: int = 10,
+    history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3, min_steps: int = 80, reach: float = 2.0
 ) -> Finding | None:
     """Targets of a squared error whose size (root of mean square) is above `size`.
 
-    Or of an absolute or Huber's error that began above `size`, and above ten times the first outputs; or, of any size,
-    targets whose mean no output ever came near, while the loss fell, and stands above `reach` times what that
-    mean alone would give. Info; a warning if after `min_steps` losses less than a share `progress` of the first has
-    been gained, or before so many `bad` steps were NaN or Inf, or the loss is twice what their mean alone would give,
-    or stands or ends there, or the run ends on its way down from there; of an absolute error, if the newest losses are
-    still above `size`.
+    Or of an absolute or Huber error that began above `size`, and above ten times the first outputs. Or, of any size,
+    targets whose mean no output came near, while the loss fell, and is stuck above `reach` times what that mean alone
+    would give. Info; a warning if `min_steps` losses gained less than a share `progress` of the first, if ten steps
+    were NaN or Inf before that, or if the loss is twice what the mean alone would give, or stuck there; of an absolute
+    error, if the newest losses are still above `size`.
     """
     notes, s = history.model, signals_of(history)
     is_known = history.losses.count >= min_steps
@@ -255,11 +233,10 @@ def target_scale(
     is_apart = is_apart and _never_comes_near(history, notes.target_mean, 0.5 * notes.target_std)
     if rms <= size and not is_apart:
         return None
-    is_hurt = is_known and (s.loss_level > 2.0 * variance or not s.fall >= progress)
-    is_hurt = is_hurt or (not is_known and history.num_nonfinite >= bad)
-    is_hurt = is_hurt or (is_known and history.has_ended and not s.progress >= progress)
-    is_hurt = is_hurt or (is_known and s.progress < 0.05 and (s.stands or history.has_ended))
-    is_hurt = is_hurt or (is_known and history.has_ended and _ends_on_its_way(s, 0.3 * variance))
+    is_hurt = not is_known and history.num_nonfinite >= 10
+    if is_known:
+        has_learnt_nothing = s.progress < 0.05 and (s.stands or history.has_ended)
+        is_hurt = has_learnt_nothing or s.loss_level > 2.0 * variance or not s.fall >= progress
     return Finding(
         f"The targets have mean {notes.target_mean:.3g} and standard deviation {notes.target_std:.3g}, where a model "
         "begins with outputs of about 1.",
@@ -272,7 +249,7 @@ def target_scale(
 def _far_off(history: TrainingHistory, size: float, *, is_hurt: bool) -> Finding | None:
     """Of an error that is as large as its targets are far from the output: the first loss says how far."""
     ops = [op for op in history.model.loss_ops if not op.startswith("Mean")][:1]
-    outputs = [x.output_abs_max for _, x in history.batches if x.training and x.with_grad][:1]
+    outputs = [x.output_abs_max for x in training_batches(history)][:1]
     first = history.loss_trend.firsts[0] if history.loss_trend.firsts else 0.0
     if not ops or not ops[0].startswith(("L1Loss", "SmoothL1", "Huber")) or not outputs:
         return None
@@ -289,15 +266,8 @@ def _far_off(history: TrainingHistory, size: float, *, is_hurt: bool) -> Finding
 def _never_comes_near(history: TrainingHistory, mean: float, room: float) -> bool:
     """Whether all outputs that were seen lie on one side of the targets' mean, further away than `room`, and came
     nearer as far as they could; where the model is seen to end in an activation, `targets-beyond-output` tells."""
-    seen = [x for _, x in history.batches if x.training and x.with_grad]
+    seen = training_batches(history)
     are_beside = all(x.output_max < mean - room for x in seen) or all(x.output_min > mean + room for x in seen)
     if not are_beside or not seen or last_activation(history):
         return False
     return abs(seen[-1].output_mean - mean) < abs(seen[0].output_mean - mean) - seen[0].output_std
-
-
-def _ends_on_its_way(s: Signals, high: float) -> bool:
-    """Whether the newest fifth of the losses stand above `high`, and a fifth below those before them."""
-    part = len(s.losses) // 5
-    late, before = median(s.losses[-part:]), median(s.losses[-2 * part : -part])
-    return part > 0 and high < late < 0.8 * before

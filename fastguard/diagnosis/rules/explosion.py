@@ -31,19 +31,13 @@ _OTHER_THAN_ZCLIP = (
     "max_norm towards the usual norm, or lower the learning rate.",
 )
 def clip_rate_high(
-    history: TrainingHistory,
-    *,
-    rate: float = 0.9,
-    min_steps: int = 50,
-    max_steps: int = 200,
-    coef_low: float = 0.15,
-    learnt: float = 0.5,
+    history: TrainingHistory, *, rate: float = 0.9, min_steps: int = 50, max_steps: int = 200, coef_low: float = 0.15
 ) -> Finding | None:
     """More than `rate` of the newest `max_steps` (at least `min_steps`) clean steps were clipped by more than 0.1 %.
 
-    Info, as noisy small batches live with it; a warning where the median step is scaled by less than `coef_low`, unless
-    a share `learnt` of the first loss has been gained, or the optimizer divides by the size of the gradient anyway.
-    Silent under a policy that clips nearly every step on purpose: AdaGC, AGC, Value, Percentile.
+    Info: noisy small batches live with it. A warning where the median step is scaled by less than `coef_low`, unless
+    half of the first loss has been gained, or the optimizer divides by the size of the gradient anyway. Silent under a
+    policy that clips nearly every step on purpose: AdaGC, AGC, Value, Percentile.
     """
     if not history.num_clipped:
         return None
@@ -54,7 +48,10 @@ def clip_rate_high(
     policy = history.model.clip_policy
     if policy.startswith(_NORMALISERS):
         return None  # that is what it is for
-    is_felt = _is_felt(history) and not signals_of(history).progress > learnt
+    # What clipping leaves sets the size of the steps, unless the optimizer divides by it; next to nothing is below eps.
+    sets_steps = not history.model.optimizer_settings or steps_of_the_gradients_size(history)
+    leaves_nothing = median([entry.clip_coef for entry in newest[-64:]]) < 1e-5
+    is_felt = (sets_steps or leaves_nothing) and not signals_of(history).progress > 0.5
     middle, norm = (quantiles(values, (0.5,))[0] for values in zip(*((e.clip_coef, e.norm) for e in newest)))
     evidence = {"clip_rate": num_clipped / len(newest), "median_coef": middle, "median_norm": norm}
     return Finding(
@@ -66,16 +63,6 @@ def clip_rate_high(
         recommendation=_OTHER_THAN_ZCLIP if policy.startswith("ZClip(") else "",
         confidence=0.9,
     )
-
-
-def _is_felt(history: TrainingHistory) -> bool:
-    """Whether clipping sets the size of the steps: nothing is known of the optimizer, or its steps are the gradient's.
-
-    Or clipping leaves next to nothing, which Adam's eps outweighs.
-    """
-    coefficients = [entry.clip_coef for entry in list(history.clean)[-64:]]
-    leaves_nothing = bool(coefficients) and median(coefficients) < 1e-5
-    return not history.model.optimizer_settings or bool(steps_of_the_gradients_size(history)) or leaves_nothing
 
 
 _CLIPPED_SPIKE = (
@@ -188,8 +175,8 @@ def growing_norm(
 ) -> Finding | None:
     """The average norm is `ratio` times its least, and the loss is not at its best; without losses `ratio_alone` times.
 
-    From `min_steps` clean steps on. Norms that grow while the loss falls are how some models learn. Silent where the
-    loss may rise, and while other data are being learnt: it jumped within one step, and has been coming down since.
+    From `min_steps` clean steps on: norms that grow while the loss falls are how some models learn. Silent where the
+    loss may rise by design, and while other data are being learnt: it jumped within one step, and has come down since.
     """
     trend, losses = history.norm_trend, history.loss_trend
     if trend.count < min_steps:
@@ -224,8 +211,7 @@ def norm_jump(history: TrainingHistory, *, run: int = 10, ratio: float = 5.0, ba
     """Norms jumped to at least `ratio` times their average within one step and stayed there for `run` steps or more.
 
     Of the newest `back` steps. Silent where the loss falls by a fifth in the 60 steps from there: learning has set in.
-    Info where the loss keeps what it has gained, and while other data are being learnt: it jumped within one step, and
-    has been coming down since.
+    Info where the loss keeps what it has gained, and while other data are being learnt.
     """
     newest = history.clean[-1].step if history.clean else 0
     for spike in reversed(history.norm_trend.spikes):
@@ -283,8 +269,6 @@ def layer_norm_imbalance(
     if len(known) < min_tensors:
         return None
     worst, _, place = max(known)
-    if worst <= math.log(ratio) / 2:
-        return None
     usual = median([growth for growth, _, _ in known])
     if worst - usual <= math.log(ratio):
         return None

@@ -1,16 +1,18 @@
-"""A rule that sees a slow divergence coming, while most of what was learnt is still there."""
+"""Rules on a slow divergence while most of the progress is still there, and on clipping before the guard."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 from ...records import Entry, TrainingHistory
-from ..finding import Finding
-from ..needs import may_rise
+from ...records.updates import is_bias
+from ..finding import Finding, listed
+from ..needs import half_precision, may_rise
 from ..registry import rule
-from ..signals import BLOCK, median, noise, signals_of
+from ..signals import BLOCK, ends, median, noise, signals_of
 
 TITLE = "Gradients too large"
 
@@ -29,34 +31,24 @@ _OVER = 3.0  # times the first loss: it has exploded, and nothing is ahead any m
     needs_descent=True,
 )
 def divergence_ahead(
-    history: TrainingHistory,
-    *,
-    ratio: float = 1.1,
-    norm_ratio: float = 1.5,
-    share: float = 0.2,
-    z: float = 5.0,
-    rate_ratio: float = 1.05,
-    ratio_at_new_rate: float = 1.05,
-    z_at_new_rate: float = 1.0,
-    min_steps: int = 60,
+    history: TrainingHistory, *, ratio: float = 1.1, norm_ratio: float = 1.5, ratio_at_new_rate: float = 1.05
 ) -> Finding | None:
     """The median loss of the newest 20 steps is `ratio` times that of the best 20, the median norm `norm_ratio` times
     theirs, and the loss still rises.
 
-    By more than a share `share` of what was gained, and `z` times the uncertainty of the medians. At a learning rate
-    `rate_ratio` times the highest one up to the best, `ratio_at_new_rate` and `z_at_new_rate` will do, and a norm that
-    has not fallen. From `min_steps` losses on; losses below a fiftieth of the first count as that. Silent above three
-    times the first, where it has come; where a term of the loss is to grow, or targets with what is learnt; and where
-    other data are being learnt: the loss jumped within one step, and has been coming down since.
+    By more than 0.2 of what was gained, and 5 times the uncertainty of the medians. At a learning rate 1.05 times the
+    highest one up to the best, `ratio_at_new_rate` is enough, and a norm that has not fallen. From 60 losses on; losses
+    below a fiftieth of the first count as that. Silent above three times the first, where a term of the loss is to
+    grow, and where other data are being learnt: the loss jumped within one step, and has come down since.
     """
-    if history.loss_trend.count < min_steps:
+    if history.loss_trend.count < 60:
         return None
     s, first = signals_of(history), history.loss_trend.first
     near = s.newest_loss_entries(2 * BLOCK)
     if len(near) == 2 * BLOCK and _comes_down(near):
         return None  # most times that it is asked
     entries = [e for e in s.newest_loss_entries(_NUM_STEPS) if e.norm > 0.0]
-    if len(entries) < min_steps or not first > 0.0:
+    if len(entries) < 60 or not first > 0.0:
         return None
     start = len(entries) % BLOCK
     blocks = [entries[i : i + BLOCK] for i in range(start, len(entries), BLOCK)]
@@ -66,9 +58,7 @@ def divergence_ahead(
     if best == len(levels) - 1 or now < levels[-2] or not first > low or now > _OVER * first:
         return None
     grown = max(now, _LEAST * first) / max(low, _LEAST * first)
-    if may_rise(history) or s.is_learnt_anew:
-        return None
-    is_new, lr = _is_new_rate(history, entries, start + BLOCK * (best + 1), rate_ratio)
+    is_new, lr = _is_new_rate(history, entries, start + BLOCK * (best + 1))
     if grown <= (ratio_at_new_rate if is_new else ratio):
         return None
     of_best, of_now = ([e.loss or 0.0 for e in block] for block in (blocks[best], blocks[-1]))
@@ -76,9 +66,11 @@ def divergence_ahead(
     noises = 1.48 * median([abs(loss - low) for loss in of_best]), noise(of_now)
     spread = max(noises) * math.sqrt(2.0 * 1.57 / BLOCK)  # of two medians
     norms = _middle([e.norm for e in blocks[-1]]) / _middle([e.norm for e in blocks[best]])
-    is_clear = norms > norm_ratio and now - low > max(share * (first - low), z * spread)
-    is_at_rate = is_new and norms >= 1.0 and now - low > z_at_new_rate * spread
+    is_clear = norms > norm_ratio and now - low > max(0.2 * (first - low), 5.0 * spread)
+    is_at_rate = is_new and norms >= 1.0 and now - low > spread
     if not is_at_rate and (not is_clear or grown <= ratio):
+        return None
+    if may_rise(history) or s.is_learnt_anew:  # last, for it costs most
         return None
     evidence = {"loss_ratio": grown, "norm_ratio": norms, "is_at_new_rate": is_new}
     return Finding(
@@ -105,14 +97,14 @@ def _middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _is_new_rate(history: TrainingHistory, entries: list[Entry], end: int, ratio: float) -> tuple[bool, float]:
-    """Whether the rate is `ratio` times the highest one up to the entry `end`, and in the run before them; and it."""
+def _is_new_rate(history: TrainingHistory, entries: list[Entry], end: int) -> tuple[bool, float]:
+    """Whether the rate is 1.05 times the highest one up to the entry `end`, and in the run before them; and it."""
     lr = entries[-1].lr
     known = [e.lr for e in entries[:end] if e.lr is not None]
-    if lr is None or not known or lr <= ratio * max(known):
+    if lr is None or not known or lr <= 1.05 * max(known):
         return False, lr or 0.0
     before = [b.lr.max for b in history.overview.buckets if b.lr.num and b.last_step < entries[0].step]
-    return lr > ratio * max(before, default=0.0), lr
+    return lr > 1.05 * max(before, default=0.0), lr
 
 
 def _forecast(levels: list[float], low: float) -> str:
@@ -122,3 +114,114 @@ def _forecast(levels: list[float], low: float) -> str:
         return ""
     steps = BLOCK * math.log(3.0 * low / now) / math.log(now / before)
     return f" At this pace it is three times its best in about {steps:.0f} steps." if steps < 500 else ""
+
+
+_CLIPS_TWICE = (
+    "Something seems to clip before the guard (a Trainer's max_grad_norm, Lightning's gradient_clip_val, a call of "
+    "clip_grad_norm_ or clip_grad_value_): its norm is what is recorded{}"
+)
+_Told = tuple[str, Sequence[Any], dict[str, Any]] | None
+
+
+@rule(
+    "already-clipped",
+    severity="info",
+    reads="norms of the clean steps in the window; sum and largest element of their gradients, and the tensors that "
+    "have it, where those were looked at",
+    source="our own: where gradients change and their norm does not, something holds the norm",
+    remedy=_CLIPS_TWICE.format(". Turn it off, and give the guard max_norm."),
+)
+def already_clipped(
+    history: TrainingHistory, *, run: int = 10, few: int = 5, samples: int = 4, change: float = 0.01
+) -> Finding | None:
+    """The norms of the last `run` clean steps or more are within 1e-3 of one another and of a round number.
+
+    Or, as where a limit is reached now and then, `few` of the window's are within 1e-5 of the largest, which is a round
+    number, with next to none just below; in half precision ten, and a tenth of them, within 2e-2. Or, as where each
+    element is clipped, the largest element is the same round number in a quarter of the samples, `samples` at least, in
+    several tensors, not all of them biases.
+
+    A round number has at most two significant digits, as people choose a clip threshold. The gradients must have
+    changed all the same: their sum or their largest element by more than a share `change` of what it can be. Where no
+    two of them were looked at, norms that differ at all are enough.
+    """
+    found = _at_each_step(history, run, change) or _now_and_then(history, few, change)
+    found = found or _each_element(history, samples, change)
+    if found is None:
+        return None
+    summary, at, evidence = found
+    by = history.model.clip_policy
+    return Finding(
+        f"{summary}, before the guard's own {by or 'clipping'} saw it.",
+        *ends(at),
+        severity="info",
+        evidence=evidence,
+        recommendation=_CLIPS_TWICE.format(f", and all that {by} ever sees. Turn it off.") if by else "",
+        confidence=0.8,
+    )
+
+
+def _is_round(value: float, within: float) -> bool:
+    threshold = float(f"{value:.1e}")
+    return abs(value - threshold) <= within * threshold
+
+
+def _at_each_step(history: TrainingHistory, run: int, change: float) -> _Told:
+    norm, num = history.equal_norm, history.equal_run
+    entries = list(history.clean)[-num:]
+    if num < run or not norm or not _is_round(norm, 1e-3) or not _has_changed(history, entries, change):
+        return None
+    text = f"The gradient norm was {float(f'{norm:.1e}'):g} at each of the last {num} steps"
+    return text, entries, {"norm": norm, "num_steps": num, "threshold": run}
+
+
+def _has_changed(history: TrainingHistory, entries: list[Entry], change: float) -> bool:
+    totals = history.totals_since(entries[0].step)
+    if len(totals) < 2:
+        return any(entry.norm != entries[0].norm for entry in entries)
+    largest = [one.largest for one in totals]
+    return _has_moved(totals, change) or max(largest) - min(largest) > change * max(largest)
+
+
+def _has_moved(totals: Sequence[Any], change: float) -> bool:
+    sums = [one.sum for one in totals]
+    return max(sums) - min(sums) > change * max(one.bound for one in totals)
+
+
+def _now_and_then(history: TrainingHistory, few: int, change: float) -> _Told:
+    entries, top = signals_of(history).clean, max(signals_of(history).norms, default=0.0)
+    if not top:
+        return None
+    at_top = _held_below(history, top, max(1e-5, 2e-6 / top), few, 1e-4)  # torch divides by norm + 1e-6
+    if not at_top and half_precision(history) is True:  # which rounds the factor, too
+        at_top = _held_below(history, top, 2e-2, max(10, 0.1 * len(entries)), 4e-3)
+    if not at_top or not _has_changed(history, at_top, change):
+        return None
+    norm, num = median([entry.norm for entry in at_top]), len(at_top)
+    text = f"The gradient norm was {float(f'{norm:.1e}'):g} at {num} of the last {len(entries)} steps, and never larger"
+    return text, at_top, {"norm": norm, "num_steps": num, "threshold_few": few}
+
+
+def _held_below(history: TrainingHistory, top: float, width: float, least: float, digits: float) -> list[Entry]:
+    """Those within `width` of the largest norm, if it is held: it is round, they are enough, next to none lie below."""
+    norms = signals_of(history).norms
+    at_top = [entry for entry in signals_of(history).clean if entry.norm >= top * (1.0 - width)]
+    held = [entry.norm for entry in at_top]
+    num_below = sum(norm >= top * (1.0 - 3.0 * width) for norm in norms) - len(held)
+    differ = 2 * len({*held}) > len(held) and len({*norms} - {*held}) >= 5  # else the same data came again
+    is_held = len(held) >= least and 5 * num_below <= len(held) and differ
+    return at_top if is_held and _is_round(median(held), digits) else []
+
+
+def _each_element(history: TrainingHistory, samples: int, change: float) -> _Told:
+    totals = history.totals_since(0)
+    top = max([one.largest for one in totals], default=0.0)
+    at_top = [one for one in totals if one.largest == top]
+    names = [*dict.fromkeys(name for one in at_top for name in one.names)]
+    if not top or len(at_top) < max(samples, 0.25 * len(totals)) or len(names) < 2 or all(map(is_bias, names)):
+        return None
+    if not _has_moved(at_top, change) or not _is_round(top, 4e-3 if half_precision(history) else 1e-4):
+        return None
+    text = f"The largest element of the gradients was {top:.3g} at {len(at_top)} of {len(totals)} steps looked at, in "
+    evidence = {"largest": top, "num_samples": len(at_top), "threshold_samples": samples}
+    return f"{text}{listed(names)}, and never larger", at_top, evidence

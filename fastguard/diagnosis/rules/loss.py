@@ -22,27 +22,20 @@ TITLE = "Loss"
     needs_descent=True,
 )
 def loss_explosion(
-    history: TrainingHistory,
-    *,
-    ratio: float = 3.0,
-    run: int = 3,
-    peak: float = 30.0,
-    peak_ratio: float = 1.5,
-    early: float = 10.0,
-    far: float = 1000.0,
+    history: TrainingHistory, *, ratio: float = 3.0, run: int = 3, peak: float = 30.0, peak_ratio: float = 1.5
 ) -> Finding | None:
     """At least `run` losses in a row above `ratio` times the first, or one above `peak` and the next `peak_ratio`.
 
-    Or, of a loss whose floor is zero, a level of `early` times the first two: it rose before there were ten. Info where
-    a term of the loss is to grow, as a reward is; below `far` times the first where the model gives its own targets;
-    and where other data are being learnt: it jumped within one step, less than 20 steps ago or coming down since.
+    Or, of a loss whose floor is zero, ten times the first two: it rose before there were ten losses. Info where a term
+    of the loss is to grow, such as a reward; below 1000 times the first where the model gives its own targets; and
+    where other data are being learnt: it jumped within one step, less than 20 steps ago or coming down since.
     """
     if is_lbfgs(history):
         return None
     s = signals_of(history)
     begin = max(history.loss_trend.firsts[:2], default=0.0)
     first = max(s.initial_loss, *history.loss_trend.firsts[:1], 0.0)  # a loss may be gone within the first ten
-    if s.loss_level > early * begin > 0.0 and floor_at_zero(history):
+    if s.loss_level > 10.0 * begin > 0.0 and floor_at_zero(history):
         first = begin
     if not first > 0.0 or not s.losses or max(s.losses) <= ratio * first:
         return None
@@ -58,7 +51,7 @@ def loss_explosion(
         return None
     start = where - in_a_row + 1
     largest = max(losses[start:])
-    is_moved = largest < far * first and asks_itself(history)
+    is_moved = largest < 1000.0 * first and asks_itself(history)
     return Finding(
         f"The loss rose to {largest:.4g}, {largest / first:.3g} times what it was in the beginning.",
         entries[start].step,
@@ -84,8 +77,8 @@ def loss_divergence(
     """The median of the newest 20 losses has lost more than a share `lost` of the way down, and `z` times the noise.
 
     Once the best average was `min_progress` below the first losses. Critical when all of the way is lost. Silent where
-    a term of the loss is to grow, or targets with what is learnt, and where other data are being learnt: the loss
-    jumped within one step, and has been coming down since.
+    the loss may rise by design, and while other data are being learnt: it jumped within one step, and has come down
+    since.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -131,11 +124,10 @@ def loss_spike(
 ) -> Finding | None:
     """Losses `z` standard deviations above their average, and above `ratio` times the run's first losses.
 
-    Or, at any height, with a norm that is `norm_ratio` times its average at the same step. Spikes that last longer than
-    `max_run` steps are a new level, not a spike, and so are other data, which stay for more than five. Info
-    where the loss may rise, as one with a reward in it. Certain, whatever became of the run, where one or two spikes
-    are all there were, each of one step and above twice the largest of the first ten losses, and usual losses followed:
-    what the weights were before and after it is the same, so it was the batch.
+    Or, at any height, with a norm `norm_ratio` times its average at the same step. What lasts longer than `max_run`
+    steps is a new level, not a spike. Info where the loss may rise, as one with a reward in it. Certain, whatever
+    became of the run, where there were one or two spikes in all, each of one step and above twice the largest of the
+    first ten losses: the weights before and after it are the same, so it was the batch.
     """
     trend = history.loss_trend
     confirmed = {s.first_step for s in history.norm_trend.spikes if s.value - s.mean > math.log(norm_ratio)}
@@ -206,8 +198,8 @@ def loss_oscillation(
 ) -> Finding | None:
     """The loss's noise is `ratio` times what it was at its calmest, above a `share` of the first losses, and rising.
 
-    Over blocks of 40 steps of the window, from `min_steps` losses on; a loss near its best is silent. Info where a term
-    of the loss is to grow, or targets with what is learnt, and where other data are being learnt.
+    Over blocks of 40 steps of the window, from `min_steps` losses on; silent near the best loss. Info where the loss
+    may rise by design, and while other data are being learnt.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -244,11 +236,10 @@ def loss_not_decreasing(
 ) -> Finding | None:
     """After `min_steps` steps the best average of the loss is not a share `progress` below the run's first ten losses.
 
-    Steps count from half of the largest learning rate on, and none while it rises: a warm-up is given its time. Silent
-    where the newest losses are twice that, or `z` times their noise, below the first: the fall has just begun. Info
-    before `patience` losses unless the run has ended; where the line through the newest two thirds falls by three
-    standard errors; where it came down before: it is a share `progress` below what knowing nothing of the inputs gives,
-    or, where that is not known, far below the first; and where a term of it is to grow, or targets with what is learnt.
+    Steps of a warm-up do not count: those below half of the largest learning rate, and all while it rises. Silent where
+    the newest losses are twice that share, or `z` times their noise, below the first: the fall has just begun. Info
+    before `patience` losses unless the run has ended; where the newest two thirds fall by three standard errors; where
+    the loss is below chance, or far below the first; and where it may rise by design.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -279,23 +270,15 @@ def loss_not_decreasing(
     needs_descent=True,
 )
 def underfitting(
-    history: TrainingHistory,
-    *,
-    progress: float = 0.15,
-    min_steps: int = 120,
-    flat: float = 0.03,
-    flat_both: float = 0.06,
-    validations: int = 4,
-    patience: int = 150,
+    history: TrainingHistory, *, progress: float = 0.15, min_steps: int = 120, flat: float = 0.03, validations: int = 4
 ) -> Finding | None:
-    """Over the newest two thirds of the run the loss has fallen by less than `flat` of it, surely, and stands high.
+    """Over the newest two thirds of the run the loss has fallen by less than `flat` of it, and it is still high.
 
-    High: less than a share `progress` of the first losses has been gained. Surely: the line through the losses, plus
-    two standard errors. Less than `flat_both` will do where at least `validations` validation losses of these steps
-    have fallen by less than `flat`. From `min_steps` steps on, within the window, up to a decay to a third. Silent of
-    a loss half above its first, which rose, and where it is known to be none that ends at zero, as a density is. Info
-    before `patience` losses unless the run has ended, and where it is a share `progress` below what knowing nothing of
-    the inputs gives, or, where that is not known, far below the first; and where a term of it is to grow.
+    High: less than a share `progress` of the first losses has been gained. Fallen: by the line through the losses, plus
+    two standard errors. Less than 0.06 is enough where `validations` validation losses of these steps fell by less than
+    `flat`. From `min_steps` steps on, within the window, up to a decay to a third. Silent where the loss rose by half,
+    or is known to have no floor at zero. Info before 150 losses unless the run has ended; where the loss is below
+    chance, or far below the first; and where it may rise by design.
     """
     s = signals_of(history)
     trend = history.loss_trend
@@ -309,10 +292,10 @@ def underfitting(
     start = s.loss_entries[len(losses) // 3].step
     val_losses = [v.val_loss for v in history.validations if v.step >= start and math.isfinite(v.val_loss)]
     stands = len(val_losses) >= max(validations, 2) and fall_of(val_losses)[0] < flat * median(val_losses)
-    limit = flat_both if stands else flat
+    limit = 0.06 if stands else flat
     if fallen + 2.0 * error >= limit * median(part) or median(part) > 1.5 * trend.first:
         return None
-    may_be_fine = s.is_at_a_floor(progress) or may_rise(history) or not has_had_time(history, patience)
+    may_be_fine = s.is_at_a_floor(progress) or may_rise(history) or not has_had_time(history, 150)
     return Finding(
         f"The loss has not come down from about {median(part):.4g} in the last {len(part)} steps, "
         f"{median(part) / trend.first:.0%} of where it began.",
@@ -344,7 +327,7 @@ def loss_plateau(
     if not mean or (max(newest) - min(newest)) / abs(mean) >= spread:
         return None
     return Finding(
-        f"The last {steps} losses lie within {spread:.1%} of {mean:.4g}.",
+        f"The last {steps} losses are within {spread:.1%} of {mean:.4g}.",
         *ends(s.loss_entries[-steps:]),
         severity="info",
         evidence={"mean": mean, "spread": (max(newest) - min(newest)) / abs(mean), "threshold": spread},

@@ -1,9 +1,10 @@
-"""Rules on NaN and Inf: in gradients, losses, activations and weights, and on what becomes of steps that hold them."""
+"""Rules on NaN and Inf, and on single elements far out of range, as a flipped bit leaves them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby, takewhile
 from typing import Any
 
 from ...records import TrainingHistory
@@ -11,6 +12,7 @@ from ...records.events import MAX_RANKS, BadRank
 from ..finding import Finding, Severity, count, listed
 from ..needs import is_lbfgs
 from ..registry import rule
+from ..signals import median, signals_of
 
 TITLE = "NaN and Inf"
 
@@ -19,11 +21,7 @@ _SCALER_CALIBRATION = "GradScaler finds its scale by such skips; this is normal.
 
 
 def _longest_run(flags: list[bool]) -> int:
-    longest = current = 0
-    for flag in flags:
-        current = current + 1 if flag else 0
-        longest = max(longest, current)
-    return longest
+    return max((len([*run]) for flag, run in groupby(flags) if flag), default=0)
 
 
 @rule(
@@ -40,10 +38,9 @@ def non_finite_gradients(
 ) -> Finding | None:
     """NaN or Inf in the gradients of any step.
 
-    Warning; critical if the last step was so, if such a step was not skipped, if there were `run` in a row, or at
-    least `run` and more than `share` of the window. Under a GradScaler, whose skips are how it finds its scale: info,
-    unless they make up more than `share` of a full window (warning) or there are more than `scaled_run` in a row
-    (critical).
+    A warning; critical if the last step was so, if such a step was not skipped, if there were `run` in a row, or at
+    least `run` and more than `share` of the window. Under a GradScaler, which finds its scale by such skips: info,
+    unless they are more than `share` of a full window (warning), or more than `scaled_run` in a row (critical).
     """
     if not history.num_nonfinite:
         return None
@@ -291,3 +288,66 @@ def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
         most = "or more " if len(bad) == MAX_RANKS < num_ranks else ""
         who = f"all {num_ranks} ranks" if len(bad) == num_ranks else f"{len(bad)} {most}of {num_ranks} ranks"
     return f"{who} held {' and '.join(names)}, {which}first at step {first['step']} in {first['name']}"
+
+
+@rule(
+    "lone-element",
+    of="hardware-fault",
+    severity="critical",
+    source="the exponent signature of bit flips (He et al., ISCA 2023; Wang et al. 2025), as a lone element",
+    remedy="Arithmetic spreads what is wrong with a batch or a weight over many elements; one element alone looks like "
+    "a flipped bit. Take the step again from a checkpoint: if the element is fine then, test memory and device.",
+)
+def lone_element(
+    history: TrainingHistory, *, times: float = 100.0, most: int = 3, numel: int = 64, loss_ratio: float = 3.0
+) -> Finding | None:
+    """At `most` steps or fewer one element of a gradient was at least `times` its tensor's usual norm, and all others
+    together less than a tenth of it; or it was the only one that is not finite.
+
+    In a tensor of at least `numel` elements, after 20 clean steps, at a loss below `loss_ratio` times the usual.
+    Critical where several of the next ten steps were not finite, or had losses ten times as large.
+    """
+    lone = [(one.step, one.name, one.value) for one in history.lone_elements if 0.0 < times * one.usual <= one.value]
+    # The first non-finite steps, as long as each had one bad element: later ones may come of these.
+    single = takewhile(
+        lambda e: e.num_tensors == e.num_nans + e.num_infs == len(e.names[:1]) == 1, history.first_events
+    )
+    lone += [(event.step, event.names[0], math.inf) for event in single]
+    if len(history.lone_elements) > most or not 0 < len(lone) <= most:
+        return None
+    known = history.tensors
+    lone = [one for one in lone if one[1] in known and known[one[1]].numel >= numel]
+    lone = [one for one in lone if _is_amid_calm(history, one[0], loss_ratio, 20)]
+    if not lone:
+        return None
+    step, name, value = max(lone, key=lambda one: one[2])
+    usual = next((one.usual for one in history.lone_elements if one.step == step), known[name].norm)
+    what = f"{value:.3g}, where the whole tensor's usual norm is {usual:.3g}" if value < math.inf else "not finite"
+    return Finding(
+        f"At {count(len(lone), 'step')} a single element of {known[name].numel} in the gradient of {name} was far out "
+        f"of range, and no other: at step {step} it was {what}.",
+        min(one[0] for one in lone),
+        max(one[0] for one in lone),
+        severity="critical" if any(_is_the_end(history, one[0]) for one in lone) else "warning",
+        layers=tuple(dict.fromkeys(one[1] for one in lone)),
+        evidence={"value": value, "usual": usual, "num_steps": len(lone), "threshold_times": times},
+        confidence=0.9,
+    )
+
+
+def _is_amid_calm(history: TrainingHistory, step: int, ratio: float, min_steps: int) -> bool:
+    """Whether enough steps came before, and the loss of `step` was as theirs; where losses are known."""
+    if sum(e.step < step for e in history.clean) < min_steps:
+        return False
+    losses = [e.loss for e in history.recent if e.step == step and e.loss is not None]
+    before = [abs(e.loss) for e in signals_of(history).loss_entries if e.step < step and e.loss is not None][-50:]
+    return not losses or not before or abs(losses[0]) <= ratio * median(before)
+
+
+def _is_the_end(history: TrainingHistory, step: int) -> bool:
+    """Whether the steps after it are lost: several not finite, or losses ten times those before."""
+    after = [e for e in history.recent if step < e.step <= step + 10]
+    before = [abs(e.loss) for e in signals_of(history).loss_entries if e.step < step and e.loss is not None][-50:]
+    if before and sum(e.loss is not None and abs(e.loss) > 10.0 * median(before) for e in after) > 2:
+        return True
+    return sum(e.skipped or not math.isfinite(e.norm) for e in after) > 2

@@ -9,35 +9,34 @@ from ...records import BatchSample, TrainingHistory
 from ..finding import Finding
 from ..needs import computing, is_squared_error
 from ..registry import rule
-from ..signals import has_had_time, signals_of
+from ..signals import has_had_time, signals_of, training_batches
 
 TITLE = "Output"
 
 _LAYERS = ("Softmax", "LogSoftmax", "Sigmoid", "ReLU", "Tanh", "Softsign", "Softplus", "ELU", "SELU", "LeakyReLU")
-_ACTIVATIONS = {  # the name of a node in the graph of the loss, and what a user calls it
-    "SoftmaxBackward0": "softmax",
-    "SigmoidBackward0": "sigmoid",
-    "TanhBackward0": "tanh",
-    "ReluBackward0": "ReLU",
-    "SoftplusBackward0": "softplus",
-    "EluBackward0": "ELU",
-    "LeakyReluBackward0": "LeakyReLU",
-    "HardtanhBackward0": "hardtanh",
-    "ClampBackward0": "clamp",
-    "ClampBackward1": "clamp",
-    "ClampMinBackward0": "clamp",
-    "ClampMaxBackward0": "clamp",
+RANGES = {  # of activations that have one, by the name of the module or of the operation
+    **dict.fromkeys(("Softmax", "Sigmoid", "Hardsigmoid"), (0.0, 1.0)),
+    **dict.fromkeys(("Tanh", "Softsign", "Hardtanh"), (-1.0, 1.0)),
+    **dict.fromkeys(("ReLU", "Softplus", "ReLU6", "Relu"), (0.0, math.inf)),
+}
+_ACTIVATIONS = {  # operations in the graph of the loss, and what a user calls them
+    **{name: name.lower() for name in ("Softmax", "Sigmoid", "Tanh", "Softplus", "Hardtanh", "Clamp")},
+    **{"Relu": "ReLU", "Elu": "ELU", "LeakyRelu": "LeakyReLU", "ClampMin": "clamp", "ClampMax": "clamp"},
 }
 _BENDING = ("ReLU", "tanh", "softplus", "ELU", "LeakyReLU")
 _BEFORE_LOGITS = ("softmax", "sigmoid", "clamp", "hardtanh", *_BENDING)
-_AVERAGED = ("MeanBackward0", "DivBackward0")
-_SUMMED = ("Mean", "Sum", "Div", "Mul")
-_CLASSES = "cross-entropy"
 _LINEAR = "AddmmBackward0"
-_WITH_LOGITS = "binary cross-entropy with logits"
+WITH_LOGITS = "binary cross-entropy with logits"
 _OF_PROBABILITIES = "binary cross-entropy"
-_SQUARED = "squared error"
+_LOG_LIKELIHOOD = "negative log-likelihood"
 OF_SEQUENCES = "CTC loss"
+_LOSSES = {
+    **dict.fromkeys(("NllLoss", "NllLoss2D", "NllLossNd"), "cross-entropy"),
+    **dict.fromkeys(("MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss"), "squared error"),
+    "BinaryCrossEntropyWithLogits": WITH_LOGITS,
+    "BinaryCrossEntropy": _OF_PROBABILITIES,
+    "CtcLoss": OF_SEQUENCES,
+}
 _ONCE = {"ExpBackward0": "an exponential", "SoftmaxBackward0": "a softmax", "SigmoidBackward0": "a sigmoid"}
 
 
@@ -47,33 +46,19 @@ def loss_and_activation(ops: tuple[str, ...]) -> tuple[str, str]:
     >>> loss_and_activation(("NllLossBackward0", "LogSoftmaxBackward0", "SoftmaxBackward0", "AddmmBackward0"))
     ('cross-entropy', 'softmax')
     """
-    rest = [*dropwhile(lambda op: op.startswith(_SUMMED), computing(ops))]
-    rest[1:] = dropwhile(lambda op: op in _AVERAGED, rest[1:])
-    if not rest:
+    names = [op.partition("Backward")[0] for op in computing(ops)]
+    loss, *rest = [*dropwhile(lambda name: name in ("Mean", "Sum", "Div", "Mul"), names), ""]
+    if loss not in _LOSSES:
         return "", ""
-    kind, skipped = "", 1
-    if rest[0] in ("NllLossBackward0", "NllLoss2DBackward0", "NllLossNdBackward0"):
-        kind = _CLASSES
-        if len(rest) > 1 and rest[1] == "LogSoftmaxBackward0":
-            skipped = 2
-        elif len(rest) > 1:  # the logarithm is the user's, or missing
-            return "negative log-likelihood", "log" if rest[1] == "LogBackward0" else _ACTIVATIONS.get(rest[1], "none")
-    elif rest[0] == "BinaryCrossEntropyWithLogitsBackward0":
-        kind = _WITH_LOGITS
-    elif rest[0] == "BinaryCrossEntropyBackward0":
-        kind = _OF_PROBABILITIES
-    elif rest[0] == "CtcLossBackward0":
-        has_logarithm = len(rest) > 1 and any(op.startswith("Log") for op in rest[1:])
-        return OF_SEQUENCES, "log" if has_logarithm else "" if len(rest) < 2 else _ACTIVATIONS.get(rest[1], "none")
-    elif rest[0] in ("MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"):
-        kind = _SQUARED
-    else:
-        return "", ""
-    return kind, _ACTIVATIONS.get(rest[skipped], "none") if len(rest) > skipped else ""
-
-
-def training_batches(history: TrainingHistory) -> list[BatchSample]:
-    return [sample for _, sample in history.batches if sample.training and sample.with_grad]
+    kind, given = _LOSSES[loss], [*dropwhile(lambda name: name in ("Mean", "Div"), rest[:-1])]
+    if kind == "cross-entropy" and given[:1] == ["LogSoftmax"]:
+        given = given[1:]
+    elif kind == "cross-entropy" and given:  # the logarithm is the user's, or missing
+        kind = _LOG_LIKELIHOOD
+    logarithms = given[:1] if kind == _LOG_LIKELIHOOD else given if kind == OF_SEQUENCES else []
+    if any(name.startswith("Log") for name in logarithms):
+        return kind, "log"
+    return kind, _ACTIVATIONS.get(given[0], "none") if given else ""
 
 
 def last_layer(history: TrainingHistory) -> tuple[str, ...]:
@@ -113,9 +98,9 @@ def output_against_loss(history: TrainingHistory) -> Finding | None:
     if not kind or not history.num_clean:
         return None
     bad = {
-        _CLASSES: activation in _BEFORE_LOGITS,
-        _WITH_LOGITS: activation in _BEFORE_LOGITS,
-        "negative log-likelihood": activation not in ("log", ""),
+        "cross-entropy": activation in _BEFORE_LOGITS,
+        WITH_LOGITS: activation in _BEFORE_LOGITS,
+        _LOG_LIKELIHOOD: activation not in ("log", ""),
         OF_SEQUENCES: activation not in ("log", ""),
         _OF_PROBABILITIES: activation in ("none", *_BENDING),
     }
@@ -165,7 +150,7 @@ def bounded_output(
 ) -> Finding | None:
     """The model ends in an activation, and after `min_steps` losses less than a share `progress` has been gained.
 
-    Info, unless the output stands at an end of its range, or after twice as many less than `clear` has been gained.
+    Info, unless the output is at an end of its range, or twice as many losses gained less than `clear`.
     """
     last = history.model.last_modules[:1]
     s = signals_of(history)
@@ -178,7 +163,7 @@ def bounded_output(
     is_stuck = len(samples) >= 2 and len(stuck) == len(samples)
     return Finding(
         f"The model ends in {last[0]}, and the loss has {s.come_down}."
-        + (" Its output stands at the end of its range." if is_stuck else ""),
+        + (" Its output is at the end of its range." if is_stuck else ""),
         severity="warning" if is_stuck or (len(s.losses) >= 2 * min_steps and s.progress < clear) else "info",
         layers=last_layer(history),
         evidence={"last_layer": last[0], "progress": s.progress, "is_at_its_end": is_stuck, "threshold": progress},
@@ -187,12 +172,10 @@ def bounded_output(
 
 
 def _at_its_end(layer: str, x: BatchSample) -> bool:
-    if layer in ("ReLU", "Softplus"):
-        return x.output_abs_max < 1e-6
     if layer == "Softmax":
         return x.output_width == 1
-    low = 0.0 if layer == "Sigmoid" else -1.0
-    return layer in ("Sigmoid", "Tanh", "Softsign") and (x.output_min > 0.98 or x.output_max < low + 0.02)
+    low, high = RANGES.get(layer, (-math.inf, math.inf))
+    return x.output_min > high - 0.02 or x.output_max < low + (0.02 if high < math.inf else 1e-6)
 
 
 @rule(
@@ -233,19 +216,12 @@ def softmax_floor(history: TrainingHistory, *, margin: float = 0.02, min_steps: 
     "and at the scale of the inputs.",
 )
 def same_output_for_all(
-    history: TrainingHistory,
-    *,
-    spread: float = 1e-4,
-    samples: int = 2,
-    patience: int = 200,
-    spread_then: float = 1e-3,
-    many: int = 16,
+    history: TrainingHistory, *, spread: float = 1e-4, samples: int = 2, patience: int = 200, spread_then: float = 1e-3
 ) -> Finding | None:
     """In the `samples` newest samples the output's spread over a batch is below `spread` of its size; inputs differ.
 
-    Or, of `many` samples in eval mode, where no dropout and no noise hides it, below `spread_then` in the newest look;
-    of a squared error, below that share of the spread of its targets. Info until `patience` losses were seen, or the
-    run has ended: codes and gates may open late.
+    Or, of 16 samples in eval mode, below `spread_then` in the newest look; of a squared error, below that share of the
+    spread of its targets. Info until `patience` losses were seen, or the run has ended: codes and gates may open late.
     """
     known = [x for x in training_batches(history) if x.num_samples > 1 and not math.isnan(x.output_spread)]
     newest = known[-samples:]
@@ -255,7 +231,7 @@ def same_output_for_all(
     size = history.model.target_std if is_squared_error(history) else None
     late = [x for step, x in history.batches if 2 * step >= history.num_steps and not x.training]
     if not is_same:
-        newest = [x for x in late if x.num_samples >= many][-1:]
+        newest = [x for x in late if x.num_samples >= 16][-1:]
     if not is_same and not any(_is_same(x, spread_then, size) for x in newest):
         return None
     began_so = known[0].output_spread <= spread * max(known[0].output_abs_max, 1e-12)
@@ -278,3 +254,44 @@ def same_output_for_all(
 def _is_same(x: BatchSample, share: float, size: float | None = None) -> bool:
     """Whether outputs to inputs that differ are spread by no more than a `share` of `size`, or of the largest."""
     return x.output_spread <= share * (size or max(x.output_abs_max, 1e-12)) and not x.input_constant_share >= 1.0
+
+
+@rule(
+    "outputs-become-alike",
+    of="same-output-for-all",
+    source="collapse in self-supervised learning (Chen and He 2021), watched while it comes",
+    remedy="The loss is met by giving much the same to all inputs: give it something that pushes apart (negatives, a "
+    "stop-gradient, a term on the variance), and look at the sign of what does.",
+    needs_descent=True,
+    needs_targets=True,
+)
+def outputs_become_alike(
+    history: TrainingHistory, *, left: float = 1.0 / 3.0, share: float = 1.0 / 3.0, fall: float = 0.5, samples: int = 6
+) -> Finding | None:
+    """The spread of the output over a batch came down to a share `left`, and to a `share` of the output's size.
+
+    In the newest two of at least `samples` looks, against the largest of the first three; over the newest four it never
+    rose, and the loss fell by `fall` or more. Silent for a loss over classes, and for a squared error that its targets
+    explain.
+    """
+    s, notes = signals_of(history), history.model
+    known = [x for x in training_batches(history) if x.num_samples > 1 and math.isfinite(x.output_spread)]
+    spreads = [x.output_spread for x in known]
+    if len(known) < samples or not s.fall >= fall or "entropy" in notes.loss_kind or "log" in notes.loss_kind:
+        return None
+    first, newest = max(spreads[:3]), known[-2:]
+    if first <= 0.0 or any(a < b for a, b in pairwise(spreads[-4:])):
+        return None
+    if any(x.output_spread > min(left * first, share * math.hypot(x.output_mean, x.output_std)) for x in newest):
+        return None
+    apart = (notes.target_std or 0.0) - newest[-1].output_std
+    if is_squared_error(history) and (apart < 0.0 or apart**2 < 2.0 * s.loss_level):
+        return None
+    return Finding(
+        f"The spread of the output over a batch fell from {first:.3g} to {newest[-1].output_spread:.3g}, "
+        f"{newest[-1].output_spread / math.hypot(newest[-1].output_mean, newest[-1].output_std):.0%} of the output's "
+        f"size, while the loss came down by {s.fall:.0%}.",
+        layers=last_layer(history),
+        evidence={"spread": newest[-1].output_spread, "at_first": first, "fall": s.fall, "threshold": left},
+        confidence=0.85,
+    )

@@ -6,15 +6,11 @@ from ...records import TrainingHistory
 from ..finding import Finding
 from ..needs import computing, is_squared_error, rewarded, weighted
 from ..registry import rule
-from ..signals import signals_of
-from .output import OF_SEQUENCES, last_layer, loss_and_activation
+from ..signals import is_stuck, training_batches
+from .output import OF_SEQUENCES, RANGES, WITH_LOGITS, last_layer, loss_and_activation
 
 TITLE = "Output"
 
-_WITH_LOGITS = "binary cross-entropy with logits"
-_UNIT = ("Softmax", "Sigmoid", "Hardsigmoid")
-_SYMMETRIC = ("Tanh", "Softsign", "Hardtanh")
-_POSITIVE = ("ReLU", "Softplus", "ReLU6", "Relu")
 _CLOSE = ("SmoothL1LossBackward0", "HuberLossBackward0")
 
 
@@ -33,13 +29,7 @@ def last_activation(history: TrainingHistory) -> str:
     """The activation that the model ends in, module or function; empty if none is seen."""
     notes = history.model
     names = [*notes.last_modules[:1], *computing(notes.last_operations)[:1]]
-    known = (*_UNIT, *_SYMMETRIC, *_POSITIVE)
-    return next((name for name in names if name in known), "")
-
-
-def stands(history: TrainingHistory, progress: float, min_steps: int) -> bool:
-    """Whether less than a share `progress` of the first loss has been gained in `min_steps` losses or more."""
-    return history.losses.count >= min_steps and not signals_of(history).progress >= progress
+    return next((name for name in names if name in RANGES), "")
 
 
 @rule(
@@ -54,8 +44,7 @@ def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> 
     is_known = loss_kind(history) == "squared error" or _lie_beyond(history)
     if not last or len(reach) != 2 or not is_known:
         return None
-    low = -1.0 if last in _SYMMETRIC else 0.0
-    high = float("inf") if last in _POSITIVE else 1.0
+    low, high = RANGES[last]
     room = margin * max(reach[1] - reach[0], 1e-12)
     if reach[0] >= low - room and reach[1] <= high + room:
         return None
@@ -92,14 +81,14 @@ def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -
 
     In all of at least `samples` training batches.
     """
-    known = [x for _, x in history.batches if x.training and x.with_grad]
+    known = training_batches(history)
     kind = history.model.loss_kind
     if len(known) < samples:
         return None
     if kind == "cross-entropy" and all(x.output_rows_sum_to_one for x in known):
         what = "The loss makes its own softmax, and the rows of what it is given sum to 1, as after a softmax."
-    elif kind == _WITH_LOGITS and all(x.output_is_unit for x in known):
-        what = "The loss makes its own sigmoid, and all it is given lies in [0, 1], as after a sigmoid."
+    elif kind == WITH_LOGITS and all(x.output_is_unit for x in known):
+        what = "The loss makes its own sigmoid, and all it is given is in [0, 1], as after a sigmoid."
     elif kind == "negative log-likelihood" and any(x.output_max > 1e-6 for x in known):
         what = "The loss takes logarithms of probabilities, and is given numbers above 0."
     else:
@@ -125,10 +114,8 @@ def loss_against_targets(
 ) -> Finding | None:
     """A squared error whose targets are 0 or 1 to a share `binary`, or a cross-entropy that was below zero.
 
-    Or `ctc_loss` of logarithms of probabilities that was, unless a term of the loss is to grow; or a relative error
-    that began above `huge`.
-
-    The first is info; a warning if after `min_steps` losses less than a share `progress` of the first was gained.
+    Or a `ctc_loss` of logarithms that was, unless a term of the loss is to grow; or a relative error that began above
+    `huge`. The first is info; a warning if `min_steps` losses gained less than a share `progress` of the first.
     """
     notes, (of_graph, activation) = history.model, loss_and_activation(history.model.loss_ops)
     kind = loss_kind(history) or of_graph
@@ -159,7 +146,7 @@ def loss_against_targets(
         return None
     return Finding(
         "The loss is a squared error, and all its targets are 0 or 1: they look like classes.",
-        severity="warning" if stands(history, progress, min_steps) else "info",
+        severity="warning" if is_stuck(history, progress, min_steps) else "info",
         evidence={"loss": kind, "binary_share": notes.target_binary_share, "threshold": binary},
         confidence=0.8,
     )

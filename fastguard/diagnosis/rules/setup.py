@@ -12,7 +12,7 @@ from ..finding import Finding, count, listed
 from ..harm import is_harmed
 from ..needs import batch_statistics, computing, dropout, is_of_numbers, is_squared_error
 from ..registry import rule
-from ..signals import ends, has_had_time, has_run_away, median, signals_of
+from ..signals import ends, has_had_time, has_run_away, is_stuck, median, signals_of, training_batches
 
 TITLE = "Set-up"
 
@@ -45,7 +45,7 @@ def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watch
     )
 
 
-def _odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[str]:
+def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[str]:
     kind, odd = str(settings.get("kind", "")), []
     value = settings.get("eps")
     if isinstance(value, (int, float)) and value >= eps and kind != "Adafactor":
@@ -76,10 +76,10 @@ def odd_optimizer_settings(
 ) -> Finding | None:
     """eps from `eps` on, a momentum or beta1 above `momentum`, a beta2 below 0.5 or of nearly 1.
 
-    Info; a warning if after `min_steps` losses, or at the end, less than a share `progress` of the first has been
-    gained, or was lost again; four fifths where a beta2 is below 0.5, or eps is 1 or more.
+    Info; a warning if `min_steps` losses, or all at the end, gained less than a share `progress` of the first, or lost
+    it again; less than 0.8 where a beta2 is below 0.5, or eps is 1 or more.
     """
-    odd = [text for settings in history.model.optimizer_settings for text in _odd_settings(settings, eps, momentum)]
+    odd = [text for settings in history.model.optimizer_settings for text in odd_settings(settings, eps, momentum)]
     if not odd or not history.num_clean:
         return None
     gained = signals_of(history).progress
@@ -114,8 +114,8 @@ def learning_rate_gone(
 ) -> Finding | None:
     """Of all clean steps a `share`, the newest, had a learning rate below `ratio` of the largest.
 
-    From `min_steps` such steps on, while less than a share `progress` of the first loss has been gained; whatever has
-    been gained, where it is exactly zero, in all groups, for longer than it was anything else: no weight moves then.
+    From `min_steps` such steps on, while less than a share `progress` of the first loss was gained; or in any case
+    where it is exactly zero, in all groups, for longer than it was anything else: no weight moves then.
     """
     peak, num, s = history.lrs.max, min(history.num_clean, history.window), signals_of(history)
     if len(s.lrs) < max(min_steps, 1) or not 0.0 < peak < math.inf or s.lrs[-1] >= ratio * peak:
@@ -165,10 +165,10 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
     names = history.model.overwritten
     if not names or not history.num_clean:
         return None
-    is_stuck = has_had_time(history, min_steps) and signals_of(history).progress < progress
+    at_a_stand = is_stuck(history, progress, min_steps, at_end=True)
     return Finding(
         f"{count(len(names), 'parameter')} changed while no optimizer under guard stepped: {listed(names)}.",
-        severity="warning" if is_stuck else "info",
+        severity="warning" if at_a_stand else "info",
         layers=tuple(names[:8]),
         evidence={"num_overwritten": len(names), "threshold": progress},
         confidence=0.85,
@@ -216,12 +216,11 @@ def tiny_batches(
 ) -> Finding | None:
     """Training batches of at most `num_samples` samples, and a loss whose noise is above `noise` of its level.
 
-    From `min_steps` losses on. Info, unless the newest level stands above four tenths of where the loss began, and no
-    longer falls beyond its noise. All of that
-    of an error between numbers, whose noise may be that of the targets. Whatever the noise where after twice as many
-    the level is that of one who knows nothing.
+    From `min_steps` losses on. Info, unless the loss no longer falls beyond its noise and is above 0.4 of where it
+    began (above all of it for an error between numbers, whose targets may be noisy). Whatever the noise, where after
+    twice as many losses it is at the chance level.
     """
-    sizes = [sample.num_samples for _, sample in history.batches if sample.training and sample.with_grad]
+    sizes = [sample.num_samples for sample in training_batches(history)]
     s = signals_of(history)
     if len(sizes) < 3 or max(sizes) > num_samples or len(s.losses) < min_steps:
         return None
@@ -255,13 +254,13 @@ def layers_without_activation(
 ) -> Finding | None:
     """Two linear layers follow each other directly in the graph of the loss.
 
-    Info; a warning if after `min_steps` losses less than a share `progress` of the first has been gained, or if there
-    is nothing but linear layers, and none inside is narrower than both ends, as a code or a low rank is.
+    Info; a warning if `min_steps` losses gained less than a share `progress` of the first, or if there are only linear
+    layers, none narrower than both ends (as a code or a low rank would be).
     """
     ops = computing(history.model.loss_ops)
     if not any(a == b == "AddmmBackward0" for a, b in pairwise(ops)) or not history.num_clean:
         return None
-    is_wrong = history.losses.count >= min_steps and not signals_of(history).progress >= progress
+    is_wrong = is_stuck(history, progress, min_steps)
     linear = [op for op in ops if not op.startswith(("Nll", "LogSoftmax", "Mse", "L1", "SmoothL1", "Huber", "Binary"))]
     is_all = {*linear} == {"AddmmBackward0"} and history.num_clean >= 20
     is_wrong = is_wrong or (is_all and _is_as_wide(history, len(linear)))
@@ -293,8 +292,8 @@ def learning_rate_still_rising(
 ) -> Finding | None:
     """Over at least `min_steps` steps, or `few` of a run that has ended, the rate never fell, and rose after a `share`.
 
-    It is above `ratio` times the middle's, while the newest losses stand above half of the first, or above twice their
-    best. Critical where they are three times the first, or no longer finite.
+    It is above `ratio` times the middle's, while the loss is above half of the first, or above twice its best. Critical
+    where the loss is three times the first, or not finite.
     """
     rates = signals_of(history).lrs
     if len(rates) < (few if history.has_ended else min_steps) or len(rates) != history.num_clean:

@@ -1,12 +1,15 @@
-"""Rules on what the guard sees of a training: gradients that do not arrive, or say nothing."""
+"""Rules on gradients that do not arrive, or say nothing, and on running statistics."""
 
 from __future__ import annotations
 
+import math
+
 from ...records import TrainingHistory
+from .. import needs
 from ..finding import Finding, Severity, count, listed
 from ..needs import descent, margin
 from ..registry import rule
-from ..signals import ends, signals_of
+from ..signals import ends, median, signals_of
 
 TITLE = "Set-up"
 
@@ -71,10 +74,10 @@ def _pattern(history: TrainingHistory) -> tuple[str, str, str]:
     "optimizer made before the model was moved, replaced or wrapped? Does something else step for it?",
 )
 def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Finding | None:
-    """From the first step on, at least `steps`, not one gradient that is not zero; silent where the loss is zero.
+    """From the first step on, for at least `steps`, all gradients were zero or missing; silent where the loss is zero.
 
-    Critical; of gradients that are there and zero only, with rewards for an objective, or without a loss that would say
-    whether there is anything to learn, a warning.
+    Critical; a warning where gradients are there and zero, and there is a reward for an objective, or no loss to tell
+    whether there is anything to learn.
     """
     if history.num_clean < steps or history.num_clean != history.num_steps or history.norm_max != 0.0:
         return None
@@ -140,8 +143,8 @@ def unseen_updates(history: TrainingHistory) -> Finding | None:
 def no_signal(history: TrainingHistory, *, steps: int = 3, share: float = 0.01, most: float = 0.5) -> Finding | None:
     """In the window at least `steps` steps, and a `share`, had gradients of exactly zero, while others had not.
 
-    Info; a warning if they are more than a share `most` of at least 50, the loss is to come down, and it is not zero
-    there: not with rewards, margins or games.
+    Info; a warning if they are more than a share `most` of at least 50 and their loss is not zero: not with rewards,
+    margins or games.
     """
     if history.norm_min > 0.0:
         return None
@@ -163,4 +166,76 @@ def no_signal(history: TrainingHistory, *, steps: int = 3, share: float = 0.01, 
         severity=severity,
         evidence={"num_steps": len(zero), "share": len(zero) / num, "threshold_share": share},
         confidence=0.85,
+    )
+
+
+@rule(
+    "running-statistics-apart",
+    reads="running mean and variance of BatchNorm modules beside those of a training batch; validation losses",
+    source="Ioffe and Szegedy 2015, section 3.1: evaluation takes the population's statistics for the batch's",
+    remedy="Look at momentum (0.1 is usual, 0 never follows), at eval() or reset_running_stats() in the loop, at "
+    "batches of a few samples, at statistics in half precision, and at whether training data come in another order or "
+    "scale than in validation.",
+    cause=(
+        "normalisation-statistics",
+        "In evaluation, BatchNorm normalises with statistics that differ from those of the batches.",
+    ),
+    weight=0.97,
+    explains="overfitting label-noise validation-inputs-differ",
+    cause_needs=(needs.batch_statistics,),
+)
+def running_statistics_apart(
+    history: TrainingHistory, *, gap: float = 0.5, ratio: float = 2.0, worse: float = 1.1, min_steps: int = 30
+) -> Finding | None:
+    """A BatchNorm's running mean is more than `gap` standard deviations from a batch's, or its variance a factor of
+    more than `ratio`, over all channels, after `min_steps` clean steps.
+
+    Info; a warning where nearly all validation losses are `worse` times the training loss. Critical at any step where
+    the running statistics are not finite.
+    """
+    lost = [name for name, (away, _) in history.model.norm_statistics.items() if away == math.inf]
+    if lost:
+        return _lost(history, lost)
+    if history.num_clean < min_steps:
+        return None
+    apart = {
+        name: (away, times)
+        for name, (away, times) in history.model.norm_statistics.items()
+        if away > gap or not 1.0 / ratio <= times <= ratio
+    }
+    if not apart:
+        return None
+    worst = max(apart, key=lambda name: max(apart[name][0], abs(math.log(apart[name][1]))))
+    away, times = apart[worst]
+    known = [v for v in history.validations if math.isfinite(v.train_loss) and v.train_loss > 0.0]
+    is_felt = len(known) > 1 and sum(v.val_loss > worse * v.train_loss for v in known) >= 0.8 * len(known)
+    level = signals_of(history).loss_level
+    return Finding(
+        f"The running statistics of {count(len(apart), 'BatchNorm module')} of {len(history.model.norm_statistics)} "
+        f"are not those of the batches ({listed(list(apart))}): of {worst} the means are {away:.2g} standard "
+        f"deviations apart, and the variance is {times:.2g} times the batch's.",
+        severity="warning" if is_felt else "info",
+        layers=tuple(apart)[:8],
+        evidence={
+            "gap": away,
+            "variance_ratio": times,
+            "val_loss": median([v.val_loss for v in known[-3:]]) if known else None,
+            "train_loss": level,
+            "threshold_gap": gap,
+        },
+        confidence=0.9 if is_felt else 0.6,
+    )
+
+
+def _lost(history: TrainingHistory, names: list[str]) -> Finding:
+    newest = history.recent[-1].step if history.recent else None
+    return Finding(
+        f"The running statistics of {count(len(names), 'BatchNorm module')} of {len(history.model.norm_statistics)} "
+        f"are not finite ({listed(names)}): in eval mode what comes out is NaN, or zero.",
+        newest,
+        newest,
+        severity="critical",
+        layers=tuple(names)[:8],
+        evidence={"num_not_finite": len(names), "num_modules": len(history.model.norm_statistics)},
+        confidence=1.0,
     )

@@ -47,10 +47,6 @@ def _dead(module: ModuleActivity) -> float:
     return module.dead_unit_ratio if module.num_units else ratio if ratio >= 0.99 else 0.0
 
 
-def _saturated(module: ModuleActivity) -> float:
-    return max(module.stats.saturation_ratio, module.saturated_unit_ratio)
-
-
 def _is_hurt(history: TrainingHistory) -> bool:
     """Whether the loss has come up from its best, or was never seen to fall; True where there is none."""
     trend = history.loss_trend
@@ -58,17 +54,20 @@ def _is_hurt(history: TrainingHistory) -> bool:
     return not gained > 0.1 * abs(trend.first) or trend.mean > trend.best + 0.25 * gained
 
 
+def _also(found: list[tuple[str, float, int]]) -> str:
+    return f"; also in {listed([name for name, _, _ in found[1:]])}." if len(found) > 1 else "."
+
+
 def _finding(
     found: list[tuple[str, float, int]], history: TrainingHistory, what: str, limit: float, severe: float = 0.0
 ) -> Finding:
     is_severe = found[0][1] >= severe and (found[0][1] >= _NEARLY_ALL or _is_hurt(history))
-    names = [name for name, _, _ in found]
     return Finding(
-        f"{what.format(100 * found[0][1], names[0])}" + (f"; also in {listed(names[1:])}." if len(names) > 1 else "."),
+        what.format(100 * found[0][1], found[0][0]) + _also(found),
         min(step for _, _, step in found),
         history.activations.last_step,
         severity="warning" if is_severe else "info",
-        layers=tuple(names[:8]),
+        layers=tuple(name for name, _, _ in found[:8]),
         evidence={"ratio": found[0][1], "num_modules": len(found), "threshold": limit},
         confidence=0.95 if found[0][1] > 0.8 else 0.8,
     )
@@ -108,7 +107,11 @@ def saturated_units(
 
     Info; a warning from `severe` on if the loss suffers, or from 95 % on.
     """
-    found = _lasting(history, ("tanh", "sigmoid", "hardtanh"), _saturated, share, samples)
+
+    def saturation(module: ModuleActivity) -> float:
+        return max(module.stats.saturation_ratio, module.saturated_unit_ratio)
+
+    found = _lasting(history, ("tanh", "sigmoid", "hardtanh"), saturation, share, samples)
     return _finding(found, history, "{:.0f} % of the output of {} is saturated", share, severe) if found else None
 
 
@@ -131,14 +134,47 @@ def attention_collapse(
     found = _lasting(history, ("softmax",), lambda m: m.stats.near_zero_ratio, share, samples)
     if found:
         return _finding(found, history, "{:.0f} % of the weights of {} are zero", share)
-    found = _lasting(history, ("attention_weights",), _certainty, 1.0 - entropy, samples)
+    weights = ("attention_weights",)
+    found = _lasting(
+        history, weights, lambda m: 1.0 - (1.0 if m.entropy is None else m.entropy), 1.0 - entropy, samples
+    )
     if not found or not is_felt_by_the_loss(history):
         return None
     return _finding(found, history, "The attention of {1} is {0:.0f} % certain: nearly each query has one key", entropy)
 
 
-def _certainty(module: ModuleActivity) -> float:
-    return 0.0 if module.entropy is None else 1.0 - module.entropy
+@rule(
+    "attention-logits-large",
+    of="attention-collapse",
+    severity="critical",
+    source="Dehghani et al. 2023 (ViT-22B), section 2, and Wortsman et al. 2023, section 3.1: runs whose logits passed "
+    "about 1e4 diverged; Kimi Team 2025, section 2.1: growth beyond 1000, held at 100",
+    remedy="Normalise queries and keys (a LayerNorm or RMSNorm on each head), lower the learning rate of their "
+    "projections, or cap the logits. The softmax of such logits looks at one key, and passes hardly any gradient.",
+)
+def attention_logits_large(
+    history: TrainingHistory, *, limit: float = 100.0, severe: float = 1e3, most: float = 1e4, samples: int = 2
+) -> Finding | None:
+    """The largest attention logit of a module is above `limit` in `samples` samples in a row: info.
+
+    A warning above `severe`; critical above `most` where the loss has not kept what it had gained.
+    """
+    found = _lasting(history, ("attention_weights",), lambda m: m.max_logit or 0.0, limit, samples)
+    if not found:
+        return None
+    name, largest, _ = found[0]
+    began = history.activations[name].first.value.max_logit
+    grown = f", from {began:.3g} at first" if began is not None and began < 0.5 * largest else ""
+    is_lost = largest > most and is_felt_by_the_loss(history)
+    return Finding(
+        f"Attention logits of {name} reach {largest:.3g}{grown}{_also(found)}",
+        min(step for _, _, step in found),
+        history.activations.last_step,
+        severity="critical" if is_lost else "warning" if largest > severe else "info",
+        layers=tuple(name for name, _, _ in found[:8]),
+        evidence={"max_logit": largest, "num_modules": len(found), "threshold": limit},
+        confidence=0.95 if largest > severe else 0.7,
+    )
 
 
 @rule(

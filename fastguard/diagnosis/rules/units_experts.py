@@ -1,14 +1,16 @@
-"""A rule on experts and other branches side by side, some of which are never chosen."""
+"""Rules on experts and routers."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable
 
 from ...records import TrainingHistory
+from ...records.samples import ModuleActivity
 from ..finding import Finding, Severity, listed
 from ..registry import rule
-from ..signals import is_felt_by_the_loss
+from ..signals import is_felt_by_the_loss, signals_of
 
 TITLE = "Units"
 
@@ -46,12 +48,11 @@ def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
 def idle_experts(
     history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.5, most: float = 0.7
 ) -> Finding | None:
-    """Of modules side by side, some never got a gradient, or none for a hundred steps; asked from `min_steps` steps on.
+    """Of modules side by side, some never got a gradient, or none for a hundred steps; from `min_steps` steps on.
 
-    Or only zeros in `samples` samples. No parameter of theirs did, while those of others did. Info; a warning from a
-    `share` of them on where the loss has not kept what it had gained; critical where it is at least `most` of them.
-    Side by side are those whose names say so, and those with an idle one between two that are not: what stands behind
-    a dead layer in a row is no expert.
+    Or only zeros in `samples` samples, while others got some. Info; a warning from a `share` of them on where the loss
+    has not kept what it had gained; critical from `most` on. Modules are side by side where their names say so, or
+    where an idle one is between two that are not: a row behind a dead layer has no experts.
     """
     tensors, frozen = history.tensors, {*history.model.without_gradient, *history.model.not_in_optimizer}
     if tensors.num_samples < samples or tensors.last_step < min_steps or not history.norm_max:
@@ -124,3 +125,99 @@ def _are_parallel(modules: list[str], idle: list[str]) -> bool:
     places = [module not in idle for module in modules]
     first, last = places.index(True), len(places) - 1 - places[::-1].index(True)
     return not all(places[first : last + 1])
+
+
+def _also(names: list[str]) -> str:
+    return f"; so also in {listed(names[1:])}." if len(names) > 1 else "."
+
+
+@rule(
+    "unused-experts",
+    of="idle-experts",
+    severity="critical",
+    remedy="Balance the load: an auxiliary loss on it, noise on the router's logits, or a bias for each expert; look "
+    "at how the router begins. An expert without tokens learns nothing.",
+)
+def unused_experts(
+    history: TrainingHistory, *, batches: int = 4, min_tokens: float = 20.0, share: float = 0.5, most: float = 0.7
+) -> Finding | None:
+    """Experts to which no token went in at least `batches` sampled batches in a row: info.
+
+    A warning from a `share` of a router's experts on where the loss has not kept what it had gained; critical from
+    `most` on. Asked where an expert would have had `min_tokens` tokens in these, had they been spread evenly.
+    """
+    found = []
+    for name, window in signals_of(history).modules.get("router", ()):
+        router = window.last.value
+        due = router.stats.total_elements * sum(router.load or ()) / max(router.num_units, 1) ** 2 * router.num_batches
+        if router.num_dead_units and router.num_batches >= batches and due >= min_tokens:
+            began = [point.step for point in window.recent][-router.num_batches :][0]
+            found.append((router.num_dead_units / router.num_units, name, router, began))
+    if not found:
+        return None
+    lost, name, router, began = max(found, key=lambda one: one[0])
+    names = [name, *(other for _, other, _, _ in found if other != name)]
+    return Finding(
+        f"{router.num_dead_units} of {router.num_units} experts of {name} had no token in {router.num_batches} sampled "
+        f"batches: {listed([str(i) for i in router.dead_units])}{_also(names)}",
+        began,
+        history.activations.last_step,
+        severity=severity_of(lost, share, most, history),
+        layers=tuple(names[:8]),
+        evidence={"num_idle": router.num_dead_units, "num_modules": router.num_units, "threshold_share": share},
+        confidence=0.95,
+    )
+
+
+def used_experts(load: tuple[float, ...]) -> float:
+    """How many experts are in use: the exponential of the entropy of their shares of the load.
+
+    >>> used_experts((0.5, 0.5, 0.5, 0.5)), used_experts((1.0, 0.0, 0.0, 0.0))
+    (4.0, 1.0)
+    """
+    total = sum(load)
+    return math.exp(-sum(x / total * math.log(x / total) for x in load if x)) if total else 0.0
+
+
+@rule(
+    "router-collapse",
+    of="idle-experts",
+    remedy="Nearly all tokens go the same way, so the other experts hardly train: balance the load by an auxiliary "
+    "loss or a bias for each expert, lower the learning rate of the router, or add noise to its logits.",
+)
+def router_collapse(history: TrainingHistory, *, share: float = 0.1, samples: int = 3) -> Finding | None:
+    """Nearly all tokens go to the same few experts, in `samples` samples in a row.
+
+    In use are exp(entropy of the load) experts, at least the k to which each token goes, at most all n. It fires where
+    no more than a `share` of the way from k to n is in use.
+    """
+    found = []
+    for name, window in signals_of(history).modules.get("router", ()):
+        newest = list(window.recent)[-samples:]
+        way = max(_way(point.value) for point in newest)
+        if len(newest) == samples and way <= share:
+            found.append((way, name, newest))
+    if not found:
+        return None
+    way, name, newest = min(found, key=lambda one: one[0])
+    load = newest[-1].value.load or ()
+    names = [name, *(other for _, other, _ in found if other != name)]
+    return Finding(
+        f"{max(load):.0%} of the tokens at {name} go to expert {load.index(max(load))} of {len(load)}; "
+        f"{used_experts(load):.1f} are in use{_also(names)}",
+        min(points[0].step for _, _, points in found),
+        history.activations.last_step,
+        layers=tuple(names[:8]),
+        evidence={"ratio": way, "num_modules": len(found), "threshold": share},
+        confidence=0.9,
+    )
+
+
+def _way(router: ModuleActivity) -> float:
+    """How far from the fewest experts to all of them those in use reach; 1.0 where there is nothing to choose."""
+    load = router.load or ()
+    least = round(sum(load))
+    tokens = router.stats.total_elements / max(len(load), 1)
+    if not 0 < least < len(load) or tokens < 2 * len(load):
+        return 1.0
+    return max(0.0, used_experts(load) - least) / (len(load) - least)

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import compress
 
-from ...records import TensorTrack, TrainingHistory
+from ...records import TrainingHistory
 from ...records.table import all_zero
 from ...records.updates import is_bias
 from ..finding import Finding, count, listed
@@ -31,8 +31,8 @@ _HALF_STEP = 2.0**-24  # the smallest positive float16
 def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float = 0.5) -> Finding | None:
     """A tensor whose gradient was all zeros at the last step: info, a warning from `share` of all tensors on.
 
-    Info, too, where a loss has gained a share `kept` and keeps it; and where all are and none was within the twenty
-    steps before: a batch whose loss was met.
+    Info, too, where the loss has gained a share `kept` and keeps it; and where all are zero, but were not within twenty
+    steps: the loss of this batch was met.
     """
     record = history.last
     if record is None or not record.is_finite:
@@ -188,32 +188,24 @@ def vanishing_norm(
     "normalisation layers, residual connections, or an initialisation that keeps the variance.",
 )
 def vanishing_layers(
-    history: TrainingHistory,
-    *,
-    ratio: float = 1e-3,
-    ratio_alone: float = 1e-5,
-    ratio_stuck: float = 0.02,
-    progress: float = 0.6,
-    progress_late: float = 0.9,
-    min_steps: int = 100,
+    history: TrainingHistory, *, ratio: float = 1e-3, ratio_alone: float = 1e-5, ratio_stuck: float = 0.02
 ) -> Finding | None:
     """The first quarter of the tensors has a median gradient below `ratio` of the last quarter's, element for element.
 
-    Or below `ratio_stuck` where it falls off evenly from layer to layer, and after `min_steps` losses less than a third
-    of the share `progress` was gained; or it was so in the beginning, for that many steps (at a run's end six tenths)
-    and a tenth of the run. A warning if the loss has not come down by `progress` (`progress_late` where it was so), or
-    below `ratio_alone`; else info. Each quarter has at least two tensors, of eight (six where it is stuck, or then of
-    four and five one); biases (idle before a normalisation) and zeros do not count. From the fourth sample on.
+    Or below `ratio_stuck` where it falls off evenly from layer to layer, and 100 losses gained less than 0.2 of the
+    first; or it was so in the beginning, for that many steps (at a run's end six tenths) and a tenth of the run. A
+    warning if the loss has not come down by 0.6 (0.9 where it was so), or below `ratio_alone`; else info. Of at least
+    eight tensors (four where it is stuck); biases and zeros do not count. From the fourth sample on.
     """
     tensors = history.tensors
     if tensors.num_samples < 4:
         return None
     gained = signals_of(history).progress
-    stands = has_had_time(history, min_steps) and gained < progress / 3.0
+    stands = has_had_time(history, 100) and gained < 0.2
     now, at_first = (_spread(tensors.column(name)) for name in ("log_rms", "first_log_rms"))
-    was_uneven = at_first >= -math.log(ratio_stuck) and has_had_time(history, min_steps) and not may_rise(history)
-    num_stood = _num_stood(history, progress / 3.0) if was_uneven else 0
-    has_stood = num_stood >= max((0.6 if history.has_ended else 1.0) * min_steps, 0.1 * history.num_steps)
+    was_uneven = at_first >= -math.log(ratio_stuck) and has_had_time(history, 100) and not may_rise(history)
+    num_stood = _num_stood(history, 0.2) if was_uneven else 0
+    has_stood = num_stood >= max((0.6 if history.has_ended else 1.0) * 100, 0.1 * history.num_steps)
     limit = ratio_stuck if stands or has_stood else ratio
     if not has_stood and now < -math.log(limit):
         return None
@@ -228,14 +220,14 @@ def vanishing_layers(
     was_so = has_stood and then < limit and _evenness(early) >= 0.8
     if not is_now and not was_so:
         return None
-    is_stuck = not gained >= progress or (was_so and not gained >= progress_late)
+    is_stuck = not gained >= 0.6 or (was_so and not gained >= 0.9)
     known = list(compress(tensors, is_known))
     least = math.log(limit) + (last if is_now else at_last)
     names = [name for name, norm in zip(known, lately if is_now else early) if norm < least]
     return Finding(
         f"Per element, gradients of the first {count(size, 'tensor')} {'are' if is_now else 'were at first'} "
         f"{share if is_now else then:.2g} times those of the last {size}; {listed(names)} {'get' if is_now else 'got'} "
-        "the least." + (f" The loss stood for the first {num_stood} steps." if was_so else ""),
+        "the least." + (f" The loss was stuck for the first {num_stood} steps." if was_so else ""),
         min(tensors[name].first_step for name in known),
         tensors.last_step,
         severity="warning" if is_stuck or share < ratio_alone else "info",
@@ -288,7 +280,8 @@ def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, sh
         scale = next((e.loss_scale for e in reversed(history.recent) if e.loss_scale is not None), 1.0) or 1.0
     if min(tensors.column("min_nonzero"), default=math.inf) * scale > 4.0 * _HALF_STEP:
         return None
-    lost = [name for name, track in tensors.items() if _is_underflowing(track, scale, zeros)]
+    ends = {k * _HALF_STEP for k in (1.0, 2.0, 3.0, 4.0)}
+    lost = [n for n, track in tensors.items() if track.min_nonzero * scale in ends and track.zero_share > zeros]
     if not lost or len(lost) < share * len(tensors):
         return None
     return Finding(
@@ -300,8 +293,3 @@ def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, sh
         evidence={"num_tensors": len(lost), "loss_scale": scale, "threshold_zeros": zeros},
         confidence=0.8,
     )
-
-
-def _is_underflowing(track: TensorTrack, scale: float, zeros: float) -> bool:
-    steps = track.min_nonzero * scale / _HALF_STEP
-    return steps in (1.0, 2.0, 3.0, 4.0) and track.zero_share > zeros

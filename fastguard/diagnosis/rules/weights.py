@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import takewhile
 
-from ...records import TrainingHistory, UpdateRatio
-from ...records.model import as_in_gpt2
-from ...records.updates import is_bias
+from ...records import TrainingHistory
 from ..finding import Finding, Severity, count, listed
-from ..needs import descent, may_rise
 from ..registry import rule
-from ..signals import has_had_time, is_felt_by_the_loss, median, signals_of
-from .output import last_layer
-from .output_targets import stands
+from ..signals import has_had_time, is_felt_by_the_loss, is_stuck, signals_of
 from .units_experts import idle_branches
 
 TITLE = "Weights and updates"
@@ -31,41 +27,36 @@ _FRESH = (6.0**-0.5, 0.5**0.5, 1.0)  # of He's spread: torch's own for linear la
     needs_harm=True,
 )
 def update_ratio_high(
-    history: TrainingHistory,
-    *,
-    first: float = 0.5,
-    grown: float = 0.06,
-    growth: float = 2.0,
-    later: float = 0.048,
-    min_steps: int = 15,
-    kept: float = 0.3,
-    patience: int = 80,
-    restless: float = 0.5,
+    history: TrainingHistory, *, first: float = 0.5, grown: float = 0.06, growth: float = 2.0, restless: float = 0.5
 ) -> Finding | None:
-    """The median weight's update is above `first` of it at the first sample, or above `later` from 20 steps later on.
+    """The median weight's update is above `first` of it at the first sample, or above 0.048 from 20 steps later on.
 
-    Or, in between, above `grown` and `growth` times the first, at the learning rate of the first: steps shrink against
-    the weights as those grow, unless steps overshoot. Asked `min_steps` steps after the first sample; silent if the
-    learning rate has come down by then, or still rises. A warning where the loss rises, or where of `patience` losses
-    less than a share `kept` of the first has been gained and no more is being gained, or it is not kept, or they change
-    from step to step by more than a share `restless` of their level far from its end, or, certain whatever became of
-    the loss, where more than half of the units of a module are dead; else info.
+    Or, in between, above `grown` and `growth` times the first, at the learning rate of the first. From 15 steps after
+    the first sample on; silent if the learning rate has come down by then, or still rises. A warning where the loss
+    rises; where 80 losses gained less than 0.3 of the first, or lost it again; where they change from step to step by
+    more than a share `restless` of their level; and, certainly, where more than half of the units of a module are dead.
+    Else info.
     """
     updates = history.updates
     first_sample, early, peak = updates.first, updates.early, updates.peak
-    if first_sample is None or not history.clean or history.clean[-1].step - first_sample.step < min_steps:
+    if first_sample is None or not history.clean or history.clean[-1].step - first_sample.step < 15:
         return None
-    has_grown = early is not None and early.ratio > grown and early.ratio > growth * first_sample.ratio
-    if first_sample.ratio > first and not _has_come_down(history):
+    lrs, is_rising = signals_of(history).lrs, signals_of(history).is_lr_rising
+    has_come_down = bool(lrs) and lrs[-1] < 0.7 * lrs[0] and len(lrs) == history.num_clean
+    grows = early is not None and early.ratio > max(grown, growth * first_sample.ratio)
+    is_at_first_lr = early is not None and (early.lr or math.inf) <= 1.02 * (first_sample.lr or 0.0)
+    if first_sample.ratio > first and not has_come_down:
         sample, limit = first_sample, first
-    elif early is not None and has_grown and _is_at_lr_of(first_sample, early) and not _has_come_down(history):
+    elif early is not None and grows and is_at_first_lr and not has_come_down:
         sample, limit = early, grown
-    elif peak is not None and peak.ratio > later and _is_at_full_lr(history, peak):
-        sample, limit = peak, later
+    elif peak is None or peak.ratio <= 0.048:
+        return None
+    elif peak.lr is None or (2.0 * peak.lr >= history.lrs.max and not is_rising):
+        sample, limit = peak, 0.048
     else:
         return None
     have_died = any(window.last.value.dead_unit_ratio > 0.5 for _, window in history.activations.items())
-    is_hurt = have_died or _is_hurt(history, kept, patience, restless)
+    is_hurt = have_died or _is_hurt(history, restless)
     return Finding(
         f"Step {sample.step} changed the median weight by {sample.ratio:.2g} times its norm.",
         sample.step,
@@ -81,36 +72,19 @@ def update_ratio_high(
     )
 
 
-def _is_hurt(history: TrainingHistory, kept: float, patience: int, restless: float) -> bool:
-    """Whether the loss says that steps are too large: it rises, or has not gained and kept much in `patience` steps."""
+def _is_hurt(history: TrainingHistory, restless: float) -> bool:
+    """Whether the loss says that steps are too large: it rises, or has not gained and kept much in 80 steps."""
     trend = history.loss_trend
     if not trend.count or (trend.count >= 10 and trend.mean > 1.2 * trend.first > 0.0):
         return True
-    if trend.count < patience and not history.has_ended:
+    if trend.count < 80 and not history.has_ended:
         return False
     s = signals_of(history)
     is_near_zero = s.loss_noise <= _FELT * trend.first or s.progress >= 0.85  # where any loss is restless
     if s.loss_noise > restless * s.loss_level and not is_near_zero:
         return True
     goes_on = len(s.loss_levels) >= 3 and s.loss_levels[-1] < 0.95 * s.loss_levels[-3] - 0.5 * s.loss_noise
-    return not (s.progress >= kept or goes_on) or is_felt_by_the_loss(history)
-
-
-def _is_at_lr_of(first: UpdateRatio, sample: UpdateRatio) -> bool:
-    """Whether both learning rates are known, and that of `sample` is not the higher one."""
-    return first.lr is not None and sample.lr is not None and sample.lr <= 1.02 * first.lr
-
-
-def _is_at_full_lr(history: TrainingHistory, sample: UpdateRatio) -> bool:
-    """Whether the sample is of a step at half of the largest learning rate or more, and that is no longer rising."""
-    if sample.lr is None:
-        return True
-    return 2.0 * sample.lr >= history.lrs.max and not signals_of(history).is_lr_rising
-
-
-def _has_come_down(history: TrainingHistory) -> bool:
-    lrs = signals_of(history).lrs
-    return bool(lrs) and lrs[-1] < 0.7 * lrs[0] and len(lrs) == history.num_clean
+    return not (s.progress >= 0.3 or goes_on) or is_felt_by_the_loss(history)
 
 
 @rule(
@@ -121,23 +95,18 @@ def _has_come_down(history: TrainingHistory) -> bool:
     "that holds it down, and for gradients that are divided twice.",
 )
 def update_ratio_low(
-    history: TrainingHistory,
-    *,
-    ratio: float = 5e-4,
-    ratio_alone: float = 1e-7,
-    progress: float = 0.03,
-    min_steps: int = 30,
+    history: TrainingHistory, *, ratio: float = 5e-4, ratio_alone: float = 1e-7, progress: float = 0.03
 ) -> Finding | None:
     """The median weight changes by less than `ratio` of itself a step, and the loss has fallen by less than `progress`.
 
-    Without losses, by less than `ratio_alone`. In all samples (two at least), once there were `min_steps` steps at half
-    of the largest learning rate or more and it rises no longer.
+    Without losses, by less than `ratio_alone`. In all samples (two at least), after 30 steps at half of the largest
+    learning rate or more, once it no longer rises.
     """
     s = signals_of(history)
     updates = history.updates
-    if updates.count < 2 or s.num_full_lr < min_steps or s.is_lr_rising or history.num_clean < min_steps:
+    if updates.count < 2 or s.num_full_lr < 30 or s.is_lr_rising or history.num_clean < 30:
         return None
-    known = history.loss_trend.count >= min_steps
+    known = history.loss_trend.count >= 30
     if known and not s.fall < progress:
         return None
     value = max(sample.ratio for sample in (updates.first, updates.peak) if sample is not None)
@@ -200,11 +169,6 @@ def _severity_of_share(num: int, total: int, share: float) -> Severity:
     return "info" if total and num > share * total else "warning"
 
 
-def _learns_nothing(history: TrainingHistory) -> bool:
-    """Whether after a hundred losses less than 0.15 of the first was gained."""
-    return history.losses.count >= 100 and signals_of(history).progress < 0.15
-
-
 @rule(
     "parameters-not-in-optimizer",
     of="untrained-parameters",
@@ -223,7 +187,7 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
     if not names or not history.num_steps:
         return None
     total = len(history.model.names)
-    share = 1.0 if _learns_nothing(history) else share
+    share = 1.0 if is_stuck(history, 0.15, 100) else share
     return Finding(
         f"{count(len(names), 'trainable parameter')} of the model "
         f"{'is' if len(names) == 1 else 'are'} not in the optimizer: {listed(names)}.",
@@ -243,13 +207,11 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
 def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: float = 0.1) -> Finding | None:
     """Parameters that cannot learn; a warning unless they are more than a `share` of the model, or its first layers.
 
-    First layers are a run of at least four parameters from the beginning of the model on; fewer will do where
-    their weights look trained: their spread differs by more than a share `near` from those that layers begin with.
-    Info, too, where the optimizer was given none of them, for the first 100 losses, since blocks may be trained in
-    turns, and where eight tenths of the first loss were gained though they are not the first layers, unless the
-    optimizer has them, their weights are as layers begin with, and none ever had a gradient. Of such weights no purpose
-    counts where a run ends with less than half of the first loss gained. A warning where the last layer is frozen while
-    earlier ones are not, and less than half of the first loss was gained in 100 losses.
+    First layers are at least four parameters from the beginning of the model on, or fewer whose spread differs by more
+    than a share `near` from an initialisation. Info, too, where the optimizer was given none of them, for the first 100
+    losses, and where 0.8 of the first loss was gained, unless the optimizer holds fresh weights that never had a
+    gradient. No excuse counts for fresh weights where a run ends with less than half of the first loss gained. A
+    warning where the last layer is frozen, earlier ones are not, and 100 losses gained less than half of the first.
     """
     notes = history.model
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since that was noted
@@ -264,13 +226,13 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, near: flo
     on_purpose = leading == len(frozen) and (leading >= 4 or (bool(are_fresh) and not any(are_fresh)))
     num_held = _num_held(history)
     progress, num_losses = signals_of(history).progress, history.losses.count
-    is_stuck = has_had_time(history, 100) and not progress >= 0.5
-    on_purpose = (on_purpose or num_held == 0) and not (is_stuck and history.has_ended and {*are_fresh} == {True})
+    at_a_stand = is_stuck(history, 0.5, 100, at_end=True)
+    on_purpose = (on_purpose or num_held == 0) and not (at_a_stand and history.has_ended and {*are_fresh} == {True})
     is_early = num_losses > 0 and not has_had_time(history, 100)
     are_forgotten = (num_held or 0) > 0 and {*are_fresh} == {True} and frozen.isdisjoint(history.tensors)
     is_learnt = progress >= 0.8 and leading < len(frozen) and not are_forgotten  # first layers need not learn for that
     usual = "info" if is_early or is_learnt else _severity_of_share(len(names), total, share)
-    ends_frozen = total > 0 and notes.names[-1] in frozen and len(frozen) < total and is_stuck
+    ends_frozen = total > 0 and notes.names[-1] in frozen and len(frozen) < total and at_a_stand
     return Finding(
         f"{count(len(names), 'parameter')} of {total} cannot learn (frozen, or with a learning rate of 0): "
         f"{listed(names)}.",
@@ -311,14 +273,13 @@ def missing_gradients(
 ) -> Finding | None:
     """Parameters without a gradient, from `samples` samples on: info, as a head that a task does not use has none.
 
-    Not experts and other branches side by side, of which some have one: of these idle-experts tells.
-    A warning where they are the first of the model, weights among them, as where something detaches the way to them;
-    or where after `min_steps` losses less than a share `progress` of the first has been gained. Info if they are more
-    than a `share` of the model's, unless hardly anything was gained in a hundred losses; of the
-    first ones, than seven tenths.
+    A warning where they are the first of the model, weights among them, as where something detaches the way to them; or
+    where `min_steps` losses gained less than a share `progress` of the first. Info if they are more than a `share` of
+    the model's (of the first ones, seven tenths), unless 100 losses gained hardly anything. Experts and other branches,
+    some of which have a gradient, do not count: idle-experts reports them.
     """
     notes, tensors = history.model, history.tensors
-    if not notes.names or tensors.num_samples < samples or not len(tensors):
+    if not notes.names or tensors.num_samples < samples:
         return None
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since the last sample
     if newest == notes.names or tensors.hold(notes.names):
@@ -335,10 +296,9 @@ def missing_gradients(
     if not names:
         return None
     first = set(takewhile(set(names).__contains__, notes.names))
-    is_lost = not first.isdisjoint(notes.initialization) or not history.losses.count
-    is_lost = is_lost or (history.losses.count >= min_steps and not signals_of(history).progress >= progress)
-    if _learns_nothing(history) or not first.isdisjoint(notes.initialization):
-        share = max(share, 1.0 if _learns_nothing(history) else 0.7)
+    has_weights = not first.isdisjoint(notes.initialization)
+    is_lost = has_weights or not history.losses.count or is_stuck(history, progress, min_steps)
+    share = 1.0 if is_stuck(history, 0.15, 100) else max(share, 0.7) if has_weights else share
     return Finding(
         f"{count(len(names), 'parameter')} never had a gradient: {listed(names)}.",
         history.recent[0].step,
@@ -347,110 +307,4 @@ def missing_gradients(
         layers=tuple(names[:8]),
         evidence={"num_missing": len(names), "num_parameters": len(notes.names), "threshold_samples": samples},
         confidence=0.85,
-    )
-
-
-@rule(
-    "poor-initialisation",
-    reads="standard deviation of each weight matrix before the first step, against the one its fan-in asks for",
-    source="the toolkit's check_initialization (0.1 and 10 times sqrt(2 / fan_in), He et al. 2015)",
-    remedy="Initialise these layers by their fan-in (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh), "
-    "or look for what overwrote or rescaled their weights.",
-)
-def poor_initialisation(
-    history: TrainingHistory,
-    *,
-    small: float = 0.1,
-    large: float = 8.0,
-    tiny: float = 0.02,
-    large_all: float = 2.0,
-    recurrent: float = 1.1,
-    share: float = 0.5,
-) -> Finding | None:
-    """Weights that began above `large` times the expected spread, or below `small` times it in a `share` of the layers.
-
-    A single layer counts as too small below `tiny`, unless it is the last: residual branches and heads begin small on
-    purpose. Fewer than a `share` grow: they are info unless less than three tenths of the loss came off in 50 losses.
-    Above `large_all` a `share` of the layers is needed. Recurrent weights (weight_hh) count as too large above
-    `recurrent`, where their spectral radius is about 1.5. A spread of exactly zero counts where more than a `share` of
-    the layers has it, and less than eight tenths of the first loss have been gained. GPT-2's spreads, which know no
-    fan-in, are not too small.
-    """
-    if not history.num_steps:
-        return None
-    known = history.model.initialization
-    ratios_of_all = [actual and actual / expected for actual, expected in known.values()]
-    if not ratios_of_all or (small <= min(ratios_of_all) and max(ratios_of_all) <= min(recurrent, large_all, large)):
-        return None  # as most are
-    begin = history.overview.buckets[0].first_step
-    flat = [name for name, (actual, _) in known.items() if actual == 0.0]
-    if len(flat) > share * len(known) and not signals_of(history).progress >= 0.8:
-        return Finding(
-            f"{count(len(flat), 'layer')} began with all weights equal: its units stay alike. {listed(flat)}.",
-            begin,
-            begin,
-            layers=tuple(flat[:8]),
-            evidence={"num_layers": len(flat), "ratio": 0.0, "threshold": share},
-            confidence=0.95,
-        )
-    ratios = {n: actual / expected for n, (actual, expected) in known.items() if actual > 0.0}
-    all_large = sum(r > large_all for r in ratios.values()) >= share * max(len(ratios), 1)
-    limits = {n: recurrent if "weight_hh" in n else large_all if all_large else large for n in ratios}
-    too_large = sorted((n for n, r in ratios.items() if r > limits[n]), key=lambda n: -ratios[n])
-    usual = as_in_gpt2({n: actual for n, (actual, _) in known.items()}, history.model.module_kinds)
-    too_small = sorted((n for n, r in ratios.items() if r < small and n not in usual), key=ratios.__getitem__)
-    if len(too_small) < share * len(ratios):
-        too_small = [n for n in too_small if ratios[n] < tiny and n not in last_layer(history)]
-    names = too_large or too_small
-    if not names:
-        return None
-    worst = ratios[names[0]]
-    is_felt = descent(history) is not False and not may_rise(history) and stands(history, 0.3, 50)
-    is_felt = is_felt or bool(too_large) or len(names) >= share * len(ratios) or not history.losses.count
-    return Finding(
-        f"{count(len(names), 'layer')} began with weights that are too {'large' if too_large else 'small'}: "
-        f"{names[0]} with {worst:.2g} times the standard deviation that its fan-in asks for.",
-        begin,
-        begin,
-        severity="warning" if is_felt else "info",
-        layers=tuple(names[:8]),
-        evidence={
-            "ratio": worst,
-            "num_layers": len(names),
-            "share": len(names) / len(ratios),
-            "threshold": limits[names[0]] if too_large else small,
-        },
-        confidence=0.85,
-    )
-
-
-@rule(
-    "shrinking-weights",
-    of="large-weight-decay",
-    remedy="Weight decay outweighs what is learnt: divide it by 10 or more (0.01 to 0.1 is usual for AdamW, 1e-4 for "
-    "SGD), and leave biases and norms out of it.",
-)
-def shrinking_weights(
-    history: TrainingHistory, *, decay: float = 0.01, shrunk: float = 0.3, progress: float = 0.5
-) -> Finding | None:
-    """Decay takes more than a share `decay` of the weights each step, or the median weight's norm fell below `shrunk`.
-
-    The latter, of what it was at the first sample, counts while the loss has not come down by a share `progress`.
-    """
-    taken = history.model.decay_per_step or 0.0
-    learns = signals_of(history).progress >= progress
-    left = 1.0
-    if taken > decay or not learns:
-        windows = [w for n, w in history.weights.current() if w.first.value.norm and not is_bias(n)]
-        left = median([w.last.value.norm / w.first.value.norm for w in windows]) if windows else 1.0
-    has_shrunk = left < shrunk and not learns
-    if not history.num_clean or not (taken > decay or has_shrunk):
-        return None
-    said = [f"weight decay takes {taken:.1%} of the weights at each step"] if taken > decay else []
-    said += [f"the median weight has shrunk to {left:.2g} of its first norm"] if has_shrunk else []
-    text = " and ".join(said)
-    return Finding(
-        f"{text[0].upper()}{text[1:]}.",
-        evidence={"decay_per_step": taken, "norm_left": left, "threshold": decay, "threshold_norm": shrunk},
-        confidence=0.95 if taken > decay else 0.8,
     )

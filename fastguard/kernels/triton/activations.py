@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import threading
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -16,15 +18,92 @@ from ...errors import UnsupportedTensorError
 from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from ..backend import Limits, Row
 from ..tensors import float64_bytes, plain
-from .activation_layout import divide, threshold_bits
-from .launch import fold_launcher
+from .launch import CHUNK_BYTES, Launcher, activation_launcher, activation_tile, fold_launcher
 from .locate import accepts, is_dense
-from .workspace import Workspace
+from .workspace import Workspace, bits_of
 
 _NUM_PARTIALS = 10  # of a program, for the row; see lang/activations.py
 _ROW = len(ACTIVATION_COLUMNS)
 _CHANNEL = len(CHANNEL_COLUMNS)
+_PROGRAMS = 1024  # that there should be at least, before chunks get larger
+_WIDEST = 4096  # columns, of which a few channels are made to fill whole blocks
+_FEWEST_ROWS = 32  # that they must leave
 _lock = threading.Lock()
+
+
+class ChannelLayout(NamedTuple):
+    """A tensor as the kernels see it: [outer, channels, inner], in the order of memory."""
+
+    outer: int
+    channels: int
+    inner: int
+
+
+class Division(NamedTuple):
+    """How a tensor is shared out among the programs of a launch.
+
+    Attributes:
+        launcher: of the kernel.
+        sizes: elements, width of the matrix, rows and columns of a block.
+        num_programs: how many write partial results.
+        spread, channels, repeat: how the entries of channels lie; no channels, no entries.
+    """
+
+    launcher: Launcher
+    sizes: tuple[int, int, int, int]
+    num_programs: int
+    spread: int
+    channels: int
+    repeat: int
+
+
+def chunk_of(numel: int, itemsize: int) -> int:
+    """Elements that a program reads: fewer of a small tensor, so that there are programs enough. A power of two."""
+    wanted = 1 << max(0, numel * itemsize // _PROGRAMS - 1).bit_length()
+    return min(max(wanted, CHUNK_BYTES // 8), CHUNK_BYTES) // itemsize
+
+
+def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> ChannelLayout:
+    """Of a dense tensor that is not empty: what lies around the indices of dimension `dim`."""
+    if not shape:
+        return ChannelLayout(1, 1, 1)
+    outer, inner, passed = 1, 1, shape[dim] == 1  # a single channel: all of the tensor is within it
+    for _, axis in sorted(((stride, i) for i, stride in enumerate(strides) if shape[i] != 1), reverse=True):
+        if axis == dim:
+            passed = True
+        elif passed:
+            inner *= shape[axis]
+        else:
+            outer *= shape[axis]
+    return ChannelLayout(outer, shape[dim], inner)
+
+
+@functools.lru_cache(maxsize=1024)
+def divide(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, dim: int | None, device: torch.device
+) -> Division:
+    """The division of a dense tensor that is not empty, with the channels of a dimension or without.
+
+    Channels that lie side by side, or in runs shorter than 128 bytes, are columns of a matrix, which is made several
+    groups of channels wide where that fills its blocks. Longer runs are its rows.
+    """
+    numel, size = math.prod(shape), dtype.itemsize
+    outer, channels, inner = (1, 1, numel) if dim is None else layout_of(shape, strides, dim)
+    chunk, run_bytes = chunk_of(numel, size), inner * size
+    if channels > 1 and run_bytes < 128:
+        columns, group = 512 // size, channels * inner
+        filled = math.lcm(group, columns)
+        width = filled if filled <= min(_WIDEST, numel // _FEWEST_ROWS) else group
+        rows, down, across = chunk // columns, -(-numel // (width * (chunk // columns))), -(-width // columns)
+        launcher = activation_launcher(dtype, columns, True, True, device)
+        sizes = (numel, width, rows, columns)
+        return Division(launcher, sizes, down * across, down * (width // group), channels, inner)
+    side_by_side = 1 if dim is None or run_bytes >= 2048 else 4 if run_bytes >= 512 else 16
+    launcher = activation_launcher(dtype, activation_tile(dtype) // side_by_side, False, dim is not None, device)
+    across = -(-inner // chunk)
+    rows = max(1, chunk // inner // side_by_side) * side_by_side if across == 1 else 1
+    programs = -(-outer * channels // rows) * across
+    return Division(launcher, (numel, inner, rows, chunk), programs, outer, 0 if dim is None else channels, across)
 
 
 class ActivationWorkspace(Workspace):
@@ -53,8 +132,8 @@ class ActivationWorkspace(Workspace):
             UnsupportedTensorError: `x` is on another device.
             ValueError: `row` or `table` cannot take the figures.
 
-        Cost: one read of every element; two launches; no sync. Memory is allocated for a larger tensor than before, and
-        for a copy of a tensor whose elements do not fill a stretch of memory.
+        Cost: two reads of every element, the second one from a cache; two launches; no sync. Memory is allocated for a
+        larger tensor than before, and for a copy of a tensor whose elements do not fill a stretch of memory.
         """
         if x.device != self.device:
             raise UnsupportedTensorError(0, f"must be on {self.device}, got {x.device}")
@@ -72,10 +151,10 @@ class ActivationWorkspace(Workspace):
         with self._side.entered():
             self._follow_stream()
             x = x if is_dense(x) else x.contiguous()
-            made = divide(x, dim, self.device)
+            made = divide(x.shape, x.stride(), x.dtype, dim, self.device)
             num_words = _NUM_PARTIALS * made.num_programs
             partials = self._room(num_words + 2 * made.spread * made.channels * made.repeat)
-            entries, bits = partials + 8 * num_words, threshold_bits(low, high, near_zero, x.dtype)
+            entries, bits = partials + 8 * num_words, map(bits_of, (low, high, near_zero))
             made.launcher(made.num_programs, x.data_ptr(), *made.sizes, partials, made.num_programs, entries, *bits)
             fold = fold_launcher(made.channels, self.device)
             to = (
@@ -118,7 +197,7 @@ def activation_into(
 
 
 def activation(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
-    """Cost: one read of every element; two launches and a copy of 80 bytes, and 32 a channel, to the host: one sync. A
+    """Cost: two reads of every element; two launches and a copy of 80 bytes, and 32 a channel, to the host: one sync. A
     tensor whose elements do not fill a stretch of memory is copied first. Channels are quickest where they lie side by
     side (`dim` -1, channels_last) or in runs of at least 128 bytes (`dim` 1 of [N, C, H, W])."""
     num_channels = 0 if dim is None else x.shape[dim] if x.dim() else 1

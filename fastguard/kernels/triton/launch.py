@@ -130,41 +130,24 @@ def finalise_launcher(device: torch.device) -> Launcher:
     return _launcher("finalise.finalise_kernel", constants, device, threads=FOLD_THREADS)
 
 
-@functools.cache
-def decide_launcher(device: torch.device) -> Launcher:
-    return _launcher("finalise.decide_kernel", {}, device, threads=32)
+def activation_tile(dtype: torch.dtype) -> int:
+    """Elements that a program of an activation reads at once: four a thread, two of float64; more would spill."""
+    return (2 if dtype == torch.float64 else 4) * THREADS
 
 
 @functools.cache
-def segments_launcher(
-    dtype: torch.dtype, side_by_side: int, aligned: bool, table: bool, device: torch.device
+def activation_launcher(
+    dtype: torch.dtype, columns: int, by_column: bool, table: bool, device: torch.device
 ) -> Launcher:
-    """`side_by_side`: 1, 4 or 16 segments."""
-    columns = 16 * THREADS // (side_by_side * dtype.itemsize)  # 16 bytes a thread
+    """Reads tiles of `columns`, and as many rows as make a whole tile."""
     constants = {
         "DTYPE": _dtype(dtype),
-        "ROWS": side_by_side,
+        "ROWS": activation_tile(dtype) // columns,
         "COLS": columns,
-        "LANES": columns // 2 if dtype.itemsize == 2 else columns,  # four a thread, two of float64
-        "EXACT": (THREADS // 2 if dtype == torch.float64 else 2 * THREADS) // side_by_side,  # no more, lest it spill
-        "ALIGNED": aligned,
+        "BY_COLUMN": by_column,
         "TABLE": table,
     }
-    return _launcher("segments.segments_kernel", constants, device, fp_fusion=True)
-
-
-@functools.cache
-def columns_launcher(dtype: torch.dtype, aligned: bool, device: torch.device) -> Launcher:
-    columns = 16 * 32 // dtype.itemsize  # 16 bytes a thread, 32 threads a row
-    constants = {
-        "DTYPE": _dtype(dtype),
-        "ROWS": THREADS // 32,
-        "COLS": columns,
-        "LOADS": 2 if dtype.itemsize == 2 else 4,
-        "EXACT_ROWS": (1 if dtype == torch.float64 else 2) * THREADS // columns,
-        "ALIGNED": aligned,
-    }
-    return _launcher("columns.columns_kernel", constants, device, fp_fusion=True)
+    return _launcher("activations.activation_kernel", constants, device, fp_fusion=True)
 
 
 def fold_launcher(num_channels: int, device: torch.device) -> Launcher:
@@ -176,4 +159,4 @@ def fold_launcher(num_channels: int, device: torch.device) -> Launcher:
 @functools.cache
 def _fold_launcher(columns: int, device: torch.device) -> Launcher:
     constants = {"BLOCK": FOLD_TILE, "ROWS": FOLD_TILE // columns, "COLS": columns}
-    return _launcher("activation_finalise.fold_kernel", constants, device, threads=FOLD_THREADS)
+    return _launcher("activations.fold_kernel", constants, device, threads=FOLD_THREADS)

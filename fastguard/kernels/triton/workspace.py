@@ -11,7 +11,7 @@ import torch
 from ..._device import Device
 from ...records import COLUMNS
 from ..slots import DEFAULT_OPTIONS, Slot, StepOptions
-from .launch import decide_launcher, finalise_launcher, scale_launcher, stats_launcher
+from .launch import finalise_launcher, scale_launcher, stats_launcher
 from .locate import locate
 from .tables import Plan, Tables
 
@@ -19,7 +19,7 @@ _PROGRAMS_PER_PROCESSOR = 8  # of the scaling grid: as many as fit at 64 registe
 
 
 @functools.lru_cache(maxsize=64)
-def _bits(value: float) -> int:
+def bits_of(value: float) -> int:
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
@@ -75,15 +75,12 @@ class Workspace:
         options: StepOptions = DEFAULT_OPTIONS,
         *,
         unscale: float = 1.0,
-        decide: bool = True,
     ) -> None:
         """Statistics of the tensors of `plan` times the unscaling, and a decision, into `slot`.
 
         Args:
             slot: with room for the rows of `plan`.
             unscale: what to multiply by, unless `options` have a scale.
-            decide: False where the totals of several devices or ranks make one norm: add up `Slot.total`, call
-                `decide`. Until then the header has `norm_sq` and `step` only.
 
         Cost: one read of every element; one launch a dtype and one more; no sync, no allocation but the first time.
         """
@@ -106,32 +103,9 @@ class Workspace:
                 step,
                 0 if scale is None else scale.data_ptr(),
                 0 if found_inf is None else found_inf.data_ptr(),
-                _bits(unscale),
-                _bits(max_norm),
-                _bits(trigger),
-                skip_nonfinite | unscales_itself << 1 | decide << 2,
-            )
-
-    def decide(
-        self, totals: torch.Tensor, slot: Slot, options: StepOptions = DEFAULT_OPTIONS, *, unscale: float = 1.0
-    ) -> None:
-        """The decision of `measure`, from totals (float64, contiguous, on this device) that it left to be added up.
-
-        Cost: one launch of one program; no sync.
-        """
-        _, scale, found_inf, max_norm, skip_nonfinite, unscales_itself, trigger = options
-        with self._side.entered():
-            self._follow_stream()
-            decide_launcher(self.device)(
-                1,
-                totals.data_ptr(),
-                totals.numel(),
-                slot.address,
-                0 if scale is None else scale.data_ptr(),
-                0 if found_inf is None else found_inf.data_ptr(),
-                _bits(unscale),
-                _bits(max_norm),
-                _bits(trigger),
+                bits_of(unscale),
+                bits_of(max_norm),
+                bits_of(trigger),
                 skip_nonfinite | unscales_itself << 1,
             )
 

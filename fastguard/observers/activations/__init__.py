@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
+from ..._text import shown
+from ...records.samples import ModuleActivity
+from ..buffers import forward_undone
 from .arrivals import Origin as Origin
 from .budget import Cost as Cost
 from .monitor import ActivationMonitor as ActivationMonitor
-from .replay import Replay as Replay
-from .replay import replay as replay
+from .sightings import draw, origin_of
 from .units import detect_dead_neurons as detect_dead_neurons
 
 
@@ -32,3 +38,56 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
         activations = ActivationMonitor(model, **settings)
     activations.follow_guard()
     return activations
+
+
+class Replay(NamedTuple):
+    """What a replayed pass showed.
+
+    Attributes:
+        activities: one record for each call of each module, in the order of execution.
+        origin: where NaN or Inf came up, as in `ActivationMonitor.origins`; None if all outputs were finite.
+    """
+
+    activities: tuple[ModuleActivity, ...]
+    origin: ModuleActivity | None
+
+    def __str__(self) -> str:
+        where = (
+            "every output was finite" if self.origin is None else f"NaN or Inf came up in '{shown(self.origin.name)}'"
+        )
+        return f"{where}\n{draw(self.activities)}"
+
+
+def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
+    """Runs `forward` once more with all modules of `model` watched, and says where NaN or Inf came up.
+
+    Runs without gradients and eagerly, also where the model is compiled. Buffers (the running statistics of batch norm)
+    and random states are put back afterwards, so that training goes on as if nothing had been; dropout draws anew.
+
+    Args:
+        forward: calls the model on the batch in question, under autocast if that is how it is trained.
+
+    Raises:
+        ValueError: `forward` did not call the model.
+
+    Cost: a forward pass, one read of each output, and a copy of the buffers; one sync of the device.
+    """
+    everything: dict[str, Any] = {"modules": "all", "attention": False, "routers": None}
+    monitor = ActivationMonitor(model, **everything, every=1, overhead_budget=None, training_only=False)
+    monitor.follow_guard()  # one step, however often `forward` calls the model
+    try:
+        with forward_undone(model), torch.no_grad(), _eager():
+            forward()
+        records = monitor.take(0, wait=True)
+    finally:
+        monitor.detach()
+    if not records:
+        raise ValueError("`forward` must call the model that is guarded, got a call in which none of its modules ran")
+    return Replay(records, origin_of(records))
+
+
+def _eager() -> contextlib.AbstractContextManager[Any]:
+    """Compiled code runs as it was written: a graph would not call hooks that came after it."""
+    if "torch._dynamo" not in sys.modules:  # then nothing is compiled, and importing it takes a second
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")

@@ -9,18 +9,18 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..tensors import Extract, is_dense, unreadable
 from .collector import Collector
 from .families import ATTENTION_WEIGHTS
-from .hooks import PlaceHook, Switch, inert, is_traced
-from .outputs import Extract, is_dense, unreadable
-from .selection import Target, class_name, is_never_caller, names_of
+from .hooks import TOKEN, PlaceHook, is_traced
+from .selection import Target, class_name, is_never_caller
 
 KIND = "[attention]"
 _NAME = "scaled_dot_product_attention"
@@ -44,20 +44,19 @@ class AttentionWatch:
         fits: which modules' calls are looked at.
     """
 
-    def __init__(self, collector: Collector, model: nn.Module, fits: Callable[[Target], bool]) -> None:
+    def __init__(self, collector: Collector, named: Mapping[str, nn.Module], fits: Callable[[Target], bool]) -> None:
         self._collector = collector
-        named = names_of(model)
         targets = [Target(module, name or class_name(module), ATTENTION_WEIGHTS) for name, module in named.items()]
         self._names = {id(target.module): target.name if fits(target) else None for target in targets}
         self._within: list[int] = []  # which compiled modules are called now, the innermost last
         self._turn = 0
         self.sites = _sites(named)
 
-    def hooks(self, model: nn.Module, switch: Switch) -> list[PlaceHook]:
+    def hooks(self, modules: Iterable[nn.Module]) -> list[PlaceHook]:
         """What tells compiled graphs in which module they are, where no stack of Python's does."""
         return [
-            PlaceHook(module, switch, self._collector, functools.partial(move, id(module)), at_end=at_end)
-            for module in names_of(model).values()
+            PlaceHook(module, self._collector, functools.partial(move, id(module)), at_end=at_end, only_compiled=True)
+            for module in modules
             for at_end, move in ((False, self._within.append), (True, self._leave))
             if not is_never_caller(module)
         ]
@@ -154,7 +153,7 @@ def _show(
     """Puts the operator that looks into the graph that is being compiled."""
     if is_dense(query) and is_dense(key) and (attn_mask is None or is_dense(attn_mask)):
         mask = None if attn_mask is None else attn_mask.detach()
-        torch.ops.fastguard.attend(query.detach(), key.detach(), mask, is_causal, scale, Switch.token)
+        torch.ops.fastguard.attend(query.detach(), key.detach(), mask, is_causal, scale, TOKEN)
 
 
 @torch.library.custom_op(
@@ -174,7 +173,7 @@ def _attend(
         watch.look((query, key, None, mask, 0.0, is_causal, scale), {}, is_compiled=True)
 
 
-_attend.register_fake(inert)
+_attend.register_fake(lambda *args: None)
 
 
 def attention_extracts(

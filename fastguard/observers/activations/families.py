@@ -66,6 +66,15 @@ _NORMS = (
     nn.LocalResponseNorm,
 )
 _LINEARS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.Identity, nn.Flatten, nn.Unflatten)
+_FAMILIES: tuple[tuple[tuple[type[nn.Module], ...], Judgement], ...] = (
+    (_RELUS, RELU),
+    (_SMOOTH, GELU),
+    (_SIGMOIDS, SIGMOID),
+    (_TANHS, TANH),
+    (_NORMS, NORM),
+    ((nn.MultiheadAttention,), ATTENTION),
+    ((*_LINEARS, *_CONVOLUTIONS), LINEAR),
+)
 # By the name of the class, for modules of other libraries; the first that fits.
 _LEAVES_BY_NAME = (
     (re.compile(r"gelu|silu|swish|mish|swiglu|geglu", re.I), GELU),
@@ -87,9 +96,12 @@ def judgement_of(module: nn.Module) -> Judgement:
     >>> judgement_of(nn.Linear(2, 2)).family
     'linear'
     """
-    found = _special(module) or _by_type(module)
+    found = _special(module)
     if found is not None:
         return found
+    for types, judgement in _FAMILIES:
+        if isinstance(module, types):
+            return judgement
     name = type(module).__name__
     if _NORM_NAME.search(name):
         return NORM
@@ -118,21 +130,6 @@ def _special(module: nn.Module) -> Judgement | None:
         # Each slice has at most one entry above the threshold: its largest probability.
         high = math.log(THRESHOLD) if isinstance(module, nn.LogSoftmax) else THRESHOLD
         return Judgement("softmax", high=high, row_dim=-1 if module.dim is None else module.dim)
-    return None
-
-
-def _by_type(module: nn.Module) -> Judgement | None:
-    for types, judgement in (
-        (_RELUS, RELU),
-        (_SMOOTH, GELU),
-        (_SIGMOIDS, SIGMOID),
-        (_TANHS, TANH),
-        (_NORMS, NORM),
-        ((nn.MultiheadAttention,), ATTENTION),
-        ((*_LINEARS, *_CONVOLUTIONS), LINEAR),
-    ):
-        if isinstance(module, types):
-            return judgement
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -17,13 +16,14 @@ from ..._text import NAME_WIDTH, shown
 from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
-from .arrivals import Arrivals, Journal, Origin
+from ..observer import held_weakly
+from .arrivals import Arrivals, Origin
 from .attention import AttentionWatch
 from .budget import Budget, Cost
 from .collector import Collector
-from .hooks import Hook, InputHook, OutputHook, PassHook, RouterHook, Switch
-from .routers import Router, routers_of
-from .selection import Selector, Target, choose, chosen_by, class_name, names_of, unwrapped
+from .hooks import Hook, PlaceHook, RouterHook, TensorHook
+from .routers import routers_of
+from .selection import Selector, choose, chosen_by, class_name, names_of, unwrapped
 from .sightings import draw
 from .units import UnitRuns
 
@@ -108,52 +108,53 @@ class ActivationMonitor:
             window_size, model = model, None
         for name, count in (("window_size", window_size), ("every", every), ("window", window)):
             values.at_least(1, name, count)
-        _check_shares(unit_share, overhead_budget)
+        if not 0.0 < unit_share <= 1.0:
+            raise ValueError(f"`unit_share` must be in (0, 1], got {unit_share!r}")
+        if overhead_budget is not None and not overhead_budget > 0.0:
+            raise ValueError(f"`overhead_budget` must be > 0 or None, got {overhead_budget!r}")
         self._backend = kernels.resolve_backend(backend)
-        self._journal = Journal(window_size, self._backend)
         self._budget = Budget(every, overhead_budget)
-        self._arrivals = Arrivals(self._journal, UnitRuns(window, unit_share))
+        self._arrivals = Arrivals(window_size, UnitRuns(window, unit_share))
         self._step = 0
         self._next_sample = 0
         self._ended_at: float | None = None
         self._num_silent = 0
         self._is_guarded = False
         self._failures = Failures()
-        self._switch = Switch()
         self._hooks: list[Hook] = []
-        self._pass_hooks: list[PassHook] = []
+        self._pass_hooks: list[PlaceHook] = []
         self._collector: Collector | None = None
         self._attention: AttentionWatch | None = None
         self.names: tuple[str, ...] = ()
         if model is not None:
             if not isinstance(model, nn.Module):
                 raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
-            targets = choose(model, modules, include, exclude, unit_dim)
-            self._collector = Collector(unwrapped(model), self._backend, self._failures, training_only=training_only)
-            fits = chosen_by(modules, include, exclude)
+            root, named, fits = unwrapped(model), names_of(model), chosen_by(modules, include, exclude)
+            if modules is None:
+                modules = "default" if include is None else "all"
+            is_default = isinstance(modules, str) and modules == "default"
+            targets = choose(named, is_default, fits, unit_dim)
+            self.names = tuple(target.name for target in targets if not target.is_quiet)
+            self._arrivals.root = class_name(root)
+            collector = self._collector = Collector(root, self._backend, self._failures, training_only=training_only)
             if attention:
-                self._attention = AttentionWatch(self._collector, model, fits)
-                self._hooks += self._attention.hooks(model, self._switch)
-            self._watch(unwrapped(model), targets, routers_of(names_of(model), routers, fits), self._collector)
-
-    def _watch(
-        self, root: nn.Module, targets: list[Target], routers: list[tuple[Target, Router]], collector: Collector
-    ) -> None:
-        self.names = tuple(target.name for target in targets if not target.is_quiet)
-        self._arrivals.root = class_name(root)
-        for target in targets:
-            self._hooks.append((InputHook if target.of_input else OutputHook)(target, self._switch, collector))
-        self._hooks += [RouterHook(target, self._switch, collector, router) for target, router in routers]
-        self._pass_hooks = [
-            PassHook(root, self._switch, collector, collector.begin, at_end=False),
-            PassHook(
-                root, self._switch, collector, types.MethodType(type(self)._pass_ends, weakref.proxy(self)), at_end=True
-            ),
-        ]
-        # The hooks do not keep the monitor alive, and go when it does.
-        self._remove = weakref.finalize(self, _remove, self._switch, (*self._hooks, *self._pass_hooks), self._attention)
-        self._remove.atexit = False
-        self._arm()
+                self._attention = AttentionWatch(collector, named, fits)
+                self._hooks += self._attention.hooks(named.values())
+            self._hooks += [TensorHook(target, collector) for target in targets]
+            self._hooks += [
+                RouterHook(target, collector, router) for target, router in routers_of(named, routers, fits)
+            ]
+            self._pass_hooks = [
+                PlaceHook(root, collector, collector.begin, at_end=False),
+                PlaceHook(root, collector, held_weakly(self._pass_ends), at_end=True),
+            ]
+            for hook in self._pass_hooks:
+                hook.on_every_step = True
+            # The hooks do not keep the monitor alive, and go when it does.
+            hooks = (*self._hooks, *self._pass_hooks)
+            self._remove = weakref.finalize(self, _remove, collector, hooks, self._attention)
+            self._remove.atexit = False
+            self._arm(collector)
 
     def record(self, layer_name: str, activations: Any) -> ActivationStats:
         """Measures `activations` and adds the result to the records of `layer_name`.
@@ -163,7 +164,9 @@ class ActivationMonitor:
 
         Cost: one read of every element.
         """
-        return self._journal.record(layer_name, activations)
+        stats = kernels.activation_stats(activations, backend=self._backend)
+        self._arrivals.add(layer_name, stats, stats.zero_ratio)
+        return stats
 
     def diagnose(self) -> dict[str, str]:
         """What is wrong, by layer, from its last 10 records; layers with nothing wrong are left out.
@@ -179,13 +182,13 @@ class ActivationMonitor:
         {'relu1': 'Dead'}
         """
         self._arrivals.collect()
-        return self._journal.diagnose()
+        return self._arrivals.diagnose()
 
     @property
     def history(self) -> dict[str, list[ActivationStats]]:
         """The last `window_size` records of each layer, oldest first."""
         self._arrivals.collect()
-        return self._journal.layers()
+        return self._arrivals.layers()
 
     @property
     def activities(self) -> tuple[ModuleActivity, ...]:
@@ -317,31 +320,29 @@ class ActivationMonitor:
 
     def _end_step(self, step: int) -> float:
         """Sends off what was sampled in this step; sets or removes hooks for the next one. The seconds of this step."""
-        if self._collector is None:
+        collector = self._collector
+        if collector is None:
             return 0.0
         started = time.perf_counter()
-        sampled = self._switch.on and self._send(step)
+        sampled = collector.is_on and self._send(step, collector)
         self._step = step + 1
         cost_s = time.perf_counter() - started
         self._arrivals.collect()
-        cost_s += self._collector.take_seconds() + self._arrivals.seconds
+        cost_s += collector.take_seconds() + self._arrivals.seconds
         self._arrivals.seconds = 0.0
         self._budget.step(None if self._ended_at is None else started - self._ended_at, cost_s, sampled)
         self._ended_at = started
         if sampled:
             self._next_sample = step - step % self._budget.every + self._budget.interval
-        if (step + 1 >= self._next_sample) is not self._switch.on:
-            self._disarm() if self._switch.on else self._arm()
+        if (step + 1 >= self._next_sample) is not collector.is_on:
+            self._disarm(collector) if collector.is_on else self._arm(collector)
         return cost_s
 
-    def _send(self, step: int) -> bool:
-        assert self._collector is not None
-        sightings, deliveries = self._collector.deliver()
+    def _send(self, step: int, collector: Collector) -> bool:
+        sightings, events = collector.deliver()
         if sightings:
-            self._arrivals.expect(step, sightings, deliveries)
-            self._num_silent = 0
-            return True
-        self._num_silent += 1
+            self._arrivals.expect(step, sightings, events)
+        self._num_silent = 0 if sightings else self._num_silent + 1
         if self._num_silent == _NUM_SILENT:
             _log.warning(
                 "no output of the %d watched modules was seen in %d steps. In a compiled model hooks must come before "
@@ -350,10 +351,10 @@ class ActivationMonitor:
                 len(self.names),
                 _NUM_SILENT,
             )
-        return False
+        return bool(sightings)
 
-    def _arm(self) -> None:
-        self._switch.on = True
+    def _arm(self, collector: Collector) -> None:
+        collector.is_on = True
         begins, ends = self._pass_hooks
         if not ends.is_compiled:
             ends.remove()  # it has to come after the hook on the output of the model as a whole
@@ -362,31 +363,21 @@ class ActivationMonitor:
         if self._attention is not None:
             self._attention.begin()
 
-    def _disarm(self) -> None:
-        self._switch.on = False
+    def _disarm(self, collector: Collector) -> None:
+        collector.is_on = False
         if self._attention is not None:
             self._attention.end()
-        for hook in self._hooks:
+        for hook in (*self._hooks, *(self._pass_hooks if self._is_guarded else ())):
             if not hook.is_compiled:
                 hook.remove()
-        for hook in self._pass_hooks:
-            if self._is_guarded and not hook.is_compiled:
-                hook.remove()
 
 
-def _remove(switch: Switch, hooks: Iterable[Hook], attention: AttentionWatch | None) -> None:
-    switch.on = False
+def _remove(collector: Collector, hooks: Iterable[Hook], attention: AttentionWatch | None) -> None:
+    collector.is_on = False
     if attention is not None:
         attention.end()
     for hook in hooks:
         hook.remove()
-
-
-def _check_shares(unit_share: float, overhead_budget: float | None) -> None:
-    if not 0.0 < unit_share <= 1.0:
-        raise ValueError(f"`unit_share` must be in (0, 1], got {unit_share!r}")
-    if overhead_budget is not None and not overhead_budget > 0.0:
-        raise ValueError(f"`overhead_budget` must be > 0 or None, got {overhead_budget!r}")
 
 
 def _describe_skipped(skipped: Mapping[str, str]) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""Who reads the tensors: at once on the CPU; elsewhere into buffers on the device, which arrive later."""
+"""Readers: at once on the CPU; elsewhere into buffers on the device, which arrive later."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -19,56 +19,26 @@ _WIDTH = len(CHANNEL_COLUMNS)
 
 
 class Reading(NamedTuple):
-    """What one pass over a tensor found: a row of ACTIVATION_COLUMNS, a table of CHANNEL_COLUMNS (float64 bytes)."""
+    """The result of one pass over a tensor: a row of ACTIVATION_COLUMNS, a table of CHANNEL_COLUMNS (float64 bytes)."""
 
     row: tuple[float, ...]
     units: bytes | None
 
 
-class Measurement(Protocol):
-    """A reading, now or later."""
-
-    def reading(self) -> Reading:
-        """The reading. Call it only once the reader's delivery is ready."""
+Measurement: TypeAlias = Callable[[], Reading]  # call it only once its delivery has arrived
 
 
-class Delivery(Protocol):
-    """What an reader has measured since the last delivery, on its way."""
+class Event(Protocol):
+    """As torch.cuda.Event."""
 
-    def ready(self) -> bool:
-        """Whether all of it is on the host; does not block."""
+    def record(self) -> None:
+        """Marks this place in the stream's work."""
 
-    def wait(self) -> None:
+    def query(self) -> bool:
+        """Whether the work up to there is done."""
+
+    def synchronize(self) -> None:
         """Blocks until it is."""
-
-
-class Reader(Protocol):
-    """Reads tensors of one device."""
-
-    immediate: bool
-
-    def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
-        """Reads `x` once; with a `dim` also by its indices."""
-
-    def deliver(self) -> Delivery:
-        """Sends off what was measured."""
-
-
-class _Now(NamedTuple):
-    found: Reading
-
-    def reading(self) -> Reading:
-        return self.found
-
-
-class _Here:
-    """A delivery that has arrived."""
-
-    def ready(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        return
 
 
 class ImmediateReader:
@@ -80,11 +50,14 @@ class ImmediateReader:
         self._backend = backend
 
     def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
-        x = x.detach()
-        return _Now(Reading(*run_activation(x, judgement.low, judgement.high, judgement.near_zero, dim, self._backend)))
+        """Reads `x` once; with a `dim` also by its indices."""
+        limits = judgement.low, judgement.high, judgement.near_zero
+        found = Reading(*run_activation(x.detach(), *limits, dim, self._backend))
+        return lambda: found
 
-    def deliver(self) -> Delivery:
-        return _Here()
+    def deliver(self) -> Event | None:
+        """Sends off what was measured. None: it has arrived."""
+        return None
 
 
 class _Buffers:
@@ -104,49 +77,8 @@ class _Buffers:
 
     def send(self, *, wait: bool) -> None:
         """Starts the copies, after what the current stream does; waits for them only if asked to."""
-        for host, here, count in (
-            (self.host_rows, self.rows, self.num_rows),
-            (self.host_units, self.units, self.num_units),
-        ):
-            if count:
-                host[:count].copy_(here[:count], non_blocking=not wait)
-
-
-class _Late(NamedTuple):
-    buffers: _Buffers
-    row: int
-    first_unit: int
-    channels: int
-
-    def reading(self) -> Reading:
-        units = None
-        if self.channels:
-            table = self.buffers.host_units[self.first_unit : self.first_unit + self.channels]
-            units = float64_bytes(table)
-        return Reading(tuple(self.buffers.host_rows[self.row].tolist()), units)
-
-
-class Event(Protocol):
-    """As torch.cuda.Event."""
-
-    def record(self) -> None:
-        """Marks this place in the stream's work."""
-
-    def query(self) -> bool:
-        """Whether the work up to there is done."""
-
-    def synchronize(self) -> None:
-        """Blocks until it is."""
-
-
-class _OnItsWay(NamedTuple):
-    event: Event
-
-    def ready(self) -> bool:
-        return self.event.query()
-
-    def wait(self) -> None:
-        self.event.synchronize()
+        self.host_rows[: self.num_rows].copy_(self.rows[: self.num_rows], non_blocking=not wait)
+        self.host_units[: self.num_units].copy_(self.units[: self.num_units], non_blocking=not wait)
 
 
 class DeferredReader:
@@ -167,43 +99,47 @@ class DeferredReader:
         self._module = None if device.type == "cpu" else getattr(torch, device.type, None)
         self._make_event = make_event or getattr(self._module, "Event", None)
         self._num_rows, self._num_units = _ROWS, _UNITS
-        self._full: list[_Buffers] = []
-        self._open: _Buffers | None = None
+        self._buffers: list[_Buffers] = []  # the last has room
 
     def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
+        """As `ImmediateReader.measure`."""
         x = plain(x.detach(), 0)
         channels = 0 if dim is None else x.shape[dim]
         buffers = self._room_for(channels)
-        late = _Late(buffers, buffers.num_rows, buffers.num_units, channels)
-        row, table = buffers.rows[late.row], buffers.units[late.first_unit : late.first_unit + channels]
+        row, units = buffers.num_rows, slice(buffers.num_units, buffers.num_units + channels)
         limits = judgement.low, judgement.high, judgement.near_zero
-        run_activation_into(x, *limits, dim, self._backend, row, table)
+        run_activation_into(x, *limits, dim, self._backend, buffers.rows[row], buffers.units[units])
         buffers.num_rows += 1
         buffers.num_units += channels
-        return late
+
+        def reading() -> Reading:
+            table = float64_bytes(buffers.host_units[units]) if channels else None
+            return Reading(tuple(buffers.host_rows[row].tolist()), table)
+
+        return reading
 
     def _room_for(self, channels: int) -> _Buffers:
-        if self._open is not None and self._open.has_room(channels):
-            return self._open
-        if self._open is not None:  # larger from now on, so that one will do
-            self._full.append(self._open)
+        if self._buffers and self._buffers[-1].has_room(channels):
+            return self._buffers[-1]
+        if self._buffers:  # larger from now on, so that one will do
             self._num_rows, self._num_units = 2 * self._num_rows, 2 * self._num_units
-        self._open = _Buffers(self._device, self._num_rows, max(self._num_units, channels))
-        return self._open
+        self._buffers.append(_Buffers(self._device, self._num_rows, max(self._num_units, channels)))
+        return self._buffers[-1]
 
-    def deliver(self) -> Delivery:
+    def deliver(self) -> Event | None:
+        """As `ImmediateReader.deliver`."""
         waits = self._make_event is None
         with contextlib.nullcontext() if self._module is None else self._module.device(self._device):
-            for buffers in [*self._full, *([self._open] if self._open is not None else [])]:
+            for buffers in self._buffers:
                 buffers.send(wait=waits)
-            self._full, self._open = [], None
+            self._buffers = []
             if self._make_event is None:
-                return _Here()
+                return None
             event = self._make_event()
             event.record()
-        return _OnItsWay(event)
+        return event
 
 
-def reader_for(device: torch.device, backend: str) -> Reader:
+def reader_for(device: torch.device, backend: str) -> ImmediateReader | DeferredReader:
     """The reader for tensors on `device`: immediate where nothing has to be waited for."""
     return ImmediateReader(backend) if device.type == "cpu" else DeferredReader(device, backend)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..tensors import Extract, is_dense, leaves, unreadable
 from .families import ROUTER
-from .outputs import Extract, is_dense, leaves, unreadable
 from .selection import Selector, Target, matcher
 
 KIND = "[router]"

@@ -27,6 +27,15 @@ _SILENT = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # 
 _CALL_MODULES = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)  # and nothing else
 
 
+class WatchedModule(NamedTuple):
+    """What is watched, without the module. Attributes are those of `Target`."""
+
+    name: str
+    judgement: Judgement
+    unit_dim: int | None
+    is_quiet: bool
+
+
 class Target(NamedTuple):
     """One thing to watch: the output of `module`, or what goes into it.
 
@@ -42,6 +51,10 @@ class Target(NamedTuple):
     unit_dim: int | None = None
     of_input: bool = False
     is_quiet: bool = False
+
+    def subject(self) -> WatchedModule:
+        """The same without the module."""
+        return WatchedModule(self.name, self.judgement, self.unit_dim, self.is_quiet)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -91,24 +104,25 @@ def names_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def choose(
-    model: nn.Module, modules: Selector | None, include: Selector | None, exclude: Selector | None, unit_dim: int | None
+    named: dict[str, nn.Module],
+    is_default: bool,
+    fits: Callable[[Target], bool],
+    unit_dim: int | None,
 ) -> list[Target]:
-    """What to watch in `model`.
+    """What to watch of a model whose modules are `named`.
+
+    Args:
+        is_default: outputs of some modules make a record only while they are not finite.
 
     Raises:
         ValueError: nothing fits; says what there is.
-        TypeError: a selector that is neither a pattern nor a type nor a module.
     """
-    named = names_of(model)
-    if modules is None:
-        modules = "default" if include is None else "all"
-    chosen = _default(named) if isinstance(modules, str) and modules == "default" else _everything(named)
-    chosen = list(filter(chosen_by(modules, include, exclude), _infer_units(named, chosen, unit_dim)))
+    chosen = list(filter(fits, _infer_units(named, (_default if is_default else _everything)(named), unit_dim)))
     if all(target.is_quiet for target in chosen):
-        some = ", ".join(repr(name) for name in list(named)[1:9])
+        some = ", ".join(repr(name) for name in list(named)[1:9]) or class_name(named[""])
         raise ValueError(
             "`modules`, `include` and `exclude` must leave at least one module to watch, got none - in a model of "
-            f"{len(named)} modules such as {some or class_name(model)}. Patterns are searched in these names."
+            f"{len(named)} modules such as {some or class_name(named[''])}. Patterns are searched in these names."
         )
     return chosen
 

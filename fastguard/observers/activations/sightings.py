@@ -63,7 +63,7 @@ class _Gathered:
     may_be_masked: bool = False
 
     def add(self, sighting: Sighting) -> None:
-        row, units = sighting.measured.reading()
+        row, units = sighting.measured()
         if not self.is_bad and not is_finite(row):  # its first bad batch says where it came from
             self.is_bad = True
             self.inputs_finite = _inputs_finite(sighting)
@@ -73,7 +73,7 @@ class _Gathered:
             self.tables.append(units)
         for measured, rows in ((sighting.entropy, self.entropies), (sighting.largest, self.largest)):
             if measured is not None:
-                rows.append(measured.reading().row)
+                rows.append(measured().row)
 
     def batch(self, key: str) -> UnitBatch | None:
         """Its units, if they are judged and every sighting had the same ones."""
@@ -97,7 +97,7 @@ def _inputs_finite(sighting: Sighting) -> bool | None:
     if sighting.inputs is None:
         return sighting.inputs_finite
     # A further argument may be a mask, which holds -Inf; its sign is not known here.
-    rows = [(one.reading().row, is_first) for one, is_first in sighting.inputs]
+    rows = [(one().row, is_first) for one, is_first in sighting.inputs]
     return all(is_finite(row) if is_first else not row[_NANS] for row, is_first in rows)
 
 

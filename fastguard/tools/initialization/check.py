@@ -10,16 +10,138 @@ import torch
 from torch import Tensor, nn
 
 from ... import kernels
-from ..._text import prose
+from ..._text import NAME_WIDTH, in_columns, listed, prose, shown
 from ...kernels.tensors import as_tensor
+from ...observers.buffers import forward_undone
 from ...records import TensorRow
 from ...records.model import as_in_gpt2
-from .expected import Missing, Weight, bare, missing_values, modules_with_names, tied, weights_of
-from .followers import LINEAR, find_followers
-from .report import LARGE, NOT_FINITE, OK, SMALL, TOO_LARGE, TOO_SMALL, AttributeDict, InitializationReport
-from .variance import output_variances
+from .expected import (
+    TOO_LARGE,
+    TOO_SMALL,
+    Missing,
+    Weight,
+    bare,
+    find_followers,
+    missing_values,
+    modules_with_names,
+    weights_in,
+)  # fmt: skip
 
 _EXPECTED_RMS = {"norm": 1.0, "bias": 1.0}
+OK, SMALL, LARGE, NOT_FINITE = "ok", "too_small", "too_large", "not_finite"
+
+
+class AttributeDict(dict[str, Any]):
+    """A dict whose keys are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no {name!r} here; there is: {listed(self, 16)}") from None
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self[key]  # type: ignore[index]
+        except KeyError:
+            return False
+        return True
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of `key`, or `default`."""
+        return self[key] if key in self else default  # noqa: SIM401
+
+
+class InitializationReport(AttributeDict):
+    """What was found: an `AttributeDict` for each layer under its name, and the verdict under `all_ok`.
+
+    The name is that of the weight ("0.weight"); the layer's own ("0") and its place (0) find it too.
+
+    | key of a layer | what it is |
+    |---|---|
+    | `status` | `ok`; `too_small` (below 0.1 × expected); `too_large` (above 10 ×); `not_finite` |
+    | `expected_std`, `actual_std`, `ratio` | standard deviations; actual over expected |
+    | `kind` | `weight`, `recurrent`, `embedding` |
+    | `fan_in`, `rule` | inputs to each output; which rule the expectation comes from, and why |
+    | `output_variance`, `variance_ratio` | with a batch: of its output; over the one before it, None for the first |
+
+    Beside the layers stand, as keys and attributes that are not iterated over: `layers` (all of them), `others`
+    (biases, norms and the like: `kind`, `status`, `rms`, `expected_rms`), `not_judged` (name -> reason), `followers`
+    (where it was learned what follows each layer), and with a batch `variance_ok` (no ratio outside [0.1, 10]).
+    `all_ok` is True if all layers and others are ok and none was without values.
+    """
+
+    def __init__(
+        self,
+        layers: dict[str, AttributeDict],
+        others: dict[str, AttributeDict],
+        not_judged: dict[str, str],
+        followers: str,
+        all_ok: bool,
+        variance_ok: bool | None,
+    ) -> None:
+        super().__init__(layers)
+        self["all_ok"] = all_ok
+        self._beside: dict[str, Any] = {
+            "layers": _Layers(layers),
+            "others": others,
+            "not_judged": not_judged,
+            "followers": followers,
+            "variance_ok": variance_ok,
+        }
+
+    def __missing__(self, key: Any) -> Any:
+        return self._beside[key] if key in self._beside else self._beside["layers"][key]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        beside = {k: v for k, v in self._beside.items() if k not in ("layers", "others")}
+        tables = {k: {name: dict(e) for name, e in self._beside[k].items()} for k in ("layers", "others")}
+        return {"all_ok": self["all_ok"], **tables, **beside}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        b = self._beside
+        arguments = (dict(b["layers"]), b["others"], b["not_judged"], b["followers"], self["all_ok"], b["variance_ok"])
+        return InitializationReport, arguments
+
+    def __repr__(self) -> str:
+        return f"InitializationReport({len(self._beside['layers'])} layers, all_ok={self['all_ok']})"
+
+    def __str__(self) -> str:
+        layers, others = self._beside["layers"], self._beside["others"]
+        with_batch = self._beside["variance_ok"] is not None
+        rows = [_cells(name, e, with_batch) for name, e in layers.items()]
+        rows.insert(0, ("layer", "status", *_HEADINGS[: 3 + with_batch], "rule"))
+        text = in_columns(rows, left=(0, 1, len(rows[0]) - 1))
+        text.insert(1, "-" * max(map(len, text)))
+        remarks = {n: f"{e.status}, {e.kind} of rms {e.rms:.3g}" for n, e in others.items() if e.status != OK}
+        remarks |= {n: f"not judged, {reason}" for n, reason in self._beside["not_judged"].items()}
+        text += [f"{shown(name, NAME_WIDTH)}: {prose(remark)}" for name, remark in remarks.items()]
+        bad = sum(e.status != OK for e in (*layers.values(), *others.values()))
+        text.append("all ok" if self["all_ok"] else f"not all ok: {bad} of {len(layers) + len(others)} are off")
+        return "\n".join(text)
+
+
+_HEADINGS = ("expected std", "actual std", "ratio", "variance ratio")
+
+
+def _cells(name: str, e: AttributeDict, with_batch: bool) -> tuple[str, ...]:
+    numbers = [f"{e.expected_std:.3e}", f"{e.actual_std:.3e}", f"{e.ratio:.2f}"]
+    if with_batch:
+        ratio = e.get("variance_ratio")
+        numbers.append("-" if ratio is None else f"{ratio:.2f}")
+    return (shown(name, NAME_WIDTH), e.status, *numbers, e.rule)
+
+
+class _Layers(AttributeDict):
+    """Layers by the name of their weight; the layer's own name and its place lead there too."""
+
+    def __missing__(self, key: Any) -> AttributeDict:
+        if isinstance(key, int) and -len(self) <= key < len(self):
+            return list(self.values())[key]
+        if isinstance(key, str) and dict.__contains__(self, f"{key}.weight"):
+            return self[f"{key}.weight"]
+        raise KeyError(f"no layer is named '{shown(key)}'; the layers are: {listed(self, 16)}")
 
 
 def check_initialization(
@@ -115,39 +237,30 @@ def _kind_of_vector(name: str) -> str:
 def _check_model(model: nn.Module, batch: Any, backend: str) -> InitializationReport:
     followers, problem = find_followers(model)
     how = f"order of registration; the model can't be traced ({problem})" if problem else "traced graph"
-    weights: dict[str, Weight] = {}
     others: dict[str, tuple[str, Tensor]] = {}
     missing: dict[str, Missing] = {}
-    seen: dict[int, str] = {}
     with torch.no_grad():
+        found = weights_in(model, followers)
+        seen = set(found)
         for prefix, module in modules_with_names(model):
-            problems = {n: missing_values(p) for n, p in module._parameters.items() if p is not None}
-            unset = {n: problem for n, problem in problems.items() if problem is not None}
-            missing.update({prefix + n: problem for n, problem in unset.items()})
-            found = {} if unset else weights_of(module, followers.get(module, LINEAR))
-            for name, weight in found.items():
-                known = seen.setdefault(id(weight.tensor), prefix + name)
-                if known == prefix + name:
-                    weights[known] = weight
-                elif (weights[known].kind == "embedding") is not (weight.kind == "embedding"):
-                    pair = (weight, weights[known]) if weight.kind == "embedding" else (weights[known], weight)
-                    weights[known] = tied(*pair)
             for name, p in module._parameters.items():
-                if p is not None and name not in found and name not in unset and id(p) not in seen:
-                    seen[id(p)] = prefix + name
+                if p is None or id(p) in seen:
+                    continue
+                if (unset := missing_values(p)) is not None:
+                    missing[prefix + name] = unset
+                else:
+                    seen.add(id(p))
                     others[prefix + name] = (_kind(module, name), p.detach())
-    variances = {} if batch is None else output_variances(model, batch, _modules(weights), backend)
-    kinds = {type(module).__name__ for _, module in modules_with_names(model)}
+    weights = {place.name: place.weight for place in found.values()}
+    variances = {}
+    if batch is not None:
+        firsts: dict[nn.Module, str] = {}  # modules whose outputs are looked at, by their first weight
+        for name, weight in weights.items():
+            if weight.module is not None:
+                firsts.setdefault(weight.module, name)
+        variances = output_variances(model, batch, firsts, backend)
+    kinds = {type(module).__name__ for module in model.modules()}
     return _judge(weights, others, missing, how, variances, backend, with_batch=batch is not None, kinds=kinds)
-
-
-def _modules(weights: dict[str, Weight]) -> dict[nn.Module, str]:
-    """Modules whose outputs are looked at, by their first weight."""
-    found: dict[nn.Module, str] = {}
-    for name, weight in weights.items():
-        if weight.module is not None:
-            found.setdefault(weight.module, name)
-    return found
 
 
 def _kind(module: nn.Module, name: str) -> str:
@@ -217,3 +330,51 @@ def _other(kind: str, row: TensorRow) -> AttributeDict:
     elif kind == "norm" and 0 < rms < TOO_SMALL:
         status = SMALL
     return AttributeDict(kind=kind, status=status, rms=rms, expected_rms=expected)
+
+
+def output_variances(
+    model: nn.Module, batch: Any, modules: Mapping[nn.Module, str], backend: str
+) -> dict[str, tuple[float, float | None]]:
+    """By the names of `modules`, in the order in which they run: the output's variance; its ratio to the one before.
+
+    Of a module that runs several times the first counts. The ratio is None for the first module, and after an output
+    that is constant. NaN and Inf are left out of a variance.
+    """
+    found: dict[str, float] = {}
+
+    def look(name: str, output: Any) -> None:
+        tensor = _first_tensor(output)
+        if name not in found and tensor is not None:
+            found[name] = (
+                kernels.tensor_stats([tensor.detach()], names=[f"output of {name}"], backend=backend)[0].std ** 2
+            )
+
+    handles = [m.register_forward_hook(lambda _m, _i, out, name=name: look(name, out)) for m, name in modules.items()]
+    try:
+        with torch.no_grad(), forward_undone(model):
+            _call(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    result: dict[str, tuple[float, float | None]] = {}
+    before = None
+    for name, variance in found.items():
+        result[name] = (variance, variance / before if before else None)
+        before = variance
+    return result
+
+
+def _call(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, (tuple, list)):
+        model(*batch)
+    else:
+        model(batch)
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output if output.numel() and (output.is_floating_point() or output.is_complex()) else None
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    return next((t for t in map(_first_tensor, values) if t is not None), None)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .check import check_initialization
-from .expected import Weight, missing_values, tied, weights_of
-from .followers import LINEAR, find_followers
-from .report import InitializationReport
+from .check import InitializationReport, check_initialization
+from .expected import Weight, find_followers, missing_values, weights_in
 
 _EMBEDDING_STD = 0.02
 
@@ -50,24 +48,13 @@ def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = 
             raise ValueError(f"`model` must have values in all parameters, got none - at {name!r}: {problem.reason}")
     if not any(p.requires_grad and p.dim() >= 2 for p in model.parameters()):
         raise ValueError("`model` must have weights that are not frozen, got none")
-    followers, _ = find_followers(model)
-    found: dict[int, tuple[nn.Module, str, Weight]] = {}
     with torch.no_grad():
         for module in model.modules():
             _set_vectors(module)
-            for name, weight in weights_of(module, followers.get(module, LINEAR)).items():
-                own = module._parameters.get(name)
-                if own is None or not own.requires_grad or not own.numel():
-                    continue
-                known = found.get(id(own))
-                if known is None:
-                    found[id(own)] = module, name, weight
-                elif (known[2].kind == "embedding") is not (weight.kind == "embedding"):
-                    pair = (weight, known[2]) if weight.kind == "embedding" else (known[2], weight)
-                    owner = module if weight.kind == "embedding" else known[0]  # who knows of the padding
-                    found[id(own)] = owner, name, tied(*pair)
-        for module, name, weight in found.values():
-            _fill(module, name, weight, generator)
+        for _, module, name, weight in weights_in(model, find_followers(model)[0]).values():
+            own = module._parameters.get(name)
+            if own is not None and own.requires_grad:
+                _fill(own, name, weight, generator)
     return check_initialization(model)
 
 
@@ -83,8 +70,7 @@ def _set_vectors(module: nn.Module) -> None:
             p.fill_(1.0)
 
 
-def _fill(module: nn.Module, name: str, weight: Weight, generator: torch.Generator | None) -> None:
-    p: Tensor = module._parameters[name]  # type: ignore[assignment]
+def _fill(p: Tensor, name: str, weight: Weight, generator: torch.Generator | None) -> None:
     if weight.kind == "recurrent" and name.startswith("weight_hh") and p.dim() == 2 and p.shape[0] % p.shape[1] == 0:
         for gate in p.split(p.shape[1]):
             full = torch.empty(gate.shape, dtype=torch.float32, device=p.device)
@@ -93,6 +79,6 @@ def _fill(module: nn.Module, name: str, weight: Weight, generator: torch.Generat
     is_looked_up = weight.kind == "embedding" and weight.fan_in == 1  # and no more: a tied one is multiplied with
     std = _EMBEDDING_STD if is_looked_up else weight.expected_std
     p.normal_(0.0, std, generator=generator)
-    padding = getattr(module, "padding_idx", None)
+    padding = getattr(weight.module, "padding_idx", None)
     if weight.kind == "embedding" and padding is not None:
         p[padding].zero_()

@@ -10,17 +10,16 @@ from typing import Any
 
 import torch
 
-from ...diagnosis import Finding
+from ...diagnosis import Finding, diagnose
 from ...records import values
 from ...records.failures import Failures
 from ...report import Report, Status
-from ..lr_finder.restoring import randomness_restored
+from ..restoring import randomness_restored
 from .batches import take
 from .bench import set_up
-from .causes import find
 from .evidence import Evidence
 from .losses import chance
-from .registry import CHECKS, ask
+from .registry import CHECKS, Check, find_causes
 from .report import PreflightReport
 
 
@@ -87,10 +86,6 @@ def preflight(
     ('critical', 'wrong-output-layer', 'softmax-before-cross-entropy')
     """
     asked = _asked(checks)
-    for name, chosen in (thresholds or {}).items():
-        if name not in asked:
-            raise ValueError(f"`thresholds` must name checks, got {name!r}; the checks are: {', '.join(asked)}")
-        asked[name].check_thresholds(chosen)
     values.at_least(1, "num_batches", num_batches)
     values.at_least(1, "num_steps", num_steps)
     if not seconds > 0:
@@ -102,26 +97,23 @@ def preflight(
         batches = take(batch, num_batches)
         with set_up(model, optimizer, loss_fn, batches) as bench:
             evidence = Evidence(bench, batches, max_steps=num_steps, seconds=seconds)
-            found = ask(evidence, asked, thresholds or {}, failures)
+            found = diagnose(evidence, rules=asked, thresholds=thresholds, failures=failures)  # type: ignore[arg-type]
             numbers = _numbers(evidence)
-    causes = find(found)
+    causes = find_causes(found)
     numbers |= {"num_checks": len(asked), "num_failed": len(failures), "seconds": time.perf_counter() - started}
     if len(failures):
         found.append(_not_checked(failures))
-    status: Status = "healthy"
-    for finding in reversed(found):
-        if finding.severity != "info":
-            status = finding.severity if status != "critical" else status
+    status: Status = next((f.severity for f in found if f.severity != "info"), "healthy")
     told = dict.fromkeys(one.recommendation for one in (*causes, *found) if one.recommendation)
     return PreflightReport(status, tuple(found), list(told), numbers, tuple(causes))
 
 
-def _asked(checks: Iterable[str] | None) -> dict[str, Any]:
+def _asked(checks: Iterable[str] | None) -> list[Check]:
     names = list(CHECKS if checks is None else checks)
     for name in names:
         if name not in CHECKS:
             raise ValueError(f"`checks` must name checks, got {name!r}; there are: {', '.join(CHECKS)}")
-    return {name: CHECKS[name] for name in names}
+    return [CHECKS[name] for name in names]
 
 
 def _numbers(evidence: Evidence) -> dict[str, float]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...step.wrappers import innermost, refuse_sharding_model
-from ..lr_finder.restoring import everything_restored, without_guard
+from ..restoring import everything_restored, without_guard
 from .batches import is_pair, mapped
 
 _WHOLE_NAMES = ("model", "net", "network", "module", "self_model")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..lr_finder.restoring import set_rate
+from ..restoring import set_rate
 from .bench import Bench
 
 FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0)
@@ -31,7 +31,6 @@ class Attempt:
         peak: the highest loss on the way.
         num_steps: how many steps were taken.
         update_ratio: median over the tensors of |change| / |weight| in a step, over the first steps.
-        end_in_eval: the loss afterwards in evaluation mode.
     """
 
     factor: float
@@ -41,7 +40,6 @@ class Attempt:
     peak: float
     num_steps: int
     update_ratio: float
-    end_in_eval: float = math.nan
 
     @property
     def gain(self) -> float:
@@ -142,10 +140,6 @@ class Fitting:
                 if not math.isfinite(losses[-1]) or (is_late and len(losses) >= LEAST_STEPS):
                     break
             end = self._mean_loss(bench) if math.isfinite(losses[-1]) else math.nan
-            in_eval = math.nan
-            if factor == 1.0 and math.isfinite(end):
-                bench.model.eval()  # the modes are put back with all else
-                in_eval = self._mean_loss(bench)
         except (RuntimeError, ArithmeticError, ValueError, IndexError):
             # weights that are no longer finite make losses refuse their input; that says the same as a loss of NaN
             if not losses:
@@ -154,7 +148,7 @@ class Fitting:
         peak = max((loss for loss in losses if math.isfinite(loss)), default=math.inf)
         if not math.isfinite(end):
             end, peak = math.nan, math.inf
-        return Attempt(factor, lr, start, end, peak, len(losses), median(ratios or [math.nan]), in_eval)
+        return Attempt(factor, lr, start, end, peak, len(losses), median(ratios or [math.nan]))
 
     def _mean_loss(self, bench: Bench) -> float:
         # With gradients, which a loss may take itself (penalties, adversaries); the same random numbers each time.

@@ -1,9 +1,9 @@
-"""A device that is as slow as a test wants it, several devices that are one, and a watch on what may not happen."""
+"""A device that is as slow as a test wants it, and a watch on what may not happen."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastguard._device import Courier, Parcel
-from fastguard.step import engines
-from fastguard.step.judge import Judge
 
 
 class SlowCourier(Courier):
@@ -46,36 +44,22 @@ class SlowCourier(Courier):
             self.run(1)
 
 
-def slow(optimizer: Any, *, device_of: Callable[[torch.Tensor], torch.device] | None = None) -> list[SlowCourier]:
-    """Puts `optimizer` on a slow device; gives its couriers, one for each device that turns up."""
+def slow(optimizer: Any) -> list[SlowCourier]:
+    """Puts `optimizer` on a slow device; gives its couriers, one for each time that slots are made."""
     couriers: list[SlowCourier] = []
 
     def courier_for(device: torch.device) -> SlowCourier:
         couriers.append(SlowCourier(torch.device("cpu")))
         return couriers[-1]
 
-    put(optimizer, courier_for=courier_for, device_of=device_of)
+    on_device = optimizer.guard._judge.on_device
+    on_device._courier_for, on_device._num_rows = courier_for, -1
     return couriers
-
-
-def put(optimizer: Any, **settings: Any) -> Judge:
-    """Gives the guard of `optimizer` a judge with such settings. Whatever the devices are called, they are the CPU."""
-    guard = optimizer.guard
-    cpu = torch.device("cpu")
-    engine = engines.engine_for(cpu, guard.backend)
-
-    def engine_for(device: torch.device, backend: str) -> Any:
-        return None if engine is None else lambda _: engine(cpu)
-
-    guard._judge.__init__(guard._run, guard._ledger, *guard._judge.settings, engine_for=engine_for, **settings)
-    return guard._judge
 
 
 def on_the_host(optimizer: Any) -> None:
     """Has `optimizer` judged on the host, whatever the engines are said to be."""
-    optimizer.guard._judge.__init__(
-        optimizer.guard._run, optimizer.guard._ledger, *optimizer.guard._judge.settings, engine_for=lambda *_: None
-    )
+    optimizer.guard._judge.choose(waits=True)
 
 
 _WAITING = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique", "masked_select")

@@ -99,7 +99,7 @@ class Convolution(nn.Module):
         self.square.grad = square.t().contiguous().t() if otherwise else square
 
 
-@pytest.mark.thinned(interpreted=2)
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("max_norm", [1e6, 0.5])
 @pytest.mark.parametrize("fused", [torch.optim.SGD, torch.optim.Adam])
 def test_gradients_that_lie_otherwise_are_put_straight(max_norm: float, fused: Any) -> None:

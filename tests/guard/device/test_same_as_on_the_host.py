@@ -34,9 +34,8 @@ MODULES = (
     test_step_records,
     test_traps,
 )
-# Interpreting takes a while: these also run the kernels themselves, the others the torch operations only.
+# These also run the kernels themselves, if slow tests are asked for; the others the torch operations only.
 WITH_KERNELS = (test_proxies, test_several_optimizers, test_step_records)
-SELDOM_WITH_KERNELS = (test_proxies, test_step_records)
 # What takes longest, and is held for a few of its cases by test_skips.py and test_fused_hazards.py.
 SELDOM = (test_compiled_steps, test_lr_schedulers, test_optimizers)
 LATER = "a run of skips raises in a later step: test_skips.py"
@@ -71,7 +70,7 @@ def _class_of(module: ModuleType) -> type:
     """The tests of `module`, in a class of their own, because some modules have tests of one name."""
     tests = {name: staticmethod(test) for name, test in vars(module).items() if name.startswith("test_")}
     marks = getattr(module, "pytestmark", [])
-    kernels = pytest.param("triton", marks=[pytest.mark.slow] if module in SELDOM_WITH_KERNELS else [])
+    kernels = pytest.param("triton", marks=pytest.mark.slow)
     engines = ["reference", kernels] if module in WITH_KERNELS else ["reference"]
     needed = [pytest.mark.parametrize("engine", engines, indirect=True), pytest.mark.usefixtures("engine", "no_lag")]
     if module in SELDOM:

@@ -47,7 +47,7 @@ class Event:
         self.device.num_waits += 1
 
 
-@pytest.mark.thinned(interpreted=3)
+@pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize("behind", [0, 1, 5])
 def test_each_record_gets_the_sample_of_its_step(behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()

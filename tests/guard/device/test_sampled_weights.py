@@ -19,7 +19,7 @@ MAKERS = {
 }
 
 
-@pytest.mark.thinned(interpreted=2)
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 def test_each_record_gets_the_sample_of_its_step(make: Any) -> None:
     model, memory = make_model(), fastguard.MemorySink()

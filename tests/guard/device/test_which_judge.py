@@ -9,6 +9,7 @@ import pytest
 import torch
 from device_helpers import slow
 from guard_helpers import loss_at, make_model, take_step, train
+from torch import nn
 
 import fastguard
 from fastguard.kernels import registry
@@ -72,25 +73,32 @@ def test_an_optimizer_without_a_way_to_skip_keeps_the_host(engine: str) -> None:
     assert optimizer.guard._run.waits
 
 
-def test_a_gradient_where_no_engine_is_goes_to_the_host(engine: str) -> None:
-    """As one that is on the CPU while the rest is on a GPU. What was on its way is delivered first."""
+def test_what_no_engine_can_read_goes_to_the_host(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a gradient on the CPU while the rest is on a GPU. What was on its way is delivered first."""
     model, memory = make_model(), fastguard.MemorySink()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, sinks=[memory])
-    elsewhere: list[bool] = []
-    couriers = slow(optimizer, device_of=lambda t: torch.device("cuda", 1 if elsewhere and t.shape == (4, 8) else 0))
-    devices = optimizer.guard._judge.on_device.devices
-    engine_for = devices._engine_for
-    devices._engine_for = lambda device: None if device.index == 1 else engine_for(device)
+    slow(optimizer)
     train(model, optimizer, range(2))
-    assert (len(couriers), optimizer.guard._run.waits) == (1, False)
-    elsewhere.append(True)
-    devices.key = None
+    assert not optimizer.guard._run.waits
+
+    def plan(tensors: Any, *, writable: bool = False) -> Any:
+        raise fastguard.UnsupportedTensorError(1, "must be on cuda:0, got cpu")
+
+    monkeypatch.setattr(optimizer.guard._judge.on_device.engine, "plan", plan)
     take_step(model, optimizer, 2)
     assert optimizer.guard._run.waits
     assert memory.series("step") == [0, 1]
     train(model, optimizer, range(3, 5))
     optimizer.guard.flush()
     assert memory.series("step") == [0, 1, 2, 3, 4]
+
+
+def test_parameters_on_several_devices_go_to_the_host(engine: str) -> None:
+    model = make_model()
+    elsewhere = nn.Parameter(torch.ones(2, device="meta"))
+    optimizer = fastguard.wrap(torch.optim.SGD([*model.parameters(), elsewhere], lr=0.1), model, max_norm=1.0)
+    train(model, optimizer, range(2))
+    assert optimizer.guard._run.waits and optimizer.guard.last.step == 1
 
 
 def test_a_model_that_moves_takes_its_records_along(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +132,7 @@ def test_no_gradient_at_all(engine: str) -> None:
     assert optimizer.guard.last.norm > 0.0
 
 
-@pytest.mark.parametrize(("name", "value"), [("when_behind", "panic"), ("clip_through", "magic")])
+@pytest.mark.parametrize(("name", "value"), [("clip_through", "magic"), ("ranks", "some")])
 def test_unknown_settings_are_refused(name: str, value: str) -> None:
     optimizer = torch.optim.SGD(make_model().parameters(), lr=0.1)
     with pytest.raises(ValueError, match=rf"`{name}` must be one of \['.*', '.*'\], got '{value}'"):
@@ -140,7 +148,7 @@ def test_a_step_that_could_not_be_measured_takes_no_slot(engine: str, monkeypatc
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with monkeypatch.context() as patched:
-        patched.setattr(on_device, "measure", lambda *args: 1 / 0)
+        patched.setattr(on_device, "_measure", lambda *args: 1 / 0)
         for _ in range(2 * NUM_PENDING):
             with pytest.raises(ZeroDivisionError):
                 optimizer.step()

@@ -1,24 +1,20 @@
-"""Kernels for activations: moments, extremes and counts of one tensor and, in the same read, figures for each channel.
+"""Kernels for activations: moments, extremes and counts of one tensor and, in the same launch, of each channel.
 
-All arguments are 64-bit integers, as in stats.py: addresses, counts, the bits of float64 numbers. A program writes
-one column of `partials`, float64 [10, number of programs], and nothing else touches it: no atomics.
-
-Moments are those of x - shift, where the shift is the mean of the program's first elements: a standard deviation that
-is small beside the mean loses nothing. The fast loop has float32 lanes (float64 for float64), of at most 128 elements
-each; then the program asks whether the loop's assumptions held, and reads its part again exactly if they did not:
-around the true mean, in float64, NaN and Inf told apart by their bits.
+All arguments are 64-bit integers, as in stats.py: addresses, counts, the bits of float64 numbers. The tensor is a
+matrix whose last row may be incomplete. A program reads a block of it twice, first for the mean, then for everything
+else around the mean, in float64: a standard deviation that is small beside the mean loses nothing, and any value may
+occur. It writes one column of `partials`, float64 [10, number of programs]. There are no atomics, so every sum has a
+fixed order.
 
 `table` takes two planes of partial results for each entry of a channel: the sum of magnitudes (float64), and counts
-packed into one integer: near zero, saturated << 20, not finite << 40.
-
-Thresholds reach these kernels rounded to what the elements are compared as, such that no comparison changes.
+packed into one integer: near zero, saturated << 20, not finite << 40. An entry is a row of a block, or a column of it.
 """
 
 # No `from __future__ import annotations` here: Triton reads the annotations of the arguments.
 import triton
 import triton.language as tl
 
-from .stats import INF32, INF64, is_finite, magnitude_bits, pointer
+from .stats import INF32, INF64, double, is_finite, magnitude_bits, pointer
 
 # Columns of the partials.
 COUNT = tl.constexpr(0)  # finite elements
@@ -34,259 +30,251 @@ INFS = tl.constexpr(9)
 
 FIELD = tl.constexpr(20)  # bits of a packed count; a program reads fewer elements than that holds
 FIELD_MASK = tl.constexpr((1 << 20) - 1)
-TABLE_MASK = tl.constexpr((1 << 40) - 1)
-MOST_CANCELLED = tl.constexpr(0.9)  # of a sum of squares, before it is taken again around the true mean
-LEAST_SPREAD32 = tl.constexpr(2.0**-43)  # smaller squares would lose bits to underflow
-LEAST_SPREAD64 = tl.constexpr(2.0**-480)
 
 
 @triton.jit
-def _kinds(x, low, high, near):
-    """Zero + 256 near zero + 65536 saturated, as float32: three counts in one register, at float rate."""
-    zero = tl.where(x == 0.0, 1.0, 0.0)
-    close = tl.where(tl.abs(x) < near, 1.0, 0.0)
-    out = tl.where((x < low) | (x > high), 1.0, 0.0)
-    kinds = tl.fma(close, tl.full(x.shape, 256.0, tl.float32), zero)
-    return tl.fma(out, tl.full(x.shape, 65536.0, tl.float32), kinds)
+def _load(address, r, last, begin, j, n, width, numel, DTYPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Rows from `r` on, columns from `begin + j` on: the elements, and which of them are inside the block."""
+    rows = r + tl.arange(0, ROWS)
+    cols = j + tl.arange(0, COLS)
+    at = rows[:, None] * width + (begin + cols)[None, :]
+    inside = (rows < last)[:, None] & (cols < n)[None, :] & (at < numel)
+    x = tl.load(pointer(address, DTYPE) + at, mask=inside, other=0.0)
+    return x.to(tl.float64 if DTYPE.is_fp64() else tl.float32), inside
 
 
 @triton.jit
-def _fast_step(a, b, c, d, shift, low, high, near, total, square, least, most, counts, size):
-    """Four elements a lane added to the accumulators, as a tree."""
-    least = tl.minimum(least, tl.minimum(tl.minimum(a, b), tl.minimum(c, d)))
-    most = tl.maximum(most, tl.maximum(tl.maximum(a, b), tl.maximum(c, d)))
-    ab = _kinds(a, low, high, near) + _kinds(b, low, high, near)
-    counts += ab + (_kinds(c, low, high, near) + _kinds(d, low, high, near))
-    size += (tl.abs(a) + tl.abs(b)) + (tl.abs(c) + tl.abs(d))
-    a -= shift
-    b -= shift
-    c -= shift
-    d -= shift
-    total += (a + b) + (c + d)
-    square += (a * a + b * b) + (c * c + d * d)
-    return total, square, least, most, counts, size
-
-
-@triton.jit
-def fast_pair(a, b, shift, low, high, near, total, square, least, most, counts, size):
-    """Two loads added to accumulators that have as many columns."""
-    a = a.to(total.dtype)
-    b = b.to(total.dtype)
-    least = tl.minimum(least, tl.minimum(a, b))
-    most = tl.maximum(most, tl.maximum(a, b))
-    counts += _kinds(a, low, high, near) + _kinds(b, low, high, near)
-    size += tl.abs(a) + tl.abs(b)
-    a -= shift
-    b -= shift
-    total += a + b
-    square += a * a + b * b
-    return total, square, least, most, counts, size
-
-
-@triton.jit
-def _masked_step(x, inside, shift, low, high, near, total, square, least, most, counts, size):
-    """One element a lane; lanes that are not `inside` hold 0 and add nothing."""
-    d = tl.where(inside, x - shift, 0.0)
-    total += d
-    square += d * d
-    least = tl.minimum(least, tl.where(inside, x, float("inf")))
-    most = tl.maximum(most, tl.where(inside, x, float("-inf")))
-    counts += tl.where(inside, _kinds(x, low, high, near), 0.0)
-    size += tl.abs(x)
-    return total, square, least, most, counts, size
-
-
-@triton.jit
-def _halves(x, LANES: tl.constexpr):
-    """Even and odd columns; a thread keeps what it has loaded."""
-    return tl.split(tl.reshape(x, [x.shape[0], LANES, 2]))
-
-
-@triton.jit
-def fast_loads(a, b, c, d, shift, low, high, near, total, square, least, most, counts, size):
-    """Four loads added to accumulators that have as many columns or half as many."""
-    LANES: tl.constexpr = total.shape[1]
-    a = a.to(total.dtype)
-    b = b.to(total.dtype)
-    c = c.to(total.dtype)
-    d = d.to(total.dtype)
-    if a.shape[1] == LANES:
-        total, square, least, most, counts, size = _fast_step(
-            a, b, c, d, shift, low, high, near, total, square, least, most, counts, size
-        )
-    else:
-        a, e = _halves(a, LANES)
-        b, f = _halves(b, LANES)
-        c, g = _halves(c, LANES)
-        d, h = _halves(d, LANES)
-        total, square, least, most, counts, size = _fast_step(
-            a, e, b, f, shift, low, high, near, total, square, least, most, counts, size
-        )
-        total, square, least, most, counts, size = _fast_step(
-            c, g, d, h, shift, low, high, near, total, square, least, most, counts, size
-        )
-    return total, square, least, most, counts, size
-
-
-@triton.jit
-def masked_load(a, inside, shift, low, high, near, total, square, least, most, counts, size):
-    """The same of one load under a mask."""
-    LANES: tl.constexpr = total.shape[1]
-    a = a.to(total.dtype)
-    if a.shape[1] == LANES:
-        total, square, least, most, counts, size = _masked_step(
-            a, inside, shift, low, high, near, total, square, least, most, counts, size
-        )
-    else:
-        a, b = _halves(a, LANES)
-        inside, other = _halves(inside.to(tl.int8), LANES)
-        total, square, least, most, counts, size = _masked_step(
-            a, inside != 0, shift, low, high, near, total, square, least, most, counts, size
-        )
-        total, square, least, most, counts, size = _masked_step(
-            b, other != 0, shift, low, high, near, total, square, least, most, counts, size
-        )
-    return total, square, least, most, counts, size
-
-
-@triton.jit
-def packed(counts):
-    """The counts of lanes as near zero, saturated << 20, zero << 40."""
-    c = counts.to(tl.int32)
-    return ((c >> 8) & 255).to(tl.int64) | ((c >> 16).to(tl.int64) << FIELD) | ((c & 255).to(tl.int64) << (2 * FIELD))
-
-
-@triton.jit
-def mean_of(total, count):
-    """Rounded as IEEE says, which Triton's own division of float32 is not: the mean of equal numbers, a power of two of
-    them, is theirs."""
-    if total.dtype == tl.float64:
-        mean = total / count.to(tl.float64)
-    else:
-        mean = tl.div_rn(total, count.to(tl.float32))
-    return mean
-
-
-@triton.jit
-def _believe(n, total, square, least, most, shift, size, IS_DOUBLE: tl.constexpr):
-    """Whether the fast loop may be believed, from sums over its lanes: nothing that is not finite (which makes the sum
-    of squares NaN or Inf), no overflow, no underflow, and no sum of squares that is nearly all cancelled."""
-    spread = tl.maximum(most - shift, shift - least)
-    enough: tl.constexpr = LEAST_SPREAD64 if IS_DOUBLE else LEAST_SPREAD32
-    bounded = is_finite(square) & is_finite(size)
-    return bounded & (total * total <= MOST_CANCELLED * n * square) & ((spread >= enough) | (spread == 0.0))
-
-
-@triton.jit
-def exact_mean_step(x, inside, total, count):
-    """Finite elements, times 2^-20 lest the sum overflow, and their number."""
-    finite = is_finite(x) & inside
-    total += tl.where(finite, x.to(tl.float64) * 2.0**-20, 0.0)
-    count += finite.to(tl.int32)
-    return total, count
-
-
-@triton.jit
-def exact_step(x, inside, mean, low, high, near, total, square, least, most, counts, bad, size):
-    """One element a lane, of any value. `counts` has fields of ten bits: zero, near zero, saturated; `bad` of sixteen:
-    NaN, Inf."""
-    bits = magnitude_bits(x)
-    inf: tl.constexpr = INF64 if x.dtype == tl.float64 else INF32
-    finite = (bits < inf) & inside
-    is_inf = (bits == inf) & inside
-    wide = x.to(tl.float64)
-    d = tl.where(finite, wide - mean, 0.0)
-    total += d
-    square += d * d
-    least = tl.minimum(least, tl.where(finite, x, float("inf")))
-    most = tl.maximum(most, tl.where(finite, x, float("-inf")))
-    out = (finite & ((x < low) | (x > high))) | is_inf
-    close = finite & (tl.abs(x) < near)
-    counts += (finite & (bits == 0)).to(tl.int32) + (close.to(tl.int32) << 10) + (out.to(tl.int32) << 20)
-    bad += ((bits > inf) & inside).to(tl.int32) + (is_inf.to(tl.int32) << 16)
-    size += tl.where(finite, tl.abs(wide), 0.0)
-    return total, square, least, most, counts, bad, size
-
-
-@triton.jit
-def store_entries(table, num_entries, entries, inside, size, counts):
+def _store_entries(table, num_entries, entries, inside, size, counts):
     """Both planes of some entries of `table`."""
     tl.store(pointer(table, tl.float64) + entries, size, mask=inside)
     tl.store(pointer(table, tl.int64) + num_entries + entries, counts, mask=inside)
 
 
 @triton.jit
-def exact_packed(counts, bad):
-    """As `packed`, and what is not finite in place of the zeros, which come apart."""
+def _packed(counts, bad):
+    """The counts of lanes as an entry has them."""
     near_and_out = ((counts >> 10) & 1023).to(tl.int64) | ((counts >> 20).to(tl.int64) << FIELD)
     return near_and_out | (((bad & 0xFFFF) + (bad >> 16)).to(tl.int64) << (2 * FIELD))
 
 
-@triton.jit
-def _store_moments(out, stride, n, shift, total, square):
-    """Count, mean and sum of squared deviations, from those around the shift. n > 0 or the totals are 0."""
-    count = tl.maximum(n, 1.0)
-    correction = total / count
-    cancelled = total * correction
-    tl.store(out + COUNT * stride, n)
-    tl.store(out + MEAN * stride, shift + tl.where(is_finite(correction), correction, 0.0))
-    tl.store(out + M2 * stride, tl.maximum(square - tl.where(is_finite(cancelled), cancelled, 0.0), 0.0))
+@triton.jit(do_not_specialize=list(range(11)))
+def activation_kernel(
+    address: tl.int64,
+    numel: tl.int64,
+    width: tl.int64,
+    block_rows: tl.int64,
+    block_columns: tl.int64,
+    partials: tl.int64,
+    num_programs: tl.int64,
+    table: tl.int64,
+    low_bits: tl.int64,
+    high_bits: tl.int64,
+    near_bits: tl.int64,
+    DTYPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BY_COLUMN: tl.constexpr,
+    TABLE: tl.constexpr,
+):
+    """A block of the matrix a program, read as tiles of ROWS x COLS. A TABLE gets an entry for each row of a block,
+    [rows, blocks across], or BY_COLUMN, where a block is COLS wide, for each column, [blocks down, width]."""
+    across = (width + block_columns - 1) // block_columns
+    program = tl.program_id(0).to(tl.int64)
+    block = program // across
+    begin = program % across * block_columns
+    n = tl.minimum(width - begin, block_columns)
+    num_rows = (numel + width - 1) // width
+    first = block * block_rows
+    last = tl.minimum(first + block_rows, num_rows)
+
+    total = tl.zeros([ROWS, COLS], tl.float64)
+    num = tl.zeros([ROWS, COLS], tl.int32)
+    for r in range(first, last, ROWS):
+        for j in range(0, n, COLS):
+            x, inside = _load(address, r, last, begin, j, n, width, numel, DTYPE, ROWS, COLS)
+            finite = is_finite(x) & inside
+            total += tl.where(finite, x.to(tl.float64) * 2.0**-20, 0.0)  # lest the sum overflow
+            num += finite.to(tl.int32)
+    count = tl.sum(num).to(tl.float64)
+    centre = tl.sum(total) / tl.maximum(count, 1.0) * 2.0**20
+
+    inf: tl.constexpr = INF64 if DTYPE.is_fp64() else INF32
+    low = double(low_bits)
+    high = double(high_bits)
+    near = double(near_bits)
+    total = tl.zeros([ROWS, COLS], tl.float64)
+    square = tl.zeros([ROWS, COLS], tl.float64)
+    least = tl.full([ROWS, COLS], float("inf"), tl.float64)
+    most = tl.full([ROWS, COLS], float("-inf"), tl.float64)
+    size = tl.zeros([ROWS, COLS], tl.float64)
+    # Fields of ten bits: zero, near zero, saturated; of sixteen bits: NaN, Inf.
+    counts = tl.zeros([ROWS, COLS], tl.int32)
+    bad = tl.zeros([ROWS, COLS], tl.int32)
+    zeros = tl.zeros([ROWS, COLS], tl.int32)
+    all_bad = tl.zeros([ROWS, COLS], tl.int32)
+    kinds = tl.zeros([COLS if BY_COLUMN else ROWS], tl.int64)
+    for r in range(first, last, ROWS):
+        if not BY_COLUMN:
+            counts = tl.zeros([ROWS, COLS], tl.int32)
+            bad = tl.zeros([ROWS, COLS], tl.int32)
+            size = tl.zeros([ROWS, COLS], tl.float64)
+        for j in range(0, n, COLS):
+            x, inside = _load(address, r, last, begin, j, n, width, numel, DTYPE, ROWS, COLS)
+            bits = magnitude_bits(x)
+            finite = (bits < inf) & inside
+            is_inf = (bits == inf) & inside
+            wide = x.to(tl.float64)
+            away = tl.where(finite, wide - centre, 0.0)
+            total += away
+            square += away * away
+            least = tl.minimum(least, tl.where(finite, wide, float("inf")))
+            most = tl.maximum(most, tl.where(finite, wide, float("-inf")))
+            out = (finite & ((wide < low) | (wide > high))) | is_inf
+            close = finite & (tl.abs(wide) < near)
+            counts += (finite & (bits == 0)).to(tl.int32) + (close.to(tl.int32) << 10) + (out.to(tl.int32) << 20)
+            bad += ((bits > inf) & inside).to(tl.int32) + (is_inf.to(tl.int32) << 16)
+            size += tl.where(finite, tl.abs(wide), 0.0)
+        if not BY_COLUMN:
+            zeros += counts & 1023
+            all_bad += bad
+            found = tl.sum(_packed(counts, bad), axis=1)
+            kinds += found
+            if TABLE:
+                rows = r + tl.arange(0, ROWS)
+                entries = rows * across + program % across
+                _store_entries(table, num_rows * across, entries, rows < last, tl.sum(size, axis=1), found)
+    if BY_COLUMN:
+        zeros = counts & 1023
+        all_bad = bad
+        kinds = tl.sum(_packed(counts, bad), axis=0)
+        cols = tl.arange(0, COLS)
+        entries = block * width + begin + cols
+        _store_entries(table, num_programs // across * width, entries, cols < n, tl.sum(size, axis=0), kinds)
+
+    lowest = tl.min(least)
+    highest = tl.max(most)
+    all_kinds = tl.sum(kinds)
+    correction = tl.sum(total) / tl.maximum(count, 1.0)  # what the rounding of the mean left over
+    cancelled = tl.sum(total) * correction
+    mean = centre + tl.where(is_finite(correction), correction, 0.0)
+    m2 = tl.maximum(tl.sum(square) - tl.where(is_finite(cancelled), cancelled, 0.0), 0.0)
+    to = pointer(partials, tl.float64) + program
+    tl.store(to + COUNT * num_programs, count)
+    tl.store(to + MEAN * num_programs, tl.where(lowest == highest, lowest, mean))
+    tl.store(to + M2 * num_programs, tl.where(lowest == highest, 0.0, m2))
+    tl.store(to + LEAST * num_programs, lowest)
+    tl.store(to + MOST * num_programs, highest)
+    tl.store(to + ZEROS * num_programs, tl.sum(zeros).to(tl.float64))
+    tl.store(to + NEARS * num_programs, (all_kinds & FIELD_MASK).to(tl.float64))
+    tl.store(to + OUTS * num_programs, ((all_kinds >> FIELD) & FIELD_MASK).to(tl.float64))
+    tl.store(to + NANS * num_programs, tl.sum(all_bad & 0xFFFF).to(tl.float64))
+    tl.store(to + INFS * num_programs, tl.sum(all_bad >> 16).to(tl.float64))
 
 
 @triton.jit
-def _store_rest(out, stride, least, most, zeros, nears, outs, nans, infs):
-    tl.store(out + LEAST * stride, least)
-    tl.store(out + MOST * stride, most)
-    tl.store(out + ZEROS * stride, zeros.to(tl.float64))
-    tl.store(out + NEARS * stride, nears.to(tl.float64))
-    tl.store(out + OUTS * stride, outs.to(tl.float64))
-    tl.store(out + NANS * stride, nans.to(tl.float64))
-    tl.store(out + INFS * stride, infs.to(tl.float64))
+def _column(partials, column, num_programs, i):
+    return tl.load(partials + column * num_programs + i, mask=i < num_programs, other=0.0)
 
 
 @triton.jit
-def store_exact(out, stride, n, mean, total, square, least, most, zeros, bad, kinds):
-    """A program's row from the lanes of the exact loop; `kinds` are summed up as `exact_packed` has them."""
-    _store_moments(out, stride, n, mean, tl.sum(total), tl.sum(square))
-    low = tl.min(least).to(tl.float64)
-    high = tl.max(most).to(tl.float64)
-    nears = kinds & FIELD_MASK
-    outs = (kinds >> FIELD) & FIELD_MASK
-    _store_rest(out, stride, low, high, tl.sum(zeros), nears, outs, tl.sum(bad & 0xFFFF), tl.sum(bad >> 16))
+def _row(partials, num_programs, numel, out, BLOCK: tl.constexpr):
+    """Three passes over the partials: counts and extremes; the mean; the deviations from it, as Chan, Golub and LeVeque
+    (1979) merge them. Mean, m2, min and max of nothing finite are 0, 0, Inf and -Inf."""
+    lanes = tl.arange(0, BLOCK)
+    count = tl.zeros([BLOCK], tl.float64)
+    least = tl.full([BLOCK], float("inf"), tl.float64)
+    most = tl.full([BLOCK], float("-inf"), tl.float64)
+    middle = tl.full([BLOCK], float("-inf"), tl.float64)
+    zeros = tl.zeros([BLOCK], tl.float64)
+    nears = tl.zeros([BLOCK], tl.float64)
+    outs = tl.zeros([BLOCK], tl.float64)
+    nans = tl.zeros([BLOCK], tl.float64)
+    infs = tl.zeros([BLOCK], tl.float64)
+    for j in range(0, num_programs, BLOCK):
+        i = j + lanes
+        n = _column(partials, COUNT, num_programs, i)
+        count += n
+        least = tl.minimum(least, tl.where(n > 0.0, _column(partials, LEAST, num_programs, i), float("inf")))
+        most = tl.maximum(most, tl.where(n > 0.0, _column(partials, MOST, num_programs, i), float("-inf")))
+        middle = tl.maximum(middle, tl.where(n > 0.0, _column(partials, MEAN, num_programs, i), float("-inf")))
+        zeros += _column(partials, ZEROS, num_programs, i)
+        nears += _column(partials, NEARS, num_programs, i)
+        outs += _column(partials, OUTS, num_programs, i)
+        nans += _column(partials, NANS, num_programs, i)
+        infs += _column(partials, INFS, num_programs, i)
+    num = tl.sum(count)
+    # Around one of the means: of equal ones the mean is exactly theirs.
+    centre = tl.where(num > 0.0, tl.max(middle), 0.0)
+    share = 1.0 / tl.maximum(num, 1.0)
+    offset = tl.zeros([BLOCK], tl.float64)
+    for j in range(0, num_programs, BLOCK):
+        i = j + lanes
+        n = _column(partials, COUNT, num_programs, i)
+        offset += tl.where(n > 0.0, n * share * (_column(partials, MEAN, num_programs, i) - centre), 0.0)
+    mean = centre + tl.sum(offset)
+    square = tl.zeros([BLOCK], tl.float64)
+    for j in range(0, num_programs, BLOCK):
+        i = j + lanes
+        n = _column(partials, COUNT, num_programs, i)
+        d = tl.where(n > 0.0, _column(partials, MEAN, num_programs, i) - mean, 0.0)
+        square += _column(partials, M2, num_programs, i) + n * (d * d)
+    tl.store(out, numel)
+    tl.store(out + 1, mean)
+    tl.store(out + 2, tl.sum(square))
+    tl.store(out + 3, tl.min(least))
+    tl.store(out + 4, tl.max(most))
+    tl.store(out + 5, tl.sum(zeros))
+    tl.store(out + 6, tl.sum(nears))
+    tl.store(out + 7, tl.sum(outs))
+    tl.store(out + 8, tl.sum(nans))
+    tl.store(out + 9, tl.sum(infs))
 
 
 @triton.jit
-def store_believed(out, stride, n, shift, total, square, least, most, size, kinds, IS_DOUBLE: tl.constexpr):
-    """A program's row from the lanes of the fast loop, if that may be believed, and whether it was stored; `kinds` are
-    summed up as `packed` has them."""
-    total_64 = tl.sum(total.to(tl.float64))
-    square_64 = tl.sum(square.to(tl.float64))
-    low = tl.min(least).to(tl.float64)
-    high = tl.max(most).to(tl.float64)
-    shift_64 = shift.to(tl.float64)
-    believed = _believe(n, total_64, square_64, low, high, shift_64, size, IS_DOUBLE)
-    if believed:
-        _store_moments(out, stride, n, shift_64, total_64, square_64)
-        none = n * 0.0
-        outs = (kinds >> FIELD) & FIELD_MASK
-        _store_rest(out, stride, low, high, kinds >> (2 * FIELD), kinds & FIELD_MASK, outs, none, none)
-    return believed
+def _channels(table, first, num_channels, spread, repeat, out, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Entries [spread, channels, repeat] summed over all but the channels, in the order of memory within a lane."""
+    channels = first + tl.arange(0, COLS)
+    rows = tl.arange(0, ROWS)
+    num_entries = spread * num_channels * repeat
+    sizes = tl.zeros([ROWS, COLS], tl.float64)
+    nears = tl.zeros([ROWS, COLS], tl.int64)
+    outs = tl.zeros([ROWS, COLS], tl.int64)
+    bad = tl.zeros([ROWS, COLS], tl.int64)
+    for j in range(0, spread * repeat, ROWS):
+        i = j + rows
+        inside = (i < spread * repeat)[:, None] & (channels < num_channels)[None, :]
+        at = (i // repeat * num_channels * repeat + i % repeat)[:, None] + (channels * repeat)[None, :]
+        sizes += tl.load(pointer(table, tl.float64) + at, mask=inside, other=0.0)
+        counts = tl.load(pointer(table, tl.int64) + num_entries + at, mask=inside, other=0)
+        nears += counts & FIELD_MASK
+        outs += (counts >> FIELD) & FIELD_MASK
+        bad += counts >> (2 * FIELD)
+    inside = channels < num_channels
+    p = pointer(out, tl.float64) + channels * 4
+    tl.store(p, tl.sum(nears, axis=0).to(tl.float64), mask=inside)
+    tl.store(p + 1, tl.sum(outs, axis=0).to(tl.float64), mask=inside)
+    tl.store(p + 2, tl.sum(bad, axis=0).to(tl.float64), mask=inside)
+    tl.store(p + 3, tl.sum(sizes, axis=0), mask=inside)
 
 
-@triton.jit
-def begin_of(address, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """A pointer to a tensor. The hint is a promise; it has to be on the operation that makes the pointer."""
-    start = address.to(tl.int64).to(tl.pointer_type(DTYPE))
-    if ALIGNED:
-        start = tl.multiple_of(start, 16)
-    return start
-
-
-@triton.jit
-def promised(offset, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """An offset in elements, a multiple of 16 bytes where ALIGNED says so: the compiler takes it from the arithmetic,
-    as a hint on a value that was made elsewhere would be lost."""
-    if ALIGNED:
-        vector: tl.constexpr = 16 * 8 // DTYPE.primitive_bitwidth
-        offset = offset // vector * vector
-    return offset
+@triton.jit(do_not_specialize=list(range(9)))
+def fold_kernel(
+    partials: tl.int64,
+    num_programs: tl.int64,
+    numel: tl.int64,
+    out_row: tl.int64,
+    table: tl.int64,
+    spread: tl.int64,
+    num_channels: tl.int64,
+    repeat: tl.int64,
+    out_table: tl.int64,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Program 0: the row. Program 1 + b: COLS channels from b * COLS on. The order of every sum is fixed."""
+    if tl.program_id(0) == 0:
+        _row(pointer(partials, tl.float64), num_programs, numel.to(tl.float64), pointer(out_row, tl.float64), BLOCK)
+    else:
+        first = (tl.program_id(0) - 1).to(tl.int64) * COLS
+        _channels(table, first, num_channels, spread, repeat, out_table, ROWS, COLS)

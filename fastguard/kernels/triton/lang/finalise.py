@@ -39,7 +39,6 @@ HEADER = tl.constexpr(16)
 # Bits of `choices`. (An argument must not be called `options`: Triton's own wrapper has one of that name.)
 SKIP_NONFINITE = tl.constexpr(1)
 UNSCALES_ITSELF = tl.constexpr(2)
-DECIDE = tl.constexpr(4)
 
 
 @triton.jit
@@ -200,7 +199,6 @@ def finalise_kernel(
 ):
     """Program 0: the total, the decision and the header of a slot. Program 1 + t: row t.
 
-    A decision over several devices or ranks waits until their totals have been added up, and is `decide_kernel`'s.
     The order of every sum is fixed. Program 0 reads one column only, so that it does not keep the others waiting,
     unless squares have left the range of float64.
     """
@@ -215,32 +213,10 @@ def finalise_kernel(
             norm = _rescued_norm(columns, num_chunks, ROW_BLOCK) * unscale
         tl.store(header, norm_sq)
         tl.store(header + 6, step.to(tl.float64))
-        if (choices & DECIDE) != 0:
-            _decide(norm, slot, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices)
+        _decide(norm, slot, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices)
     else:
         row = tl.program_id(0) - 1
         packed = tl.load(pointer(row_chunks, tl.int64) + row)
         numel = tl.load(pointer(numels, tl.int64) + row).to(tl.float64)
         out = header + HEADER + row * COLUMNS
         _row(columns, num_chunks, packed & LOW_HALF, packed >> 32, numel, unscale, out, CHUNK, ROW_BLOCK)
-
-
-@triton.jit(do_not_specialize=list(range(9)))
-def decide_kernel(
-    totals: tl.int64,
-    num_totals: tl.int64,
-    slot: tl.int64,
-    scale_address: tl.int64,
-    found_inf_address: tl.int64,
-    unscale_bits: tl.int64,
-    max_norm_bits: tl.int64,
-    trigger_bits: tl.int64,
-    choices: tl.int64,
-):
-    """The decision of `finalise_kernel` from totals of several devices or ranks, added first to last. One program."""
-    norm_sq = tl.load(pointer(totals, tl.float64))
-    for i in range(1, num_totals):
-        norm_sq += tl.load(pointer(totals, tl.float64) + i)
-    unscale = _unscale(scale_address, unscale_bits)
-    tl.store(pointer(slot, tl.float64), norm_sq)
-    _decide(tl.sqrt(norm_sq), slot, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices)

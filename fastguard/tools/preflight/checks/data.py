@@ -171,34 +171,6 @@ def constant_inputs(evidence: Evidence, *, least_samples: int = 4) -> Finding | 
 
 
 @check(
-    "duplicated-samples",
-    cause="repeated-data",
-    reads="inputs of the first batch",
-    source="a batch of copies has the gradient of a smaller one",
-    remedy="Look at the sampler: are samples drawn with replacement from a few?",
-)
-def duplicated_samples(evidence: Evidence, *, share: float = 0.5, least_samples: int = 8) -> Finding | None:
-    """More than `share` of a batch of at least `least_samples` are copies of others in it.
-
-    Of floating inputs with more than two hundred different values: rows of a few symbols are alike by chance.
-    """
-    t = evidence.inputs[0] if evidence.inputs else None
-    if t is None or not t.is_floating_point() or not t.dim() or t.shape[0] < least_samples:
-        return None
-    rows = _rows(t)
-    if rows.shape[1] < 2 or not bool(torch.isfinite(rows).all()) or rows.unique().numel() < 8:
-        return None
-    copies = rows.shape[0] - rows.unique(dim=0).shape[0]
-    if copies <= share * rows.shape[0] or copies == rows.shape[0] - 1:
-        return None
-    return Finding(
-        f"{copies} of the {rows.shape[0]} samples of the first batch are copies of others in it.",
-        evidence={"num_copies": copies, "num_samples": rows.shape[0], "threshold": share},
-        confidence=0.8,
-    )
-
-
-@check(
     "constant-targets",
     cause="trivial-targets",
     severity="critical",

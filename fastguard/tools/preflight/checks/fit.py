@@ -35,6 +35,7 @@ def _steps_to_halve(one: Attempt) -> float:
 @check(
     "trial-steps-overshoot",
     cause="learning-rate-too-high",
+    depth=3,
     severity="critical",
     reads="the loss of a few batches, trained for some steps at the given learning rate and at others",
     source=_OVERFIT + "; Smith 2017",
@@ -91,6 +92,7 @@ def _has_gradient(evidence: Evidence) -> bool:
 @check(
     "trial-steps-too-short",
     cause="learning-rate-too-low",
+    depth=3,
     severity="critical",
     reads="the loss of a few batches, trained for some steps at the given learning rate and at others",
     source=_OVERFIT + "; Smith 2017",
@@ -141,6 +143,7 @@ def trial_steps_too_short(
 @check(
     "optimizer-cannot-fit",
     cause="wrong-optimizer-settings",
+    depth=4,
     reads="the loss of a few batches, trained with the given optimizer at all rates, and with a plain Adam",
     source=_OVERFIT,
     remedy="Begin with torch.optim.Adam(lr=1e-3), which learns these batches; then change one setting at a time.",
@@ -168,6 +171,7 @@ def optimizer_cannot_fit(evidence: Evidence, *, share: float = 0.5, least_steps:
 @check(
     "nothing-is-learnt",
     cause="model-cannot-fit",
+    depth=4,
     reads="the loss of a few batches, trained with the given optimizer at all rates, and with a plain Adam",
     source=_OVERFIT,
     remedy="Look at single samples with their targets; then give the model more: units, layers, an activation between.",

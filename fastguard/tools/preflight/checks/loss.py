@@ -31,18 +31,30 @@ _SCALE_FREE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad"
     remedy="Run one batch through model and loss by hand, with the shapes and dtypes of all tensors printed.",
 )
 def trial_pass_fails(seen: Evidence) -> Finding | None:
-    """A forward or backward pass raised an error."""
+    """A forward or backward pass raised an error, or the loss has several elements, which backward() does not take."""
     first = seen.first
-    if first.error is None:
+    if first.error is None and first.num_losses == 1:
         return None
+    if first.error is None:
+        return Finding(
+            f"The loss has {first.num_losses} elements: backward() needs a single one.",
+            severity="critical",
+            evidence={"cause": "wrong-loss"},
+            recommendation='Reduce the loss to one number: reduction="mean", or .mean().',
+            confidence=0.97,
+        )
     said = prose(f"{type(first.error).__name__}: {first.error}".strip().splitlines()[0])
-    evidence = {"stage": first.stage}
-    if _OF_SHAPES.search(said):
+    evidence, remedy = {"stage": first.stage}, ""
+    if "is out of bounds" in said and seen.call is not None and has_indices(seen.call):
+        evidence["cause"] = "wrong-output-layer"
+        remedy = "Give the last layer one unit a class, and number the classes from 0."
+    elif _OF_SHAPES.search(said):
         evidence["cause"] = "shape-mismatch"
     return Finding(
         f"The {first.stage} pass of the first batch raised {said}",
         severity="critical",
         evidence=evidence,
+        recommendation=remedy,
         confidence=0.9,
     )
 
@@ -236,25 +248,6 @@ def loss_prefers_wrong_answers(evidence: Evidence) -> Finding | None:
 
 
 @check(
-    "loss-not-a-number",
-    cause="wrong-loss",
-    severity="critical",
-    reads="how many elements the loss has; whether it can be differentiated",
-    source="torch.Tensor.backward takes a scalar",
-    remedy='Reduce the loss to one number: reduction="mean", or .mean().',
-)
-def loss_not_a_number(evidence: Evidence) -> Finding | None:
-    """The loss has several elements."""
-    if evidence.first.error is not None or evidence.first.num_losses == 1:
-        return None
-    return Finding(
-        f"The loss has {evidence.first.num_losses} elements: backward() needs a single one.",
-        severity="critical",
-        confidence=0.97,
-    )
-
-
-@check(
     "summed-loss",
     cause="wrong-loss",
     reads="`reduction` of the loss; the optimizer's kind",
@@ -282,6 +275,7 @@ def summed_loss(evidence: Evidence, *, least_samples: int = 8) -> Finding | None
 @check(
     "loss-far-above-chance",
     cause="poor-initialisation",
+    depth=2,
     reads="the loss at the start, against that of a model that knows nothing",
     source='Karpathy 2019, "A recipe for training neural networks": verify the loss at the start',
     remedy="Begin with outputs near zero: initialise the last layer smaller, and scale inputs to about 1.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -68,47 +67,6 @@ def normalised_over_too_few(evidence: Evidence, *, least_values: int = 4) -> Fin
         layers=tuple(name for name, _ in found)[:8],
         evidence={"num_values": found[0][1], "threshold": least_values},
         confidence=0.85,
-    )
-
-
-@check(
-    "statistics-do-not-follow",
-    cause="normalisation-statistics",
-    reads="momentum of BatchNorm modules; the loss in evaluation mode after the trial steps",
-    source="torch.nn.BatchNorm1d: running = (1 - momentum) * running + momentum * batch",
-    remedy="Leave momentum at 0.1 (in torch it is the weight of the new value, not of the old one).",
-)
-def statistics_do_not_follow(
-    evidence: Evidence, *, smallest: float = 0.002, largest: float = 0.7, worse: float = 5.0
-) -> Finding | None:
-    """A BatchNorm's momentum is below `smallest` or above `largest`.
-
-    Or after the trial steps the loss in evaluation mode is `worse` times that at the start, while it has fallen in
-    training mode.
-    """
-    norms = {n: m for n, m in _named(evidence, _BATCH_NORMS).items() if getattr(m, "running_mean", None) is not None}
-    odd = {n: m for n, m in norms.items() if m.momentum is not None and not smallest <= float(m.momentum) <= largest}
-    if odd:
-        momentum = float(next(iter(odd.values())).momentum)
-        return Finding(
-            f"The momentum of {listed(odd)} is {momentum:g}: the running statistics "
-            + ("hardly follow." if momentum < 0.5 else "are those of the last batch."),
-            layers=tuple(odd)[:8],
-            evidence={"momentum": momentum},
-            confidence=0.85,
-        )
-    fit = evidence.fit if norms and evidence.bench.model.training else None
-    if fit is None or fit.given.num_steps < 30 or not fit.given.gain > 0:
-        return None
-    in_eval = fit.given.end_in_eval
-    if not math.isfinite(in_eval) or in_eval <= worse * max(fit.given.start, fit.given.end):
-        return None
-    return Finding(
-        f"After {fit.given.num_steps} steps the loss is {fit.given.end:.3g} in training mode and {in_eval:.3g} in "
-        "evaluation mode.",
-        layers=tuple(norms)[:8],
-        evidence={"in_training": fit.given.end, "in_evaluation": in_eval},
-        confidence=0.6,
     )
 
 

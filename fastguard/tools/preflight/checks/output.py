@@ -7,13 +7,14 @@ from torch import Tensor
 
 from ....diagnosis import Finding
 from ..evidence import Evidence
-from ..losses import CLASSES, YES_OR_NO, has_indices, labels, num_classes
+from ..losses import CLASSES, YES_OR_NO, num_classes
 from ..registry import check
 from ..watcher import REGRESSION, LossCall
 
 TITLE = "Output layer"
 _TORCH = 'the definition of the loss in torch.nn.functional; UMLAUT (Schoop et al. 2021), "no softmax before CE"'
 _SQUASHING = ("sigmoid", "relu", "relu6", "tanh", "softplus", "softsign", "hardtanh", "hardsigmoid", "exp", "softmax")
+_PROBABILITIES = ("softmax", "sigmoid", "hardsigmoid")
 _ROUNDED = ("leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "logsigmoid")
 _RANGES = {
     **dict.fromkeys(("sigmoid", "hardsigmoid", "softmax"), (0.0, 1.0)),
@@ -52,24 +53,29 @@ def _maker(call: LossCall) -> str:
     "softmax-before-cross-entropy",
     cause="wrong-output-layer",
     severity="critical",
-    reads="what made the input of cross_entropy",
+    reads="what made the input of cross_entropy or binary_cross_entropy_with_logits",
     source=_TORCH,
-    remedy="Leave the softmax (or sigmoid) out of the model: cross_entropy takes logits, and applies one itself.",
+    remedy="Leave the softmax (or sigmoid) out of the model: the loss takes logits, and applies one itself.",
 )
 def softmax_before_cross_entropy(evidence: Evidence) -> Finding | None:
-    """`cross_entropy` is given probabilities: what a softmax or a sigmoid put out.
+    """A loss that takes logits is given probabilities: what a softmax or a sigmoid put out.
 
     Told by the function that made its input; where that could not be watched, by rows that sum to 1.
     """
     call = evidence.call
-    if call is None or call.kind != "cross_entropy" or num_classes(call) < 2:
+    is_of_classes = call is not None and call.kind == "cross_entropy" and num_classes(call) > 1
+    if call is None or not (is_of_classes or call.kind == "binary_cross_entropy_with_logits"):
         return None
     made_by = _maker(call)
-    if made_by not in ("softmax", "sigmoid"):
+    if made_by not in _PROBABILITIES:
         return None
+    what = (
+        "a softmax to it once more: between probabilities of 0 and 1 it can tell classes apart by a factor of e at most"
+        if is_of_classes
+        else "a sigmoid to it once more: its answers lie between 0.5 and 0.73"
+    )
     return Finding(
-        f"The loss cross_entropy is given what {made_by} put out, and applies a softmax to it once more: between "
-        "probabilities of 0 and 1 it can tell classes apart by a factor of e at most.",
+        f"The loss {call.kind} is given what {made_by} put out, and applies {what}.",
         severity="critical",
         evidence={"loss": call.kind, "made_by": made_by},
         confidence=0.97,
@@ -86,45 +92,20 @@ def softmax_before_cross_entropy(evidence: Evidence) -> Finding | None:
 def activation_before_cross_entropy(evidence: Evidence) -> Finding | None:
     """The logits of `cross_entropy` or `binary_cross_entropy_with_logits` come out of an activation.
 
-    Such as ReLU, tanh, softplus: it takes away part of the range that logits have. A sigmoid or softmax is told of
-    by rules of its own.
+    Such as ReLU, tanh, softplus: it takes away part of the range that logits have. `softmax-before-cross-entropy` tells
+    of a sigmoid or softmax.
     """
     call = evidence.call
     if call is None or call.kind not in ("cross_entropy", "binary_cross_entropy_with_logits"):
         return None
     made_by = _maker(call)
-    if made_by in ("softmax", "sigmoid") or made_by not in (*_SQUASHING, *_ROUNDED):
+    if made_by in _PROBABILITIES or made_by not in (*_SQUASHING, *_ROUNDED):
         return None
     is_hard = made_by in _SQUASHING
     return Finding(
         f"The logits that {call.kind} is given come out of {made_by}, which leaves them only a part of their range.",
         evidence={"loss": call.kind, "made_by": made_by},
         confidence=0.95 if is_hard else 0.8,
-    )
-
-
-@check(
-    "sigmoid-before-bce-with-logits",
-    cause="wrong-output-layer",
-    severity="critical",
-    reads="what made the input of binary_cross_entropy_with_logits",
-    source=_TORCH,
-    remedy="Leave the sigmoid out of the model, or use binary_cross_entropy, which takes probabilities.",
-)
-def sigmoid_before_bce_with_logits(evidence: Evidence) -> Finding | None:
-    """`binary_cross_entropy_with_logits` is given probabilities: what a sigmoid or softmax put out."""
-    call = evidence.call
-    if call is None or call.kind != "binary_cross_entropy_with_logits":
-        return None
-    made_by = _maker(call)
-    if made_by not in ("sigmoid", "softmax", "hardsigmoid"):
-        return None
-    return Finding(
-        f"The loss {call.kind} is given what {made_by} put out, and applies a sigmoid to it once more: its answers "
-        "lie between 0.5 and 0.73.",
-        severity="critical",
-        evidence={"loss": call.kind, "made_by": made_by},
-        confidence=0.97,
     )
 
 
@@ -273,31 +254,6 @@ def targets_out_of_reach(evidence: Evidence, *, share: float = 0.05, slack: floa
         evidence={"outside": outside, "threshold": share, "made_by": made_by[0]},
         confidence=0.93,
     )
-
-
-@check(
-    "labels-out-of-range",
-    cause="wrong-output-layer",
-    severity="critical",
-    reads="the targets of a loss over classes; how many units the output has",
-    source=_TORCH,
-    remedy="Give the last layer one unit a class, and number the classes from 0.",
-)
-def labels_out_of_range(evidence: Evidence) -> Finding | None:
-    """Labels are below 0, or not below the number of output units."""
-    for call in evidence.calls:
-        if not has_indices(call) or num_classes(call) < 2:
-            continue
-        found = labels(call)
-        if found.numel() and (int(found.min()) < 0 or int(found.max()) >= num_classes(call)):
-            return Finding(
-                f"Labels go from {int(found.min())} to {int(found.max())}, and the output has {num_classes(call)} "
-                "units, for the classes from 0 on.",
-                severity="critical",
-                evidence={"lowest": int(found.min()), "highest": int(found.max()), "units": num_classes(call)},
-                confidence=0.97,
-            )
-    return None
 
 
 @check(

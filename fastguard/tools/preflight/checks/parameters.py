@@ -157,6 +157,7 @@ def frozen_in_optimizer(evidence: Evidence) -> Finding | None:
 @check(
     "all-gradients-zero",
     cause="dead-units",
+    depth=2,
     severity="critical",
     reads="gradients of all batches",
     source="a step along a gradient of 0 goes nowhere",

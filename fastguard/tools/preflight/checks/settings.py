@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...._text import listed
 from ....diagnosis import Finding
+from ....diagnosis.rules.setup import odd_settings
 from ..evidence import Evidence
 from ..registry import check
 
@@ -27,43 +29,20 @@ def _number(group: dict[str, Any], key: str) -> float | None:
 @check(
     "unusual-optimizer-settings",
     cause="wrong-optimizer-settings",
-    reads="eps, betas, momentum, alpha of all groups",
+    reads="eps, betas and momentum of all groups",
     source='Kingma and Ba 2015; Choi et al. 2019, "On empirical comparisons of optimizers"',
     remedy="Begin with the optimizer's own defaults; change one setting at a time.",
 )
-def unusual_optimizer_settings(
-    evidence: Evidence,
-    *,
-    largest_eps: float = 0.01,
-    least_beta2: float = 0.5,
-    largest_beta1: float = 0.995,
-    largest_momentum: float = 0.995,
-) -> Finding | None:
-    """A setting is outside what is used.
-
-    An eps above `largest_eps` (next to it gradients count for nothing; Adagrad's and Adadelta's are other things), a
-    first beta above `largest_beta1` or above the second, a second below `least_beta2`, a momentum above
-    `largest_momentum` or below 0.
-    """
-    for group in evidence.groups:
-        eps, momentum = _number(group, "eps"), _number(group, "momentum")
-        betas = group.get("betas")
-        odd = ""
-        if eps is not None and eps > largest_eps:
-            odd = (
-                f"eps is {eps:g}: where gradients are smaller, steps are smaller than the learning rate by their ratio"
-            )
-        elif isinstance(betas, (tuple, list)) and len(betas) >= 2:
-            b1, b2 = float(betas[0]), float(betas[1])
-            if b1 > largest_beta1:
-                odd = f"the first beta is {b1:g}: a step is the mean of the last {1 / max(1 - b1, 1e-12):.0f} gradients"
-            elif b2 < least_beta2 or (b1 > b2 and b2 < 0.9):
-                odd = f"the betas are {b1:g} and {b2:g}: the second is to be the larger, near 0.999"
-        if not odd and momentum is not None and not 0.0 <= momentum <= largest_momentum:
-            odd = f"momentum is {momentum:g}: steps go on growing to {1 / max(1 - momentum, 1e-12):.0f} times"
-        if odd:
-            return Finding(f"Of {_of(evidence)} {odd}.", evidence={"optimizer": _of(evidence)}, confidence=0.88)
-    return None
+def unusual_optimizer_settings(evidence: Evidence, *, eps: float = 0.01, momentum: float = 0.995) -> Finding | None:
+    """eps from `eps` on, a momentum or beta1 above `momentum`, a beta2 below 0.5 or of nearly 1."""
+    odd = [text for group in evidence.groups for text in odd_settings({**group, "kind": _of(evidence)}, eps, momentum)]
+    if not odd:
+        return None
+    return Finding(
+        f"{_of(evidence)} runs with unusual settings: {listed(list(dict.fromkeys(odd)))}.",
+        evidence={"optimizer": _of(evidence)},
+        confidence=0.88,
+    )
 
 
 @check(
@@ -94,19 +73,3 @@ def heavy_weight_decay(evidence: Evidence, *, in_gradient: float = 0.05, per_ste
                 confidence=0.88,
             )
     return None
-
-
-@check(
-    "zero-learning-rate",
-    cause="learning-rate-too-low",
-    severity="critical",
-    reads="lr of all groups",
-    source="a step of length 0",
-    remedy="Set a learning rate; with a warm-up make the scheduler before this check, so that it knows the rate meant.",
-)
-def zero_learning_rate(evidence: Evidence) -> Finding | None:
-    """The learning rate of every group is 0 or below, and no scheduler has written down another one."""
-    rates = [max(_number(g, "lr") or 0.0, float(g.get("initial_lr", 0.0))) for g in evidence.groups if "lr" in g]
-    if not rates or max(rates) > 0.0:
-        return None
-    return Finding(f"The learning rate is {max(rates):g}.", severity="critical", confidence=0.97)

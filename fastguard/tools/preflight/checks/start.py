@@ -33,6 +33,7 @@ def _weights(evidence: Evidence) -> list[str]:
 @check(
     "weights-out-of-scale",
     cause="poor-initialisation",
+    depth=1,
     reads="weights of all layers, by their number of inputs and what follows them",
     source=_HE,
     remedy="Initialise by fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh; biases zero.",
@@ -85,6 +86,7 @@ def _is_zero(evidence: Evidence, name: str) -> bool:
 @check(
     "identical-units",
     cause="poor-initialisation",
+    depth=1,
     severity="critical",
     reads="weights of hidden layers",
     source="Goodfellow et al. 2016, section 8.4: initial parameters must break symmetry",
@@ -128,6 +130,7 @@ def _share_of_dead(output: Tensor) -> float:
 @check(
     "dead-units-at-start",
     cause="dead-units",
+    depth=2,
     reads="outputs of ReLU on the batches",
     source="AUTOTRAINER (Zhang et al. 2021), dying ReLU: a share of 0.7; Lu et al. 2019 on deep narrow nets",
     remedy="Use fewer or wider layers, LeakyReLU or normalisation, and look for biases far below zero.",
@@ -155,6 +158,7 @@ def dead_units_at_start(evidence: Evidence, *, share: float = 0.75, least_sample
 @check(
     "saturated-units-at-start",
     cause="poor-initialisation",
+    depth=2,
     reads="outputs of sigmoid and tanh on the batches",
     source="Glorot and Bengio 2010; DeepDiagnosis (Wardat et al. 2022) counts pre-activations outside ±5",
     remedy="Scale the inputs to about 1, and initialise by fan-in (xavier_normal_).",
@@ -187,6 +191,7 @@ def _spread(tensor: Tensor | None) -> float:
 @check(
     "signal-dies-out",
     cause="poor-initialisation",
+    depth=2,
     reads="how what goes into each layer differs from sample to sample",
     source="He et al. 2015, section 2.2: a product of many factors below 1",
     remedy="Initialise by fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh; or normalise between layers.",
@@ -235,6 +240,7 @@ def _flow(evidence: Evidence, passes: list[TrialPass]) -> tuple[str, str, float,
 @check(
     "gradient-vanishes-at-start",
     cause="vanishing-gradients",
+    depth=2,
     reads="gradients of the first and the last layer's weights",
     source="AUTOTRAINER (Zhang et al. 2021), β1 = 1e-3 and β2 = 1e-4",
     remedy="Use ReLU-like activations, normalisation, residual connections, or an initialisation that keeps variance.",
@@ -265,6 +271,7 @@ def gradient_vanishes_at_start(
 @check(
     "gradient-explodes-at-start",
     cause="exploding-gradients",
+    depth=2,
     severity="critical",
     reads="gradients of the first and the last layer's weights; the size of each layer's output",
     source="AUTOTRAINER (Zhang et al. 2021), β3 = 70",
@@ -310,62 +317,49 @@ def gradient_explodes_at_start(
 
 
 @check(
-    "undefined-operation",
+    "non-finite-at-start",
     cause="singular-operation",
+    depth=2,
     severity="critical",
-    reads="the first function of torch whose result is not finite although its arguments are",
-    source="log 0, sqrt 0 (its derivative), 0/0, a softmax over nothing but -inf",
+    reads="the first function of torch whose result is not finite although its arguments are; dtypes",
+    source="log 0, sqrt 0 (its derivative), 0/0, a softmax over nothing but -inf; float16 ends at 65504",
     remedy="Keep the argument away from the point: clamp(min=eps), log_softmax instead of log(softmax), sqrt(x + eps).",
 )
-def undefined_operation(evidence: Evidence) -> Finding | None:
-    """Loss or gradients are NaN or Inf, and a function with points where it is not defined was the first to make one.
+def non_finite_at_start(evidence: Evidence) -> Finding | None:
+    """Loss or gradients of the first pass are NaN or Inf, although inputs, targets and weights are finite.
 
-    Finite inputs and weights are a condition. Of gradients alone: a root or a norm of exactly zero was taken.
+    A function with points where it is not defined was the first to make one, or a root or a norm of exactly zero was
+    taken; or the model is in float16, and overflows.
     """
-    if any(not bool(torch.isfinite(p).all()) for p in evidence.parameters.values()):
+    first, gradients = evidence.first, evidence.first.gradients.values()
+    given = (*evidence.inputs, *evidence.targets, *evidence.parameters.values())
+    if first.error is not None or not all(bool(torch.isfinite(t).all()) for t in given if t.is_floating_point()):
         return None
-    if any(t.is_floating_point() and not bool(torch.isfinite(t).all()) for t in (*evidence.inputs, *evidence.targets)):
+    if evidence.ran and all(bool(torch.isfinite(g).all()) for g in gradients if g is not None):
         return None
-    seen = evidence.first.seen
-    if seen.origin is not None and seen.origin[0] in BREAKERS:
-        name, module = seen.origin
-        what = f"{name} is the first to give NaN or Inf, of arguments that are finite"
-    elif seen.origin is None and seen.zero_roots:
-        name, module = seen.zero_roots[0]
-        what = f"{name} is taken of exactly zero, where it has no derivative, and gradients are NaN or Inf"
+    name, module = first.seen.origin or ("", "")
+    dtypes = {p.dtype for p in evidence.parameters.values()}
+    dtypes |= {layer.output.dtype for layer in evidence.layers if layer.output is not None}
+    told: dict[str, str] = {"function": name}
+    if name in BREAKERS:
+        what, remedy = f"{name} is the first to give NaN or Inf, of arguments that are finite", ""
+    elif not name and first.seen.zero_roots:
+        name, module = first.seen.zero_roots[0]
+        what, remedy = f"{name} is taken of exactly zero, where it has no derivative, and gradients are NaN or Inf", ""
+        told["function"] = name
+    elif torch.float16 in dtypes:
+        what, told["cause"] = (
+            "values leave the range of float16, and gradients are not finite",
+            "half-precision-overflow",
+        )
+        remedy = "Use bfloat16, or keep that layer in float32; look why values are so large."
     else:
         return None
     return Finding(
-        f"The loss is {evidence.first.loss:.3g}: {what}.",
+        f"The loss is {first.loss:.3g}: {what}.",
         severity="critical",
         layers=(module,) if module else (),
-        evidence={"function": name},
+        evidence=told,
+        recommendation=remedy,
         confidence=0.9,
-    )
-
-
-@check(
-    "overflow-at-start",
-    cause="half-precision-overflow",
-    severity="critical",
-    reads="the first function of torch whose result is not finite; dtypes",
-    source="float16 ends at 65504",
-    remedy="Use bfloat16, or keep that layer in float32; look why values are so large.",
-)
-def overflow_at_start(evidence: Evidence) -> Finding | None:
-    """Loss or gradients are NaN or Inf at the start, in a model whose parameters or outputs are float16."""
-    gradients = [g for g in evidence.first.gradients.values() if g is not None]
-    if evidence.ran and all(bool(torch.isfinite(g).all()) for g in gradients):
-        return None
-    is_half = any(p.dtype is torch.float16 for p in evidence.parameters.values()) or any(
-        layer.output is not None and layer.output.dtype is torch.float16 for layer in evidence.layers
-    )
-    if not is_half or evidence.first.error is not None:
-        return None
-    where = evidence.first.seen.origin[1] if evidence.first.seen.origin is not None else ""
-    return Finding(
-        f"In float16 the loss is {evidence.first.loss:.3g} and gradients are not finite, before any step.",
-        severity="critical",
-        layers=(where,) if where else (),
-        confidence=0.85,
     )

@@ -1,0 +1,157 @@
+"""Tensors in whatever a module returns or takes, whether they can be read, and views of a part of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .. import kernels
+
+MAX_LEAVES = 8
+_MAX_DEPTH = 4
+
+
+def leaves(value: Any, path: str = "", depth: int = 0) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor in `value` with its path, in order; objects of unknown kind hold none.
+
+    >>> [path for path, _ in leaves({"logits": torch.ones(1), "past": (torch.ones(1), 3)})]
+    ["['logits']", "['past'][0]"]
+    """
+    if isinstance(value, torch.Tensor):
+        return [(path, value)]
+    if depth >= _MAX_DEPTH:
+        return []
+    found: list[tuple[str, torch.Tensor]] = []
+    if isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            found += leaves(item, f"{path}[{i}]", depth + 1)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            found += leaves(item, f"{path}[{key!r}]", depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            found += leaves(getattr(value, field.name), f"{path}.{field.name}", depth + 1)
+    return found
+
+
+def labelled(output: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors in `output`, each with its path; the first that holds numbers stands for the whole, with none.
+
+    >>> [path for path, _ in labelled((torch.ones(1), torch.ones(1)))]
+    ['', '[1]']
+    """
+    if isinstance(output, torch.Tensor):
+        return [("", output)]
+    found = leaves(output)[:MAX_LEAVES]
+    first = next((i for i, (_, x) in enumerate(found) if x.is_floating_point() or x.is_complex()), -1)
+    return [("" if i == first else path, x) for i, (path, x) in enumerate(found)]
+
+
+class Extract(NamedTuple):
+    """Small tensors, made of what a module computed, that are read as its output is.
+
+    Attributes:
+        values: what the record's statistics are of.
+        unit_dim: where the units stand in it; None if it has none.
+        entropy: of each query or token, as a share of the largest; NaN where there is nothing to choose.
+        largest: the largest logit of each query.
+    """
+
+    values: torch.Tensor
+    unit_dim: int | None = None
+    entropy: torch.Tensor | None = None
+    largest: torch.Tensor | None = None
+
+
+class Call(NamedTuple):
+    """What a module was called with."""
+
+    args: Any
+    kwargs: dict[str, Any]
+
+
+def inputs_of(call: Call) -> list[torch.Tensor]:
+    """The tensors in `call`, those called a mask or a bias left out: they hold -Inf by intent."""
+    args, kwargs = call
+    named = {key: value for key, value in kwargs.items() if "mask" not in key and "bias" not in key}
+    return [tensor for _, tensor in leaves((args, named))]
+
+
+def unreadable(tensor: torch.Tensor) -> str | None:
+    """Why there is nothing to read in `tensor`; None if it can be read."""
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return f"{str(tensor.dtype).removeprefix('torch.')} output"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "inside a torch.func transform"
+    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+        return "a tensor without values"
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "inside a CUDA graph, whose replays call no hooks"
+    return None
+
+
+def can_be_read(x: torch.Tensor) -> bool:
+    """Whether the values of `x` are in memory of the CPU, with strides."""
+    if not x.is_cpu or not is_dense(x) or isinstance(x, torch._subclasses.FakeTensor) or kernels.lacks_memory(x):
+        return False
+    functorch = torch._C._functorch
+    return not (functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x))
+
+
+def is_dense(x: torch.Tensor) -> bool:
+    """Whether `x` is memory with strides, and neither sparse nor nested nor made of other tensors."""
+    return x.layout is torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x)
+
+
+def unit_dim_of(tensor: torch.Tensor, preferred: int | None) -> int | None:
+    """The dimension of the units: `preferred` where the tensor has it, else 1 of images and -1 of anything smaller."""
+    if tensor.ndim < 2:
+        return None
+    if tensor.ndim == 2:
+        return 1
+    if preferred is not None and -tensor.ndim <= preferred < tensor.ndim:
+        return preferred % tensor.ndim
+    return 1 if tensor.ndim > 3 else tensor.ndim - 1
+
+
+def thinned(x: torch.Tensor, most: int, dims: Iterable[int] | None = None) -> torch.Tensor:
+    """A view of `x` that leaves out indices of `dims`, until it has at most some `most` elements.
+
+    Args:
+        dims: in the order in which they are thinned; default all, the last first. Each keeps an index at least.
+
+    >>> thinned(torch.arange(12).view(3, 4), 4).tolist()
+    [[0, 3], [8, 11]]
+    """
+    for dim in reversed(range(x.dim())) if dims is None else dims:
+        step = min(-(-x.numel() // max(1, most)), x.shape[dim])
+        if step > 1:
+            x = x[(slice(None),) * dim + (slice(None, None, step),)]
+    return x
+
+
+def strided(x: torch.Tensor, most: int) -> torch.Tensor:
+    """A view of at most some `most` elements of `x`; of all places of the last dimension where `x` is contiguous."""
+    if x.numel() <= most or not x.is_contiguous():
+        return thinned(x, most, sorted(range(x.dim()), key=lambda d: -x.shape[d]))
+    step = -(-x.numel() // max(1, most))
+    while math.gcd(step, x.shape[-1]) > 1:
+        step += 1
+    return x.view(-1)[::step]
+
+
+def chunks(x: torch.Tensor, most: int = 1 << 16) -> Iterator[torch.Tensor]:
+    """Views of at most `most` elements that together are `x`."""
+    if x.numel() <= most:
+        yield x
+    elif x.is_contiguous():
+        yield from x.view(-1).split(most)
+    else:
+        dim = max(range(x.dim()), key=lambda d: x.shape[d])
+        for part in x.split(max(1, most * x.shape[dim] // x.numel()), dim):
+            yield from chunks(part, most)

@@ -1,0 +1,365 @@
+"""Weights, updates and second moments at sampled steps, and a table of gradients to print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, optim
+
+from .. import kernels
+from .._text import NAME_WIDTH, in_columns, listed, shown
+from ..kernels.tensors import NATIVE_DTYPES, plain
+from ..names import named_parameters
+from ..records import TensorRow, TensorStats, values
+from ..records.samples import WeightStats
+from .tensors import strided
+
+_EVERY = 100
+_MIN_BYTES, _MAX_SHARE = 1 << 20, 0.01  # of the copies, which may take the larger of the two; the share of the weights
+# Exactly these classes, whose second moments are averages of squares: no average is larger than the largest square.
+_MOMENTS: dict[type, str] = {
+    **dict.fromkeys((optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam), "exp_avg_sq"),
+    optim.RMSprop: "square_avg",
+}
+
+
+class Sample(NamedTuple):
+    """What `WeightSampler.before` found.
+
+    Attributes:
+        places: of `parameters` among all parameters of the optimizer. Integers, float8 and meta tensors are left out.
+        groups: the param group of each.
+        rows: statistics of each.
+        shares: how many elements of each are copied.
+        copies: these elements; empty if updates are not measured.
+    """
+
+    places: list[int]
+    parameters: list[Tensor]
+    groups: list[dict[str, Any]]
+    rows: list[TensorRow]
+    shares: list[int]
+    copies: list[Tensor]
+
+
+class WeightSampler:
+    """Takes statistics of one optimizer's parameters, of what its steps change them by, and of second moments.
+
+    `before` the step it reads every parameter once and copies some elements of each, evenly spaced; `after` it, it
+    compares these. While the copies fit into `max_bytes`, `update_norm` is exact; beyond, it is estimated: from 10,000
+    elements of a parameter to within 1 %, unless a few elements hold most of the update. Second moments are those of
+    Adam, AdamW, NAdam, RAdam and RMSprop, not of classes derived from them.
+
+    Args:
+        every: a step whose number it divides is sampled. After a skipped step, which changed nothing and has
+            `update_norm` None, the next one is.
+        updates: whether to measure updates and second moments; False leaves the statistics of the weights.
+        max_bytes: bound on the copies held from before the step until after it; None: 1 MiB, or a hundredth of the
+            parameters if that is more. With 0, `update_norm` is None.
+        backend: as for `fastguard.tensor_stats`.
+
+    Raises:
+        ValueError: `every` is not an integer >= 1, or `max_bytes` not one >= 0.
+
+    Cost: nothing at other steps. At a sampled one: one read of the parameters, one of the second moments, and a few of
+    the copies. On an accelerator, three syncs.
+
+    >>> import torch
+    >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> optimizer, sampler = torch.optim.SGD([p], lr=0.5), WeightSampler(every=1)
+    >>> p.grad = torch.tensor([1.0, 0.0])
+    >>> sample = sampler.before(optimizer)
+    >>> optimizer.step()
+    >>> sampler.after(optimizer, sample, names=["w"])[0].update_ratio
+    0.1
+    """
+
+    def __init__(
+        self, every: int = _EVERY, *, updates: bool = True, max_bytes: int | None = None, backend: str = "auto"
+    ) -> None:
+        self.every = values.at_least(1, "every", every, "100 samples every hundredth step.")
+        self.updates = bool(updates)
+        self.max_bytes = max_bytes
+        if max_bytes is not None:
+            values.at_least(0, "max_bytes", max_bytes, "0 copies nothing.")
+        self.backend = kernels.resolve_backend(backend)
+        self._is_owed = False
+
+    def is_due(self, step: int) -> bool:
+        """Whether to sample the step of that number. Cost: 0.1 us."""
+        return self._is_owed or step % self.every == 0
+
+    def before(self, optimizer: optim.Optimizer) -> Sample:
+        """Reads the parameters, and copies some elements of each. Ahead of the step."""
+        every = [(p, group) for group in optimizer.param_groups for p in group["params"]]
+        places = [k for k, (p, _) in enumerate(every) if p.dtype in NATIVE_DTYPES and not p.is_meta]
+        parameters = [every[k][0] for k in places]
+        rows = list(TensorStats(kernels.run_stats([p.detach() for p in parameters], self.backend)[0]))
+        whole = [plain(p, k) for k, p in enumerate(parameters)]
+        shares = self._shares(whole) if self.updates else []
+        copies = [strided(p, share).clone() for p, share in zip(whole, shares)]
+        return Sample(places, parameters, [every[k][1] for k in places], rows, shares, copies)
+
+    def _shares(self, parameters: Sequence[Tensor]) -> list[int]:
+        """How many elements of each to copy: all of the small ones, as many as fit of the others. Empty for none."""
+        sizes = [p.nbytes for p in parameters]
+        left = max(_MIN_BYTES, int(_MAX_SHARE * sum(sizes))) if self.max_bytes is None else self.max_bytes
+        if not left:
+            return []
+        shares = [0] * len(sizes)
+        for taken, i in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+            size = min(sizes[i], left // (len(sizes) - taken))
+            left -= size
+            shares[i] = size // parameters[i].itemsize
+        return shares
+
+    def after(
+        self,
+        optimizer: optim.Optimizer,
+        sample: Sample,
+        *,
+        names: Sequence[str],
+        gradient_norms: Mapping[str, float] | None = None,
+        skipped: bool = False,
+    ) -> tuple[WeightStats, ...]:
+        """One `WeightStats` a parameter, in the order of the optimizer's groups. Once the step is taken.
+
+        Args:
+            sample: what `before` gave.
+            names: one for each parameter of the optimizer.
+            gradient_norms: norms of the gradients by name, unscaled and before clipping.
+            skipped: the step left everything as it was: no update is measured, and the next step is due.
+        """
+        self._is_owed = skipped and self.updates
+        norms: list[float | None] = [None] * len(sample.rows)
+        moments: dict[int, dict[str, float]] = {}
+        if self.updates and not skipped:
+            if sample.copies:
+                norms = self._update_norms(sample)
+            moments = _second_moments(optimizer, sample, self.backend)
+        return tuple(
+            WeightStats(
+                name=names[place],
+                numel=row.numel,
+                norm=row.norm,
+                std=row.std,
+                abs_max=row.abs_max,
+                grad_norm=(gradient_norms or {}).get(names[place]),
+                update_norm=norm,
+                num_nonfinite=row.num_nans + row.num_infs,
+                **moments.get(i, {}),
+            )
+            for i, (place, row, norm) in enumerate(zip(sample.places, sample.rows, norms, strict=True))
+        )
+
+    def _update_norms(self, sample: Sample) -> list[float | None]:
+        whole = [plain(p, k) for k, p in enumerate(sample.parameters)]
+        with torch.no_grad():
+            for copy, p, share in zip(sample.copies, whole, sample.shares):
+                copy.sub_(strided(p, share))
+        rows = TensorStats(kernels.run_stats(sample.copies, self.backend)[0])
+        sizes = [p.numel() / max(1, copy.numel()) for p, copy in zip(whole, sample.copies)]
+        sample.copies.clear()
+        return [row.norm * math.sqrt(size) for row, size in zip(rows, sizes)]
+
+
+def _second_moments(optimizer: optim.Optimizer, sample: Sample, backend: str) -> dict[int, dict[str, float]]:
+    """For the parameters that have a second moment, the fields of `WeightStats` on it."""
+    key = _MOMENTS.get(type(optimizer))
+    if key is None:
+        return {}
+    found = {i: state.get(key) for i, p in enumerate(sample.parameters) if (state := optimizer.state.get(p))}
+    moments = {i: v for i, v in found.items() if _is_dense(v) and v.shape == sample.parameters[i].shape}
+    rows = TensorStats(kernels.run_stats(list(moments.values()), backend)[0])
+    steps: dict[int, float] = {}  # of what is on an accelerator, one is asked for, not all
+    told = {}
+    for i, row in zip(moments, rows, strict=True):
+        group, share = sample.groups[i], 1.0
+        if key == "exp_avg_sq":
+            step = optimizer.state[sample.parameters[i]]["step"]
+            taken = float(step) if not isinstance(step, Tensor) or step.is_cpu else steps.get(id(group))
+            taken = steps.setdefault(id(group), float(step)) if taken is None else taken
+            share = 1.0 - float(group["betas"][1]) ** taken
+        is_finite = not row.num_nans and not row.num_infs
+        rms = math.sqrt(max(row.mean, 0.0) / share) if is_finite and share > 0.0 else math.inf
+        left = rms + float(group["eps"])
+        told[i] = {
+            "moment_rms": rms,
+            "moment_min": row.abs_min_nonzero,
+            "moment_max": row.abs_max if is_finite else math.inf,
+            "effective_step": float(group["lr"]) / left if left else math.inf,
+        }
+    return told
+
+
+def _is_dense(v: Any) -> bool:
+    """Whether a state is a dense tensor of numbers; quantised ones are of classes of their own."""
+    return type(v) is Tensor and v.layout is torch.strided and v.is_floating_point()
+
+
+def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What `wrap(weights=...)` stands for: arguments of `WeightSampler`, or None for no sampling.
+
+    Raises:
+        TypeError: it is something else, or a dict with an argument that a `WeightSampler` does not have.
+        ValueError: a value that a `WeightSampler` refuses.
+
+    >>> sampler_settings(True), sampler_settings(20), sampler_settings({"updates": False})
+    ({}, {'every': 20}, {'updates': False})
+    """
+    if weights is None or weights is False:
+        return None
+    if weights is True:
+        settings: dict[str, Any] = {}
+    elif isinstance(weights, int):
+        settings = {"every": weights}
+    elif isinstance(weights, Mapping):
+        settings = dict(weights)
+        known = {"every", "updates", "max_bytes", "backend"}
+        if not settings.keys() <= known:
+            raise TypeError(f"`weights` must have keys among {sorted(known)}, got {sorted(settings.keys() - known)}")
+    else:
+        raise TypeError(f"`weights` must be True, a number of steps or a dict, got {weights!r}")
+    WeightSampler(**settings)
+    return settings
+
+
+class GradientLine(NamedTuple):
+    """One parameter.
+
+    Attributes:
+        name: the parameter's name, without the prefixes of wrappers.
+        shape: its shape.
+        grad_norm: 2-norm of its gradient; None if it has none.
+        weight_norm: 2-norm of the parameter.
+        num_zeros, num_nans, num_infs: elements of the gradient.
+        num_elements: size of the gradient, 0 if it has none; real and imaginary parts count apart.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    grad_norm: float | None
+    weight_norm: float
+    num_zeros: int
+    num_nans: int
+    num_infs: int
+    num_elements: int
+
+    @property
+    def ratio(self) -> float | None:
+        """Gradient norm over weight norm; None without a gradient or with weights that are all zero."""
+        return None if self.grad_norm is None or not self.weight_norm else self.grad_norm / self.weight_norm
+
+    @property
+    def zero_ratio(self) -> float:
+        """Share of the gradient's elements that are exactly zero; 0.0 of nothing."""
+        return self.num_zeros / self.num_elements if self.num_elements else 0.0
+
+
+_HEADINGS = ("parameter", "shape", "grad norm", "weight norm", "ratio", "zeros", "NaN", "Inf")
+
+
+class GradientTable(list[GradientLine]):
+    """Lines of `check_gradients`, in the model's order: iterate, index by position or by name, or print it."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        found = next((line for line in self if line.name == key), None)
+        if found is None:
+            names = listed((line.name for line in self), 8)
+            raise KeyError(f"no parameter is named '{shown(key)}'; the names are: {names}")
+        return found
+
+    @property
+    def norm(self) -> float:
+        """2-norm of all gradients together, as torch has it: NaN if any is, else Inf if any is."""
+        norms = [line.grad_norm for line in self if line.grad_norm is not None]
+        return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Lines by name, each a dict by column."""
+        return {line.name: {**line._asdict(), "ratio": line.ratio} for line in self}
+
+    def __str__(self) -> str:
+        rows = [_HEADINGS, *map(_cells, self)]
+        text = in_columns(rows, left=(0, 1))
+        text.insert(1, "-" * len(text[0]))
+        missing = sum(line.grad_norm is None for line in self)
+        text.append(f"norm of all gradients: {self.norm:.4g}" + (f"; {missing} without a gradient" if missing else ""))
+        return "\n".join(text)
+
+    def __repr__(self) -> str:
+        return f"GradientTable({len(self)} parameters, norm={self.norm:.6g})"
+
+
+def _cells(line: GradientLine) -> tuple[str, ...]:
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3e}"
+
+    zeros = f"{line.zero_ratio:.1%}" if line.num_elements else "-"
+    shape = "x".join(map(str, line.shape)) or "scalar"
+    numbers = (number(line.grad_norm), number(line.weight_norm), number(line.ratio))
+    return (shown(line.name, NAME_WIDTH), shape, *numbers, zeros, str(line.num_nans or ""), str(line.num_infs or ""))
+
+
+def check_gradients(
+    model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]], *, backend: str = "auto"
+) -> GradientTable:
+    """A table of gradients and weights, one line a parameter; `print` it.
+
+    Call it after `backward`, before `step`. Gradients are as they are found: still scaled under a GradScaler, and
+    summed over the batches of an accumulation.
+
+    Args:
+        model: a module, or named parameters.
+        backend: as for `fastguard.tensor_stats`.
+
+    Raises:
+        TypeError: neither a module nor named parameters.
+        UnsupportedTensorError: a parameter that cannot be read; names it.
+
+    Cost: one read of every parameter and every gradient, in one call; synchronises on an accelerator.
+
+    >>> import torch, fastguard
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = torch.nn.init.constant_(model.weight, 0.5)
+    >>> model(torch.tensor([[3.0, 4.0]])).backward()
+    >>> print(fastguard.tools.check_gradients(model))
+    parameter  shape  grad norm  weight norm      ratio  zeros  NaN  Inf
+    --------------------------------------------------------------------
+    weight     1x2    5.000e+00    7.071e-01  7.071e+00   0.0%
+    norm of all gradients: 5
+    """
+    named = list(_named(model))
+    gradients = [(name, p.grad) for name, p in named if p.grad is not None]
+    tensors = [p.detach() for _, p in named] + [g for _, g in gradients]
+    names = [name for name, _ in named] + [f"{name}.grad" for name, _ in gradients]
+    rows: TensorStats = kernels.tensor_stats(tensors, names=names, backend=backend)
+    every = list(rows)
+    of_gradient = dict(zip((name for name, _ in gradients), every[len(named) :], strict=True))
+    lines = []
+    for (name, p), weights in zip(named, every[: len(named)], strict=True):
+        g = of_gradient.get(name)
+        counts = (0, 0, 0, 0) if g is None else (g.num_zeros, g.num_nans, g.num_infs, g.numel)
+        lines.append(GradientLine(name, tuple(p.shape), None if g is None else g.norm, weights.norm, *counts))
+    return GradientTable(lines)
+
+
+def _named(model: Any) -> list[tuple[str, torch.Tensor]]:
+    if isinstance(model, torch.nn.Module):
+        return [*named_parameters(model)]
+    found: list[tuple[str, torch.Tensor]] = []
+    try:
+        found += [(name, p) for name, p in model]
+    except (TypeError, ValueError):
+        found = []
+    if not found or not all(isinstance(name, str) and isinstance(p, torch.Tensor) for name, p in found):
+        raise TypeError(
+            f"`model` must be a torch.nn.Module or its named_parameters(), got {type(model).__name__}. "
+            "Pass the model itself."
+        )
+    return found

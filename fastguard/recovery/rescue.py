@@ -1,0 +1,388 @@
+"""Rolls training back when it has gone wrong, between two steps."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from ..clip import GlobalNorm
+from ..diagnosis import by_sign, diagnose, needs
+from ..errors import FastguardError, RecoveryFailedError
+from ..observers.observer import while_alive
+from ..records import values
+from ..records.codec import kind_of
+from ..records.events import RecoveryEvent, describe_recovery
+from .keeper import WHAT, Keeper
+from .ladder import Ladder
+from .seen import Groups, StepSeen, averaged, groups_of, is_common, seen_of
+from .settings import Recovery
+from .snapshots import Snapshot
+
+_log = logging.getLogger("fastguard")
+_GRACE = 24  # steps after a rollback in which rules still see losses from before it
+_UNSET: Any = object()
+_read_events = kind_of(list[RecoveryEvent]).read
+
+
+class _Doubt(NamedTuple):
+    """A snapshot that was restored to try its losses, the state that it replaced, and the reason."""
+
+    tried: Snapshot
+    aside: Snapshot
+    reason: str
+
+
+class Rescue:
+    """Snapshots and rollbacks of one guard.
+
+    Args:
+        run, ledger, judge, observers: of the guard; see `fastguard.step`.
+        objective: as in `fastguard.wrap`.
+
+    Attributes:
+        ladder: decides what to do.
+        events: what was done.
+        lr_factor: of the current step; 1.0 except after a rollback.
+    """
+
+    def __init__(
+        self,
+        settings: Recovery,
+        run: Any,
+        ledger: Any,
+        judge: Any,
+        observers: Any,
+        objective: str | None = None,
+    ) -> None:
+        self._settings, self._run, self._ledger, self._judge = settings, run, ledger, judge
+        self.ladder = Ladder(settings)
+        self._observers = observers
+        self._keeper = Keeper(settings, run, self.ladder, while_alive(self._forget))
+        self.events: list[RecoveryEvent] = []
+        self.lr_factor = 1.0
+        self._begun = self._seen = self._newest_to = -1
+        self._heard_from = 0  # losses belong to the restored state from this step on
+        self._is_fresh = True  # take a snapshot before anything else
+        self._vetoed: set[int] = set()
+        self._arrived: list[StepSeen] = []
+        self._cause = ""  # found by this process alone
+        self._clip: Any = _UNSET  # the user's policy, while another replaces it
+        self._is_to_fall, self._is_aimless = objective == "minimise", objective in ("game", "reward")
+        self._num_unheard = 0
+        self._groups: Groups = ()
+        self._doubt: _Doubt | None = None
+        ledger.skips.instead, ledger.seen = while_alive(self._note_due), while_alive(self.see)
+
+    def see(self) -> None:
+        """Takes the newest record, if one has arrived."""
+        ring = self._run.ring
+        if ring.newest < 0 or ring.step <= self._seen:
+            return
+        header = ring.header(ring.newest)
+        self._seen = header.step
+        if header.step >= self._heard_from:
+            vetoed = header.step in self._vetoed
+            self._arrived.append(StepSeen(header.loss, header.norm, header.skipped, vetoed, header.lr))
+        self._vetoed.discard(header.step)
+
+    def begin_step(self, step: int, has_closure: bool) -> bool:
+        """Rolls back, if that is due, ahead of a step of the first optimizer. Returns whether to change the step.
+
+        Raises:
+            RecoveryFailedError: too many attempts have failed.
+
+        Cost: 10 us; a rollback copies everything back, and syncs.
+        """
+        if step <= self._begun:
+            return self._is_active
+        run, ladder = self._run, self.ladder
+        self._end_veto()  # of a step that raised
+        self._begun = step
+        self.see()
+        arrived, self._arrived = self._arrived, []
+        self._look_for_causes(step)
+        self._groups = groups_of(run.ranks)
+        if self._groups:
+            arrived = self._exchanged(arrived)
+        ladder.cause, self._cause = self._cause, ""
+        ladder.has_aim, ladder.has_grown = not self._is_aimless, self._keeper.has_grown
+        was_odd = ladder.rise.is_odd
+        for one in arrived:
+            ladder.see(one.loss, one.norm, skipped=one.skipped, vetoed=one.vetoed, lr=one.lr)
+        if not ladder.rise.is_odd:
+            self._keeper.has_grown = False
+        elif not was_odd:
+            self._keeper.look_for_growth(step)
+        if self._is_fresh:
+            self._is_fresh = False
+            self._keeper.take(step, is_proved=True)
+        self._keeper.snapshots.prove(step, is_healthy=ladder.is_healthy, is_blow=ladder.is_blow)
+        can_veto = all(member.can_skip for member in run.members)
+        heard = any(one.loss is not None for one in arrived)
+        if self._doubt is not None:
+            self._go_on_trying(step, self._doubt, heard=heard, has_closure=has_closure)
+        elif ladder.is_waiting and not ladder.cause:
+            self._sit_out(step, heard=heard, can_veto=can_veto)
+        elif reason := ladder.reason():
+            self._roll_back(step, reason, has_closure, can_veto)
+        elif ladder.is_lawful:
+            self._accept(step, 0)
+        elif (doubt := ladder.doubt()) and can_veto:
+            self._try(step, doubt, has_closure)
+        self.lr_factor = ladder.lr_factor(step)
+        limit = ladder.norm_limit
+        if limit < math.inf and not run.is_vetoed:
+            given = None if run.clip is None else run.clip.limit
+            self._clip = run.clip, run.ring.tell_of_parts
+            run.clip_by(GlobalNorm(limit if given is None else min(limit, given)))
+        if run.is_vetoed:
+            self._note(num_left_out=self._ledger.history.model.num_left_out + 1)
+        return self._is_active
+
+    @property
+    def _is_active(self) -> bool:
+        return self._run.is_vetoed or self.lr_factor != 1.0
+
+    def end_step(self) -> None:
+        """Takes a snapshot, if one is due, once all optimizers have taken or skipped the step."""
+        run = self._run
+        was_vetoed = run.is_vetoed
+        self._end_veto()
+        if run.step < self._keeper.due or was_vetoed or not self.ladder.is_healthy:
+            return
+        if not (run.waits and run.ring.newest >= 0 and run.ring.is_skipped):
+            self._keeper.take(run.step)
+
+    def _end_veto(self) -> None:
+        run = self._run
+        if run.is_vetoed:
+            self._vetoed.add(self._begun)
+            run.is_vetoed = False
+        if self._clip is not _UNSET:
+            if run.ring.newest >= 0:
+                run.ring.latest()  # made now, because it describes the present policy
+            (run.clip, run.ring.tell_of_parts), self._clip = self._clip, _UNSET
+
+    def _look_for_causes(self, step: int) -> None:
+        """Looks for reasons to roll back that this process can see."""
+        self._cause = self._keeper.cause(step) or self._cause
+        checkup = self._ledger.checkup
+        found = [] if checkup is None else checkup.take_new()
+        critical = [f for f in found if f.severity == "critical" and {f.rule, *by_sign([f])} & {*self._settings.rules}]
+        back = max((event["step"] for event in self.events if event["kind"] == "rollback"), default=None)
+        if back is not None:  # findings about the state that was given up are old
+            critical = [f for f in critical if f.last_step is None or f.last_step > back + _GRACE]
+        if critical and not self.ladder.is_waiting and self._doubt is None:
+            self._cause = f"of {critical[0].rule}: {critical[0].summary.rstrip('.')}"
+        count = self.ladder.num_bad
+        is_looked_at = count >= 2 and count & (count - 1) == 0  # the second, fourth, eighth in a row
+        if is_looked_at and not self._keeper.are_finite():
+            self._cause = "parameters are not finite"
+        if not (self._is_to_fall or self._is_aimless) and (self.ladder.rise.is_suspect or self.ladder.num_high):
+            self._is_aimless = needs.descent(self._ledger.history) is False
+
+    def _exchanged(self, arrived: list[StepSeen]) -> list[StepSeen]:
+        """The records averaged over all processes, so that all decide alike."""
+        flags = bool(self._cause), self._keeper.has_grown, self._is_aimless
+        arrived, (has_cause, self._keeper.has_grown, self._is_aimless) = averaged(arrived, flags, self._groups)
+        if has_cause and not self._cause:
+            self._cause = "another process says so"
+        return arrived
+
+    def _note_due(self, error: FastguardError) -> None:
+        """Rolls back instead of raising because too many steps in a row were skipped."""
+        if not self.ladder.is_waiting and not self._run.is_vetoed and self._doubt is None:
+            self._cause = f"{self._ledger.skips.limit} steps in a row were skipped"
+
+    def _forget(self) -> None:
+        """Drops what is pending from steps of a state that was given up."""
+        self._observers.forget()
+        self._ledger.skips.due = None
+
+    def _sit_out(self, step: int, *, heard: bool, can_veto: bool) -> None:
+        """Skips steps after a rollback while the losses of the new data are too high."""
+        ladder, event = self.ladder, self.events[-1]
+        knows_losses = ladder.limit < math.inf
+        if not can_veto or not knows_losses or (not heard and ladder.num_sat_out >= self._settings.patience):
+            ladder.is_waiting = False
+            return
+        if not heard:
+            ladder.num_sat_out += 1
+            is_out: bool | None = True
+        else:
+            is_out = ladder.sit_out()
+        if is_out is None:
+            self._tell({"kind": "new-level", "step": step, "reason": "", "num_batches": ladder.num_sat_out})
+        if is_out:
+            self._run.is_vetoed = True
+            event["num_batches"] += 1
+        else:
+            self._note()
+
+    def _try(self, step: int, reason: str, has_closure: bool) -> None:
+        """Restores a snapshot for some skipped steps, to see whether their losses are lower."""
+        run, ladder, is_kept = self._run, self.ladder, False
+        earlier, most = ladder.attempts_before(step), self._settings.attempts
+        is_harm = self._is_to_fall or self._keeper.has_grown  # weights never grow like that in training
+        if earlier >= (most if is_harm else max(1, most - 1)):
+            if is_harm:
+                self._fail(step, reason)
+            self._accept(step, 0)  # it came again with an older snapshot and a lower learning rate
+            return
+        self._judge.arrive_all()
+        snapshot = self._choose(step, earlier)
+        if snapshot is None:
+            ladder.accept()
+            return
+        aside = self._keeper.snapshots.spare(snapshot)
+        with run.failures.kept(WHAT, "A loss that has risen is taken for lawful."):
+            self._keeper.fill(aside)
+            is_kept = True
+        if not is_kept:
+            ladder.accept()
+            return
+        self._keeper.restore(snapshot)
+        ladder.try_back()
+        self._doubt = _Doubt(snapshot, aside, reason)
+        self._leave_out(step, has_closure, can_veto=True)
+
+    def _go_on_trying(self, step: int, doubt: _Doubt, *, heard: bool, has_closure: bool) -> None:
+        """Keeps the restored snapshot if its losses are lower, or restores the state that it replaced."""
+        ladder, trial = self.ladder, self.ladder.trial
+        self._num_unheard = 0 if heard else self._num_unheard + 1
+        is_lower = False if trial is None or self._num_unheard >= self._settings.patience else trial.is_lower
+        if is_lower is None:
+            self._run.is_vetoed = True
+            return
+        self._doubt, num_asked = None, 0 if trial is None else trial.num_asked
+        if is_lower:
+            self._went_back(step, doubt.tried, doubt.reason, step - doubt.tried.step)
+            ladder.is_waiting = False
+        else:
+            self._keeper.restore(doubt.aside)
+            self._accept(step, num_asked + (0 if has_closure else 2))
+            self._leave_out(step, has_closure, can_veto=not has_closure)
+        self._keeper.snapshots.take_back(doubt.aside)
+
+    def _accept(self, step: int, num_batches: int) -> None:
+        self.ladder.accept()
+        self._keeper.has_grown = False
+        self._tell({"kind": "new-level", "step": step, "reason": "", "num_batches": num_batches})
+
+    def _choose(self, step: int, earlier: int) -> Snapshot | None:
+        newest = self._keeper.snapshots.proved
+        chosen = self._keeper.snapshots.choose(
+            older=earlier > 0 and newest is not None and newest.step == self._newest_to
+        )
+        if not self._is_common(chosen):
+            self._fail(step, "a process has no snapshot of the step that others go back to")
+        return chosen
+
+    def _is_common(self, chosen: Snapshot | None) -> bool:
+        """Whether all processes have chosen a snapshot of the same step."""
+        return not self._groups or is_common(-1 if chosen is None else chosen.step, self._groups)
+
+    def _leave_out(self, step: int, has_closure: bool, can_veto: bool) -> None:
+        """Skips this step: without a closure, its gradients and loss belong to the state that was replaced."""
+        self._run.is_vetoed = can_veto
+        self._heard_from = step if has_closure else step + 1
+
+    def _roll_back(self, step: int, reason: str, has_closure: bool, can_veto: bool) -> None:
+        self._judge.arrive_all()
+        earlier = self.ladder.attempts_before(step)
+        if earlier >= self._settings.attempts:
+            self._fail(step, reason)
+        snapshot = self._choose(step, earlier)
+        if snapshot is None:
+            self._fail(step, f"{reason}, and there was no snapshot that counts")
+            return
+        self._keeper.restore(snapshot)
+        num_batches = step - snapshot.step + (1 if can_veto or not has_closure else 0)
+        self._went_back(step, snapshot, reason, num_batches)
+        self._leave_out(step, has_closure, can_veto)
+
+    def _went_back(self, step: int, snapshot: Snapshot, reason: str, num_batches: int) -> None:
+        self._newest_to = snapshot.step
+        factor = self.ladder.went_back(step, snapshot.baseline["ladder"])
+        until = step + (self._settings.ramp if factor != 1.0 else 0)
+        event = RecoveryEvent(kind="rollback", step=step, to=snapshot.step, reason=reason, num_batches=num_batches)
+        self._tell({**event, "lr_factor": factor, "until": until})
+        self._ledger.skips.clear()
+        self._keeper.due = step + self._settings.every
+
+    def _fail(self, step: int, reason: str) -> None:
+        best = self._keeper.snapshots.best()
+        if not self._is_common(best):
+            best = None
+        if best is not None:
+            self._keeper.restore(best)
+            self.ladder.load_baseline(best.baseline["ladder"])
+        event = RecoveryEvent(kind="failed", step=step, reason=reason)
+        if best is not None:
+            event["to"] = best.step
+        self._tell(event)
+        self._ledger.deliver()
+        findings = diagnose(self._ledger.history, failures=self._run.failures)
+        done = [describe_recovery(event) for event in self.events if event["kind"] == "rollback"]
+        raise RecoveryFailedError(done, reason, None if best is None else best.step, [f.summary for f in findings])
+
+    def _tell(self, event: RecoveryEvent) -> None:
+        self.events.append(event)
+        _log.warning("%s", describe_recovery(event))
+        self._note()
+
+    def _note(self, **facts: Any) -> None:
+        with self._run.failures.kept("model facts", "The report does not tell what recovery did."):
+            self._ledger.history.note_model(recoveries=self.events, **facts)
+
+    def close(self) -> None:
+        """Removes the hooks, once the optimizers are no longer guarded."""
+        self._ledger.skips.instead = self._ledger.seen = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data. Snapshots are not included: a resumed run starts by taking one."""
+        self.see()
+        events, arrived = [dict(event) for event in self.events], [list(one) for one in self._arrived]
+        return {"ladder": self.ladder.state_dict(), "events": events, "arrived": arrived}
+
+    def go_on(self, state: dict[str, Any] | None, step: int) -> None:
+        """Resumes at `step` from what `state_dict` returned, or from None, and takes a snapshot first."""
+        if state is not None:
+            self.ladder.load_state_dict(state["ladder"])
+            self.events = _read_events(state["events"])
+        self._arrived = [StepSeen(*one) for one in ([] if state is None else state["arrived"])]
+        self._keeper.forget()
+        self._is_fresh = True
+        self._begun = self._seen = step - 1
+        self._heard_from, self._newest_to = step, -1
+        self._doubt = None
+        self._vetoed.clear()
+
+
+class Slowed:
+    """The learning rate times a factor, for one step of one optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
+        self._entries = [(group, group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
+        self._slow = [lr * factor for _, lr in self._entries]
+
+    def apply(self) -> None:
+        for (group, _), slow in zip(self._entries, self._slow):
+            group["lr"] = slow
+
+    def give_back(self) -> None:
+        """The very objects that were there before."""
+        for (group, lr), slow in zip(self._entries, self._slow):
+            if group["lr"] is slow:
+                group["lr"] = lr
+
+
+def check_state(state: Any) -> Any:
+    """Returns `state`. Raises MisfitError if it does not come from `Rescue.state_dict`."""
+    values.entry(state, "ladder", Ladder(Recovery()).load_state_dict)
+    values.entry(state, "events", _read_events)
+    values.entry(state, "arrived", lambda plain: values.each(seen_of, plain))
+    return state
