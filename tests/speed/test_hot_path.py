@@ -44,11 +44,11 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 50_521,
-    "core": 16_801,
-    "files": 316,
-    "tests": 52_316,
-    "benchmarks": 17_983,
+    "package": 46_956,
+    "core": 15_134,
+    "files": 266,
+    "tests": 48_524,
+    "benchmarks": 17_967,
     "README": 158,
     "rules": 70,
 }
