@@ -61,6 +61,12 @@ def test_the_door_is_small_and_older_names_are_one_dot_further():
         assert getattr(fastguard, name) is getattr(getattr(fastguard, home), name)
 
 
+@pytest.mark.parametrize("name", ["recovery", "experiments"])
+def test_a_package_can_be_the_first_that_is_imported(name):
+    done = subprocess.run([sys.executable, "-c", f"import fastguard.{name}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_names_are_unique_and_an_unknown_one_is_an_attribute_error():
     assert len(set(fastguard.__all__)) == len(fastguard.__all__)
     with pytest.raises(AttributeError, match="module 'fastguard' has no attribute 'no_such_name'"):

@@ -40,9 +40,10 @@ MAY_IMPORT = {
     "page": {*VOCABULARY, "diagnosis", "report", "visualization"},
     "sinks": VOCABULARY,
     "step": {*OBSERVERS, *READERS, "clip", "observers", "ranks", "recovery"},
+    "experiments": {*ABOVE_KERNELS, "clip", "diagnosis", "observers", "recovery", "step"},
     "integrations": {*VOCABULARY, "clip", "step"},
     "tools": {*OBSERVERS, *READERS, "observers", "ranks", "recovery", "step"},
-    "commands": {*OBSERVERS, *READERS, "_C", "page", "step", "tools", "visualization", "__init__"},
+    "commands": {*OBSERVERS, *READERS, "_C", "experiments", "page", "step", "tools", "visualization", "__init__"},
     "__main__": {"commands"},
 }
 # GradientStats.from_gradients computes, so it needs a kernel behind it; a report can be saved as a page. These imports

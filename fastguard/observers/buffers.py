@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ..records.failures import Failures
-from .activations.selection import unwrapped
 from .observer import ModuleHook, Observer
 
 _NORMS = torch.nn.modules.batchnorm._NormBase  # whose statistics are written past autograd's counter
@@ -173,6 +172,8 @@ class Buffers(Observer):
         self._num_followed = 0
         with torch.no_grad():
             self._walk()
+        from .activations.selection import unwrapped  # which imports this module
+
         inner = unwrapped(model)  # through which all of it is loaded
         if not self.is_empty and not isinstance(inner, torch.jit.ScriptModule):
             self.hold(inner.register_load_state_dict_post_hook(ModuleHook(self.refresh)))

@@ -1,0 +1,15 @@
+"""Experiments: the same training steps with one thing changed, and what that did to the loss.
+
+`arms` says what can be changed, `paired` compares the losses.
+"""
+
+from __future__ import annotations
+
+from .arms import ARMS as ARMS
+from .arms import Arm as Arm
+from .arms import Context as Context
+from .arms import arms_for as arms_for
+from .paired import Comparison as Comparison
+from .paired import compare as compare
+
+__all__ = ["ARMS", "Arm", "Comparison", "Context", "arms_for", "compare"]

@@ -1,0 +1,118 @@
+"""The statistics of an experiment: the losses of two runs that differ in one thing, step by step. Needs no torch.
+
+Both runs take the same batches with the same random numbers, and each loss is that of a batch before the step on it
+(prequential), so that a difference at a step is a difference between two models on the same unseen batch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LEAST_STEPS = 8  # that are compared
+LEAST_T = 3.0
+LEAST_SHARE = 0.02  # of the level of the loss
+_WIDTH = 5.0  # median absolute deviations; differences further out count as if they lay there
+HELPS, HARMS, SAME, UNKNOWN = "helps", "harms", "no difference", "not known"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the loss of an arm differs from that of the base.
+
+    Attributes:
+        verdict: "helps", "harms", "no difference", or "not known" if there are too few steps to tell.
+        effect: how much lower the arm's loss is, on average; negative if it is higher. Inf if the base diverged alone,
+            -Inf if the arm did.
+        t: the effect divided by its standard error.
+        num_steps: number of steps of each run, up to the first loss of either that is not finite.
+        share: the effect as a share of the base's mean loss.
+    """
+
+    verdict: str
+    effect: float
+    t: float
+    num_steps: int
+    share: float
+
+    @property
+    def ratio(self) -> float:
+        """The likelihood ratio of a cause whose remedy the arm is: P(this verdict | cause) / P(this verdict | other).
+
+        The figures are round: see docs/experiments.md for the counts that they rest on.
+        """
+        return _RATIOS[self.verdict]
+
+    def text(self, change: str) -> str:
+        """A sentence on the result.
+
+        >>> compare([2.0, 2.1] * 20, [1.5, 1.7] * 20).text("the learning rate times 10")
+        'Tried: with the learning rate times 10 the loss is 0.45 lower after 40 steps (t = 48.5).'
+        """
+        if math.isinf(self.effect):
+            how = "stays finite; without, it does not" if self.effect > 0.0 else "becomes NaN or Inf"
+            return f"Tried: with {change} the loss {how} after {self.num_steps} steps."
+        if self.verdict == UNKNOWN:
+            return f"Tried: with {change}, but there were only {self.num_steps} steps to compare."
+        side = "lower" if self.effect >= 0.0 else "higher"
+        told = f"the loss is {abs(self.effect):.2g} {side} after {self.num_steps} steps (t = {abs(self.t):.1f})"
+        return f"Tried: with {change} {told}{', no clear difference' if self.verdict == SAME else ''}."
+
+
+_RATIOS = {HELPS: 4.0, SAME: 0.5, HARMS: 0.25, UNKNOWN: 1.0}
+
+
+def compare(base: Sequence[float], arm: Sequence[float], *, skip: int | None = None) -> Comparison:
+    """Compares the losses of two runs, step by step.
+
+    The mean of the paired differences, base minus arm, and its t: mean / (standard deviation / sqrt(n)). Differences
+    that lie further than five median absolute deviations from their median count as if they lay there, so that one
+    spike decides nothing. A verdict other than "no difference" needs |t| >= 3 and 2 % of the loss.
+
+    Args:
+        base, arm: the loss of each step, in order. NaN and Inf are losses that diverged.
+        skip: number of steps to leave out at the beginning, when the change has had no time to show. None: a quarter.
+
+    >>> compare([1.0, 1.2, 1.1, 1.3] * 3, [0.9, 1.0, 1.0, 1.1] * 3, skip=0)
+    Comparison(verdict='helps', effect=0.15, t=9.949874371066207, num_steps=12, share=0.13043478260869562)
+    """
+    num_base, num_arm = _num_finite(base), _num_finite(arm)
+    shared = min(num_base, num_arm)
+    if num_base < min(num_arm, len(base)):
+        return Comparison(HELPS, math.inf, math.inf, num_base, math.inf)
+    if num_arm < min(num_base, len(arm)):
+        return Comparison(HARMS, -math.inf, -math.inf, num_arm, -math.inf)
+    first = shared // 4 if skip is None else skip
+    differences = [b - a for b, a in zip(base[first:shared], arm[first:shared])]
+    if len(differences) < LEAST_STEPS:
+        return Comparison(UNKNOWN, 0.0, 0.0, shared, 0.0)
+    held = _held_in(differences)
+    effect = statistics.fmean(held)
+    deviation = statistics.stdev(held)
+    level = statistics.fmean(map(abs, base[first:shared]))
+    t = _ratio(effect, deviation / math.sqrt(len(held)))
+    share = _ratio(effect, level)
+    is_clear = abs(t) >= LEAST_T and abs(share) >= LEAST_SHARE
+    verdict = SAME if not is_clear else HELPS if effect > 0.0 else HARMS
+    return Comparison(verdict, effect, t, shared, share)
+
+
+def _num_finite(losses: Sequence[float]) -> int:
+    """Number of losses before the first that is not finite."""
+    return next((place for place, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
+
+
+def _held_in(differences: Sequence[float]) -> list[float]:
+    """`differences`, brought in to five median absolute deviations from their median; as they are where that is 0."""
+    middle = statistics.median(differences)
+    width = _WIDTH * statistics.median(abs(one - middle) for one in differences)
+    if not width:
+        return list(differences)
+    return [min(max(one, middle - width), middle + width) for one in differences]
+
+
+def _ratio(value: float, by: float) -> float:
+    """`value / by`; Inf with the sign of `value` where `by` is 0, and 0 where both are."""
+    return value / by if by else math.copysign(math.inf, value) if value else 0.0

@@ -1,0 +1,195 @@
+"""Each arm changes one thing, exactly, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fastguard
+from fastguard.diagnosis import CAUSES
+from fastguard.experiments import ARMS, Context, arms_for
+
+
+def context(model=None, optimizer=None, **more):
+    model = nn.Linear(3, 2) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
+    return Context([optimizer], model, **more)
+
+
+def step(made, x=None, n=1):
+    """`n` steps on the sum of the outputs."""
+    for _ in range(n):
+        made.model(torch.ones(4, 3) if x is None else x).sum().backward()
+        made.optimizers[0].step()
+
+
+def test_the_table_names_causes_that_exist():
+    for name, arm in ARMS.items():
+        assert arm.name == name and arm.text and arm.advice.endswith(".") and set(arm.remedies) <= set(CAUSES)
+    assert [arm.name for arm in ARMS.values() if arm.is_null] == ["inputs permuted"]
+    assert [arm.name for arm in arms_for(["wrong-targets", "clipped-away"])] == ["inputs permuted", "max_norm x10"]
+
+
+@pytest.mark.parametrize(("name", "factor"), [("lr x10", 10.0), ("lr x0.1", 0.1)])
+def test_the_learning_rate_is_multiplied_under_a_scheduler_that_does_not_see_it(name, factor):
+    made = context()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(made.optimizers[0], 0.5)
+    ARMS[name].apply(made)
+    for expected in (0.1, 0.05, 0.025):
+        before = made.model.bias.detach().clone()
+        made.optimizers[0].zero_grad()
+        step(made)
+        assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(expected)
+        assert (before - made.model.bias.detach()).tolist() == pytest.approx([4.0 * expected * factor] * 2, rel=1e-4)
+        scheduler.step()
+
+
+def test_a_warm_up_ends_after_half_the_steps():
+    made, seen = context(num_steps=4), []
+    ARMS["warm-up"].apply(made)
+    made.optimizers[0].register_step_pre_hook(lambda o, a, k: seen.append(o.param_groups[0]["lr"]))
+    step(made, n=3)
+    assert seen == pytest.approx([0.05, 0.1, 0.1])
+
+
+def test_clipping_goes_through_the_guard():
+    made = context()
+    guard = fastguard.wrap(made.optimizers[0], made.model, max_norm=0.5).guard
+    made.guard = guard
+    assert "clips already" in ARMS["clipping"].why_not(made) and ARMS["max_norm x10"].why_not(made) is None
+    ARMS["max_norm x10"].apply(made)
+    assert guard.clip.max_norm == 5.0
+    guard.clip = None
+    assert "fixed norm" in ARMS["max_norm x10"].why_not(made) and "known" in ARMS["clipping"].why_not(made)
+    step(made, n=3)
+    guard.flush()
+    ARMS["clipping"].apply(made)
+    assert guard.clip.max_norm == sorted(entry.norm for entry in guard.history.recent)[1]
+
+
+def test_settings_of_the_optimizer():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.1, 0.2), eps=1.0, weight_decay=0.3)
+    made = context(model, optimizer)
+    ARMS["no weight decay"].apply(made)
+    ARMS["default settings"].apply(made)
+    group = optimizer.param_groups[0]
+    assert (group["weight_decay"], group["betas"], group["eps"], group["lr"]) == (0.0, (0.9, 0.999), 1e-8, 0.1)
+    assert "default" in ARMS["default settings"].why_not(made) and "no" in ARMS["no weight decay"].why_not(made)
+
+
+def test_gradients_are_cleared_after_each_step():
+    made = context()
+    ARMS["gradients cleared"].apply(made)
+    step(made)
+    assert all(p.grad is None for p in made.model.parameters())
+
+
+def test_train_mode_and_dropout():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.LSTM(3, 3, 2, dropout=0.3))
+    made = context(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert "training mode" in ARMS["train mode"].why_not(made) and ARMS["no dropout"].why_not(made) is None
+    model.eval()
+    assert ARMS["train mode"].why_not(made) is None
+    ARMS["train mode"].apply(made)
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    assert not model.training
+    model(torch.ones(2, 3))
+    assert model.training and model[1].training
+    ARMS["no dropout"].apply(made)
+    assert model[1].p == model[2].dropout == 0.0 and "drops" in ARMS["no dropout"].why_not(made)
+
+
+def test_autocast_is_off_within_the_model_and_on_around_it():
+    class Asks(nn.Linear):
+        def forward(self, x):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return super().forward(x)
+
+    seen, model = [], Asks(3, 2)
+    made = context(model)
+    ARMS["float32"].apply(made)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(torch.ones(2, 3)).dtype is torch.float32 and torch.is_autocast_enabled("cpu")
+        with pytest.raises(RuntimeError):
+            model(torch.ones(2, 9))
+        assert torch.is_autocast_enabled("cpu")
+    assert seen == [False, False] and made.num_applied == 2
+    model(torch.ones(2, 3))
+    assert made.num_applied == 2
+
+
+def test_the_last_activation_is_removed_where_the_loss_takes_any_number():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1))
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    made, arm = context(model, optimizer, guard=optimizer.guard), ARMS["no final activation"]
+    assert "any number" in arm.why_not(made)
+    optimizer.guard.history.note_model(loss_kind="cross-entropy")
+    assert arm.why_not(made) is None and "end in" in arm.why_not(context())
+    x = torch.randn(4, 3)
+    arm.apply(made)
+    assert torch.equal(model(x), model[0](x))
+
+
+def test_default_initialization_leaves_the_generator_alone():
+    made = context()
+    nn.init.constant_(made.model.weight, 7.0)
+    before = torch.get_rng_state()
+    ARMS["default initialization"].apply(made)
+    assert torch.equal(before, torch.get_rng_state()) and made.model.weight.abs().max() < 1.0
+    made.step = 1
+    for name in ("default initialization", "inputs standardised", "warm-up"):
+        assert "before the first step" in ARMS[name].why_not(made)
+
+
+class Takes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, *args, **kwargs):
+        self.seen = args, kwargs
+        return self.layer(torch.ones(1, 1))
+
+
+def test_inputs_are_permuted_and_targets_are_not():
+    made = context(Takes())
+    before = torch.get_rng_state()
+    ARMS["inputs permuted"].apply(made)
+    x, y = torch.arange(6.0)[:, None], torch.arange(6)
+    for _ in range(20):
+        made.model({"a": x, "b": [x]}, y)
+        (inputs, targets), _ = made.model.seen
+        assert torch.equal(inputs["a"], inputs["b"][0]) and torch.equal(targets, y)
+        assert sorted(inputs["a"].flatten().tolist()) == y.tolist() and not (inputs["a"] == x).any()
+    made.model(input_ids=x, labels=y, decoder_input_ids=y)
+    _, kwargs = made.model.seen
+    assert not torch.equal(kwargs["input_ids"], x) and kwargs["labels"] is y and kwargs["decoder_input_ids"] is y
+    assert torch.equal(before, torch.get_rng_state()) and made.num_applied == 41
+    with torch.no_grad():
+        made.model(x)
+    assert made.model.seen[0][0] is x
+    made.model(x[:1])  # there is no other sample
+    assert made.num_applied == 41
+
+
+def test_inputs_are_standardised_by_feature():
+    made = context(Takes())
+    ARMS["inputs standardised"].apply(made)
+    x = torch.randn(64, 3, 5, 5) * torch.tensor([1e-3, 1.0, 500.0])[:, None, None] + 40.0
+    x[:, 1] = 7.0
+    made.model(x)
+    (seen,), _ = made.model.seen
+    assert seen.mean((0, 2, 3)).abs().max() < 1e-2 and seen[:, 1].abs().max() == 0.0
+    assert seen[:, 2].std() == pytest.approx(1.0, rel=1e-3)
+    made.model(torch.arange(4))
+    assert made.model.seen[0][0].dtype is torch.int64
+
+
+def test_what_needs_a_model_says_so():
+    p = nn.Parameter(torch.ones(1))
+    made = Context([torch.optim.SGD([p], lr=0.1)])
+    for name in ("float32", "train mode", "no dropout", "no final activation", "inputs permuted"):
+        assert ARMS[name].why_not(made) == "the model is not known"

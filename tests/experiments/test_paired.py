@@ -1,0 +1,80 @@
+"""The statistics of an experiment, against values computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fastguard.experiments import compare
+
+NAN, INF = math.nan, math.inf
+
+
+def test_effect_and_t_are_those_of_the_paired_differences():
+    # Differences 0.1, 0.2, 0.1, 0.3, 0.1, 0.2, 0.1, 0.3: mean 0.175, deviation sqrt(0.055 / 7) = 0.08864.
+    differences = [0.1, 0.2, 0.1, 0.3] * 2
+    found = compare([1.0] * 8, [1.0 - d for d in differences], skip=0)
+    assert found.effect == pytest.approx(0.175) and found.share == pytest.approx(0.175)
+    assert found.t == pytest.approx(0.175 / (math.sqrt(0.055 / 7) / math.sqrt(8)))
+    assert (found.verdict, found.num_steps) == ("helps", 8)
+
+
+def test_the_first_quarter_is_left_out():
+    found = compare([9.0] * 10 + [2.0, 2.1] * 15, [1.0] * 10 + [1.0, 1.0] * 15)
+    assert found.effect == pytest.approx(1.05) and found.num_steps == 40
+
+
+def test_common_noise_cancels():
+    noise = [math.sin(7.0 * i) for i in range(40)]
+    base = [5.0 + 3.0 * x for x in noise]
+    arm = [4.8 + 3.0 * x + 0.01 * (-1) ** i for i, x in enumerate(noise)]
+    assert compare(base, arm).verdict == "helps" and compare(arm, base).verdict == "harms"
+    assert compare(base, arm).effect == pytest.approx(-compare(arm, base).effect)
+
+
+@pytest.mark.parametrize(
+    ("base", "arm", "verdict"),
+    [
+        ([1.0] * 40, [1.0] * 40, "no difference"),
+        ([100.0] * 40, [99.0, 98.9] * 20, "no difference"),  # sure, but one percent
+        ([1.0, 2.0] * 20, [2.0, 1.0] * 20, "no difference"),  # large, but not sure
+        ([1.0] * 7, [0.5] * 7, "not known"),
+        ([], [], "not known"),
+        ([1.0] * 40, [0.5] * 40, "helps"),  # a constant difference has no deviation
+        ([1.0] * 40, [1.0] * 20 + [NAN] * 20, "harms"),
+        ([1.0] * 5 + [INF], [1.0] * 40, "helps"),
+        ([1.0] * 20 + [NAN], [1.0] * 20 + [NAN], "no difference"),  # both diverge at the same step
+        ([NAN], [NAN], "not known"),
+        ([1.0] * 40, [1.0] * 30, "no difference"),  # an arm that ended early has not diverged
+    ],
+)
+def test_verdicts(base, arm, verdict):
+    assert compare(base, arm).verdict == verdict
+
+
+def test_one_spike_decides_nothing():
+    base, arm = [1.0, 1.1] * 20, [0.8, 0.95] * 20
+    arm[25] = 1e30
+    found = compare(base, arm)
+    assert found.verdict == "helps" and 0.1 < found.effect < 0.2
+
+
+def test_a_finite_divergence_harms():
+    assert compare([1.0, 1.1] * 20, [1.0 * 1.5**i for i in range(40)]).verdict == "harms"
+
+
+def test_text_says_effect_steps_and_t():
+    text = compare([2.0, 2.1] * 20, [1.5, 1.7] * 20).text("the learning rate times 10")
+    assert text == "Tried: with the learning rate times 10 the loss is 0.45 lower after 40 steps (t = 48.5)."
+    assert compare([1.0, 1.1] * 20, [1.1, 1.0] * 20).text("x").endswith("(t = 0.0), no clear difference.")
+    assert (
+        compare([1.0] * 5 + [INF], [1.0] * 40).text("x").endswith("stays finite; without, it does not after 5 steps.")
+    )
+    assert compare([1.0] * 40, [1.0, NAN]).text("x") == "Tried: with x the loss becomes NaN or Inf after 1 steps."
+    assert "only 3 steps" in compare([1.0] * 3, [1.0] * 3).text("x")
+
+
+def test_only_what_helps_speaks_for_a_cause():
+    ratios = [compare([1.0, 1.1] * 20, [f * 1.0, f * 1.1] * 20).ratio for f in (0.5, 1.0, 2.0)]
+    assert ratios[0] > 1.0 > ratios[1] > ratios[2] and compare([], []).ratio == 1.0
