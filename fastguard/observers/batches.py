@@ -16,11 +16,10 @@ from ..kernels.cpu import extension
 from ..names import strip_wrappers
 from ..records.batches import BatchSample
 from ..records.failures import Failures
-from .activations.selection import unwrapped
 from .batch_sample import data_of, sample_of
 from .facts import kind_of, leaves_of
 from .loss_gradient import LossGradient
-from .observer import ModuleHook, Observer, Transient, leave_to_python
+from .observer import ModuleHook, Observer, Transient, leave_to_python, unwrapped
 from .tensors import can_be_read, leaves, thinned
 
 _EARLY, _LATE, _NUM_EARLY = 20, 100, 50  # from one look to the next; and how many there are of the former

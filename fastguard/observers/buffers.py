@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..records.failures import Failures
-from .observer import ModuleHook, Observer
+from .observer import ModuleHook, Observer, unwrapped
 
 _NORMS = torch.nn.modules.batchnorm._NormBase  # whose statistics are written past autograd's counter
 _SMALL_BYTES = 1 << 20  # of all that is kept although nothing writes to it; a larger buffer is packed with no other
@@ -172,8 +172,6 @@ class Buffers(Observer):
         self._num_followed = 0
         with torch.no_grad():
             self._walk()
-        from .activations.selection import unwrapped  # which imports this module
-
         inner = unwrapped(model)  # through which all of it is loaded
         if not self.is_empty and not isinstance(inner, torch.jit.ScriptModule):
             self.hold(inner.register_load_state_dict_post_hook(ModuleHook(self.refresh)))

@@ -14,6 +14,16 @@ from torch.utils.hooks import unserializable_hook
 
 from ..records.failures import Failures
 
+# Modules that only wrap another one, and the name under which they hold it.
+WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "AveragedModel": "module",
+    "OptimizedModule": "_orig_mod",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+
 
 class ObservedRun(Protocol):
     """The state of a guard, as far as observers read it. See `fastguard.step.run.Run`."""
@@ -132,6 +142,16 @@ class Observer:
     def hold(self, *handles: Any) -> None:
         """Keeps handles of hooks until `close`."""
         self._handles += handles
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside DDP, FSDP, `torch.compile` and activation checkpointing."""
+    while type(module).__name__ in WRAPPERS:
+        inner = getattr(module, WRAPPERS[type(module).__name__], None)
+        if not isinstance(inner, torch.nn.Module):
+            break
+        module = inner
+    return module
 
 
 def leave_to_python(*kinds: type) -> None:

@@ -128,7 +128,8 @@ class LocalGradients(Observer):
     def before(self, step: int) -> None:
         """Sends this rank's results, and takes those of the exchange before; at the first step, makes the group."""
         if self._handles and self._group is None:
-            self._group = dist.new_group(self._members, _TIMEOUT, "gloo", use_local_synchronization=True)
+            with self._kept():
+                self._group = dist.new_group(self._members, _TIMEOUT, "gloo", use_local_synchronization=True)
         if self._handles and step and step % self._every == 0:
             with self._kept():
                 self._hear()

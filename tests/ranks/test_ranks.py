@@ -104,7 +104,7 @@ def test_a_mesh_of_one_rank_asks_nobody_and_has_each_tensor_at_every_step(found:
 
 def test_many_ranks_reduce_where_few_gather(found: list[dict[str, Any]]) -> None:
     assert found[0]["many ranks"]["collectives"] == 2 * 14 + 2 * 11
-    assert found[0]["many ranks"]["costs"]["collective_bytes_per_step"] == (14 * 176 + 11 * 6 * 96) / 14
+    assert found[0]["many ranks"]["costs"]["collective_bytes_per_step"] == (14 * 192 + 11 * 6 * 96) / 14
 
 
 def test_the_loss_of_a_record_is_the_mean_over_the_ranks(found: list[dict[str, Any]]) -> None:

@@ -16,14 +16,14 @@ from ..._text import NAME_WIDTH, shown
 from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
-from ..observer import held_weakly
+from ..observer import held_weakly, unwrapped
 from .arrivals import Arrivals, Origin
 from .attention import AttentionWatch
 from .budget import Budget, Cost
 from .collector import Collector
 from .hooks import Hook, PlaceHook, RouterHook, TensorHook
 from .routers import routers_of
-from .selection import Selector, choose, chosen_by, class_name, names_of, unwrapped
+from .selection import Selector, choose, chosen_by, class_name, names_of
 from .sightings import draw
 from .units import UnitRuns
 

@@ -10,19 +10,11 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import nn
 
 from ...names import PEFT_PREFIX
+from ..observer import WRAPPERS
 from .families import BLOCK, GELU, RELU, Judgement, is_activation, is_block, judgement_of, unit_dim_after
 
 Selector: TypeAlias = str | type[nn.Module] | nn.Module | Iterable[Any]
 
-# Modules that only wrap another one, and the name under which they hold it.
-_WRAPPERS = {
-    "DistributedDataParallel": "module",
-    "DataParallel": "module",
-    "AveragedModel": "module",
-    "OptimizedModule": "_orig_mod",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "CheckpointWrapper": "_checkpoint_wrapped_module",
-}
 _SILENT = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called
 _CALL_MODULES = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)  # and nothing else
 
@@ -57,16 +49,6 @@ class Target(NamedTuple):
         return WatchedModule(self.name, self.judgement, self.unit_dim, self.is_quiet)
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """What DDP, FSDP, torch.compile or activation checkpointing hold inside, all wrappers taken off."""
-    while type(module).__name__ in _WRAPPERS:
-        inner = getattr(module, _WRAPPERS[type(module).__name__], None)
-        if not isinstance(inner, nn.Module):
-            break
-        module = inner
-    return module
-
-
 def class_name(module: nn.Module) -> str:
     """The name of the module's class, as it was before `fully_shard` made one of its own from it."""
     kind = type(module)
@@ -93,7 +75,7 @@ def names_of(model: nn.Module) -> dict[str, nn.Module]:
         if raw:
             parent, _, key = raw.rpartition(".")
             above = clean[parent]
-            hidden = _WRAPPERS.get(type(parents[parent]).__name__) == key
+            hidden = WRAPPERS.get(type(parents[parent]).__name__) == key
             clean[raw] = above if hidden else f"{above}.{key}" if above else key
             parents[raw] = module
         found[clean[raw]] = module  # of a wrapper and what it holds, the latter
