@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from . import recipes
-from .tasks import changing, pictures, sequences, structures, tables
+from .tasks import pictures, sequences, tables
 
-_HOMES = (recipes, tables, pictures, sequences, structures, changing)
+_HOMES = (recipes, tables, pictures, sequences)
 _ALL = [case for home in _HOMES for case in home.CASES]
 CASES = {case.name: case for case in _ALL}
 if len(CASES) < len(_ALL):

@@ -16,7 +16,6 @@ from .loop import Plan, Tensors, Watch, epochs, take_step
 
 Change = Callable[[Plan], None]
 Fault = tuple[str, Change, Truth]
-Script = Callable[..., float]
 VALIDATED = {"play": epochs}
 
 
@@ -73,23 +72,6 @@ def planning(cases: list[Case], home: str) -> Callable[..., Callable[[Make], Mak
     return task
 
 
-def scripting(cases: list[Case], home: str) -> Callable[..., Callable[[Script], Script]]:
-    """The same for scripts, which get the watch and the name of the fault or way. A name without a truth is sound."""
-
-    def task(least: float, **words: Truth | None) -> Callable[[Script], Script]:
-        def enter(script: Script) -> Script:
-            made = {word: _of_script(script, least, word.replace("_", "-")) for word in words}
-            ways = {word: made[word] for word, truth in words.items() if truth is None}
-            broken = {word: (made[word], truth) for word, truth in words.items() if truth is not None}
-            sound = {"": _of_script(script, least, ""), **ways}
-            _enter(cases, home, script.__name__, script.__doc__ or "", sound, broken)
-            return script
-
-        return enter
-
-    return task
-
-
 def _with(make: Make, least: float, change: Change | None = None) -> Make:
     def make_changed(seed: int) -> Plan:
         plan = make(seed)
@@ -100,19 +82,6 @@ def _with(make: Make, least: float, change: Change | None = None) -> Make:
         return plan
 
     return make_changed
-
-
-def _of_script(script: Script, least: float, word: str) -> Make:
-    def make(seed: int) -> Plan:
-        reached = [-1.0]  # where the guard ends the run
-
-        def play(plan: Plan, watch: Watch) -> None:
-            reached.append(script(watch, word) if word else script(watch))
-
-        options = {"play": play, "judged_by_loss": False, "seed": seed}
-        return Plan(nn.Identity(), squared_error, (), (), lambda *_: reached[-1], least, **options)
-
-    return make
 
 
 def putting(**fields: Any) -> Change:
@@ -273,12 +242,6 @@ def biases(value: float) -> Change:
             layer.bias.fill_(value)
 
     return weights(fill)
-
-
-def all_zero(model: nn.Module) -> None:
-    """Zeros for all initial parameters."""
-    for p in model.parameters():
-        p.zero_()
 
 
 def frozen(*parts: str) -> Change:

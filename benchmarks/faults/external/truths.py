@@ -66,13 +66,11 @@ HALF = Truth(
     ("nonfinite", "vanishing", "weights", "loss", "setup"), ("half-precision-underflow", "half-precision-overflow")
 )
 EXPERTS = Truth(("units", "setup", "loss", "vanishing"), ("dead-experts",))
-WON = Truth(("loss", "vanishing", "explosion"), ("adversary-wins",))
 SUMMED = Truth(("setup", "explosion", "lr", "loss"), ("wrong-loss", "learning-rate-too-high", "unscaled-accumulation"))
 SMALL_BATCH = Truth(("data", "explosion", "loss", "lr"), ("batch-size", "learning-rate-too-high"))
 OVERFITTED = Truth(("loss", "data"), ("overfitting",))
 FROZEN = Truth(("setup", "weights", "vanishing", "loss"), ("frozen-parameters", "parameters-cut-off"))
 
-ASCENT = Truth((*LOSS.families, "lr", "weights"), ("wrong-loss", "learning-rate-too-high"))
 BLIND = either(CANNOT, LABELS, LEAK)  # what decides the targets never reaches the model
 CUT_SHORT = either(SHORT, LOW)
 DEEP = either(VANISHING, POOR, DEAD)
@@ -87,6 +85,5 @@ NAN_INSIDE = either(SINGULAR, EXPLODING)
 NOISE = either(LABELS, OVERFITTED)
 OUTPUT_OR_LOSS = either(OUTPUT, LOSS)
 SPOILT_ROWS = either(BATCH, SINGULAR)  # NaN that came with the data
-SQUASHED = either(OUTPUT, LOSS, TARGETS)  # outputs that cannot reach the targets
 TINY = either(VANISHING, POOR, LOW)
 UNSCALED = either(INPUTS, HIGH, SATURATED)

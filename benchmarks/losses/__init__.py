@@ -1,0 +1,1 @@
+"""Wrong and sound losses, and what `fastguard.preflight` says of them: `python -m benchmarks.losses`."""
