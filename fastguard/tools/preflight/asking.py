@@ -126,6 +126,9 @@ def _numbers(evidence: Evidence) -> dict[str, float]:
         numbers["chance"] = known
     if evidence.baseline is not None:
         numbers["constant_answer"] = evidence.baseline
+    answer = evidence.__dict__.get("answer")
+    if answer is not None:
+        numbers["loss_was_asked"] = not answer.abstained
     fit = evidence.__dict__.get("fit")  # if a check has asked for it
     if fit is not None:
         numbers["num_trial_steps"] = fit.given.num_steps

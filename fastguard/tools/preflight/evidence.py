@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...experiments.loss import Answer
 from ...names import named_parameters, strip_wrappers
-from .batches import first_tensor, tensors_in
+from .batches import first_tensor
 from .bench import Bench
 from .fitting import Fit, Fitting
+from .flow import Flow, follow
+from .freeing import ask
 from .losses import constant_baseline
 from .watcher import Activity, Layer, LossCall, Seen, Watcher
 
@@ -30,7 +33,6 @@ class TrialPass:
         requires_grad: whether the loss can be differentiated.
         gradients: by parameter; None where none arrived.
         error: what was raised, and where: "forward" (model or loss) or "backward".
-        loss_signs: derivative of the loss with respect to each call's result.
         output_made_by: the activation that made the output, and the dimension it was taken over.
         num_outsiders_reached: parameters of the optimizer, not of the model, that got a gradient.
     """
@@ -43,7 +45,6 @@ class TrialPass:
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     error: Exception | None = None
     stage: str = ""
-    loss_signs: list[float] = field(default_factory=list)
     output_made_by: tuple[str, int | None] | None = None
     num_outsiders_reached: int = 0
 
@@ -170,6 +171,20 @@ class Evidence:
         return None if None in found or not found else max(found)  # type: ignore[type-var]
 
     @cached_property
+    def answer(self) -> Answer:
+        """What the loss wants of free outputs in place of the model's."""
+        if not self.ran or self.first.num_losses != 1:
+            return Answer(abstained="the first pass failed")
+        return ask(self.bench, self.batches[0], self.output_made_by, self.flow.is_causal is True)
+
+    @cached_property
+    def flow(self) -> Flow:
+        """Whether outputs depend on other samples, and on later positions."""
+        pair = self.bench.form == "pair"
+        inputs = self.bench.parts(self.batches[0])[0] if pair else next(iter(self.inputs), None)
+        return follow(self.bench, inputs)
+
+    @cached_property
     def later(self) -> TrialPass:
         """What the first batch shows after a few steps: a start that is symmetric or zero by design is over then."""
         return trial_pass(self.bench, self.batches[0], self.parameters, num_steps=5)
@@ -188,8 +203,7 @@ def trial_pass(
 ) -> TrialPass:
     """Runs one batch forward and back, watched, after `num_steps` training steps, and puts all back."""
     found = TrialPass()
-    targets = tensors_in(bench.parts(batch)[1]) if bench.form == "pair" else []
-    watcher = Watcher(targets, find_origin=find_origin)
+    watcher = Watcher(find_origin=find_origin)
     found.seen = watcher.seen
     own = set(map(id, parameters.values()))
     outsiders = [p for group in bench.optimizer.param_groups for p in group["params"] if id(p) not in own]
@@ -208,7 +222,6 @@ def trial_pass(
                 found.loss = float(loss.detach())
             found.stage = "backward"
             if found.num_losses == 1 and found.requires_grad:
-                found.loss_signs = _signs(loss, found.seen.losses)
                 loss.backward()
         except Exception as error:  # told by the check "trial-pass-fails"
             found.error = error
@@ -218,14 +231,6 @@ def trial_pass(
         again = trial_pass(bench, batch, parameters, find_origin=True)
         found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
     return found
-
-
-def _signs(loss: Tensor, calls: list[LossCall]) -> list[float]:
-    results = [call.result for call in calls if call.result is not None and call.result.requires_grad]
-    if not results:
-        return []
-    found = torch.autograd.grad(loss, results, retain_graph=True, allow_unused=True)
-    return [float(g.sum()) for g in found if g is not None]
 
 
 def _kept(gradient: Tensor | None) -> Tensor | None:

@@ -36,7 +36,6 @@ _CARRIERS = {
     *("float", "double", "to", "type", "clamp", "clamp_min", "clamp_max", "clip", "__getitem__", "select", "swapaxes"),
     *("view_as", "reshape_as", "type_as", "movedim", "unflatten", "expand"),
 }
-_SUBTRACTIONS = {"sub", "__sub__", "__rsub__", "rsub", "subtract"}
 
 
 @dataclass(slots=True)
@@ -92,7 +91,6 @@ class Seen:
     layers: dict[str, Layer] = field(default_factory=dict)
     normalisations: dict[str, Layer] = field(default_factory=dict)
     dropped: dict[str, float] = field(default_factory=dict)
-    broadcast: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     origin: tuple[str, str] | None = None
     zero_roots: list[tuple[str, str]] = field(default_factory=list)
 
@@ -101,14 +99,12 @@ class Watcher(TorchFunctionMode):
     """Notes what is called while it is entered.
 
     Args:
-        targets: a subtraction between one of these and something else is looked at for broadcasting.
         find_origin: look at every result, too, for the first that is not finite although all arguments were.
     """
 
-    def __init__(self, targets: list[Tensor] = [], *, find_origin: bool = False) -> None:  # noqa: B006
+    def __init__(self, *, find_origin: bool = False) -> None:
         super().__init__()
         self.seen = Seen()
-        self._targets = {t.data_ptr() for t in targets if t.numel()}
         self._find_origin = find_origin
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[str, int | None]]] = {}
         self._inside: list[str] = []
@@ -118,7 +114,6 @@ class Watcher(TorchFunctionMode):
         name = str(getattr(func, "__name__", ""))
         name = name if name.startswith("__") else name.rstrip("_")
         call = self._loss_call(name, func, args, kwargs)
-        self._look_for_broadcast(name, args)
         were_finite = not self._find_origin or all(_is_finite(a) for a in args)
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor):
@@ -192,27 +187,7 @@ class Watcher(TorchFunctionMode):
             return None
         call = LossCall(name, tensors[0], tensors[1], dict(kwargs), self.made_by(tensors[0]))
         self.seen.losses.append(call)
-        if name in REGRESSION:
-            self._note_broadcast(tensors[0], tensors[1])
         return call
-
-    def _look_for_broadcast(self, name: str, args: Any) -> None:
-        if name not in _SUBTRACTIONS or len(args) < 2 or not all(isinstance(a, Tensor) for a in args[:2]):
-            return
-        a, b = sorted((tuple(t.shape) for t in args[:2]), key=len)
-        is_column = len(a) == 1 and len(b) == 2 and b == (a[0], 1) and a[0] > 1  # [N] and [N, 1]
-        is_target = any(t.numel() and t.data_ptr() in self._targets for t in args[:2])
-        if is_target or (is_column and not self._inside and all(t.is_floating_point() for t in args[:2])):
-            self._note_broadcast(args[0], args[1])
-
-    def _note_broadcast(self, one: Tensor, other: Tensor) -> None:
-        a, b = tuple(one.shape), tuple(other.shape)
-        try:
-            both = torch.broadcast_shapes(a, b)
-        except RuntimeError:  # they do not fit, which the function will say itself
-            return
-        if a and b and both not in (a, b):
-            self.seen.broadcast = (a, b)
 
     def _activation(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> None:
         if name == "dropout":

@@ -162,62 +162,17 @@ def targets_outside_unit_interval(evidence: Evidence) -> Finding | None:
     return None
 
 
-@check(
-    "broadcast-in-loss",
-    cause="wrong-loss",
-    severity="critical",
-    reads="shapes of what the loss subtracts",
-    source="torch.nn.functional.mse_loss warns of it",
-    remedy="Give both the same shape: output.squeeze(-1), or targets.unsqueeze(-1).",
-)
-def broadcast_in_loss(evidence: Evidence) -> Finding | None:
-    """Output and targets have different shapes, and are broadcast: each sample is compared with every other."""
-    shapes = evidence.first.seen.broadcast
-    if shapes is None:
-        return None
-    return Finding(
-        f"The loss compares {list(shapes[0])} with {list(shapes[1])}: by broadcasting, every sample with every other.",
-        severity="critical",
-        evidence={"shapes": [list(shapes[0]), list(shapes[1])]},
-        confidence=0.97,
-    )
-
-
-@check(
-    "loss-with-minus-sign",
-    cause="wrong-loss",
-    severity="critical",
-    reads="derivative of the loss with respect to what torch's loss functions returned; `maximize`",
-    source="a loss is minimised",
-    remedy="Take the minus sign (or maximize=True) away: the optimizer goes where the loss falls.",
-)
-def loss_with_minus_sign(evidence: Evidence) -> Finding | None:
-    """All losses of torch's that the loss is made of count with a minus sign; or the optimizer maximises them."""
-    signs = evidence.first.loss_signs
-    maximises = any(group.get("maximize") for group in evidence.groups)
-    if not signs or all(sign == 0 for sign in signs):
-        return None
-    if all(sign <= 0 for sign in signs) is maximises:
-        return None
-    return Finding(
-        "The optimizer maximises the loss." if maximises else "The loss counts torch's loss with a minus sign.",
-        severity="critical",
-        evidence={"maximize": maximises, "signs": signs[:4]},
-        confidence=0.93,
-    )
-
-
-def _answers(evidence: Evidence) -> tuple[Tensor, Tensor, Tensor] | None:
-    """A right answer to the first batch, a wrong one, and the targets; of losses of pairs of one tensor each."""
-    output = evidence.first.output
-    if evidence.bench.form != "pair" or not isinstance(output, Tensor) or not evidence.ran or evidence.call is not None:
-        return None
-    targets = evidence.bench.parts(evidence.batches[0])[1]
-    if not isinstance(targets, Tensor) or not output.is_floating_point() or output.shape[0] < 4:
-        return None
-    if targets.is_floating_point() and targets.shape == output.shape:
-        far = targets + 3.0 * targets.std() * torch.where(targets > targets.mean(), -1.0, 1.0)
-        return targets.to(output.dtype), far.to(output.dtype), targets
+def _told(evidence: Evidence, *kinds: str) -> Finding | None:
+    """The first problem of these kinds that the loss has by its own answer."""
+    for problem in evidence.answer.problems:
+        if problem.kind in kinds:
+            return Finding(
+                problem.message,
+                severity="critical",
+                evidence=problem.evidence,
+                confidence=problem.confidence,
+                recommendation=problem.remedy,
+            )
     return None
 
 
@@ -225,26 +180,30 @@ def _answers(evidence: Evidence) -> tuple[Tensor, Tensor, Tensor] | None:
     "loss-prefers-wrong-answers",
     cause="wrong-loss",
     severity="critical",
-    reads="the loss of the targets themselves, and of values far from them",
+    reads="free outputs in place of the model's, optimised under the loss on the first batch",
     source="a loss is lowest where the answer is right",
-    remedy="Look at sign and arguments of the loss: is it a measure of similarity, to be maximised?",
+    remedy="Check sign, arguments, dimension and mask: the loss is lowest where predictions are wrong.",
 )
 def loss_prefers_wrong_answers(evidence: Evidence) -> Finding | None:
-    """A loss of one's own is lower for values three standard deviations away than for the targets themselves."""
-    answers = _answers(evidence)
-    if answers is None:
-        return None
-    right, wrong, targets = answers
-    at_right = float(evidence.bench.judge(right, targets).detach().sum())
-    at_wrong = float(evidence.bench.judge(wrong, targets).detach().sum())
-    if not at_wrong < at_right - 1e-6 * abs(at_right):
-        return None
-    return Finding(
-        f"The loss of the targets themselves is {at_right:.4g}, and of values far from them {at_wrong:.4g}: less.",
-        severity="critical",
-        evidence={"at_targets": at_right, "far_away": at_wrong},
-        confidence=0.85,
-    )
+    """The outputs that minimise the loss are not the targets, or other outputs lower it where predictions are wrong.
+
+    Asked of outputs that have the form of the targets: logits of classes (also of tokens, whose shift is checked),
+    logits or probabilities of yes and no, numbers. Embeddings, rewards and losses between samples are not judged.
+    """
+    return _told(evidence, "target", "elsewhere")
+
+
+@check(
+    "wrong-elements-in-loss",
+    cause="wrong-loss",
+    severity="critical",
+    reads="free outputs in place of the model's: which have a gradient, at random and on the way to the loss's minimum",
+    source="a loss has a gradient at every output that it judges, and at no other",
+    remedy="Look for a detach(), an index, a mask, a weight of zero or a clamp between outputs and loss.",
+)
+def wrong_elements_in_loss(evidence: Evidence) -> Finding | None:
+    """Samples, classes or outputs have no gradient wherever outputs are; or padding and ignored positions have one."""
+    return _told(evidence, "left out", "padding")
 
 
 @check(

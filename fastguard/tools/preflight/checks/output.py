@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ....diagnosis import Finding
 from ..evidence import Evidence
-from ..losses import CLASSES, YES_OR_NO, num_classes
+from ..losses import YES_OR_NO, num_classes
 from ..registry import check
 from ..watcher import REGRESSION, LossCall
 
@@ -159,35 +159,6 @@ def probabilities_out_of_range(evidence: Evidence) -> Finding | None:
         severity="critical",
         evidence={"lowest": low, "highest": high, "made_by": made_by},
         confidence=0.97,
-    )
-
-
-@check(
-    "one-unit-softmax",
-    cause="wrong-output-layer",
-    severity="critical",
-    reads="the shape of the loss's input",
-    source="softmax over one value is 1 whatever it is",
-    remedy="For two classes use two units, or one unit with binary_cross_entropy_with_logits.",
-)
-def one_unit_softmax(evidence: Evidence) -> Finding | None:
-    """A softmax over a single unit makes the output: it is 1 whatever goes in, and has no gradient."""
-    call = evidence.call
-    if call is not None and call.kind in CLASSES and call.input.dim() > 1 and num_classes(call) == 1:
-        width = "a single unit"
-    else:
-        made_by, output = evidence.output_made_by, call.input if call is not None else evidence.output
-        if made_by is None or made_by[0] not in ("softmax", "log_softmax") or output is None:
-            return None
-        activity = evidence.last_activity
-        dim = made_by[1]
-        if dim is None or activity is None or dim >= activity.output.dim() or activity.output.shape[dim] != 1:
-            return None
-        width = "one value"
-    return Finding(
-        f"The output is a softmax over {width}: it is the same for every input, and lets no gradient through.",
-        severity="critical",
-        confidence=0.98,
     )
 
 

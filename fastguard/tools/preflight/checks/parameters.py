@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...._text import listed
 from ....diagnosis import Finding
-from ..batches import first_tensor, mapped, tensors_in
+from ..batches import tensors_in
 from ..evidence import Evidence
 from ..registry import check
 
@@ -178,50 +177,24 @@ def all_gradients_zero(evidence: Evidence) -> Finding | None:
     )
 
 
-def _changes(evidence: Evidence, inputs: object, dim: int) -> float | None:
-    """How much the output of the first sample along `dim` changes when all others take new places; None: not known."""
-    tensors = tensors_in(inputs)
-    size = tensors[0].shape[dim]
-    others = torch.arange(1, size, device="cpu").flip(0)
-    order = torch.cat([torch.zeros(1, dtype=torch.long, device="cpu"), others])
-
-    def shuffled(t: Tensor) -> Tensor:
-        changed = t.index_select(dim, order.to(t.device))
-        if t.is_floating_point():  # others, and not only elsewhere: a mean over all would not see it
-            changed.narrow(dim, 1, size - 1).mul_(-1.5).add_(0.1)
-        else:
-            changed.narrow(dim, 1, size - 1).copy_(t.narrow(dim, 1, 1).expand_as(changed.narrow(dim, 1, size - 1)))
-        return changed
-
-    results = []
-    for given in (inputs, mapped(shuffled, inputs)):
-        out = first_tensor(evidence.bench.output(mapped(torch.clone, given)), floating=True)
-        if out is None or out.dim() <= dim or out.shape[dim] != size:
-            return None
-        results.append(out.select(dim, 0).double())
-    scale = float(results[0].abs().max())
-    difference = float((results[0] - results[1]).abs().max())
-    return difference / scale if scale else difference
-
-
 @check(
     "samples-mixed",
     cause="samples-mixed",
     severity="critical",
-    reads="a sample's output in evaluation mode, with other samples beside it",
+    reads="derivatives of one sample's output by the inputs of the others, in evaluation mode",
     source='Karpathy 2019, "A recipe for training neural networks": use backprop to chart dependencies',
     remedy="Look for view() or reshape() that runs over the batch, a wrong dim, batch_first.",
 )
-def samples_mixed(evidence: Evidence, *, share: float = 1e-3) -> Finding | None:
-    """In evaluation mode the first sample's output changes by more than `share` when the other samples do.
+def samples_mixed(evidence: Evidence) -> Finding | None:
+    """In evaluation mode the first sample's output has a derivative by the inputs of other samples.
 
-    Asked of a pair of inputs and one target a sample. Not of models that hold or are given a matrix over the samples
-    (graphs), and not where targets are sequences: those may lie along the first dimension.
+    It is exactly zero where samples are apart, so there is no threshold. Asked of a pair of inputs and one target a
+    sample. Not of models that hold or are given a matrix over the samples (graphs), and not where targets are
+    sequences: those may lie along the first dimension.
     """
     if evidence.bench.form != "pair" or not evidence.ran:
         return None
-    inputs = evidence.bench.parts(evidence.batches[0])[0]
-    tensors, targets = tensors_in(inputs), evidence.targets
+    tensors, targets = tensors_in(evidence.bench.parts(evidence.batches[0])[0]), evidence.targets
     if len(tensors) != 1 or not targets or tensors[0].dim() < 2 or tensors[0].shape[0] < 3:
         return None
     size = tensors[0].shape[0]
@@ -233,26 +206,40 @@ def samples_mixed(evidence: Evidence, *, share: float = 1e-3) -> Finding | None:
     buffers = [t for t in evidence.bench.model.buffers() if t.dim() >= 2]
     if not is_by_sample or any(t.shape[-1] == t.shape[-2] == size for t in buffers):
         return None
-    with evidence.bench.put_back(), torch.no_grad():
-        evidence.bench.model.eval()
-        for module in evidence.bench.model.modules():  # those that keep no running statistics use the batch's always
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-                return None
-        if _changes_of_itself(evidence, inputs) > 1e-6:
-            return None  # random also in evaluation mode
-        change = _changes(evidence, inputs, 0)
-    if change is None or not change > share:
+    norms = [m for m in evidence.bench.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    share = evidence.flow.across_samples
+    if not share or any(norm.running_mean is None for norm in norms):  # these use the batch's statistics always
         return None
     return Finding(
-        f"A sample's output changes by {change:.2g} of itself when only the other samples of the batch do.",
+        f"A sample's output depends on the inputs of {share:.0%} of the other samples in its batch.",
         severity="critical",
-        evidence={"change": change, "threshold": share},
+        evidence={"share": share, "num_samples": size},
         confidence=0.93,
     )
 
 
-def _changes_of_itself(evidence: Evidence, inputs: object) -> float:
-    outs = [first_tensor(evidence.bench.output(mapped(torch.clone, inputs)), floating=True) for _ in range(2)]
-    if outs[0] is None or outs[1] is None or outs[0].shape != outs[1].shape:
-        return 1.0
-    return float((outs[0].double() - outs[1].double()).abs().max())
+@check(
+    "leaks-from-the-future",
+    cause="trivial-targets",
+    severity="critical",
+    reads="derivatives of a position's output by the inputs of later positions, in evaluation mode; targets",
+    source="a derivative that is exactly zero: the output cannot depend on that input",
+    remedy="Give attention a causal mask, a convolution padding on the left, a recurrent layer one direction.",
+)
+def leaks_from_the_future(evidence: Evidence) -> Finding | None:
+    """The targets are the next inputs of a sequence, and outputs have a derivative by later inputs: the answers."""
+    if not evidence.ran or evidence.flow.is_causal is not False or not evidence.inputs or not evidence.targets:
+        return None
+    given, target = evidence.inputs[0], evidence.targets[0]
+    if given.dim() < 2 or target.shape[:2] != given.shape[:2] or target.dtype != given.dtype or len(given[0]) < 4:
+        return None
+    same = given[:, 1:] == target[:, :-1]
+    valid = (target[:, :-1] >= 0) & (given[:, 1:] != given[:, :-1])
+    if not bool(valid.any()) or not float(same[valid].double().mean()) > 0.95:
+        return None
+    return Finding(
+        "The targets are the next inputs, and the model sees them: its outputs depend on later positions.",
+        severity="critical",
+        evidence={"share_of_next": float(same[valid].double().mean())},
+        confidence=0.95,
+    )

@@ -12,7 +12,7 @@ from ....diagnosis import Finding
 from ...initialization import check_initialization
 from ..evidence import Evidence, TrialPass
 from ..registry import check
-from ..watcher import BREAKERS, Activity
+from ..watcher import BREAKERS, LOSSES, Activity
 
 TITLE = "Initialisation and gradient flow"
 _HE = "He et al. 2015, Glorot and Bengio 2010; the expectations of `fastguard.tools.check_initialization`"
@@ -341,7 +341,7 @@ def non_finite_at_start(evidence: Evidence) -> Finding | None:
     dtypes = {p.dtype for p in evidence.parameters.values()}
     dtypes |= {layer.output.dtype for layer in evidence.layers if layer.output is not None}
     told: dict[str, str] = {"function": name}
-    if name in BREAKERS:
+    if name in BREAKERS or name in LOSSES:
         what, remedy = f"{name} is the first to give NaN or Inf, of arguments that are finite", ""
     elif not name and first.seen.zero_roots:
         name, module = first.seen.zero_roots[0]

@@ -1,0 +1,445 @@
+"""Asks a loss what it wants: free outputs are optimised under it, without the model, and read against the targets."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .targets import Reading, changed, padding_value, read
+
+MAX_ELEMENTS = 1 << 20  # of all outputs together: with gradients and moments, 20 MiB in float32
+ENOUGH = 0.9  # agreement of the optimum with a target
+LEAST_SAMPLES = 4
+_NUM_STEPS = 120
+_SCALES = (1.0, 0.1, 1.0, 2.0)  # of random outputs at which gradients are looked for
+_SEED = 7
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that a loss does not want as it should.
+
+    Attributes:
+        kind: "target", "left out", "padding" or "elsewhere".
+        message: a sentence with the numbers.
+        remedy: what to do.
+        evidence: the numbers by name.
+        confidence: how sure.
+    """
+
+    kind: str
+    message: str
+    remedy: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+    confidence: float = 0.9
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a loss said.
+
+    Attributes:
+        problems: in the order in which they should be read.
+        abstained: why nothing could be decided; empty where it could.
+        optimum: the outputs that minimise the loss.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    abstained: str = ""
+    optimum: tuple[Tensor, ...] = ()
+
+
+class _AbstainError(Exception):
+    """The outputs cannot be read."""
+
+
+def ask_loss(
+    judge: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor],
+    outputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    *,
+    inputs: Sequence[Tensor] = (),
+    ending: Callable[[Tensor], Tensor] | None = None,
+    is_causal: bool = False,
+    are_targets: bool = True,
+    seconds: float = 1.0,
+) -> Answer:
+    """Optimises free outputs under a loss and compares the optimum with the targets.
+
+    Adam on tensors in place of the outputs, with other random numbers at each step. The loss is wrong if the optimum
+    does not decode to the targets, if samples, outputs or targets have no effect, if positions to be ignored have one,
+    or if it is as low where predictions are off. Abstains if outputs are not in the space of the targets: embeddings,
+    rewards, densities without a mean, losses that take classes for groups.
+
+    Args:
+        judge: the loss of outputs and targets: one element.
+        outputs: what the model gave, floating, samples first.
+        targets: tensors that the loss may compare them with.
+        inputs: tensors that the model was given.
+        ending: a function that a model with one output ends with, like softmax; None if it ends with a layer.
+        is_causal: whether an output at a position depends on no later input.
+        are_targets: whether they are the batch's targets; False if some may be anything else in it.
+        seconds: at most about how long; a step that has begun is finished.
+
+    Raises:
+        Exception: what the loss raises.
+
+    Cost: 250 to 500 forward and backward passes of the loss alone; memory for five copies of the outputs, of
+        `MAX_ELEMENTS` elements at most. Global random generators advance: the caller restores them. Synchronises.
+
+    >>> z, t = torch.randn(32, 5), torch.randint(5, (32,))
+    >>> cross_entropy = torch.nn.functional.cross_entropy
+    >>> ask_loss(lambda o, t: cross_entropy(o[0], t[0]), [z], [t]).problems
+    ()
+    >>> ask_loss(lambda o, t: -cross_entropy(o[0], t[0]), [z], [t]).problems[0].kind
+    'target'
+    """
+    if not outputs or not targets:
+        return Answer(abstained="there are no outputs or no targets")
+    if sum(o.numel() for o in outputs) > MAX_ELEMENTS:
+        return Answer(abstained=f"the outputs have more than {MAX_ELEMENTS} elements")
+    if any(o.dim() == 0 or len(o) < LEAST_SAMPLES for o in outputs):
+        return Answer(abstained=f"there are fewer than {LEAST_SAMPLES} samples, or an output without samples")
+    deadline = time.perf_counter() + seconds
+    asking = _Asking(judge, outputs, targets, inputs, ending, is_causal, are_targets, deadline)
+    try:
+        return asking.answer()
+    except _AbstainError as reason:
+        return Answer(abstained=str(reason))
+
+
+class _Asking:
+    def __init__(
+        self,
+        judge: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor],
+        outputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        ending: Callable[[Tensor], Tensor] | None,
+        is_causal: bool,
+        are_targets: bool,
+        deadline: float,
+    ) -> None:
+        self.judge = judge
+        self.given = [o.detach() for o in outputs]
+        self.targets = [t.detach() for t in targets]
+        self.inputs = inputs
+        self.ending = ending if len(outputs) == 1 else None
+        self.is_causal = is_causal
+        self.are_targets = are_targets
+        self.deadline = deadline
+        self.touched = [torch.zeros(o.shape, dtype=torch.bool, device=o.device) for o in outputs]
+        self.dice = torch.Generator().manual_seed(0)
+        numbers = [t.double().abs().mean() for t in self.targets if t.is_floating_point() and t.isfinite().all()]
+        self.spread = 1.0 if self.ending else 1.0 + 2.0 * max(map(float, numbers), default=0.0)
+
+    def answer(self) -> Answer:
+        starts = [self._start(scale) for scale in _SCALES]
+        for start in starts:
+            self._gradient(start)
+        best, loss = self._optimise(starts[0])
+        if not any(bool(mask.any()) for mask in self.touched):
+            return Answer((_NO_GRADIENT,))
+        used = [self._is_changed_by(i, changed(t)) for i, t in enumerate(self.targets)]
+        if not any(used):
+            if not self.are_targets or any(map(self._is_input, self.targets)):
+                raise _AbstainError("the loss uses no targets, and the batch may have none")
+            return Answer((_UNUSED,))
+        readings = self._readings(used)
+        problems: list[Problem] = []
+        chosen: list[Reading] = []
+        for index in dict.fromkeys(way.target for way in readings):
+            ways = [way for way in readings if way.target == index]
+            shares = [self._agreement(way, best) for way in ways]
+            chosen.append(ways[shares.index(max(shares))])
+            problems += self._problems(chosen[-1], max(shares), best, loss)
+        problems = problems or self._elsewhere({way.output for way in chosen}, best, loss)
+        return Answer(tuple(problems), optimum=tuple(self._outputs(best)))
+
+    # The optimisation
+
+    def _start(self, scale: float) -> list[Tensor]:
+        """Random outputs; `scale` is of the targets' size."""
+        noise = [torch.randn(o.shape, generator=self.dice).to(o.device) for o in self.given]
+        return [scale * self.spread * n for n in noise]
+
+    def _outputs(self, free: Sequence[Tensor]) -> list[Tensor]:
+        made = [z if self.ending is None else self.ending(z) for z in free]
+        return [z.to(o.dtype) for z, o in zip(made, self.given)]
+
+    def _gradient(
+        self, free: Sequence[Tensor], seed: int = _SEED, targets: Sequence[Tensor] | None = None
+    ) -> tuple[float, list[Tensor]]:
+        """The loss and its derivative; notes which outputs have one, if the targets are those given."""
+        torch.manual_seed(seed)
+        leaves = [z.detach().clone().requires_grad_() for z in free]
+        loss = self.judge(self._outputs(leaves), self.targets if targets is None else targets)
+        found: Sequence[Tensor | None] = [None] * len(leaves)
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        gradients = [torch.zeros_like(z) if g is None else g for g, z in zip(found, leaves)]
+        if targets is None:
+            for mask, g in zip(self.touched, gradients):
+                mask |= g != 0
+        return float(loss.detach()), gradients
+
+    def _optimise(
+        self, start: Sequence[Tensor], frozen: set[int] | frozenset[int] = frozenset(), pace: float = 1.0
+    ) -> tuple[list[Tensor], float]:
+        """The free outputs after some steps of Adam whose rate falls to zero, and their loss.
+
+        What has a gradient below a ten-thousandth of the largest one is let alone. Steps end where the gradient is not
+        finite: there is no lower bound, or a root of zero.
+        """
+        before = free = [z.clone() for z in start]
+        first, second = [torch.zeros_like(z) for z in free], [torch.zeros_like(z) for z in free]
+        loss, least = self._gradient(free)[0], 0.0
+        if math.isnan(loss):
+            raise _AbstainError("the loss is not finite at outputs of usual size")
+        for step in range(1, _NUM_STEPS + 1):
+            if time.perf_counter() > self.deadline:
+                raise _AbstainError("the loss is too slow to be asked in the time")
+            value, gradients = self._gradient(free, step)
+            if not math.isfinite(value) or not all(bool(g.isfinite().all()) for g in gradients):
+                return before, loss
+            before, loss = [z.clone() for z in free], value
+            least = least or 1e-4 * max(float(g.abs().max()) for g in gradients)
+            rate = 0.15 * pace * self.spread * min(1.0, 2.0 - 2.0 * step / (_NUM_STEPS + 1))
+            for i, g in enumerate(gradients):
+                if i not in frozen:
+                    first[i].lerp_(g, 0.2)
+                    second[i].lerp_(g.square(), 0.05)
+                    scale = (second[i] / (1 - 0.95**step)).sqrt() + least + 1e-30
+                    free[i] -= rate * first[i] / (1 - 0.8**step) / scale
+        after = self._gradient(free)[0]
+        return (free, after) if math.isfinite(after) else (before, loss)
+
+    # What the targets are to the outputs
+
+    def _is_changed_by(self, index: int, target: Tensor) -> bool:
+        """Whether the loss of random outputs, or its derivative, is another one with this target."""
+        free, targets = self._start(0.5), [*self.targets]
+        targets[index] = target
+        (a, before), (b, after) = self._gradient(free), self._gradient(free, targets=targets)
+        if abs(a - b) > 1e-5 * abs(a) + 1e-12:
+            return True
+        return not all(torch.allclose(x, y, rtol=1e-3, atol=1e-5 * float(x.abs().max())) for x, y in zip(before, after))
+
+    def _is_input(self, target: Tensor) -> bool:
+        return any(target.shape == x.shape and torch.equal(target, x) for x in self.inputs)
+
+    def _readings(self, used: Sequence[bool]) -> list[Reading]:
+        found: list[Reading] = []
+        for index, target in enumerate(self.targets):
+            ways = [way for i, o in enumerate(self.given) if (way := read(i, o, index, target)) is not None]
+            if not used[index]:  # of several targets, one that is not used is missed where its output has no gradient
+                is_input = self._is_input(target)
+                ways = [w for w in ways if not is_input and not bool(self.touched[w.output].any())]
+            elif not ways and target.is_floating_point() and bool((target < 0).any()):
+                raise _AbstainError("a tensor with both signs weighs the loss: rewards or the like")
+            found += ways
+        for way in found:
+            if way.space == "classes" and used[way.target]:
+                target = self.targets[way.target]
+                classes = torch.arange(self.given[way.output].shape[way.dim], device=target.device)
+                renamed = torch.where(target < 0, target, classes.roll(1)[target.clamp(min=0)])
+                if not self._is_changed_by(way.target, renamed):
+                    raise _AbstainError("the loss takes classes for groups of samples")
+        if not found:
+            raise _AbstainError("the outputs are not in the space of the targets")
+        if len({way.target for way in found}) > len({way.output for way in found}):
+            raise _AbstainError("several tensors of the batch may be the target of one output")
+        return found
+
+    def _agreement(self, way: Reading, free: Sequence[Tensor], among: Tensor | None = None) -> float:
+        counted = way.by_target(self.touched[way.output]) if among is None else among
+        return way.agreement(self._outputs(free)[way.output], self.targets[way.target], counted & way.valid)
+
+    # What is wrong
+
+    def _problems(self, way: Reading, share: float, best: Sequence[Tensor], loss: float) -> list[Problem]:
+        """Of one target: what is left out; or what the optimum is instead, and padding that counts."""
+        left_out = self._left_out(way, best)
+        if left_out is not None:
+            return [left_out]
+        is_found, problem = self._shift(way, best)
+        if not is_found and share < ENOUGH and not self._is_lowest_there(way, best, loss):
+            problem = self._not_the_target(way, share, loss)
+        return [one for one in (problem, self._padding(way)) if one is not None]
+
+    def _left_out(self, way: Reading, best: Sequence[Tensor]) -> Problem | None:
+        target = self.targets[way.target]
+        left_out = ~way.by_target(self.touched[way.output]) & way.valid
+        if way.space == "classes" and target.dim() == 2:
+            padded = padding_value(target)
+            left_out &= (target != padded) if padded is not None else left_out
+            if bool((left_out == left_out.all(0)).all()) and float(left_out.double().mean()) <= 0.5:
+                return None  # a prompt, or the last token, which nothing follows
+        if not bool(left_out.any()) or self._is_right_already(way, best, left_out):
+            return None
+        evidence = {"share": float(left_out.double().mean()), "num_left_out": int(left_out.sum())}
+        remedy = "Look for a detach(), an index, a mask, a weight of zero or a clamp that leaves them out."
+        by_sample = left_out.reshape(len(target), -1)
+        what = f"{evidence['share']:.0%} of the outputs have"
+        if bool((by_sample.all(1) == by_sample.any(1)).all()):
+            what = f"{int(by_sample[:, 0].sum())} of {len(target)} samples have"
+        if way.space == "classes":
+            classes = target[left_out].unique()
+            if not bool(torch.isin(target[~left_out & way.valid], classes).any()):
+                what = f"Samples of class {', '.join(str(int(c)) for c in classes[:4])} have"
+                remedy = "Look at `ignore_index` and at weights of zero."
+        return Problem("left out", f"{what} no effect on the loss: it has no gradient there.", remedy, evidence)
+
+    def _is_right_already(self, way: Reading, best: Sequence[Tensor], among: Tensor) -> bool:
+        """Whether elements without a gradient are right where they began, which is why they have none."""
+        target, output = self.targets[way.target], self._outputs(best)[way.output]
+        if way.space != "binary":
+            return way.agreement(output, target, among) >= ENOUGH
+        output = output.reshape(target.shape)
+        high, low = output[(target > 0) & ~among], output[(target <= 0) & ~among]
+        if not high.numel() or not low.numel():
+            return False
+        is_high = output > 0.5 * (high.median() + low.median())
+        return float((is_high == (target > 0))[among].double().mean()) >= ENOUGH
+
+    def _is_lowest_there(self, way: Reading, best: Sequence[Tensor], loss: float) -> bool:
+        """Whether the loss is as low at the target, and leads back to it: then the optimum is one of several."""
+        if way.space == "numbers" and self.ending is not None:
+            return False
+        slack = 0.02 * abs(self._gradient(self._start(1.0))[0] - loss)
+        for ideal in way.ideals(self.targets[way.target], best[way.output]):
+            at = [*best]
+            at[way.output] = ideal
+            if not self._gradient(at)[0] <= loss + slack:
+                continue
+            off = 0.2 * float(ideal.std())
+            at[way.output] = ideal + off * torch.randn(ideal.shape, generator=self.dice).to(ideal.device)
+            if way.space != "numbers":
+                return True
+            if float((self._optimise(at, pace=0.2)[0][way.output] - ideal).abs().median()) < 0.2 * off:
+                return True
+        return False
+
+    def _not_the_target(self, way: Reading, share: float, loss: float) -> Problem:
+        told = f"are right in {share:.0%} of the places"
+        if way.space != "classes":
+            told = f"{'order' if way.space == 'binary' else 'correlate'} {share:.2f} with the targets"
+        own, others = self._whose(way)
+        why, remedy = "", "Check sign, arguments, dimension and mask: the loss is lowest where predictions are wrong."
+        if others and not own:
+            why = ": a sample is compared with the target of another one"
+            remedy = "Look for a roll, a flip, an index or a shuffle of one side alone."
+        elif others:
+            why = ": a sample is compared with the targets of others as well"
+            remedy = "Give outputs and targets the same shape, and take sums and softmax over the right dimension."
+        evidence = {"agreement": share, "loss": loss, "threshold": ENOUGH}
+        return Problem("target", f"Outputs that minimise the loss {told}{why}.", remedy, evidence, 0.93)
+
+    def _whose(self, way: Reading) -> tuple[bool, bool]:
+        """Whether a sample's gradient depends on its own target, and on that of another one."""
+        target, free = self.targets[way.target], self._start(0.5)
+        before = self._gradient(free)[1][way.output]
+        own = others = False
+        for sample in {0, 3 * (len(target) // 6), 3 * ((len(target) - 1) // 3)}:  # of those that `changed` changes
+            targets = [*self.targets]
+            row = changed(target)[sample]
+            targets[way.target] = target.index_copy(0, torch.tensor([sample], device=target.device), row[None])
+            moved = (self._gradient(free, targets=targets)[1][way.output] - before).abs() > 1e-4 * before.abs().max()
+            by_sample = moved.reshape(len(moved), -1).any(1)
+            own |= bool(by_sample[sample])
+            others |= bool(by_sample.sum() > by_sample[sample])
+        return own, others
+
+    def _shift(self, way: Reading, best: Sequence[Tensor]) -> tuple[bool, Problem | None]:
+        """Of tokens: whether the optimum is the target some places off; and the problem, if these are too many."""
+        target = self.targets[way.target]
+        if way.space != "classes" or target.dim() != 2:
+            return False, None
+        decoded, counted = best[way.output].argmax(way.dim), way.by_target(self.touched[way.output])
+        length, shares = target.shape[1], {}
+        for k in range(-3, 4):
+            here, there = slice(max(0, -k), length - max(0, k)), slice(max(0, k), length - max(0, -k))
+            both = counted[:, here] & way.valid[:, there]
+            if int(both.sum()) >= LEAST_SAMPLES:
+                shares[k] = float((decoded[:, here] == target[:, there])[both].double().mean())
+        found = max(shares, key=lambda k: shares[k], default=0)
+        if shares.get(found, 0.0) < ENOUGH:
+            return False, None
+        meant = 0
+        for x in self.inputs:
+            is_alike = x.shape == target.shape and x.dtype == target.dtype
+            if is_alike and float((x == target)[way.valid].double().mean()) > 0.95:
+                if not self.is_causal:
+                    return found in (0, 1), None  # a copy, or a word that is left out: both are meant
+                meant = 1
+        if found == meant:
+            return True, None
+        what = "the token that was given" if found == meant - 1 else f"the token {found - meant:+d} places from it"
+        return True, Problem(
+            "target",
+            f"Outputs that minimise the loss are not the token meant, but {what} ({shares[found]:.0%} of the places).",
+            "Shift logits and labels against each other once: in the loss, in the model or in the data.",
+            {"shift": found, "meant": meant, "agreement": shares[found]},
+            0.95,
+        )
+
+    def _padding(self, way: Reading) -> Problem | None:
+        """Whether positions that are padding, or have negative labels, have a gradient."""
+        target = self.targets[way.target]
+        ignored, what = ~way.valid, "to be ignored (negative labels)"
+        if way.space == "classes" and not bool(ignored.any()):
+            padded = padding_value(target)
+            ignored, what = target == padded if padded is not None else ignored, f"padding ({padded})"
+        num_counted = int((way.by_target(self.touched[way.output]) & ignored).sum())
+        share = num_counted / max(1, int(ignored.sum()))
+        if share < 0.5:
+            return None
+        return Problem(
+            "padding",
+            f"{share:.0%} of the positions that are {what} count in the loss.",
+            "Leave them out: `ignore_index`, or a mask by which losses are multiplied before they are averaged.",
+            {"share": share, "num_counted": num_counted},
+            0.85,
+        )
+
+    def _elsewhere(self, read_from: set[int], best: Sequence[Tensor], loss: float) -> list[Problem]:
+        """Whether other outputs of the model bring the loss as low where the predictions are off."""
+        if len(read_from) == len(best):
+            return []
+        off = self._start(1.0)
+        for i in read_from:
+            off[i] = best[i] + off[i] / self.spread * (best[i].std() + 1e-3)
+        start = self._gradient(off)[0]
+        _, elsewhere = self._optimise(off, frozen=read_from)
+        if not elsewhere <= loss + 0.01 * abs(start - loss) and not elsewhere < start - 1e6 * (1.0 + abs(start)):
+            return []
+        return [
+            Problem(
+                "elsewhere",
+                f"The loss comes to {elsewhere:.3g} where predictions are wrong, by other outputs of the model, and to "
+                f"{loss:.3g} where they are right.",
+                "Look at the sign of the terms beside the prediction's: a divergence, a variance, a penalty.",
+                {"wrong": elsewhere, "right": loss},
+                0.85,
+            )
+        ]
+
+
+_NO_GRADIENT = Problem(
+    "left out",
+    "The model's outputs have no effect on the loss: no gradient arrives at any of them.",
+    "Look for detach(), .item(), .data, argmax, round or a comparison between output and loss.",
+    confidence=0.97,
+)
+_UNUSED = Problem(
+    "target",
+    "The targets have no effect on the loss.",
+    "Give the loss the targets of the batch: it compares the outputs with something else.",
+    confidence=0.8,
+)

@@ -1,0 +1,149 @@
+"""What a loss wants of free outputs, and that asking leaves everything as it was."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fastguard
+from fastguard.experiments import loss as asking
+from fastguard.experiments.loss import ask_loss
+
+ROOT = Path(__file__).parents[2]
+if (ROOT / "benchmarks" / "losses").is_dir() and str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+losses = pytest.importorskip("benchmarks.losses.__main__", reason="benchmarks are not here", exc_type=ImportError)
+UNDECIDABLE = ("no log/3-binary", "survival/0-survival", "policy/0-policy")
+TUNE = [case for case in losses.CASES if case.half == "tune" and case.name not in UNDECIDABLE]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", TUNE[::5], ids=lambda case: case.name)
+def test_wrong_losses_are_found_and_sound_ones_are_not(case):
+    assert bool(losses.rules(losses.ask(case))) is case.is_wrong
+
+
+def ask(loss, output, target, **options):
+    return ask_loss(lambda o, t: loss(o[0], t[0]), [output], [target], **options)
+
+
+def messages(loss, output, target, **options):
+    return [problem.message for problem in ask(loss, output, target, **options).problems]
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda o, t: F.mse_loss(o, t.roll(1)), "with the target of another one"),
+        (lambda o, t: (o[:, None] - t).square().mean(), "with the targets of others as well"),
+        (lambda o, t: F.mse_loss(o[::2], t[::2]), "16 of 32 samples have no effect on the loss"),
+        (lambda o, t: F.mse_loss(o.detach(), t), "no gradient arrives at any of them"),
+        (lambda o, t: o.square().mean(), "The targets have no effect on the loss."),
+        (lambda o, t: -F.mse_loss(o, t), "Outputs that minimise the loss correlate -"),
+    ],
+)
+def test_what_is_wrong_is_said(loss, said):
+    assert said in messages(loss, torch.randn(32), torch.randn(32))[0]
+
+
+def test_classes_that_are_left_out_are_named():
+    target = torch.arange(40) % 4
+    assert messages(lambda o, t: F.cross_entropy(o, t, ignore_index=2), torch.randn(40, 4), target) == [
+        "Samples of class 2 have no effect on the loss: it has no gradient there."
+    ]
+
+
+@pytest.mark.parametrize(("shift", "is_wrong"), [(0, True), (1, False), (2, True)])
+def test_tokens_are_to_be_the_next_ones(shift, is_wrong):
+    ids = torch.randint(7, (8, 12))
+
+    def loss(o, t):
+        return F.cross_entropy(o[:, : 12 - shift].flatten(0, 1), t[:, shift:].flatten())
+
+    answer = ask(loss, torch.randn(8, 12, 7), ids, inputs=[ids], is_causal=True)
+    assert [problem.evidence["shift"] for problem in answer.problems] == ([shift] if is_wrong else [])
+
+
+def test_of_a_model_that_is_not_causal_a_copy_may_be_meant():
+    ids = torch.randint(7, (8, 12))
+    answer = ask(lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten()), torch.randn(8, 12, 7), ids, inputs=[ids])
+    assert not answer.problems and not answer.abstained
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "target", "why"),
+    [
+        (lambda o, t: (o * t.square().sum(1)).square().sum(), torch.randn(8), torch.ones(8, 5), "not in the space"),
+        (F.mse_loss, torch.randn(3), torch.randn(3), "fewer than 4 samples"),
+        (F.mse_loss, torch.randn(4, asking.MAX_ELEMENTS), torch.randn(4, 1), "more than"),
+        (lambda o, t: (o.log() - t).square().sum(), torch.randn(8), torch.randn(8), "not finite"),
+    ],
+)
+def test_it_abstains(loss, output, target, why):
+    assert why in ask(loss, output, target).abstained
+
+
+def test_a_slow_loss_is_given_up():
+    def slow(o, t):
+        time.sleep(0.05)
+        return F.mse_loss(o, t)
+
+    started = time.perf_counter()
+    answer = ask(slow, torch.randn(8), torch.randn(8), seconds=0.3)
+    assert "too slow" in answer.abstained and time.perf_counter() - started < 2.0
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        return F.dropout(self.norm(self.layer(x)), 0.1, self.training)
+
+
+@pytest.mark.parametrize("form", ["pair", "whole"])
+def test_weights_buffers_modes_and_random_state_stay_as_they_are(form):
+    model, x, y = Net(), torch.randn(16, 6), torch.randn(16, 6)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    held = model  # a loss that holds the model is asked on the originals
+
+    def whole(model, batch):
+        return F.mse_loss(held(batch[0]), batch[1])
+
+    before, random, forward = [t.clone() for t in model.state_dict().values()], torch.get_rng_state(), model.forward
+    loss = F.mse_loss if form == "pair" else whole
+    report = fastguard.preflight(model, optimizer, loss, (x, y), checks=["loss-prefers-wrong-answers"])
+    assert report.numbers["loss_was_asked"] == 1.0 and report.status == "healthy"
+    assert all(map(torch.equal, before, model.state_dict().values())) and not optimizer.state
+    assert torch.equal(random, torch.get_rng_state()) and model.training and model.forward == forward
+    assert all(p.grad is None for p in model.parameters()) and torch.get_num_threads() == 1
+
+
+def test_of_large_outputs_a_few_samples_are_asked():
+    asked = []
+
+    def loss(o, t):
+        asked.append(o.numel())
+        return F.mse_loss(o, t)
+
+    model = nn.Linear(4, asking.MAX_ELEMENTS // 8)
+    batch = torch.randn(16, 4), torch.randn(16, asking.MAX_ELEMENTS // 8)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    fastguard.preflight(model, optimizer, loss, batch, checks=["loss-prefers-wrong-answers"])
+    assert min(asked) == asking.MAX_ELEMENTS and math.isclose(max(asked), 2 * asking.MAX_ELEMENTS)
