@@ -128,8 +128,8 @@ class _Asking:
     ) -> None:
         self.judge = judge
         self.given = [o.detach() for o in outputs]
-        self.targets = [t.detach() for t in targets]
-        self.inputs = inputs
+        self.targets = [t.detach().to(outputs[0].device) for t in targets]
+        self.inputs = [x.detach().to(outputs[0].device) for x in inputs]
         self.ending = ending if len(outputs) == 1 else None
         self.is_causal = is_causal
         self.are_targets = are_targets
@@ -171,7 +171,7 @@ class _Asking:
 
     def _outputs(self, free: Sequence[Tensor]) -> list[Tensor]:
         made = [z if self.ending is None else self.ending(z) for z in free]
-        return [z.to(o.dtype) for z, o in zip(made, self.given)]
+        return [z.to(o.dtype, copy=True) for z, o in zip(made, self.given)]  # some losses write to what they get
 
     def _gradient(
         self, free: Sequence[Tensor], seed: int = _SEED, targets: Sequence[Tensor] | None = None
@@ -270,7 +270,7 @@ class _Asking:
             return [left_out]
         is_found, problem = self._shift(way, best)
         if not is_found and share < ENOUGH and not self._is_lowest_there(way, best, loss):
-            problem = self._not_the_target(way, share, loss)
+            problem = self._not_the_target(way, share, best, loss)
         return [one for one in (problem, self._padding(way)) if one is not None]
 
     def _left_out(self, way: Reading, best: Sequence[Tensor]) -> Problem | None:
@@ -326,10 +326,11 @@ class _Asking:
                 return True
         return False
 
-    def _not_the_target(self, way: Reading, share: float, loss: float) -> Problem:
+    def _not_the_target(self, way: Reading, share: float, best: Sequence[Tensor], loss: float) -> Problem:
         told = f"are right in {share:.0%} of the places"
         if way.space != "classes":
-            told = f"{'order' if way.space == 'binary' else 'correlate'} {share:.2f} with the targets"
+            told = f"have a rank correlation of {share:.2f} with the targets"
+            told = f"have yes above no in {share:.0%} of the pairs" if way.space == "binary" else told
         own, others = self._whose(way)
         why, remedy = "", "Check sign, arguments, dimension and mask: the loss is lowest where predictions are wrong."
         if others and not own:
@@ -338,6 +339,8 @@ class _Asking:
         elif others:
             why = ": a sample is compared with the targets of others as well"
             remedy = "Give outputs and targets the same shape, and take sums and softmax over the right dimension."
+        if loss < 0.0 and self._gradient([4.0 * z for z in best])[0] < 2.0 * loss:
+            why = f", and the loss has no lower bound{why}"
         evidence = {"agreement": share, "loss": loss, "threshold": ENOUGH}
         return Problem("target", f"Outputs that minimise the loss {told}{why}.", remedy, evidence, 0.93)
 
@@ -395,7 +398,8 @@ class _Asking:
         ignored, what = ~way.valid, "to be ignored (negative labels)"
         if way.space == "classes" and not bool(ignored.any()):
             padded = padding_value(target)
-            ignored, what = target == padded if padded is not None else ignored, f"padding ({padded})"
+            is_padding = target == padded if padded is not None else ignored
+            ignored, what = is_padding & self._is_same_input(is_padding), f"padding ({padded})"
         num_counted = int((way.by_target(self.touched[way.output]) & ignored).sum())
         share = num_counted / max(1, int(ignored.sum()))
         if share < 0.5:
@@ -407,6 +411,11 @@ class _Asking:
             {"share": share, "num_counted": num_counted},
             0.85,
         )
+
+    def _is_same_input(self, places: Tensor) -> bool:
+        """Whether most of these places have one and the same number among the inputs."""
+        found = [x[places] for x in self.inputs if x.shape == places.shape and bool(places.any())]
+        return any(float((x == x.mode().values).double().mean()) >= 0.5 for x in found)
 
     def _elsewhere(self, read_from: set[int], best: Sequence[Tensor], loss: float) -> list[Problem]:
         """Whether other outputs of the model bring the loss as low where the predictions are off."""

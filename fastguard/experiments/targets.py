@@ -102,10 +102,15 @@ def padding_value(target: Tensor) -> int | None:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's; NaN of fewer than three, or of constants."""
-    if a.numel() < 3 or float(a.std()) == 0 or float(b.std()) == 0:
-        return math.nan
-    return float(torch.corrcoef(torch.stack([a.argsort().argsort(), b.argsort().argsort()]).double())[0, 1])
+    """sin(tau pi / 2) of Kendall's tau over pairs whose `b` differs, of 4096 elements at most; NaN if there are none.
+
+    Ties, as in counts or pictures, say nothing. Of normal values it comes to Pearson's correlation.
+    """
+    a, b = a[:: 1 + a.numel() // 4096], b[:: 1 + b.numel() // 4096]
+    steps = range(1, len(a), 1 + len(a) // 64)
+    pairs = [((a - a.roll(k)).sign() * (b - b.roll(k)).sign())[b != b.roll(k)] for k in steps]
+    signs = torch.cat(pairs) if pairs else a[:0]
+    return math.sin(0.5 * math.pi * float(signs.double().mean())) if signs.numel() else math.nan
 
 
 def _is_yes_or_no(t: Tensor) -> bool:
@@ -122,4 +127,4 @@ def _correlation(output: Tensor, target: Tensor, counted: Tensor) -> float:
         by_column = [rank_correlation(o[m[:, j], j], t[m[:, j], j]) for j in columns]
     by_row = [rank_correlation(o[i, m[i]], t[i, m[i]]) for i in rows] if len(columns) >= 3 else []
     by_column, by_row = [c for c in by_column if c == c], [r for r in by_row if r == r]
-    return max(min(by_column, default=0.0), sum(by_row) / len(by_row) if by_row else -1.0)
+    return max(min(by_column, default=1.0), sum(by_row) / len(by_row) if by_row else -1.0)

@@ -54,7 +54,7 @@ def messages(loss, output, target, **options):
         (lambda o, t: F.mse_loss(o[::2], t[::2]), "16 of 32 samples have no effect on the loss"),
         (lambda o, t: F.mse_loss(o.detach(), t), "no gradient arrives at any of them"),
         (lambda o, t: o.square().mean(), "The targets have no effect on the loss."),
-        (lambda o, t: -F.mse_loss(o, t), "Outputs that minimise the loss correlate -"),
+        (lambda o, t: -F.mse_loss(o, t), "and the loss has no lower bound"),
     ],
 )
 def test_what_is_wrong_is_said(loss, said):

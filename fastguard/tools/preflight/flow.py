@@ -18,7 +18,7 @@ class Flow:
 
     Attributes:
         across_samples: the share of other samples that the first one's output depends on; None if not known.
-        is_causal: whether outputs depend on no later position; None if that is not known, or there are no positions.
+        is_causal: whether outputs depend on their own position, and on no later one; None if that is not known, or there are no positions.
     """
 
     across_samples: float | None = None
@@ -46,14 +46,19 @@ def follow(bench: Bench, inputs: Any) -> Flow:
             if output is None or not output.requires_grad or not leaves or output.dim() < 2:
                 return Flow()
             of_first = _reached(output[0], leaves)
-            shares = [float(g[1:].flatten(1).any(1).double().mean()) for g in of_first if len(g) == len(output) > 1]
+            shares = [
+                float(g[1:].reshape(len(g) - 1, -1).any(1).double().mean())
+                for g in of_first
+                if len(g) == len(output) > 1
+            ]
             length = leaves[0].shape[1] if leaves[0].dim() > 1 else 0
             dim = next((d for d in (1, 2) if output.dim() == 3 and output.shape[d] == length > 2), None)
-            later: list[Tensor] = []
+            is_causal: bool | None = None
             if dim is not None:
-                middle = output.select(dim, length // 2)
-                later = [g[:, length // 2 + 1 :] for g in _reached(middle, leaves) if g.shape[1] == length]
-            is_causal = not any(bool(g.any()) for g in later) if later else None
+                middle = length // 2
+                of_middle = [g for g in _reached(output.select(dim, middle), leaves) if g.shape[1] == length]
+                if any(bool(g[:, middle].any()) for g in of_middle):  # else the model itself shifts its inputs
+                    is_causal = not any(bool(g[:, middle + 1 :].any()) for g in of_middle)
             return Flow(max(shares, default=None), is_causal)
         except Exception:  # a model that cannot be run in evaluation mode, or differentiated by its inputs
             return Flow()

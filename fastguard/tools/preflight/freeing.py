@@ -142,7 +142,7 @@ class _Asked:
         made = [mapped(lambda t: next(others) if t.is_floating_point() else t, call) for call in self._calls]
         new = iter(targets)
         if self._bench.form == "pair":
-            return self._bench.judge(made[0], mapped(lambda _: next(new), self._bench.parts(self._batch)[1]))
+            return self._bench.judge(made[0], mapped(lambda _: next(new).clone(), self._bench.parts(self._batch)[1]))
         self._fake = made
         return self._run(mapped(lambda _: next(new), self._batch))
 

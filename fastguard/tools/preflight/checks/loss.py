@@ -202,8 +202,11 @@ def loss_prefers_wrong_answers(evidence: Evidence) -> Finding | None:
     remedy="Look for a detach(), an index, a mask, a weight of zero or a clamp between outputs and loss.",
 )
 def wrong_elements_in_loss(evidence: Evidence) -> Finding | None:
-    """Samples, classes or outputs have no gradient wherever outputs are; or padding and ignored positions have one."""
-    return _told(evidence, "left out", "padding")
+    """Samples, classes or outputs have no gradient wherever outputs are; or padding and ignored positions have one.
+
+    Of models whose outputs depend on other samples (graphs), samples may be left out: they are those to be predicted.
+    """
+    return _told(evidence, "padding" if evidence.flow.across_samples else "left out", "padding")
 
 
 @check(
