@@ -152,8 +152,8 @@ TASKS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "positive": _tabular(lambda x: (0.7 * x[:, :1]).exp() + 0.1, 1),
     "counts": _tabular(lambda x: torch.poisson((0.6 * x[:, :1] + 1).exp()), 1),
     "quantiles": _tabular(lambda x: x[:, 0] + x[:, 1], 3),
-    "mean-and-variance": _tabular(lambda x: x[:, :1], 1, 1, last=lambda a, b: (a, b)),
-    "mixture": _tabular(lambda x: x[:, 0], 9),
+    "mean-and-variance": _tabular(lambda x: x[:, :1] + x[:, 1:2], 1, 1, last=lambda a, b: (a, b)),
+    "mixture": _tabular(lambda x: x[:, 0] + x[:, 1], 9),
     "two-tasks": _tabular(
         lambda x: {"class": x[:, :CLASSES].argmax(1), "value": x[:, 4:5]},
         CLASSES, 1, last=lambda a, b: {"class": a, "value": b},

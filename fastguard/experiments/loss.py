@@ -114,36 +114,37 @@ def ask_loss(
         return Answer(abstained=str(reason))
 
 
+@dataclass
 class _Asking:
-    def __init__(
-        self,
-        judge: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor],
-        outputs: Sequence[Tensor],
-        targets: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        ending: Callable[[Tensor], Tensor] | None,
-        is_causal: bool,
-        are_targets: bool,
-        deadline: float,
-    ) -> None:
-        self.judge = judge
-        self.given = [o.detach() for o in outputs]
-        self.targets = [t.detach().to(outputs[0].device) for t in targets]
-        self.inputs = [x.detach().to(outputs[0].device) for x in inputs]
-        self.ending = ending if len(outputs) == 1 else None
-        self.is_causal = is_causal
-        self.are_targets = are_targets
-        self.deadline = deadline
-        self.touched = [torch.zeros(o.shape, dtype=torch.bool, device=o.device) for o in outputs]
+    judge: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+    given: Sequence[Tensor]
+    targets: Sequence[Tensor]
+    inputs: Sequence[Tensor]
+    ending: Callable[[Tensor], Tensor] | None
+    is_causal: bool
+    are_targets: bool
+    deadline: float
+
+    def __post_init__(self) -> None:
+        device = self.given[0].device
+        self.targets = [t.detach().to(device) for t in self.targets]
+        self.inputs = [x.detach().to(device) for x in self.inputs]
+        self.ending = self.ending if len(self.given) == 1 else None
+        self.pull = [torch.zeros(o.shape, device=device) for o in self.given]
+        self.touched = [torch.zeros(o.shape, dtype=torch.bool, device=device) for o in self.given]
         self.dice = torch.Generator().manual_seed(0)
         numbers = [t.double().abs().mean() for t in self.targets if t.is_floating_point() and t.isfinite().all()]
         self.spread = 1.0 if self.ending else 1.0 + 2.0 * max(map(float, numbers), default=0.0)
 
     def answer(self) -> Answer:
         starts = [self._start(scale) for scale in _SCALES]
+        losses = []
         for start in starts:
-            self._gradient(start)
-        best, loss = self._optimise(starts[0])
+            value, gradients = self._gradient(start)
+            losses.append(value if math.isfinite(value) else math.inf)
+            for pull, g in zip(self.pull, gradients):
+                pull += (g.abs() / (g.abs().max() + 1e-30)).nan_to_num()
+        best, loss = self._optimise(starts[losses.index(min(losses))])
         if not any(bool(mask.any()) for mask in self.touched):
             return Answer((_NO_GRADIENT,))
         used = [self._is_changed_by(i, changed(t)) for i, t in enumerate(self.targets)]
@@ -194,7 +195,7 @@ class _Asking:
     ) -> tuple[list[Tensor], float]:
         """The free outputs after some steps of Adam whose rate falls to zero, and their loss.
 
-        What has a gradient below a ten-thousandth of the largest one is let alone. Steps end where the gradient is not
+        Gradients far below a usual one, which are rounding, are let alone. Steps end where the gradient is not
         finite: there is no lower bound, or a root of zero.
         """
         before = free = [z.clone() for z in start]
@@ -209,7 +210,8 @@ class _Asking:
             if not math.isfinite(value) or not all(bool(g.isfinite().all()) for g in gradients):
                 return before, loss
             before, loss = [z.clone() for z in free], value
-            least = least or 1e-4 * max(float(g.abs().max()) for g in gradients)
+            sizes = torch.cat([g[g != 0].abs().flatten().float() for g in gradients])
+            least = least or (1e-4 * float(sizes.median()) if sizes.numel() else 0.0)
             rate = 0.15 * pace * self.spread * min(1.0, 2.0 - 2.0 * step / (_NUM_STEPS + 1))
             for i, g in enumerate(gradients):
                 if i not in frozen:
@@ -265,17 +267,18 @@ class _Asking:
 
     def _problems(self, way: Reading, share: float, best: Sequence[Tensor], loss: float) -> list[Problem]:
         """Of one target: what is left out; or what the optimum is instead, and padding that counts."""
-        left_out = self._left_out(way, best)
+        is_found, shift, problem = self._shift(way, best)
+        left_out = self._left_out(way, best, shift)
         if left_out is not None:
             return [left_out]
-        is_found, problem = self._shift(way, best)
-        if not is_found and share < ENOUGH and not self._is_lowest_there(way, best, loss):
+        if not is_found and share < ENOUGH and not self._is_lowest_there(way, share, best, loss):
             problem = self._not_the_target(way, share, best, loss)
         return [one for one in (problem, self._padding(way)) if one is not None]
 
-    def _left_out(self, way: Reading, best: Sequence[Tensor]) -> Problem | None:
+    def _left_out(self, way: Reading, best: Sequence[Tensor], shift: int) -> Problem | None:
         target = self.targets[way.target]
-        left_out = ~way.by_target(self.touched[way.output]) & way.valid
+        counted = way.by_target(self.touched[way.output])
+        left_out = ~(counted.roll(shift, 1) if shift else counted) & way.valid
         if way.space == "classes" and target.dim() == 2:
             padded = padding_value(target)
             left_out &= (target != padded) if padded is not None else left_out
@@ -308,7 +311,7 @@ class _Asking:
         is_high = output > 0.5 * (high.median() + low.median())
         return float((is_high == (target > 0))[among].double().mean()) >= ENOUGH
 
-    def _is_lowest_there(self, way: Reading, best: Sequence[Tensor], loss: float) -> bool:
+    def _is_lowest_there(self, way: Reading, share: float, best: Sequence[Tensor], loss: float) -> bool:
         """Whether the loss is as low at the target, and leads back to it: then the optimum is one of several."""
         if way.space == "numbers" and self.ending is not None:
             return False
@@ -321,8 +324,8 @@ class _Asking:
             off = 0.2 * float(ideal.std())
             at[way.output] = ideal + off * torch.randn(ideal.shape, generator=self.dice).to(ideal.device)
             if way.space != "numbers":
-                return True
-            if float((self._optimise(at, pace=0.2)[0][way.output] - ideal).abs().median()) < 0.2 * off:
+                return share >= 0.7
+            if float((self._optimise(at, pace=0.2)[0][way.output] - ideal).abs().median()) < 0.4 * off:
                 return True
         return False
 
@@ -359,11 +362,11 @@ class _Asking:
             others |= bool(by_sample.sum() > by_sample[sample])
         return own, others
 
-    def _shift(self, way: Reading, best: Sequence[Tensor]) -> tuple[bool, Problem | None]:
-        """Of tokens: whether the optimum is the target some places off; and the problem, if these are too many."""
+    def _shift(self, way: Reading, best: Sequence[Tensor]) -> tuple[bool, int, Problem | None]:
+        """Of tokens: whether the optimum is the target some places on, how many, and the problem if that is wrong."""
         target = self.targets[way.target]
         if way.space != "classes" or target.dim() != 2:
-            return False, None
+            return False, 0, None
         decoded, counted = best[way.output].argmax(way.dim), way.by_target(self.touched[way.output])
         length, shares = target.shape[1], {}
         for k in range(-3, 4):
@@ -373,23 +376,27 @@ class _Asking:
                 shares[k] = float((decoded[:, here] == target[:, there])[both].double().mean())
         found = max(shares, key=lambda k: shares[k], default=0)
         if shares.get(found, 0.0) < ENOUGH:
-            return False, None
+            return False, 0, None
         meant = 0
         for x in self.inputs:
             is_alike = x.shape == target.shape and x.dtype == target.dtype
             if is_alike and float((x == target)[way.valid].double().mean()) > 0.95:
                 if not self.is_causal:
-                    return found in (0, 1), None  # a copy, or a word that is left out: both are meant
+                    return found in (0, 1), found, None  # a copy, or a word that is left out: both are meant
                 meant = 1
         if found == meant:
-            return True, None
-        what = "the token that was given" if found == meant - 1 else f"the token {found - meant:+d} places from it"
-        return True, Problem(
-            "target",
-            f"Outputs that minimise the loss are not the token meant, but {what} ({shares[found]:.0%} of the places).",
-            "Shift logits and labels against each other once: in the loss, in the model or in the data.",
-            {"shift": found, "meant": meant, "agreement": shares[found]},
-            0.95,
+            return True, found, None
+        what = "that which was given" if found == meant - 1 else f"that {found - meant:+d} places from it"
+        return (
+            True,
+            found,
+            Problem(
+                "target",
+                f"Outputs that minimise the loss are not the token meant, but {what} ({shares[found]:.0%} of places).",
+                "Shift logits and labels against each other once: in the loss, in the model or in the data.",
+                {"shift": found, "meant": meant, "agreement": shares[found]},
+                0.95,
+            ),
         )
 
     def _padding(self, way: Reading) -> Problem | None:
@@ -400,7 +407,11 @@ class _Asking:
             padded = padding_value(target)
             is_padding = target == padded if padded is not None else ignored
             ignored, what = is_padding & self._is_same_input(is_padding), f"padding ({padded})"
-        num_counted = int((way.by_target(self.touched[way.output]) & ignored).sum())
+        pull = self.pull[way.output]
+        pull = pull.sum(way.dim) if way.space == "classes" else pull.reshape(ignored.shape)
+        others = pull[way.by_target(self.touched[way.output]) & ~ignored]
+        least = 0.02 * float(others.median()) if others.numel() else 0.0  # less is a penalty on all outputs
+        num_counted = int((ignored & (pull > least)).sum())
         share = num_counted / max(1, int(ignored.sum()))
         if share < 0.5:
             return None
@@ -422,10 +433,13 @@ class _Asking:
         if len(read_from) == len(best):
             return []
         off = self._start(1.0)
+        usual = abs(self._gradient(off)[0] - loss)
         for i in read_from:
             off[i] = best[i] + off[i] / self.spread * (best[i].std() + 1e-3)
         start = self._gradient(off)[0]
-        _, elsewhere = self._optimise(off, frozen=read_from)
+        elsewhere = self._gradient([off[i] if i in read_from else z for i, z in enumerate(best)])[0]
+        if not elsewhere <= loss + 0.01 * usual:
+            _, elsewhere = self._optimise(off, frozen=read_from)
         if not elsewhere <= loss + 0.01 * abs(start - loss) and not elsewhere < start - 1e6 * (1.0 + abs(start)):
             return []
         return [

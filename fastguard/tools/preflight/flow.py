@@ -18,7 +18,7 @@ class Flow:
 
     Attributes:
         across_samples: the share of other samples that the first one's output depends on; None if not known.
-        is_causal: whether outputs depend on their own position, and on no later one; None if that is not known, or there are no positions.
+        is_causal: whether outputs depend on their own position, and on no later one; None if that is not known.
     """
 
     across_samples: float | None = None

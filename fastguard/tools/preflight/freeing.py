@@ -61,9 +61,10 @@ def _unsure(asked: _Asked, answer: Answer) -> Answer:
     """`answer`, with a problem more if a loss of torch's cannot be given probabilities that tell the targets."""
     with Watcher() as watcher:
         asked.judge(answer.optimum, asked.targets)
-    for call in watcher.seen.losses:
-        sure = _sureness(call)
-        if sure is not None and sure < LEAST_SURE:
+    known = [(sure, call) for call in watcher.seen.losses if (sure := _sureness(call)) is not None]
+    if known:
+        sure, call = max(known, key=lambda one: one[0])
+        if sure < LEAST_SURE:
             problem = Problem(
                 "target",
                 f"Where the loss is lowest, {call.kind} still gives the targets a probability of only {sure:.2f}.",

@@ -235,21 +235,16 @@ def targets_out_of_reach(evidence: Evidence, *, share: float = 0.05, slack: floa
     remedy="For one class out of several use cross_entropy on logits; for several at once, a sigmoid for each.",
 )
 def softmax_into_bce(evidence: Evidence, *, least_classes: int = 3) -> Finding | None:
-    """The loss is binary, and the task is one class out of at least `least_classes`.
-
-    Told by targets that are one 1 a row; or by an output whose rows sum to 1.
-    """
+    """The loss is binary, and the output is a softmax over at least `least_classes`."""
     call = evidence.call
     if call is None or call.kind not in YES_OR_NO or call.input.dim() < 2 or call.input.shape[-1] < least_classes:
         return None
-    is_softmax = call.made_by is not None and call.made_by[0] in ("softmax", "log_softmax")
-    if not is_softmax and not all(is_one_hot(c.target) for c in evidence.calls):
+    if call.made_by is None or call.made_by[0] not in ("softmax", "log_softmax"):
         return None
     return Finding(
-        "The loss asks of each class yes or no by itself, and "
-        f"{'the output is a distribution over the classes' if is_softmax else 'each sample has exactly one class'}.",
-        evidence={"loss": call.kind, "classes": int(call.input.shape[-1]), "is_softmax": is_softmax},
-        confidence=0.9 if is_softmax else 0.6,
+        "The loss asks of each class yes or no by itself, and the output is a distribution over the classes.",
+        evidence={"loss": call.kind, "classes": int(call.input.shape[-1])},
+        confidence=0.9,
     )
 
 
