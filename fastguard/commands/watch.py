@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .._text import count, shown
+from .._text import count
 from .cli import EXIT_FAILED, Parser, bug, drop_output, fail, say
 from .following import NUM_LAYERS, FollowedRun, line_of, log_at
 
@@ -22,18 +22,16 @@ _BUSY_SHARE = 0.8  # of the time between two frames, while a long log is read
 
 
 def main(argv: list[str]) -> int:
-    """Shows a run until Ctrl-C. 0: left, 1: stdout was closed, 3: there is nothing to be read, one line says why."""
+    """Shows a run until Ctrl-C. Returns 0 then, 1 if stdout was closed, 3 if the log cannot be read."""
     parser = Parser(
         "fastguard watch",
-        "Shows a run while it writes its log: how it is doing, its numbers, the layers to look at, and findings as "
-        "they come. The log need not be there yet, and may be moved away or begun anew. Where stdout is no terminal: "
-        "a line for each finding.",
-        "exit codes: 0 left by Ctrl-C, or read with --once; 1 output pipe closed; 3 the log cannot be read; "
-        "64 an argument is wrong",
+        "Shows a run while it writes its log: its status, its numbers, the layers to look at, and findings as they "
+        "appear. The log may not exist yet, and may be moved away or restarted. If stdout is not a terminal, prints "
+        "one line per finding.",
+        "exit codes: 0 ended by Ctrl-C; 1 output pipe closed; 3 the log cannot be read; 64 an argument is wrong",
     )
-    parser.add_argument("log", metavar="RUN.jsonl", help="the log; of a folder the newest in it")
-    parser.add_argument("--once", action="store_true", help="print a line for each finding, and end")
-    parser.add_argument("--interval", type=float, default=0.5, help="seconds from one look to the next (default: 0.5)")
+    parser.add_argument("log", metavar="RUN.jsonl", help="the log, or a folder whose newest log is shown")
+    parser.add_argument("--interval", type=float, default=0.5, help="seconds between two looks (default: 0.5)")
     parser.add_argument("--layers", type=int, default=NUM_LAYERS, help=f"how many to show (default: {NUM_LAYERS})")
     arguments = parser.parse_args(argv)
     if not 0 <= arguments.layers <= 1000:
@@ -42,9 +40,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"`--interval` must be from 0.05 to 3600, got {arguments.interval:g}")
     try:
         with _ended_by_sigterm():
-            path = _log_at(Path(arguments.log), arguments.interval, waits=not arguments.once)
-            if arguments.once:
-                return _print_once(path)
+            path = _log_at(Path(arguments.log), arguments.interval)
             console = _terminal()
             if console is None:
                 return _print_lines(path, arguments.interval)
@@ -61,9 +57,9 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM leaves as an exception does, so that the terminal is put back."""
+    """Turns SIGTERM into an exception, so that the terminal is restored."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # where no handler can be set
+        yield  # only the main thread can set a handler
         return
 
     def leave(number: int, frame: Any) -> None:
@@ -76,15 +72,13 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _log_at(given: Path, interval: float, *, waits: bool) -> Path:
-    """`log_at(given)`; waits for the first log of a folder."""
+def _log_at(given: Path, interval: float) -> Path:
+    """`log_at(given)`; waits for the first log in a folder."""
     is_told = False
     while True:
         try:
             return log_at(given, "watch")
         except FileNotFoundError as error:
-            if not waits:
-                raise
             if not is_told:
                 say("watch", f"{error}; waiting")
             is_told = True
@@ -92,28 +86,16 @@ def _log_at(given: Path, interval: float, *, waits: bool) -> Path:
 
 
 def _terminal() -> Any:
-    """A console of rich for stdout, if that is a terminal which can be drawn on; else None."""
+    """A rich console for stdout, or None if stdout is not a terminal that can be drawn on."""
     if not sys.stdout.isatty():
         return None
     try:
         from rich.console import Console
     except ImportError:
-        say("watch", "pip install fastguard[watch] for the live view; until then, a line for each finding")
+        say("watch", "pip install fastguard[watch] for the live view; printing one line per finding")
         return None
     console = Console(highlight=False, markup=False, emoji=False)
     return console if console.is_terminal and not console.is_dumb_terminal else None
-
-
-def _print_once(path: Path) -> int:
-    run = FollowedRun(path)
-    run.read()
-    if run.tail.problem:
-        return fail("watch", f"{shown(path)} {run.tail.problem}")
-    run.assess()
-    for one in run.report.findings if run.report else ():
-        print(line_of(one))
-    say("watch", _ending_of(run))
-    return 0
 
 
 def _ending_of(run: FollowedRun) -> str:
@@ -124,7 +106,7 @@ def _ending_of(run: FollowedRun) -> str:
 
 
 def _print_lines(path: Path, interval: float) -> int:
-    """A line a finding, until Ctrl-C."""
+    """Prints one line per finding, until Ctrl-C."""
     run = FollowedRun(path)
     told, num_printed, assessed_at, problem = run.told, 0, 0.0, ""
     say("watch", f"watching {path}")
@@ -149,7 +131,7 @@ def _print_lines(path: Path, interval: float) -> int:
 
 
 def _show(path: Path, interval: float, console: Any, num_layers: int) -> int:
-    """The live view, on the terminal's second screen; on the first one stays a summary."""
+    """Shows the live view on the terminal's alternate screen, and leaves a summary on the main one."""
     from rich.live import Live
 
     from .screen import as_text, lines_of

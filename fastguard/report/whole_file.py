@@ -1,8 +1,9 @@
-"""A file that is there as a whole or not at all, whatever ends the process or the power."""
+"""Writes a file so that it is either complete or absent, even if the process is killed or the power fails."""
 
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,21 @@ UNFINISHED = ".unfinished"
 
 
 def write_whole(path: Path, write: Callable[[Any], Any], check: Callable[[Path], Any] = bool) -> None:
-    """Has `write` fill a file beside `path` and `check` look at it, flushes it to the disk, and renames it to `path`.
+    """Writes and checks a temporary file beside `path`, flushes it to disk, and renames it to `path`.
 
-    Makes a missing folder, and removes unfinished files of killed processes, and this one if anything raises.
+    Creates the folder if it is missing. The temporary file has a unique name, `.<name>.<random>.unfinished`, so
+    several processes can write into one folder. It is removed if anything raises; a killed process leaves it behind.
+
+    Args:
+        path: the file to create or replace.
+        write: fills the open binary file.
+        check: reads the temporary file's path, and raises if the file is not as it should be.
     """
     folder = path.parent
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         _sync(folder.parent)
-    for left in folder.glob(f".*{UNFINISHED}"):
-        left.unlink(missing_ok=True)
-    unfinished = folder / f".{path.name}{UNFINISHED}"
+    unfinished = folder / f".{path.name}.{uuid.uuid4().hex}{UNFINISHED}"
     try:
         with open(unfinished, "xb") as file:
             write(file)
@@ -36,7 +41,7 @@ def write_whole(path: Path, write: Callable[[Any], Any], check: Callable[[Path],
 
 
 def _sync(folder: Path) -> None:
-    """Has the names in a folder outlive a loss of power, where a folder can be opened."""
+    """Flushes a folder's entries to disk, on systems that can open a folder."""
     if os.name != "nt":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

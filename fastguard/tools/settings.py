@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
@@ -76,8 +75,7 @@ def _schedule(value: Any) -> str:
 
 
 def _precision(value: Any) -> str:
-    is_scalar = value is None or isinstance(value, (str, int, float))  # a structure may be endless as text
-    name = "fp16" if value is True else "no" if value is False else str(value).lower() if is_scalar else ""
+    name = "fp16" if value is True else "no" if value is False else str(value).lower()
     if (name := _OTHER_NAMES.get(name, name)) not in _PRECISIONS:
         raise refused(f"one of {', '.join(_PRECISIONS)}, true or false", value)
     return name
@@ -85,7 +83,7 @@ def _precision(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """What a file of settings says, as attributes; `fastguard.settings` reads one. What it leaves out is as here.
+    """The settings of a training, as `fastguard.settings` reads them. Missing keys have the defaults shown here.
 
     Attributes:
         max_grad_norm: largest gradient norm let through; None for no clipping. In `wrapping()`.
@@ -209,15 +207,15 @@ _LARGE = make_rule(large_norm, "settings/large-norm", source="the toolkit's fixe
 def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSettings:
     """Settings of a training, from a YAML, JSON or TOML file, or a dict.
 
-    Keys are the attributes of `TrainingSettings`; they may stand in sections (a key that holds keys), whose names are
-    for the reader. docs/around-a-run.md says what each one does.
+    Keys are the attributes of `TrainingSettings`. You may group them in sections, whose names have no meaning.
+    docs/around-a-run.md describes each key.
 
     Args:
         source: a path ending in .yaml, .yml, .json or .toml; or a dict. YAML needs PyYAML, TOML Python 3.11.
 
     Raises:
-        ValueError: an unknown key (the nearest known one is named), one that is there twice, or a value that it cannot
-            have; a file that cannot be read as what its name says.
+        ValueError: an unknown key (names the nearest known one), a key in two sections, or an invalid value; a file
+            that is not valid YAML, JSON or TOML.
         ImportError: PyYAML is not installed, or this Python reads no TOML.
 
     Cost: one read of the file.
@@ -236,14 +234,14 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
         raise ValueError(f"{where} must hold keys with values, got a {type(plain).__name__}")
     found: dict[str, Any] = {}
     kinds = kinds_of(TrainingSettings)
-    for key, value in _flat(plain, set()):
+    for key, value in _flat(plain):
         key = _ALIASES.get(key, key)
         if key not in kinds:
             is_argument = key in inspect.signature(wrap).parameters
             remedy = "Pass it to `fastguard.wrap`." if is_argument else did_you_mean(key, kinds)
             raise ValueError(f"Unknown setting `{shown(key, 80)}` - at {where}. {remedy}")
         if key in found:
-            raise ValueError(f"`{key}` must be there once, and is there twice - at {where}")
+            raise ValueError(f"`{key}` must be given once, got it twice - at {where}")
         try:
             found[key] = kinds[key].read(value)
         except MisfitError as error:
@@ -252,19 +250,16 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
     if result.lr_min > result.lr_max or not result.lr_min <= result.learning_rate <= result.lr_max:
         raise ValueError(
             f"`learning_rate` must lie from `lr_min` to `lr_max`, got {result.learning_rate:g} beside "
-            f"{result.lr_min:g} and {result.lr_max:g} - at {where}. Set these too where they shall be others."
+            f"{result.lr_min:g} and {result.lr_max:g} - at {where}. Set `lr_min` or `lr_max` too."
         )
     return result
 
 
-def _flat(plain: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Keys and values, those in sections too. YAML's aliases can put a section in many places, or in itself."""
+def _flat(plain: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values, including those in sections."""
     for key, value in plain.items():
         if isinstance(value, Mapping) and key not in kinds_of(TrainingSettings):
-            if id(value) in seen or len(seen) == 100:
-                raise ValueError(f"`{shown(key, 80)}` must be a section of its own, one of at most 100")
-            seen.add(id(value))
-            yield from _flat(value, seen)
+            yield from _flat(value)
         else:
             yield key, value
 
@@ -283,38 +278,7 @@ def _read(path: Path) -> Any:
         raise ImportError(f"{shown(path)} needs Python 3.11. Use YAML or JSON with an older one.") from error
     broken = reader.YAMLError if names[kind] == "yaml" else ValueError
     try:
-        if names[kind] == "yaml":
-            found = _load_yaml(reader, text)
-        else:
-            found = json.loads(text, object_pairs_hook=_unique) if names[kind] == "json" else reader.loads(text)
+        found = reader.safe_load(text) if names[kind] == "yaml" else reader.loads(text)
     except (broken, RecursionError) as error:
         raise ValueError(f"{shown(path)} must be {kind[1:].upper()}, and cannot be read: {error}") from error
     return {} if found is None else found
-
-
-def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict of pairs, of which each key may be there once."""
-    found: dict[Any, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"`{shown(key, 80)}` is there twice")
-        found[key] = value
-    return found
-
-
-def _load_yaml(yaml: Any, text: str) -> Any:
-    class Loader(yaml.SafeLoader):
-        def compose_mapping_node(self, anchor: Any) -> Any:
-            node = super().compose_mapping_node(anchor)
-            try:
-                _unique((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-            except ValueError as error:
-                raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
-            return node
-
-        def flatten_mapping(self, node: Any) -> None:
-            super().flatten_mapping(node)
-            if len(node.value) > 1000:  # merges of merges
-                raise yaml.constructor.ConstructorError(None, None, "more than 1000 keys", node.start_mark)
-
-    return yaml.load(text, Loader)

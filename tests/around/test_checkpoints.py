@@ -231,9 +231,10 @@ def test_trap_24_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: 
         with pytest.raises(OSError, match="No space left"):
             checkpoints.save(optimizer.guard, 2)
     assert names(checkpoints) == [first.name] and checkpoints.load(optimizer.guard) == 1
-    (tmp_path / f".step-00000001.pt{module.UNFINISHED}").write_bytes(b"by a process that was killed")
+    others = tmp_path / f".step-00000002.pt{module.UNFINISHED}"
+    others.write_bytes(b"half of what another process is writing")
     checkpoints.save(optimizer.guard, 2)
-    assert names(checkpoints) == ["step-00000002.pt"]
+    assert names(checkpoints) == [others.name, "step-00000002.pt"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="opens no folders")

@@ -75,11 +75,10 @@ def verdicts(path: Path, capsys) -> dict[str, Verdict]:
         plain = json.loads(capsys.readouterr().out)
         plain = plain if command == "diagnose" else next(iter(plain.values()))
         found[command] = plain["status"], [(one["severity"], one["rule"]) for one in plain["findings"]]
-    cli.main(["watch", "--once", str(path)])
-    said = capsys.readouterr()
-    heads = [line.split(":")[0].split(",")[0] for line in said.out.splitlines()]
-    status = said.err.removeprefix("fastguard watch: ").split(" after ")[0].lower()
-    found["watch"] = status, [(head[1 : head.index("]")], head.split()[1]) for head in heads]
+    followed = FollowedRun(path)
+    followed.read()
+    followed.assess()
+    found["watch"] = verdict(followed.report)
     found["from_jsonl"] = verdict(build_report(TrainingHistory.from_jsonl(path)))
     found["figures"] = verdict(build_report(*runs_of(path)))
     return found
@@ -152,7 +151,7 @@ class TestOneRunPerLog:
         assert all(steps_in(sink.path) == list(range(30)) for sink in sinks)
         assert len({read_jsonl(sink.path).run_id for sink in sinks}) == 3
 
-    @pytest.mark.parametrize("command", ["diagnose", "report --json", "watch --once"])
+    @pytest.mark.parametrize("command", ["diagnose", "report --json"])
     def test_commands_name_a_newer_run(self, path, command, capsys):
         for second in range(3):
             sink = fastguard.JsonlSink(path)
@@ -253,8 +252,7 @@ class TestSeveralRunsInALog:
         assert TrainingHistory.from_log(log).state_dict() == history.state_dict()
         (drawn,) = runs_of(path)
         assert sum(drawn.ribbon.counts.values()) == num_steps
-        assert cli.main(["watch", "--once", str(path)]) == 0
-        assert f"after {num_steps} steps; run 3 of this log" in capsys.readouterr().err
+        assert followed.log.num_runs == 3
 
     def test_old_logs(self, path):
         """Step 0 after other steps is another run's; what was noted before it belongs to that run."""
