@@ -54,15 +54,21 @@ def diagnose(argv: list[str]) -> int:
     """
     parser = Parser(
         "fastguard diagnose",
-        "Says what is wrong with a run, from the log that a JsonlSink wrote; also from one that a crash cut off.",
+        "Says what is wrong with a run, from the log that a JsonlSink wrote, even if a crash cut it off.",
         "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no diagnosis (the log cannot be read or holds no step), 4 no "
         "evidence (its steps hold no gradient, and nothing else is wrong), 64 an argument is wrong",
     )
-    parser.add_argument("log", help="the file; for a folder the newest log in it")
+    parser.add_argument("log", help="the log, or a folder whose newest log is read")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.add_argument("--window", type=int, default=512, help="steps that the rules look back (default: 512)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="RULE.THRESHOLD=NUMBER", help="another threshold; may be repeated"
+        "--window", type=int, default=512, help="number of steps that the rules look back (default: 512)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="RULE.THRESHOLD=NUMBER",
+        help="change a threshold; may be repeated",
     )
     arguments = parser.parse_args(argv)
     if not 1 <= arguments.window <= MAX_WINDOW:

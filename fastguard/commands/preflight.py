@@ -25,15 +25,17 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         "fastguard preflight",
         "Checks a training before its first step: output against loss, data, parameters, settings, trial steps.",
-        "The function takes no arguments and returns (model, optimizer, loss_fn, batch), or a dict with these keys; a "
-        "dict\nmay hold arguments of fastguard.preflight besides. The working folder is looked into first.\n\n"
+        "The function takes no arguments and returns (model, optimizer, loss_fn, batch), or a dict with these keys. A "
+        "dict\nmay also contain arguments of fastguard.preflight. The working folder is searched first.\n\n"
         "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no report (the function raised, or gave something else), 64 "
         "an\nargument is wrong",
     )
-    parser.add_argument("target", metavar="module:function", help="what makes the training, like train:make")
+    parser.add_argument(
+        "target", metavar="module:function", help="the function that builds the training, such as train:make"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.add_argument("--steps", type=int, help="trial steps at each learning rate, at most (default: 60)")
-    parser.add_argument("--seconds", type=float, help="about how long the trial steps may take together (default: 3)")
+    parser.add_argument("--steps", type=int, help="at most this many trial steps at each learning rate (default: 60)")
+    parser.add_argument("--seconds", type=float, help="approximate time for all trial steps (default: 3)")
     arguments = parser.parse_args(argv)
     module, colon, function = arguments.target.partition(":")
     if not colon or not module or not function or ":" in function:

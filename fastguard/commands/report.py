@@ -1,4 +1,4 @@
-"""`fastguard report`: a page of a run, from the log that a JsonlSink wrote. Needs no torch."""
+"""`fastguard report`: an HTML page of a run, from the log that a JsonlSink wrote. Does not need torch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def main(argv: list[str]) -> int:
         "fastguard report",
         "Makes one HTML file of a run, or of two to eight to compare, from the logs that a JsonlSink wrote. It opens "
         "offline, and loads nothing from the network.",
-        "exit codes: 0 the page is written, 1 it is, and a run is as bad as --fail-on says or worse, 3 it is not (a "
-        "log cannot be read, the page cannot be written), 64 an argument is wrong",
+        "exit codes: 0 the page is written, 1 it is written and a run is as bad as --fail-on or worse, 3 a log cannot "
+        "be read or the page cannot be written, 64 an argument is wrong",
     )
     what = "a log, a folder with logs, or NAME=PATH; the first is compared with"
     parser.add_argument("logs", nargs="+", metavar="RUN.jsonl", help=what)
     parser.add_argument("-o", "--output", help="the page; - for stdout (default: beside the first log, as .html)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing page")
-    parser.add_argument("--title", default="", help="of the page")
+    parser.add_argument("--title", default="", help="title of the page")
     parser.add_argument("--open", action="store_true", help="open it in a browser")
     parser.add_argument("--json", action="store_true", help="print the reports as one JSON object, and write no page")
-    parser.add_argument("--fail-on", choices=list(_LEVELS), help="exit with 1 if a run is that bad")
+    parser.add_argument("--fail-on", choices=list(_LEVELS), help="exit with 1 if a run is that bad or worse")
     arguments = parser.parse_args(argv)
     if len(arguments.logs) > 8:
         parser.error(f"`RUN.jsonl` must be 1 to 8 logs, got {len(arguments.logs)}")

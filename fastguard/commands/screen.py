@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .._text import prose, shown
+from .._text import duration, prose, shown
 from ..records.overview import Bucket
 from .following import FollowedRun, newer_run
 
@@ -20,6 +20,7 @@ _STYLES = {
 _LABEL, _VALUE = 11, 11
 _LATELY = 100  # steps
 _QUIET_S = 10.0
+_MAX_QUIET_S = 1e9  # a log may contain any time
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = "_.-~=+*#"
 _BAD, _BACK = "x", "|"
@@ -68,19 +69,11 @@ def _head(run: FollowedRun, now: float, width: int) -> Line:
     times = run.times
     rate = ""
     if times and now - times[-1] > _QUIET_S:
-        rate = f"nothing for {_ago(now - times[-1])}"
+        rate = f"nothing for {duration(min(now - times[-1], _MAX_QUIET_S))}"
     elif len(times) > 1 and times[-1] > times[0]:
         rate = f"{(len(times) - 1) / (times[-1] - times[0]):.3g} lines/s"
     name = shown(run.tail.path, max(10, width - len(rate) - 4))
     return [(name, "bold"), (" " * max(2, width - len(name) - len(rate)), ""), (rate, "dim")]
-
-
-def _ago(seconds: float) -> str:
-    seconds = min(seconds, 1e9)  # a log may claim anything
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{5 * round(seconds / 5)} s"
 
 
 def _status(run: FollowedRun) -> Line:

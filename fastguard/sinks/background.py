@@ -1,4 +1,4 @@
-"""A thread that sinks hand their work to, so that training does not wait for a slow tracker."""
+"""A worker thread for sinks, so that training does not wait for a slow tracker."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ CLOSE_TIMEOUT_S = 60.0
 
 
 class Worker:
-    """A thread, and a queue of a bounded length to it. What is not done when the process ends is done then.
+    """A thread with a bounded queue. When the process ends, it finishes the items that are left.
 
     Args:
-        owner: whose thread it is, by name, and when it is dropped the thread ends.
-        work: called with a list of items, oldest first; what it raises is counted, and the items are lost.
-        max_items: how many may wait.
-        most, wait_s: how many items are handed to `work` at once, and how long is waited until there are as many.
+        owner: the sink that owns the thread; the thread ends when the sink is dropped.
+        name: what messages call the sink.
+        work: called with a list of items, oldest first. If it raises, the items count as lost.
+        max_items: how many items may wait.
+        most, wait_s: how many items `work` gets at once at most, and how long to wait for that many.
 
     Attributes:
-        num_lost: items that `work` raised for, or that were left when `close` gave up.
-        last_error: what it raised last, or None.
+        num_lost: number of items for which `work` raised, or that were left when `close` gave up.
+        last_error: the newest exception of `work`, or None.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class Worker:
         weakref.finalize(owner, self.close)
 
     def put(self, item: Any) -> None:
-        """Has `item` done some time soon.
+        """Queues `item`.
 
         Raises:
-            ValueError: after `close`.
-            RuntimeError: too many wait; the item is not taken.
+            ValueError: the worker is closed.
+            RuntimeError: the queue is full.
 
         Cost: 1 us.
         """
@@ -71,10 +72,10 @@ class Worker:
         self._queue.put(item)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits until all is done; again, and in a process that was forked, does nothing.
+        """Waits until the queue is empty. A second call, or a call in a forked process, does nothing.
 
         Raises:
-            TimeoutError: after `timeout_s`; what is left is lost.
+            TimeoutError: after `timeout_s`; the items that are left are lost.
         """
         if not self._is_open or self._process != os.getpid():
             return
@@ -117,12 +118,12 @@ class Worker:
 
 
 class OnWorker:
-    """Of a sink whose worker does what is slow."""
+    """A sink whose slow work a `Worker` does."""
 
     _worker: Worker
 
     def close(self) -> None:
-        """Waits for what is left.
+        """Waits for queued items.
 
         Raises:
             TimeoutError: it takes longer than a minute.
@@ -139,21 +140,21 @@ class OnWorker:
 
 
 class BackgroundSink(OnWorker, Sink):
-    """Hands records to another sink on a thread of its own, so that training does not wait for it.
+    """Passes records to another sink on a thread of its own, so that training does not wait for a slow tracker.
 
-    For trackers that take long: `BackgroundSink(lambda record: run.track(record.norm, "grad/norm", step=record.step))`.
-    A record that comes while `max_records` wait is lost, and counted. `close`, and the end of the process, wait up to a
+    For instance: `BackgroundSink(lambda record: run.track(record.norm, "grad/norm", step=record.step))`. If
+    `max_records` are already queued, the next record counts as lost. `close` and the end of the process wait up to a
     minute for what is left.
 
     Args:
-        sink: the other sink, or a function of a record. It is called by that thread alone.
-        max_records: how many may wait; each keeps its table, 80 bytes a tensor.
+        sink: the other sink, or a function of a record. Only that thread calls it.
+        max_records: how many records may wait; each keeps its table, 80 bytes a tensor.
 
     Attributes:
-        num_lost: records that the other sink raised for.
-        last_error: what it raised last, or None.
+        num_lost: number of records for which the other sink raised.
+        last_error: its newest exception, or None.
 
-    Cost: 1 us a step on the thread that trains, and what Python's lock makes it wait for the other.
+    Cost: 1 us a step on the training thread, plus waiting for Python's lock while the other thread holds it.
     """
 
     def __init__(self, sink: Sink | Callable[[StepStats], object], max_records: int = 1000) -> None:
@@ -162,24 +163,24 @@ class BackgroundSink(OnWorker, Sink):
         self._worker = Worker(self, "BackgroundSink", _caller(self.sink), max_records)
 
     def write(self, record: StepStats) -> None:
-        """Has the record written soon.
+        """Queues the record.
 
         Raises:
-            ValueError: after `close`.
-            RuntimeError: too many wait.
+            ValueError: the sink is closed.
+            RuntimeError: the queue is full.
         """
         self._worker.put(("write", record))
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Has the facts noted soon; raises as `write`."""
+        """Queues the facts; raises as `write`."""
         self._worker.put(("note", facts))
 
     def tell(self, finding: dict[str, Any]) -> None:
-        """Has the finding told soon; raises as `write`."""
+        """Queues the finding; raises as `write`."""
         self._worker.put(("tell", finding))
 
     def close(self) -> None:
-        """Waits for what is left, and closes the other sink.
+        """Waits for queued records, and closes the other sink.
 
         Raises:
             TimeoutError: it takes longer than a minute.

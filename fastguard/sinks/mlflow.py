@@ -18,26 +18,27 @@ _ODD = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowSink(OnWorker, TrackerSink):
-    """Logs to a run of MLflow on a thread of its own, in batches; names as `TrackerSink` has them.
+    """Logs to an MLflow run in batches, on a thread of its own; names are those of `TrackerSink`.
 
-    A batch goes out when there are 50 records or five seconds are over; `close`, and the end of the process, wait up to
-    a minute for what is left. What a server refuses or does not get is counted as lost. Characters that MLflow rejects
-    in names become `_`. NaN is kept; Inf, which MLflow turns into 1.8e308, is written as NaN: the counts of NaN and Inf
-    tell which. Texts are tags of the run, the newest of each. MLflow has no histograms: there are none.
+    A batch is sent after 50 records or five seconds. `close` and the end of the process wait up to a minute for what is
+    left. Records that the server refuses or does not receive count as lost. Characters that MLflow rejects in names
+    become `_`. NaN is kept. Inf is written as NaN, because MLflow would turn it into 1.8e308; the counts of NaN and Inf
+    tell them apart. Texts become tags of the run, of which the newest is kept. MLflow has no histograms.
 
     Args:
-        run: a run, or its id; None takes the one that is active at the first record.
-        tracking_uri: where the run is; None takes what MLflow is set to.
+        run: a run or its id; None uses the run that is active at the first record.
+        tracking_uri: where the run is; None uses MLflow's current setting.
         prefix, every, layers, tensors_every: as in `TrackerSink`.
 
     Raises:
         ImportError: mlflow is missing.
-    Attributes:
-        num_lost: records that could not be logged.
-        last_error: why not, the last time.
 
-    Cost: 20 us a step on the thread that trains; the other one takes 60 us a metric of a database on disk, and Python's
-    lock for a part of that.
+    Attributes:
+        num_lost: number of records that could not be logged.
+        last_error: the newest exception, or None.
+
+    Cost: 20 us a step on the training thread. The other thread takes 60 us a metric if the database is on disk, and
+    holds Python's lock for a part of that.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class MlflowSink(OnWorker, TrackerSink):
         self._worker = Worker(self, "MlflowSink", sender.send, _MAX_RECORDS, most=_MOST, wait_s=_WAIT_S)
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Has a row logged soon.
+        """Queues a row to be logged.
 
         Raises:
-            ValueError: after `close`; there is no run.
-            RuntimeError: 10,000 records wait already.
+            ValueError: the sink is closed, or there is no run.
+            RuntimeError: 10,000 records are already queued.
         """
         if self._run is None:
             self._run = self._mlflow.active_run()
@@ -71,7 +72,7 @@ class MlflowSink(OnWorker, TrackerSink):
 
     @property
     def run_id(self) -> str | None:
-        """Id of the run; None where it is not known before the first record."""
+        """Id of the run; None before the first record if no run was given."""
         return self._run if self._run is None or isinstance(self._run, str) else self._run.info.run_id
 
     def __repr__(self) -> str:
@@ -79,7 +80,7 @@ class MlflowSink(OnWorker, TrackerSink):
 
 
 class _Sender:
-    """Makes metrics and tags of rows, and sends them."""
+    """Turns rows into metrics and tags, and sends them."""
 
     def __init__(self, mlflow: Any, tracking_uri: str | None) -> None:
         self._mlflow, self._tracking_uri = mlflow, tracking_uri
@@ -116,7 +117,7 @@ class _Sender:
 
 
 def accepted(name: str) -> str:
-    """`name` as MLflow takes it, where one that it rejects loses the whole batch.
+    """`name` in the form that MLflow accepts: a rejected name would lose the whole batch.
 
     >>> accepted("grad/norm/a[0]#1"), accepted("/a//b/../c"), accepted("..")
     ('grad/norm/a_0__1', '_/a/_/b/__/c', '__')

@@ -22,29 +22,29 @@ _TOTALS = {
 
 
 class PrometheusSink(Sink):
-    """Shows the run to Prometheus, which comes and asks, once in thousands of steps.
+    """Exposes the run to Prometheus, which scrapes it once in thousands of steps.
 
-    So there are totals (`fastguard_steps_total`, `_skipped_total`, `_clipped_total`, `_nonfinite_total`,
-    `fastguard_findings_total` by rule and severity), and the largest finite norm and loss since it asked last
-    (`fastguard_grad_norm_largest`, `fastguard_loss_largest`), beside the newest value of each key of a log: `grad/norm`
-    is `fastguard_grad_norm`. The chosen tensors are labels of `fastguard_layer_norm`. Every step counts. Who else asks,
-    a browser say, begins "since last" anew.
+    It has totals over all steps (`fastguard_steps_total`, `_skipped_total`, `_clipped_total`, `_nonfinite_total`, and
+    `fastguard_findings_total` by rule and severity), the newest value of each key of a log (`grad/norm` is
+    `fastguard_grad_norm`), and the largest finite norm and loss since the last scrape
+    (`fastguard_grad_norm_largest`, `fastguard_loss_largest`). Any scrape resets these two, also one by a browser. The
+    chosen tensors are labels of `fastguard_layer_norm`.
 
     Args:
-        port: of a server of its own, whose answers nobody is asked a password for; 0 takes a free one. It begins at the
-            first record, so that ranks which get none do not take it.
-        addr: who may ask: this machine alone. "0.0.0.0" is for everybody that reaches it.
-        registry: one of prometheus_client that is served already; then no server is started.
-        prefix: what all names begin with.
+        port: port of the sink's own server, which asks for no password; 0 picks a free one. The server starts with the
+            first record, so ranks that get no records do not occupy the port.
+        addr: address to listen on; by default only this machine can connect. "0.0.0.0" accepts any host.
+        registry: a prometheus_client registry that is already served; then no server is started.
+        prefix: prefix of all names.
         layers: as in `TrackerSink`.
 
     Attributes:
-        port: of the server; None while there is none.
+        port: port of the running server, or None.
 
     Raises:
         ImportError: prometheus_client is missing.
 
-    Cost: 3 us a step on the thread that trains; an answer 1 ms on another.
+    Cost: 3 us a step on the training thread; 1 ms a scrape on another thread.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PrometheusSink(Sink):
             registry.register(self)
 
     def write(self, record: StepStats) -> None:
-        """Counts the step, and keeps the record until somebody asks.
+        """Counts the step, and keeps the record for the next scrape.
 
         Raises:
             OSError: the port is taken.
@@ -101,7 +101,7 @@ class PrometheusSink(Sink):
             self._found[key] = self._found.get(key, 0) + 1
 
     def collect(self) -> Iterator[Any]:
-        """What there is to show: called by prometheus_client, when somebody asks."""
+        """Yields the metrics; prometheus_client calls it at each scrape."""
         with self._lock:
             totals, found, record = dict(self._totals), dict(self._found), self._record
             largest, self._largest = self._largest, {}
@@ -117,7 +117,7 @@ class PrometheusSink(Sink):
             if key != "step" and value.__class__ is not list:
                 yield gauge(self._metric(key), f"{key} of the newest step.", value=float(value))
         for key, value in largest.items():
-            yield gauge(f"{self._metric(key)}_largest", f"Largest {key} since this was asked last.", value=value)
+            yield gauge(f"{self._metric(key)}_largest", f"Largest {key} since the last scrape.", value=value)
         layers = gauge(f"{self._prefix}_layer_norm", "Norm of the gradient of a tensor.", labels=["layer"])
         if record is not None:
             for i in chosen:
@@ -134,7 +134,7 @@ class PrometheusSink(Sink):
         return f"{self._prefix}_{_ODD.sub('_', key)}"
 
     def close(self) -> None:
-        """Stops the server; a forked process, which has no thread of it, only closes its socket. Again does nothing."""
+        """Stops the server. A forked process only closes its socket. A second call does nothing."""
         server, self._server = self._server, None
         if server is not None:
             if self._thread.is_alive():

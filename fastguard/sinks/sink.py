@@ -1,4 +1,4 @@
-"""What a sink is, which keys a record has in one, and how a broken one is kept from stopping training."""
+"""The base class of sinks, the flat keys of a record, and a wrapper so that a failing sink does not stop training."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TIMED_EVERY = 16  # lines: the clock costs a part of what they do
 
 
 class Sink(abc.ABC):
-    """Takes a record a step. Derive from it and write `write`; what else there is does nothing unless written too.
+    """Takes one record a step. Subclasses implement `write`; the other methods do nothing unless overridden.
 
-    An object of any other class with methods `write(record)` and `close()` is a sink as well, and `isinstance` says so.
+    Any object with methods `write(record)` and `close()` counts as a sink, also for `isinstance`.
 
     >>> class Loud(Sink):
     ...     def write(self, record):
@@ -35,14 +35,14 @@ class Sink(abc.ABC):
 
     @abc.abstractmethod
     def write(self, record: StepStats) -> None:
-        """Takes the record of one step; called once a step, in order. May raise: training goes on all the same."""
+        """Takes the record of one step; called once a step, in order. If it raises, training continues."""
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Takes what became known of the model, or changed: fields of `fastguard.records.ModelNotes`, by name."""
+        """Takes new or changed facts about the model: fields of `fastguard.records.ModelNotes`, by name."""
         return
 
     def tell(self, finding: dict[str, Any]) -> None:
-        """Takes what a rule has found while the run goes on: a finding that is new, or more severe than before.
+        """Takes a finding of the running training that is new, or more severe than before.
 
         Args:
             finding: `Finding.to_dict()`: `rule`, `severity`, `summary`, `last_step`, `recommendation` and so on.
@@ -50,7 +50,7 @@ class Sink(abc.ABC):
         return
 
     def close(self) -> None:
-        """Lets go of files and connections; called once or more."""
+        """Releases files and connections; may be called more than once."""
         return
 
     def has_taken(self, step: int) -> bool | None:
@@ -71,9 +71,9 @@ class Sink(abc.ABC):
 
 
 class FunctionSink(Sink):
-    """A plain function of a `StepStats`, as a sink. What it raises is counted, and that record is lost to it.
+    """A function of a `StepStats`, as a sink. If the function raises, the record counts as lost.
 
-    Cost: a record is made of each step, 16 us; what the function takes, training waits for (see `BackgroundSink`).
+    Cost: 16 us a step to make the record. Training waits for the function itself (see `BackgroundSink`).
     """
 
     def __init__(self, function: Callable[[StepStats], object]) -> None:

@@ -1,4 +1,4 @@
-"""A sink that writes what TensorBoard reads."""
+"""A sink that writes event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _FLUSH_EVERY_S = 30
 
 
 class TensorBoardSink(TrackerSink):
-    """Writes scalars, texts and histograms for TensorBoard, one event a step; names as `TrackerSink` has them.
+    """Writes scalars, texts and histograms for TensorBoard, one event a step; names are those of `TrackerSink`.
 
-    NaN and Inf are written as they are. TensorBoard itself shows a sample of 1000 points a curve and ten texts; for all
-    of them start it with `--samples_per_plugin scalars=0,text=0`.
+    NaN and Inf are written unchanged. By default TensorBoard shows a sample of 1000 points of a curve and ten texts.
+    Start it with `--samples_per_plugin scalars=0,text=0` to see all of them.
 
     Args:
-        target: a folder, for which a writer is made: torch's, or that of tensorboardX where the package tensorboard is
-            missing. Or a `SummaryWriter` of either, which stays its owner's: it is flushed, not closed.
-        purge_step: as `SummaryWriter` has it, for a folder: TensorBoard hides whatever the folder has, of every writer,
-            at that step and after it. For a run that is resumed there; without it both runs' points are shown.
+        target: a folder, for which the sink makes a writer: torch's, or tensorboardX's if tensorboard is missing. Or
+            your own `SummaryWriter` of either package, which the sink flushes but does not close.
+        purge_step: for a folder, as in `SummaryWriter`: TensorBoard hides the points of all writers in the folder from
+            that step on. Use it when you resume a run; otherwise the points of both runs are shown.
         prefix, every, layers, tensors_every: as in `TrackerSink`.
 
     Raises:
-        ImportError: neither tensorboard nor tensorboardX is there.
+        ImportError: neither tensorboard nor tensorboardX is installed.
         TypeError: `target` is neither a path nor a writer.
 
-    Cost: 100 us a step on the thread that trains, 150 us more for a histogram; a thread of the writer's does the rest.
+    Cost: 100 us a step on the training thread, and 150 us a histogram. The writer's thread does the rest.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TensorBoardSink(TrackerSink):
         return writer
 
     def close(self) -> None:
-        """Closes the writer of a folder, and flushes one that was given."""
+        """Closes the sink's own writer, or flushes yours."""
         if self._folder:
             self._is_open, self._writer = False, None
             _close(self._own)
@@ -109,7 +109,7 @@ _TORCH = "torch.utils.tensorboard"
 
 
 def _home() -> str:
-    """The package that has a writer; torch's needs tensorboard."""
+    """The package whose writer can be used; torch's needs tensorboard."""
     try:
         imported(_TORCH, "TensorBoardSink", "tensorboard")
         return _TORCH

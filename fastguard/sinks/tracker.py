@@ -98,15 +98,15 @@ class Layers:
 
 
 class TrackerSink(Sink):
-    """Hands records to an experiment tracker, as scalars, texts and histograms under the keys of logs.
+    """Passes records to an experiment tracker, as scalars, texts and histograms under the keys of logs.
 
     | key | what it is |
     |---|---|
     | `grad/…`, `clip/…` | as in `fastguard.sinks.flatten` |
-    | `fastguard/loss`, `/val_loss`, `/lr`, `/loss_scale` | what has no section there |
+    | `fastguard/loss`, `/val_loss`, `/lr`, `/loss_scale` | keys that have no section in a log |
     | `fastguard/clipped`, `/skipped` | 0.0 or 1.0 |
-    | `fastguard/event` | text: what became of a step with NaN or Inf, or that was skipped |
-    | `fastguard/finding/<rule>` | text: what a rule has found while the run goes on, once each |
+    | `fastguard/event` | text: a step with NaN or Inf, or one that was skipped |
+    | `fastguard/finding/<rule>` | text: a finding of the running training, once each |
     | `grad/log10_norm` | histogram of the norms of all tensors |
     | `grad/log2_magnitude` | histogram of the magnitudes of all elements; on the CPU |
     | `grad/num_zero_tensors`, `grad/num_nonfinite_tensors` | those that the histogram of norms lacks |
@@ -114,16 +114,16 @@ class TrackerSink(Sink):
 
     `grad/norm/<tensor>`, histograms and what they lack come every `tensors_every` steps, and, magnitudes apart, at each
     bad step; `weight/…` and `activation/…` where they were sampled.
-    Of a distributed run rank 0 writes: the guard gives the others' sinks no records, unless `wrap(…, ranks="all")`.
+    In a distributed run only the sinks of rank 0 get records, unless you pass `wrap(…, ranks="all")`.
 
     Args:
-        prefix: what all names begin with: "train/", say.
-        every: steps from one record to the next that is written. A step with NaN or Inf, or skipped, always is.
-        layers: which tensors get curves of their own: those whose name a regular expression is found in, or a number:
-            the most that there may be. These are the ones with the largest norms, and those that hold NaN or Inf.
-        tensors_every: steps from one look at single tensors to the next; 0 for never.
+        prefix: prefix of all names, such as "train/".
+        every: write every so many steps. Steps with NaN or Inf and skipped steps are always written.
+        layers: which tensors get curves of their own: a regular expression to search their names for, or the largest
+            number of tensors. A number takes those with the largest norms, and those that contain NaN or Inf.
+        tensors_every: look at single tensors every so many steps; 0 for never.
 
-    Derive from it and write `log`.
+    Subclasses implement `log`.
     """
 
     def __init__(
@@ -147,10 +147,10 @@ class TrackerSink(Sink):
 
     @abc.abstractmethod
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Hands on what there is of a step; names have the prefix."""
+        """Logs the values of one step; names include the prefix."""
 
     def write(self, record: StepStats) -> None:
-        """Hands the record on if it is due, or bad."""
+        """Logs the record if it is due, was skipped, or is not finite."""
         step, is_bad = record.step, record.skipped or not record.is_finite
         if step % self.every and not is_bad:
             return
@@ -170,7 +170,7 @@ class TrackerSink(Sink):
         self._newest = step
 
     def write_line(self, step: int, line: bytes) -> bool:
-        """Whether a clean step need not be written."""
+        """Returns whether a clean step need not be written."""
         return step % self.every != 0
 
     def tell(self, finding: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ class TrackerSink(Sink):
         return True if self._newest == step else None
 
     def name(self, key: str) -> str:
-        """What a key of a log is called in the tracker."""
+        """The tracker's name for a key of a log."""
         known = self._names.get(key)
         if known is None:
             is_own = "/" not in key or key.startswith("finding/")
@@ -243,10 +243,10 @@ class TrackerSink(Sink):
 
 
 def imported(module: str, sink: str, extra: str) -> Any:
-    """The module of a tracker.
+    """Imports the module of a tracker.
 
     Raises:
-        ImportError: it is missing; says how it is installed.
+        ImportError: it is missing; the message says how to install it.
     """
     try:
         return importlib.import_module(module)

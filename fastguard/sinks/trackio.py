@@ -10,19 +10,19 @@ from .wandb import checked_run, needs_run
 
 
 class TrackioSink(TrackerSink):
-    """Logs to a run of Trackio, beside what you log there yourself; names as `TrackerSink` has them.
+    """Logs to a Trackio run, alongside your own logging; names are those of `TrackerSink`.
 
-    Trackio takes steps in any order and keeps each row, yours and the sink's. NaN and Inf are kept.
+    Trackio accepts steps in any order and keeps every row. NaN and Inf are kept.
 
     Args:
-        run: what `trackio.init` returned; it stays yours, and is not finished. None on ranks that do not log.
+        run: the run that `trackio.init` returned, which the sink does not finish. None on ranks that do not log.
         prefix, every, layers, tensors_every: as in `TrackerSink`.
 
     Raises:
         ImportError: trackio is missing.
         TypeError: `run` is neither a run nor None.
 
-    Cost: 40 us a step on the thread that trains; a thread of Trackio's does the rest.
+    Cost: 40 us a step on the training thread. Trackio's thread does the rest.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class TrackioSink(TrackerSink):
         self._run = checked_run(run, "trackio.init")
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Logs a row. Where it cannot, Trackio warns.
+        """Logs a row. Trackio warns if it cannot.
 
         Raises:
             ValueError: there is no run.

@@ -11,27 +11,27 @@ _ASK_EVERY = 64  # records
 
 
 class WandbSink(TrackerSink):
-    """Logs to a run of Weights & Biases, beside what you log there yourself; names as `TrackerSink` has them.
+    """Logs to a Weights & Biases run, alongside your own logging; names are those of `TrackerSink`.
 
-    W&B keeps one row a step, and drops what comes for an earlier one in silence. So a record goes into the row of its
-    own step, or into the current row if you are ahead, and the row is left open: what you log later at that step joins
-    it. None of your rows is lost as long as the `step=` that you pass to `run.log`, if any, is no smaller than the
-    number of the optimizer's step. Where it is, as with epochs, pass `commit=False`. If you are ahead and log less
-    often than the optimizer steps, the newest record in a row replaces the ones before it; and where you get ahead
-    after hundreds of steps, up to 64 of the sink's records are dropped until it sees that.
+    W&B keeps one row per step and silently drops rows for earlier steps. The sink therefore writes a record into the
+    row of its own step, or into the current row if that is a later one, and leaves the row open for what you log at the
+    same step. You lose no row as long as the `step=` that you pass to `run.log` is not smaller than the number of the
+    optimizer's step. If it is, for instance because you count epochs, pass `commit=False`. If your rows are ahead and
+    fewer than the optimizer's steps, the newest record in a row replaces the earlier ones. If your rows get ahead after
+    hundreds of steps, W&B drops up to 64 of the sink's records before the sink notices.
 
-    The x axis of the sink's curves is `fastguard/step`. NaN and Inf are kept in the run, and left out of W&B's charts.
+    The x axis of the sink's curves is `fastguard/step`. The run keeps NaN and Inf; W&B's charts leave them out.
 
     Args:
-        run: what `wandb.init` returned; it stays yours, and is not finished. None on ranks that do not log.
-        commit: False never begins a row: records join those that you log, and the newest of each is kept.
+        run: the run that `wandb.init` returned, which the sink does not finish. None on ranks that do not log.
+        commit: False adds records to the rows that you log, and never starts a row; a row keeps the newest record.
         prefix, every, layers, tensors_every: as in `TrackerSink`.
 
     Raises:
         ImportError: wandb is missing.
         TypeError: `run` is neither a run nor None.
 
-    Cost: 300 us a step on the thread that trains, twice that where you are ahead, as with `run.log(d)` at each step;
+    Cost: 300 us a step on the training thread, or twice that if your rows are ahead, as with `run.log(d)` at each step.
     W&B's own process does the rest.
     """
 
@@ -58,7 +58,7 @@ class WandbSink(TrackerSink):
 
         Raises:
             wandb.Error: the run was finished.
-            ValueError: there is none.
+            ValueError: there is no run.
         """
         needs_run(self._run, "wandb.init")
         run, axis = self._run, self.name("step")
@@ -79,14 +79,14 @@ class WandbSink(TrackerSink):
             run.log(row, commit=False)
 
     def _is_behind(self, step: int) -> bool:
-        """Whether the run's own row is a later one; asked now and then, as an answer takes as long as a row."""
+        """Whether the run's current row is a later one; asked now and then, because it costs as much as a row."""
         self._until_asked -= 1
         if self._until_asked <= 0:
             self._interval = min(2 * self._interval, _ASK_EVERY)
             self._until_asked = self._interval
             try:
                 self._was_behind = self._run.step > step
-            except Exception:  # W&B does not tell of a run that several processes write, or was too slow: the safe way
+            except Exception:  # unknown if several processes write the run, or after a timeout: assume it is
                 self._was_behind = True
         return self._was_behind
 
@@ -95,10 +95,10 @@ class WandbSink(TrackerSink):
 
 
 def checked_run(run: Any, maker: str) -> Any:
-    """`run` itself; None is that of a rank that does not log.
+    """Returns `run`, which may be None on a rank that does not log.
 
     Raises:
-        TypeError: it can't log.
+        TypeError: `run` has no `log` method.
     """
     if run is not None and not callable(getattr(run, "log", None)):
         raise TypeError(f"`run` must be what {maker} returned, got {run!r}")

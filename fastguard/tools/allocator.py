@@ -1,4 +1,4 @@
-"""Keeps freed memory in the process, so that the next step need not fault it in again."""
+"""Keeps freed memory in the process, so that the next step does not fault it in again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _active: KeptMemory | None = None
 
 
 class KeptMemory:
-    """What `keep_memory` has done; `restore` undoes it.
+    """The result of `keep_memory`; `restore` undoes it.
 
     Attributes:
-        is_active: whether freed memory is being kept.
-        message: what was done, or why nothing was.
+        is_active: whether the process keeps freed memory.
+        message: what was changed, or why nothing was.
     """
 
     def __init__(self, is_active: bool, message: str) -> None:
@@ -32,10 +32,10 @@ class KeptMemory:
         return f"<fastguard KeptMemory: {self.message}>"
 
     def restore(self) -> None:
-        """Sets the limits back and returns free memory to the system. Does nothing the second time.
+        """Resets the limits and returns free memory to the system. A second call does nothing.
 
-        glibc cannot be told to adapt its limits again, as it does until they are first set. They are set to the values
-        that it reaches itself in programs that free large blocks: mmap from 32 MiB, trim from 64 MiB.
+        glibc stops adapting its limits once they are set. They are therefore set to the values that it reaches by
+        itself in programs that free large blocks: mmap from 32 MiB, trim from 64 MiB.
         """
         global _active
         with _lock:
@@ -51,15 +51,15 @@ class KeptMemory:
 
 
 def keep_memory() -> KeptMemory:
-    """Has glibc keep the memory that is freed, for the whole process.
+    """Makes glibc keep freed memory, for the whole process.
 
-    By default glibc maps every block above 32 MiB for itself and returns it to the system when it is freed. A training
-    step that allocates such blocks, as with a vocabulary of 50,000 words, gets them page by page from the kernel,
-    zeroed, at every step. After this call they are taken from the heap and stay there.
+    By default glibc maps each block above 32 MiB separately and returns it to the system when it is freed. A training
+    step that allocates such blocks, for instance with a vocabulary of 50,000 words, gets them from the kernel page by
+    page, zeroed, at every step. After this call they come from the heap and stay there.
 
-    Results do not change, but the resident set grows; the finding `page-faults` says when it pays. With
-    `FASTGUARD_KEEP_MEMORY=1` fastguard calls it when it is imported. Forked processes inherit it. With any other
-    allocator it does nothing, and says so: jemalloc and tcmalloc keep memory themselves.
+    Results do not change, but the resident set grows; the finding `page-faults` says when this is worth it. If
+    `FASTGUARD_KEEP_MEMORY=1` is set, fastguard calls this function on import. Forked processes inherit the setting.
+    Other allocators are left alone, and the result says so: jemalloc and tcmalloc keep memory themselves.
 
     Returns:
         A `KeptMemory`; the same one while it is active. Its `restore()` undoes the call.

@@ -1,4 +1,4 @@
-"""Checkpoints of a guarded run: a file is whole or not there, and the run goes on from it bit for bit."""
+"""Checkpoints of a guarded run: files are complete or absent, and a run resumes from them bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REMEDY = "Save sharded and multi-process runs with torch.distributed.checkpoint
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint on disk. `metric` is NaN where it has none that could be compared."""
+    """A checkpoint on disk. `metric` is NaN if it has no finite metric."""
 
     step: int
     metric: float
@@ -45,25 +45,25 @@ class Checkpoint(NamedTuple):
 class Checkpoints:
     """Saves a guarded run into a folder, keeps the newest and the best checkpoints, and resumes from them.
 
-    A checkpoint is one file, `step-00000120_metric-0.25.pt`, which is always whole. `torch.load(path,
+    A checkpoint is one file, such as `step-00000120_metric-0.25.pt`, and is always complete. `torch.load(path,
     weights_only=True)` reads it: `step`, `metric`, `model`, `optimizers`, `guard`, `state`, `random` and `extra`.
 
     Args:
-        folder: of this run alone; made if it is missing.
+        folder: a folder for this run alone; created if it is missing.
         keep_last: number of newest steps to keep, >= 1.
         keep_best: number of best metrics to keep, >= 0.
-        mode: "min" or "max": which metric is better. NaN and Inf never are.
+        mode: "min" or "max": whether a smaller or a larger metric is better. NaN and Inf never are.
         state: other parts of the run by name: objects with `state_dict` and `load_state_dict` (scheduler, GradScaler,
-            `EarlyStopping`), or a `torch.Generator`, as of a DataLoader.
+            `EarlyStopping`), or a `torch.Generator`, such as a DataLoader's.
 
     Attributes:
-        extra: other arguments of `save`, from the file that was loaded last.
+        extra: the extra arguments of `save`, from the newest file that was loaded.
 
     Raises:
         ValueError: `keep_last`, `keep_best` or `mode` is out of range.
-        TypeError: something in `state` has no state.
+        TypeError: an entry of `state` has no `load_state_dict`.
 
-    Cost: `save` reads parameters and optimizer state, to see whether they are finite, and writes them. It syncs.
+    Cost: `save` reads parameters and optimizer state to check that they are finite, and writes them. Synchronises.
 
     >>> import tempfile, torch, fastguard
     >>> model = torch.nn.Linear(2, 1)
@@ -110,12 +110,12 @@ class Checkpoints:
         return sorted(found, key=lambda one: (one.step, one.path.name))
 
     def latest(self) -> Path | None:
-        """The file of the highest step; None where there is none."""
+        """The file of the highest step, or None."""
         found = self.all()
         return found[-1].path if found else None
 
     def best(self) -> Path | None:
-        """The file with the best metric, of equal ones the earliest; None where none has a finite metric."""
+        """The file with the best metric, the earliest of equal ones; None if no metric is finite."""
         ranked = self._ranked(self.all())
         return ranked[0].path if ranked else None
 
@@ -124,25 +124,25 @@ class Checkpoints:
         return sorted((c for c in found if math.isfinite(c.metric)), key=lambda c: (sign * c.metric, c.step))
 
     def save(self, guard: Any, step: int, metric: Any = None, **extra: Any) -> Path:
-        """Saves model, optimizers, guard, `state` and random generators, and removes checkpoints that need not be kept.
+        """Saves model, optimizers, guard, `state` and random generators, and removes checkpoints that are not kept.
 
-        If parameters hold NaN or Inf, or buffers or optimizer state NaN, it warns and names the file
-        `not-finite_step-….pt`, which neither `latest` nor `best` returns. Only the first of these is kept.
+        If parameters contain NaN or Inf, or buffers or optimizer state contain NaN, it warns and names the file
+        `not-finite_step-….pt`, which neither `latest` nor `best` returns. Only the first such file is kept.
 
         Args:
             guard: `optimizer.guard`, or a guarded optimizer.
-            step: number of steps taken; not below one in the folder. The same step replaces its file.
-            metric: a number, or a tensor of one element. NaN and Inf count as none.
-            extra: plain data (numbers, text, tensors, lists and dicts of these), found in `extra` after `load`.
+            step: number of steps taken; not below a step in the folder. The same step replaces its file.
+            metric: a number, or a tensor of one element. NaN and Inf count as no metric.
+            extra: plain data (numbers, text, tensors, lists and dicts of these); `load` puts it into `extra`.
 
         Returns:
             The file.
 
         Raises:
-            ValueError: `step` is below one in the folder; the guard has no model; something would not load again.
+            ValueError: `step` is below a step in the folder, the guard has no model, or `extra` is not plain data.
             TypeError: the model is sharded.
             RuntimeError: this is one of several processes.
-            OSError: it could not be written. What was there before is there still.
+            OSError: the file could not be written. Existing files are unchanged.
         """
         values.at_least(0, "step", step)
         before = self.all()
@@ -185,20 +185,20 @@ class Checkpoints:
     def load(self, guard: Any, path: str | os.PathLike[str] | None = None) -> int:
         """Resumes from a checkpoint; returns its step, or 0 if there is none.
 
-        The run continues bit for bit if model, optimizers and `state` were made as before. Float32 state of
-        half-precision parameters is not rounded. Non-persistent buffers are not in a checkpoint.
+        The run continues bit for bit if model, optimizers and `state` are built as before. Float32 state of
+        half-precision parameters is not rounded. Checkpoints do not include non-persistent buffers.
 
         Args:
             guard: `optimizer.guard`, or a guarded optimizer.
-            path: None for the latest.
+            path: the file; None for the latest.
 
         Raises:
             FileNotFoundError: there is no file at `path`.
-            ValueError: the file is damaged, as its checksums tell, or lacks what `state` names.
-            RuntimeError, ValueError: the model, an optimizer or another part refuses its state. No error changes
-                anything.
+            ValueError: the file's checksums are wrong, or it lacks an entry of `state`.
+            RuntimeError, ValueError: the model, an optimizer or another part refuses its state. After any error
+                everything is as it was.
 
-        Cost: one read more than torch.load, for the checksums, and a copy of model, optimizers and `state`.
+        Cost: one more read than torch.load, for the checksums, and a copy of model, optimizers and `state`.
         """
         path = self.latest() if path is None else Path(path)
         if path is None:

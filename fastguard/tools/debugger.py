@@ -1,4 +1,4 @@
-"""TrainingDebugger: the toolkit's one object to ask, over the same kernels, history and rules as the guard."""
+"""TrainingDebugger: the kernels, history and rules of the guard, for loops that you feed in step by step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _ORDER = ("no-evidence", "healthy", "warning", "critical")
 
 
 class TrainingDebugger:
-    """Diagnoses a training loop that no guard can be put around, from arrays of torch, NumPy and others, step by step.
+    """Diagnoses a training loop that cannot be guarded, from torch, NumPy or other arrays, step by step.
 
     Args:
-        window: steps that the history keeps in full.
-        activation_window: records to keep of each layer's activations.
+        window: number of steps that the history keeps in full.
+        activation_window: number of records to keep for each layer's activations.
 
     Attributes:
         history: the `TrainingHistory` of all steps.
-        monitor: the `ActivationMonitor`, once activations were given; None before.
+        monitor: the `ActivationMonitor`; None until activations are passed.
         last_gradients: `GradientStats` of the newest step; None before the first.
 
     >>> import torch
@@ -61,13 +61,13 @@ class TrainingDebugger:
         Args:
             step: its number.
             loss, val_loss: a float, or a tensor or array of one element.
-            gradients: tensors or arrays of any floating dtype and shape; a dict gives them names. None entries, of
-                parameters without a gradient, are left out.
-            learning_rate: of the step.
+            gradients: tensors or arrays of any floating dtype and shape; a dict gives them names. None entries, for
+                parameters without a gradient, are skipped.
+            learning_rate: the learning rate of the step.
             activations: tensors or arrays by layer name.
 
         Raises:
-            UnsupportedTensorError: for a gradient or activation that is not floating point.
+            UnsupportedTensorError: a gradient or activation is not floating point.
             TypeError: `gradients` is neither a sequence nor a dict.
 
         Cost: one read of every gradient and activation; a sync if they are on an accelerator.
@@ -94,7 +94,7 @@ class TrainingDebugger:
         return self.monitor
 
     def report(self) -> dict[str, Any]:
-        """How the run is doing, as a dict.
+        """The state of the run, as a dict.
 
         Returns:
             `status`: "healthy", "warning" or "critical"; "no-evidence" before anything was given.

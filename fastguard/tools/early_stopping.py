@@ -1,4 +1,4 @@
-"""When to stop: a validation figure that no longer gets better, or is no longer a number."""
+"""Early stopping, when a validation value no longer improves or is no longer finite."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from ..step.scalars import scalar
 
 
 class EarlyStopping:
-    """Says when to stop: after `patience` checks in a row without a better value. NaN and Inf are never better.
+    """Stops training after `patience` checks in a row without an improvement. NaN and Inf never count as one.
 
     Args:
-        patience: number of checks (not steps) without a better value, >= 1.
-        min_delta: by how much a value must be better, >= 0: value < best - min_delta, or > best + min_delta ("max").
+        patience: number of checks (not steps) without an improvement, >= 1.
+        min_delta: smallest improvement that counts, >= 0: value < best - min_delta, or > best + min_delta ("max").
         mode: "min" for losses, "max" for accuracies.
         restore_best: copy the model's parameters and buffers at the best value, and restore them in place at the stop.
-        check_finite: stop at once at NaN or Inf; otherwise they count as no better.
+        check_finite: stop immediately at NaN or Inf; if False, they count as checks without an improvement.
 
     Attributes:
-        best, best_check: the best value and the number of its check; NaN and 0 before there is one.
-        num_checks, num_bad, last: number of values so far, and since the best or a rollback; the newest value.
+        best, best_check: the best value and the number of its check; NaN and 0 before the first finite value.
+        num_checks, num_bad, last: number of values so far; number since the best value or a rollback; newest value.
 
     Raises:
-        ValueError: an argument that is out of its range.
+        ValueError: an argument is out of range.
 
-    Cost: a comparison; a tensor on an accelerator is waited for. `restore_best` copies the model at each better value.
+    Cost: a comparison; synchronises if the value is on an accelerator. `restore_best` copies the model at each
+    improvement.
 
     >>> import fastguard, torch
     >>> model, stop = torch.nn.Linear(2, 1), fastguard.EarlyStopping(patience=2, min_delta=0.01)
@@ -60,7 +61,7 @@ class EarlyStopping:
 
     @property
     def reason(self) -> str:
-        """Why to stop, in words; "" while training should go on."""
+        """Why to stop, in words; "" while training should continue."""
         if self.check_finite and self.num_checks and not math.isfinite(self.last):
             return f"the value of check {self.num_checks} is {self.last}"
         if self.num_bad < self.patience:
@@ -72,16 +73,16 @@ class EarlyStopping:
         return f"{self.num_bad} {checks} without a value {than}"
 
     def __call__(self, guard_or_model: Any, value: Any) -> bool:
-        """Takes the value of one more check; returns whether to stop, and keeps returning True from then on.
+        """Takes the value of one check and returns whether to stop. Once it returns True, it always does.
 
-        A rollback by the guard sets `num_bad` back to 0.
+        A rollback by the guard resets `num_bad` to 0.
 
         Args:
             guard_or_model: `optimizer.guard`, a guarded optimizer, or the model.
-            value: a number, or a tensor of one element; of several processes, the same on each.
+            value: a number, or a tensor of one element. With several processes, pass the same value on each.
 
         Raises:
-            ValueError: `value` is no number; `restore_best` with a guard that has no model.
+            ValueError: `value` is not a number, or `restore_best` is set and the guard has no model.
         """
         if self.reason:
             return True
@@ -116,14 +117,8 @@ class EarlyStopping:
         return is_better
 
     def _keep(self, model: torch.nn.Module) -> None:
-        tensors = _tensors(model)
-        self._kept = {name: kept for name, kept in self._kept.items() if name in tensors}
-        for name, tensor in tensors.items():
-            kept = self._kept.get(name)
-            if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
-                kept.copy_(tensor.detach())
-            else:
-                self._kept[name] = tensor.detach().clone()
+        self._kept.clear()  # first, so that there is only one copy at a time
+        self._kept.update((name, tensor.detach().clone()) for name, tensor in _tensors(model).items())
 
     def _restore(self, model: torch.nn.Module) -> None:
         tensors = _tensors(model)
@@ -136,15 +131,15 @@ class EarlyStopping:
                 tensor.copy_(self._kept[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, with the tensors of the best model if they are kept. Plain data."""
+        """The state as plain data, including the tensors of the best model if they are kept."""
         numbers = {"best": self.best, "last": self.last, "best_check": self.best_check, "num_checks": self.num_checks}
         return {**numbers, "num_bad": self.num_bad, "num_rollbacks": self._num_rollbacks, "kept": dict(self._kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes from `state_dict`, with this object's settings: a stopped run goes on if `patience` is larger now.
+        """Resumes from `state_dict` with this object's settings: a larger `patience` continues a stopped run.
 
         Raises:
-            ValueError: an entry is missing or wrong; names it. Nothing is changed then.
+            ValueError: an entry is missing or invalid; the message names it, and nothing is changed.
         """
         best, last = (values.entry(state, name, values.number) for name in ("best", "last"))
         names = ("best_check", "num_checks", "num_bad", "num_rollbacks")

@@ -15,17 +15,17 @@ from ..step.wrappers import innermost
 def warmup_cosine(
     optimizer: Any, warmup: float, total: int, *, start: float = 0.01, min_lr: float = 0.0
 ) -> LRScheduler:
-    """A scheduler that raises each group's learning rate linearly to its own, then lowers it along half a cosine.
+    """A scheduler that warms each group's learning rate up linearly, then lowers it along half a cosine.
 
     Equivalent to: `SequentialLR(optimizer, [LinearLR(optimizer, start, 1.0, warmup), CosineAnnealingLR(optimizer,
     total - warmup, min_lr)], [warmup])`. Call `step()` after each step of the optimizer, `total` times.
 
     Args:
         optimizer: guarded or not, also inside a wrapper such as accelerate's.
-        warmup: steps until the full rate, an int; or a float below 1, the share of `total` that they are. 5 to 10 % is
-            usual. 0: none.
-        total: steps in all, the warm-up included.
-        start: share of the rate at the first step, in (0, 1].
+        warmup: number of steps until the full rate, or a float below 1: their share of `total`. 5 to 10 % is usual; 0
+            for no warm-up.
+        total: number of all steps, including the warm-up.
+        start: share of the full rate at the first step, in (0, 1].
         min_lr: the rate at the end, the same for all groups.
 
     Raises:

@@ -86,19 +86,19 @@ class TrainingSettings:
     """The settings of a training, as `fastguard.settings` reads them. Missing keys have the defaults shown here.
 
     Attributes:
-        max_grad_norm: largest gradient norm let through; None for no clipping. In `wrapping()`.
+        max_grad_norm: gradients are clipped to this norm; None for no clipping. In `wrapping()`.
         gradient_accumulation_steps: backward passes for each step of the optimizer. In `accumulates(index)`.
-        learning_rate: for your optimizer; within `lr_min` and `lr_max`.
-        warmup_steps: steps of linear warm-up; below 1, the share of all steps. In `scheduler(optimizer, total)`.
-        lr_scheduler: what follows: "cosine", "linear" (to zero) or "constant".
+        learning_rate: for your optimizer; between `lr_min` and `lr_max`.
+        warmup_steps: steps of linear warm-up; below 1, a share of all steps. In `scheduler(optimizer, total)`.
+        lr_scheduler: the schedule after the warm-up: "cosine", "linear" (to zero) or "constant".
         mixed_precision: "no", "fp16" or "bf16"; true is "fp16". In `autocast(device)` and `scaler(device)`.
-        early_stopping, patience: whether to stop after so many checks without a better value. In `stopping()`.
-        auto_recovery, max_recovery_attempts: whether a guard recovers, and how often at most. In `wrapping()`.
-        loss_window_size, divergence_threshold: so many of the newest losses must not have a standard deviation above
-            the threshold. In `diagnose(history)`, as are the next two.
-        explosion_threshold: a norm must not be above so many times `max_grad_norm`.
-        lr_min, lr_max: where learning rates must lie.
-        log_frequency, checkpoint_frequency: at which steps `logs(step)` and `saves(step)` are True.
+        early_stopping, patience: whether to stop after `patience` checks without an improvement. In `stopping()`.
+        auto_recovery, max_recovery_attempts: whether the guard recovers, and how often at most. In `wrapping()`.
+        loss_window_size, divergence_threshold: limit on the standard deviation of the newest `loss_window_size` losses.
+            `diagnose(history)` checks it, and the next two.
+        explosion_threshold: limit on the gradient norm, as a multiple of `max_grad_norm`.
+        lr_min, lr_max: range of learning rates.
+        log_frequency, checkpoint_frequency: `logs(step)` and `saves(step)` are True at multiples of these.
     """
 
     max_grad_norm: Annotated[float | None, maybe(_positive)] = 1.0
@@ -127,14 +127,14 @@ class TrainingSettings:
         return arguments
 
     def accumulates(self, index: int) -> bool:
-        """Whether batch `index` (from 0) only adds to the gradients: no step of the optimizer follows it."""
+        """Whether batch `index` (from 0) only accumulates gradients, and no optimizer step follows it."""
         return (index + 1) % self.gradient_accumulation_steps != 0
 
     def scheduler(self, optimizer: Any, total: int) -> LRScheduler:
-        """Warm-up and what follows it, of torch's own schedulers, over `total` steps of the optimizer.
+        """A torch scheduler with the warm-up and the schedule after it, for `total` steps of the optimizer.
 
         Raises:
-            ValueError: the warm-up is as long as `total`, or longer.
+            ValueError: the warm-up takes `total` steps or more.
         """
         if self.lr_scheduler == "cosine":
             return warmup_cosine(optimizer, self.warmup_steps, total)
@@ -142,7 +142,7 @@ class TrainingSettings:
         return warmed_up(inner, self.warmup_steps, total, lambda steps: LinearLR(inner, 1.0, end, steps))
 
     def autocast(self, device: str = "cuda") -> contextlib.AbstractContextManager[Any]:
-        """The context for forward passes on `device`; one that does nothing without mixed precision."""
+        """The autocast context for forward passes on `device`; without mixed precision it does nothing."""
         dtype = _PRECISIONS[self.mixed_precision]
         return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
@@ -163,7 +163,7 @@ class TrainingSettings:
         return step > 0 and step % self.checkpoint_frequency == 0
 
     def diagnose(self, history: TrainingHistory) -> list[Finding]:
-        """What fastguard's rules find in a run, and what is beyond the thresholds that are set here.
+        """The findings of fastguard's rules, and of the thresholds that are set here.
 
         Cost: about 1 ms, as `fastguard.diagnosis.diagnose`.
         """

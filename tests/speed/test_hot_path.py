@@ -44,7 +44,7 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 48_309,
+    "package": 48_307,
     "core": 15_134,
     "files": 273,
     "tests": 48_855,
