@@ -1,7 +1,7 @@
-"""Callbacks for training frameworks, one file each; each imports its framework, and is imported when first used.
+"""Callbacks for training frameworks, one module each, which imports its framework when it is first used.
 
 `transformers` (with TRL and PEFT), `lightning`, `accelerate`, `ignite`, `skorch` and `fastai`. docs/frameworks.md has
-the shortest program of each.
+a short program for each.
 """
 
 from __future__ import annotations

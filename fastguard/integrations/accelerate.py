@@ -1,4 +1,4 @@
-"""Accelerate: the guard's state in its checkpoints, its figures in its trackers, and a word where it clips as well."""
+"""Accelerate: the guard's state in its checkpoints, its values in its trackers, and a warning if it clips too."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _log = logging.getLogger("fastguard")
 
 
 def attach(accelerator: Any, *optimizers: Any) -> None:
-    """Brings guarded optimizers and an `accelerate.Accelerator` together.
+    """Connects guarded optimizers to an `accelerate.Accelerator`.
 
-    `save_state` and `load_state` then include the guard; `accelerator.log(values, step)` hands on the guard's figures
-    beside `values`, as `fastguard/grad/norm` and the like, with several optimizers `fastguard/0/grad/norm`; a call of
-    `clip_grad_norm_` or `clip_grad_value_`, after which the guard would see what that leaves, is warned of once; and
+    `save_state` and `load_state` then include the guard. `accelerator.log(values, step)` adds the guard's values, such
+    as `fastguard/grad/norm`, or `fastguard/0/grad/norm` with several optimizers. A call of `clip_grad_norm_` or
+    `clip_grad_value_` gives a warning, once, because the guard would then measure gradients that are already clipped.
     `end_training` notes the end of the run in the guard's log.
 
     Args:
-        accelerator: whose `prepare` the optimizers went through.
-        optimizers: guarded by `fastguard.wrap`, before `prepare` or after it.
+        accelerator: the accelerator whose `prepare` took the optimizers.
+        optimizers: guarded by `fastguard.wrap`, before or after `prepare`.
 
     Raises:
         NotGuardedError: an optimizer has no guard.
-        TypeError: `accelerator` is not one.
+        TypeError: `accelerator` is not an Accelerator.
 
-    Cost: some 80 us a guard at each `accelerator.log`, on the main process.
+    Cost: about 80 us a guard at each `accelerator.log`, on the main process.
 
     >>> optimizer = fastguard.wrap(accelerator.prepare(optimizer), model, max_norm=1.0)  # doctest: +SKIP
     >>> fastguard.integrations.accelerate.attach(accelerator, optimizer)  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""What the integrations share: the guard of what a framework built, the loss of a step, figures for its log."""
+"""Code shared by the integrations: making the guard, adding up the loss of a step, values for a framework's log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("fastguard")
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for `fastguard.wrap`. Raises now what `wrap` would raise without having seen the optimizer."""
+    """Checks keyword arguments for `fastguard.wrap` before there is an optimizer, and raises what `wrap` would."""
     known = inspect.signature(wrap).parameters.keys() - {"optimizer", "model"}
     for name in given.keys() - known:
         raise TypeError(f"`fastguard.wrap` has no argument `{name}`. {did_you_mean(name, known)}")
@@ -27,11 +27,11 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def guard_of(optimizer: Any, model: torch.nn.Module | None, settings: Mapping[str, Any]) -> Guard:
-    """The guard of `optimizer`, which gets one by `fastguard.wrap(optimizer, model, **settings)` if it has none.
+    """The guard of `optimizer`; makes one with `fastguard.wrap(optimizer, model, **settings)` if it has none.
 
-    One that is there is kept: that of an earlier call of the same training, or a user's, whose own settings go first.
+    An existing guard, from an earlier call or from the user, is kept with its own settings.
     """
-    # Without a scaler accelerate's wrapper only hands on; what it wraps takes the shorter way through the hooks.
+    # Without a scaler accelerate's wrapper only forwards calls, and guarding the inner optimizer is cheaper.
     inner = optimizer.__dict__.get("optimizer") if getattr(optimizer, "scaler", None) is None else None
     try:
         wrap(optimizer if inner is None else inner, model, **settings)
@@ -43,35 +43,35 @@ def guard_of(optimizer: Any, model: torch.nn.Module | None, settings: Mapping[st
 
 
 def begin(guard: Guard, state: Mapping[str, Any] | None, checkpoint: Any) -> None:
-    """Has `guard` go on from the state in a checkpoint that training resumes from.
+    """Resumes `guard` from the checkpoint that training resumes from.
 
     Args:
-        state: what was saved; None if nothing was.
-        checkpoint: that checkpoint, for messages; None if training does not resume.
+        state: the saved state, or None.
+        checkpoint: the checkpoint, for messages; None if training does not resume.
     """
     guard.history.has_ended = False
     if state is not None:
         guard.load_state_dict(dict(state))
     elif checkpoint is not None:
-        _log.warning("%s holds no state of the guard, whose steps and history begin anew", checkpoint)
+        _log.warning("%s contains no state of the guard: its steps and history start again", checkpoint)
 
 
 def end(guard: Guard) -> None:
-    """Delivers the newest record, and notes the end of the run. Sinks stay open: a training may be continued."""
+    """Delivers the newest record, and notes the end of the run. Sinks stay open, because training may continue."""
     guard.flush()
     guard.history.has_ended = True
     guard._ledger.note_changes()
 
 
 class StepLoss:
-    """Losses of micro-batches, until a step is taken. Adds tensors where they are, without a sync."""
+    """Adds up the losses of micro-batches until a step is taken, on their device and without a sync."""
 
     def __init__(self) -> None:
         self._sum: Any = None
         self._count = 0
 
     def add(self, loss: Any) -> None:
-        """Takes the loss of a micro-batch; None is none."""
+        """Adds the loss of a micro-batch; None is ignored."""
         if isinstance(loss, torch.Tensor):
             loss = loss.detach().mean()  # of one element, whatever its shape
         if loss is not None:
@@ -79,17 +79,17 @@ class StepLoss:
             self._count += 1
 
     def take(self, *, mean: bool) -> Any:
-        """The sum or mean of what came since the last call; None if nothing did."""
+        """The sum or mean of the losses since the last call; None if there were none."""
         total, count = self._sum, self._count
         self._sum, self._count = None, 0
         return total if total is None or not mean else total / count
 
 
 def figures(guards: Sequence[Guard], prefix: str = "fastguard/") -> dict[str, float]:
-    """What goes into a framework's log: `loss`, `grad/norm`, `grad/max` and `clip/coef` of the newest record, as
-    `fastguard.sinks.flatten` names them, and how many steps were clipped and skipped so far.
+    """Values for a framework's log: `loss`, `grad/norm`, `grad/max` and `clip/coef` of the newest record, as
+    `fastguard.sinks.flatten` names them, and the numbers of clipped and skipped steps so far.
 
-    Several guards have their number after the prefix. Cost: some 80 us a guard; nothing is waited for.
+    With several guards the prefix ends with the guard's number. Cost: about 80 us a guard; no sync.
     """
     found: dict[str, float] = {}
     for index, guard in enumerate(guards):
@@ -109,7 +109,7 @@ def figures(guards: Sequence[Guard], prefix: str = "fastguard/") -> dict[str, fl
 
 
 def replace_method(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-    """Puts `make(method)` in the place of a method of one object; returns what puts the method back."""
+    """Replaces a method of one object by `make(method)`; returns a function that restores it."""
     own = owner.__dict__.get(name)
     made = make(getattr(owner, name))
     owner.__dict__[name] = made

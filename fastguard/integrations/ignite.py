@@ -21,20 +21,20 @@ from .common import StepLoss, begin, end, figures, guard_of
 class FastguardHandler:
     """Guards an optimizer that an `ignite.engine.Engine` steps: `FastguardHandler(optimizer, model).attach(trainer)`.
 
-    After each iteration in which a step was taken the guard is told the loss, the mean over the iterations that were
-    accumulated, and its figures are put into `engine.state.metrics`, where ignite's loggers find them, as
-    `fastguard/grad/norm` and the like. For checkpoints the handler has a state: `Checkpoint({"guard": handler}, ...)`.
+    After each optimizer step the guard gets the loss, the mean over the accumulated iterations, and its values go into
+    `engine.state.metrics` for ignite's loggers, as `fastguard/grad/norm` and others. The handler has a state for
+    checkpoints: `Checkpoint({"guard": handler}, ...)`.
 
     Args:
-        optimizer: is guarded, unless it is already.
-        model: as of `fastguard.wrap`.
-        output_transform: makes the loss of what the engine's process function returned.
+        optimizer: the optimizer, which is guarded unless it already is.
+        model: as for `fastguard.wrap`.
+        output_transform: takes the output of the engine's process function and returns the loss.
         **settings: other arguments of `fastguard.wrap`.
 
     Attributes:
         guard: the guard.
 
-    Cost: some 150 us an iteration beside the guard's. No sync.
+    Cost: about 150 us an iteration on top of the guard's. No sync.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class FastguardHandler:
         engine.state.metrics.update(figures([self.guard]))
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the guard."""
+        """The guard's state."""
         return self.guard.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Has the guard go on from `state`."""
+        """Resumes the guard from `state`."""
         self.guard.load_state_dict(dict(state))
         self._step = self.guard._run.step

@@ -1,4 +1,4 @@
-"""A log file of one JSON object a line, which survives crashes."""
+"""A log file with one JSON object per line, which survives crashes."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class JsonlSink(Sink):
     cut off by an earlier crash is closed before the first new one.
 
     If the file is moved away, deleted or emptied, the sink notices within a quarter of a second, warns, and continues
-    in a new file at `path`. That begins with what is known of the model, and with lines written to a deleted file since
-    it was last seen. A FIFO gets the lines that are read in time; the others are lost.
+    in a new file at `path`. The new file starts with the facts about the model, and with the lines that went into a
+    deleted file in the meantime. A FIFO gets the lines that are read in time; the others are lost.
 
     Args:
-        path: the file; parent folders are made. The attribute is the file that is written.
-        tensors_every: steps from one table of all tensors to the next (those whose number it divides); 0 writes it
-            only when there is a NaN or an Inf.
+        path: the file; parent folders are created. The attribute is the file that is written.
+        tensors_every: write the table of all tensors at steps divisible by this number; 0 writes it only when there is
+            a NaN or an Inf.
         append: True appends to an existing file, False empties it. None appends only to a log of the same run, whose
             guard was resumed by `load_state_dict`; any other run goes to a new file beside it, such as `run-2.jsonl`.
 
     Raises:
-        OSError: if the file can't be opened; at once, not at the first step. A FIFO that nobody reads is one.
+        OSError: the file can't be opened, or is a FIFO without a reader. Raised here, not at the first step.
 
     Cost: 10 us and 330 bytes a step; 2 us and 100 bytes more for each tensor in a table, 10 us
     and 400 bytes for each sampled module or weight; four times a second 5 us. No sync.
@@ -83,8 +83,8 @@ class JsonlSink(Sink):
         """Writes one line.
 
         Raises:
-            ValueError: after `close`.
-            OSError: if the line could not be written whole; the next one will stand on a line of its own.
+            ValueError: the sink is closed.
+            OSError: the line could not be written completely; the next one starts on a new line.
         """
         flat = flatten_step(record)
         line = {"step": flat.pop("step"), "time": round(time.time(), 6), **flat}
@@ -102,10 +102,10 @@ class JsonlSink(Sink):
         self._append(_line_of(line), record.step)
 
     def write_line(self, step: int, line: bytes) -> bool:
-        """Writes a clean step as the line that it is, unless its table is due; whether it did.
+        """Writes the line of a clean step, unless its table is due; returns whether it did.
 
         Args:
-            line: what `write` would make of the record, as far as the step has neither a table nor samples.
+            line: the line that `write` would write for a step without a table or samples.
 
         Raises:
             ValueError, OSError: as `write`.
@@ -116,7 +116,7 @@ class JsonlSink(Sink):
         return True
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Writes what is known of the model, or what changed, as a line: a dict under `model`. Raises as `write`."""
+        """Writes new or changed facts about the model as a line: a dict under `model`. Raises as `write`."""
         run_id = facts.get("run_id")
         if run_id == "":  # resumed from what a rank without sinks saved: it goes on in this file
             facts = {name: fact for name, fact in facts.items() if name != "run_id"}
@@ -133,7 +133,7 @@ class JsonlSink(Sink):
             raise
 
     def _choose_file(self, run_id: str) -> None:
-        """Goes on in the first of run.jsonl, run-2.jsonl, ... that holds this run, or none yet; again if broken off."""
+        """Continues in the first of run.jsonl, run-2.jsonl, ... that contains this run or no run."""
         given = self._given
         if given is None or not given.is_file():  # a FIFO or a device
             return
@@ -238,10 +238,10 @@ class JsonlSink(Sink):
         return [_line_of_model(self._model)] if self._model else []
 
     def close(self) -> None:
-        """Closes the file; again does nothing.
+        """Closes the file. A second call does nothing.
 
         Raises:
-            OSError: if the file was deleted shortly before, and no new one can be written.
+            OSError: the file was deleted shortly before, and no new one can be written.
         """
         self._given = None
         if self._fd >= 0:

@@ -1,4 +1,4 @@
-"""Parameter groups: no decay where there should be none, and a learning rate of its own for each depth and kind."""
+"""Parameter groups: no weight decay for biases and norms, and a learning rate for each depth and kind of layer."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Groups for any torch.optim.Optimizer: `torch.optim.AdamW(fastguard.param_groups(model, 3e-4))`.
 
-    Each has absolute `lr` and `weight_decay`, and a `name`. Frozen parameters are left out, shared ones are in once.
-    Biases, parameters of norms and others of less than two dimensions get a weight decay of 0.
+    Each group has an absolute `lr` and `weight_decay`, and a `name`. Frozen parameters are left out, and shared ones
+    occur once. Biases, norms and other parameters of less than two dimensions get a weight decay of 0.
 
     Args:
-        model: with all parameters in place; also one that is compiled or in DDP.
+        model: the model with all its parameters; it may be compiled or wrapped in DDP.
         lr: the learning rate, > 0.
-        weight_decay: that of the weights, >= 0.
+        weight_decay: weight decay of the weights, >= 0.
         layer_decay: in (0, 1]: the rate of a layer is lr · layer_decay^(layers above). 0.65 to 0.9 is usual in
             fine-tuning.
-        lr_for: factors by pattern, of which the first that fits counts: `{"embeddings": 0.1, "head.*": 10.0}`. A kind
-            ("embeddings", "attention", "biases", "norms"; by the types and class names of modules), or a pattern of
-            names with *. 0 keeps the parameters as they are.
-        layers: prefixes of names, from input to output, one a layer, like `["embed", "blocks.0", "blocks.1", "head"]`.
+        lr_for: factors by pattern, such as `{"embeddings": 0.1, "head.*": 10.0}`; the first match counts.
+            A pattern is a kind ("embeddings", "attention", "biases", "norms"; by the types and class names of modules)
+            or a parameter name with *. A factor of 0 keeps the parameters unchanged.
+        layers: name prefixes from input to output, one a layer, such as `["embed", "blocks.0", "blocks.1", "head"]`.
             None: in the order of registration, names up to their first number ("blocks.1"), and others between these.
 
     Raises:
-        ValueError: a rate, decay or factor out of range; a pattern that fits no parameter; with `layers`, a parameter
-            in none of them; nothing to train.
+        ValueError: a rate, decay or factor is out of range, a pattern matches no parameter, `layers` does not cover a
+            parameter, or there is nothing to train.
 
-    Cost: none at a step but the optimizer's own for several groups.
+    Cost: none per step, except what the optimizer takes for several groups.
 
     Source: Clark et al. 2020 (ELECTRA) and Bao et al. 2021 (BEiT) for rates by depth, Howard and Ruder 2018 (ULMFiT)
     for discriminative fine-tuning. Deviation: rates are absolute, so that torch's schedulers need no factor to heed.

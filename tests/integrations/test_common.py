@@ -92,7 +92,7 @@ def test_going_on_from_a_checkpoint(caplog):
         assert not caplog.records
         begin(resumed, None, "a checkpoint")
     assert [record.getMessage() for record in caplog.records] == [
-        "a checkpoint holds no state of the guard, whose steps and history begin anew"
+        "a checkpoint contains no state of the guard: its steps and history start again"
     ]
 
 

@@ -203,7 +203,7 @@ def test_a_checkpoint_without_a_guard_is_told_of(tmp_path, caplog):
     guarding, _ = callback()
     with caplog.at_level(logging.WARNING, "fastguard"):
         train(tmp_path, [guarding], resume=tmp_path / "checkpoint-2", max_steps=4)
-    assert any("holds no state of the guard" in record.getMessage() for record in caplog.records)
+    assert any("contains no state of the guard" in record.getMessage() for record in caplog.records)
     assert guarding.guard.last.step == 1
 
 
