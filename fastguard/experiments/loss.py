@@ -250,7 +250,7 @@ class _Asking:
             if way.space == "classes" and used[way.target]:
                 target = self.targets[way.target]
                 classes = torch.arange(self.given[way.output].shape[way.dim], device=target.device)
-                renamed = torch.where(target < 0, target, classes.roll(1)[target.clamp(min=0)])
+                renamed = torch.where(way.valid, classes.roll(1)[target.masked_fill(~way.valid, 0)], target)
                 if not self._is_changed_by(way.target, renamed):
                     raise _AbstainError("the loss takes classes for groups of samples")
         if not found:
@@ -286,6 +286,9 @@ class _Asking:
                 return None  # a prompt, or the last token, which nothing follows
         if not bool(left_out.any()) or self._is_right_already(way, best, left_out):
             return None
+        first = target[left_out][0]
+        if way.space == "numbers" and bool(((target == first) == left_out).all()):
+            return None  # a number that stands for what was not measured
         evidence = {"share": float(left_out.double().mean()), "num_left_out": int(left_out.sum())}
         remedy = "Look for a detach(), an index, a mask, a weight of zero or a clamp that leaves them out."
         by_sample = left_out.reshape(len(target), -1)
@@ -402,7 +405,7 @@ class _Asking:
     def _padding(self, way: Reading) -> Problem | None:
         """Whether positions that are padding, or have negative labels, have a gradient."""
         target = self.targets[way.target]
-        ignored, what = ~way.valid, "to be ignored (negative labels)"
+        ignored, what = ~way.valid, "to be ignored by their label"
         if way.space == "classes" and not bool(ignored.any()):
             padded = padding_value(target)
             is_padding = target == padded if padded is not None else ignored

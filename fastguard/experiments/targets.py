@@ -55,7 +55,7 @@ class Reading:
     def ideals(self, target: Tensor, output: Tensor) -> list[Tensor]:
         """Outputs that say just what the target does."""
         if self.space == "classes":
-            hot = torch.nn.functional.one_hot(target.clamp(min=0), output.shape[self.dim])
+            hot = torch.nn.functional.one_hot(target.masked_fill(~self.valid, 0), output.shape[self.dim])
             return [10.0 * hot.movedim(-1, self.dim).float()]
         plain = target.float().reshape(output.shape)
         return [plain] if self.space == "numbers" else [20.0 * (plain > 0) - 10.0, plain]
@@ -73,8 +73,11 @@ def read(i: int, output: Tensor, index: int, target: Tensor) -> Reading | None:
         return None
     for dim in (1, output.dim() - 1):
         rest = [*output.shape[:dim], *output.shape[dim + 1 :]]
-        if rest == list(target.shape) and 0 <= int(target.max()) < output.shape[dim] > 1:
-            return Reading(i, index, "classes", dim, target >= 0)
+        valid = (target >= 0) & (target < output.shape[dim])
+        too_large = target[target >= output.shape[dim]].unique()  # one number may be that of labels to be ignored
+        is_known = len(too_large) == 0 or len(too_large) == 1 and int(too_large) > output.shape[dim]
+        if rest == list(target.shape) and output.shape[dim] > 1 and bool(valid.any()) and is_known:
+            return Reading(i, index, "classes", dim, valid)
     return None
 
 
@@ -84,9 +87,12 @@ def changed(target: Tensor) -> Tensor:
         return ~target
     if target.is_floating_point():
         return 1.0 - target if _is_yes_or_no(target) else 0.3 * target.mean() + 0.37 - 0.7 * target
-    low, high = int(target.clamp(min=0).min()), int(target.max())
+    known = target[target >= 0].unique()
+    if not known.numel():
+        return target.clone()
     every_third = (torch.arange(target.numel(), device=target.device) % 3 == 0).view(target.shape)
-    return torch.where((target < 0) | ~every_third, target, torch.where(target >= high, low, target + 1))
+    following = known[(torch.searchsorted(known, target.clamp(min=int(known[0]))) + 1) % len(known)]
+    return torch.where((target < 0) | ~every_third, target, following)
 
 
 def padding_value(target: Tensor) -> int | None:
