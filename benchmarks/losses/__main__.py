@@ -19,10 +19,10 @@ import torch
 import fastguard
 from fastguard.tools.preflight import CHECKS
 
-from . import sound, wrong
+from . import fresh, sound, wrong
 from .case import CASES, TASKS, Case
 
-MODULES = (wrong, sound)  # they fill CASES
+MODULES = (wrong, sound, fresh)  # they fill CASES
 EARLY = [name for name, check in CHECKS.items() if check.depth < 3]
 
 
@@ -63,7 +63,9 @@ def measures(asked: Iterable[tuple[Case, fastguard.Report]]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Asks, prints what is not right and the shares."""
     parser = argparse.ArgumentParser("python -m benchmarks.losses", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--half", choices=("tune", "report"), default="tune", help="which kinds (default: tune)")
+    parser.add_argument(
+        "--half", choices=("tune", "report", "fresh"), default="tune", help="which kinds (default: tune)"
+    )
     parser.add_argument("--only", default="", metavar="NAME", help="losses whose names begin so")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -158,8 +158,11 @@ class _Asking:
         for index in dict.fromkeys(way.target for way in readings):
             ways = [way for way in readings if way.target == index]
             shares = [self._agreement(way, best) for way in ways]
-            chosen.append(ways[shares.index(max(shares))])
-            problems += self._problems(chosen[-1], max(shares), best, loss)
+            way = ways[shares.index(max(shares))]
+            chosen.append(way)
+            problems += self._problems(ways, way, max(shares), best, loss)
+            if len(ways) > 1 and way.space == "numbers" and self._is_mean_meant(ways, best, loss):
+                chosen += ways
         problems = problems or self._elsewhere({way.output for way in chosen}, best, loss)
         return Answer(tuple(problems), optimum=tuple(self._outputs(best)))
 
@@ -265,13 +268,15 @@ class _Asking:
 
     # What is wrong
 
-    def _problems(self, way: Reading, share: float, best: Sequence[Tensor], loss: float) -> list[Problem]:
+    def _problems(
+        self, ways: Sequence[Reading], way: Reading, share: float, best: Sequence[Tensor], loss: float
+    ) -> list[Problem]:
         """Of one target: what is left out; or what the optimum is instead, and padding that counts."""
         is_found, shift, problem = self._shift(way, best)
         left_out = self._left_out(way, best, shift)
         if left_out is not None:
             return [left_out]
-        if not is_found and share < ENOUGH and not self._is_lowest_there(way, share, best, loss):
+        if not is_found and share < ENOUGH and not self._is_meant(ways, way, share, best, loss):
             problem = self._not_the_target(way, share, best, loss)
         return [one for one in (problem, self._padding(way)) if one is not None]
 
@@ -314,23 +319,42 @@ class _Asking:
         is_high = output > 0.5 * (high.median() + low.median())
         return float((is_high == (target > 0))[among].double().mean()) >= ENOUGH
 
-    def _is_lowest_there(self, way: Reading, share: float, best: Sequence[Tensor], loss: float) -> bool:
-        """Whether the loss is as low at the target, and leads back to it: then the optimum is one of several."""
+    def _is_meant(
+        self, ways: Sequence[Reading], way: Reading, share: float, best: Sequence[Tensor], loss: float
+    ) -> bool:
+        """Whether an optimum that is not the target is no fault.
+
+        The loss is as low at the target and leads back to it, so the optimum is one of several; or it is as low if all
+        outputs that may be the target are, so their mean is meant.
+        """
+        target = self.targets[way.target]
         if way.space == "numbers" and self.ending is not None:
             return False
         slack = 0.02 * abs(self._gradient(self._start(1.0))[0] - loss)
-        for ideal in way.ideals(self.targets[way.target], best[way.output]):
+        if way.space == "numbers" and len(ways) > 1:
+            return self._is_mean_meant(ways, best, loss)
+        for ideal in way.ideals(target, best[way.output]):
             at = [*best]
             at[way.output] = ideal
             if not self._gradient(at)[0] <= loss + slack:
                 continue
-            off = 0.2 * float(ideal.std())
-            at[way.output] = ideal + off * torch.randn(ideal.shape, generator=self.dice).to(ideal.device)
             if way.space != "numbers":
                 return share >= 0.7
-            if float((self._optimise(at, pace=0.2)[0][way.output] - ideal).abs().median()) < 0.4 * off:
-                return True
+            off = 0.5 * float(ideal.std())
+            at[way.output] = ideal + off * torch.randn(ideal.shape, generator=self.dice).to(ideal.device)
+            near = self._optimise(at, pace=0.3)[0]
+            is_near = float((near[way.output] - ideal).abs().median()) < 0.4 * off
+            return is_near or self._agreement(way, near) > 0.97
         return False
+
+    def _is_mean_meant(self, ways: Sequence[Reading], best: Sequence[Tensor], loss: float) -> bool:
+        """Whether the loss is as low where all these outputs are the target, and not where one alone is."""
+        at, least = [*best], loss + 1e-3 * (1.0 + abs(loss))
+        are_low = []
+        for way in ways:
+            at[way.output] = self.targets[way.target].float().reshape(best[way.output].shape)
+            are_low.append(self._gradient(at)[0] <= least)
+        return are_low[-1] and not are_low[0]
 
     def _not_the_target(self, way: Reading, share: float, best: Sequence[Tensor], loss: float) -> Problem:
         told = f"are right in {share:.0%} of the places"
@@ -443,6 +467,10 @@ class _Asking:
         elsewhere = self._gradient([off[i] if i in read_from else z for i, z in enumerate(best)])[0]
         if not elsewhere <= loss + 0.01 * usual:
             _, elsewhere = self._optimise(off, frozen=read_from)
+        far = [off[i] if i in read_from else 100.0 * z for i, z in enumerate(best)]
+        elsewhere = min(
+            elsewhere, self._gradient(far)[0], key=lambda value: value if math.isfinite(value) else math.inf
+        )
         if not elsewhere <= loss + 0.01 * abs(start - loss) and not elsewhere < start - 1e6 * (1.0 + abs(start)):
             return []
         return [

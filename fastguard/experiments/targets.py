@@ -75,7 +75,7 @@ def read(i: int, output: Tensor, index: int, target: Tensor) -> Reading | None:
         rest = [*output.shape[:dim], *output.shape[dim + 1 :]]
         valid = (target >= 0) & (target < output.shape[dim])
         too_large = target[target >= output.shape[dim]].unique()  # one number may be that of labels to be ignored
-        is_known = len(too_large) == 0 or len(too_large) == 1 and int(too_large) > output.shape[dim]
+        is_known = len(too_large) == 0 or (len(too_large) == 1 and int(too_large) > output.shape[dim])
         if rest == list(target.shape) and output.shape[dim] > 1 and bool(valid.any()) and is_known:
             return Reading(i, index, "classes", dim, valid)
     return None

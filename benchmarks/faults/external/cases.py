@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from . import recipes
-from .tasks import pictures, sequences, tables
+from .tasks import sequences, tables
 
-_HOMES = (recipes, tables, pictures, sequences)
+_HOMES = (recipes, tables, sequences)
 _ALL = [case for home in _HOMES for case in home.CASES]
 CASES = {case.name: case for case in _ALL}
 if len(CASES) < len(_ALL):

@@ -156,29 +156,11 @@ def random_labels(share: float, classes: int) -> Change:
     return targets_as(lambda y: torch.where(torch.rand(len(y)) < share, torch.randint(0, classes, y.shape), y))
 
 
-def first_rows(count: int) -> Change:
-    """Only the first samples."""
-
-    def change(plan: Plan) -> None:
-        plan.train = tuple(t[:count] for t in plan.train)
-
-    return change
-
-
 def targets_as(change_targets: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     """Other targets in training."""
 
     def change(plan: Plan) -> None:
         plan.train = (*plan.train[:-1], change_targets(plan.train[-1]))
-
-    return change
-
-
-def inputs_later(change_inputs: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    """Other inputs in validation."""
-
-    def change(plan: Plan) -> None:
-        plan.held_out = (change_inputs(plan.held_out[0]), *plan.held_out[1:])
 
     return change
 
@@ -334,16 +316,6 @@ def replaced_model(plan: Plan, watch: Watch) -> None:
     for batch in _all_batches(plan):
         plan.model.zero_grad()
         stepped(watch, optimizer, plan.loss(plan.model, batch))
-
-
-def in_bfloat16(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`loss` under autocast."""
-
-    def autocast(model: Any, batch: Any) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return loss(model, batch)
-
-    return autocast
 
 
 def cross_entropy(model: nn.Module, batch: Tensors) -> torch.Tensor:
