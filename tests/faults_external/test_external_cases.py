@@ -17,8 +17,8 @@ from fastguard.step import Guard
 
 SOUND = "tasks/flowers/four-units"
 SOUND_ONES = """
-    B/blob C/cancer tasks/glass/adam-smoothed tasks/parity-of-four tasks/drifting-sensor/adam tasks/thawed/cosine
-    tasks/two-sensors tasks/boundary-layer tasks/coded-digits tasks/lift
+    B/blob C/cancer tasks/glass/adam-smoothed tasks/parity-of-four tasks/coded-digits
+    tasks/sorting tasks/cells tasks/first-kept/rmsprop tasks/spiral-from-noise/averaged tasks/pumps
 """
 
 
