@@ -239,6 +239,8 @@ class DeviceJudge:
         if ring.is_over:
             if ring.num_open >= ring.limit:
                 ledger.open()
+            elif ring.num_open and ledger.writes_lines:
+                ledger.write(as_lines=True)
         else:
             ledger.deliver()
         finite, skipped = ring.arrive_as_left(pending)
