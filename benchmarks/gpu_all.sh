@@ -21,6 +21,8 @@ out=${1:?usage: benchmarks/gpu_all.sh OUT [--dry-run]}
 dry=${2:-}
 python=${PYTHON:-python3}
 mkdir -p "$out"
+export PYTHONPATH=$PWD  # for the processes that tests start
+export PYTEST_ADDOPTS="-p no:benchmark"  # which warns of pytest-xdist, and a warning is an error
 if [ -n "$dry" ]; then export TRITON_INTERPRET=1; fi
 
 # part NAME SECONDS COMMAND...: its output in OUT/NAME.txt and here, its exit status in OUT/status.txt
