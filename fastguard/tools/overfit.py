@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..records import values
-from .preflight.batches import take
+from .batches import take
 from .preflight.bench import set_up
 from .preflight.evidence import Evidence
 from .preflight.fitting import Attempt, Fitting, has_learnt

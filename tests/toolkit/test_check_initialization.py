@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastguard
-from fastguard.tools.initialization.expected import by_graph
+from fastguard.tools.initialization.expected import find_followers
 
 
 def spread(fan_in: int, fan_out: int, factor: float = 1.0, seed: int = 0) -> np.ndarray:
@@ -183,7 +183,7 @@ class Untraceable(nn.Module):
 
 def test_a_model_that_cannot_be_traced_goes_by_registration_and_says_so():
     model = Untraceable()
-    assert by_graph(model)[1].startswith("TraceError")
+    assert find_followers(model)[1].startswith("TraceError")
     result = fastguard.check_initialization(model)
     assert result["layer"].expected_std == pytest.approx(math.sqrt(2 / 8))
     assert result["followers"].startswith("order of registration; the model can't be traced (TraceError")

@@ -15,20 +15,20 @@ from ...kernels.tensors import as_tensor
 from ...observers.buffers import forward_undone
 from ...records import TensorRow
 from ...records.model import as_in_gpt2
+from ..batches import first_tensor
 from .expected import (
     TOO_LARGE,
     TOO_SMALL,
-    Missing,
     Weight,
-    bare,
     find_followers,
-    missing_values,
+    is_without_values,
     modules_with_names,
+    weight_alone,
     weights_in,
+    why_not_judged,
 )  # fmt: skip
 
-_EXPECTED_RMS = {"norm": 1.0, "bias": 1.0}
-OK, SMALL, LARGE, NOT_FINITE = "ok", "too_small", "too_large", "not_finite"
+_USUAL_RMS = {"norm": 1.0, "bias": 1.0}
 
 
 class AttributeDict(dict[str, Any]):
@@ -52,89 +52,8 @@ class AttributeDict(dict[str, Any]):
         return self[key] if key in self else default  # noqa: SIM401
 
 
-class InitializationReport(AttributeDict):
-    """What was found: an `AttributeDict` for each layer under its name, and the verdict under `all_ok`.
-
-    The name is that of the weight ("0.weight"); the layer's own ("0") and its place (0) find it too.
-
-    | key of a layer | what it is |
-    |---|---|
-    | `status` | `ok`; `too_small` (below 0.1 × expected); `too_large` (above 10 ×); `not_finite` |
-    | `expected_std`, `actual_std`, `ratio` | standard deviations; actual over expected |
-    | `kind` | `weight`, `recurrent`, `embedding` |
-    | `fan_in`, `rule` | inputs to each output; which rule the expectation comes from, and why |
-    | `output_variance`, `variance_ratio` | with a batch: of its output; over the one before it, None for the first |
-
-    Beside the layers stand, as keys and attributes that are not iterated over: `layers` (all of them), `others`
-    (biases, norms and the like: `kind`, `status`, `rms`, `expected_rms`), `not_judged` (name -> reason), `followers`
-    (where it was learned what follows each layer), and with a batch `variance_ok` (no ratio outside [0.1, 10]).
-    `all_ok` is True if all layers and others are ok and none was without values.
-    """
-
-    def __init__(
-        self,
-        layers: dict[str, AttributeDict],
-        others: dict[str, AttributeDict],
-        not_judged: dict[str, str],
-        followers: str,
-        all_ok: bool,
-        variance_ok: bool | None,
-    ) -> None:
-        super().__init__(layers)
-        self["all_ok"] = all_ok
-        self._beside: dict[str, Any] = {
-            "layers": _Layers(layers),
-            "others": others,
-            "not_judged": not_judged,
-            "followers": followers,
-            "variance_ok": variance_ok,
-        }
-
-    def __missing__(self, key: Any) -> Any:
-        return self._beside[key] if key in self._beside else self._beside["layers"][key]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
-        beside = {k: v for k, v in self._beside.items() if k not in ("layers", "others")}
-        tables = {k: {name: dict(e) for name, e in self._beside[k].items()} for k in ("layers", "others")}
-        return {"all_ok": self["all_ok"], **tables, **beside}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        b = self._beside
-        arguments = (dict(b["layers"]), b["others"], b["not_judged"], b["followers"], self["all_ok"], b["variance_ok"])
-        return InitializationReport, arguments
-
-    def __repr__(self) -> str:
-        return f"InitializationReport({len(self._beside['layers'])} layers, all_ok={self['all_ok']})"
-
-    def __str__(self) -> str:
-        layers, others = self._beside["layers"], self._beside["others"]
-        with_batch = self._beside["variance_ok"] is not None
-        rows = [_cells(name, e, with_batch) for name, e in layers.items()]
-        rows.insert(0, ("layer", "status", *_HEADINGS[: 3 + with_batch], "rule"))
-        text = in_columns(rows, left=(0, 1, len(rows[0]) - 1))
-        text.insert(1, "-" * max(map(len, text)))
-        remarks = {n: f"{e.status}, {e.kind} of rms {e.rms:.3g}" for n, e in others.items() if e.status != OK}
-        remarks |= {n: f"not judged, {reason}" for n, reason in self._beside["not_judged"].items()}
-        text += [f"{shown(name, NAME_WIDTH)}: {prose(remark)}" for name, remark in remarks.items()]
-        bad = sum(e.status != OK for e in (*layers.values(), *others.values()))
-        text.append("all ok" if self["all_ok"] else f"not all ok: {bad} of {len(layers) + len(others)} are off")
-        return "\n".join(text)
-
-
-_HEADINGS = ("expected std", "actual std", "ratio", "variance ratio")
-
-
-def _cells(name: str, e: AttributeDict, with_batch: bool) -> tuple[str, ...]:
-    numbers = [f"{e.expected_std:.3e}", f"{e.actual_std:.3e}", f"{e.ratio:.2f}"]
-    if with_batch:
-        ratio = e.get("variance_ratio")
-        numbers.append("-" if ratio is None else f"{ratio:.2f}")
-    return (shown(name, NAME_WIDTH), e.status, *numbers, e.rule)
-
-
 class _Layers(AttributeDict):
-    """Layers by the name of their weight; the layer's own name and its place lead there too."""
+    """Layers by the name of their weight; the layer's own name and its place find them too."""
 
     def __missing__(self, key: Any) -> AttributeDict:
         if isinstance(key, int) and -len(self) <= key < len(self):
@@ -144,30 +63,90 @@ class _Layers(AttributeDict):
         raise KeyError(f"no layer is named '{shown(key)}'; the layers are: {listed(self, 16)}")
 
 
+class InitializationReport(AttributeDict):
+    """The result of `check_initialization`: an `AttributeDict` for each layer by name, and the verdict as `all_ok`.
+
+    The name is that of the weight ("0.weight"); the layer's own name ("0") and its place (0) find it too.
+
+    | key of a layer | what it is |
+    |---|---|
+    | `status` | `ok`; `too_small` (below 0.1 × expected); `too_large` (above 10 ×); `not_finite` |
+    | `expected_std`, `actual_std`, `ratio` | standard deviations; actual over expected |
+    | `kind` | `weight`, `recurrent`, `embedding` |
+    | `fan_in`, `rule` | inputs to each output; which rule the expectation comes from, and why |
+    | `output_variance`, `variance_ratio` | with a batch: of its output; over the one before it, None for the first |
+
+    These are also keys and attributes, but not iterated over: `layers` (all of them), `others` (biases, norms and the
+    like: `kind`, `status`, `rms`, `expected_rms`), `not_judged` (reasons by name), `followers` (how it was found what
+    follows each layer), and with a batch `variance_ok` (no ratio outside [0.1, 10]). `all_ok` is True if all layers
+    and others are ok and none was without values.
+    """
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        layers = _Layers({name: AttributeDict(entry) for name, entry in facts["layers"].items()})
+        super().__init__(layers)
+        self["all_ok"] = facts["all_ok"]
+        others = {name: AttributeDict(entry) for name, entry in facts["others"].items()}
+        self._more: dict[str, Any] = {**facts, "layers": layers, "others": others}
+
+    def __missing__(self, key: Any) -> Any:
+        return self._more[key] if key in self._more else self._more["layers"][key]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        tables = {key: {name: dict(entry) for name, entry in self._more[key].items()} for key in ("layers", "others")}
+        return {**self._more, **tables}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InitializationReport, (self.to_dict(),)
+
+    def __repr__(self) -> str:
+        return f"InitializationReport({len(self.layers)} layers, all_ok={self['all_ok']})"
+
+    def __str__(self) -> str:
+        columns = ["expected_std", "actual_std", "ratio", *(["variance_ratio"] if self.variance_ok is not None else [])]
+        rows = [("layer", "status", *(column.replace("_", " ") for column in columns), "rule")]
+        for name, entry in self.layers.items():
+            looks = [".3e" if column.endswith("std") else ".2f" for column in columns]
+            values = [entry.get(column) for column in columns]
+            cells = ["-" if value is None else f"{value:{look}}" for value, look in zip(values, looks)]
+            rows.append((shown(name, NAME_WIDTH), entry.status, *cells, entry.rule))
+        text = in_columns(rows, left=(0, 1, len(rows[0]) - 1))
+        text.insert(1, "-" * max(map(len, text)))
+        for name, e in self.others.items():
+            if e.status != "ok":
+                text.append(f"{shown(name, NAME_WIDTH)}: {prose(f'{e.status}, {e.kind} of rms {e.rms:.3g}')}")
+        text += [f"{shown(name, NAME_WIDTH)}: not judged, {prose(why)}" for name, why in self.not_judged.items()]
+        entries = [*self.layers.values(), *self.others.values()]
+        bad = sum(entry.status != "ok" for entry in entries)
+        text.append("all ok" if self["all_ok"] else f"not all ok: {bad} of {len(entries)} are off")
+        return "\n".join(text)
+
+
 def check_initialization(
     model_or_weights: nn.Module | Mapping[str, Any] | Iterable[Any], batch: Any = None, *, backend: str = "auto"
 ) -> InitializationReport:
-    """Whether each weight of a new model has about the standard deviation that it should have.
+    """Checks that each weight of a new model has about the standard deviation that it should have.
 
-    ok if actual_std is within [0.1, 10] × expected_std. Of weights alone: expected_std = sqrt(2 / fan_in) (He). Of a
-    model, by what follows the layer:
+    A weight is ok if actual_std is within [0.1, 10] × expected_std. For weights alone, expected_std = sqrt(2 / fan_in)
+    (He). In a model it depends on what follows the layer:
 
     - ReLU family (ReLU, GELU, SiLU, …): sqrt(2 / fan_in), over sqrt(1 + slope²) for a leaky one;
     - tanh, sigmoid: gain · sqrt(2 / (fan_in + fan_out)), gain 5/3 and 1; a gate of an RNN, attention's inputs: gain 1;
     - nothing, a softmax, SELU: 1 / sqrt(fan_in).
 
-    fan_in is that of one group of a grouped convolution; of a transposed one, that of one output position (over the
-    strides). Embeddings may be anything from 0.02, or 1/sqrt(dim), to 1; one tied to an output layer is judged as that
-    layer's. GPT-2's spreads, 0.02 whatever the fan-in, are ok in a model that normalises. Biases and norms go to
-    `others`: too large above a root mean square of 10, norms too small below 0.1 (all zero is taken for a branch that
-    starts off). Parametrized weights (weight norm) are judged as they are used.
+    fan_in is that of one group of a grouped convolution, and of one output position of a transposed one (over the
+    strides). Embeddings may be anything from 0.02, or 1/sqrt(dim), to 1; one that is tied to an output layer is judged
+    as that layer. GPT-2's 0.02 for every fan-in is ok in a model that normalises. Biases and norms are in `others`: too
+    large above a root mean square of 10; norms too small below 0.1 (all zero is a residual branch that starts off).
+    Parametrized weights (weight norm) are judged as they are used.
 
     Args:
-        model_or_weights: a module; a dict by name (a state dict), or a list, of weights laid out [out, in, *kernel]:
-            tensors or NumPy arrays. Of these, what has less than two dimensions is left to `others`.
-        batch: of a model, the arguments of one forward pass: a tensor, a tuple or a dict. Each layer then gets the
+        model_or_weights: a module; or weights laid out [out, in, *kernel], tensors or NumPy arrays, as a dict by name
+            (a state dict) or a list. Those of less than two dimensions are in `others`.
+        batch: the arguments of one forward pass of a model: a tensor, a tuple or a dict. Each layer then has the
             variance of its output, and its ratio to that of the layer run before it. The pass is made without
-            gradients, in the mode the model is in; buffers and random generators are put back.
+            gradients, in the mode the model is in; buffers and random generators are restored.
         backend: as for `fastguard.tensor_stats`.
 
     Returns:
@@ -175,10 +154,10 @@ def check_initialization(
 
     Raises:
         TypeError: neither a module nor weights; a `batch` with weights alone.
-        ValueError: nothing in it can be judged (all lazy or meta, or no weights at all).
+        ValueError: there is nothing to judge (all lazy or meta, or no weights at all).
 
-    Cost: one read of all parameters; to learn what follows each layer the model is traced with torch.fx (no tensor is
-    touched), and where it can't be, the order of registration counts. Synchronises on an accelerator.
+    Cost: one read of all parameters. torch.fx traces the model to find what follows each layer, without touching a
+    tensor; where it cannot, the order of registration counts. Synchronises on an accelerator.
 
     Source: He et al. 2015, Glorot and Bengio 2010, LeCun et al. 1998; the thresholds are the toolkit's.
 
@@ -189,11 +168,50 @@ def check_initialization(
     >>> result["all_ok"], result["0"]["status"], result["2.weight"]["status"]
     (False, 'ok', 'too_large')
     """
+    followers, kinds = "not looked for: weights alone", set[str]()
+    variances: dict[str, tuple[float, float | None]] = {}
     if isinstance(model_or_weights, nn.Module):
-        return _check_model(model_or_weights, batch, backend)
-    if batch is not None:
+        model = model_or_weights
+        found, problem = find_followers(model)
+        followers = f"order of registration; the model can't be traced ({problem})" if problem else "traced graph"
+        kinds = {type(module).__name__ for module in model.modules()}
+        with torch.no_grad():
+            weights = weights_in(model, found)
+        others, left = _others_in(model, weights)
+        if batch is not None:
+            variances = _output_variances(model, batch, weights, backend)
+    elif batch is not None:
         raise TypeError("`batch` must be left out where there is no model to run it through, only weights")
-    return _check_weights(_named(model_or_weights), backend)
+    else:
+        tensors = _named(model_or_weights)
+        left = {name: tensor for name, tensor in tensors.items() if why_not_judged(tensor)}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in left}
+        weights = [weight_alone(name, tensor) for name, tensor in tensors.items() if tensor.dim() >= 2]
+        others = {name: (_kind(name), tensor) for name, tensor in tensors.items() if tensor.dim() < 2}
+    missing = {name: why_not_judged(tensor) for name, tensor in left.items()}
+    if not weights:
+        given = prose("; ".join(f"{name}: {why}" for name, why in missing.items())) or "it has no weight matrices"
+        raise ValueError(f"`model_or_weights` must hold at least one weight that can be judged, got none ({given})")
+    judged = {**{w.name: w.tensor.detach() for w in weights}, **{name: t.detach() for name, (_, t) in others.items()}}
+    rows = list(kernels.tensor_stats(list(judged.values()), names=list(judged), backend=backend))
+    layers = {w.name: _judged(w, row) for w, row in zip(weights, rows)}
+    for name in as_in_gpt2({name: layer["actual_std"] for name, layer in layers.items()}, kinds):
+        if layers[name]["status"] == "too_small":
+            layers[name].update(status="ok", rule="GPT-2: 0.02, less at the ends of residual branches")
+    for name, (variance, ratio) in variances.items():
+        layers[name].update(output_variance=variance, variance_ratio=ratio)
+    more = {name: _other(kind, row) for (name, (kind, _)), row in zip(others.items(), rows[len(weights) :])}
+    ratios = [ratio for _, ratio in variances.values() if ratio is not None]
+    facts = {
+        "all_ok": all(e["status"] == "ok" for e in (*layers.values(), *more.values()))
+        and not any(map(is_without_values, left.values())),
+        "layers": layers,
+        "others": more,
+        "not_judged": missing,
+        "followers": followers,
+        "variance_ok": None if batch is None else all(TOO_SMALL <= ratio <= TOO_LARGE for ratio in ratios),
+    }
+    return InitializationReport(facts)
 
 
 def _named(weights: Any) -> dict[str, Tensor]:
@@ -214,167 +232,86 @@ def _named(weights: Any) -> dict[str, Tensor]:
     return {name: w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
 
 
-def _check_weights(tensors: dict[str, Tensor], backend: str) -> InitializationReport:
-    weights: dict[str, Weight] = {}
+def _others_in(model: nn.Module, weights: list[Weight]) -> tuple[dict[str, tuple[str, Tensor]], dict[str, Tensor]]:
+    """Kind and tensor of the parameters that are not among `weights`, and those that cannot be judged."""
     others: dict[str, tuple[str, Tensor]] = {}
-    missing: dict[str, Missing] = {}
-    for name, tensor in tensors.items():
-        problem = missing_values(tensor)
-        if problem is not None:
-            missing[name] = problem
-        elif tensor.dim() >= 2:
-            weights[name] = bare(tensor)
-        else:
-            others[name] = (_kind_of_vector(name), tensor)
-    return _judge(weights, others, missing, "not looked for: weights alone", {}, backend)
+    left: dict[str, Tensor] = {}
+    seen = {id(weight.tensor) for weight in weights}
+    for prefix, module in modules_with_names(model):
+        for name, p in module._parameters.items():
+            if p is None or id(p) in seen:
+                continue
+            if why_not_judged(p):
+                left[prefix + name] = p
+            else:
+                seen.add(id(p))
+                is_norm = "norm" in type(module).__name__.lower() and name == "weight"
+                others[prefix + name] = "norm" if is_norm else _kind(name, "parameter"), p
+    return others, left
 
 
-def _kind_of_vector(name: str) -> str:
-    last = name.rpartition(".")[2]
-    return "bias" if "bias" in last else "running" if "running" in last else "vector"
+def _kind(name: str, other: str = "vector") -> str:
+    return "bias" if "bias" in name.rpartition(".")[2] else other
 
 
-def _check_model(model: nn.Module, batch: Any, backend: str) -> InitializationReport:
-    followers, problem = find_followers(model)
-    how = f"order of registration; the model can't be traced ({problem})" if problem else "traced graph"
-    others: dict[str, tuple[str, Tensor]] = {}
-    missing: dict[str, Missing] = {}
-    with torch.no_grad():
-        found = weights_in(model, followers)
-        seen = set(found)
-        for prefix, module in modules_with_names(model):
-            for name, p in module._parameters.items():
-                if p is None or id(p) in seen:
-                    continue
-                if (unset := missing_values(p)) is not None:
-                    missing[prefix + name] = unset
-                else:
-                    seen.add(id(p))
-                    others[prefix + name] = (_kind(module, name), p.detach())
-    weights = {place.name: place.weight for place in found.values()}
-    variances = {}
-    if batch is not None:
-        firsts: dict[nn.Module, str] = {}  # modules whose outputs are looked at, by their first weight
-        for name, weight in weights.items():
-            if weight.module is not None:
-                firsts.setdefault(weight.module, name)
-        variances = output_variances(model, batch, firsts, backend)
-    kinds = {type(module).__name__ for module in model.modules()}
-    return _judge(weights, others, missing, how, variances, backend, with_batch=batch is not None, kinds=kinds)
-
-
-def _kind(module: nn.Module, name: str) -> str:
-    if "bias" in name:
-        return "bias"
-    if "norm" in type(module).__name__.lower() and name == "weight":
-        return "norm"
-    return "parameter"
-
-
-def _judge(
-    weights: dict[str, Weight],
-    others: dict[str, tuple[str, Tensor]],
-    missing: dict[str, Missing],
-    how: str,
-    variances: dict[str, tuple[float, float | None]],
-    backend: str,
-    with_batch: bool = False,
-    kinds: Iterable[str] = (),
-) -> InitializationReport:
-    if not weights:
-        given = prose("; ".join(f"{name}: {m.reason}" for name, m in missing.items())) or "it has no weight matrices"
-        raise ValueError(f"`model_or_weights` must hold at least one weight that can be judged, got none ({given})")
-    tensors = [w.tensor.detach() for w in weights.values()] + [t for _, t in others.values()]
-    rows = list(kernels.tensor_stats(tensors, names=[*weights, *others], backend=backend))
-    layers = {n: _entry(w, row) for (n, w), row in zip(weights.items(), rows)}
-    for name in as_in_gpt2({n: layer.actual_std for n, layer in layers.items()}, kinds):
-        if layers[name].status == SMALL:
-            layers[name].update(status=OK, rule="GPT-2: 0.02, less at the ends of residual branches")
-    for name, (variance, ratio) in variances.items():
-        layers[name].update(output_variance=variance, variance_ratio=ratio)
-    beside = {n: _other(kind, row) for (n, (kind, _)), row in zip(others.items(), rows[len(weights) :])}
-    all_ok = all(e.status == OK for e in (*layers.values(), *beside.values()))
-    all_ok = all_ok and not any(m.is_pending for m in missing.values())  # that may turn out anyhow
-    reasons = {name: m.reason for name, m in missing.items()}
-    ratios = [ratio for _, ratio in variances.values() if ratio is not None]
-    variance_ok = all(TOO_SMALL <= ratio <= TOO_LARGE for ratio in ratios) if with_batch else None
-    return InitializationReport(layers, beside, reasons, how, all_ok, variance_ok)
-
-
-def _entry(weight: Weight, row: TensorRow) -> AttributeDict:
-    # A complex number's spread is that of both its parts together.
+def _judged(weight: Weight, row: TensorRow) -> dict[str, Any]:
+    # The spread of complex numbers is that of both parts together.
     std = row.std * math.sqrt(2) if weight.tensor.is_complex() else row.std
-    status = SMALL if std < weight.low else LARGE if std > weight.high else OK
-    rule = weight.rule
-    if not row.abs_max and status == SMALL:
+    status, rule = weight.status(std), weight.rule
+    if not row.abs_max and status == "too_small":
         rule += "; all zero, which only a branch beside a residual may be"
-    return AttributeDict(
-        status=NOT_FINITE if row.num_nans or row.num_infs else status,
-        expected_std=weight.expected_std,
-        actual_std=std,
-        ratio=std / weight.expected_std if weight.expected_std else math.nan,
-        fan_in=weight.fan_in,
-        kind=weight.kind,
-        rule=rule,
-    )
+    return {
+        "status": "not_finite" if row.num_nans or row.num_infs else status,
+        "expected_std": weight.expected_std,
+        "actual_std": std,
+        "ratio": std / weight.expected_std if weight.expected_std else math.nan,
+        "fan_in": weight.fan_in,
+        "kind": weight.kind,
+        "rule": rule,
+    }
 
 
-def _other(kind: str, row: TensorRow) -> AttributeDict:
+def _other(kind: str, row: TensorRow) -> dict[str, Any]:
     rms = math.sqrt(row.sum_sq / row.numel) if row.numel else 0.0
-    expected = _EXPECTED_RMS.get(kind)
-    status = OK
+    status = "ok"
     if row.num_nans or row.num_infs:
-        status = NOT_FINITE
-    elif expected is not None and rms > TOO_LARGE * expected:
-        status = LARGE
+        status = "not_finite"
+    elif kind in _USUAL_RMS and rms > TOO_LARGE * _USUAL_RMS[kind]:
+        status = "too_large"
     elif kind == "norm" and 0 < rms < TOO_SMALL:
-        status = SMALL
-    return AttributeDict(kind=kind, status=status, rms=rms, expected_rms=expected)
+        status = "too_small"
+    return {"kind": kind, "status": status, "rms": rms, "expected_rms": _USUAL_RMS.get(kind)}
 
 
-def output_variances(
-    model: nn.Module, batch: Any, modules: Mapping[nn.Module, str], backend: str
+def _output_variances(
+    model: nn.Module, batch: Any, weights: list[Weight], backend: str
 ) -> dict[str, tuple[float, float | None]]:
-    """By the names of `modules`, in the order in which they run: the output's variance; its ratio to the one before.
-
-    Of a module that runs several times the first counts. The ratio is None for the first module, and after an output
-    that is constant. NaN and Inf are left out of a variance.
+    """By the name of each module's first weight, in the order in which modules run: the variance of the output, and its
+    ratio to the one before; None for the first module, and after a constant output. Of several runs the first counts.
     """
     found: dict[str, float] = {}
 
     def look(name: str, output: Any) -> None:
-        tensor = _first_tensor(output)
+        tensor = first_tensor(output, floating=True)
         if name not in found and tensor is not None:
-            found[name] = (
-                kernels.tensor_stats([tensor.detach()], names=[f"output of {name}"], backend=backend)[0].std ** 2
-            )
+            row = kernels.tensor_stats([tensor.detach()], names=[f"output of {name}"], backend=backend)[0]
+            found[name] = row.std**2
 
+    modules: dict[nn.Module, str] = {}
+    for weight in weights:
+        if weight.module is not None and not isinstance(weight.module, nn.MultiheadAttention):
+            modules.setdefault(weight.module, weight.name)
     handles = [m.register_forward_hook(lambda _m, _i, out, name=name: look(name, out)) for m, name in modules.items()]
     try:
         with torch.no_grad(), forward_undone(model):
-            _call(model, batch)
+            if isinstance(batch, Mapping):
+                model(**batch)
+            else:
+                model(*(batch if isinstance(batch, (tuple, list)) else (batch,)))
     finally:
         for handle in handles:
             handle.remove()
-    result: dict[str, tuple[float, float | None]] = {}
-    before = None
-    for name, variance in found.items():
-        result[name] = (variance, variance / before if before else None)
-        before = variance
-    return result
-
-
-def _call(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, (tuple, list)):
-        model(*batch)
-    else:
-        model(batch)
-
-
-def _first_tensor(output: Any) -> Tensor | None:
-    if isinstance(output, Tensor):
-        return output if output.numel() and (output.is_floating_point() or output.is_complex()) else None
-    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
-    return next((t for t in map(_first_tensor, values) if t is not None), None)
+    before = [None, *found.values()]
+    return {
+        name: (variance, variance / last if last else None) for (name, variance), last in zip(found.items(), before)
+    }

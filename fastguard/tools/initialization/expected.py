@@ -1,15 +1,13 @@
-"""What the weights of each kind of module should measure: fan-in, expected standard deviation, and the rule.
-
-What follows a layer decides: from the traced graph where there can be one, else from the order of registration.
-"""
+"""The standard deviation that each weight of a model should have: by fan-in, and by the activation that follows."""
 
 from __future__ import annotations
 
 import copy
 import math
-import operator
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -21,120 +19,112 @@ TOO_SMALL, TOO_LARGE = 0.1, 10.0  # times the expected standard deviation
 
 
 class Follower(NamedTuple):
-    """The activation that follows a layer.
-
-    Attributes:
-        rule: "he", "xavier" or "lecun".
-        gain: the expected standard deviation is that of the rule times this.
-        name: the activation, in words.
-    """
+    """The activation that follows a layer: the rule for it ("He", "Xavier" or "LeCun"), a gain, and its name."""
 
     rule: str
     gain: float
     name: str
 
+    def std(self, fan_in: float, fan_out: float) -> float:
+        """The expected standard deviation of the layer's weight; 0 without inputs."""
+        total = {"He": fan_in / 2, "Xavier": (fan_in + fan_out) / 2, "LeCun": fan_in}[self.rule]
+        return self.gain / math.sqrt(total) if total else 0.0
 
-LINEAR = Follower("lecun", 1.0, "no activation")
-RELU = Follower("he", 1.0, "ReLU")
-# Functions of torch, and its modules in lower case.
-_KNOWN: dict[str, tuple[str, float]] = {
-    **dict.fromkeys(("relu", "relu6", "gelu", "silu", "mish", "elu", "celu", "softplus", "hardswish"), ("he", 1.0)),
-    "selu": ("lecun", 1.0),
-    **dict.fromkeys(("tanh", "hardtanh", "softsign"), ("xavier", 5 / 3)),
-    **dict.fromkeys(("sigmoid", "hardsigmoid", "logsigmoid"), ("xavier", 1.0)),
+
+LINEAR = Follower("LeCun", 1.0, "no activation")
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_GATE, _ATTENTION = Follower("Xavier", 1.0, "a gate or tanh"), Follower("Xavier", 1.0, "attention")
+# By the name of torch's function or module, in lower case and without underscores.
+_ACTIVATIONS: dict[str, tuple[str, float]] = {
+    **dict.fromkeys(("relu", "relu6", "gelu", "silu", "mish", "elu", "celu", "softplus", "hardswish"), ("He", 1.0)),
+    "selu": ("LeCun", 1.0),
+    **dict.fromkeys(("tanh", "hardtanh", "softsign"), ("Xavier", 5 / 3)),
+    **dict.fromkeys(("sigmoid", "hardsigmoid", "logsigmoid"), ("Xavier", 1.0)),
+}
+# Behind these, the next in line counts. `boolean_dispatch` is the name that max_pool2d has in a graph.
+_TRANSPARENT = {
+    *("add", "iadd", "dropout", "alphadropout", "interpolate", "upsample", "identity", "to", "float"),
+    *("flatten", "unflatten", "view", "reshape", "permute", "transpose", "contiguous", "squeeze", "unsqueeze"),
+    *("maxpool", "avgpool", "adaptivemaxpool", "adaptiveavgpool", "booleandispatch"),
+    *("pixelshuffle", "pixelunshuffle", "channelshuffle", "zeropad"),
 }
 
 
 def _leaky(slope: float) -> Follower:
-    return Follower("he", 1 / math.sqrt(1 + slope * slope), f"leaky ReLU, slope {slope:g}")
+    return Follower("He", 1 / math.sqrt(1 + slope * slope), f"leaky ReLU, slope {slope:g}")
 
 
-def _called(name: str) -> Follower | None:
-    known = _KNOWN.get(name.lower().removesuffix("_"))
-    return None if known is None else Follower(*known, name)
+def _as_activation(name: str) -> Follower | None:
+    known = _ACTIVATIONS.get(name.lower().replace("_", ""))
+    return None if known is None else Follower(*known, name.removesuffix("_"))
 
 
-# What leaves the question of the activation to the next in line.
-_TRANSPARENT = (
-    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
-    *(nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.ChannelShuffle),
-    *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd),
-    *(nn.modules.pooling._AdaptiveMaxPoolNd, nn.Upsample, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d),
-    *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []),
-)
-_TRANSPARENT_FUNCTIONS = {
-    *("add", "add_", "iadd", "dropout", "dropout1d", "dropout2d", "alpha_dropout", "interpolate", "to", "float"),
-    *("flatten", "view", "reshape", "permute", "transpose", "contiguous", "squeeze", "unsqueeze"),
-    *("batch_norm", "layer_norm", "group_norm", "rms_norm", "boolean_dispatch"),  # the last is max_pool2d's own name
-    *("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"),
-}
+def _names(module: nn.Module) -> list[str]:
+    return [cls.__name__ for cls in type(module).__mro__]
 
 
-def of_module(module: Any) -> Follower | None:
-    """What `module` is as a follower; None if it is no activation."""
-    if isinstance(module, (nn.LeakyReLU, nn.RReLU)):
-        slope = module.negative_slope if isinstance(module, nn.LeakyReLU) else (module.lower + module.upper) / 2
-        return _leaky(slope)
+def _of_module(module: nn.Module) -> Follower | None:
+    """The module as a follower; None if it is not an activation."""
+    if isinstance(module, nn.LeakyReLU):
+        return _leaky(module.negative_slope)
+    if isinstance(module, nn.RReLU):
+        return _leaky((module.lower + module.upper) / 2)
     if isinstance(module, nn.PReLU):
-        return RELU if module.weight.is_meta else _leaky(float(module.weight.detach().mean()))
-    names = (cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("torch."))
-    return next((known for known in map(_called, names) if known is not None), None)
+        return _leaky(0.0 if module.weight.is_meta else float(module.weight.detach().mean()))
+    return next(filter(None, map(_as_activation, _names(module))), None)
 
 
-def _is_transparent(module: nn.Module) -> bool:
-    return isinstance(module, _TRANSPARENT) or "norm" in type(module).__name__.lower()
+def _is_transparent(names: list[str]) -> bool:
+    bare = [re.sub(r"\d+d$", "", name.lower().replace("_", "")) for name in names]
+    return any(name in _TRANSPARENT or "norm" in name for name in bare)
 
 
-def by_registration(model: nn.Module) -> dict[nn.Module, Follower]:
-    """The first activation registered after each module, with nothing but norms, dropout and the like in between."""
+def _by_registration(model: nn.Module) -> dict[nn.Module, Follower]:
+    """The first activation registered after each module, with only norms, dropout and the like between."""
     leaves = [m for m in model.modules() if not any(True for _ in m.children())]
     found = {}
     for i, leaf in enumerate(leaves):
-        after = next((m for m in leaves[i + 1 :] if not _is_transparent(m)), None)
-        found[leaf] = (of_module(after) if after is not None else None) or LINEAR
-    for module in model.modules():  # torch's own transformer layers keep their activation as a function
-        activation = getattr(module, "activation", None)
-        inner = getattr(module, "linear1", None)
-        if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)) and inner is not None:
-            is_module = isinstance(activation, nn.Module)
-            known = of_module(activation) if is_module else _called(getattr(activation, "__name__", ""))
-            found[inner], found[module.linear2] = known or LINEAR, LINEAR
+        after = next((m for m in leaves[i + 1 :] if not _is_transparent(_names(m))), None)
+        found[leaf] = (_of_module(after) if after is not None else None) or LINEAR
+    for module in model.modules():
+        if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):  # the activation is a function
+            name = getattr(module.activation, "__name__", type(module.activation).__name__)
+            found[module.linear1], found[module.linear2] = _as_activation(name) or LINEAR, LINEAR
     return found
 
 
 def _twin(model: nn.Module) -> nn.Module:
-    """A copy with the same tensors and no hooks: what tracing leaves in it does not reach the original."""
+    """A copy with the same tensors and without hooks, so that tracing does not change the original."""
     twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
     for module in twin.modules():
         module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
-        module._compiled_call_impl = None  # set where the module was compiled in place
+        module._compiled_call_impl = None
     return twin
 
 
-def by_graph(model: nn.Module) -> tuple[dict[nn.Module, Follower], str]:
-    """The activation that each module's output reaches first, from the traced graph; and why there is none, or ""."""
+def _by_graph(model: nn.Module) -> tuple[dict[nn.Module, Follower], str]:
+    """The activation that each module's output reaches first in the traced graph; why there is no graph, or ""."""
     import torch.fx
 
     inner = unwrapped(model)
     if any(type(m).__name__ == "OptimizedModule" or isinstance(m, torch.jit.ScriptModule) for m in inner.modules()):
         return {}, "it holds compiled modules"
-    tracer = torch.fx.Tracer()
     try:
-        graph = tracer.trace(_twin(inner))
-    except Exception as error:  # whatever the model's own code raises on being run with stand-ins for tensors
+        graph = torch.fx.Tracer().trace(_twin(inner))
+    except Exception as error:  # the model's own code may raise anything when it runs with stand-ins for tensors
         return {}, f"{type(error).__name__}: {error}".splitlines()[0]
     modules = dict(inner.named_modules(remove_duplicate=False))
     found: dict[nn.Module, Follower] = {}
     for node in graph.nodes:
         if node.op == "call_module" and node.target in modules:
-            follower = next(_activations_after(node, modules), LINEAR)
-            if found.get(modules[node.target], LINEAR) is LINEAR:  # of a module called twice: an activation counts
-                found[modules[node.target]] = follower
+            module = modules[node.target]
+            if found.get(module, LINEAR) is LINEAR:  # of several calls, one with an activation counts
+                found[module] = _after(node, modules)
     return found, ""
 
 
-def _activations_after(node: Any, modules: dict[str, nn.Module]) -> Iterator[Follower]:
-    """Activations that the output reaches through nothing but what is transparent, nearest first."""
+def _after(node: Any, modules: dict[str, nn.Module]) -> Follower:
+    """The nearest activation that the output reaches through nothing but what is transparent."""
     queue, seen = list(node.users), set()
     while queue:
         user = queue.pop(0)
@@ -143,206 +133,143 @@ def _activations_after(node: Any, modules: dict[str, nn.Module]) -> Iterator[Fol
         seen.add(user)
         if user.op == "call_module" and user.target in modules:
             module = modules[user.target]
-            follower, transparent = of_module(module), _is_transparent(module)
+            follower, names = _of_module(module), _names(module)
         else:
-            name = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
-            follower = _called(name) or (_of_leaky_call(user) if name.startswith("leaky_relu") else None)
-            transparent = name in _TRANSPARENT_FUNCTIONS or user.target in (operator.add, operator.iadd)
+            names = [user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")]
+            follower = _as_activation(names[0])
+            if names[0].startswith("leaky_relu"):
+                slope = user.kwargs.get("negative_slope", user.args[1] if len(user.args) > 1 else 0.01)
+                follower = _leaky(slope if isinstance(slope, (int, float)) else 0.01)
         if follower is not None:
-            yield follower
-        elif transparent:
+            return follower
+        if _is_transparent(names):
             queue.extend(user.users)
-
-
-def _of_leaky_call(node: Any) -> Follower:
-    slope = node.kwargs.get("negative_slope", node.args[1] if len(node.args) > 1 else 0.01)
-    return _leaky(slope if isinstance(slope, (int, float)) else 0.01)
+    return LINEAR
 
 
 def find_followers(model: nn.Module) -> tuple[dict[nn.Module, Follower], str]:
-    """What follows each module: from the traced graph, else the order of registration; why no graph, or ""."""
-    traced, problem = by_graph(model)
-    return {**by_registration(model), **traced}, problem
+    """What follows each module, by the traced graph or else the order of registration; why there is no graph, or ""."""
+    traced, problem = _by_graph(model)
+    return {**_by_registration(model), **traced}, problem
 
 
-class Weight(NamedTuple):
-    """A weight to be judged.
+@dataclass(frozen=True)
+class Weight:
+    """A weight to judge.
 
     Attributes:
+        name: its name in the model.
         tensor: its values.
-        kind: "weight", "recurrent" or "embedding".
-        fan_in: how many inputs each output adds up.
-        expected_std: what its standard deviation should be about.
+        fan_in: number of inputs that each output adds up.
+        expected_std: about what its standard deviation should be.
         rule: where that comes from, in words.
-        low, high: what is too small and too large.
-        module: whose output it makes.
+        kind: "weight", "recurrent" or "embedding".
+        least: the smallest usual standard deviation; that of an embedding is far below the expected one.
+        module, attribute: where it is; None and "" for weights alone.
     """
 
+    name: str
     tensor: Tensor
-    kind: str
     fan_in: int
     expected_std: float
     rule: str
-    low: float
-    high: float
+    kind: str = "weight"
+    least: float | None = None
     module: nn.Module | None = None
+    attribute: str = ""
+
+    def status(self, std: float) -> str:
+        """ "ok", or "too_small" or "too_large" by a factor of ten."""
+        if std < TOO_SMALL * (self.expected_std if self.least is None else self.least):
+            return "too_small"
+        return "too_large" if std > TOO_LARGE * self.expected_std else "ok"
 
 
-def he(fan_in: float) -> float:
-    """sqrt(2 / fan_in): He et al. 2015, equation 10."""
-    return math.sqrt(2 / fan_in) if fan_in else 0.0
-
-
-def _by_rule(follower: Follower, fan_in: float, fan_out: float) -> tuple[float, str]:
-    if follower.rule == "he":
-        return follower.gain * he(fan_in), f"He: {follower.name} follows"
-    if follower.rule == "xavier":
-        std = math.sqrt(2 / (fan_in + fan_out)) if fan_in + fan_out else 0.0
-        return follower.gain * std, f"Xavier: {follower.name} follows"
-    return follower.gain * (1 / math.sqrt(fan_in) if fan_in else 0.0), f"LeCun: {follower.name} follows"
-
-
-def weight(
-    tensor: Tensor, fan_in: float, std_rule: tuple[float, str], kind: str = "weight", module: nn.Module | None = None
-) -> Weight:
-    """A weight judged by 0.1 and 10 times its expected standard deviation."""
-    std, rule = std_rule
-    return Weight(tensor, kind, round(fan_in), std, rule, TOO_SMALL * std, TOO_LARGE * std, module)
-
-
-def bare(tensor: Tensor) -> Weight:
-    """A weight of which only the values are known: [out, in, *kernel] as torch has it, and He's rule."""
+def weight_alone(name: str, tensor: Tensor) -> Weight:
+    """A weight of an unknown model, [out, in, *kernel]: by He's rule."""
     fan_in = tensor[0].numel() if tensor.shape[0] else 0
-    return weight(tensor, fan_in, (he(fan_in), "He"))
+    return Weight(name, tensor, fan_in, Follower("He", 1.0, "").std(fan_in, 0), "He")
 
 
-def _linear(m: Any, follower: Follower) -> dict[str, Weight]:
-    fan_out, fan_in = m.weight.shape[0], math.prod(m.weight.shape[1:])  # of nn.Bilinear both inputs' pairs
-    return {"weight": weight(m.weight, fan_in, _by_rule(follower, fan_in, fan_out), module=m)}
+def _fans_of(m: Any, follower: Follower) -> Iterator[tuple[str, Tensor, float, float, Follower]]:
+    """Attribute, tensor, fan-in, fan-out and follower of the weights of a module, without its children."""
+    if isinstance(m, nn.modules.conv._ConvNd):
+        taps = math.prod(m.kernel_size)
+        fan_in, fan_out = m.in_channels // m.groups * taps, m.out_channels // m.groups * taps
+        # An output of a transposed convolution lies under only some positions of the kernel.
+        yield "weight", m.weight, max(1, fan_in / math.prod(m.stride)) if m.transposed else fan_in, fan_out, follower
+    elif isinstance(m, _RECURRENT):
+        is_relu = getattr(m, "nonlinearity", getattr(m, "mode", "")) in ("relu", "RNN_RELU")
+        gate = Follower("He", 1.0, "ReLU") if is_relu else _GATE
+        for name, p in m.named_parameters(recurse=False):
+            if name.startswith("weight"):
+                yield name, p, p.shape[1], m.hidden_size, LINEAR if name.startswith("weight_hr") else gate
+    elif isinstance(m, nn.MultiheadAttention):
+        for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+            if (p := getattr(m, name)) is not None:
+                yield name, p, p.shape[1], m.embed_dim, _ATTENTION
+    elif isinstance(m, (nn.Linear, nn.Bilinear)):
+        yield "weight", m.weight, math.prod(m.weight.shape[1:]), m.weight.shape[0], follower
+    elif "norm" not in type(m).__name__.lower():
+        own = m._parameters.get("weight")
+        if own is not None and own.dim() == 2:
+            is_transposed = type(m).__name__ == "Conv1D" and hasattr(m, "nf")  # transformers' linear layer, [in, out]
+            fan_out, fan_in = reversed(own.shape) if is_transposed else own.shape
+            yield "weight", own, fan_in, fan_out, follower
 
 
-def _transposed_linear(m: Any, follower: Follower) -> dict[str, Weight]:
-    fan_in, fan_out = m.weight.shape
-    return {"weight": weight(m.weight, fan_in, _by_rule(follower, fan_in, fan_out), module=m)}
+def _weights_of(prefix: str, m: Any, follower: Follower) -> list[Weight]:
+    if isinstance(m, (nn.Embedding, nn.EmbeddingBag)):  # looked up, not added up: GPT's 0.02 and torch's 1 are usual
+        least = min(1 / math.sqrt(m.embedding_dim), 0.1) if m.embedding_dim else 0.0
+        rule = "looked up: 0.02, or 1/sqrt(dim) to 1"
+        return [Weight(prefix + "weight", m.weight, 1, 1.0, rule, "embedding", least, m, "weight")]
+    found = []
+    kind = "recurrent" if isinstance(m, _RECURRENT) else "weight"
+    for name, tensor, fan_in, fan_out, then in _fans_of(m, follower):
+        std, rule = then.std(fan_in, fan_out), f"{then.rule}: {then.name} follows"
+        found.append(Weight(prefix + name, tensor, round(fan_in), std, rule, kind, None, m, name))
+    return found
 
 
-def _conv(m: Any, follower: Follower) -> dict[str, Weight]:
-    taps = math.prod(m.kernel_size)
-    fan_in, fan_out = m.in_channels // m.groups * taps, m.out_channels // m.groups * taps
-    if m.transposed:  # each output lies under only so many positions of the kernel
-        fan_in = max(1, fan_in / math.prod(m.stride))
-    return {"weight": weight(m.weight, fan_in, _by_rule(follower, fan_in, fan_out), module=m)}
-
-
-def _recurrent(m: Any, follower: Follower) -> dict[str, Weight]:
-    own = RELU if getattr(m, "nonlinearity", getattr(m, "mode", "")) in ("relu", "RNN_RELU") else None
-    gates = Follower("xavier", 1.0, "a gate or tanh")
-    found = {}
-    for name, p in m.named_parameters(recurse=False):
-        if not name.startswith("weight"):
+def weights_in(model: nn.Module, followers: dict[nn.Module, Follower]) -> list[Weight]:
+    """The weights of a model that have an expectation; a shared one where it comes first."""
+    found: dict[int, Weight] = {}
+    for prefix, module in modules_with_names(model):
+        if any(p is not None and why_not_judged(p) for p in module._parameters.values()):
             continue
-        fan_in = p.shape[1] if p.dim() == 2 else 0
-        rule = LINEAR if name.startswith("weight_hr") else own or gates
-        hidden = p.shape[0] if rule is LINEAR else m.hidden_size  # one gate's share of the rows
-        found[name] = weight(p, fan_in, _by_rule(rule, fan_in, hidden), "recurrent", m)
-    return found
+        for weight in _weights_of(prefix, module, followers.get(module, LINEAR)):
+            first = found.setdefault(id(weight.tensor), weight)
+            if (first.kind == "embedding") is not (weight.kind == "embedding"):  # looked up, and multiplied with
+                dim, table = weight.tensor.shape[1], first if first.kind == "embedding" else weight
+                rule = f"LeCun: tied to an embedding of {dim}"
+                found[id(weight.tensor)] = replace(
+                    table, name=first.name, fan_in=dim, expected_std=LINEAR.std(dim, 0), least=None, rule=rule
+                )
+    return list(found.values())
 
 
-def _attention(m: nn.MultiheadAttention, follower: Follower) -> dict[str, Weight]:
-    found = {}
-    for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        p = getattr(m, name)
-        if p is not None:
-            rule = _by_rule(Follower("xavier", 1.0, "attention"), p.shape[1], m.embed_dim)
-            found[name] = weight(p, p.shape[1], rule)
-    return found
+def is_without_values(tensor: Tensor) -> bool:
+    """Whether the tensor is lazy or on the meta device, so that it has no values yet."""
+    return isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)) or tensor.is_meta
 
 
-def _embedding(m: Any, follower: Follower) -> dict[str, Weight]:
-    """Looked up, not summed: GPT's 0.02, 1/sqrt(dim), as where it is tied, and torch's own 1 are customary."""
-    small = min(1 / math.sqrt(m.embedding_dim), 0.1) if m.embedding_dim else 0.0
-    w = Weight(m.weight, "embedding", 1, 1.0, "looked up: 0.02, or 1/sqrt(dim) to 1", TOO_SMALL * small, TOO_LARGE, m)
-    return {"weight": w}
-
-
-_Maker = Callable[[Any, Follower], dict[str, Weight]]
-_KINDS: tuple[tuple[type | tuple[type, ...], _Maker], ...] = (
-    ((nn.Linear, nn.Bilinear), _linear),
-    (nn.modules.conv._ConvNd, _conv),
-    ((nn.RNNBase, nn.RNNCellBase), _recurrent),
-    (nn.MultiheadAttention, _attention),
-    ((nn.Embedding, nn.EmbeddingBag), _embedding),
-)
-
-
-def weights_of(module: nn.Module, follower: Follower) -> dict[str, Weight]:
-    """The weights of one module (not of its children) that have an expectation, by attribute."""
-    for cls, make in _KINDS:
-        if isinstance(module, cls):
-            return make(module, follower)
-    own = module._parameters.get("weight")
-    if own is None or own.dim() != 2 or "norm" in type(module).__name__.lower():
-        return {}
-    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):  # transformers' linear layer, [in, out]
-        return _transposed_linear(module, follower)
-    return _linear(module, follower)
-
-
-def tied(embedding: Weight, other: Weight) -> Weight:
-    """The expectation of a weight that is looked up as well as multiplied with: the latter's, which is narrower."""
-    dim = embedding.tensor.shape[1]
-    rule = (1 / math.sqrt(dim) if dim else 0.0, f"LeCun: tied to an embedding of {dim}")
-    return weight(other.tensor, dim, rule, "embedding", embedding.module)
-
-
-class Missing(NamedTuple):
-    """Why a tensor can't be judged, and whether it is to be filled yet."""
-
-    reason: str
-    is_pending: bool
-
-
-def missing_values(tensor: Tensor) -> Missing | None:
-    """None, or why the tensor has no values to be judged."""
+def why_not_judged(tensor: Tensor) -> str:
+    """Why there are no values to judge; "" if there are."""
     if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-        return Missing("lazy, without a shape yet: run one batch through the model first", True)
+        return "lazy, without a shape yet: run one batch through the model first"
     if tensor.is_meta:
-        return Missing(
-            "on the meta device, without values: materialise it (to_empty and an initialisation) first", True
-        )
+        return "on the meta device, without values: materialise it (to_empty and an initialisation) first"
     if not (tensor.is_floating_point() or tensor.is_complex()):
-        return Missing(f"its values are {tensor.dtype}", False)
-    return None if tensor.numel() else Missing("empty", False)
+        return f"its values are {tensor.dtype}"
+    return "" if tensor.numel() else "empty"
 
 
 def modules_with_names(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules, and what comes before the names of their parameters, without the prefixes of wrappers."""
+    """Modules, each with the prefix of its parameters' names, without the prefixes of wrappers."""
     parameters = [name for name, _ in model.named_parameters()]
-    # Not where a module of the user's own is called "module".
-    is_clear = len(set(map(strip_wrappers, parameters))) == len(parameters)
+    is_clear = len(set(map(strip_wrappers, parameters))) == len(
+        parameters
+    )  # no module of the user's is called "module"
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
         yield (strip_wrappers(prefix) if is_clear else prefix), module
-
-
-class WeightInModel(NamedTuple):
-    """Where a weight is, and what it should measure: its whole name, its module, and its name there."""
-
-    name: str
-    module: nn.Module
-    attribute: str
-    weight: Weight
-
-
-def weights_in(model: nn.Module, followers: dict[nn.Module, Follower]) -> dict[int, WeightInModel]:
-    """The weights of a model by the id of their tensor; a shared one where it comes first."""
-    found: dict[int, WeightInModel] = {}
-    for prefix, module in modules_with_names(model):
-        if any(p is not None and missing_values(p) is not None for p in module._parameters.values()):
-            continue
-        for name, weight in weights_of(module, followers.get(module, LINEAR)).items():
-            known = found.setdefault(id(weight.tensor), WeightInModel(prefix + name, module, name, weight))
-            if (known.weight.kind == "embedding") is not (weight.kind == "embedding"):
-                pair = (weight, known.weight) if weight.kind == "embedding" else (known.weight, weight)
-                found[id(weight.tensor)] = known._replace(weight=tied(*pair))
-    return found

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .check import InitializationReport, check_initialization
-from .expected import Weight, find_followers, missing_values, weights_in
+from .expected import Weight, find_followers, is_without_values, weights_in, why_not_judged
 
 _EMBEDDING_STD = 0.02
 
@@ -43,18 +43,17 @@ def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = 
     (True, 'He: ReLU follows', 'LeCun: no activation follows')
     """
     for name, p in model.named_parameters():
-        problem = missing_values(p)
-        if problem is not None and problem.is_pending:
-            raise ValueError(f"`model` must have values in all parameters, got none - at {name!r}: {problem.reason}")
+        if is_without_values(p):
+            raise ValueError(f"`model` must have values in all parameters, got none - at {name!r}: {why_not_judged(p)}")
     if not any(p.requires_grad and p.dim() >= 2 for p in model.parameters()):
         raise ValueError("`model` must have weights that are not frozen, got none")
     with torch.no_grad():
         for module in model.modules():
             _set_vectors(module)
-        for _, module, name, weight in weights_in(model, find_followers(model)[0]).values():
-            own = module._parameters.get(name)
+        for weight in weights_in(model, find_followers(model)[0]):
+            own = None if weight.module is None else weight.module._parameters.get(weight.attribute)
             if own is not None and own.requires_grad:
-                _fill(own, name, weight, generator)
+                _fill(own, weight, generator)
     return check_initialization(model)
 
 
@@ -70,8 +69,8 @@ def _set_vectors(module: nn.Module) -> None:
             p.fill_(1.0)
 
 
-def _fill(p: Tensor, name: str, weight: Weight, generator: torch.Generator | None) -> None:
-    if weight.kind == "recurrent" and name.startswith("weight_hh") and p.dim() == 2 and p.shape[0] % p.shape[1] == 0:
+def _fill(p: Tensor, weight: Weight, generator: torch.Generator | None) -> None:
+    if weight.attribute.startswith("weight_hh") and p.shape[0] % p.shape[1] == 0:
         for gate in p.split(p.shape[1]):
             full = torch.empty(gate.shape, dtype=torch.float32, device=p.device)
             gate.copy_(nn.init.orthogonal_(full, generator=generator))  # half precision has no QR

@@ -14,8 +14,8 @@ from ...diagnosis import Finding, diagnose
 from ...records import values
 from ...records.failures import Failures
 from ...report import Report, Status
+from ..batches import take
 from ..restoring import randomness_restored
-from .batches import take
 from .bench import set_up
 from .evidence import Evidence
 from .losses import chance

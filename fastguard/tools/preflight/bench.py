@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ...step.wrappers import innermost, refuse_sharding_model
+from ..batches import is_pair, mapped
 from ..restoring import everything_restored, without_guard
-from .batches import is_pair, mapped
 
 _WHOLE_NAMES = ("model", "net", "network", "module", "self_model")
 

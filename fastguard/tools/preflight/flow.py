@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batches import first_tensor, mapped, tensors_in
+from ..batches import first_tensor, mapped, tensors_in
 from .bench import Bench
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from ...._text import listed
 from ....diagnosis import Finding
-from ..batches import tensors_in
+from ...batches import tensors_in
 from ..evidence import Evidence
 from ..registry import check
 
