@@ -1,4 +1,4 @@
-"""Can it learn at all? One batch, trained on until it is known by heart, on copies."""
+"""Can it learn at all? Trains on one batch until it is known by heart, and restores everything."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def overfit_one_batch(
     share: float = 0.1,
     seconds: float = 20.0,
 ) -> OverfitResult:
-    """Trains copies on one batch again and again, and says whether its loss nearly vanishes.
+    """Trains on one batch again and again, says whether its loss nearly vanishes, and restores everything.
 
     If a training cannot learn one batch by heart, more data will not help. If the given learning rate fails, it tries
     others, and a plain Adam, as `fastguard.preflight` does.
 
     Args:
-        model, optimizer, loss_fn: as for `fastguard.preflight`; they do not change, and no guard sees a step.
+        model, optimizer, loss_fn: as for `fastguard.preflight`; they are restored, and no guard sees a step.
         batch: (inputs, targets) or whatever `loss_fn(model, batch)` takes, or a DataLoader for its first batch.
         steps: the most training steps at the given learning rate.
         share: the batch is learnt if its loss falls below this share of the first loss, in (0, 1).
@@ -85,7 +85,7 @@ def overfit_one_batch(
             parameter in the optimizer.
         TypeError: `model`, `optimizer` or `loss_fn` is something else.
 
-    Cost: `steps` training steps, or eight times as many; three copies of parameters and optimizer state. Synchronises.
+    Cost: `steps` training steps, or eight times as many; two copies of parameters and optimizer state. Synchronises.
 
     Source: Karpathy 2019, "A recipe for training neural networks": overfit one batch.
 

@@ -34,26 +34,31 @@ def randomness_restored(loader: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def everything_restored(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Iterator[None]:
-    """Restores model, optimizer and random generators afterwards, whatever happened."""
-    modules = list(model.modules())
-    of_model = list(model.parameters())
-    backup = Backup(optimizer, more=(*of_model, *model.buffers(), *(module._buffers for module in modules)))
-    parameters = dict.fromkeys([*of_model, *(p for group in optimizer.param_groups for p in group["params"])])
+def everything_restored(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, more: Any = None
+) -> Iterator[None]:
+    """Restores model, optimizer, `more` (if it is a module) and random generators afterwards, whatever happened.
+
+    Of modules that is: parameters, buffers, gradients, modes, and Python attributes that are plain data. Autograd does
+    not notice, so a graph that was made before can still be differentiated.
+    """
+    modules = [*model.modules(), *(more.modules() if isinstance(more, torch.nn.Module) else ())]
+    own = [p for module in modules for p in module.parameters(recurse=False)]
+    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+    backup = Backup(optimizer, more=(*own, *buffers, *map(vars, modules)))
+    parameters = dict.fromkeys([*own, *(p for group in optimizer.param_groups for p in group["params"])])
     before = [(p, p.grad, p.requires_grad) for p in parameters]
-    modes = [(module, module.training) for module in modules]
-    for p in of_model:
-        p.grad = None  # the test computes its own, and leaves an accumulation under way alone
+    counted = tuple(t for t in (*parameters, *buffers) if not t.is_inference())
+    for p in own:
+        p.grad = None  # an accumulation under way is left alone
     try:
-        with randomness_restored(loader):
+        with torch.autograd._unsafe_preserve_version_counter(counted), randomness_restored(loader):
             yield
     finally:
         backup.restore()
         for p, gradient, requires_grad in before:
             p.grad = gradient
             p.requires_grad_(requires_grad)
-        for module, training in modes:
-            module.training = training
 
 
 def set_rate(group: dict[str, Any], lr: float) -> None:

@@ -28,9 +28,13 @@ class Counting(nn.Module):
             nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(8, 3)
         )
         self.register_buffer("seen", torch.zeros(()))
+        self.num_calls, self.sizes, self.last = 0, [], None
 
     def forward(self, x):
         self.seen += len(x)
+        self.num_calls += 1
+        self.sizes.append(len(x))
+        self.last = x
         x.mul_(1.0)  # writes to its input
         return self.layers(x)
 
@@ -61,6 +65,7 @@ def state(model, optimizer, batch):
             "gradients": [p.grad for p in model.parameters()],
             "requires_grad": [p.requires_grad for p in model.parameters()],
             "modes": [m.training for m in model.modules()],
+            "attributes": [model.num_calls, model.sizes, model.last],
             "optimizer": optimizer.state_dict(),
             "batch": batch,
             "torch": torch.get_rng_state(),
@@ -83,19 +88,19 @@ def versions(model):
     return [p._version for p in model.parameters()]
 
 
-@pytest.mark.parametrize(("kind", "is_copy"), [(Counting, True), (Locked, False)])
+@pytest.mark.parametrize("kind", [Counting, Locked])
 class TestEverythingIsPutBack:
-    def test_after_a_report(self, kind, is_copy):
+    def test_after_a_report(self, kind):
         model, optimizer, batch = make(kind)
         before, pointers = state(model, optimizer, batch), [p.grad.data_ptr() for p in model.parameters()]
         counted = versions(model)
         report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, **SHORT)
-        assert report.numbers["is_copy"] == is_copy and report.numbers["num_failed"] == 0
+        assert report.numbers["num_failed"] == 0
         assert same(before, state(model, optimizer, batch))
         assert pointers == [p.grad.data_ptr() for p in model.parameters()]
-        assert not is_copy or counted == versions(model)  # not even written to
+        assert counted == versions(model)
 
-    def test_after_an_error_in_the_loss(self, kind, is_copy):
+    def test_after_an_error_in_the_loss(self, kind):
         model, optimizer, batch = make(kind)
         before = state(model, optimizer, batch)
 
@@ -106,7 +111,7 @@ class TestEverythingIsPutBack:
         assert report.status == "critical" and "no loss today" in str(report)
         assert same(before, state(model, optimizer, batch))
 
-    def test_after_a_check_that_raises(self, kind, is_copy, monkeypatch, caplog):
+    def test_after_a_check_that_raises(self, kind, monkeypatch, caplog):
         model, optimizer, batch = make(kind)
         before = state(model, optimizer, batch)
 
@@ -121,7 +126,7 @@ class TestEverythingIsPutBack:
         assert "rule 'rare-classes' failed" in caplog.text
         assert same(before, state(model, optimizer, batch))
 
-    def test_after_ctrl_c(self, kind, is_copy, monkeypatch):
+    def test_after_ctrl_c(self, kind, monkeypatch):
         model, optimizer, batch = make(kind)
         before = state(model, optimizer, batch)
 
@@ -142,8 +147,7 @@ def test_a_loss_that_holds_the_model_itself_is_put_back():
     def loss_fn(output, target):
         return nn.functional.cross_entropy(output, target) + 1e-3 * sum(p.square().sum() for p in model.parameters())
 
-    report = fastguard.preflight(model, optimizer, loss_fn, batch, **SHORT)
-    assert not report.numbers["is_copy"]
+    fastguard.preflight(model, optimizer, loss_fn, batch, **SHORT)
     assert same(before, state(model, optimizer, batch))
 
 
@@ -158,8 +162,7 @@ def test_a_loss_that_runs_the_model_out_of_sight_is_put_back():
         return nn.functional.cross_entropy(output, target) + 0.1 * hidden().square().mean()
 
     MODELS[:] = [model]
-    report = fastguard.preflight(model, optimizer, loss_fn, batch, **SHORT)
-    assert not report.numbers["is_copy"]
+    fastguard.preflight(model, optimizer, loss_fn, batch, **SHORT)
     assert same(before, state(model, optimizer, batch))
 
 

@@ -42,9 +42,8 @@ def preflight(
     heart at the given learning rate and at a hundredth to a hundred times of it, which tells a rate that is too low or
     too high from a model that cannot learn. docs/guide/preflight.md lists the checks.
 
-    All is done on deep copies. Where model or optimizer cannot be copied, or the loss function holds a model itself,
-    they are used themselves and put back bit for bit: parameters, buffers, gradients, optimizer state, modes. Random
-    generators are put back too; whatever is raised, Ctrl-C included. A guard on the optimizer sees nothing.
+    Model and optimizer are restored bit for bit, also after an error or Ctrl-C: parameters, buffers, gradients, optimizer
+    state, modes, and Python attributes that are plain data. So are random generators. A guard sees nothing.
 
     Args:
         model: the model, on its device, in the mode it is to be trained in.
@@ -72,7 +71,7 @@ def preflight(
         KeyboardInterrupt: Ctrl-C; all is put back.
 
     Cost: `num_batches` forward and backward passes, then about `5 * num_steps` training steps, 8 · `num_steps` where
-        nothing is learnt; memory for three copies of the parameters and the optimizer's state. Synchronises.
+        nothing is learnt; memory for two copies of the parameters and the optimizer's state. Synchronises.
 
     Source: Karpathy 2019, "A recipe for training neural networks"; Zhang et al. 2021 (AUTOTRAINER), Schoop et al. 2021
     (UMLAUT), Wardat et al. 2022 (DeepDiagnosis) for many of the checks; each names its own.
@@ -118,7 +117,6 @@ def _asked(checks: Iterable[str] | None) -> list[Check]:
 
 def _numbers(evidence: Evidence) -> dict[str, float]:
     numbers: dict[str, float] = {"num_steps": 0, "num_records_lost": 0, "num_batches": len(evidence.batches)}
-    numbers["is_copy"] = evidence.bench.is_copy
     if math.isfinite(evidence.first.loss):
         numbers["loss"] = evidence.first.loss
     known = None if evidence.call is None or not evidence.is_single_loss else chance(evidence.call)

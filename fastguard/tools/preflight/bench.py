@@ -1,10 +1,8 @@
-"""The training on a bench: copies of model and optimizer that may be trained a little, and how they give a loss."""
+"""The training on a bench: how a batch becomes a loss and a step, and how everything is restored."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,21 +18,17 @@ _WHOLE_NAMES = ("model", "net", "network", "module", "self_model")
 
 
 class Bench:
-    """A model, its optimizer and its loss, to be run and trained as one likes.
+    """A model, its optimizer and its loss, to run and to train within `put_back`.
 
     Attributes:
-        model, optimizer: copies; or the user's own, where they cannot be copied, to be put back afterwards.
-        form: "pair" of `loss_fn(model(inputs), targets)`, "whole" of `loss_fn(model, batch)`.
-        is_copy: whether they are copies.
+        model, optimizer: the user's own.
+        form: "pair" for `loss_fn(model(inputs), targets)`, "whole" for `loss_fn(model, batch)`.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any, form: str, is_copy: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any, form: str) -> None:
         self.model = model
         self.optimizer = optimizer
         self.form = form
-        self.is_copy = is_copy
         self._loss_fn = loss_fn
 
     def output(self, inputs: Any) -> Any:
@@ -55,7 +49,7 @@ class Bench:
 
     def with_optimizer(self, optimizer: torch.optim.Optimizer) -> Bench:
         """The same model and loss under another optimizer."""
-        return Bench(self.model, optimizer, self._loss_fn, self.form, self.is_copy)
+        return Bench(self.model, optimizer, self._loss_fn, self.form)
 
     def judge(self, output: Any, targets: Any) -> Tensor:
         """The loss of any output; of the form "pair" only."""
@@ -88,8 +82,8 @@ class Bench:
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Model, optimizer and random generators are afterwards as they were before."""
-        with everything_restored(self.model, self.optimizer, None):
+        """Restores model, optimizer, loss and random generators afterwards."""
+        with everything_restored(self.model, self.optimizer, None, more=self._loss_fn):
             yield
 
     @staticmethod
@@ -121,7 +115,7 @@ def _form_by_name(loss_fn: Any) -> str | None:
 
 
 def _find_form(make: Callable[[str], Bench], loss_fn: Any, batch: Any) -> str:
-    """By the signature; else by trial: as a pair first, and as a whole where that raises and this does not."""
+    """By the signature, or else by trial: as a pair first, and as a whole if that raises and this does not."""
     if not is_pair(batch):
         return "whole"
     by_name = _form_by_name(loss_fn)
@@ -132,49 +126,18 @@ def _find_form(make: Callable[[str], Bench], loss_fn: Any, batch: Any) -> str:
         with bench.put_back():
             try:
                 bench.run(batch)
-            except Exception:  # what it says is told by the trial pass, of the form that is chosen
+            except Exception:  # the trial pass reports it, in the form that is chosen
                 continue
             return form
     return "pair"
 
 
-def _is_apart(bench: Bench, model: nn.Module, batch: Any) -> bool:
-    """Whether the loss depends on the copy's parameters, and on none of the original's: a function may hold these."""
-    own = [p for p in bench.model.parameters() if p.requires_grad]
-    originals = [p for p in model.parameters() if p.requires_grad]
-    with bench.put_back(), torch.enable_grad():
-        try:
-            _, loss = bench.run(batch)
-        except Exception:  # as above
-            return True
-        if not loss.requires_grad or not own or loss.numel() != 1:
-            return True
-        found = torch.autograd.grad(loss, [*own, *originals], allow_unused=True)
-    reached = [g is not None for g in found]
-    return any(reached[: len(own)]) and not any(reached[len(own) :])
-
-
-def _can_step(bench: Bench, batch: Any) -> bool:
-    """Whether the copied optimizer still works: one that keeps things outside its groups loses them in a copy."""
-    with bench.put_back(), torch.enable_grad():
-        try:
-            _, loss = bench.run(batch)
-            loss.backward()
-        except Exception:  # the training itself is broken, not the copy
-            return True
-        try:
-            bench.step(batch)
-        except Exception:  # the copy alone fails: the originals are put back instead
-            return False
-        return True
-
-
 @contextlib.contextmanager
 def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -> Iterator[Bench]:
-    """A bench of copies, or of the originals where those cannot be copied; all is put back, whatever happens.
+    """A bench; everything is restored afterwards, whatever happens, and a guard sees nothing.
 
     Raises:
-        TypeError: `model` is no module or sharded, `optimizer` is no optimizer, `loss_fn` cannot be called.
+        TypeError: `model` is not a module or is sharded, `optimizer` is not an optimizer, `loss_fn` cannot be called.
         ValueError: a parameter is lazy or on the meta device.
     """
     if not isinstance(model, nn.Module):
@@ -188,65 +151,9 @@ def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -
             raise ValueError(f"`model` must have values in all parameters, got none - at {name!r}. Run a batch first.")
     while hasattr(model, "_orig_mod"):  # compiled: the same parameters in plain Python, which can be watched
         model = model._orig_mod  # type: ignore[assignment]
-    bench = None if _holds_modules(loss_fn) else _copied(model, inner, loss_fn, batches[0])
-    if bench is not None:
-        with bench.put_back():  # the random generators
-            yield bench
-        return
-    with everything_restored(model, inner, None), without_guard(inner):
-
-        def make(form: str) -> Bench:
-            return Bench(model, inner, loss_fn, form, False)
-
-        yield make(_find_form(make, loss_fn, batches[0]))
-
-
-def _holds_modules(loss_fn: Any) -> bool:
-    """Whether the loss function may reach a model by itself: then copies would not be what it uses."""
-    if isinstance(loss_fn, nn.Module):
-        return False
-    if isinstance(loss_fn, functools.partial):
-        held = [*loss_fn.args, *loss_fn.keywords.values()]
-        return _holds_modules(loss_fn.func) or any(map(_has_values, held))
-    if not inspect.isfunction(loss_fn):
-        return not inspect.isbuiltin(loss_fn)  # a bound method, or an object with `__call__`
-    try:
-        known = inspect.getclosurevars(loss_fn)
-    except ValueError:  # a name that has no value yet
-        return True
-    return any(_has_values(value) for value in (*known.nonlocals.values(), *known.globals.values()))
-
-
-def _has_values(value: Any) -> bool:
-    if isinstance(value, nn.Module):
-        return any(True for _ in value.parameters()) or any(True for _ in value.buffers())
-    return isinstance(value, (torch.optim.Optimizer, nn.Parameter))
-
-
-def _copied(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any, batch: Any) -> Bench | None:
-    """A bench of copies, or None: they cannot be made, or the loss function holds the model itself."""
-    memo: dict[int, Any] = {}
-    versions = [t._version for t in _tensors(model)]
-    try:
-        own_model = copy.deepcopy(model, memo)
-        own_optimizer = copy.deepcopy(optimizer, memo)
-        own_loss = copy.deepcopy(loss_fn, memo) if isinstance(loss_fn, nn.Module) else loss_fn
-    except Exception:  # hooks, locks, process groups: whatever cannot be copied is put back instead
-        return None
 
     def make(form: str) -> Bench:
-        return Bench(own_model, own_optimizer, own_loss, form, True)
+        return Bench(model, inner, loss_fn, form)
 
-    try:
-        bench = make(_find_form(make, loss_fn, batch))
-        is_apart = _is_apart(bench, model, batch)
-    finally:  # a loss function that holds the model, unseen, has run it: the copy still is as it was
-        for original, kept, version in zip(_tensors(model), _tensors(own_model), versions):
-            # batch_norm writes to its running statistics without a new version
-            if original._version != version or not torch.equal(original, kept):
-                original.data.copy_(kept.data)
-    return bench if is_apart and _can_step(bench, batch) else None
-
-
-def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    with make("pair").put_back(), without_guard(inner):
+        yield make(_find_form(make, loss_fn, batches[0]))
