@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
@@ -75,7 +76,9 @@ def _schedule(value: Any) -> str:
 
 
 def _precision(value: Any) -> str:
-    name = "fp16" if value is True else "no" if value is False else str(value).lower()
+    name = (
+        "fp16" if value is True else "no" if value in (None, False) else value.lower() if isinstance(value, str) else ""
+    )
     if (name := _OTHER_NAMES.get(name, name)) not in _PRECISIONS:
         raise refused(f"one of {', '.join(_PRECISIONS)}, true or false", value)
     return name
@@ -214,8 +217,8 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
         source: a path ending in .yaml, .yml, .json or .toml; or a dict. YAML needs PyYAML, TOML Python 3.11.
 
     Raises:
-        ValueError: an unknown key (names the nearest known one), a key in two sections, or an invalid value; a file
-            that is not valid YAML, JSON or TOML.
+        ValueError: an unknown key (names the nearest known one), a key that is given twice, or an invalid value; a file
+            that is not valid YAML, JSON or TOML, or that uses YAML aliases.
         ImportError: PyYAML is not installed, or this Python reads no TOML.
 
     Cost: one read of the file.
@@ -234,7 +237,7 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
         raise ValueError(f"{where} must hold keys with values, got a {type(plain).__name__}")
     found: dict[str, Any] = {}
     kinds = kinds_of(TrainingSettings)
-    for key, value in _flat(plain):
+    for key, value in _flat(plain, set()):
         key = _ALIASES.get(key, key)
         if key not in kinds:
             is_argument = key in inspect.signature(wrap).parameters
@@ -255,11 +258,14 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
     return result
 
 
-def _flat(plain: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values, including those in sections."""
+def _flat(plain: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Keys and values, including those in sections. A section in several places, or in itself, is an error."""
     for key, value in plain.items():
         if isinstance(value, Mapping) and key not in kinds_of(TrainingSettings):
-            yield from _flat(value)
+            if id(value) in seen or len(seen) == 100:
+                raise ValueError(f"`{shown(key, 80)}` must be one of at most 100 sections, each in one place")
+            seen.add(id(value))
+            yield from _flat(value, seen)
         else:
             yield key, value
 
@@ -278,7 +284,39 @@ def _read(path: Path) -> Any:
         raise ImportError(f"{shown(path)} needs Python 3.11. Use YAML or JSON with an older one.") from error
     broken = reader.YAMLError if names[kind] == "yaml" else ValueError
     try:
-        found = reader.safe_load(text) if names[kind] == "yaml" else reader.loads(text)
+        if names[kind] == "yaml":
+            found = reader.load(text, _strict_loader(reader))
+        else:
+            found = json.loads(text, object_pairs_hook=_unique) if names[kind] == "json" else reader.loads(text)
     except (broken, RecursionError) as error:
         raise ValueError(f"{shown(path)} must be {kind[1:].upper()}, and cannot be read: {error}") from error
     return {} if found is None else found
+
+
+def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dict of `pairs`; ValueError if a key is given twice."""
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"`{shown(key, 80)}` must be given once, got it twice")
+        found[key] = value
+    return found
+
+
+def _strict_loader(yaml: Any) -> Any:
+    """A YAML loader without aliases, which could repeat a section without end, and without duplicate keys."""
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.composer.ComposerError(None, None, "aliases are not supported", self.peek_event().start_mark)
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            try:
+                _unique((str(key.value), None) for key, _ in node.value)
+            except ValueError as error:
+                raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
+            return super().construct_mapping(node, deep)
+
+    return Loader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -211,3 +212,34 @@ def test_the_page_has_every_key_with_its_default():
         shown = [value.strip() for value in row.split("|")[2].split(",")][keys.index(name)]
         default = field.default
         assert shown == str(default).lower() or float(shown) == default, name
+
+
+LEVELS = "".join(f"  - &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
+REFUSED = {
+    "aliases.yaml": (f"learning_rate:\n  - &a0 [x, x]\n{LEVELS}", "aliases are not supported"),
+    "itself.yaml": ("a: &a\n  b: *a\n", "aliases are not supported"),
+    "merged.yaml": ("a: &a {patience: 3}\nb:\n  <<: *a\n", "aliases are not supported"),
+    "twice.yaml": ("stopping:\n  patience: 3\n  patience: 9\n", "`patience` must be given once, got it twice"),
+    "twice.json": ('{"patience": 3, "patience": 9}', "`patience` must be given once, got it twice"),
+    "deep.json": ('{"a":' * 20000 + "{}" + "}" * 20000, "recursion"),
+    "deep.yaml": ("[" * 20000 + "]" * 20000, "recursion"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_that_repeats_or_nests_without_end_is_refused_at_once(tmp_path, name):
+    if name.endswith(".yaml"):
+        pytest.importorskip("yaml", reason="YAML files are an extra: pip install fastguard[settings]")
+    text, problem = REFUSED[name]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"(?s){name} must be .*, and cannot be read: .*{problem}") as raised:
+        fastguard.settings(tmp_path / name)
+    assert len(str(raised.value)) < 1000
+
+
+def test_a_dict_that_holds_itself_or_nests_deeply_is_refused():
+    endless: dict[str, object] = {}
+    endless["a"] = endless
+    for plain in (endless, functools.reduce(lambda inner, _: {"a": inner}, range(5000), {})):
+        with pytest.raises(ValueError, match="one of at most 100 sections"):
+            fastguard.settings(plain)
