@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from .. import kernels
 from ..records.columns import norm_of, norm_parts
@@ -52,7 +53,7 @@ def everything_restored(
     for p in own:
         p.grad = None  # an accumulation under way is left alone
     try:
-        with torch.autograd._unsafe_preserve_version_counter(counted), randomness_restored(loader):
+        with _unsafe_preserve_version_counter(counted), randomness_restored(loader):
             yield
     finally:
         backup.restore()

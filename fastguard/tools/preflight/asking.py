@@ -42,8 +42,8 @@ def preflight(
     heart at the given learning rate and at a hundredth to a hundred times of it, which tells a rate that is too low or
     too high from a model that cannot learn. docs/guide/preflight.md lists the checks.
 
-    Model and optimizer are restored bit for bit, also after an error or Ctrl-C: parameters, buffers, gradients, optimizer
-    state, modes, and Python attributes that are plain data. So are random generators. A guard sees nothing.
+    Model and optimizer are restored bit for bit, also after an error or Ctrl-C: parameters, buffers, gradients,
+    optimizer state, modes, and Python attributes that are plain data. So are random generators. A guard sees nothing.
 
     Args:
         model: the model, on its device, in the mode it is to be trained in.
