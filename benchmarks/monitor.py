@@ -23,10 +23,11 @@ import torch
 
 import fastguard
 from fastguard.commands import bench
-from fastguard.commands.bench import cases
 from fastguard.commands.bench.clipping import NO_CLIPPING
 from fastguard.commands.bench.harness import Spread, WrongResultError, gc_off
 from fastguard.commands.bench.machine import Machine, line
+
+from .speed.cases import transformer
 
 RESULTS = Path(__file__).resolve().parent / "results" / "monitor.json"
 EVERY = 10
@@ -90,7 +91,7 @@ class Run:
     """One of the runs; all start from the same weights, on the same batches."""
 
     def __init__(self, kind: str) -> None:
-        task = cases.transformer()
+        task = transformer()
         self.kind = kind
         self.model, self.loss = task.model, task.loss
         self.parameters = list(task.model.parameters())

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.commands.bench.cases import STEP_CASES
 from fastguard.commands.bench.harness import QUICK, Settings, Spread, call_ns, compared, gc_off, take_turns
 from fastguard.commands.demo.model import TransformerBlock
 from fastguard.recovery.rescue import Rescue
 
+from ..speed.cases import STEP_CASES
 from . import criteria
 
 Loss = Callable[[], torch.Tensor]

@@ -1,7 +1,6 @@
 """`fastguard bench`: what fastguard costs, against torch's own functions, in turn with them as in training.
 
-In the order in which data flows: `cases` and `models` (what), `subject` (the tensors, and the truth about them),
-`clipping` and `steps` (who), `harness` (how long), `machine` (where).
+`cases` says what is measured, `clipping` and `steps` by which calls, `harness` for how long, `machine` where.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..cli import Parser
 from . import machine, steps
-from .cases import CASES, STEP_CASES
+from .cases import CASES, STEP_MLP, Case
 from .clipping import Clipping
 from .harness import QUICK, TOO_NOISY, Settings, duration, number, overlap
 
@@ -27,22 +26,21 @@ class BenchPart(NamedTuple):
     prepare: Callable[[], Measuring]
 
 
-def _clip(case: str, *, clips: bool = False) -> BenchPart:
-    title = f"clip, {CASES[case].title}, " + ("clipping at every step" if clips else "limit not reached")
-    return BenchPart(title, lambda: Clipping(CASES[case], clips=clips).measure)
+def _clip(case: Case, *, clips: bool = False) -> BenchPart:
+    title = f"clip, {case.title}, " + ("clipping at every step" if clips else "limit not reached")
+    return BenchPart(title, lambda: Clipping(case, clips=clips).measure)
 
 
-def _step(case: str, ours: str = steps.GUARDED) -> BenchPart:
-    title = f"added to a step, {STEP_CASES[case].title}" + (", loss and JSONL" if ours == steps.RECORDED else "")
-    return BenchPart(title, lambda: lambda settings: steps.measure_steps(STEP_CASES[case], settings, ours))
+def _step(ours: str = steps.GUARDED) -> BenchPart:
+    title = f"added to a step, {STEP_MLP.title}" + (", loss and JSONL" if ours == steps.RECORDED else "")
+    return BenchPart(title, lambda: lambda settings: steps.measure_steps(STEP_MLP, settings, ours))
 
 
-CLIPPED = ("gpt2-float32", "300x1000", "3000x64")
 PARTS = {
-    **{name: _clip(name) for name in CASES},
-    **{f"{name}-clipping": _clip(name, clips=True) for name in CLIPPED},
-    **{name: _step(name) for name in STEP_CASES},
-    "step-mlp-jsonl": _step("step-mlp", steps.RECORDED),
+    "step-mlp": _step(),
+    "step-mlp-jsonl": _step(steps.RECORDED),
+    **{name: _clip(case) for name, case in CASES.items()},
+    **{f"{name}-clipping": _clip(case, clips=True) for name, case in CASES.items()},
 }
 
 

@@ -1,4 +1,4 @@
-"""What is measured: lists of tensor shapes with gradients to fill them, and models for whole steps."""
+"""What is measured: lists of tensor shapes with gradients to fill them, and a model for whole steps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from ..demo.model import TransformerBlock
 
 Shape = tuple[int, ...]
 _NUM_BATCHES = 8  # several, so that the gradient norm is not the same at every step
@@ -50,7 +48,7 @@ class StepCase:
 
 
 def gpt2_shapes(width: int = 768, depth: int = 12, vocabulary: int = 50257, context: int = 1024) -> tuple[Shape, ...]:
-    """GPT-2's tensors; the head is the token embedding again, so it is no tensor of its own."""
+    """GPT-2's tensors; the head is the token embedding again, so it is not a tensor of its own."""
     block: list[Shape] = [
         *((width,), (width,)),
         *((width, 3 * width), (3 * width,), (width, width), (width,)),
@@ -58,23 +56,6 @@ def gpt2_shapes(width: int = 768, depth: int = 12, vocabulary: int = 50257, cont
         *((width, 4 * width), (4 * width,), (4 * width, width), (width,)),
     ]
     return ((vocabulary, width), (context, width), *(block * depth), (width,), (width,))
-
-
-def resnet50_shapes() -> tuple[Shape, ...]:
-    """The trainable tensors of ResNet-50 for ImageNet."""
-
-    def convolution(inputs: int, outputs: int, size: int) -> list[Shape]:
-        return [(outputs, inputs, size, size), (outputs,), (outputs,)]  # with its batch norm
-
-    shapes = convolution(3, 64, 7)
-    inputs = 64
-    for width, num_blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(num_blocks):
-            shapes += convolution(inputs, width, 1) + convolution(width, width, 3) + convolution(width, 4 * width, 1)
-            if block == 0:
-                shapes += convolution(inputs, 4 * width, 1)
-            inputs = 4 * width
-    return (*shapes, (1000, inputs), (1000,))
 
 
 class Subject:
@@ -121,7 +102,8 @@ class Task(NamedTuple):
     loss: Callable[[], Tensor]
 
 
-def _task(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Task:
+def task(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Task:
+    """Cross-entropy on the batches, in turn and for ever."""
     endless = itertools.cycle(list(batches))
 
     def loss() -> Tensor:
@@ -139,51 +121,14 @@ def mlp(width: int = 256, inputs: int = 128, classes: int = 10, batch: int = 32,
             nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
         )
         batches = [(torch.randn(batch, inputs), torch.randint(classes, (batch,))) for _ in range(_NUM_BATCHES)]
-    return _task(model, batches)
+    return task(model, batches)
 
 
-class Transformer(nn.Module):
-    """A decoder-only transformer over bytes."""
-
-    def __init__(self, width: int, depth: int, num_heads: int, context: int, vocabulary: int) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(TransformerBlock(width, num_heads) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return F.linear(self.norm(x), self.tokens.weight)
-
-
-def transformer(
-    width: int = 256, depth: int = 6, num_heads: int = 4, context: int = 64, batch: int = 2, seed: int = 0
-) -> Task:
-    """A small language model on random bytes; the same weights and batches for the same seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Transformer(width, depth, num_heads, context, vocabulary=256)
-        texts = torch.randint(256, (_NUM_BATCHES, batch, context + 1))
-    return _task(model, [(text[:, :-1].contiguous(), text[:, 1:].contiguous()) for text in texts])
-
-
-_GPT2 = gpt2_shapes()
 CASES = {
     case.name: case
     for case in (
-        Case("gpt2-float32", "GPT-2 124M float32, 148 tensors", _GPT2),
-        Case("gpt2-bfloat16", "GPT-2 124M bfloat16, 148 tensors", _GPT2, torch.bfloat16),
-        Case("resnet50", "ResNet-50 float32, 161 tensors", resnet50_shapes()),
+        Case("gpt2-float32", "GPT-2 124M float32, 148 tensors", gpt2_shapes()),
         Case("300x1000", "300 tensors × 1000 float32", ((1000,),) * 300),
-        Case("3000x64", "3000 tensors × 64 float32", ((64,),) * 3000),
     )
 }
-STEP_CASES = {
-    case.name: case
-    for case in (
-        StepCase("step-mlp", "MLP of 101k parameters", mlp),
-        StepCase("step-transformer", "transformer of 4.8M parameters", transformer),
-    )
-}
+STEP_MLP = StepCase("step-mlp", "MLP of 101k parameters", mlp)
