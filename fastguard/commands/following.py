@@ -146,7 +146,6 @@ class FollowedRun:
 
     Args:
         path: the log; it need not be there yet.
-        num_layers: how many layers to look at.
 
     Attributes:
         tail, log: the file, and its records.
@@ -161,8 +160,7 @@ class FollowedRun:
         times: when the newest lines were written, in seconds since 1970.
     """
 
-    def __init__(self, path: Path, num_layers: int = NUM_LAYERS) -> None:
-        self._num_layers = num_layers
+    def __init__(self, path: Path) -> None:
         self.tail = LogTail(path)
         self.log = LogReader(path, lines=self.tail)
         self.num_records = self._num_misfits = 0
@@ -278,7 +276,7 @@ class FollowedRun:
             named = [layer for finding in self.report.findings for layer in finding.layers]
         tracks = dict(self.history.tensors.items())
         by_norm = sorted(tracks, key=lambda name: tracks[name].norm, reverse=True)
-        chosen = [name for name in dict.fromkeys((*named, *by_norm)) if name in tracks][: self._num_layers]
+        chosen = [name for name in dict.fromkeys((*named, *by_norm)) if name in tracks][:NUM_LAYERS]
         weights = {name: sampled.last.value for name, sampled in self.history.weights.items() if name in chosen}
         ratios = [weights[name].update_ratio if name in weights else None for name in chosen]
         self.layers = [

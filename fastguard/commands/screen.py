@@ -22,29 +22,20 @@ _LATELY = 100  # steps
 _QUIET_S = 10.0
 _MAX_QUIET_S = 1e9  # a log may contain any time
 BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII = "_.-~=+*#"
-_BAD, _BACK = "x", "|"
+_BAD = "x"
 Line = list[tuple[str, str]]  # pieces of text, each with its style
 
 
-def lines_of(
-    run: FollowedRun,
-    *,
-    now: float,
-    width: int,
-    height: int | None = None,
-    ascii_only: bool = False,
-) -> list[Line]:
+def lines_of(run: FollowedRun, *, now: float, width: int, height: int | None = None) -> list[Line]:
     """The view, the most important first.
 
     Args:
         run: what is shown.
         now: seconds since 1970.
         width, height: of the terminal; None: as many lines as there are.
-        ascii_only: whether the terminal's encoding has no block elements.
     """
     head = [_head(run, now, width), _status(run), *_cause(run), *_notes(run)]
-    numbers = _numbers(run, width, ASCII if ascii_only else BLOCKS) if run.history.recent else []
+    numbers = _numbers(run, width) if run.history.recent else []
     layers, findings = _layers(run, width), _findings(run)
     room = 10**6 if height is None else height - len(head) - len(numbers)
     fitting = room - min(len(findings), 4)
@@ -56,12 +47,12 @@ def lines_of(
     return lines[:height]
 
 
-def as_text(lines: Iterable[Line], *, crops: bool, ascii_only: bool = False) -> Any:
-    """`lines` as rich prints them; those too long for the terminal are cut, or go on in the next one."""
+def as_text(lines: Iterable[Line], *, crops: bool) -> Any:
+    """`lines` as rich prints them; those too long for the terminal are cut, or wrapped."""
     from rich.console import Group
     from rich.text import Text
 
-    overflow: Any = None if not crops else "crop" if ascii_only else "ellipsis"
+    overflow: Any = "ellipsis" if crops else None
     return Group(*(Text.assemble(*line, no_wrap=crops, overflow=overflow) for line in lines))
 
 
@@ -121,22 +112,21 @@ def _notes(run: FollowedRun) -> list[Line]:
     return [[(note, "dim")] for note in notes]
 
 
-def _numbers(run: FollowedRun, width: int, ramp: str) -> list[Line]:
+def _numbers(run: FollowedRun, width: int) -> list[Line]:
     history = run.history
     recent = list(history.recent)
-    backs = [i for i in range(1, len(recent)) if recent[i].step <= recent[i - 1].step]
     room = width - _LABEL - _VALUE - 2
     losses, norms = [entry.loss for entry in recent], [entry.norm for entry in recent]
     lines = [
-        _row("loss", _last(losses), sparkline(losses, room, ramp=ramp, backs=backs), "cyan"),
-        _row("grad norm", _last(norms), sparkline(norms, room, is_log=True, ramp=ramp, backs=backs), "magenta"),
+        _row("loss", _last(losses), sparkline(losses, room), "cyan"),
+        _row("grad norm", _last(norms), sparkline(norms, room, is_log=True), "magenta"),
     ]
     if history.num_steps > len(recent):
         buckets = history.overview.buckets
         begin = f"since {buckets[0].first_step:,}"
         for place, (key, is_log) in enumerate((("loss", False), ("norm", True))):
             values = _whole_run(run, buckets, key)
-            lines.insert(2 * place + 1, _row("", begin, sparkline(values, room, is_log=is_log, ramp=ramp), "dim"))
+            lines.insert(2 * place + 1, _row("", begin, sparkline(values, room, is_log=is_log), "dim"))
     lately = recent[-_LATELY:]
     num_clean = sum(entry.is_clean for entry in lately)
     clipped = sum(entry.is_clean and entry.clip_coef != 1.0 for entry in lately)
@@ -208,14 +198,11 @@ def _findings(run: FollowedRun) -> list[Line]:
     return lines
 
 
-def sparkline(
-    values: Sequence[float | None], width: int, *, is_log: bool = False, ramp: str = BLOCKS, backs: Sequence[int] = ()
-) -> str:
+def sparkline(values: Sequence[float | None], width: int, *, is_log: bool = False) -> str:
     """The values from left to right in at most `width` characters, the largest of those that share one.
 
-    A value that is NaN or Inf is an x, as are all that share its place; one that is None is left out. In a logarithmic
-    line what is not above 0 is at the bottom. `backs` are places among the values before which a run went back to an
-    earlier step: they show as a bar.
+    NaN and Inf are an x, for all values that share its place; None is left out. In a logarithmic line, values that are
+    not above 0 are at the bottom.
 
     >>> sparkline([1.0, 2.0, 3.0, None, math.nan, 8.0, 1.0, 1.0], 8), sparkline(range(100), 4)
     ('▁▂▃ x█▁▁', '▃▄▆█')
@@ -234,11 +221,7 @@ def sparkline(
             text.append(_BAD if its else " ")
         else:
             share = max(0.0, (_height(max(its), is_log) - low) / (high - low)) if high > low else 0.0
-            text.append(ramp[round(share * (len(ramp) - 1))])
-    for place in backs:
-        at = place * num // len(values)
-        if text[at] != _BAD:
-            text[at] = _BACK
+            text.append(BLOCKS[round(share * (len(BLOCKS) - 1))])
     return "".join(text)
 
 

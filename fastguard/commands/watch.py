@@ -14,7 +14,7 @@ from typing import Any
 
 from .._text import count
 from .cli import EXIT_FAILED, Parser, bug, drop_output, fail, say
-from .following import NUM_LAYERS, FollowedRun, line_of, log_at
+from .following import FollowedRun, line_of, log_at
 
 ASSESS_EVERY_S = 2.0
 REDRAW_EVERY_S = 5.0  # while nothing is written
@@ -32,10 +32,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("log", metavar="RUN.jsonl", help="the log, or a folder whose newest log is shown")
     parser.add_argument("--interval", type=float, default=0.5, help="seconds between two looks (default: 0.5)")
-    parser.add_argument("--layers", type=int, default=NUM_LAYERS, help=f"how many to show (default: {NUM_LAYERS})")
     arguments = parser.parse_args(argv)
-    if not 0 <= arguments.layers <= 1000:
-        parser.error(f"`--layers` must be from 0 to 1000, got {arguments.layers}")
     if not 0.05 <= arguments.interval <= 3600:
         parser.error(f"`--interval` must be from 0.05 to 3600, got {arguments.interval:g}")
     try:
@@ -44,7 +41,7 @@ def main(argv: list[str]) -> int:
             console = _terminal()
             if console is None:
                 return _print_lines(path, arguments.interval)
-            return _show(path, arguments.interval, console, arguments.layers)
+            return _show(path, arguments.interval, console)
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
@@ -130,41 +127,37 @@ def _print_lines(path: Path, interval: float) -> int:
         return 0
 
 
-def _show(path: Path, interval: float, console: Any, num_layers: int) -> int:
+def _show(path: Path, interval: float, console: Any) -> int:
     """Shows the live view on the terminal's alternate screen, and leaves a summary on the main one."""
     from rich.live import Live
 
     from .screen import as_text, lines_of
 
-    ascii_only = not console.encoding.startswith("utf")
-    run = FollowedRun(path, num_layers)
+    run = FollowedRun(path)
 
-    def draw(**options: Any) -> Any:
-        lines = lines_of(run, now=time.time(), width=console.width, ascii_only=ascii_only, **options)
-        return as_text(lines, crops="height" in options, ascii_only=ascii_only)
+    def draw(height: int | None = None) -> Any:
+        return as_text(lines_of(run, now=time.time(), width=console.width, height=height), crops=height is not None)
 
     quiet = logging.NullHandler()  # a rule that fails is in the report
     logging.getLogger("fastguard").addHandler(quiet)
+    options: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
     try:
-        try:
-            options: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
-            with Live(console=console, screen=True, **options) as live:
-                drawn: object = None
-                drawn_at = assessed_at = 0.0
-                while True:
-                    began = time.monotonic()
-                    is_behind = run.read(_BUSY_SHARE * interval)
-                    if not is_behind and run.has_news and began - assessed_at >= ASSESS_EVERY_S:
-                        run.assess()
-                        assessed_at = began
-                    state = (run.num_records, run.num_assessed, run.tail.problem, console.size)
-                    if state != drawn or began - drawn_at >= REDRAW_EVERY_S:
-                        live.update(draw(height=console.height), refresh=True)
-                        drawn, drawn_at = state, began
-                    time.sleep(max(0.0, interval - (time.monotonic() - began)))
-        except KeyboardInterrupt:
-            console.print(draw(), soft_wrap=True)
-            return 0
+        with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, **options) as live:
+            drawn: object = None
+            drawn_at = assessed_at = 0.0
+            while True:
+                began = time.monotonic()
+                is_behind = run.read(_BUSY_SHARE * interval)
+                if not is_behind and run.has_news and began - assessed_at >= ASSESS_EVERY_S:
+                    run.assess()
+                    assessed_at = began
+                state = (run.num_records, run.num_assessed, run.tail.problem, console.size)
+                if state != drawn or began - drawn_at >= REDRAW_EVERY_S:
+                    live.update(draw(console.height), refresh=True)
+                    drawn, drawn_at = state, began
+                time.sleep(max(0.0, interval - (time.monotonic() - began)))
+        console.print(draw(), soft_wrap=True)
+        return 0
     except OSError:  # the terminal is gone
         drop_output()
         return EXIT_FAILED

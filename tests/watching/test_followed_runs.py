@@ -197,10 +197,6 @@ def test_layers_that_findings_name_come_first(path):
     run.assess()
     assert run.layers[0].name == "b" and run.layers[0].is_named
     assert {layer.name for layer in run.layers} == {"a", "b", "c"}
-    run = FollowedRun(path, num_layers=1)
-    run.read()
-    run.assess()
-    assert [layer.name for layer in run.layers] == ["b"]
 
 
 def test_a_misfit_leaves_out_no_line_beside_it(path):
