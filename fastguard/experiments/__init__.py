@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from .arms import ARMS as ARMS
 from .arms import Arm as Arm
-from .arms import Context as Context
 from .arms import arms_for as arms_for
+from .context import Context as Context
 from .paired import Comparison as Comparison
 from .paired import compare as compare
+from .paired import noise_between as noise_between
 
-__all__ = ["ARMS", "Arm", "Comparison", "Context", "arms_for", "compare"]
+__all__ = ["ARMS", "Arm", "Comparison", "Context", "arms_for", "compare", "noise_between"]

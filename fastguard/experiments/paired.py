@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 LEAST_STEPS = 8  # that are compared
 LEAST_T = 3.0
-LEAST_SHARE = 0.02  # of the level of the loss
+LEAST_SHARE = 0.02  # of the level of the loss, where the noise between seeds is not known
+_NUM_PARTS = 6
 _WIDTH = 5.0  # median absolute deviations; differences further out count as if they lay there
 HELPS, HARMS, SAME, UNKNOWN = "helps", "harms", "no difference", "not known"
 
@@ -29,6 +30,7 @@ class Comparison:
         t: the effect divided by its standard error.
         num_steps: number of steps of each run, up to the first loss of either that is not finite.
         share: the effect as a share of the base's mean loss.
+        error: the standard error of the effect, which includes the noise between two seeds if that is known.
     """
 
     verdict: str
@@ -36,6 +38,7 @@ class Comparison:
     t: float
     num_steps: int
     share: float
+    error: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -64,19 +67,21 @@ class Comparison:
 _RATIOS = {HELPS: 4.0, SAME: 0.5, HARMS: 0.25, UNKNOWN: 1.0}
 
 
-def compare(base: Sequence[float], arm: Sequence[float], *, skip: int | None = None) -> Comparison:
+def compare(base: Sequence[float], arm: Sequence[float], *, skip: int | None = None, noise: float = 0.0) -> Comparison:
     """Compares the losses of two runs, step by step.
 
     The mean of the paired differences, base minus arm, and its t: mean / (standard deviation / sqrt(n)). Differences
     that lie further than five median absolute deviations from their median count as if they lay there, so that one
-    spike decides nothing. A verdict other than "no difference" needs |t| >= 3 and 2 % of the loss.
+    spike decides nothing. A verdict other than "no difference" needs |t| >= 3, and twice the noise or 2 % of the loss.
 
     Args:
         base, arm: the loss of each step, in order. NaN and Inf are losses that diverged.
         skip: number of steps to leave out at the beginning, when the change has had no time to show. None: a quarter.
+        noise: how far two runs of the base lie apart that differ in their seed only: `noise_between`. 0: not known.
 
-    >>> compare([1.0, 1.2, 1.1, 1.3] * 3, [0.9, 1.0, 1.0, 1.1] * 3, skip=0)
-    Comparison(verdict='helps', effect=0.15, t=9.949874371066207, num_steps=12, share=0.13043478260869562)
+    >>> found = compare([1.0, 1.2, 1.1, 1.3] * 3, [0.9, 1.0, 1.0, 1.1] * 3, skip=0)
+    >>> found.verdict, round(found.effect, 2), round(found.t, 2), found.num_steps
+    ('helps', 0.15, 9.95, 12)
     """
     num_base, num_arm = _num_finite(base), _num_finite(arm)
     shared = min(num_base, num_arm)
@@ -92,11 +97,28 @@ def compare(base: Sequence[float], arm: Sequence[float], *, skip: int | None = N
     effect = statistics.fmean(held)
     deviation = statistics.stdev(held)
     level = statistics.fmean(map(abs, base[first:shared]))
-    t = _ratio(effect, deviation / math.sqrt(len(held)))
+    error = deviation / math.sqrt(len(held))
+    t = _ratio(effect, error)
     share = _ratio(effect, level)
-    is_clear = abs(t) >= LEAST_T and abs(share) >= LEAST_SHARE
+    is_large = abs(effect) >= 2.0 * noise if noise else abs(share) >= LEAST_SHARE
+    is_clear = is_large and abs(t) >= LEAST_T
     verdict = SAME if not is_clear else HELPS if effect > 0.0 else HARMS
-    return Comparison(verdict, effect, t, shared, share)
+    return Comparison(verdict, effect, t, shared, share, math.hypot(error, noise))
+
+
+def noise_between(base: Sequence[float], other: Sequence[float]) -> float:
+    """How far the losses of two runs lie apart that differ in their seed only.
+
+    The root mean square, over sixths of the compared steps, of the difference of the means.
+
+    >>> round(noise_between([1.0] * 40, [1.1] * 40), 3)
+    0.1
+    """
+    shared = min(_num_finite(base), _num_finite(other))
+    differences = [a - b for a, b in zip(base[shared // 4 : shared], other[shared // 4 : shared])]
+    length = max(len(differences) // _NUM_PARTS, 1)
+    parts = [differences[start : start + length] for start in range(0, len(differences), length)]
+    return math.sqrt(statistics.fmean(statistics.fmean(part) ** 2 for part in parts)) if parts else 0.0
 
 
 def _num_finite(losses: Sequence[float]) -> int:

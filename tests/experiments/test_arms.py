@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import fastguard
 from fastguard.diagnosis import CAUSES
-from fastguard.experiments import ARMS, Context, arms_for
+from fastguard.experiments import ARMS, Context, arms_for, step_changes
 
 
 def context(model=None, optimizer=None, **more):
@@ -57,7 +60,7 @@ def test_clipping_goes_through_the_guard():
     made = context()
     guard = fastguard.wrap(made.optimizers[0], made.model, max_norm=0.5).guard
     made.guard = guard
-    assert "clips already" in ARMS["clipping"].why_not(made) and ARMS["max_norm x10"].why_not(made) is None
+    assert "clipped already" in ARMS["clipping"].why_not(made) and ARMS["max_norm x10"].why_not(made) is None
     ARMS["max_norm x10"].apply(made)
     assert guard.clip.max_norm == 5.0
     guard.clip = None
@@ -133,6 +136,27 @@ def test_the_last_activation_is_removed_where_the_loss_takes_any_number():
     assert torch.equal(model(x), model[0](x))
 
 
+def test_a_softmax_or_sigmoid_without_a_module_is_undone():
+    for operation, made_by in (("Softmax", lambda x: x.softmax(-1)), ("Sigmoid", torch.sigmoid)):
+        known = fastguard.TrainingHistory()
+        known.note_model(loss_kind="cross-entropy", last_operations=(operation, "Addmm"))
+        made = context(Applies(made_by), known=known)
+        x, arm = torch.randn(4, 3), ARMS["no final activation"]
+        assert arm.why_not(made) is None
+        plain = made.model.layer(x)
+        arm.apply(made)
+        assert torch.allclose(made_by(made.model(x)), made_by(plain), atol=1e-6) and made.num_applied == 1
+
+
+class Applies(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(3, 2), function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
 def test_default_initialization_leaves_the_generator_alone():
     made = context()
     nn.init.constant_(made.model.weight, 7.0)
@@ -140,7 +164,7 @@ def test_default_initialization_leaves_the_generator_alone():
     ARMS["default initialization"].apply(made)
     assert torch.equal(before, torch.get_rng_state()) and made.model.weight.abs().max() < 1.0
     made.step = 1
-    for name in ("default initialization", "inputs standardised", "warm-up"):
+    for name in ("default initialization", "inputs standardized", "warm-up", "batches shuffled"):
         assert "before the first step" in ARMS[name].why_not(made)
 
 
@@ -177,7 +201,7 @@ def test_inputs_are_permuted_and_targets_are_not():
 
 def test_inputs_are_standardised_by_feature():
     made = context(Takes())
-    ARMS["inputs standardised"].apply(made)
+    ARMS["inputs standardized"].apply(made)
     x = torch.randn(64, 3, 5, 5) * torch.tensor([1e-3, 1.0, 500.0])[:, None, None] + 40.0
     x[:, 1] = 7.0
     made.model(x)
@@ -186,6 +210,54 @@ def test_inputs_are_standardised_by_feature():
     assert seen[:, 2].std() == pytest.approx(1.0, rel=1e-3)
     made.model(torch.arange(4))
     assert made.model.seen[0][0].dtype is torch.int64
+
+
+def test_targets_are_standardized_in_the_units_of_the_loss():
+    known = fastguard.TrainingHistory()
+    known.note_model(target_mean=100.0, target_std=20.0)
+    arm, made, plain = ARMS["targets standardized"], context(known=known), nn.Linear(3, 2)
+    assert arm.why_not(made) is None and "not known" in arm.why_not(context())
+    plain.load_state_dict(made.model.state_dict())
+    arm.apply(made)
+    x, y = torch.randn(8, 3), 100.0 + 20.0 * torch.randn(8, 2)
+    loss, standardized = (made.model(x) - y).square().mean(), (plain(x) - (y - 100.0) / 20.0).square().mean()
+    assert loss.item() == pytest.approx(400.0 * standardized.item(), rel=1e-4)
+    loss.backward()
+    standardized.backward()
+    assert torch.allclose(made.model.weight.grad, plain.weight.grad, rtol=1e-3)
+    known.note_model(target_mean=0.1, target_std=1.0)
+    assert "standardized" in arm.why_not(made)
+
+
+def test_what_the_script_clips_is_counted_and_its_limit_raised(monkeypatch):
+    for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+        monkeypatch.setattr(module, "clip_grad_norm_", torch.nn.utils.clip_grad_norm_)
+    monkeypatch.setattr(step_changes, "SCRIPT_CLIP", step_changes.ScriptClip())
+    made, arm = context(), ARMS["max_norm x10"]
+    assert "nothing clips" in arm.why_not(made)
+    step_changes.SCRIPT_CLIP.install()
+    made.model.weight.grad = torch.full((2, 3), 100.0)
+    torch.nn.utils.clip_grad_norm_(made.model.parameters(), 1.0)
+    assert made.model.weight.grad.norm() == pytest.approx(1.0, rel=1e-3) and arm.why_not(made) is None
+    arm.apply(made)
+    made.model.weight.grad = torch.full((2, 3), 100.0)
+    torch.nn.utils.clip_grad_norm_(made.model.parameters(), 1.0)
+    assert made.model.weight.grad.norm() == pytest.approx(10.0, rel=1e-3)
+
+
+def test_loaders_that_read_in_order_are_shuffled(monkeypatch):
+    monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
+    gc.collect()
+    loader = DataLoader(TensorDataset(torch.arange(50)), batch_size=50)
+    assert ARMS["batches shuffled"].why_not(context()) is None
+    assert next(iter(loader))[0].tolist() == list(range(50))
+    ARMS["batches shuffled"].prepare()
+    before = torch.get_rng_state()
+    shuffled = DataLoader(TensorDataset(torch.arange(50)), batch_size=50)
+    assert next(iter(shuffled.batch_sampler)) != list(range(50)) and torch.equal(before, torch.get_rng_state())
+    first, second = (next(iter(shuffled))[0].tolist() for _ in range(2))
+    assert sorted(first) == list(range(50)) and first != second
+    assert "shuffles already" in ARMS["batches shuffled"].why_not(context())
 
 
 def test_what_needs_a_model_says_so():

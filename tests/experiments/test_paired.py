@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fastguard.experiments import compare
+from fastguard.experiments import compare, noise_between
 
 NAN, INF = math.nan, math.inf
 
@@ -62,6 +62,15 @@ def test_one_spike_decides_nothing():
 
 def test_a_finite_divergence_harms():
     assert compare([1.0, 1.1] * 20, [1.0 * 1.5**i for i in range(40)]).verdict == "harms"
+
+
+def test_a_difference_counts_from_twice_that_between_seeds_on():
+    base, arm = [1.0, 1.1] * 20, [0.99, 1.08] * 20
+    assert compare(base, arm).verdict == "no difference"  # 1.5 %
+    assert compare(base, arm, noise=0.005).verdict == "helps" and compare(base, arm, noise=0.01).verdict != "helps"
+    assert compare(base, arm, noise=0.005).error > 0.005
+    other = [x + 0.2 * (-1) ** (i // 5) for i, x in enumerate(base)]  # no difference on the whole
+    assert noise_between(base, other) == pytest.approx(0.2) and noise_between([], []) == 0.0
 
 
 def test_text_says_effect_steps_and_t():

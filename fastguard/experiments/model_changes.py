@@ -1,0 +1,258 @@
+"""What arms change about the model and its data: precision, mode, dropout, initialization, inputs, outputs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .context import Context
+
+_DROPOUTS = tuple(
+    getattr(torch.nn, name)
+    for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
+)
+_LAST_ACTIVATIONS = (torch.nn.Softmax, torch.nn.Softmax2d, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU)
+_LOSSES_OF_NUMBERS_OR_LOGITS = frozenset(
+    ("cross-entropy", "cross-entropy with smoothed labels", "binary cross-entropy with logits", "squared error",
+     "absolute error")
+)  # fmt: skip
+_OF_TARGETS = ("label", "target", "decoder")  # parts of the names of keyword arguments that come from the targets
+_INVERSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Softmax": lambda p: p.clamp_min(torch.finfo(p.dtype).tiny).log(),
+    "Sigmoid": lambda p: p.logit(eps=torch.finfo(p.dtype).eps),
+}
+
+
+def needs_model(context: Context) -> str | None:
+    """Why there is no model to change."""
+    return "the model is not known" if context.model is None else None
+
+
+def to_train_mode(context: Context) -> None:
+    """Puts the model in training mode before each forward pass with gradients."""
+
+    def before(module: torch.nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled():
+            context.num_applied += 1
+            module.train()
+
+    for module in (context.model,) if context.model is not None else ():
+        module.register_forward_pre_hook(before)
+
+
+def is_in_eval_mode(context: Context) -> str | None:
+    """Why training mode would change nothing."""
+    if any(not module.training for module in context.modules()):
+        return None
+    return needs_model(context) or "the model is in training mode"
+
+
+def leave_autocast(context: Context) -> None:
+    """Switches autocast off within the model's forward pass; the loss stays as it is, and computes in float32."""
+    before: list[dict[str, bool]] = []
+
+    def enter(module: torch.nn.Module, args: Any) -> None:
+        before.append({device: torch.is_autocast_enabled(device) for device in _autocast_devices(module)})
+        for device in before[-1]:
+            torch.set_autocast_enabled(device, False)
+        context.num_applied += any(before[-1].values())
+
+    def leave(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        for device, was_enabled in before.pop().items() if before else ():
+            torch.set_autocast_enabled(device, was_enabled)
+        return map_tensors(output, lambda x: x.float() if x.is_floating_point() else x)
+
+    for module in (context.model,) if context.model is not None else ():
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave, always_call=True)
+
+
+def _autocast_devices(module: torch.nn.Module) -> set[str]:
+    return {"cpu", *(p.device.type for p in module.parameters())}
+
+
+def in_autocast(context: Context) -> str | None:
+    """Why there is no autocast to leave."""
+    if context.model is not None and (context.history is None or not context.step or context.facts.autocast):
+        return None
+    return needs_model(context) or "the model does not run under autocast"
+
+
+def without_dropout(context: Context) -> None:
+    """Has no module drop anything."""
+    for module in context.modules(_DROPOUTS):
+        module.p = 0.0  # type: ignore[assignment]
+    for module in context.modules((torch.nn.MultiheadAttention, torch.nn.RNNBase)):
+        module.dropout = 0.0  # type: ignore[assignment]
+
+
+def has_dropout(context: Context) -> str | None:
+    """Why there is no dropout to stop."""
+    modules = context.modules((*_DROPOUTS, torch.nn.MultiheadAttention, torch.nn.RNNBase))
+    drops = any(getattr(one, "p", 0.0) or getattr(one, "dropout", 0.0) for one in modules)
+    return None if drops else needs_model(context) or "no module drops anything"
+
+
+def _final_activation(context: Context) -> torch.nn.Module | None:
+    leaves = [one for one in context.modules() if next(one.children(), None) is None]
+    return leaves[-1] if leaves and isinstance(leaves[-1], _LAST_ACTIVATIONS) else None
+
+
+def remove_final_activation(context: Context) -> None:
+    """Passes on what goes into the model's last module; or undoes the softmax or sigmoid that its forward ends in."""
+    last = _final_activation(context)
+    inverse = _INVERSES.get(next(iter(context.facts.last_operations), ""))
+
+    def pass_on(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        context.num_applied += 1
+        if last is not None:
+            return args[0] if args else output
+        return map_tensors(output, lambda x: inverse(x) if inverse is not None and x.is_floating_point() else x)
+
+    changed = last if last is not None else context.model
+    if changed is not None:
+        changed.register_forward_hook(pass_on)
+
+
+def has_final_activation(context: Context) -> str | None:
+    """Why there is no last activation to remove."""
+    if _final_activation(context) is None and next(iter(context.facts.last_operations), "") not in _INVERSES:
+        return needs_model(context) or "the model does not end in an activation"
+    is_of_any_number = context.facts.loss_kind in _LOSSES_OF_NUMBERS_OR_LOGITS
+    return None if is_of_any_number else "the loss is not one that takes any number"
+
+
+def initialize(context: Context) -> None:
+    """Has each module draw its weights again, as PyTorch initializes them."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(context.seed)
+        for module in context.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+
+
+def can_initialize(context: Context) -> str | None:
+    """Why the weights cannot be drawn again."""
+    has_reset = any(callable(getattr(one, "reset_parameters", None)) for one in context.modules())
+    return None if has_reset else needs_model(context) or "no module has reset_parameters()"
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value` with each tensor changed: a tensor, or tuples, lists and dicts of such; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping) and type(value) is dict:
+        return {key: map_tensors(one, change) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map_tensors(one, change) for one in value)
+    return value
+
+
+def _change_inputs(context: Context, make: Callable[[], Callable[[torch.Tensor], torch.Tensor]]) -> None:
+    """Has `make()`, made for each forward pass with gradients, change the inputs of the model, but not its targets.
+
+    Inputs are the first positional argument or, without any, the keyword arguments whose names do not say that they
+    come from the targets: many models compute the loss themselves, from targets that are passed beside the inputs.
+    """
+
+    def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch.is_grad_enabled():
+            return None
+        change = make()
+        if args:
+            return (map_tensors(args[0], change), *args[1:]), kwargs
+        inputs = {key: one for key, one in kwargs.items() if not any(part in key for part in _OF_TARGETS)}
+        return args, {**kwargs, **map_tensors(inputs, change)}
+
+    if context.model is not None:
+        context.model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def permute_inputs(context: Context) -> None:
+    """Gives each sample the inputs of another of its batch: shifts them along dim 0, by another distance each time."""
+    generator = torch.Generator().manual_seed(context.seed)
+
+    def make() -> Callable[[torch.Tensor], torch.Tensor]:
+        fraction = float(torch.rand((), generator=generator))
+
+        def shift(x: torch.Tensor) -> torch.Tensor:
+            if not x.dim() or len(x) < 2:
+                return x
+            context.num_applied += 1
+            return x.roll(1 + int(fraction * (len(x) - 1)), 0)
+
+        return shift
+
+    _change_inputs(context, make)
+
+
+def standardize_inputs(context: Context) -> None:
+    """Brings each feature (dim 1, or all elements of a vector of samples) to mean 0 and standard deviation 1.
+
+    By the statistics of each batch, over all dimensions but 1. Constant features become 0.
+    """
+
+    def standardize(x: torch.Tensor) -> torch.Tensor:
+        if not x.is_floating_point() or not x.dim() or len(x) < 2:
+            return x
+        context.num_applied += 1
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        centred = x - x.mean(dims, keepdim=True)
+        std = centred.square().mean(dims, keepdim=True).sqrt()
+        return centred / std.clamp_min(torch.finfo(x.dtype).eps * (1.0 + x.abs().amax()))
+
+    _change_inputs(context, lambda: standardize)
+
+
+def standardize_targets(context: Context) -> None:
+    """Has the model predict targets of mean 0 and standard deviation 1, in the units of the loss as it is.
+
+    Outputs are scaled by the mean and the standard deviation of the known targets. Gradients are divided by the latter,
+    as those of a squared error of standardized targets are, so that losses can be compared and steps are as large.
+    """
+    mean, std = context.facts.target_mean or 0.0, context.facts.target_std or 1.0
+
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        if not x.is_floating_point():
+            return x
+        context.num_applied += 1
+        return x / std + (x * std - x / std).detach() + mean
+
+    if context.model is not None:
+        context.model.register_forward_hook(lambda module, args, output: map_tensors(output, scale))
+
+
+def has_odd_targets(context: Context) -> str | None:
+    """Why standardized targets would change nothing."""
+    mean, std = context.facts.target_mean, context.facts.target_std
+    if mean is None or not std:
+        return needs_model(context) or "the targets of a squared error are not known"
+    is_odd = abs(mean) > 2.0 * std or not 0.2 <= std <= 5.0
+    return None if is_odd else "the targets are about standardized"
+
+
+def shuffle_loaders() -> None:
+    """Has every DataLoader that is made from now on, and reads a data set in order, shuffle it."""
+    make = torch.utils.data.DataLoader.__init__
+
+    def make_shuffled(self: Any, dataset: Any, *args: Any, **options: Any) -> None:
+        make(self, dataset, *args, **options)
+        if isinstance(self.sampler, torch.utils.data.SequentialSampler) and self.batch_sampler is not None:
+            generator = torch.Generator().manual_seed(0)
+            sampler = torch.utils.data.RandomSampler(dataset, generator=generator)
+            self.__dict__["sampler"] = self.batch_sampler.sampler = sampler
+
+    torch.utils.data.DataLoader.__init__ = make_shuffled  # type: ignore[method-assign]
+
+
+def reads_in_order(context: Context) -> str | None:
+    """Why shuffling would change nothing."""
+    loaders = [one for one in gc.get_objects() if isinstance(one, torch.utils.data.DataLoader)]
+    if any(isinstance(one.sampler, torch.utils.data.RandomSampler) for one in loaders):
+        return "a DataLoader shuffles already"
+    is_ordered = any(isinstance(one.sampler, torch.utils.data.SequentialSampler) for one in loaders)
+    return None if is_ordered else "no DataLoader reads a data set in order"
