@@ -76,21 +76,47 @@ std::vector<int64_t> integers(py::handle sequence) {
   return values;
 }
 
-bool describe(PyObject* tensor, Strided& x, bool& complex) {
+// The same of elements of any dtype; `name` is torch's of it.
+template <class Read>
+bool describe_any(PyObject* tensor, Read& x, std::string& name) {
   py::object description = access->describe(tensor);
   if (description.is_none()) return false;
-  const auto address = py::integer(description.item(0));
-  const auto name = py::text(description.item(1));
+  x.data = reinterpret_cast<char*>(py::integer(description.item(0)));
+  name = py::text(description.item(1));
+  x.shape = integers(description.item(2));
+  x.strides = integers(description.item(3));
+  return true;
+}
+
+bool describe(PyObject* tensor, Strided& x, bool& complex) {
+  std::string name;
+  if (!describe_any(tensor, x, name)) return false;
   complex = name.rfind("complex", 0) == 0;
   if (name == "float32" || name == "complex64") x.dtype = DType::f32;
   else if (name == "float64" || name == "complex128") x.dtype = DType::f64;
   else if (name == "float16" || name == "complex32") x.dtype = DType::f16;
   else if (name == "bfloat16") x.dtype = DType::bf16;
   else return false;
-  x.data = reinterpret_cast<char*>(address);
-  x.shape = integers(description.item(2));
-  x.strides = integers(description.item(3));
   return true;
+}
+
+// The code and bits of torch's dtypes, as DLPack has them.
+bool describe(PyObject* tensor, Elements& x) {
+  std::string name;
+  if (!describe_any(tensor, x, name)) return false;
+  static const struct { const char* prefix; uint8_t code; } kinds[] = {
+      {"float", dlpack::kFloat}, {"bfloat", dlpack::kBfloat}, {"complex", dlpack::kComplex}, {"int", dlpack::kInt}, {"uint", dlpack::kUInt}};
+  x.code = dlpack::kBool;
+  x.bits = 8;
+  if (name == "bool") return true;
+  for (const auto& kind : kinds) {
+    const size_t length = std::char_traits<char>::length(kind.prefix);
+    if (name.compare(0, length, kind.prefix) || name.find_first_not_of("0123456789", length) != std::string::npos) continue;
+    x.code = kind.code;
+    x.bits = std::stoi(name.substr(length));
+    return true;
+  }
+  return false;
 }
 
 bool view_through_python(PyObject* tensor, View& view) {
@@ -192,7 +218,9 @@ bool read_strided(PyObject* tensor, Strided& x) {
 
 bool read_any(PyObject* tensor, Elements& x) {
   dlpack::Tensor t;
-  if (!exchange || !is_plain_type(tensor) || !path.has_storage(tensor)) return false;
+  if (!is_plain_type(tensor)) return false;
+  if (!exchange) return describe(tensor, x);
+  if (!path.has_storage(tensor)) return false;
   if (exchange->tensor_from_object(tensor, &t) != 0) {
     PyErr_Clear();
     return false;

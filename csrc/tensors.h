@@ -48,7 +48,7 @@ const TensorPath& tensor_path();
 // Fills `x`; false if `tensor` is odd, or complex.
 bool read_strided(PyObject* tensor, Strided& x);
 
-// Fills `x`; false if `tensor` is odd, or there is no exchange API to ask.
+// Fills `x`; false if `tensor` is odd.
 bool read_any(PyObject* tensor, Elements& x);
 
 // For kernels on a device: address and (real elements << 2 | DType) of each of `tensors`. False unless all are dense, on

@@ -73,13 +73,7 @@ extension: Any = None if _problem is not None else _C  # whose types are base cl
 # The whole step of a guard, where every tensor is plain; a loss in its slot; a step as a line of a log, written too.
 take_step = None if _problem is not None else _C.take_step
 json_line: Any = None if _problem is not None else _C.json_line
-sample = None if _problem is not None else _C.sample  # see `fastguard.observers.batch_sample`
-sketch = None if _problem is not None else _C.sketch  # see `fastguard.observers.sketches`
-dot = None if _problem is not None else _C.dot
 follow = None if _problem is not None else _C.follow  # see `AdaGC`
-kind_of_loss = None if _problem is not None else _C.kind_of_loss  # these three: see `observers/loss_kind.py`
-how_it_follows = None if _problem is not None else _C.how_it_follows
-how_near = None if _problem is not None else _C.how_near
 ShardPlan: Any = None if _problem is not None else _C.ShardPlan  # see `guard/ranks/pieces.py`
 if _problem is None:
     _initialise()

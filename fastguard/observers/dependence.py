@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..kernels import cpu
+from ..kernels.cpu import extension
 
 _MAX_SAMPLES, _MAX_FEATURES = 64, 256
 _MAX_ELEMENTS = 65536  # of an input that is held against the targets as a whole
@@ -91,30 +91,8 @@ def how_near(x: torch.Tensor, targets: array[float], each: int, are_floating: bo
     spread 1, or shares of integers that differ, count as 1 - exp(-2 d) in units of their median, so that what is near
     counts most; those of targets, `each` of a sample, as they are. NaN where one of the two is constant.
     """
-    if cpu.how_near is not None:
-        told = cpu.how_near(_floats(x), x.is_floating_point(), targets, each, are_floating)
-        if told is not None:
-            return told
-    y = torch.frombuffer(targets, dtype=torch.float64).view(-1, each)[: len(x)]
-    near = _distances(x, is_floating=x.is_floating_point(), is_scaled=True)
-    a = _centred(-torch.exp(-2.0 * (near / near.median())))
-    b = _centred(_distances(y, is_floating=are_floating))
-    return float((a * b).sum() / (a.norm() * b.norm())) * math.sqrt(len(a) * (len(a) - 3) / 2)
-
-
-def _distances(x: torch.Tensor, *, is_floating: bool, is_scaled: bool = False) -> torch.Tensor:
-    rows = x[:_MAX_SAMPLES, :: -(-x.shape[1] // _MAX_FEATURES)].double()
-    if is_scaled and is_floating:
-        spread = rows.std(0)
-        rows = rows[:, spread > 0.0] / spread[spread > 0.0]
-    return torch.cdist(rows, rows, p=2.0 if is_floating else 0.0)
-
-
-def _centred(d: torch.Tensor) -> torch.Tensor:
-    d = d.fill_diagonal_(0.0)
-    rows = d.sum(0) / (len(d) - 2)
-    centred = (d - rows - rows[:, None] + rows.sum() / (len(d) - 1)).fill_diagonal_(0.0)
-    return centred * (centred.norm() > 1e-9 * d.norm())  # else no more than rounding is left
+    found = extension.how_near(_floats(x), x.is_floating_point(), targets, each, are_floating)
+    return math.nan if found is None else found
 
 
 def how_it_follows(x: torch.Tensor, targets: array[float]) -> array[float]:
@@ -130,25 +108,10 @@ def how_it_follows(x: torch.Tensor, targets: array[float]) -> array[float]:
     >>> how_it_follows(torch.tensor([[1.0, 5.0], [2.0, 3.0], [3.0, 9.0]] * 3), array("d", [1, 3, 5] * 3))[0]
     1.0
     """
-    nothing, each = array("d"), len(targets) // max(1, len(x))
+    each = len(targets) // max(1, len(x))
     if len(x) < _LEAST_SAMPLES or not each or len(targets) % len(x):
-        return nothing
-    if cpu.how_it_follows is not None:
-        told = cpu.how_it_follows(_floats(x), x.is_floating_point(), targets, each)
-        if told is not None:
-            return array("d", told)
-    y = torch.frombuffer(targets, dtype=torch.float64)
-    if each == 1 and x.shape[1] > 1:
-        a, b = x.double() - x[:1].double(), y - y[0]  # exactly zero where all are the same
-        a, b = a - a.mean(0), b - b.mean()
-        sizes = a.norm(dim=0) * b.norm()
-        found = torch.where(sizes > 0.0, (a.T @ b).abs() / sizes.clamp(min=1e-300), 0.0)
-        return array("d", found.nan_to_num_(0.0).clamp_(max=1.0).tolist())
-    if each == 1 or x.is_floating_point() or x.shape[1] % each or bool((y == y[0]).all()):
-        return nothing
-    rows = y.view(len(x), 1, each)
-    ways = x.view(len(x), -1, each), x.view(len(x), each, -1).transpose(1, 2)
-    return array("d", torch.cat([(way == rows).double().mean((0, 2)) for way in ways]).tolist())
+        return array("d")
+    return array("d", extension.how_it_follows(_floats(x), x.is_floating_point(), targets, each) or ())
 
 
 def equal_at(x: torch.Tensor, targets: array[float], rows: array[float], num_rows: int) -> array[float]:

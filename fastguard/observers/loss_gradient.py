@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..kernels.cpu import extension
 from ..records.failures import Failures
 from .dependence import Dependence, InputSample, equal_at, how_it_follows, sample_inputs
 from .loss_kind import CLASSIFYING, LEAST_BYTES, Loss, OutputSample
@@ -76,7 +77,7 @@ class LossGradient:
 
         Its targets are then held against what the model was `given`.
         """
-        if not self._left:
+        if not self._left or extension is None:
             return
         floating = [y for _, y in leaves(returned) if y.is_floating_point() and y.requires_grad]
         output = next((y for y in floating if y.dim()), None)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..kernels import cpu
+from ..kernels.cpu import extension
 from .observer import ObservedRun, Observer
 from .tensors import can_be_read
 
@@ -83,25 +83,20 @@ def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:
 
     Cost: 1 us, and 2 ns an element.
     """
-    found = None if cpu.sketch is None else cpu.sketch(tensors, number)
+    found: bytearray | None = None if extension is None else extension.sketch(tensors, number)
     if found is not None or not all(map(is_plain, tensors)):
         return found
-    return sample_reference(tensors, number)
-
-
-def sample_reference(tensors: Sequence[torch.Tensor], number: int) -> bytearray:
-    """As `sample`, of plain tensors."""
-    found = array("d")
+    numbers = array("d")
     for x in tensors:
         count = min(number, x.numel())
-        found.extend(torch.as_strided(x.detach(), (count,), (x.numel() // count,)).double().tolist())
-    return bytearray(found)
+        numbers.extend(torch.as_strided(x.detach(), (count,), (x.numel() // count,)).double().tolist())
+    return bytearray(numbers)
 
 
 def dot(a: bytearray, b: bytearray) -> float:
     """The sum of the products of two samples."""
-    if cpu.dot is not None:
-        return cpu.dot(a, b)
+    if extension is not None:
+        return float(extension.dot(a, b))
     return float(torch.dot(torch.frombuffer(a, dtype=torch.float64), torch.frombuffer(b, dtype=torch.float64)))
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from fastguard.kernels import cpu
 from fastguard.records import ModelNotes
+
+needs_extension = pytest.mark.skipif(cpu.extension is None, reason="the extension is not built")
 
 
 class Embedded(nn.Module):

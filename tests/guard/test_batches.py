@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-from guard_helpers import assert_identical, make_model, snapshot, take_step, train
+from guard_helpers import assert_identical, make_model, needs_extension, snapshot, take_step, train
 from torch import nn
 
 import fastguard
@@ -20,6 +20,8 @@ from fastguard.kernels import cpu
 from fastguard.observers.batches import BatchWatch, can_be_quiet
 from fastguard.records import BatchSample
 from fastguard.records.failures import Failures
+
+pytestmark = needs_extension
 
 
 def guarded(model: nn.Module, **settings: Any) -> Any:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from guard_helpers import classes, numbers
+from guard_helpers import classes, needs_extension, numbers
 from torch.nn import functional as F
 
 from fastguard.observers.loss_kind import CLASSIFYING, OutputSample
 
-pytestmark = pytest.mark.usefixtures("loss_backend")
+pytestmark = needs_extension
 CROSS_ENTROPY, NLL = "cross-entropy", "negative log-likelihood"
 WITH_LOGITS, BINARY = "binary cross-entropy with logits", "binary cross-entropy"
 

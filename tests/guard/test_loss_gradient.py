@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import classes, make_model, numbers
+from guard_helpers import classes, make_model, needs_extension, numbers
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,6 +21,7 @@ from fastguard.observers.loss_kind import OutputSample
 from fastguard.records import TrainingHistory
 from fastguard.records.failures import Failures
 
+pytestmark = needs_extension
 CROSS_ENTROPY = "cross-entropy"
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 import torch
-from guard_helpers import make_model, take_step
+from guard_helpers import make_model, needs_extension, take_step
 from torch import nn
 
 import fastguard
@@ -67,6 +67,7 @@ class TestObservers:
             optimizer.step()
         assert optimizer.guard._run.wakes_at > 100 and not optimizer.guard._run.has_more_to_do
 
+    @needs_extension
     def test_one_that_raises_is_counted_and_the_others_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(LeftGradients, "after", lambda self, step: 1 / 0)
         guard = train(normed(), 5)
