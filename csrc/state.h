@@ -36,9 +36,9 @@ struct RunState {
 
 // fastguard.step.long_way.LongWay
 struct HooksState {
-  static constexpr int kNumObjects = 7;
+  static constexpr int kNumObjects = 6;
   PyObject_HEAD
-  PyObject *run, *ledger, *handles, *undo, *rescue, *weights, *scales;
+  PyObject *run, *ledger, *handles, *undo, *rescue, *scales;
   Py_ssize_t depth;
   char silent;
 };

@@ -35,7 +35,7 @@ struct Parts {
 };
 
 bool is_plain(const HooksState& hooks) {
-  return !hooks.depth && hooks.undo == Py_None && hooks.rescue == Py_None && hooks.weights == Py_None && hooks.scales;
+  return !hooks.depth && hooks.undo == Py_None && hooks.rescue == Py_None && hooks.scales;
 }
 
 bool is_called_plainly(PyObject* args, PyObject* kwargs) {

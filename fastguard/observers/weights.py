@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from ..kernels.tensors import NATIVE_DTYPES, plain
 from ..names import named_parameters
 from ..records import TensorRow, TensorStats, values
 from ..records.samples import WeightStats
+from .observer import Observer
 from .tensors import strided
 
 _EVERY = 100
@@ -164,6 +167,50 @@ class WeightSampler:
         sizes = [p.numel() / max(1, copy.numel()) for p, copy in zip(whole, sample.copies)]
         sample.copies.clear()
         return [row.norm * math.sqrt(size) for row, size in zip(rows, sizes)]
+
+
+class WeightWatch(Observer):
+    """Samples the weights of a guard's optimizers around the steps that are due, for the records of these steps.
+
+    Args:
+        run, judge: of the guard. `judge` waits for records that are still on a device.
+        settings: arguments of `WeightSampler`.
+    """
+
+    what = "weight sampler"
+
+    def __init__(self, run: Any, judge: Any, settings: Mapping[str, Any]) -> None:
+        self._run, self._judge = run, weakref.proxy(judge)  # which leads to what closes this
+        self._sampler = WeightSampler(**{"backend": run.backend, **settings})
+        self._samples: list[tuple[Any, Sample]] = []
+
+    def next_after(self, step: int) -> float:
+        every = self._sampler.every
+        return step + 1 if self._sampler.is_due(step + 1) else (step // every + 1) * every
+
+    def before(self, step: int) -> None:
+        self._samples = []
+        if self._sampler.is_due(step):
+            members = [member for member in self._run.members if member.is_alive]
+            self._samples = [(member, self._sampler.before(member.optimizer)) for member in members]
+
+    def after(self, step: int) -> None:
+        samples, self._samples = self._samples, []
+        if not samples:
+            return
+        started = time.perf_counter()
+        self._judge.arrive_all()
+        record, found = self._run.ring.latest(), list[WeightStats]()
+        norms = dict(zip(record.tensors.names, record.tensors.norm, strict=True))
+        for member, sample in samples:
+            names = self._run.names_of(member)
+            about = {"names": names, "gradient_norms": norms, "skipped": record.skipped}
+            found += self._sampler.after(member.optimizer, sample, **about)
+        self._run.ring.attach(record.step, weights=record.weights + tuple(found))
+        self._judge.add_overhead(time.perf_counter() - started)
+
+    def forget(self) -> None:
+        self._samples = []
 
 
 def _second_moments(optimizer: optim.Optimizer, sample: Sample, backend: str) -> dict[int, dict[str, float]]:

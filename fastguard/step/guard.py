@@ -18,10 +18,11 @@ from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
 from ..kernels.cpu import extension
 from ..names import Namer
-from ..observers.activations import ActivationMonitor, Replay
+from ..observers.activations import ActivationMonitor, ActivationWatch, Replay
 from ..observers.facts import ModelFacts
-from ..observers.observer import held_weakly
+from ..observers.observer import Observer, held_weakly
 from ..observers.owner import Observers
+from ..observers.weights import WeightWatch
 from ..ranks import LocalGradients, Parity, Ranks
 from ..records import StepStats, TrainingHistory
 from ..records.events import describe_recovery
@@ -101,11 +102,17 @@ class Guard(GuardState):
         made.callback(facts.close)
         if parity is not None:
             parity.start(self._run)
-        of_ranks = [one for one in (parity, local) if one is not None]
-        observers = Observers(self._run, model, optimizers, facts, of_ranks)
+        others: list[Observer] = [one for one in (parity, local) if one is not None]
+        if settings.weights is not None:
+            others.append(WeightWatch(self._run, self._judge, settings.weights))
+        activations = None if monitor is None else ActivationWatch(self._run, self._judge, monitor)
+        if monitor is not None and activations is not None:
+            monitor.failures = self._run.failures
+            others.append(activations)
+        observers = Observers(self._run, model, optimizers, facts, others)
         made.callback(observers.close)
         self._observed = Observed(self._run, self._judge)
-        self._sampling = Sampling(self._run, self._judge, observers, self._observed, model, monitor, settings.weights)
+        self._sampling = Sampling(self._run, self._judge, observers, self._observed, model, activations, monitor)
         if monitor is not None:
             self._ledger.fetch = held_weakly(self._sampling.attach_arrived)
         self._rescue: Rescue | None = None

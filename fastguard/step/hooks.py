@@ -92,8 +92,6 @@ class Hooks(LongWay):
             if not self._handles:
                 return None  # a sink has detached the guard
             limits: Any = math.inf if clip is None else clip.limit
-            if self._weights is not None and self._weights.is_due(step):
-                return self._go_the_long_way(optimizer, args, kwargs)
             if limits is None:
                 loss, limits = ring.loss, clip.next_limits()
                 if limits is None:
@@ -187,8 +185,6 @@ class Hooks(LongWay):
                 if self._closure_backup is not None:
                     self._closure_backup.end()
                 self._loss = None
-                if self._weights is not None:
-                    self._weights.after(optimizer)
                 if self._scaler.holds or self._scaler.is_skipped:
                     self._scaler.give_back(optimizer)
             elif self._undo is not None:

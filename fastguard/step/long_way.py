@@ -62,7 +62,6 @@ class LongWay(HooksState):
     ) -> None:
         optimizer = member.optimizer
         self._run, self._member, self._judge, self._ledger, self._sampling = run, member, judge, ledger, sampling
-        self._weights = sampling.weights_of(member)
         self._scaler = ScalerContract(optimizer, run.proxies)
         self._rescue = rescue
         self._slowed: Slowed | None = None
@@ -129,9 +128,6 @@ class LongWay(HooksState):
             self._run.is_alike = self._run.alike is None or self._run.alike.are_compared()
         if self._run.step >= self._run.wakes_at and self._judge.is_between_steps:
             self._sampling.observers.begin_step(self._run.step)
-        if self._weights is not None:
-            self._weights.before(optimizer)
-            started = _perf_counter()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if self._rescue is not None and self._judge.is_between_steps:
             self._rescue.begin_step(self._run.step, callable(closure))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import nn
 from ..._text import shown
 from ...records.samples import ModuleActivity
 from ..buffers import forward_undone
+from ..observer import Observer
 from .arrivals import Origin as Origin
 from .budget import Cost as Cost
 from .monitor import ActivationMonitor as ActivationMonitor
@@ -38,6 +40,38 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
         activations = ActivationMonitor(model, **settings)
     activations.follow_guard()
     return activations
+
+
+class ActivationWatch(Observer):
+    """Tells a monitor when the steps of a guard end, and hands its records to theirs.
+
+    Args:
+        run, judge: of the guard.
+    """
+
+    what = "activation sampler"
+
+    def __init__(self, run: Any, judge: Any, monitor: ActivationMonitor) -> None:
+        self._run, self._judge, self._monitor = run, weakref.proxy(judge), monitor  # it leads to what closes this
+
+    def next_after(self, step: int) -> float:
+        return self._monitor.next_end_after(step)
+
+    def after(self, step: int) -> None:
+        self._judge.add_overhead(self._monitor.end_step(step))
+        self.attach()
+
+    def attach(self, *, waits: bool = False) -> None:
+        """Attaches figures that have arrived to their records; with `waits` also those on their way."""
+        with self._run.failures.kept(self.what, self.so):
+            if waits:
+                self._monitor.flush()
+            for step, records in self._monitor.arrived():
+                self._run.ring.attach(step, activations=records)
+
+    def close(self) -> None:
+        self.attach(waits=True)
+        self._monitor.detach()
 
 
 class Replay(NamedTuple):

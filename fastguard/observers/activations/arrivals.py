@@ -53,6 +53,11 @@ class Arrivals:
         """The figures of what was sampled at `step` have arrived when `events` have fired."""
         self._pending.append((step, sightings, events))
 
+    @property
+    def are_pending(self) -> bool:
+        """Whether figures are still on their way."""
+        return bool(self._pending)
+
     def collect(self, *, wait: bool = False) -> None:
         """Makes records of what has arrived, or, with `wait`, of everything."""
         while self._pending:

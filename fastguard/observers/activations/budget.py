@@ -58,15 +58,16 @@ class Budget:
         self._costs: deque[float] = deque(maxlen=_RECENT_COSTS)
         self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
 
-    def step(self, seconds: float | None, cost_s: float, sampled: bool) -> None:
-        """Takes one step: how long it took in all (None if not known), and what of that the monitor took."""
-        self.num_steps += 1
+    def step(self, seconds: float | None, cost_s: float, sampled: bool, num_steps: int = 1) -> None:
+        """Takes the steps since the last call: how long they took in all (None if not known), and what of that the
+        monitor took. Only the last of them can be `sampled`."""
+        self.num_steps += num_steps
         self.spent_s += cost_s
         self._since_sample_s += cost_s  # figures may arrive, and be counted, some steps later
         if seconds is not None:
             self.elapsed_s += seconds
             self._spent_of_elapsed_s += cost_s
-            self._steps.append(max(0.0, seconds - cost_s))
+            self._steps.append(max(0.0, seconds - cost_s) / num_steps)
         if sampled:
             self.num_samples += 1
             if self.num_samples > 1:

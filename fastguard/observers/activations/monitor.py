@@ -272,6 +272,11 @@ class ActivationMonitor:
             self._next_sample = min(self._next_sample, step + 1)
         return self._end_step(step)
 
+    def next_end_after(self, step: int) -> int:
+        """The next step after `step` at whose end the guard must call `end_step`."""
+        is_busy = self._arrivals.are_pending or (self._collector is not None and self._collector.is_on)
+        return step + 1 if is_busy else max(step + 1, self._next_sample - 1)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """For passes through the model that are no part of the training: they are not counted, nor recorded."""
@@ -325,12 +330,13 @@ class ActivationMonitor:
             return 0.0
         started = time.perf_counter()
         sampled = collector.is_on and self._send(step, collector)
-        self._step = step + 1
+        num_steps, self._step = max(1, step + 1 - self._step), step + 1
         cost_s = time.perf_counter() - started
         self._arrivals.collect()
         cost_s += collector.take_seconds() + self._arrivals.seconds
         self._arrivals.seconds = 0.0
-        self._budget.step(None if self._ended_at is None else started - self._ended_at, cost_s, sampled)
+        elapsed = None if self._ended_at is None else started - self._ended_at
+        self._budget.step(elapsed, cost_s, sampled, num_steps)
         self._ended_at = started
         if sampled:
             self._next_sample = step - step % self._budget.every + self._budget.interval
