@@ -56,20 +56,11 @@ class TestReport:
         assert (report["status"], report["gradient_healthy"]) == ("warning", False)
         assert "Exploding gradients: norm 2e+03 is above 1000" in report["issues"]
 
-    def test_plateau(self):
-        report = train(TrainingDebugger(), [*healthy_losses(100), *[0.01] * 60]).report()
-        assert any(issue.startswith("LOSS_PLATEAU") for issue in report["issues"])
-        assert report["status"] == "warning"
-
     def test_rules_speak_too(self):
         losses = [2.3 - step / 50 for step in range(100)] + [9.0] * 20
         report = train(TrainingDebugger(), losses).report()
         assert report["status"] == "critical"
         assert any(issue.startswith("learning-rate-too-high: ") for issue in report["issues"])
-
-    def test_full_report_has_the_evidence(self):
-        text = str(train(TrainingDebugger(), [*healthy_losses(10), math.nan]).full_report())
-        assert "[critical] non-finite-loss, step 10" in text
 
 
 class TestQuickCheck:
@@ -105,11 +96,6 @@ class TestStep:
         assert (debugger.history.step, debugger.history.loss, debugger.history.val_loss) == ([3], [2.0], [2.5])
         assert list(debugger.history.tensors) == ["tensor1"]
 
-    def test_gradients_are_only_read(self):
-        gradient = torch.full((3,), 7.0)
-        TrainingDebugger().step(0, 1.0, [gradient], 0.1)
-        assert gradient.tolist() == [7.0, 7.0, 7.0]
-
     def test_what_is_no_list_is_refused(self):
         with pytest.raises(TypeError, match="`gradients` must be a list of tensors or arrays, or a dict"):
             TrainingDebugger().step(0, 1.0, torch.ones(3), 0.1)
@@ -121,11 +107,6 @@ class TestStep:
         debugger = train(TrainingDebugger(), healthy_losses(12), activations={"relu": torch.zeros(8)})
         assert list(debugger.report()["activation_issues"]) == ["relu"]
         assert debugger.report()["status"] == "warning"
-
-
-def test_it_is_public():
-    assert fastguard.TrainingDebugger is TrainingDebugger
-    assert fastguard.TrainingHistory.__name__ == "TrainingHistory"
 
 
 def test_a_rule_that_fails_is_no_sign_of_health(caplog):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 import sys
@@ -15,7 +14,7 @@ import torch
 import fastguard
 from fastguard.commands import cli
 from fastguard.commands.demo import training
-from fastguard.commands.demo.model import CharTransformer, Corpus
+from fastguard.commands.demo.model import CharTransformer
 from fastguard.sinks import read_jsonl
 
 from records import make_record
@@ -101,27 +100,6 @@ class TestPage:
         told = training.page_line(log, log / "run.html", opens=False)
         assert told.startswith(f"fastguard report {log} makes a page of it; here it could not be written: ")
 
-    @pytest.mark.slow
-    def test_of_the_whole_demo(self, tiny, tmp_path, capsys, opened):
-        assert run_demo(tmp_path, "--open") == 0
-        path = tmp_path / "run.html"
-        assert capsys.readouterr().out.endswith(f"\nthe page of it, to be opened in a browser: {path}\n")
-        assert opened == [path.as_uri()]
-        assert sorted(os.listdir(tmp_path)) == ["run.html", "run.jsonl"]
-        assert "non-finite-gradients" in path.read_text()
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_run(tiny, tmp_path, capsys):
-    runs = []
-    for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
-        assert run_demo(tmp_path / name, "--seed", seed) == 0
-        lines = (tmp_path / name / "run.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines if '"step"' in line]  # without the run's id
-        runs.append([{k: v for k, v in record.items() if k != "time"} for record in records])
-    assert runs[0] == runs[1]
-    assert runs[0] != runs[2]
-
 
 def test_the_demo_fails_when_the_poisoned_step_is_not_skipped(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(fastguard, "wrap", functools.partial(fastguard.wrap, skip_nonfinite=False))
@@ -142,28 +120,3 @@ def test_what_cannot_be_had_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FASTGUARD_BACKEND", "abacus")
     assert run_demo(tmp_path) == 64
     assert "`FASTGUARD_BACKEND` must be one of" in capsys.readouterr().err
-
-
-def test_poison_leaves_the_loss_alone_and_starts_where_it_says():
-    torch.manual_seed(0)
-    model = CharTransformer(width=16, num_heads=2, num_blocks=3)
-    text = torch.randint(256, (2, 9))
-    plain = training.loss_of(model, text[:, :-1], text[:, 1:])
-    with training.poisoned(model.blocks[1]):
-        loss = training.loss_of(model, text[:, :-1], text[:, 1:])
-        loss.backward()
-    assert torch.equal(loss, plain)
-    bad = {name for name, p in model.named_parameters() if not p.grad.isfinite().all()}
-    assert "blocks.1.mlp.2.bias" in bad
-    assert not any(name.startswith(("blocks.2", "norm", "head")) for name in bad)
-    model.zero_grad()
-    training.loss_of(model, text[:, :-1], text[:, 1:]).backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())  # the poison is gone
-
-
-def test_the_corpus_keeps_training_and_held_out_text_apart():
-    corpus = Corpus(bytes(i * 256 // 40_000 for i in range(40_000)), 64, 0, torch.device("cpu"))
-    inputs, targets = corpus.batch()
-    assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    assert targets.max() < corpus.held_out()[0].min() + 2
-    assert torch.equal(corpus.held_out()[0], corpus.held_out()[0])

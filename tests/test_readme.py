@@ -162,12 +162,6 @@ def test_every_public_name_in_the_text_exists(page):
         assert name in (*fastguard.__all__, *fastguard._MORE_MODULES, "_C"), name
 
 
-@pytest.mark.parametrize("name", ["bench", "faults-external"])
-def test_the_tables_have_their_places(name):
-    assert TEXT.count(f"<!-- {name}:begin -->") == TEXT.count(f"<!-- {name}:end -->") == 1
-    assert TEXT.index(f"<!-- {name}:begin -->") < TEXT.index(f"<!-- {name}:end -->")
-
-
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page):
     broken = []

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -32,53 +33,56 @@ class Command(NamedTuple):
 
 _HERE = "fastguard.commands."
 COMMANDS = {
-    "info": Command("versions; which backends run here, and why others do not", _HERE + "info:main"),
-    "demo": Command("train a small transformer under guard, on real text, with one bad batch", _HERE + "demo:main"),
-    "diagnose": Command(
-        "say what is wrong with a run, from its log; the exit code says how bad", _HERE + "diagnose:diagnose"
-    ),
-    "report": Command("make a page of a run, or of several, from their logs", _HERE + "report:main"),
+    "info": Command("print versions, and which backends work here", _HERE + "info:main"),
+    "demo": Command("train a small transformer under guard, with one bad batch", _HERE + "demo:main"),
+    "diagnose": Command("say from its log what is wrong with a run", _HERE + "diagnose:diagnose"),
+    "report": Command("make a page of one or several runs from their logs", _HERE + "report:main"),
     "watch": Command("show a run in the terminal while it writes its log", _HERE + "watch:main"),
-    "preflight": Command(
-        "check a training before its first step; the exit code says how bad", _HERE + "preflight:main"
-    ),
+    "preflight": Command("check a training before its first step", _HERE + "preflight:main"),
     "rules": Command("list the rules with their thresholds and sources", _HERE + "diagnose:rules"),
-    "bench": Command("measure against torch's own functions, side by side", _HERE + "bench:main"),
+    "bench": Command("measure the cost against torch's own functions", _HERE + "bench:main"),
 }
 
 
 class CommandError(Exception):
-    """What was asked for cannot be done; its message is one line, and the exit code 64."""
+    """A command cannot run with these arguments; the message is one line, and the exit code 64."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line that names the remedy, and exit with 64."""
+    """An ArgumentParser whose errors are one line with a remedy, and exit with 64."""
 
-    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
         formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
+        about, end = (
+            "\n".join(textwrap.fill(line, 100) for line in text.split("\n")) for text in (description, epilog)
+        )
+        super().__init__(prog, description=about, epilog=end, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: (-\S+)", message)
+        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if unknown is not None:
             message += f". {did_you_mean(unknown[1], self._option_string_actions)}"
+        elif choice is not None:
+            named = did_you_mean(choice[1], choice[2].replace("'", "").split(", "))
+            message = f"{message[: choice.start()]}got {choice[1]!r}. {named}"
         self.exit(EXIT_USAGE, f"{self.prog}: error: {ended(shown(message))} See `{self.prog} --help`.\n")
 
 
 def bug(error: Exception) -> str:
-    """What is said of an error that nobody foresaw: Python's own exit code would be 1, which means something else."""
-    from ..records import failures  # the commands' list needs none of that
+    """A message for an unexpected error. Python's own exit code would be 1, which has another meaning here."""
+    from ..records import failures  # not needed to list the commands
 
     return f"this is a bug of fastguard, please report it: {failures.describe(error)}"
 
 
 def say(command: str, message: object) -> None:
-    """A line of a subcommand on stderr."""
+    """Prints a line of a subcommand to stderr."""
     print(f"fastguard {command}: {prose(message)}", file=sys.stderr, flush=True)
 
 
 def fail(command: str, problem: object) -> int:
-    """Says why there is nothing to read, or to report; the exit code for that."""
+    """Says why there is nothing to read or to report, and returns the exit code for that."""
     if isinstance(problem, OSError) and problem.strerror and problem.filename is not None:
         problem = f"{shown(problem.filename)}: {problem.strerror}"
     say(command, f"error: {problem}")
@@ -86,10 +90,10 @@ def fail(command: str, problem: object) -> int:
 
 
 def print_report(text: str, code: int, command: str) -> int:
-    """Prints a report, and gives its exit code; another one where it cannot be printed."""
+    """Prints a report and returns its exit code, or another one if it cannot be printed."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # whoever reads it has seen enough
+    except BrokenPipeError:  # the reader has seen enough
         drop_output()
     except OSError as error:
         drop_output()
@@ -103,9 +107,9 @@ def _parser() -> Parser:
     parser = Parser(
         "fastguard",
         "Every gradient checked, clipped and explained at every step of a PyTorch training run.",
-        f"commands:\n{listed}\n\n`fastguard <command> --help` tells more about each.\n\n"
-        "exit codes: 0 done, 1 done and something is not well, 64 it cannot be done as asked; `diagnose` and\n"
-        "`preflight` have their own",
+        f"commands:\n{listed}\n\n`fastguard <command> --help` describes each command.\n\n"
+        "exit codes: 0 success, 1 success but a problem was found, 64 wrong arguments; `diagnose`, `report`, `watch` "
+        "and `preflight` have further ones",
     )
     parser.usage = "%(prog)s [-h] [--version] <command> [options]"
     parser.add_argument("--version", action="version", version=f"fastguard {__version__}")
@@ -131,14 +135,14 @@ def as_json(plain: Any) -> str:
 
 
 def drop_output() -> None:
-    """Sends what is still to be written to stdout nowhere, so that Python does not stumble over it as it ends."""
-    with contextlib.suppress(OSError, ValueError):  # a stdout that is no file has nothing to stumble over
+    """Discards the rest of stdout, so that Python raises nothing when it ends."""
+    with contextlib.suppress(OSError, ValueError):  # stdout is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def _any_encoding() -> Iterator[None]:
-    """Has stdout and stderr escape what their encoding lacks, where they would raise."""
+    """Escapes characters that the encoding of stdout and stderr lacks, instead of raising."""
     streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
     before = [stream.errors for stream in streams]
     for stream in streams:
@@ -154,15 +158,15 @@ def _any_encoding() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's) and returns the exit code.
 
-    0: done. 1: done, and what it found is not well. 64: it cannot be done as asked; one line on stderr says why. What
-    `diagnose` and `preflight` found has codes of its own.
+    0: success. 1: success, but a problem was found. 64: wrong arguments; one line on stderr says why. Other codes are
+    those of the commands.
     """
     with _any_encoding():
         return _run(list(sys.argv[1:] if argv is None else argv))
 
 
 def _run(arguments: list[str]) -> int:
-    # What torch says when it is imported where NumPy is not installed; nothing here needs NumPy.
+    # torch warns if NumPy is not installed; nothing here needs it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         # Options of a subcommand are its own, so the first word decides who parses the rest.

@@ -132,7 +132,7 @@ def _lines(rule: Rule) -> list[str]:
 
 def rules(argv: list[str]) -> int:
     """Prints every rule with what it finds, its thresholds and their source."""
-    parser = Parser("fastguard rules", "Lists the rules: what each finds, its thresholds, and where they are from.")
+    parser = Parser("fastguard rules", "Lists the rules: what each finds, its thresholds, and their sources.")
     parser.add_argument("names", nargs="*", metavar="RULE", help="these only")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     arguments = parser.parse_args(argv)

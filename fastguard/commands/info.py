@@ -113,7 +113,7 @@ def describe(facts: dict[str, Any]) -> str:
 
 def main(argv: list[str]) -> int:
     """Prints the facts; 1 if no backend could be loaded or the one that the environment asks for cannot run."""
-    parser = Parser("fastguard info", "Versions, every backend with whether it runs here and why not, and settings.")
+    parser = Parser("fastguard info", "Prints versions, which backends work here and why others do not, and settings.")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for machines and bug reports")
     arguments = parser.parse_args(argv)
     facts = collect()

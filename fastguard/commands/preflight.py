@@ -26,9 +26,9 @@ def main(argv: list[str]) -> int:
         "fastguard preflight",
         "Checks a training before its first step: output against loss, data, parameters, settings, trial steps.",
         "The function takes no arguments and returns (model, optimizer, loss_fn, batch), or a dict with these keys. A "
-        "dict\nmay also contain arguments of fastguard.preflight. The working folder is searched first.\n\n"
-        "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no report (the function raised, or gave something else), 64 "
-        "an\nargument is wrong",
+        "dict may also contain arguments of fastguard.preflight. The working folder is searched first.\n\n"
+        "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no report (the function raised, or returned something else), "
+        "64 an argument is wrong",
     )
     parser.add_argument(
         "target", metavar="module:function", help="the function that builds the training, such as train:make"

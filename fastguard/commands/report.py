@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         if is_page and any(path.resolve() == log.resolve() for _, log in logs):
             raise ValueError(f"{path} is the log itself: choose another --output")
         if is_page and (path.exists() or path.is_symlink()) and not arguments.force:  # before a long log is read
-            raise FileExistsError(f"{path} exists already; --force writes over it")
+            raise FileExistsError(f"{path} exists already: use --force to overwrite it")
         runs = [_run_of(name, log) for name, log in logs]
         reports = [build_report(run.history) for run in runs]
         if arguments.json:

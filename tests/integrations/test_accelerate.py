@@ -132,10 +132,3 @@ def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path: Path):
     assert [record.step for record in resumed.sink.records][:1] == [4]
     assert gist(resumed.optimizer.guard) == gist(whole.optimizer.guard)
     assert_same_parameters(whole.model, resumed.model)
-
-
-def test_an_optimizer_without_a_guard_is_refused():
-    run = Run(attach=False)
-    run.optimizer.guard.detach()
-    with pytest.raises(fastguard.NotGuardedError):
-        fastguard.integrations.accelerate.attach(run.accelerator, run.optimizer)

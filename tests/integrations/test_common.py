@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fastguard
-from fastguard.integrations.common import StepLoss, begin, end, figures, guard_of, replace_method
+from fastguard.integrations.common import StepLoss, figures, guard_of, replace_method
 
 
 def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -36,16 +36,6 @@ def test_a_guard_that_is_there_is_kept(caplog):
     step(model, optimizer)
     guard.flush()
     assert len(sink.records) == 1
-
-
-def test_what_only_hands_on_is_looked_through():
-    class Handing(torch.optim.Optimizer):
-        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-            self.optimizer, self.scaler = optimizer, None
-
-    model, optimizer = make()
-    guard = guard_of(Handing(optimizer), model, {})
-    assert optimizer.guard is guard and not guard._run.proxies
 
 
 @pytest.mark.parametrize("kind", [float, torch.tensor])
@@ -75,25 +65,6 @@ def test_figures_count_the_step_just_taken():
     guard.flush()
     assert figures([guard]) == seen
     assert figures([guard, guard]).keys() == {f"fastguard/{i}{key[9:]}" for i in (0, 1) for key in seen}
-
-
-def test_going_on_from_a_checkpoint(caplog):
-    model, optimizer = make()
-    guard = guard_of(optimizer, model, {})
-    step(model, optimizer)
-    end(guard)
-    assert guard.history.has_ended
-    other_model, other = make()
-    resumed = guard_of(other, other_model, {})
-    begin(resumed, guard.state_dict(), "a checkpoint")
-    assert resumed._run.step == 1 and not resumed.history.has_ended
-    with caplog.at_level(logging.WARNING, "fastguard"):
-        begin(resumed, None, None)
-        assert not caplog.records
-        begin(resumed, None, "a checkpoint")
-    assert [record.getMessage() for record in caplog.records] == [
-        "a checkpoint contains no state of the guard: its steps and history start again"
-    ]
 
 
 class Owner:

@@ -81,15 +81,6 @@ def test_accumulated_losses_are_averaged():
     )
 
 
-def test_clipped_and_idle_as_without_a_guard():
-    weights = []
-    for guarded in (False, True):
-        learn = learner(guarded=guarded)
-        learn.fit(2, 1e-3)
-        weights.append([p.detach().clone() for p in learn.model.parameters()])
-    assert all(map(torch.equal, *weights))
-
-
 def test_a_bad_batch_is_skipped():
     learn = learner(bad=3)
     learn.fit(1, 1e-3)
@@ -104,14 +95,6 @@ def test_a_second_fit_goes_on():
     learn.fit(1, 1e-3)
     assert learn.fastguard.guard is first and first.last.step == 15
     assert pickle.loads(pickle.dumps(learn.fastguard)).settings == {"max_norm": 1.0}
-
-
-def test_validating_after_training_is_of_no_step():
-    learn = learner(max_norm=1.0)
-    learn.fit(1, 1e-3)
-    told = learn.fastguard.guard.last.val_loss
-    learn.validate()
-    assert told is not None and learn.fastguard.guard.last.val_loss == told
 
 
 def test_an_optimizer_of_fastai_is_refused():

@@ -206,27 +206,6 @@ def test_manual_optimization_with_two_optimizers(tmp_path, scaled):
         assert f"fastguard/{index}/grad/norm" in trainer.callback_metrics
 
 
-class Shared(Game):
-    """Two optimizers for one loss."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        loss = self.loss(batch)
-        self.manual_backward(loss)
-        self.told.append((0, loss.item()))
-        for optimizer in self.optimizers():
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def test_optimizers_that_step_one_after_the_other_have_the_same_loss(tmp_path):
-    model = Shared()
-    guarding = fastguard.integrations.lightning.FastguardCallback()
-    fit(tmp_path, model, [guarding])
-    for guard in guarding.guards:
-        guard.flush()
-        assert [entry.loss for entry in guard.history.recent] == pytest.approx([loss for _, loss in model.told])
-
-
 def test_sinks_of_several_optimizers_are_refused(tmp_path):
     guarding, _ = callback()
     with pytest.raises(ValueError, match="`sinks` must be given to each of 2 optimizers"):
@@ -248,16 +227,6 @@ def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path):
     assert [record.step for record in sink.records] == list(range(8, 16))
     assert gist(resumed) == gist(guard)
     assert_same_parameters(whole, again)
-
-
-def test_validating_around_training_is_of_no_step(tmp_path):
-    guarding, sink = callback()
-    model = Regression()
-    trainer = fit(tmp_path, model, [guarding], validate=True)
-    told = [record.val_loss for record in sink.records]
-    trainer.validate(model, loader(3), verbose=False)
-    assert told[:-1] == [None] * 7 and told[-1] is not None
-    assert guarding.guard.last.val_loss == told[-1]
 
 
 def test_a_second_fit_goes_on(tmp_path):
@@ -292,25 +261,6 @@ def test_half_precision(tmp_path, precision):
     assert [record.loss for record in sink.records] == pytest.approx(model.losses, rel=1e-2)
 
 
-def test_lbfgs_and_overfit_batches(tmp_path):
-    model = Regression(lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=3))
-    guarding, sink = callback()
-    fit(tmp_path, model, [guarding], overfit_batches=2, max_epochs=3)
-    assert len(sink.records) == 6
-    assert sink.records[-1].loss < sink.records[0].loss
-
-
-def test_batches_without_a_loss_leave_the_others_alone(tmp_path):
-    class Choosy(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return None if batch_idx % 2 else {"loss": self.loss(batch)}
-
-    guarding, sink = callback()
-    fit(tmp_path, Choosy(), [guarding])
-    for index, record in enumerate(sink.records):  # Lightning steps all the same, without a gradient
-        assert (record.loss is None) is (len(record.tensors) == 0) is bool(index % 2)
-
-
 def test_an_exception_gives_the_limit_back(tmp_path):
     class Failing(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -333,31 +283,3 @@ def test_an_exception_gives_the_limit_back(tmp_path):
         trainer.fit(Failing(), loader())
     assert trainer.gradient_clip_val == 0.1
     assert len(sink.records) == 2
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_fabric(tmp_path, before):
-    fabric = lightning.Fabric(accelerator="cpu", precision="bf16-mixed")
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-    inner = torch.optim.AdamW(module.parameters(), lr=0.01)
-    sink = fastguard.MemorySink()
-    settings = {"max_norm": 0.1, "sinks": [sink]}
-    witness = Witness(inner)
-    if before:
-        fastguard.wrap(inner, module, **settings)
-    model, optimizer = fabric.setup(module, inner)
-    if not before:
-        fastguard.wrap(optimizer, model, **settings)
-    for x, y in fabric.setup_dataloaders(loader()):
-        optimizer.zero_grad()
-        fabric.backward(nn.functional.mse_loss(model(x), y))
-        optimizer.step()
-    optimizer.guard.flush()
-    assert_norms(sink, witness.norms)
-    fabric.save(tmp_path / "state.ckpt", {"model": model, "optimizer": optimizer, "guard": optimizer.guard})
-    guard = optimizer.guard
-    guard.detach()
-    fastguard.wrap(inner, module, **settings)
-    fabric.load(tmp_path / "state.ckpt", {"model": model, "optimizer": optimizer, "guard": inner.guard})
-    assert inner.guard._run.step == 8

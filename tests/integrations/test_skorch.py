@@ -16,7 +16,6 @@ import fastguard
 from framework_helpers import assert_same_parameters, gist, norm64
 
 skorch = pytest.importorskip("skorch", reason="skorch is not installed")
-from sklearn.base import clone  # noqa: E402
 from skorch.callbacks import Callback  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -114,10 +113,3 @@ def test_a_pickled_net_goes_on_where_it_was():
         one.partial_fit(*data())
     assert gist(parts(again)[1]) == gist(parts(whole)[1])
     assert_same_parameters(whole.module_, again.module_)
-
-
-def test_a_clone_has_its_settings():
-    copied = clone(net(max_norm=0.5, settings={"skip_nonfinite": False}))
-    copied.initialize()
-    callback = dict(copied.callbacks_)["guard"]
-    assert callback.get_params() == {"max_norm": 0.5, "settings": {"skip_nonfinite": False}}

@@ -64,15 +64,6 @@ def test_every_way_to_read_the_result():
     assert lines[0].split()[:2] == ["layer", "status"] and lines[2].startswith("0.weight  ok") and lines[-1] == "all ok"
 
 
-def test_vectors_integers_and_strange_arrays_among_weights():
-    state = {**nn.BatchNorm1d(3).state_dict(), "w": spread(8, 8)[::-1], "bias": np.ones(3) * 50}
-    state["w"].flags.writeable = False
-    result = fastguard.check_initialization(state)
-    assert list(result["layers"]) == ["w"] and result["others"]["bias"]["status"] == "too_large"
-    assert result["not_judged"] == {"num_batches_tracked": "its values are torch.int64"}
-    assert not result.all_ok and "bias: too_large, bias of rms 50" in str(result)
-
-
 def test_nan_in_the_weights_is_not_ok():
     w = torch.randn(10, 10)
     w[3, 3] = math.nan
@@ -151,27 +142,6 @@ def test_compiled_models_are_looked_into():
     assert result["0"].expected_std == pytest.approx(math.sqrt(2 / 4))  # by registration
 
 
-def test_linear_layers_of_others():
-    class Conv1D(nn.Module):
-        """As in transformers' GPT-2: [in, out]."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.nf = 30
-            self.weight = nn.Parameter(torch.randn(10, 30) / 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.gelu(x @ self.weight)
-
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(30, 10) / 3)
-
-    assert fastguard.check_initialization(Conv1D())["weight"].fan_in == 10
-    assert fastguard.check_initialization(Own())["weight"].fan_in == 10
-
-
 class Untraceable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -199,15 +169,6 @@ def test_fan_in_of_convolutions():
     )
     fans = [e["fan_in"] for e in fastguard.check_initialization(model)["layers"].values()]
     assert fans == [3 * 9, 4 * 16 // 4, 5]
-
-
-@pytest.mark.parametrize(("kernel", "stride"), [(4, 2), (2, 2), (3, 1)])
-def test_a_transposed_convolution_of_the_expected_std_keeps_the_variance(kernel, stride):
-    layer = nn.ConvTranspose2d(32, 32, kernel, stride=stride, bias=False)
-    std = expected(layer)["weight"]
-    nn.init.normal_(layer.weight, std=std)
-    inside = layer(torch.randn(4, 32, 12, 12))[..., 4:-4, 4:-4]
-    assert float(inside.var().detach()) == pytest.approx(1.0, rel=0.15)
 
 
 def test_recurrent_attention_and_bilinear_layers():
@@ -290,13 +251,6 @@ def test_norms_biases_and_raw_parameters():
     assert fastguard.check_initialization(model)["others"]["1.weight"]["status"] == "ok"
 
 
-def test_a_layer_that_is_all_zero():
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    nn.init.zeros_(model[0].weight)
-    entry = fastguard.check_initialization(model)["0"]
-    assert entry.status == "too_small" and entry.ratio == 0.0 and "only a branch beside a residual" in entry.rule
-
-
 def test_parametrized_weights_are_judged_as_they_are_used():
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(50, 40)), nn.ReLU())
     result = fastguard.check_initialization(model)
@@ -306,14 +260,6 @@ def test_parametrized_weights_are_judged_as_they_are_used():
     with torch.no_grad():
         model[0].parametrizations.weight.original0.mul_(1000)
     assert fastguard.check_initialization(model)["0"].status == "too_large"
-
-
-def test_wrappers_do_not_show_in_names():
-    model = nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
-    assert list(fastguard.check_initialization(model)["layers"]) == ["0.weight"]
-    own = nn.Module()
-    own.weight, own.module = nn.Parameter(torch.randn(4, 4)), nn.Linear(4, 4)
-    assert set(fastguard.check_initialization(own)["layers"]) == {"weight", "module.weight"}
 
 
 def test_lazy_and_meta_parameters_are_said_and_not_called_ok():
@@ -345,21 +291,6 @@ def test_variances_from_layer_to_layer():
     assert result["2"].status == "ok" and result["2"].variance_ratio > 10 and result["variance_ok"] is False
     assert result["all_ok"] and "variance ratio" in str(result)
     assert fastguard.check_initialization(model)["variance_ok"] is None
-
-
-def test_a_batch_of_several_arguments_and_outputs():
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.head = nn.GRU(4, 6), nn.Linear(6, 2)
-
-        def forward(self, x: torch.Tensor, scale: float = 1.0) -> dict[str, torch.Tensor]:
-            return {"out": self.head(self.rnn(x)[0]) * scale}
-
-    x = torch.randn(5, 3, 4)
-    for batch in ((x, 2.0), {"x": x, "scale": 2.0}):
-        result = fastguard.check_initialization(Two(), batch)
-        assert result["rnn.weight_ih_l0"].output_variance > 0 and result["head"].variance_ratio > 0
 
 
 @pytest.mark.parametrize(

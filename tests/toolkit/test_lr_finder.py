@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastguard
-from fastguard.tools.lr_finder import suggest
 
 
 def test_the_schedule_is_exponential_with_both_ends():
@@ -67,38 +66,12 @@ def test_it_stops_where_the_loss_diverges_or_is_not_finite():
     assert finder.range_test(lambda lr: 10.0 if lr > 1 else 1.0).stopped is None  # not more than 10 times
 
 
-def test_losses_that_are_not_positive():
-    finder = fastguard.LearningRateFinder(num_steps=50)
-    result = finder.range_test(lambda lr: -lr)
-    assert result.stopped is None and len(result.lrs) == 50
-    losses = iter([0.0, -1.0, *[-1.5] * 30, 20.0])
-    assert finder.range_test(lambda lr: next(losses)).stopped == "diverged"
-
-
 @pytest.mark.parametrize("number", [0, 1, 9])
 def test_too_few_points(number):
     losses = iter([*[5.0 - i for i in range(number)], math.nan])
     result = fastguard.LearningRateFinder(min_lr=1e-5).range_test(lambda lr: next(losses))
     assert len(result.lrs) == number and result.suggested_lr == pytest.approx(1e-4) and "points" in result.reason
     assert "suggested" in str(result)
-
-
-def test_ten_points_are_enough_and_a_loss_that_never_falls_is_said():
-    lrs = [10.0**k for k in range(10)]
-    assert suggest(lrs, [10.0 - i for i in range(10)], 1.0)[0] in lrs
-    value, reason = suggest(lrs, [float(i) for i in range(10)], 1.0)
-    assert value == 10.0 and reason.endswith("the loss fell at no learning rate")
-
-
-def test_smoothing_sees_through_noise():
-    generator = random.Random(0)
-
-    def loss(lr: float) -> float:
-        return 2.0 - 1.0 / (1.0 + (1e-2 / lr) ** 2) + generator.uniform(-0.1, 0.1)
-
-    steps = {"min_lr": 1e-6, "max_lr": 1e0, "num_steps": 200}
-    smoothed = fastguard.LearningRateFinder(**steps, smoothing=0.9).range_test(loss)
-    assert 1e-3 < smoothed.suggested_lr < 1e-1
 
 
 class Net(nn.Module):
@@ -236,25 +209,6 @@ def test_groups_keep_their_ratios():
     fastguard.LearningRateFinder(1e-6, 1e-2, 5).find(model, optimizer, make_loader(), nn.functional.mse_loss)
     assert [a / b for a, b in seen] == pytest.approx([10.0] * 5) and seen[0][0] == 1e-6 and seen[-1][0] == 1e-2
     assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.01]
-
-
-def test_it_suggests_a_rate_that_trains():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
-    x = torch.randn(64, 4)
-    batches = [(x, x.sum(1, keepdim=True))]
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    result = fastguard.LearningRateFinder().find(model, optimizer, batches, nn.functional.mse_loss)
-    assert result.stopped is not None and 1e-3 < result.suggested_lr < 1.0
-    optimizer.param_groups[0]["lr"] = result.suggested_lr
-    losses = []
-    for _ in range(100):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), batches[0][1])
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.1 * losses[0]
 
 
 @pytest.mark.parametrize(

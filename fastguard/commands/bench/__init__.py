@@ -58,8 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Cost: 2 to 3 minutes on two idle cores, `--quick` about one; 2 GB of memory.
     """
-    parser = Parser("fastguard bench", "Measure fastguard against torch's own functions, side by side.")
-    parser.add_argument("--quick", action="store_true", help="few rounds, for a look: 1 minute, 5 on a busy machine")
+    parser = Parser("fastguard bench", "Measures the cost of fastguard against torch's own functions, in turn.")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds: about 30 seconds, minutes on a busy machine"
+    )
     parser.add_argument("--only", action="append", metavar="PART", choices=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--json", type=Path, metavar="PATH", help="save the results there")
     arguments = parser.parse_args(argv)
