@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -78,6 +79,63 @@ class Finding:
     def weight(self) -> tuple[int, float]:
         """What findings are sorted by, greatest first: severity, then confidence."""
         return SEVERITIES.index(self.severity), self.confidence
+
+
+class Seen:
+    """What the check of a declared rule measured: the rule fills its text with it, and makes it a `Finding`.
+
+    Args:
+        at: first and last step, or entries that have one; those of the window by default.
+        layers: names of the tensors to look at, most suspicious first. The text lists all, the finding has eight.
+        warn: False for a severity of "info"; by default it is "warning", or what the rule declares.
+        severity, sure, see, do: in place of the rule's own severity, confidence, text and remedy.
+        measured: the evidence; a name that begins with an underscore fills the text alone.
+    """
+
+    __slots__ = ("at", "do", "layers", "measured", "see", "severity", "sure")
+
+    def __init__(
+        self,
+        *,
+        at: Sequence[Any] | None = None,
+        layers: Iterable[str] = (),
+        warn: bool | None = None,
+        severity: Severity | None = None,
+        sure: float | None = None,
+        see: str = "",
+        do: str = "",
+        **measured: Any,
+    ) -> None:
+        self.at, self.layers, self.sure, self.see, self.do = at, tuple(layers), sure, see, do
+        self.severity = severity if warn is None else "warning" if warn else "info"
+        self.measured = measured
+
+    def finding(self, see: str, severity: Severity, sure: float) -> Finding:
+        """The finding, with what a rule declares for the rest."""
+        first, last = [getattr(one, "step", one) for one in (self.at[0], self.at[-1])] if self.at else (None, None)
+        return Finding(
+            _FILLED.format(self.see or see, layers=self.layers, **self.measured),
+            first,
+            last,
+            severity=self.severity or severity,
+            layers=self.layers[:8],
+            evidence={name: value for name, value in self.measured.items() if not name.startswith("_")},
+            confidence=sure if self.sure is None else self.sure,
+            recommendation=self.do,
+        )
+
+
+class _Filled(string.Formatter):
+    """As `str.format`; `{num:parameter}` counts, as "2 parameters", and names are listed, the first three of them."""
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if isinstance(value, (list, tuple)):
+            return listed(value)
+        is_noun = len(spec) > 1 and spec.replace(" ", "").isalpha()
+        return count(value, spec) if is_noun else str(super().format_field(value, spec))
+
+
+_FILLED = _Filled()
 
 
 def sign_of(finding: Finding) -> str:

@@ -6,12 +6,12 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..records import TrainingHistory
 from ..records.failures import Failures
 from . import needs
-from .finding import SEVERITIES, Finding, Severity, as_one, by_sign, sign_of
+from .finding import SEVERITIES, Finding, Seen, Severity, as_one, by_sign, sign_of
 from .harm import is_harmed
 from .signals import span
 
@@ -24,6 +24,7 @@ class Rules(dict[str, "Rule"]):
 
 
 RULES = Rules()
+CHECKS: dict[str, Rule] = {}  # the rules of stage "before", which read what `preflight` has measured
 SIGNS: dict[str, Rule] = {}  # the checks that are part of a rule of another name, by their own
 _OF: dict[str, tuple[Rule, ...]] = {}  # the same by rule
 _NONE: Mapping[str, float] = {}
@@ -38,35 +39,46 @@ class Rule:
 
     Attributes:
         name: a noun phrase, like "norm-spike".
-        check: the function that looks for it.
+        check: the function that looks for it: it returns what it has `Seen`, a `Finding`, or None.
         thresholds: its defaults, by name; a call takes others as keyword arguments.
         severity: the worst that it reports.
+        see: the text of a finding, filled with what was `Seen`.
+        sure: the confidence of a finding that does not say.
         reads: what of the history it looks at.
         source: where definition and thresholds come from.
         remedy: what to do, unless a finding says better.
+        stage: "during" for rules that read a history, "before" for those of `preflight`.
+        depth: of a rule of stage "before": 0 for what was given (data, loss, parameters, settings), 1 for initial
+            weights, 2 for how signals flow through the model, from 3 on for trial steps. A deeper finding follows from
+            a shallower one.
         needs_descent: silent in games, with rewards, and for losses below zero: the loss must be one to minimise.
         needs_targets: silent in games, where the output is not compared with targets of the data.
         needs_harm: info unless the run has come to harm (`harm.is_harmed`), a rule without this flag warns, or the
             finding's evidence has `is_certain`. On sound runs these rules warned, and alone they found no fault.
         of: the rule that it is a sign of; empty for a rule. What several signs of a rule find is one finding.
-        cause: the name of the cause that it alone speaks for, and a sentence on that; the remedy is the rule's.
+        cause: the cause that it speaks for: the name of one in `CAUSES`, or a name and a sentence for one that it alone
+            speaks for, whose remedy is the rule's.
         weight: how strongly it speaks for that, from 0 to 1; of two weights the first where the loss stands still.
         explains, cause_needs: further rules that the cause explains, and facts that it needs, as in `causes.Cause`.
         signs: the checks that it consists of.
     """
 
     name: str
-    check: Callable[..., Finding | None]
+    check: Callable[..., Finding | Seen | None]
     thresholds: Mapping[str, float]
     severity: Severity = "warning"
+    see: str = ""
+    sure: float = 0.85
     reads: str = ""
     source: str = ""
     remedy: str = ""
     needs_descent: bool = False
     needs_targets: bool = False
     needs_harm: bool = False
+    stage: Literal["during", "before"] = "during"
+    depth: int = 0
     of: str = ""
-    cause: tuple[str, str] | None = None
+    cause: tuple[str, str] | str | None = None
     weight: float | tuple[float, float] = 1.0
     explains: str = ""
     cause_needs: tuple[Callable[[TrainingHistory], bool | None], ...] = ()
@@ -99,13 +111,15 @@ class Rule:
 
     def _ask(self, history: TrainingHistory, thresholds: Mapping[str, float]) -> Finding | None:
         """As a call, of a rule that may speak, with thresholds that it has."""
-        finding = self.check(history, **thresholds)
-        if finding is None:
+        seen = self.check(history, **thresholds)
+        if seen is None:
             return None
+        finding = seen.finding(self.see, self.severity, self.sure) if isinstance(seen, Seen) else seen
         if not isinstance(finding, Finding):
-            raise TypeError(f"the rule {self.name!r} must return a Finding or None, got {type(finding).__name__}")
-        names_steps = finding.first_step is not None or finding.last_step is not None or self.family == "own"
-        first, last = (finding.first_step, finding.last_step) if names_steps else span(history)
+            raise TypeError(f"the rule {self.name!r} must return Seen, a Finding or None, got {type(seen).__name__}")
+        first, last = finding.first_step, finding.last_step
+        if first is None and last is None and self.stage == "during" and self.family != "own":
+            first, last = span(history)
         return dataclasses.replace(
             finding,
             first_step=first,
@@ -123,6 +137,8 @@ class Rule:
     @property
     def family(self) -> str:
         """The file that it is in, like "vanishing", up to an underscore; "own" for a user's rule."""
+        if self.stage == "before":
+            return "preflight"
         module = self.check.__module__
         return module.removeprefix(_OURS).partition("_")[0] if module.startswith(_OURS) else "own"
 
@@ -141,8 +157,10 @@ def check_names(given: Mapping[str, float], known: Mapping[str, float], owner: s
 
 def rule(
     name: str, *, of: str = "", leads: bool = False, was: str = "", **about: Any
-) -> Callable[[Callable[..., Finding | None]], Rule]:
+) -> Callable[[Callable[..., Finding | Seen | None]], Rule]:
     """Registers a function of a `TrainingHistory` as a rule; its keyword-only arguments are the thresholds.
+
+    A rule of stage "before" goes to `CHECKS`; its function takes what `preflight` has measured.
 
     Args:
         name: must be new, unless the same function is defined again (as when a notebook cell is run twice).
@@ -163,8 +181,11 @@ def rule(
     >>> del RULES["long-run"]
     """
 
-    def register(check: Callable[..., Finding | None]) -> Rule:
+    def register(check: Callable[..., Finding | Seen | None]) -> Rule:
         made = make_rule(check, name, of=of, **about)
+        if made.stage == "before":
+            CHECKS[name] = made
+            return made
         known = RULES.get(name, SIGNS.get(name))
         if known is not None and _identity(known.check) != _identity(check):
             raise ValueError(f"`name` must be new, got {name!r}, which is a rule already. Choose another name.")
@@ -181,7 +202,7 @@ def rule(
     return register
 
 
-def make_rule(check: Callable[..., Finding | None], name: str, **about: Any) -> Rule:
+def make_rule(check: Callable[..., Finding | Seen | None], name: str, **about: Any) -> Rule:
     """As `rule`, without registering: a rule to be asked by name only, `diagnose(history, rules=[...])`."""
     thresholds: dict[str, Any] = {}
     for argument in inspect.signature(check).parameters.values():
@@ -193,7 +214,7 @@ def make_rule(check: Callable[..., Finding | None], name: str, **about: Any) -> 
     return Rule(name, check, thresholds, **about)
 
 
-def _identity(check: Callable[..., Finding | None]) -> tuple[str, str]:
+def _identity(check: Callable[..., Finding | Seen | None]) -> tuple[str, str]:
     return check.__module__, check.__qualname__
 
 

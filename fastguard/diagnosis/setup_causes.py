@@ -166,7 +166,7 @@ def _is_of_batch_or_precision(history: TrainingHistory, found: Found) -> bool:
 
 for _rule in [sign for one in RULES.values() for sign in one.signs]:
     _weight = if_nothing_is_learnt(*_rule.weight) if isinstance(_rule.weight, tuple) else _rule.weight
-    if _rule.cause is not None:
+    if isinstance(_rule.cause, tuple):
         cause(*_rule.cause, _rule.remedy, {_rule.name: _weight}, _rule.explains, needs=_rule.cause_needs)
 cause(
     "no-gradient-arrives",
