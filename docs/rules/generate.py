@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parents[1]))  # the rules beside these pages, whatev
 
 from fastguard.diagnosis import CAUSES, RULES, Cause, Rule  # noqa: E402
 from fastguard.diagnosis.registry import SIGNS  # noqa: E402
-from fastguard.tools.preflight import CHECKS, Check  # noqa: E402
+from fastguard.tools.preflight import CHECKS  # noqa: E402
 
 BY_HAND = ("Symptom", "Cause")
 FILL_IN = {
@@ -42,7 +42,7 @@ def title_of(rule: Rule) -> str:
     module = sys.modules[rule.check.__module__]
     if not hasattr(module, "TITLE"):
         raise SystemExit(f'{module.__file__} must have a line like `TITLE = "Gradients too large"`: the family\'s name')
-    return f"Before the first step: {module.TITLE}" if isinstance(rule, Check) else str(module.TITLE)
+    return f"Before the first step: {module.TITLE}" if rule.stage == "before" else str(module.TITLE)
 
 
 def filled(text: str) -> str:
@@ -74,9 +74,9 @@ def evidence(rule: Rule) -> str:
         rows = [f"| `{name}` | {value:g} |" for name, value in rule.thresholds.items()]
         blocks.append("\n".join(["| threshold | default |", "|---|---|", *rows]))
         first = next(iter(rule.thresholds))
-        if isinstance(rule, Check):
+        if rule.stage == "before":
             blocks.append(f'Another one: `fastguard.preflight(..., thresholds={{"{rule.name}": {{"{first}": ...}}}})`.')
-    if isinstance(rule, Check) and rule.cause:
+    if rule.stage == "before" and rule.cause:
         blocks.append(f"Asked by [preflight](../guide/preflight.md); speaks for the cause `{rule.cause[0]}`.")
     elif rule.thresholds:
         blocks.append(
@@ -115,7 +115,7 @@ def index(pages: dict[str, str]) -> str:
     blocks = []
 
     def place(family: tuple[str, list[Rule]]) -> tuple[bool, int, str]:
-        is_early = isinstance(family[1][0], Check)
+        is_early = family[1][0].stage == "before"
         return is_early, -sum(rule.severity == "critical" for rule in family[1]), family[0]
 
     for title, rules in sorted(families.items(), key=place):

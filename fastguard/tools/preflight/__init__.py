@@ -4,6 +4,5 @@
 from . import checks as _checks
 from .asking import preflight as preflight
 from .registry import CHECKS as CHECKS
-from .registry import Check as Check
 
 del _checks

@@ -19,7 +19,7 @@ from ..restoring import randomness_restored
 from .bench import set_up
 from .evidence import Evidence
 from .losses import chance
-from .registry import CHECKS, Check, find_causes
+from .registry import CHECKS, Rule, find_causes
 from .report import PreflightReport
 
 
@@ -107,7 +107,7 @@ def preflight(
     return PreflightReport(status, tuple(found), list(told), numbers, tuple(causes))
 
 
-def _asked(checks: Iterable[str] | None) -> list[Check]:
+def _asked(checks: Iterable[str] | None) -> list[Rule]:
     names = list(CHECKS if checks is None else checks)
     for name in names:
         if name not in CHECKS:

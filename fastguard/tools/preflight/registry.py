@@ -1,18 +1,18 @@
-"""The list of all checks, how a function becomes one, and which root causes their findings come to."""
+"""How a function becomes a check of preflight, and which root causes the findings lead to."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from ...diagnosis import CAUSES, Finding
-from ...diagnosis.finding import SEVERITIES
-from ...diagnosis.registry import Rule, make_rule
+from ...diagnosis import CAUSES, RULES, Finding
+from ...diagnosis.finding import SEVERITIES, Seen
+from ...diagnosis.registry import CHECKS as CHECKS
+from ...diagnosis.registry import Rule as Rule
+from ...diagnosis.registry import rule
 
-CHECKS: dict[str, Check] = {}
-_TRIAL = 3  # depth of what trial steps come to, whatever is behind it
+_TRIAL = 3  # depth of the trial steps' findings, which follow from anything else
 _ONLY_HERE = {
     "samples-mixed": "A sample's output depends on the other samples of its batch.",
     "shape-mismatch": "Shapes do not fit together in the first step.",
@@ -20,40 +20,27 @@ _ONLY_HERE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Check(Rule):
-    """A rule about a training that has not begun: it is asked of an `Evidence` instead of a history.
+def check(
+    name: str, *, cause: str, like: str = "", **about: Any
+) -> Callable[[Callable[..., Finding | Seen | None]], Rule]:
+    """Registers a function of an `Evidence` as a check that speaks for `cause`: a rule of stage "before".
 
-    Attributes:
-        depth: 0 for what was given (data, loss, parameters, settings), 1 for initial weights, 2 for how signals flow
-            through the model, from 3 on for what trial steps come to. A deeper finding follows from a shallower one.
+    Args:
+        name: its name, which no rule has.
+        cause: the root cause that it speaks for.
+        like: the rule that sees the same fault in a running training; the check has its remedy.
+        about: other attributes of a rule.
     """
-
-    depth: int = 0
-
-    @property
-    def page(self) -> str:
-        """The page that explains it, from the root of the repository."""
-        return f"docs/rules/{self.name}.md"
-
-
-def check(name: str, *, cause: str, depth: int = 0, **about: Any) -> Callable[[Callable[..., Finding | None]], Check]:
-    """Registers a function of `Evidence` as a check that speaks for `cause`. `about`: other attributes of a rule."""
-
-    def register(function: Callable[..., Finding | None]) -> Check:
-        thresholds = make_rule(function, name).thresholds
-        summary = _ONLY_HERE.get(cause) or CAUSES[cause].summary
-        CHECKS[name] = Check(name, function, thresholds, depth=depth, cause=(cause, summary), **about)
-        return CHECKS[name]
-
-    return register
+    summary = _ONLY_HERE.get(cause) or CAUSES[cause].summary
+    about.setdefault("remedy", RULES[like].remedy if like else "")
+    return rule(name, stage="before", cause=(cause, summary), **about)
 
 
 def find_causes(findings: Iterable[Finding]) -> list[Finding]:
     """The root causes, the most severe and surest first, each with the findings it explains as `symptoms`.
 
-    The shallowest finding names a cause, the most severe and surest among equals. All deeper ones follow from it, and
-    name no cause; unless they are critical, it is not, and they are no trial steps.
+    The shallowest finding names a cause, the most severe and surest among equals. Deeper ones follow from it and name
+    no cause, unless they are critical, it is not, and they do not come from trial steps.
     """
     left = [f for f in findings if f.severity != "info"]
     causes = []

@@ -1,9 +1,8 @@
-"""What is checked before a training begins: one family of checks a file."""
+"""The checks of preflight, one family per file. Importing a file registers its checks."""
 
 from . import data as data
 from . import fit as fit
 from . import loss as loss
-from . import modes as modes
 from . import output as output
 from . import parameters as parameters
 from . import settings as settings

@@ -1,31 +1,28 @@
-"""A few batches learnt by heart, with the learning rate varied."""
+"""A few batches, learnt by heart at several learning rates."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from ....diagnosis import Finding
+from ....diagnosis.finding import Seen
 from ..evidence import Evidence
 from ..fitting import LEAST_STEPS, Attempt, Fit, has_learnt
 from ..registry import check
 
 TITLE = "Trial steps"
 _OVERFIT = 'Karpathy 2019, "A recipe for training neural networks": overfit one batch'
+_LOSSES = "the loss of a few batches, trained for some steps at the given learning rate and at others"
+_WITH_ADAM = "the loss of a few batches, trained with the given optimizer at all rates, and with a plain Adam"
 
 
-def _floor(evidence: Evidence, fit: Fit) -> float:
-    """What an attempt has to come below for having learnt something: the best constant answer, or the start."""
-    start = fit.given.start
-    return start if evidence.baseline is None else min(start, evidence.baseline)
-
-
-def _evidence(fit: Fit) -> dict[str, object]:
+def _ends(fit: Fit) -> dict[str, Any]:
     return {f"lr {one.lr:.3g}": one.end for one in sorted(fit.attempts.values(), key=lambda one: one.lr)}
 
 
-def _is_judged(fit: Fit | None) -> bool:
+def _is_judged(fit: Fit) -> bool:
     """Whether the given rate was tried for long enough, or broke."""
-    return fit is not None and (fit.given.num_steps >= LEAST_STEPS or not math.isfinite(fit.given.end))
+    return fit.given.num_steps >= LEAST_STEPS or not math.isfinite(fit.given.end)
 
 
 def _steps_to_halve(one: Attempt) -> float:
@@ -37,7 +34,9 @@ def _steps_to_halve(one: Attempt) -> float:
     cause="learning-rate-too-high",
     depth=3,
     severity="critical",
-    reads="the loss of a few batches, trained for some steps at the given learning rate and at others",
+    see="In {_num} steps on the same batches the loss {_what}; at a learning rate of {_lr:.3g} it ends at {_end:.3g}.",
+    sure=0.9,
+    reads=_LOSSES,
     source=_OVERFIT + "; Smith 2017",
     remedy="Divide the learning rate by 10 or 100; fastguard.LearningRateFinder finds one. Warm it up.",
 )
@@ -49,44 +48,42 @@ def trial_steps_overshoot(
     better: float = 0.8,
     update_ratio: float = 0.4,
     far: float = 100.0,
-) -> Finding | None:
-    """Trained on a few batches the loss ends above `rises` times its start, or rises to `peak` times, or is lost.
+) -> Seen | None:
+    """Trained on a few batches, the loss ends above `rises` times its start, rises to `peak` times it, or becomes NaN.
 
-    And with a tenth or less of the rate it ends lower, by 1 - `better` of the start at least, without rising. Fewer
-    than ten steps are not judged unless the loss is lost.
+    With a tenth or less of the rate it ends lower by at least 1 - `better` of the start, without rising. Fewer than ten
+    steps are not judged unless the loss becomes NaN.
     Or the first steps change weights by more than `update_ratio` of their size, the loss rises by half, and a lower
-    rate ends lower; or the loss rises to `far` times its start, wherever it ends by luck.
+    rate ends lower; or the loss rises to `far` times its start, wherever it ends.
     """
     fit = evidence.fit
     if fit is None or not _is_judged(fit):
         return None
-    given = fit.given
+    given, start = fit.given, abs(fit.given.start)
     calm = [one for factor, one in fit.attempts.items() if factor < 1.0 and one.is_calm]
     if not calm:
         return None
     best = max(calm, key=lambda one: one.gain)
-    start = abs(given.start)
     what = f"goes from {given.start:.3g} to {given.end:.3g}, with a peak of {given.peak:.3g}"
     is_rough = given.update_ratio > update_ratio and given.peak - given.start > 0.5 * start
     is_rough &= given.end > best.end or given.peak - given.start > far * start
-    if math.isfinite(given.end) and not is_rough:
+    if not math.isfinite(given.end):
+        what = f"goes from {given.start:.3g} to NaN or Inf"
+    elif not is_rough:
         is_above = given.end > given.start + (rises - 1.0) * start
         is_peak = given.peak - given.start > peak * start and given.end > best.end
         if not (is_above or is_peak) or best.end - given.end > -(1.0 - better) * start:
             return None
-    elif not math.isfinite(given.end):
-        what = f"goes from {given.start:.3g} to NaN or Inf"
-    return Finding(
-        f"In {given.num_steps} steps on the same batches the loss {what}; at a learning rate of {best.lr:.3g} it comes "
-        f"to {best.end:.3g}.",
+    return Seen(
+        **_ends(fit),
+        update_ratio=given.update_ratio,
         severity="warning" if is_rough else "critical",
-        evidence={**_evidence(fit), "update_ratio": given.update_ratio},
-        confidence=0.75 if is_rough else 0.9,
+        sure=0.75 if is_rough else 0.9,
+        _num=given.num_steps,
+        _what=what,
+        _lr=best.lr,
+        _end=best.end,
     )
-
-
-def _has_gradient(evidence: Evidence) -> bool:
-    return any(g is not None and g.numel() and float(g.abs().max()) > 1e-6 for g in evidence.first.gradients.values())
 
 
 @check(
@@ -94,7 +91,10 @@ def _has_gradient(evidence: Evidence) -> bool:
     cause="learning-rate-too-low",
     depth=3,
     severity="critical",
-    reads="the loss of a few batches, trained for some steps at the given learning rate and at others",
+    see="At the pace of the first steps it takes {_steps} to halve the loss of the same batches; at a learning rate of "
+    "{_lr:.3g}, {_best:.0f}.",
+    sure=0.92,
+    reads=_LOSSES,
     source=_OVERFIT + "; Smith 2017",
     remedy="Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one.",
 )
@@ -105,97 +105,97 @@ def trial_steps_too_short(
     faster: float = 50.0,
     update_ratio: float = 5e-4,
     smallest: float = 1e-7,
-) -> Finding | None:
+) -> Seen | None:
     """At the pace of the trial steps, halving the loss of the same few batches would take more than `num_steps`.
 
-    Steps change weights by less than `update_ratio` of their size, and a higher rate is `faster` times as fast or more.
-    Or steps change weights by less than `smallest`, where there are gradients. Fewer than ten steps are not judged.
+    Steps change weights by less than `update_ratio` of their size, and a higher rate is at least `faster` times as
+    fast. Or steps change weights by less than `smallest` although there are gradients. Fewer than ten steps are not
+    judged.
     """
     fit = evidence.fit
     if fit is None or not _is_judged(fit) or not math.isfinite(fit.given.end) or not abs(fit.given.start) > 0:
         return None
-    given = fit.given
+    given, pace = fit.given, _steps_to_halve(fit.given)
     higher = [one for factor, one in fit.attempts.items() if factor > 1.0 and math.isfinite(one.end)]
     higher = [one for one in higher if one.gain > 0.02 * abs(one.start)]
-    pace = _steps_to_halve(given)
-    if 0.0 <= given.update_ratio < smallest and _has_gradient(evidence):
-        return Finding(
-            f"A step changes weights by {given.update_ratio:.1g} of their size: less than float32 tells apart, or "
-            "hardly more.",
-            severity="critical",
-            evidence={**_evidence(fit), "update_ratio": given.update_ratio, "threshold": smallest},
-            confidence=0.95,
-        )
+    gradients = [g for g in evidence.first.gradients.values() if g is not None and g.numel()]
+    if 0.0 <= given.update_ratio < smallest and any(float(g.abs().max()) > 1e-6 for g in gradients):
+        see = "A step changes weights by {update_ratio:.1g} of their size, which float32 can hardly represent."
+        return Seen(**_ends(fit), update_ratio=given.update_ratio, threshold=smallest, see=see, sure=0.95)
     if not higher or pace < num_steps or not given.update_ratio < update_ratio:
         return None
     best = min(higher, key=_steps_to_halve)
     if _steps_to_halve(best) * faster > pace:
         return None
-    return Finding(
-        "At the pace of the first steps it would take "
-        + (f"{pace:.0f} steps" if math.isfinite(pace) else "for ever")
-        + f" to halve the loss of the same batches; at a learning rate of {best.lr:.3g}, {_steps_to_halve(best):.0f}.",
-        evidence={**_evidence(fit), "update_ratio": given.update_ratio},
-        confidence=0.92,
+    return Seen(
+        **_ends(fit),
+        update_ratio=given.update_ratio,
+        severity="warning",
+        _steps=f"{pace:.0f} steps" if math.isfinite(pace) else "for ever",
+        _lr=best.lr,
+        _best=_steps_to_halve(best),
     )
+
+
+def _with_adam(evidence: Evidence, least_steps: int) -> tuple[Fit, float] | None:
+    """All attempts, and the loss below which something was learnt; None if Adam was not tried for `least_steps`."""
+    fit = evidence.fit
+    if fit is None or not fit.with_adam or fit.with_adam[-1].num_steps < least_steps:
+        return None
+    start = fit.given.start
+    return fit, start if evidence.baseline is None else min(start, evidence.baseline)
 
 
 @check(
     "optimizer-cannot-fit",
     cause="wrong-optimizer-settings",
     depth=4,
-    reads="the loss of a few batches, trained with the given optimizer at all rates, and with a plain Adam",
+    see="At rates from {_lowest:.3g} to {_highest:.3g} the loss of a few batches stays at {_end:.3g} or above; Adam "
+    "brings it to {with_adam:.3g}.",
+    sure=0.6,
+    reads=_WITH_ADAM,
     source=_OVERFIT,
     remedy="Begin with torch.optim.Adam(lr=1e-3), which learns these batches; then change one setting at a time.",
 )
-def optimizer_cannot_fit(evidence: Evidence, *, share: float = 0.5, least_steps: int = 60) -> Finding | None:
-    """With the given optimizer nothing is learnt at any rate, and with Adam the loss falls by more than `share`.
+def optimizer_cannot_fit(evidence: Evidence, *, share: float = 0.5, least_steps: int = 60) -> Seen | None:
+    """The given optimizer learns nothing at any rate, and with Adam the loss falls by more than `share`.
 
-    Of at least `least_steps` steps with either.
+    Judged after at least `least_steps` steps with Adam.
     """
-    fit = evidence.fit
-    if fit is None or not fit.with_adam or fit.with_adam[0].num_steps < least_steps:
+    found = _with_adam(evidence, least_steps)
+    if found is None:
         return None
+    fit, floor = found
     best = max(fit.with_adam, key=lambda one: one.gain)
-    if not has_learnt(best, _floor(evidence, fit), share):
+    if not has_learnt(best, floor, share):
         return None
-    return Finding(
-        f"At rates from {min(a.lr for a in fit.attempts.values()):.3g} to "
-        f"{max(a.lr for a in fit.attempts.values()):.3g} the loss of a few batches stays at {fit.best.end:.3g} or "
-        f"above; Adam brings it to {best.end:.3g}.",
-        evidence={**_evidence(fit), "with_adam": best.end},
-        confidence=0.6,
-    )
+    rates = [one.lr for one in fit.attempts.values()]
+    return Seen(**_ends(fit), with_adam=best.end, _lowest=min(rates), _highest=max(rates), _end=fit.best.end)
 
 
 @check(
     "nothing-is-learnt",
     cause="model-cannot-fit",
     depth=4,
-    reads="the loss of a few batches, trained with the given optimizer at all rates, and with a plain Adam",
+    see="The loss of a few batches reaches {_least:.3g} at best, in {_num} steps; the same answer for every sample has "
+    "{floor:.3g}.",
+    sure=0.75,
+    reads=_WITH_ADAM,
     source=_OVERFIT,
-    remedy="Look at single samples with their targets; then give the model more: units, layers, an activation between.",
+    remedy="Look at single samples with their targets; then give the model more units, layers, or an activation.",
 )
-def nothing_is_learnt(evidence: Evidence, *, share: float = 0.05, least_steps: int = 60) -> Finding | None:
-    """Neither the given optimizer, at rates from a hundredth to a hundred times, nor Adam learns a few batches.
+def nothing_is_learnt(evidence: Evidence, *, share: float = 0.05, least_steps: int = 60) -> Seen | None:
+    """Neither the given optimizer, at a hundredth to a hundred times the rate, nor Adam learns a few batches.
 
-    The loss stays within `share` of that of the best constant answer (where that is not known: of the start), for at
-    least `least_steps` steps of Adam: a slow model, which takes fewer within the time, is not judged.
+    The loss stays within `share` of the best constant answer's (or of the start, if that is not known), for at least
+    `least_steps` steps of Adam. A slow model, which takes fewer within the time, is not judged.
     """
-    fit = evidence.fit
-    if fit is None or not fit.with_adam or fit.with_adam[-1].num_steps < least_steps:
+    found = _with_adam(evidence, least_steps)
+    if found is None or not abs(found[1]) > 1e-6:
         return None
-    floor = _floor(evidence, fit)
-    if not abs(floor) > 1e-6:
+    fit, floor = found
+    every = [*fit.attempts.values(), *fit.with_adam]
+    if any(has_learnt(one, floor, share) for one in every):
         return None
-    if any(has_learnt(one, floor, share) for one in (*fit.attempts.values(), *fit.with_adam)):
-        return None
-    least = min(
-        (one.end for one in (*fit.attempts.values(), *fit.with_adam) if math.isfinite(one.end)), default=math.nan
-    )
-    return Finding(
-        f"The loss of a few batches comes to {least:.3g} at best, in {fit.with_adam[0].num_steps} steps; the same "
-        f"answer for every sample has {floor:.3g}.",
-        evidence={**_evidence(fit), "floor": floor},
-        confidence=0.75,
-    )
+    least = min((one.end for one in every if math.isfinite(one.end)), default=math.nan)
+    return Seen(**_ends(fit), floor=floor, _least=least, _num=fit.with_adam[0].num_steps)
