@@ -10,7 +10,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -48,14 +48,14 @@ class AttentionWatch:
         self._collector = collector
         targets = [Target(module, name or class_name(module), ATTENTION_WEIGHTS) for name, module in named.items()]
         self._names = {id(target.module): target.name if fits(target) else None for target in targets}
-        self._within: list[int] = []  # which compiled modules are called now, the innermost last
+        self._within: list[int] = []  # ids of the modules that are being called, the innermost last
         self._turn = 0
         self.sites = _sites(named)
 
     def hooks(self, modules: Iterable[nn.Module]) -> list[PlaceHook]:
-        """What tells compiled graphs in which module they are, where no stack of Python's does."""
+        """Hooks that keep track of which module is being called."""
         return [
-            PlaceHook(module, self._collector, functools.partial(move, id(module)), at_end=at_end, only_compiled=True)
+            PlaceHook(module, self._collector, functools.partial(move, id(module)), at_end=at_end)
             for module in modules
             for at_end, move in ((False, self._within.append), (True, self._leave))
             if not is_never_caller(module)
@@ -90,28 +90,12 @@ class AttentionWatch:
                     setattr(*site, before)
                     del _replaced[site]
 
-    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_compiled: bool = False) -> None:
-        """At one call. Raises nothing."""
-        if not self._collector.is_wanted():
-            return
-        name = None
-        with self._collector.failures.kept("activation sampler", "This call of attention was left out."):
-            if is_compiled and self._within:
-                name = self._names.get(self._within[-1])
-            else:
-                name = self._caller(sys._getframe(1))
-        if name is not None:
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Looks at one call. Raises nothing."""
+        name = self._names.get(self._within[-1]) if self._within else None
+        if name is not None and self._collector.is_wanted():
             make = functools.partial(attention_extracts, *args, **kwargs, turn=self._turn)
             self._collector.see_extract(name, KIND, ATTENTION_WEIGHTS, make)
-
-    def _caller(self, frame: FrameType | None) -> str | None:
-        """The name of the model's module whose method is nearest on the stack; None if it is none, or not wanted."""
-        while frame is not None:
-            found = frame.f_locals.get("self")
-            if isinstance(found, nn.Module) and id(found) in self._names:
-                return self._names[id(found)]
-            frame = frame.f_back
-        return None
 
 
 def _sites(named: Mapping[str, nn.Module]) -> list[_Site]:
@@ -170,7 +154,7 @@ def _attend(
     token: torch.Tensor,
 ) -> None:
     for watch in list(_watches):
-        watch.look((query, key, None, mask, 0.0, is_causal, scale), {}, is_compiled=True)
+        watch.look((query, key, None, mask, 0.0, is_causal, scale), {})
 
 
 _attend.register_fake(lambda *args: None)

@@ -179,40 +179,38 @@ class Collector:
                 version = _version(x)
                 if version is not None:
                     self._known[id(x)] = _Known(weakref.ref(x), version, judgement, measured)
-            finite, readings = self._judge_inputs(call, x, before, measured)
+            inputs = self._inputs(call, x, before, measured)
         except UnsupportedTensorError as error:
             return error.problem
         size = x.shape[judgement.row_dim] if judgement.row_dim is not None and x.ndim else 1
-        masked = bool(finite) and not _has_bad(x, may_be_masked=True)
-        self._pass.append(Sighting(key, judgement, measured, size, finite, readings, masked, subject.is_quiet))
+        is_masked = inputs is not None and self._reader(x.device).immediate and _is_only_masked(x)
+        self._pass.append(Sighting(key, judgement, measured, size, inputs, is_masked, subject.is_quiet))
         return None
 
     def _lookup(self, x: torch.Tensor) -> _Known | None:
         known = self._known.get(id(x))
         return known if known is not None and known.tensor() is x else None
 
-    def _judge_inputs(
+    def _inputs(
         self, call: Call | None, output: torch.Tensor, before: _Known | None, measured: Measurement
-    ) -> tuple[bool | None, tuple[tuple[Measurement, bool], ...] | None]:
-        """Whether the inputs were finite, or readings that will tell, each with whether it is of the first input.
+    ) -> tuple[tuple[Measurement | None, bool], ...] | None:
+        """Readings of the inputs, each with whether it is the first one; None for one that the call has overwritten.
 
-        `before` is what is known of the output from ahead of the call. -Inf is allowed in all inputs but the first, as
-        masks hold it.
+        None if the call is unknown, or if the output is known to be finite. `before` is what was known about the memory
+        of the output ahead of the call.
         """
-        is_immediate = self._reader(output.device).immediate
-        if call is None or (is_immediate and is_finite(measured().row)):
-            return None, None
-        inputs = [(x, i == 0) for i, x in enumerate(inputs_of(call)) if unreadable(x) is None]
-        known = [before if x is output else self._as_given(x, output) for x, _ in inputs]
-        if is_immediate:
-            verdicts = [_was_finite(x, is_first, output, had) for (x, is_first), had in zip(inputs, known)]
-            return (False if False in verdicts else None if None in verdicts else True), None
-        if any(had is None and _same_memory(x, output) for (x, _), had in zip(inputs, known)):
-            return None, None  # written over
-        return None, tuple(
-            (self._reader(x.device).measure(_real(x), PLAIN, None) if had is None else had.measured, is_first)
-            for (x, is_first), had in zip(inputs, known)
-        )
+        if call is None or (self._reader(output.device).immediate and is_finite(measured().row)):
+            return None
+        found: list[tuple[Measurement | None, bool]] = []
+        for i, x in enumerate(inputs_of(call)):
+            if unreadable(x) is not None:
+                continue
+            known = before if x is output else self._as_given(x, output)
+            reading = None if known is None else known.measured
+            if reading is None and not _same_memory(x, output):
+                reading = self._reader(x.device).measure(_real(x), PLAIN, None)
+            found.append((reading, i == 0))
+        return tuple(found)
 
     def _as_given(self, x: torch.Tensor, output: torch.Tensor) -> _Known | None:
         """What is known of the input `x` as the module got it."""
@@ -222,29 +220,13 @@ class Collector:
         return known
 
 
-def _was_finite(x: torch.Tensor, is_first: bool, output: torch.Tensor, known: _Known | None) -> bool | None:
-    """Whether the input `x` was finite."""
-    if known is not None:
-        if is_finite(known.measured().row):
-            return True
-        if is_first:
-            return False
-    if _same_memory(x, output):  # written over, so what it was before cannot be read any more
-        return None if known is None else False
-    return not _has_bad(x, may_be_masked=not is_first)
-
-
 def _real(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x
 
 
-def _has_bad(x: torch.Tensor, *, may_be_masked: bool) -> bool:
-    """Whether there is NaN or Inf in what is here of `x`; -Inf counts unless it may stand for what is masked."""
-    for part in chunks(plain(x.detach(), 0)):
-        bad = part.isnan() | (part == torch.inf) if may_be_masked else part.isfinite().logical_not()
-        if bool(bad.any()):
-            return True
-    return False
+def _is_only_masked(x: torch.Tensor) -> bool:
+    """Whether `x` holds no other bad value than -Inf, as masked scores do."""
+    return not any(bool((part.isnan() | (part == torch.inf)).any()) for part in chunks(plain(x.detach(), 0)))
 
 
 def _version(x: torch.Tensor) -> int | None:

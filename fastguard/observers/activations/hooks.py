@@ -142,25 +142,15 @@ class RouterHook(Hook):
 
 
 class PlaceHook(Hook):
-    """Calls `call` where a module begins, or ends; with `only_compiled` in compiled graphs alone."""
+    """Calls `call` where a module begins, or ends."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        collector: Collector,
-        call: Callable[[], None],
-        *,
-        at_end: bool,
-        only_compiled: bool = False,
-    ) -> None:
+    def __init__(self, module: nn.Module, collector: Collector, call: Callable[[], None], *, at_end: bool) -> None:
         super().__init__(module, collector)
         self.call = call
         self.at_end = at_end
-        self._only_compiled = only_compiled
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self._only_compiled:
-            self.call()
+        self.call()
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         torch.ops.fastguard.mark(TOKEN, self.number)

@@ -28,19 +28,18 @@ class Sighting:
         key: name of the record that it belongs to.
         measured: its reading, now or later.
         slice_size: elements in a slice that sums to one (softmax); else 1.
-        inputs_finite: whether what went in was finite; None if not known.
-        inputs: readings of what went in, where only they can tell, later; each with whether it is the first argument.
+        inputs: readings of the inputs, each with whether it is the first one; a reading is None if the input was
+            overwritten. None if the inputs are unknown or do not matter.
+        may_be_masked: the output holds no other bad value than -Inf, as masked scores do.
         is_quiet: it makes no record while it is finite.
         entropy, largest: readings of further figures, as `Extract` has them.
-        may_be_masked: the output holds no other bad value than -Inf, as scores do that were masked.
     """
 
     key: str
     judgement: Judgement
     measured: Measurement
     slice_size: int = 1
-    inputs_finite: bool | None = None
-    inputs: tuple[tuple[Measurement, bool], ...] | None = None
+    inputs: tuple[tuple[Measurement | None, bool], ...] | None = None
     may_be_masked: bool = False
     is_quiet: bool = False
     entropy: Measurement | None = None
@@ -94,11 +93,15 @@ def is_finite(row: Sequence[float]) -> bool:
 
 
 def _inputs_finite(sighting: Sighting) -> bool | None:
-    if sighting.inputs is None:
-        return sighting.inputs_finite
-    # A further argument may be a mask, which holds -Inf; its sign is not known here.
-    rows = [(one().row, is_first) for one, is_first in sighting.inputs]
-    return all(is_finite(row) if is_first else not row[_NANS] for row, is_first in rows)
+    """Whether the inputs were finite; None if not known. Inf counts in the first one only: others may be masks."""
+    known = True if sighting.inputs is not None else None
+    for reading, is_first in sighting.inputs or ():
+        row = None if reading is None else reading().row
+        if row is None:
+            known = None
+        elif row[_NANS] or (is_first and row[_INFS]):
+            return False
+    return known
 
 
 def _judged(row: tuple[float, ...], sighting: Sighting) -> tuple[float, ...]:
