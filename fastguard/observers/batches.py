@@ -229,6 +229,8 @@ class FirstPass(Observer):
 
     Attributes:
         found: facts about the model.
+
+    Cost: 3 us for each module without children, once.
     """
 
     def __init__(self, model: nn.Module, device: str, failures: Failures) -> None:

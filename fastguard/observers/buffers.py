@@ -174,7 +174,9 @@ class Buffers(Observer):
             self._walk()
         inner = unwrapped(model)  # through which all of it is loaded
         if not self.is_empty and not isinstance(inner, torch.jit.ScriptModule):
-            self.hold(inner.register_load_state_dict_post_hook(ModuleHook(self.refresh)))
+            handle = inner.register_load_state_dict_post_hook(ModuleHook(self.refresh))
+            self.hold(handle)
+            weakref.finalize(self, handle.remove).atexit = False
 
     @property
     def is_empty(self) -> bool:

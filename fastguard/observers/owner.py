@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def checked(state: Any) -> dict[str, list[int]]:
 
 
 class Observers:
-    """Calls each observer around the steps that it asks for. Where one raises, that is counted, and training goes on.
+    """Calls each observer around the steps that it asks for. An error in one is counted, and stops nothing else.
 
     Args:
         run: of the guard. `run.wakes_at` is the next step that something is due at: steps before it compare one
@@ -76,6 +76,13 @@ class Observers:
     def _awake(self) -> None:
         self._run.has_more_to_do = True
 
+    def _ask(self, observer: Observer, method: Callable[..., Any], *args: Any) -> Any:
+        """What a method of an observer returns; None if it raises, which is counted."""
+        try:
+            return method(*args)
+        except Exception as error:
+            self._run.failures.note(observer.what, error, observer.so)
+
     def begin_step(self, step: int) -> None:
         """Ahead of a step at which something is due, before anything is judged."""
         run, self._step = self._run, step
@@ -83,10 +90,7 @@ class Observers:
         self._due = [observer for observer, due_at in self._next.items() if due_at <= step]
         with torch.no_grad():
             for observer in self._due:
-                try:
-                    observer.before(step)
-                except Exception as error:
-                    run.failures.note(observer.what, error, observer.so)
+                self._ask(observer, observer.before, step)
 
     def end_step(self) -> None:
         """All optimizers have taken or skipped a step."""
@@ -94,11 +98,9 @@ class Observers:
         if self._step == step:
             with torch.no_grad():
                 for observer in self._due:
-                    try:
-                        observer.after(step)
-                    except Exception as error:
-                        run.failures.note(observer.what, error, observer.so)
-                    self._next[observer] = observer.next_after(step)
+                    self._ask(observer, observer.after, step)
+                    due_at = self._ask(observer, observer.next_after, step)
+                    self._next[observer] = math.inf if due_at is None else due_at
             self._step = -1
             due_at = min(self._next.values())
             run.wakes_at = int(due_at) if due_at < math.inf else step + (1 << 30)
@@ -117,8 +119,11 @@ class Observers:
         ring.attach(step, batches=known + self.batches.take())
 
     def facts(self) -> dict[str, Any]:
-        """What was found, as facts about the model."""
-        return {name: value for observer in self._all() for name, value in observer.facts().items()}
+        """Everything that they have found, as facts about the model."""
+        found: dict[str, Any] = {}
+        for observer in self._all():
+            found.update(self._ask(observer, observer.facts) or {})
+        return found
 
     def state_dict(self) -> dict[str, list[int]]:
         """Where a resumed run goes on; what was found is in the history."""

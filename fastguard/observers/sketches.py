@@ -258,7 +258,10 @@ class ParameterSketch:
 
 
 class Sketches(Observer):
-    """How gradients turn from step to step, and whether parameters change between steps. On the CPU alone."""
+    """How gradients turn from step to step, and whether parameters change between steps. Only on the CPU.
+
+    Cost: as stated for `GradientSketch` and `ParameterSketch`, at the steps that `looks` gives.
+    """
 
     def __init__(self, run: ObservedRun, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._run = run

@@ -175,6 +175,8 @@ class WeightWatch(Observer):
     Args:
         run, judge: of the guard. `judge` waits for records that are still on a device.
         settings: arguments of `WeightSampler`.
+
+    Cost: as stated for `WeightSampler`, for each optimizer.
     """
 
     what = "weight sampler"

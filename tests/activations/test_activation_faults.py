@@ -56,13 +56,6 @@ def test_a_healthy_relu_network_is_called_healthy():
     assert monitor.diagnose() == {}
 
 
-def test_single_dead_units_are_named():
-    net = relu_net(dead=(2, 7))
-    monitor = ActivationMonitor(net)
-    net(torch.randn(200, 6))
-    assert by_name(monitor)["3"].dead_units == (2, 7)
-
-
 def test_dead_channels_of_a_convolution():
     net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     with torch.no_grad():

@@ -7,18 +7,15 @@ import itertools
 import json
 import math
 import pickle
-from collections import Counter
 
 import pytest
 import torch
-from guard_helpers import make_model, needs_extension, take_step
 from torch import nn
 
 import fastguard
 from fastguard.diagnosis import by_sign, diagnose
 from fastguard.diagnosis.checkup import GLANCE_EVERY
 from fastguard.observers.batches import NormStatistics
-from fastguard.observers.left_gradients import LeftGradients
 from fastguard.records import ModelNotes
 from fastguard.records.failures import Failures
 
@@ -43,35 +40,6 @@ def train(model, num_steps=60, change=None, shift=0.0, **options):
 def normed(momentum=0.1):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32, momentum=momentum), nn.ReLU(), nn.Linear(32, 4))
-
-
-class TestObservers:
-    def test_each_is_called_around_the_steps_that_it_asks_for(self) -> None:
-        model = make_model()
-        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
-        called = Counter[str]()
-        for observer in optimizer.guard._sampling.observers._all():
-            for name in ("before", "after"):
-                key, method = f"{type(observer).__name__}.{name}", getattr(observer, name)
-                setattr(observer, name, lambda step, key=key, method=method: (called.update([key]), method(step)))
-        for step in range(100):
-            take_step(model, optimizer, step)
-        for kind, num_calls in (("LeftGradients", 21), ("ModelFacts", 4), ("Sketches", 31), ("CoverageWatch", 31)):
-            assert called[f"{kind}.before"] == called[f"{kind}.after"] == num_calls, called
-
-    def test_gradients_set_by_hand_keep_nothing_awake(self) -> None:
-        p = nn.Parameter(torch.ones(3))
-        optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
-        for _ in range(100):  # of which 64 wait for a backward pass
-            p.grad = torch.ones(3)
-            optimizer.step()
-        assert optimizer.guard._run.wakes_at > 100 and not optimizer.guard._run.has_more_to_do
-
-    @needs_extension
-    def test_one_that_raises_is_counted_and_the_others_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(LeftGradients, "after", lambda self, step: 1 / 0)
-        guard = train(normed(), 5)
-        assert guard._run.failures.counts() == {"sampled evidence": 5} and len(guard.history.grad_cosines) == 4
 
 
 class TestNormStatistics:

@@ -47,6 +47,8 @@ class ActivationWatch(Observer):
 
     Args:
         run, judge: of the guard.
+
+    Cost: as stated for `ActivationMonitor`; two calls for each sample.
     """
 
     what = "activation sampler"
