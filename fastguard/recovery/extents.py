@@ -9,9 +9,7 @@ import torch
 
 from .. import kernels
 from ..ranks.shards import locals_of
-from ..records.columns import norm_parts
 
-_AT_FIRST, _AT_ONCE = 30_000, 1_000_000  # elements
 _GROWN, _LEAST = 16.0, 1e-2  # times what it was; below which size growing is learning
 
 
@@ -32,23 +30,7 @@ def largest(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
 
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether all elements are. Cost: one read, as far as the first that are not; on an accelerator a sync."""
-    group: list[torch.Tensor] = []
-    count, at_once = 0, _AT_FIRST
-    for tensor in _asked(tensors):
-        group.append(tensor)
-        count += tensor.numel()
-        if count >= at_once and tensor.is_cpu:
-            if not _are_finite(group):
-                return False
-            group, count, at_once = [], 0, min(4 * at_once, _AT_ONCE)
-    return _are_finite(group)
-
-
-def _are_finite(tensors: list[torch.Tensor]) -> bool:
-    if all(t.is_cpu for t in tensors):
-        _, num_nans, num_infs = norm_parts(kernels.tensor_stats(tensors).total_row())
-        return not (num_nans or num_infs)
+    """Whether all elements are. Cost: one read; on an accelerator a sync."""
     sizes = largest(tensors)
     return sizes is None or bool(sizes.isfinite().all())
 

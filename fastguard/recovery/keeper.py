@@ -57,7 +57,7 @@ class Keeper:
         snapshot.take(run.optimizers(), buffers, self._settings.state, with_random_state=self._settings.replay)
         clip_state = None if run.clip is None else copy.deepcopy(run.clip.state_dict())
         snapshot.baseline = {"ladder": self._ladder.baseline(), "clip": clip_state}
-        snapshot.loss = self._ladder.loss
+        snapshot.loss = self._ladder.level.newest
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restores it, and drops everything pending from earlier steps."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from ..records import values
+from ..records.codec import Count, kind_of
 from .rise import LossRise, Trial
 from .settings import Recovery
 
@@ -22,11 +25,111 @@ _NUM_FIRST = 20  # losses that say where the run began
 _LEAST_SPREAD, _LEAST_GAIN = 0.02, 0.05  # of the level, and of what was gained since the beginning
 
 
+class LossLevel:
+    """Where the losses of a healthy run are, how far they scatter, and from where on a loss is too high.
+
+    Attributes:
+        limit: Inf while too little is known.
+        value: median of the newest 32 losses; 0 while it is not known.
+        spread: standard deviation, estimated robustly, or 2 % of the level or 5 % of the progress if those are more; 0
+            while it is not known.
+        first: the first twenty losses.
+        harder: by how much the losses of data that were left out were above the level.
+    """
+
+    def __init__(self, settings: Recovery) -> None:
+        self._settings = settings
+        self._losses: deque[float] = deque(maxlen=_NUM_KEPT)
+        self.first: list[float] = []
+        self._num_new = 0
+        self.value = self.spread = self.harder = 0.0
+        self.limit = math.inf
+
+    def take(self, loss: float) -> None:
+        """Takes the loss of a healthy step."""
+        self._losses.append(loss)
+        self._num_new += 1
+        if len(self.first) < _NUM_FIRST:
+            self.first.append(loss)
+        if self._num_new >= _ASK_EVERY and len(self._losses) >= _NUM_NEEDED:
+            self._num_new = 0
+            losses = [*self._losses]
+            middle = median(losses[-_NUM_LEVEL:])
+            sigma = _SIGMA * median([abs(x - middle) for x in losses])
+            self.value = middle
+            gain = _LEAST_GAIN * (median(self.first) - middle)  # a loss near zero is restless, and harmless
+            self.spread = max(sigma, _LEAST_SPREAD * abs(middle), gain)
+            self.limit = middle + max(
+                self._settings.spread * sigma, _LEAST_SHARE * abs(middle), gain, 1.5 * self.harder
+            )
+
+    def is_high(self, loss: float) -> bool:
+        """Whether a loss is above the limit, or not finite."""
+        return not math.isfinite(loss) or loss > self.limit
+
+    def note_harder(self, loss: float) -> None:
+        """Raises later limits for a high loss of the same model on data that are left out: those are merely harder."""
+        if self.value > 0.0 and loss <= _MOST_LEARNED * self.value:
+            self.harder = max(self.harder, loss - self.value)
+
+    def relearn(self) -> None:
+        """The losses from here on make a new level."""
+        self._losses.clear()
+        self.spread = 0.0
+
+    def keeps_most(self, level: float) -> bool:
+        """Whether losses at `level` keep at least two thirds of the progress since the beginning."""
+        return bool(self.first) and level - self.value < _MOST_LOST * (median(self.first) - self.value)
+
+    @property
+    def newest(self) -> float:
+        """The median of the newest healthy losses; NaN without any."""
+        return median([*self._losses][-_NUM_NEEDED:]) if self._losses else math.nan
+
+    def state(self) -> dict[str, Any]:
+        """As plain data, without what a rollback leaves as it is: `first` and `harder`."""
+        numbers = {"num_new": self._num_new, "limit": self.limit, "level": self.value, "spread": self.spread}
+        return {"losses": [*self._losses], **numbers}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes back to `state`."""
+        self._losses = deque(state["losses"], _NUM_KEPT)
+        self._num_new, self.limit = state["num_new"], state["limit"]
+        self.value, self.spread = state["level"], state["spread"]
+
+
+@dataclass
+class RateCut:
+    """The smaller learning rate after a rollback, which returns to its value in a straight line.
+
+    Attributes:
+        factor, start: of the rate, and the step at which it was cut.
+        lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
+    """
+
+    factor: float = 1.0
+    start: int = 0
+    lr: float | None = None
+    lr_back: float | None = None
+
+    def at(self, step: int, ramp: int) -> float:
+        """What the learning rate is multiplied by at `step`; 1.0 once the ramp is over."""
+        if self.factor == 1.0 or step >= self.start + ramp:
+            self.factor = 1.0
+            return 1.0
+        return self.factor + (1.0 - self.factor) * (step - self.start) / ramp
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the learning rate is still far above that of the snapshot, as when the run was ruined."""
+        return self.lr is not None and self.lr_back is not None and self.lr > _MOST_FASTER * self.lr_back > 0.0
+
+
 class Ladder:
     """Watches losses and norms, and counts rollbacks.
 
     Attributes:
-        limit: of the loss; Inf while too little is known.
+        level: of the losses.
         num_high: losses in a row above the limit.
         num_bad: steps in a row with non-finite gradients.
         cause: a reason to roll back that was found elsewhere; "" for none.
@@ -41,13 +144,8 @@ class Ladder:
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
-        self._losses: deque[float] = deque(maxlen=_NUM_KEPT)
         self._norms: deque[float] = deque(maxlen=_NUM_KEPT)
-        self._num_new = 0
-        self._level = self._spread = self._harder = 0.0
-        self._first: list[float] = []
-        self.limit = math.inf
-        self.rise = LossRise()
+        self.level, self.rise, self.rate = LossLevel(settings), LossRise(), RateCut()
         self.has_aim, self.has_grown = True, False
         self.trial: Trial | None = None
         self.num_high = self.num_bad = 0
@@ -55,9 +153,6 @@ class Ladder:
         self.attempts: list[int] = []
         self.is_waiting = False
         self.num_sat_out = 0
-        self._factor, self._start = 1.0, 0
-        self._lr: float | None = None  # the newest
-        self._lr_back: float | None = None  # of what was put back
 
     def see(
         self, loss: float | None, norm: float, *, skipped: bool, vetoed: bool = False, lr: float | None = None
@@ -66,7 +161,7 @@ class Ladder:
 
         Non-finite and skipped steps enter no baseline.
         """
-        self._lr = lr
+        self.rate.lr = lr
         is_bad = not (math.isfinite(norm) or vetoed)
         self.num_bad = self.num_bad + 1 if is_bad else 0
         if loss is not None and not (is_bad and skipped):  # of a batch that has changed nothing
@@ -78,40 +173,23 @@ class Ladder:
             self._norms.append(norm)
 
     def _judge(self, loss: float, lr: float | None, skipped: bool) -> None:
-        is_high = not math.isfinite(loss) or (self.has_aim and loss > self.limit)
-        if self.is_waiting and is_high and self._level > 0.0 and loss <= _MOST_LEARNED * self._level:
-            self._harder = max(self._harder, loss - self._level)  # the same model, harder data: nothing to go back for
+        is_high = self.level.is_high(loss) if self.has_aim else not math.isfinite(loss)
+        if self.is_waiting and is_high:
+            self.level.note_harder(loss)
         self.num_high = self.num_high + 1 if is_high else 0
         if not self.has_aim:
             self.rise.calm()
-        elif not self.is_waiting and self._spread > 0.0:
-            self.rise.see(loss, lr, self._level, self._spread)
+        elif not self.is_waiting and self.level.spread > 0.0:
+            self.rise.see(loss, lr, self.level.value, self.level.spread)
             if self.rise.num_suspect > _NUM_SAT_OUT * self._settings.every:  # with a reason, or hardly
                 self._relearn()
         if not is_high and not skipped and not self.rise.is_suspect:
-            self._take(loss)
+            self.level.take(loss)
 
     def _relearn(self) -> None:
-        self._losses.clear()
-        self._spread = 0.0
+        self.level.relearn()
         self.rise.calm()
         self.has_grown = False
-
-    def _take(self, loss: float) -> None:
-        self._losses.append(loss)
-        self._num_new += 1
-        if len(self._first) < _NUM_FIRST:
-            self._first.append(loss)
-        if self._num_new >= _ASK_EVERY and len(self._losses) >= _NUM_NEEDED:
-            self._num_new = 0
-            losses = [*self._losses]
-            middle = median(losses[-_NUM_LEVEL:])
-            sigma = _SIGMA * median([abs(x - middle) for x in losses])
-            self._level = middle
-            gain = _LEAST_GAIN * (median(self._first) - middle)  # near zero a loss is restless, and harms nothing
-            self._spread = max(sigma, _LEAST_SPREAD * abs(middle), gain)
-            above = max(self._settings.spread * sigma, _LEAST_SHARE * abs(middle), gain, 1.5 * self._harder)
-            self.limit = middle + above
 
     @property
     def is_healthy(self) -> bool:
@@ -125,11 +203,6 @@ class Ladder:
         return self.num_high == 1 and not self.rise.is_odd
 
     @property
-    def loss(self) -> float:
-        """The median of the newest healthy losses; NaN where there is none."""
-        return median([*self._losses][-_NUM_NEEDED:]) if self._losses else math.nan
-
-    @property
     def norm_limit(self) -> float:
         """What to clip to: the median of the healthy norms while something is wrong; Inf else."""
         is_wrong = (self.num_high >= (self._settings.patience + 1) // 2 and not self._is_of_rate) or self.is_waiting
@@ -140,15 +213,13 @@ class Ladder:
         if self.cause:
             return self.cause
         if self.num_high >= self._settings.patience and not self._is_of_rate:
-            return f"the loss stood above {self.limit:.4g} for {self.num_high} steps"
+            return f"the loss stood above {self.level.limit:.4g} for {self.num_high} steps"
         return ""
 
     @property
     def _is_of_rate(self) -> bool:
         """Whether a learning rate that is higher than before may be all: most of what was gained is kept."""
-        if not self._first or not self.rise.is_explained:
-            return False
-        return self.rise.level - self._level < _MOST_LOST * (median(self._first) - self._level)
+        return self.rise.is_explained and self.level.keeps_most(self.rise.level)
 
     @property
     def is_lawful(self) -> bool:
@@ -162,20 +233,20 @@ class Ladder:
         if self.has_grown and self.rise.is_odd:
             return "parameters had grown many times over, and the loss rose"
         if self.rise.is_lasting:
-            return f"the loss stood at {self.rise.level:.4g} after it had been at {self._level:.4g}"
+            return f"the loss stood at {self.rise.level:.4g} after it had been at {self.level.value:.4g}"
         return ""
 
     def try_back(self) -> None:
         """A snapshot is put back to look at its losses."""
-        level = self.rise.level
-        risen = max(level, self._level + self._spread) if math.isfinite(level) else self._level + self._spread
-        self.trial = Trial(self._level, risen, self._spread)
+        before, level = self.level, self.rise.level
+        least = before.value + before.spread
+        self.trial = Trial(before.value, max(level, least) if math.isfinite(level) else least, before.spread)
         self.rise.calm()
 
     def accept(self) -> None:
         """The loss has risen, and that is no fault of the model: its level is learned anew."""
         rise = 0.0 if self.trial is None else self.trial.rise
-        self.trial, self.limit, self.num_high = None, math.inf, 0
+        self.trial, self.level.limit, self.num_high = None, math.inf, 0
         self._relearn()
         self.rise.accept(rise, self._settings.window)
 
@@ -189,54 +260,36 @@ class Ladder:
         earlier = len(self.attempts)
         self.load_baseline(baseline)
         self.attempts.append(step)
-        self.is_waiting, self.num_sat_out, self._lr_back = True, 0, baseline["lr"]
-        self._factor, self._start = self._settings.lr_factor**earlier, step
-        return self._factor
+        self.is_waiting, self.num_sat_out = True, 0
+        self.rate = RateCut(self._settings.lr_factor**earlier, step, self.rate.lr, baseline["lr"])
+        return self.rate.factor
 
     def sit_out(self) -> bool | None:
         """Whether to skip the next step after a rollback, as its loss is too high; None to accept the new level."""
         if not self.num_high:
-            self.is_waiting = self._is_faster and self.num_sat_out < self._settings.every
+            self.is_waiting = self.rate.is_faster and self.num_sat_out < self._settings.every
             self.num_sat_out += self.is_waiting
             return self.is_waiting
         if self.num_sat_out >= _NUM_SAT_OUT * self._settings.every:
-            self.is_waiting, self.num_high, self.limit = False, 0, math.inf
+            self.is_waiting, self.num_high, self.level.limit = False, 0, math.inf
             self._relearn()
             self._norms.clear()
             return None
         self.num_sat_out += 1
         return True
 
-    @property
-    def _is_faster(self) -> bool:
-        """Whether the learning rate is still far above what it was at the snapshot, as when the run was ruined."""
-        return self._lr is not None and self._lr_back is not None and self._lr > _MOST_FASTER * self._lr_back > 0.0
-
     def lr_factor(self, step: int) -> float:
-        """What the learning rate is multiplied by at `step`: 1.0 once the ramp is over."""
-        if self._factor == 1.0 or step >= self._start + self._settings.ramp:
-            self._factor = 1.0
-            return 1.0
-        return self._factor + (1.0 - self._factor) * (step - self._start) / self._settings.ramp
+        """What the learning rate is multiplied by at `step`."""
+        return self.rate.at(step, self._settings.ramp)
 
     def baseline(self) -> dict[str, Any]:
         """What is known of losses and norms, as plain data."""
-        return {
-            "losses": [*self._losses],
-            "norms": [*self._norms],
-            "num_new": self._num_new,
-            "limit": self.limit,
-            "level": self._level,
-            "spread": self._spread,
-            "lr": self._lr,
-        }
+        return {**self.level.state(), "norms": [*self._norms], "lr": self.rate.lr}
 
-    def load_baseline(self, state: dict[str, Any]) -> None:
-        """Goes back to what `baseline` gave; all alarms are over."""
-        self._losses = deque(state["losses"], _NUM_KEPT)
+    def load_baseline(self, state: Mapping[str, Any]) -> None:
+        """Goes back to what `baseline` returned; all alarms are over."""
+        self.level.load(state)
         self._norms = deque(state["norms"], _NUM_KEPT)
-        self._num_new, self.limit = state["num_new"], state["limit"]
-        self._level, self._spread = state["level"], state["spread"]
         self.num_high, self.num_bad, self.cause = 0, 0, ""
         self.rise.calm()
         self.has_grown, self.trial = False, None
@@ -244,35 +297,42 @@ class Ladder:
     def state_dict(self) -> dict[str, Any]:
         return {
             **self.baseline(),
-            "counts": [self.num_high, self.num_bad, self.num_sat_out, int(self.is_waiting), self._start],
+            "counts": [self.num_high, self.num_bad, self.num_sat_out, int(self.is_waiting), self.rate.start],
             "attempts": list(self.attempts),
-            "factor": self._factor,
-            "harder": self._harder,
-            "first": list(self._first),
+            "factor": self.rate.factor,
+            "harder": self.level.harder,
+            "first": list(self.level.first),
             "rise": self.rise.state(),
             "has_aim": self.has_aim,
-            "lr_back": self._lr_back,
+            "lr_back": self.rate.lr_back,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict`; raises ValueError for anything else, and then changes nothing."""
-        numbers = [values.entry(state, name, lambda plain: values.each(values.number, plain)) for name in _SERIES]
-        counts = values.entry(state, "counts", lambda plain: values.each(values.count, plain))
-        attempts = values.entry(state, "attempts", lambda plain: values.each(values.count, plain))
-        limit, level, spread, factor, harder = (values.entry(state, name, values.number) for name in _NUMBERS)
-        num_new, has_aim = values.entry(state, "num_new", values.count), values.entry(state, "has_aim", values.truth)
-        lr, lr_back = (values.entry(state, name, values.maybe(values.number)) for name in ("lr", "lr_back"))
-        rise = LossRise()
+    def load_state_dict(self, state: Any) -> None:
+        """Resumes from `state_dict`; raises ValueError for anything else, and then changes nothing."""
+        given, rise = _read_state(state), LossRise()
         values.entry(state, "rise", rise.load)
-        if len(counts) != 5:
-            raise values.MisfitError(f"must have 5 numbers, got {len(counts)}", ("counts",))
-        about = {"num_new": num_new, "limit": limit, "level": level, "spread": spread}
-        self.load_baseline({"losses": numbers[0], "norms": numbers[1], **about})
-        self._first, self._harder, self.rise, self.has_aim = numbers[2], harder, rise, has_aim
-        self._lr, self._lr_back = lr, lr_back
-        self.num_high, self.num_bad, self.num_sat_out, is_waiting, self._start = counts
-        self.is_waiting, self.attempts, self._factor = bool(is_waiting), attempts, factor
+        self.load_baseline(given)
+        self.level.first, self.level.harder = given["first"], given["harder"]
+        self.rise, self.has_aim, self.attempts = rise, given["has_aim"], given["attempts"]
+        self.num_high, self.num_bad, self.num_sat_out, is_waiting, start = given["counts"]
+        self.is_waiting, self.rate = bool(is_waiting), RateCut(given["factor"], start, given["lr"], given["lr_back"])
 
 
-_SERIES = ("losses", "norms", "first")
-_NUMBERS = ("limit", "level", "spread", "factor", "harder")
+class _State(TypedDict):
+    losses: list[float]
+    norms: list[float]
+    first: list[float]
+    num_new: Count
+    limit: float
+    level: float
+    spread: float
+    factor: float
+    harder: float
+    counts: tuple[Count, Count, Count, Count, Count]
+    attempts: list[Count]
+    has_aim: bool
+    lr: float | None
+    lr_back: float | None
+
+
+_read_state = kind_of(_State).read

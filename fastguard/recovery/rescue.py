@@ -205,7 +205,7 @@ class Rescue:
     def _sit_out(self, step: int, *, heard: bool, can_veto: bool) -> None:
         """Skips steps after a rollback while the losses of the new data are too high."""
         ladder, event = self.ladder, self.events[-1]
-        knows_losses = ladder.limit < math.inf
+        knows_losses = ladder.level.limit < math.inf
         if not can_veto or not knows_losses or (not heard and ladder.num_sat_out >= self._settings.patience):
             ladder.is_waiting = False
             return
