@@ -220,7 +220,6 @@ BAD = {
     ),
     "trial-pass-fails": (classes, raises),
     "targets-of-another-kind": (classes, targets(lambda y: F.one_hot(y, CLASSES))),
-    "classes-as-quantities": (yes_or_no, loss(nn.MSELoss())),
     "targets-outside-unit-interval": (
         yes_or_no,
         lambda s: {**targets(lambda y: 2 * y - 1)(s), **last(nn.Identity())(s), "loss_fn": nn.BCEWithLogitsLoss()},
@@ -240,10 +239,8 @@ BAD = {
     "batches-of-one-class": (classes, sorted_batches),
     "rare-classes": (classes, one_in_sixteen),
     "target-among-inputs": (classes, leaked),
-    "tiny-batch": (classes, lambda s: {"batch": tuple(part[:1] for part in s["batch"])}),
     "gradient-does-not-arrive": (classes, detached),
     "left-out-of-optimizer": (classes, lambda s: {"make": lambda model: adam(model[2])}),
-    "strangers-in-optimizer": (classes, stale),
     "frozen-in-optimizer": (classes, frozen),
     "all-gradients-zero": (yes_or_no, last(nn.Softmax(1))),
     "samples-mixed": (classes, centered),
@@ -332,6 +329,7 @@ def test_roots_of_zero_are_seen_in_gradients_alone():
         ("trial-pass-fails", classes, last(nn.Linear(16, CLASSES - 1)), "wrong-output-layer"),
         ("trial-pass-fails", classes, loss(nn.CrossEntropyLoss(reduction="none")), "wrong-loss"),
         ("trial-steps-too-short", classes, setting(SGD, lr=0.0), "learning-rate-too-low"),
+        ("left-out-of-optimizer", classes, stale, "parameters-missing-from-optimizer"),
     ],
 )
 def test_another_fault_that_a_check_knows(name, make, change, cause):

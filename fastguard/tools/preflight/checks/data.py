@@ -10,7 +10,7 @@ from torch import Tensor
 from ....diagnosis.finding import Seen
 from ....observers.batch_sample import is_mask
 from ..evidence import Evidence
-from ..losses import YES_OR_NO, has_indices, labels, num_classes
+from ..losses import YES_OR_NO, has_indices, labels
 from ..registry import check
 from ..watcher import REGRESSION
 from .output import is_one_hot
@@ -260,24 +260,3 @@ def target_among_inputs(evidence: Evidence, *, correlation: float = 0.9999, leas
     if not float(found.max()) > correlation:
         return None
     return Seen(feature=int(found.argmax()), correlation=float(found.max()), threshold=correlation)
-
-
-@check(
-    "tiny-batch",
-    cause="batch-size",
-    like="tiny-batches",
-    see="A batch has {num_samples:sample}, so the loss of a step says little about the next one.",
-    sure=0.7,
-    reads="samples and targets of a batch",
-    source="AUTOTRAINER (Zhang et al. 2021), oscillating loss: SGD with momentum on batches of 1",
-)
-def tiny_batch(evidence: Evidence, *, most_samples: int = 2) -> Seen | None:
-    """A batch has at most `most_samples`, with as few targets: every step follows a single answer."""
-    sizes = [t.shape[0] for t in evidence.inputs if t.dim()]
-    call = evidence.call
-    if not sizes or max(sizes) > most_samples or not evidence.targets or call is None:
-        return None
-    most = most_samples * (num_classes(call) if not has_indices(call) else 1)
-    if not isinstance(call.target, Tensor) or not 0 < call.target.numel() <= most:
-        return None
-    return Seen(num_samples=max(sizes))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...._text import prose
@@ -13,7 +12,6 @@ from ....diagnosis.finding import Seen
 from ..evidence import Evidence
 from ..losses import CLASSES, YES_OR_NO, chance, has_indices, num_classes
 from ..registry import check
-from ..watcher import REGRESSION
 from .output import is_one_hot
 
 TITLE = "Loss function"
@@ -87,40 +85,6 @@ def targets_of_another_kind(evidence: Evidence) -> Seen | None:
         return None
     dtype = str(target.dtype).removeprefix("torch.")
     return Seen(shape=list(target.shape), dtype=dtype, _loss=call.kind, _problem=problem)
-
-
-@check(
-    "classes-as-quantities",
-    cause="wrong-loss",
-    severity="info",  # scores of probabilities and some games are meant so
-    see="The targets of {loss} are {targets}, so they seem to be classes, not quantities.",
-    reads="targets of a loss for regression",
-    source='DeepFD (Cao et al. 2022), fault "loss": a loss for regression in a classification',
-    remedy="Use cross_entropy (one class of several) or binary_cross_entropy_with_logits (yes or no) for classes.",
-)
-def classes_as_quantities(evidence: Evidence, *, most_classes: int = 20, least_samples: int = 16) -> Seen | None:
-    """A regression's targets are classes: one-hot rows, only 0 and 1, or at most `most_classes` whole numbers in a row.
-
-    Of at least `least_samples` samples. Info, because a squared error learns classes too, more slowly.
-    """
-    call = evidence.call
-    targets = [t for t in evidence.targets if t.dim()]
-    if call is None or call.kind not in REGRESSION or not targets or call.input.shape[0] < 2:
-        return None
-    t = torch.cat([one.reshape(one.shape[0], -1).double() for one in targets])
-    if t.shape[0] < least_samples or t.shape[1] > 1000:
-        return None
-    if t.shape[1] >= 2:
-        return Seen(loss=call.kind, targets="one-hot rows", sure=0.9) if is_one_hot(t) else None
-    values = t.unique()
-    is_whole = bool((values == values.round()).all())
-    if not 2 <= values.numel() <= most_classes or not is_whole or int(values.min()) not in (0, -1, 1):
-        return None
-    if values.numel() == 2:
-        return Seen(loss=call.kind, targets=f"only {values[0]:g} and {values[1]:g}", sure=0.8)
-    if values.numel() != int(values.max()) - int(values.min()) + 1:
-        return None
-    return Seen(loss=call.kind, targets=f"the whole numbers from {values.min():g} to {values.max():g}", sure=0.5)
 
 
 @check(

@@ -63,51 +63,32 @@ def gradient_does_not_arrive(evidence: Evidence) -> Seen | None:
     cause="parameters-missing-from-optimizer",
     like="untrained-parameters",
     severity="critical",
-    see="The optimizer lacks {num_missing} of the model's {num_trainable} trainable parameter tensors: {layers}.",
+    see="The optimizer lacks {num_missing} of the model's {num_trainable} trainable parameters{_more}: {layers}.",
     sure=0.97,
-    reads="the model's trainable parameters and the optimizer's",
-    source="what is not in param_groups is not updated",
+    reads="the model's trainable parameters, the optimizer's, and which of them the gradient reaches",
+    source="what is not in param_groups is not updated; TrainCheck (Jiang et al. 2025), case AC-2665",
 )
 def left_out_of_optimizer(evidence: Evidence) -> Seen | None:
-    """Trainable parameters of the model that get a gradient are not in the optimizer; critical if most are."""
-    trainable = evidence.trainable
+    """Trainable parameters of the model that get a gradient are not in the optimizer; critical if most are.
+
+    The optimizer may hold other tensors instead, which no gradient reaches: those of before the model was moved,
+    wrapped or loaded.
+    """
+    trainable, total = evidence.trainable, len(evidence.in_optimizer)
     missing = [name for name, p in trainable.items() if id(p) not in evidence.in_optimizer]
     if evidence.first.requires_grad:
         missing = [name for name in missing if evidence.first.gradients.get(name) is not None]
     if not missing:
         return None
-    is_most = 2 * len(missing) > len(trainable)
+    own = {id(p) for p in evidence.parameters.values()}
+    lost = max(0, sum(key not in own for key in evidence.in_optimizer) - evidence.first.num_outsiders_reached)
     return Seen(
         num_missing=len(missing),
         num_trainable=len(trainable),
-        layers=missing,
-        severity="critical" if is_most else "warning",
-    )
-
-
-@check(
-    "strangers-in-optimizer",
-    cause="parameters-missing-from-optimizer",
-    severity="critical",
-    see="{num_strangers} of the optimizer's {num_in_optimizer} parameter tensors are not in the model and get no "
-    "gradient.",
-    reads="the optimizer's parameters, and whether the gradient reaches them",
-    source="TrainCheck (Jiang et al. 2025), case AC-2665: the optimizer holds earlier parameters",
-    remedy="Make the optimizer after the model is moved, wrapped or loaded, from the parameters that it has then.",
-)
-def strangers_in_optimizer(evidence: Evidence) -> Seen | None:
-    """The optimizer has parameters that are not the model's, and no gradient reaches them."""
-    own = {id(p) for p in evidence.parameters.values()}
-    total = len(evidence.in_optimizer)
-    lost = sum(key not in own for key in evidence.in_optimizer) - evidence.first.num_outsiders_reached
-    if lost <= 0 or not evidence.first.requires_grad:
-        return None
-    is_all = lost == total
-    return Seen(
         num_strangers=lost,
-        num_in_optimizer=total,
-        severity="critical" if is_all else "warning",
-        sure=0.96 if is_all else 0.7,
+        layers=missing,
+        severity="critical" if 2 * len(missing) > len(trainable) else "warning",
+        _more=f", and {lost} of its {total} tensors are not in the model" if lost else "",
     )
 
 
