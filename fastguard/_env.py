@@ -41,6 +41,12 @@ def num_restarts() -> int:
     return int(given) if given.isdecimal() else 0
 
 
+def rank() -> int:
+    """RANK, which torchrun sets: the number of this process among those of one training; 0 if there is one only."""
+    given = os.environ.get("RANK", "")
+    return int(given) if given.isdecimal() else 0
+
+
 def in_effect() -> dict[str, dict[str, str | None]]:
     """Each variable that is read, its value (None if it is not set), and what that means; for `fastguard info`."""
     chosen = backend()

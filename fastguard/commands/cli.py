@@ -33,6 +33,7 @@ class Command(NamedTuple):
 
 _HERE = "fastguard.commands."
 COMMANDS = {
+    "run": Command("run a training script, unmodified, under a guard that only watches", _HERE + "run:main"),
     "info": Command("print versions, and which backends work here", _HERE + "info:main"),
     "demo": Command("train a small transformer under guard, with one bad batch", _HERE + "demo:main"),
     "diagnose": Command("say from its log what is wrong with a run", _HERE + "diagnose:diagnose"),
@@ -161,8 +162,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: success. 1: success, but a problem was found. 64: wrong arguments; one line on stderr says why. Other codes are
     those of the commands.
     """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["run"]:  # whose errors and streams are the script's
+        return _run_script(arguments[1:])
     with _any_encoding():
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(arguments)
+
+
+def _run_script(arguments: list[str]) -> int:
+    try:
+        return _entry("run")(arguments)
+    except CommandError as error:
+        print(f"fastguard run: error: {shown(error)}", file=sys.stderr)
+        return EXIT_USAGE
 
 
 def _run(arguments: list[str]) -> int:

@@ -21,6 +21,7 @@ from .ledger import Ledger
 
 _log = logging.getLogger("fastguard")
 _held: dict[int, tuple[Ledger, Callable[[], None]]] = {}
+_at_sigterm: list[Callable[[], None]] = []
 _has_sigterm = False
 _blocked: list[int] = []  # the thread that forks, while it blocks SIGTERM
 
@@ -35,6 +36,11 @@ def flush_at_end(guard: Any, ledger: Ledger, flush: Callable[[], None]) -> None:
         _held[id(ledger)] = ledger, flush
         _handle()
     weakref.finalize(guard, _end, ledger, os.getpid(), flush)
+
+
+def when_terminated(call: Callable[[], None]) -> None:
+    """Has the SIGTERM handler call `call` before it delivers the last records."""
+    _at_sigterm.append(call)
 
 
 def forget(ledger: Ledger) -> None:
@@ -75,9 +81,12 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         _has_sigterm = True
         busy.when_idle = _come_back  # a second SIGTERM does not wait
         return
+    is_replaced = signal.getsignal(number) is not _on_sigterm
     if busy is None:
+        for call in _at_sigterm:
+            call()
         flush_all()
-    if signal.getsignal(number) is not _on_sigterm:
+    if is_replaced:
         return  # the handler that replaced this one has called it, and decides whether to end the process
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)

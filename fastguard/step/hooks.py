@@ -114,7 +114,9 @@ class Hooks(LongWay):
                 if clip.norms is not None and self._ledger.sinks and (outcome & _OVER or clip.scope == "group"):
                     ring.limit = min(ring.limit, slot + 1)  # who was over is in no line
             return self._finish(optimizer, args, kwargs, outcome, _perf_counter() - started)
-        except BaseException:
+        except BaseException as error:
+            if self._is_kept(error):
+                return None
             self._scaler.abandon(optimizer)
             raise
 
@@ -196,6 +198,8 @@ class Hooks(LongWay):
             if self._rescue is not None and self._judge.is_between_steps and not self._member.is_paused:
                 self._rescue.end_step()
             self._silent = False
-        except BaseException:
+        except BaseException as error:
+            if self._is_kept(error):
+                return
             self._scaler.abandon(optimizer)
             raise

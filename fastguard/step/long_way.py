@@ -217,8 +217,12 @@ class LongWay(HooksState):
     ) -> Undo | Skip | None:
         try:
             undo = self._judge.judge(self._member, optimizer, handed, self._evaluations == 0, loss)
-        except BaseException:  # a verdict that raises, Ctrl-C: half a step is let go of, and the error passed on
+        except (
+            BaseException
+        ) as error:  # a verdict that raises, Ctrl-C: half a step is let go of, and the error passed on
             self._judge.abandon(self._member)
+            if self._is_kept(error):
+                return None
             self._scaler.abandon(optimizer)  # here too: a closure may catch this
             self._sampling.end_step()  # too many skips in a row: what was sampled belongs to this step
             raise
@@ -228,6 +232,11 @@ class LongWay(HooksState):
         if self._may_be_short and self._run.waits and not self._run.is_vetoed:
             self._look_ahead()
         return undo
+
+    def _is_kept(self, error: BaseException) -> bool:
+        """Whether an error of the guard is kept from the training. It is not if the gradients are left scaled."""
+        on_error = self._run.on_error
+        return on_error is not None and isinstance(error, Exception) and not self._scaler.holds and on_error(error)
 
     def _is_of_skip(self, error: Exception) -> bool:
         """Whether an error comes of what a step was given instead of its gradients: it is undone anyway, and the error

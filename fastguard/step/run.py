@@ -6,7 +6,7 @@ import contextlib
 import math
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -87,6 +87,8 @@ class Run(RunState):
         is_vetoed: whether recovery skips the step under way.
         buffers: of the model; None without any.
         buffers_at: the next step at which to follow them, beside skipped ones.
+        on_error: asked about an error of the guard in a step: whether it is kept from the training, which then goes on
+            unguarded; None to raise it.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Run(RunState):
         self.ring = Ring()
         self.step = 0
         self.failures = Failures()
+        self.on_error: Callable[[Exception], bool] | None = None
         self.may_wait = self.waits = True
         self.has_scaler = False
         self.wakes_at = 0

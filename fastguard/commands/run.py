@@ -1,0 +1,347 @@
+"""`fastguard run`: any training script, unmodified, with every optimizer guarded.
+
+The script is `__main__`, as under `python script.py`. torch is not imported before the script imports it: what a
+script first sets in the environment would come too late.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import runpy
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import _env
+from .._text import count, shown
+from .cli import CommandError, Parser
+
+_WITH_VALUE = ("--out", "--max-norm")
+_MOST_REPORTS = 3  # printed in full
+_kept: list[Any] = []  # the module that was __main__, whose globals would be cleared with it
+
+
+def main(argv: list[str]) -> int:
+    """Runs the script; does not return where that exits or raises."""
+    end = _end_of_options(argv)
+    options, script = _parser().parse_args(argv[:end]), argv[end:]
+    if not script:
+        _parser().error("there is no script. Give one: fastguard run script.py, or -m module")
+    if options.max_norm is not None and not options.protect:
+        _parser().error("--max-norm clips, which needs --protect")
+    execute = _module(script[1:]) if script[0] == "-m" else _script(script)
+    run = _ScriptRun(Path(options.out).absolute(), _name_of(script), options)
+    _when_imported("torch", run.start)
+    atexit.register(run.finish)
+    try:
+        execute()
+        run.has_ended = True
+    except SystemExit as end:
+        run.has_ended = not end.code
+        raise
+    except BaseException as error:
+        _hide_own_frames(error)
+        raise
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "fastguard run",
+        "Runs a training script, unmodified, and watches every optimizer in it: gradients, losses, validation losses. "
+        "At the end, however it comes, prints the report.",
+        "The script's exit code is kept. Under torchrun: torchrun --nproc-per-node 2 -m fastguard run script.py",
+    )
+    parser.usage = (
+        "%(prog)s [-h] [--out DIR] [--protect] [--max-norm X] [--quiet] [--no-page]\n"
+        "                     (script.py | -m module) [arguments]"
+    )
+    parser.add_argument("--out", default="runs", metavar="DIR", help="folder for the runs' folders (default: runs)")
+    parser.add_argument("--protect", action="store_true", help="skip steps with NaN or Inf; roll back")
+    parser.add_argument("--max-norm", type=float, metavar="X", help="with --protect: clip gradients to this total norm")
+    parser.add_argument("--quiet", action="store_true", help="print nothing; still write the log and the page")
+    parser.add_argument("--no-page", action="store_true", help="write no page")
+    return parser
+
+
+def _end_of_options(argv: Sequence[str]) -> int:
+    """Where the script, or -m, stands in the arguments; all that follows is the script's."""
+    at = 0
+    while at < len(argv) and argv[at] != "-m" and argv[at].startswith("-"):
+        at += 2 if argv[at] in _WITH_VALUE else 1
+    return min(at, len(argv))
+
+
+def _name_of(script: Sequence[str]) -> str:
+    if script[0] == "-m":
+        return script[1] if len(script) > 1 else ""
+    path = Path(script[0]).resolve()
+    return path.parent.name if path.stem == "__main__" else path.stem
+
+
+# The script as __main__.
+
+
+def _fresh_main() -> types.ModuleType:
+    _kept.append(sys.modules["__main__"])
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
+    if "__annotations__" in sys.modules["__main__"].__dict__:
+        module.__annotations__ = {}
+    sys.modules["__main__"] = module
+    return module
+
+
+def _set_first_path(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+
+
+def _module(arguments: list[str]) -> Callable[[], Any]:
+    """`python -m arguments[0]`."""
+    if not arguments:
+        raise CommandError("-m needs the name of a module")
+    sys.argv = ["-m", *arguments[1:]]  # `runpy` puts the path of the module there
+    _set_first_path(os.getcwd())
+    _fresh_main()
+    return lambda: runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
+
+
+def _script(arguments: list[str]) -> Callable[[], Any]:
+    """`python arguments[0]`: a file, or a folder with a `__main__.py`."""
+    path = arguments[0]
+    if os.path.isdir(path):
+        sys.argv = list(arguments)
+        _fresh_main()
+        _set_first_path(os.path.abspath(path))
+        return lambda: runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        raise CommandError(f"can't open the script {shown(path)}: {error.strerror}") from None
+    sys.argv = list(arguments)
+    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    file = os.path.abspath(path)
+    module = _fresh_main()
+    module.__file__ = file
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", file)
+    module.__dict__["__cached__"] = None
+
+    def execute() -> None:
+        exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
+
+    return execute
+
+
+def _hide_own_frames(error: BaseException) -> None:
+    """Has the traceback of an error that ends the script begin in the script."""
+    hook = sys.excepthook
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
+        trace = trace.tb_next
+
+    def show(kind: Any, value: Any, full: Any) -> None:
+        if value is error and trace is not None:
+            value.__traceback__ = full = trace
+        hook(kind, value, full)
+
+    sys.excepthook = show
+
+
+def _when_imported(name: str, call: Callable[[], None]) -> None:
+    """Calls `call` once the module `name` has been imported; at once if it has been."""
+    if name in sys.modules:
+        call()
+        return
+
+    class Finder:
+        @staticmethod
+        def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
+            if fullname != name:
+                return None
+            sys.meta_path.remove(Finder)
+            spec = importlib.util.find_spec(fullname)
+            if spec is not None and spec.loader is not None:
+                execute = spec.loader.exec_module
+
+                def exec_module(module: types.ModuleType) -> None:
+                    execute(module)
+                    call()
+
+                spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            return spec
+
+    sys.meta_path.insert(0, Finder)
+
+
+# What is made of it.
+
+
+class _ScriptRun:
+    """One run of a script: the guards in it, their logs, and what is said at the end.
+
+    Attributes:
+        has_ended: whether the script has come to its end.
+    """
+
+    def __init__(self, out: Path, name: str, options: Any) -> None:
+        self._out, self._name, self._options = out, name or "run", options
+        self._folder: Path | None = None
+        self._logs: dict[int, Path] = {}  # by the number of the guard
+        self.has_ended = False
+        self._auto: Any = None
+        self._process = os.getpid()
+        self._is_over = False
+        self._problem = ""
+
+    def start(self) -> None:
+        """Waits for optimizers. Called once torch has been imported."""
+        try:
+            from ..experiments.auto import AutoGuard
+            from ..step import endings
+
+            self._log_apart()
+            self._auto = AutoGuard(self.settings, self._made, protects=self._options.protect)
+            self._auto.start()
+            endings.when_terminated(self.finish)
+        except Exception as error:
+            self._problem = f"{type(error).__name__}: {error}"
+
+    def _log_apart(self) -> None:
+        """Keeps fastguard's messages out of the script's own logs."""
+        log = logging.getLogger("fastguard")
+        handler = logging.StreamHandler(sys.__stderr__)
+        handler.setFormatter(logging.Formatter("fastguard: %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False
+        if self._options.quiet or _env.rank():
+            log.setLevel(logging.CRITICAL)
+
+    def settings(self, index: int) -> dict[str, Any]:
+        """The arguments of `wrap` for the guard of that number."""
+        settings: dict[str, Any] = {"sinks": self._sinks(index)}
+        if self._options.protect:
+            settings |= {"max_norm": self._options.max_norm, "recovery": True}
+        return settings
+
+    def _made(self, guard: Any) -> None:
+        """A guard was made, which delivers its last record at exit: `finish` comes before that."""
+        atexit.unregister(self.finish)
+        atexit.register(self.finish)
+
+    def _sinks(self, index: int) -> list[Any]:
+        from ..experiments.auto import is_first_rank
+        from ..sinks import JsonlSink
+
+        if not is_first_rank():
+            return []
+        try:
+            if self._folder is None:
+                self._folder = _new_folder(self._out, self._name)
+            log = self._logs[index] = self._folder / ("run.jsonl" if not index else f"run-{index + 1}.jsonl")
+            return [JsonlSink(log)]
+        except OSError as error:
+            self._auto.problems.setdefault("the log", f"it cannot be written: {error}")
+            return []
+
+    def finish(self) -> None:
+        """Says how it went, once, and in this process only."""
+        if self._is_over or os.getpid() != self._process:
+            return
+        self._is_over = True
+        lines: list[str] = []
+        try:
+            if self._auto is not None:
+                self._auto.finish(has_ended=self.has_ended)
+                lines = self._lines()
+            elif self._problem:
+                lines = [f"nothing was watched: {self._problem}"]
+            else:
+                lines = ["the script never imported torch, so there is nothing to report"]
+        except BaseException as error:  # also Ctrl-C, which then ends the report
+            lines += [f"the report could not be made: {type(error).__name__}: {error}"]
+        if not self._options.quiet and not _env.rank():
+            _say(lines)
+
+    def _lines(self) -> list[str]:
+        auto = self._auto
+        guards = [*auto.guards, *auto.others]
+        lines, brief = [], []
+        for number, guard in enumerate(guards, 1):
+            report = guard.report()
+            name = f"optimizer {number} of {len(guards)}, {_kind(guard)}: " if len(guards) > 1 else ""
+            if number <= _MOST_REPORTS:
+                lines += [f"{name}{report}", ""]
+            else:
+                brief.append(f"{name}{str(report).splitlines()[0]}")
+        lines += brief
+        if not self._options.no_page:
+            for log in self._logs.values():
+                self._draw(log)
+        lines += [f"the script has guarded {count(len(auto.others), 'optimizer')} itself"] if auto.others else []
+        if not guards and not auto.problems:
+            lines.append(
+                "no optimizer took a step in this process, so there is nothing to report. Processes that a script "
+                "starts are not watched: start them with torchrun."
+            )
+        skips = auto.losses.num_scaler_skips
+        lines += [f"the GradScaler has skipped {count(skips, 'step')}, which no report contains"] if skips else []
+        lines += [f"not watched: {what}: {why}" for what, why in auto.problems.items()]
+        if self._folder is not None:
+            lines.append(f"log and page: {shown(_relative(self._folder))}")
+        return lines
+
+    def _draw(self, log: Path) -> None:
+        """Writes the page of a log beside it."""
+        try:
+            from ..page.build import build_page, save_page
+
+            save_page(build_page(log, title=self._name), log.with_suffix(".html"))
+        except ImportError:
+            self._auto.problems.setdefault("the page", "it needs plotly and Jinja2: pip install 'fastguard[report]'")
+        except Exception as error:
+            self._auto.problems.setdefault("the page", f"{type(error).__name__}: {error}")
+
+
+def _kind(guard: Any) -> str:
+    settings = guard.history.model.optimizer_settings
+    return str(settings[0].get("kind", "")) if settings else "optimizer"
+
+
+def _new_folder(out: Path, name: str) -> Path:
+    """A new folder for this run: the time of its start is in its name."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1000):
+        folder = out / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            if not out.is_dir():
+                raise
+    raise FileExistsError(f"{out / stem} and 999 more exist already")
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _say(lines: Sequence[str]) -> None:
+    stream = sys.__stderr__
+    if stream is None or stream.closed:
+        return
+    try:
+        sys.stdout.flush()
+        text = "\n".join(["", "fastguard run", *lines, ""])
+        stream.write(text.encode(stream.encoding or "utf-8", "backslashreplace").decode(stream.encoding or "utf-8"))
+        stream.flush()
+    except (OSError, ValueError):  # a pipe that is closed
+        pass

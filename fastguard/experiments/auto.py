@@ -1,0 +1,197 @@
+"""AutoGuard: guards every optimizer of this process at its first step, without a word of the script that makes it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _current_graph_task_id as graph_task
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from .. import _env
+from ..errors import FastguardError, NotGuardedError
+from ..records.failures import describe
+from ..step import Guard, wrap
+from ..step.wrappers import HOOKED_STEP, left_to_python
+from .find_model import find_model
+from .patches import Patches
+from .script_losses import ScriptLosses
+
+_MOST_GUARDS = 20
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0, or the only one."""
+    is_up = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank() if is_up else _env.rank()) == 0
+
+
+class AutoGuard:
+    """Guards every `torch.optim.Optimizer` at its first step and tells the guard its losses.
+
+    It only watches: with `protects` False, nothing is clipped or skipped, training stays bit-identical, and an error of
+    fastguard's own ends the guard and not the training.
+
+    Args:
+        settings: returns the keyword arguments of `wrap` for the guard of that number.
+        made: called with each guard right after it was made.
+        protects: whether steps may be skipped, and the errors of `wrap` raised.
+
+    Attributes:
+        guards: those made so far.
+        others: guards that the script has made by itself.
+        problems: what is not watched, and why.
+
+    Cost: a step costs what `wrap` costs, a backward pass one Python frame more. Each optimizer once, one look for its
+    model at all objects.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[int], dict[str, Any]],
+        made: Callable[[Guard], None] = lambda guard: None,
+        *,
+        protects: bool = False,
+    ) -> None:
+        self._settings, self._made, self._protects = settings, made, protects
+        self._patches = Patches()
+        self._waiting: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # have not taken a step
+        self._hook: Any = None
+        self._broken: list[Guard] = []  # to be detached
+        self.losses = ScriptLosses(self._keep)
+        self.guards: list[Guard] = []
+        self.others: list[Guard] = []
+        self.problems: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Waits for optimizers."""
+        self._patches.replace(torch.optim.Optimizer, "_patch_step_function", self._expecting)
+        self.losses.start()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.stop)
+
+    def stop(self) -> None:
+        """Leaves torch as it was. The guards stay."""
+        self._patches.restore()
+        self.losses.stop()
+        self._end_waiting()
+
+    def finish(self, *, has_ended: bool) -> None:
+        """Stops, delivers what is on its way, and closes the guards' sinks.
+
+        Args:
+            has_ended: whether the training has come to its end; it is not judged as a whole otherwise.
+        """
+        self.stop()
+        ends = [guard.close if has_ended else functools.partial(guard.change_sinks, ()) for guard in self.guards]
+        for end in (self.losses.finish, *ends):
+            try:
+                end()
+            except Exception as error:
+                self._keep("the last steps", error)
+
+    def _keep(self, what: str, error: Exception) -> None:
+        self.problems.setdefault(what, describe(error))
+
+    def _expecting(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def patch_step_function(optimizer: Any) -> None:
+            """As torch's, which each optimizer calls when it is made, copied or unpickled."""
+            original(optimizer)
+            self._waiting.add(optimizer)
+            self.losses.keeps_newest = True
+            self.losses.changed()
+            if self._hook is None:
+                self._hook = register_optimizer_step_pre_hook(left_to_python(self._before_step))
+
+        return patch_step_function
+
+    def _end_waiting(self) -> None:
+        """No optimizer waits for its first step. Not to be called within one: torch goes through its hooks then."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Ahead of each step while an optimizer has not taken one."""
+        if optimizer not in self._waiting:
+            return
+        name = type(optimizer).__name__
+        try:
+            self._guard(optimizer)
+        except Exception as error:
+            if self._protects and isinstance(error, FastguardError):
+                raise
+            self._keep(name, error)
+        finally:
+            self._waiting.discard(optimizer)
+            self.losses.when_idle = None if self._waiting else self._end_waiting
+
+    def _guard(self, optimizer: torch.optim.Optimizer) -> None:
+        name = type(optimizer).__name__
+        try:
+            self.others.append(Guard.of(optimizer))  # the script's own
+            return
+        except NotGuardedError:
+            pass
+        if graph_task() != -1:
+            self.problems[name] = "it steps within the backward pass: call fastguard.wrap_backward in the script"
+        elif len(self.guards) >= _MOST_GUARDS:
+            self.problems["more optimizers"] = f"only the first {_MOST_GUARDS} are guarded"
+        elif not _is_within_another(optimizer):
+            self._wrap(optimizer)
+
+    def _wrap(self, optimizer: torch.optim.Optimizer) -> None:
+        model: torch.nn.Module | None = None
+        names: dict[torch.Tensor, str] = {}
+        try:
+            model, names = find_model(p for group in optimizer.param_groups for p in group["params"])
+        except Exception as error:
+            self._keep(f"the model of {type(optimizer).__name__}", error)
+        settings = {"skip_nonfinite": self._protects, **self._settings(len(self.guards))}
+        guard = Guard.of(wrap(optimizer, model, names=names or None, **settings))
+        self.guards.append(guard)
+        guard._run.on_error = self._on_error(guard)
+        if not self._protects:
+            for hooks in guard._hooks:  # a GradScaler unscales and skips by itself, as without a guard
+                hooks._scaler.leave(optimizer)
+        self.losses.add(guard)
+        self._made(guard)
+
+    def _on_error(self, guard: Guard) -> Callable[[Exception], bool]:
+        """Decides on an error in the hooks of `guard`: whether training goes on, unguarded."""
+        ref = weakref.ref(guard)
+
+        def keep(error: Exception) -> bool:
+            guard = ref()
+            if guard is None or (self._protects and isinstance(error, FastguardError)):
+                return False
+            self._keep(f"steps from step {guard._run.step} on", error)
+            guard._run.is_short = False
+            for member in guard._run.members:
+                member.is_paused = True
+            if guard in self.losses.guards:
+                self.losses.guards.remove(guard)
+                self.losses.changed()
+            return True
+
+        return keep
+
+
+def _is_within_another(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this step is part of that of another optimizer with the same parameters, as of one around it."""
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        other = frame.f_locals.get("self") if frame.f_code is HOOKED_STEP else None
+        groups = [] if other is None or other is optimizer else other.param_groups
+        if any(id(p) in own for group in groups for p in group["params"]):
+            return True
+        frame = frame.f_back
+    return False

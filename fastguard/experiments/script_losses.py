@@ -1,0 +1,340 @@
+"""Sees the losses of a script that says nothing about them, and tells them to the guards.
+
+The loss is what `backward` was called on. A validation loss is what the same torch loss function returns while no
+gradients are recorded, or after `model.eval()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import _current_graph_task_id as graph_task  # -1 outside of a backward pass
+
+from ..step import Guard
+from .patches import Patches
+
+# The functions that torch's loss functions and modules call, and the position of their argument `reduction`.
+_FUNCTIONS: dict[str, tuple[Any, int]] = {
+    "cross_entropy_loss": (torch._C._nn, 3),
+    "nll_loss_nd": (torch._C._nn, 3),
+    "mse_loss": (torch._C._nn, 2),
+    "l1_loss": (torch._C._nn, 2),
+    "smooth_l1_loss": (torch._C._nn, 2),
+    "huber_loss": (torch._C._nn, 2),
+    "soft_margin_loss": (torch._C._nn, 2),
+    "multilabel_margin_loss": (torch._C._nn, 2),
+    "multi_margin_loss": (torch._C._nn, 5),
+    "binary_cross_entropy": (torch._C._nn, 3),
+    "binary_cross_entropy_with_logits": (torch, 4),
+    "ctc_loss": (torch, 5),
+}
+_MEAN = 1  # of `reduction`
+_NUM_LEARNT = 3  # backward passes that show which function the loss comes from
+_TOLERANCE = 0.02  # of the ratio between the loss and what that function returned
+
+
+class ScriptLosses:
+    """Tells `guards` their losses. Errors of its own go to `kept` and never to the script.
+
+    A step's loss is the mean of the losses that `backward` was called on since the step before; their sum if each was
+    divided by their number, as accumulated ones are. It is told at the next backward pass, to all guards that have
+    stepped since the last one.
+
+    Attributes:
+        guards: those that are told. Call `changed` after a change.
+        newest: the newest loss with its graph, while `keeps_newest` is set.
+        scaler: the newest GradScaler that has scaled a loss.
+        num_scaler_skips: number of steps that a GradScaler has skipped.
+        when_idle: called once at the next backward pass, outside of any step.
+
+    Cost of a backward pass: one Python frame, about 1 us; no sync. The first three passes read the loss, which syncs.
+    """
+
+    def __init__(self, kept: Callable[[str, Exception], None]) -> None:
+        self.guards: list[Guard] = []
+        self.newest: Any = None
+        self.keeps_newest = False
+        self.scaler: Any = None
+        self.num_scaler_skips = 0
+        self.when_idle: Callable[[], None] | None = None
+        self._kept = kept
+        self._patches, self._primitives = Patches(), Patches()
+        self._listeners: dict[str, Callable[..., Any]] = {}
+        self._single: Guard | None = None
+        self._is_plain = False  # whether one guard waits for one loss, and nothing else is due
+        self._seen: dict[int, int] = {}  # steps of each guard when it was last told a loss
+        self._step = -1  # the same, of the single guard
+        self._total: Any = 0.0  # of the losses since the last step
+        self._count = 0
+        self._divisor: float | None = None
+        self._num_accumulated = 1
+        self._scaled: tuple[Any, Any] | None = None
+        self._calls: list[tuple[str, Any]] = []  # of loss functions since the last backward pass, while learning
+        self._samples: list[tuple[str, float] | None] | None = []  # None once it is learnt
+        self._function: tuple[str, float] | None = None  # the loss function, and the loss over what it returns
+        self._has_eval = self._is_armed = False
+        self._val_total: Any = 0.0
+        self._val_count = self._val_calls = 0
+        self._val_has_grad = False
+
+    def start(self) -> None:
+        """Replaces the functions of torch through which losses pass."""
+        self._patches.replace(torch.autograd, "backward", self._watching)
+        self._patches.replace(torch.amp.GradScaler, "scale", self._scaling)
+        self._patches.replace(torch.amp.GradScaler, "update", self._updating)
+        self._patches.replace(torch.nn.Module, "eval", self._evaluating)
+        self._listen(_FUNCTIONS)
+
+    def stop(self) -> None:
+        """Puts back what `start` replaced."""
+        self._patches.restore()
+        self._primitives.restore()
+
+    def finish(self) -> None:
+        """Tells the last losses."""
+        self._settle()
+        self._tell_validation()
+
+    def changed(self) -> None:
+        """Call it after a change of `guards`."""
+        self._single = self.guards[0] if len(self.guards) == 1 and self._is_told(self.guards[0]) else None
+        self._is_plain = False
+
+    def add(self, guard: Guard) -> None:
+        """Takes a guard whose first step is about to be taken."""
+        if self.newest is not None:
+            guard._facts.record_loss_graph(self.newest)
+        guard._is_loss_new = False
+        self.guards = [*(one for one in self.guards if one._run.living_optimizers()), guard]
+        self._seen[id(guard)] = guard._run.step
+        self.changed()
+
+    def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        tensor = torch.Tensor
+
+        @functools.wraps(original)
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            if not self._is_plain or grad_tensors is not None or type(tensors) is not tensor or graph_task() != -1:
+                return self._go_the_long_way(original, tensors, grad_tensors, args, kwargs)
+            guard: Any = self._single
+            try:
+                step = guard._run.step
+                if step == self._step:  # several passes a step
+                    return self._go_the_long_way(original, tensors, grad_tensors, args, kwargs)
+                self._step = step
+                guard.observe(self._total)
+            except Exception as error:
+                self._kept("losses", error)
+            original(tensors, grad_tensors, *args, **kwargs)
+            self._total = tensors.item() if tensors.is_cpu else tensors.detach()
+            return None
+
+        return backward
+
+    def _go_the_long_way(
+        self, original: Callable[..., Any], tensors: Any, grad_tensors: Any, args: Any, kwargs: Any
+    ) -> None:
+        if graph_task() != -1:  # within another pass, as where activations are computed again
+            return original(tensors, grad_tensors, *args, **kwargs)
+        loss = None
+        try:
+            if self.when_idle is not None:
+                self.keeps_newest, call, self.when_idle = False, self.when_idle, None
+                call()
+            self._settle()
+            loss = self._loss_of(tensors)
+            self._end_evaluation(loss)
+            if loss is not None and (self._count or self._num_accumulated > 1):
+                self._divisor = _divisor_of(loss)
+        except Exception as error:
+            self._kept("losses", error)
+        original(tensors, grad_tensors, *args, **kwargs)
+        try:
+            self._take(loss)
+        except Exception as error:
+            self._kept("losses", error)
+        return None
+
+    def _loss_of(self, tensors: Any) -> torch.Tensor | None:
+        """The loss among the arguments of `backward`, as it was before a GradScaler scaled it."""
+        loss = tensors if isinstance(tensors, torch.Tensor) or len(tensors) != 1 else tensors[0]
+        if type(loss) is not torch.Tensor or loss.numel() != 1 or loss.is_complex():
+            return None
+        scaled, self._scaled = self._scaled, None
+        return scaled[1] if scaled is not None and scaled[0]() is loss else loss
+
+    def _take(self, loss: torch.Tensor | None) -> None:
+        """Takes the loss of a pass that has ended."""
+        calls, self._calls = self._calls, []
+        if loss is None:
+            return
+        number = loss.item() if loss.is_cpu else loss.detach().reshape(())
+        self._total = number if not self._count else self._total + number
+        self._count += 1
+        self.newest = loss if self.keeps_newest else None
+        if self._samples is not None:
+            self._learn(float(number), calls)
+        is_alone = self._single is not None and self._count == 1 and self._num_accumulated == 1
+        self._is_plain = is_alone and self._samples is None and self.scaler is None and not self.keeps_newest
+        if self._is_plain:
+            self._step = self._seen[id(self._single)]
+
+    def _settle(self) -> None:
+        """Tells the loss to the guards that have stepped since the last pass."""
+        if self._single is not None:
+            self._seen[id(self._single)] = max(self._step, self._seen[id(self._single)])
+        stepped = [guard for guard in self.guards if guard._run.step != self._seen[id(guard)]]
+        if not stepped or not self._count:
+            return
+        divisor, count = self._divisor, self._count
+        ratio = 1.0 if self._function is None else self._function[1]
+        if count > 1 and (divisor == count or abs(ratio * count - 1.0) <= _TOLERANCE):
+            self._num_accumulated = divisor = count
+        factor = self._num_accumulated if divisor == self._num_accumulated else 1
+        loss = self._total * factor if count == 1 else self._total * factor / count
+        self._count, self._divisor = 0, None
+        for guard in stepped:
+            self._seen[id(guard)] = guard._run.step
+            guard._run.has_scaler = guard._run.has_scaler or self.scaler is not None
+            if self._is_told(guard):
+                guard.observe(loss=loss)
+
+    def _is_told(self, guard: Guard) -> bool:
+        """Whether the loss of a step is told. That of LBFGS, which has several, is what its closure returns."""
+        return all(member.can_skip for member in guard._run.members)
+
+    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def scale(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            if scaled is not outputs and isinstance(scaled, torch.Tensor):
+                self.scaler, self._is_plain = scaler, False
+                self._scaled = weakref.ref(scaled), outputs
+            return scaled
+
+        return scale
+
+    def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            self._settle()
+            self.num_scaler_skips += self._count > 0
+            self._count = 0  # losses of a step that the scaler has skipped
+            return original(scaler, *args, **kwargs)
+
+        return update
+
+    # Validation losses.
+
+    def _evaluating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def evaluate(module: Any) -> Any:
+            self._has_eval = True
+            if self._function is not None and not self._is_armed:
+                self._is_armed, self._is_plain = True, False
+                self._listen([self._function[0]])
+            return original(module)
+
+        return evaluate
+
+    def _listen(self, names: Any) -> None:
+        """Listens to these loss functions, and no others."""
+        self._primitives.restore()
+        for name in names:
+            owner, at = _FUNCTIONS[name]
+            self._primitives.replace(owner, name, functools.partial(self._listening, name, at))
+
+    def _listening(self, name: str, at: int, original: Callable[..., Any]) -> Callable[..., Any]:
+        if name in self._listeners:
+            return self._listeners[name]
+
+        @functools.wraps(original)
+        def listened(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            try:
+                if type(result) is torch.Tensor and (self._samples is not None or not self._is_training(result)):
+                    self._meet(name, at, args, kwargs, result)
+            except Exception as error:
+                self._kept("validation losses", error)
+            return result
+
+        torch.jit._builtins._register_builtin(listened, f"aten::{name}")  # for torch.jit.script: it looks them up by id
+        self._listeners[name] = listened
+        return listened
+
+    def _is_training(self, result: torch.Tensor) -> bool:
+        """Whether a loss was computed for a step."""
+        return result.requires_grad and (not self._is_armed or self._is_any_training())
+
+    def _is_any_training(self) -> bool:
+        models = [guard.model for guard in self.guards]
+        return any(model is None or model.training for model in models)
+
+    def _meet(self, name: str, at: int, args: Any, kwargs: Any, result: torch.Tensor) -> None:
+        """A loss function has returned."""
+        if graph_task() != -1 or torch._C._functorch.is_functorch_wrapped_tensor(result):
+            return
+        number = args[1].numel()
+        reduction = args[at] if len(args) > at else kwargs.get("reduction", _MEAN)
+        with torch.no_grad():
+            total: Any = result.detach().double().sum() * (number if reduction == _MEAN else 1)
+        total = total.item() if total.is_cpu else total
+        if self._samples is not None:
+            if result.requires_grad:
+                self._calls.append((name, total / max(number, 1)))
+        elif self._function is not None and name == self._function[0]:
+            self._val_total, self._val_count = self._val_total + total, self._val_count + number
+            self._val_calls += 1
+            self._val_has_grad = self._val_has_grad or result.requires_grad
+            self._is_plain = False
+
+    def _learn(self, loss: float, calls: list[tuple[str, Any]]) -> None:
+        """Compares the loss of a pass with what the loss functions returned since the pass before."""
+        samples: Any = self._samples
+        alone = calls[0] if len(calls) == 1 else None
+        samples.append(None if alone is None or not float(alone[1]) else (alone[0], loss / float(alone[1])))
+        if len(samples) < _NUM_LEARNT or not self.guards:
+            return
+        self._samples = None
+        found = samples[-_NUM_LEARNT:]
+        if None not in found and len({name for name, _ in found}) == 1:
+            name, ratio = found[-1]
+            if all(abs(other - ratio) <= _TOLERANCE * abs(ratio) for _, other in found):
+                self._function = name, ratio
+        self._listen([] if self._function is None or self._has_eval else [self._function[0]])
+
+    def _end_evaluation(self, loss: torch.Tensor | None) -> None:
+        """A backward pass begins, so that training goes on."""
+        if self._val_has_grad and not self._is_any_training():
+            self._forget_validation()  # training in eval mode
+        self._tell_validation()
+        if self._is_armed:
+            self._is_armed = False
+            self._listen([])
+
+    def _tell_validation(self) -> None:
+        # A single call in train mode is no evaluation: a teacher's loss, say, or one that is only printed.
+        if self._function is not None and self._val_count and (self._val_calls > 1 or self._is_armed):
+            loss = self._function[1] * self._num_accumulated * self._val_total / self._val_count
+            for guard in self.guards:
+                guard.observe(val_loss=loss)
+        self._forget_validation()
+
+    def _forget_validation(self) -> None:
+        self._val_total, self._val_count, self._val_calls, self._val_has_grad = 0.0, 0, 0, False
+
+
+def _divisor_of(loss: torch.Tensor) -> float | None:
+    """The number that a loss was divided by last; None if it was not."""
+    node: Any = loss.grad_fn
+    name = "" if node is None else node.name()
+    if not name.startswith(("DivBackward", "MulBackward")) or [f for f, _ in node.next_functions[1:] if f]:
+        return None
+    other = node._saved_other
+    if not isinstance(other, torch.Tensor) or other.numel() != 1 or not other.is_cpu or not float(other):
+        return None
+    return round(float(other) if name.startswith("Div") else 1.0 / float(other), 6)

@@ -1,0 +1,206 @@
+"""Trainings as scripts have them, none of which mentions fastguard. Each returns the tensors that it has trained."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+TRAININGS: list[Callable[[], list[nn.Module]]] = []
+
+
+def training(function: Callable[[], list[nn.Module]]) -> Callable[[], list[nn.Module]]:
+    TRAININGS.append(function)
+    return function
+
+
+def net(num_out: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, num_out))
+
+
+def batch(size: int = 32) -> Batch:
+    x = torch.randn(size, 8)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long(), x[:, :1] * 2
+
+
+@training
+def plain() -> list[nn.Module]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(12):
+        x, y, _ = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return [model]
+
+
+@training
+def nan_at_step_6() -> list[nn.Module]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    for i in range(12):
+        x, y, _ = batch()
+        optimizer.zero_grad()
+        (F.cross_entropy(model(x), y) * (float("nan") if i == 6 else 1.0)).backward()
+        optimizer.step()
+    return [model]
+
+
+def _scaled(optimizer_of: Callable[[nn.Module], torch.optim.Optimizer], dtype: torch.dtype) -> list[nn.Module]:
+    model = net()
+    optimizer = optimizer_of(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    for i in range(16):
+        x, y, _ = batch()
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss * (float("inf") if i == 9 else 1.0)).backward()
+        if i % 2:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        if scaler.get_scale() < 2.0**17:
+            scheduler.step()
+    return [model]
+
+
+@training
+def float16_with_a_scaler() -> list[nn.Module]:
+    return _scaled(lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9), torch.float16)
+
+
+@training
+def fused_with_a_scaler() -> list[nn.Module]:
+    return _scaled(lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True), torch.bfloat16)
+
+
+@training
+def bfloat16_clipped_and_accumulated() -> list[nn.Module]:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(8):
+        for _ in range(3):
+            x, y, _ = batch()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(model(x), y) / 3
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+@training
+def gan() -> list[nn.Module]:
+    generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
+    critic = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    of_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    loss, ones, zeros = nn.BCEWithLogitsLoss(), torch.ones(32, 1), torch.zeros(32, 1)
+    for _ in range(10):
+        fake = generator(torch.randn(32, 4))
+        of_critic.zero_grad()
+        loss(critic(batch()[0]), ones).backward()
+        loss(critic(fake.detach()), zeros).backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        loss(critic(fake), ones).backward()
+        of_generator.step()
+    return [generator, critic]
+
+
+@training
+def lbfgs() -> list[nn.Module]:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    x, _, z = batch()
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), z)
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        optimizer.step(closure)
+    return [model]
+
+
+@training
+def checkpointed_and_evaluated() -> list[nn.Module]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for i in range(12):
+        model.train()
+        x, y, _ = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(checkpoint(model, x.requires_grad_(), use_reentrant=True), y).backward()
+        optimizer.step()
+        if i % 4 == 3:
+            model.eval()
+            with torch.no_grad():
+                F.cross_entropy(model(x), y)
+    return [model]
+
+
+@training
+def scripted() -> list[nn.Module]:
+    with torch.jit.optimized_execution(False):
+        model = torch.jit.script(net())
+        loss_fn = torch.jit.script(nn.CrossEntropyLoss())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(4):
+        x, y, _ = batch()
+        optimizer.zero_grad()
+        loss_fn(model(x), y).backward()
+        optimizer.step()
+    return [model]
+
+
+@training
+def copied_optimizer() -> list[nn.Module]:
+    model, optimizer = copy.deepcopy((lambda m: (m, torch.optim.Adam(m.parameters(), lr=1e-2)))(net()))
+    for _ in range(6):
+        x, y, _ = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return [model]
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Steps an inner optimizer, and now and then half the way back."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner, self.num_steps = inner, 0
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: object = None) -> None:
+        self.inner.step()
+        self.num_steps += 1
+        if self.num_steps % 3 == 0:
+            params = [p for group in self.param_groups for p in group["params"]]
+            for slow, p in zip(self.slow, params):
+                slow.add_(p.detach() - slow, alpha=0.5)
+                p.data.copy_(slow)
+
+
+@training
+def around_another() -> list[nn.Module]:
+    model = net()
+    optimizer = Lookahead(torch.optim.Adam(model.parameters(), lr=1e-2))
+    for _ in range(8):
+        x, y, _ = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return [model]

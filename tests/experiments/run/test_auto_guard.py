@@ -1,0 +1,179 @@
+"""Every optimizer is guarded at its first step; training does not notice."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from auto_watching import watching
+from script_trainings import TRAININGS, around_another, batch, gan, nan_at_step_6, net, plain
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks as global_hooks
+
+import fastguard
+from fastguard.experiments.find_model import find_model
+from fastguard.sinks import MemorySink
+from fastguard.step import judge
+
+REPLACED = [
+    (torch.autograd, "backward"),
+    (torch.amp.GradScaler, "scale"),
+    (torch.amp.GradScaler, "update"),
+    (nn.Module, "eval"),
+    (torch.optim.Optimizer, "_patch_step_function"),
+    (torch._C._nn, "cross_entropy_loss"),
+    (torch, "binary_cross_entropy_with_logits"),
+]
+
+
+def _trained(training: Callable[[], list[nn.Module]]) -> list[Any]:
+    torch.manual_seed(3)
+    random.seed(3)
+    tensors = [t for model in training() for t in model.state_dict().values()]
+    return [*tensors, torch.get_rng_state(), torch.tensor(random.getrandbits(32))]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("training", TRAININGS, ids=lambda training: training.__name__)
+def test_training_is_bit_identical_and_torch_is_left_as_it_was(training):
+    before = [getattr(owner, name) for owner, name in REPLACED]
+    expected = _trained(training)
+    with watching() as auto:
+        found = _trained(training)
+    assert all(torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0)) for one, other in zip(found, expected))
+    assert auto.guards and not auto.problems
+    assert [getattr(owner, name) for owner, name in REPLACED] == before
+    assert not global_hooks
+
+
+def test_every_optimizer_has_a_guard_that_knows_its_model():
+    with watching() as auto:
+        generator, critic = gan()
+    assert [guard.model for guard in auto.guards] == [critic, generator]
+    assert [len(auto.records(index)) for index in (0, 1)] == [10, 10]
+    with watching() as auto:
+        around_another()
+    assert [len(auto.records())] == [8], "the inner optimizer has no guard of its own"
+
+
+def test_a_nan_is_recorded_and_skipped_only_under_protection():
+    with watching() as auto:
+        plain()
+        (model,) = nan_at_step_6()
+    assert not all(p.isfinite().all() for p in model.parameters())
+    assert not any(record.skipped for record in auto.records(1))
+    with watching(protects=True, max_norm=0.1) as auto:
+        (model,) = nan_at_step_6()
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert [record.step for record in auto.records() if record.skipped] == [6]
+    assert all(record.clipped for record in auto.records() if not record.skipped)
+
+
+def test_an_optimizer_with_a_guard_of_its_own_is_left_alone():
+    model = net()
+    with watching() as auto:
+        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
+        F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+        optimizer.step()
+    assert auto.guards == [] and auto.others == [optimizer.guard]
+
+
+def test_what_steps_within_the_backward_pass_is_named():
+    model = net()
+    with watching() as auto:
+        optimizers = {p: torch.optim.SGD([p], lr=1e-3) for p in model.parameters()}
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+        F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    assert auto.guards == [] and "wrap_backward" in auto.problems["SGD"]
+
+
+@pytest.mark.parametrize("where", ["wrap", "settings", "measure", "observe"])
+def test_no_error_of_ours_reaches_the_training(where, monkeypatch):
+    expected = _trained(plain)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("injected")
+
+    with watching() as auto:
+        if where == "wrap":
+            monkeypatch.setattr("fastguard.experiments.auto.wrap", fail)
+        elif where == "settings":
+            auto._settings = fail
+        elif where == "measure":
+            monkeypatch.setattr(judge.Judge, "_measure", fail)
+        else:
+            monkeypatch.setattr(fastguard.Guard, "observe", fail)
+        found = _trained(plain)
+    assert all(map(torch.equal, found, expected))
+    assert "injected" in " ".join(auto.problems.values())
+
+
+def test_a_clean_step_has_one_frame_more_than_a_guarded_one():
+    def frames(is_watched: bool) -> float:
+        counts = []
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if not is_watched:
+            fastguard.wrap(optimizer, model, skip_nonfinite=False, sinks=[MemorySink()])
+        for i in range(60):
+            model.train()
+            x, y, _ = batch()
+            optimizer.zero_grad()
+            calls: list[str] = []
+            sys.setprofile(lambda _, event, __, calls=calls: calls.append(event) if event == "call" else None)
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            if not is_watched:
+                optimizer.guard.observe(loss=loss)
+            sys.setprofile(None)
+            counts.append(len(calls))
+            if i == 10:
+                model.eval()
+        return statistics.median(counts[20:])
+
+    bare = frames(is_watched=False)
+    with watching():
+        assert frames(is_watched=True) == bare + 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
+def test_a_forked_child_is_not_guarded():
+    with watching() as auto:
+        plain()
+        child = os.fork()
+        if not child:
+            plain()
+            os._exit(len(auto.guards) - 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+class Holder(nn.Module):
+    """Holds two models, and has no `forward`, as a LightningModule of a GAN may have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = net(), net()
+
+
+def test_finds_the_model_that_is_called():
+    holder, wrapper = Holder(), nn.ModuleList([nn.Sequential(net())])
+    assert find_model(holder.second.parameters())[0] is holder.second
+    assert find_model(holder.parameters())[0] is holder
+    assert find_model(wrapper.parameters())[0] is wrapper[0]
+    encoder, decoder = nn.Linear(8, 40), nn.Linear(40, 3)
+    model, names = find_model([*decoder.parameters(), *encoder.parameters()])
+    assert model is encoder
+    assert [names[p] for p in decoder.parameters()] == ["Linear2.weight", "Linear2.bias"]
+    assert find_model([torch.zeros(2, requires_grad=True)]) == (None, {})
+    parallel = nn.DataParallel(net())
+    assert find_model(parallel.parameters())[0] is parallel
