@@ -1,4 +1,4 @@
-"""Where records go: a sink takes one `StepStats` a step. None of them needs torch."""
+"""Sinks, which take one `StepStats` a step. None of them imports torch."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ CLOSE_TIMEOUT_S = 60.0
 
 
 class Worker:
-    """A thread with a bounded queue. When the process ends, it finishes the items that are left.
+    """A thread with a bounded queue. When the process ends, it finishes the queued items.
 
     Args:
         owner: the sink that owns the thread; the thread ends when the sink is dropped.
         name: what messages call the sink.
         work: called with a list of items, oldest first. If it raises, the items count as lost.
         max_items: how many items may wait.
-        most, wait_s: how many items `work` gets at once at most, and how long to wait for that many.
+        most, wait_s: the largest number of items to pass to `work` at once, and how long to wait for that many.
 
     Attributes:
         num_lost: number of items for which `work` raised, or that were left when `close` gave up.
@@ -52,7 +52,7 @@ class Worker:
         self.last_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"fastguard {name}", daemon=True)
         self._thread.start()
-        # Python calls what was made last first when it ends: guards, which hand over their last records, come before.
+        # At exit Python runs finalizers in reverse order: guards, which deliver their last records, come before this.
         weakref.finalize(owner, self.close)
 
     def put(self, item: Any) -> None:
@@ -67,7 +67,7 @@ class Worker:
         if not self._is_open:
             raise ValueError(f"`{self._name}` must be open to write, got a closed one. Make a new one.")
         if self._num_put - self._num_done >= self._max_items:
-            raise RuntimeError(f"{self._max_items} records wait for the tracker already: it is slower than training")
+            raise RuntimeError(f"{self._max_items} records wait for the tracker already; it is slower than training")
         self._num_put += 1
         self._queue.put(item)
 
@@ -87,7 +87,7 @@ class Worker:
             left = self._num_put - self._num_done
             self.num_lost += left
             raise TimeoutError(
-                f"the tracker took longer than {timeout_s:g} s for what was left; records lost by that: {left}"
+                f"the tracker took longer than {timeout_s:g} s for the queued records; records lost by that: {left}"
             )
 
     def _run(self) -> None:
@@ -109,7 +109,7 @@ class Worker:
     def _do(self, items: list[Any]) -> None:
         try:
             self._work(items)
-        except BaseException as error:  # the guard reports it; SystemExit would end only this thread, without a word
+        except BaseException as error:  # the guard reports it; SystemExit would silently end only this thread
             self.last_error = error
             if not self._is_given_up:
                 self.num_lost += len(items)
@@ -195,7 +195,7 @@ class BackgroundSink(OnWorker, Sink):
 def _caller(sink: Sink) -> Callable[[list[tuple[str, Any]]], None]:
     def call(items: list[tuple[str, Any]]) -> None:
         for what, item in items:
-            take = getattr(sink, what, None)  # a sink by duck typing has but `write`
+            take = getattr(sink, what, None)  # a sink that does not subclass `Sink` may have only `write`
             if take is not None:
                 take(item)
 

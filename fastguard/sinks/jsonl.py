@@ -20,18 +20,18 @@ from .sink import Sink, flatten_step
 _log = logging.getLogger("fastguard")
 _monotonic = time.monotonic
 _FLAGS = os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-LOOK_EVERY_S = 0.25  # whether the file is still there
+LOOK_EVERY_S = 0.25  # how often the sink checks that its file is still there
 
 
 class JsonlSink(Sink):
-    """Writes each record as one line of strict JSON, under the keys of `fastguard.sinks.flatten`, for the gradients.
+    """Writes each record as one line of strict JSON. The keys are those of `fastguard.sinks.flatten`.
 
     A line also has `time`, when it was written, in seconds since 1970. Every `tensors_every` steps, and at every step
     with NaN or Inf, it has `tensors`: for each name a list of numbers in the order of `fastguard.records.COLUMNS`.
     A step with sampled activations or weights has `activations` or `weights`: for each name the fields of
-    `ModuleActivity`, with those of its `stats`, or of `WeightStats`. Where a clip policy clips groups, `clip/groups`
-    has the norm, the clipped norm and the trigger of each. NaN and Inf are the strings "NaN", "Infinity" and
-    "-Infinity". Keys without a value at a step are left out.
+    `ModuleActivity`, with those of its `stats`, or of `WeightStats`. If a clip policy clips groups separately,
+    `clip/groups` has the norm, the clipped norm and the trigger of each. NaN and Inf are the strings "NaN", "Infinity"
+    and "-Infinity". A value that is not known has no key.
 
     A line is a single unbuffered write to the end of the file, so a crash loses at most the line being written. A line
     cut off by an earlier crash is closed before the first new one.
@@ -50,8 +50,8 @@ class JsonlSink(Sink):
     Raises:
         OSError: the file can't be opened, or is a FIFO without a reader. Raised here, not at the first step.
 
-    Cost: 10 us and 330 bytes a step; 2 us and 100 bytes more for each tensor in a table, 10 us
-    and 400 bytes for each sampled module or weight; four times a second 5 us. No sync.
+    Cost: 10 us and 330 bytes a step; 2 us and 100 bytes more for each tensor in a table, 10 us and 400 bytes for each
+    sampled module or weight; four times a second 5 us. No sync.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, tensors_every: int = 100, append: bool | None = None) -> None:
@@ -62,10 +62,10 @@ class JsonlSink(Sink):
         self._given = self.path if append is None else None
         self._run_id: str | None = None
         self._model: dict[str, Any] = {}
-        self._owed: list[bytes] = []  # lines that have to come before the next one
+        self._owed: list[bytes] = []  # lines that must be written before the next one
         self._torn = bytearray(1)  # whether the file ends within a line; C++ writes it too
-        self._newest: int | None = None  # the last step that was written whole
-        self._is_unsure = False
+        self._newest: int | None = None  # the last step that was written completely
+        self._is_unsure = False  # whether `_newest` is right, after an interrupt
         self._look_at = _monotonic() + LOOK_EVERY_S
         self._open(append is not False)
 
@@ -75,7 +75,7 @@ class JsonlSink(Sink):
         self._fd = _open(self.path, 0 if append else os.O_TRUNC)
         self._torn[0] = is_cut_off
         status = os.fstat(self._fd)
-        # What is no file cannot be missed; nor can one to which the file system gives another number at each look.
+        # A FIFO or device is not watched, nor is a file to which the file system gives another number at each look.
         self._is_watched = stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.stat(self.path))
         self._size = status.st_size
 
@@ -118,7 +118,7 @@ class JsonlSink(Sink):
     def note(self, facts: dict[str, Any]) -> None:
         """Writes new or changed facts about the model as a line: a dict under `model`. Raises as `write`."""
         run_id = facts.get("run_id")
-        if run_id == "":  # resumed from what a rank without sinks saved: it goes on in this file
+        if run_id == "":  # resumed from the state of a rank without sinks: the run continues in this file
             facts = {name: fact for name, fact in facts.items() if name != "run_id"}
         elif run_id is not None and run_id != self._run_id:
             self._choose_file(run_id)
@@ -137,37 +137,37 @@ class JsonlSink(Sink):
         given = self._given
         if given is None or not given.is_file():  # a FIFO or a device
             return
-        self._let_go()
+        self._release()
         for number in itertools.count(1):
             self.path = given if number == 1 else given.with_name(f"{given.stem}-{number}{given.suffix}")
             try:
                 holder = run_id_of(self.path)
             except FileNotFoundError:
                 holder = None
-            except (PermissionError, ValueError):  # somebody else's
+            except (PermissionError, ValueError):  # a file of another kind
                 continue
             if holder in (None, run_id):
                 self._open(append=True)
-                if holder is None:  # of several processes that start at once, the first to write this has the file
+                if holder is None:  # if several processes start at once, the first to write this line gets the file
                     os.write(self._fd, _line_of({"time": round(time.time(), 6), "run_id": run_id}))
                     holder = run_id_of(self.path)
                 if holder in (None, run_id):
                     break
-                self._let_go()
+                self._release()
         if number > 1:
-            _log.warning("log %s holds another run; this one is written to %s", given, self.path)
+            _log.warning("log %s holds another run; this run is written to %s", given, self.path)
 
     def has_taken(self, step: int) -> bool | None:
-        """Whether the line written last is that of `step`; None if nobody can say. Asked after an interrupt."""
+        """Whether the last line written is that of `step`; None if unknown. Called after an interrupt."""
         is_unsure, self._is_unsure = self._is_unsure, False
         return None if is_unsure else self._newest == step
 
     def _append(self, text: bytes, step: int | None) -> None:
-        """Writes a line, that of `step` if it is one's."""
+        """Writes a line, which is that of `step` unless that is None."""
         if self._fd < 0:
             raise ValueError(f"`JsonlSink` must be open to write, got a closed one - at {self.path}. Make a new one.")
         if _monotonic() >= self._look_at:
-            self._look_after_the_file()
+            self._check_file()
         try:
             if self._torn[0]:
                 self._finish(b"\n" + text, 0)
@@ -176,7 +176,7 @@ class JsonlSink(Sink):
             self._newest = step
         except OSError:
             raise
-        except BaseException:  # an interrupt; the bytes may have gone out before it
+        except BaseException:  # an interrupt, which may have come after the bytes were written
             is_whole = self._has_written(text)
             self._newest, self._is_unsure = step if is_whole else None, is_whole is None
             raise
@@ -188,29 +188,32 @@ class JsonlSink(Sink):
         self._torn[0] = False
 
     def _has_written(self, text: bytes) -> bool | None:
-        """Whether `text` is what was last written through this descriptor; None where it cannot be read."""
+        """Whether `text` was the last thing written through this descriptor; None if that cannot be read back."""
         try:
             end = os.lseek(self._fd, 0, os.SEEK_CUR)
             found = os.pread(self._fd, len(text), max(0, end - len(text)))
-        except (OSError, AttributeError):  # a FIFO, a file that may only be written, a system without pread
+        except (OSError, AttributeError):  # a FIFO, a write-only file, a system without pread
             return None
         if end:
             self._torn[0] = found[-1:] != b"\n"
         return found == text
 
-    def _look_after_the_file(self) -> None:
-        """Goes on in a new file where this one is gone, and writes what a new one has to begin with."""
-        self._look_at = 0.0  # should this fail, it is tried again at the next line
+    def _check_file(self) -> None:
+        """Continues in a new file if this one is gone, and writes the lines that are owed."""
+        self._look_at = 0.0  # should this fail, the next line tries again
         if self._is_watched:
-            here = os.fstat(self._fd)
-            there = _status(self.path, here)
-            if there is None or not os.path.samestat(there, here):
-                self._owed = self._facts()
+            here, facts = os.fstat(self._fd), [_line_of_model(self._model)] if self._model else []
+            if not _is_at(self.path, here):
+                self._owed = facts
                 if not here.st_nlink:  # else all lines are in the file that was moved away
                     self._owed += self._lines_since(self._size)
-                self._go_on_in_a_new_file("moved away" if here.st_nlink else "deleted")
+                old = self._fd
+                self._open(append=True)
+                os.close(old)
+                fate = "moved away" if here.st_nlink else "deleted"
+                _log.warning("log %s was %s while it was being written; it continues in a new file", self.path, fate)
             elif here.st_size < self._size:
-                self._owed = self._facts()
+                self._owed = facts
                 self._size = 0
                 _log.warning("log %s was emptied while it was being written", self.path)
         while self._owed:
@@ -220,22 +223,13 @@ class JsonlSink(Sink):
         self._look_at = _monotonic() + LOOK_EVERY_S
 
     def _lines_since(self, start: int) -> list[bytes]:
-        """What was written to this file, now deleted, after it was last seen: nobody has had it."""
+        """What was written to this file, now deleted, since it was last seen at its path."""
         try:
             lines = os.pread(self._fd, max(0, os.fstat(self._fd).st_size - start), start)
-        except (OSError, AttributeError) as error:  # it may only be written
-            _log.warning("what was written last to the deleted log %s cannot be saved: %s", self.path, error)
+        except (OSError, AttributeError) as error:  # it may be write-only
+            _log.warning("the last lines of the deleted log %s cannot be saved: %s", self.path, error)
             return []
         return [lines if lines.endswith(b"\n") else lines + b"\n"] if lines else []
-
-    def _go_on_in_a_new_file(self, what: str) -> None:
-        old = self._fd
-        self._open(append=True)
-        os.close(old)
-        _log.warning("log %s was %s while it was being written; it goes on in a new file", self.path, what)
-
-    def _facts(self) -> list[bytes]:
-        return [_line_of_model(self._model)] if self._model else []
 
     def close(self) -> None:
         """Closes the file. A second call does nothing.
@@ -246,11 +240,11 @@ class JsonlSink(Sink):
         self._given = None
         if self._fd >= 0:
             try:
-                self._look_after_the_file()
+                self._check_file()
             finally:
-                self._let_go()
+                self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -263,7 +257,7 @@ class JsonlSink(Sink):
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
-            self._let_go()
+            self._release()
 
     def __repr__(self) -> str:
         return f"JsonlSink({str(self.path)!r})"
@@ -285,7 +279,7 @@ def _open(path: Path, flags: int) -> int:
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-            problem = "`path` must be a file, or a FIFO that somebody reads, got one that nobody does. Start its reader"
+            problem = "`path` must be a file, or a FIFO with a reader, got a FIFO without one. Start its reader first"
             raise OSError(errno.ENXIO, problem, str(path)) from None
     try:
         return os.open(path, os.O_RDWR | _FLAGS | flags, 0o666)
@@ -293,18 +287,18 @@ def _open(path: Path, flags: int) -> int:
         return os.open(path, os.O_WRONLY | _FLAGS | flags, 0o666)
 
 
-def _status(path: Path, unknown: os.stat_result) -> os.stat_result | None:
-    """What there is at `path`; None if there is nothing, `unknown` where the file system does not say."""
+def _is_at(path: Path, status: os.stat_result) -> bool:
+    """Whether the file with this status is still at `path`; True if the file system cannot tell."""
     try:
-        return os.stat(path)
+        return os.path.samestat(os.stat(path), status)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return False
     except OSError:
-        return unknown
+        return True
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether `path` is a regular file whose last line has no end, or may have none, as it cannot be read."""
+    """Whether `path` is a regular file that ends within a line; True as well if it cannot be read."""
     if not path.is_file() or not path.stat().st_size:
         return False
     try:

@@ -9,10 +9,10 @@ import zlib
 from typing import Any
 
 from .background import OnWorker, Worker
-from .tracker import MAX_LAYERS, Buckets, TrackerSink, imported
+from .tracker import MAX_LAYERS, Buckets, TrackerSink, Wanted, imported
 
-_MAX_METRICS, _MAX_TAGS = 1000, 100  # that a server takes at once
-_MOST, _WAIT_S, _MAX_RECORDS = 50, 5.0, 10_000  # records that are sent together; seconds waited for them; that may wait
+_MAX_METRICS, _MAX_TAGS = 1000, 100  # the maximum that a server takes at once
+_MOST, _WAIT_S, _MAX_RECORDS = 50, 5.0, 10_000  # records a batch; seconds to wait for them; records that may wait
 _MAX_NAME, _MAX_TEXT = 250, 5000
 _ODD = re.compile(r"[^\w\-. :/]")
 
@@ -20,8 +20,8 @@ _ODD = re.compile(r"[^\w\-. :/]")
 class MlflowSink(OnWorker, TrackerSink):
     """Logs to an MLflow run in batches, on a thread of its own; names are those of `TrackerSink`.
 
-    A batch is sent after 50 records or five seconds. `close` and the end of the process wait up to a minute for what is
-    left. Records that the server refuses or does not receive count as lost. Characters that MLflow rejects in names
+    A batch is sent after 50 records or five seconds. `close` and the end of the process wait up to a minute for queued
+    records. Records that the server refuses or does not receive count as lost. Characters that MLflow rejects in names
     become `_`. NaN is kept. Inf is written as NaN, because MLflow would turn it into 1.8e308; the counts of NaN and Inf
     tell them apart. Texts become tags of the run, of which the newest is kept. MLflow has no histograms.
 
@@ -48,7 +48,7 @@ class MlflowSink(OnWorker, TrackerSink):
         tracking_uri: str | None = None,
         prefix: str = "",
         every: int = 1,
-        layers: int | str | re.Pattern[str] = MAX_LAYERS,
+        layers: Wanted = MAX_LAYERS,
         tensors_every: int = 100,
     ) -> None:
         super().__init__(prefix=prefix, every=every, layers=layers, tensors_every=tensors_every)
@@ -84,7 +84,7 @@ class _Sender:
 
     def __init__(self, mlflow: Any, tracking_uri: str | None) -> None:
         self._mlflow, self._tracking_uri = mlflow, tracking_uri
-        self._client: Any = None  # made by the thread: it may have a database to make
+        self._client: Any = None  # made by the thread, because that may create a database
         self._names: dict[str, str] = {}
         self._taken: set[str] = set()
 
@@ -108,7 +108,7 @@ class _Sender:
         known = self._names.get(name)
         if known is None:
             known = accepted(name)
-            while known in self._taken:  # another name became the same
+            while known in self._taken:  # another name was changed to the same
                 digest = zlib.crc32(f"{name}{known}".encode(errors="backslashreplace"))
                 known = f"{known[: _MAX_NAME - 9]}_{digest:08x}"
             self._taken.add(known)

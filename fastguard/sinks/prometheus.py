@@ -10,11 +10,11 @@ from typing import Any
 
 from ..records import StepStats
 from .sink import Sink, flatten_step
-from .tracker import MAX_LAYERS, Layers, imported
+from .tracker import MAX_LAYERS, Layers, Wanted, imported
 
 _ODD = re.compile(r"[^a-zA-Z0-9_]")
 _TOTALS = {
-    "steps": "Steps of the optimizer, skipped ones too.",
+    "steps": "Steps of the optimizer, including skipped ones.",
     "skipped": "Steps that left the parameters as they were.",
     "clipped": "Steps whose gradients were scaled down.",
     "nonfinite": "Steps whose gradients held NaN or Inf.",
@@ -22,10 +22,10 @@ _TOTALS = {
 
 
 class PrometheusSink(Sink):
-    """Exposes the run to Prometheus, which scrapes it once in thousands of steps.
+    """Exposes the run to Prometheus, which scrapes it, usually once in thousands of steps.
 
-    It has totals over all steps (`fastguard_steps_total`, `_skipped_total`, `_clipped_total`, `_nonfinite_total`, and
-    `fastguard_findings_total` by rule and severity), the newest value of each key of a log (`grad/norm` is
+    There are totals over all steps (`fastguard_steps_total`, `_skipped_total`, `_clipped_total`, `_nonfinite_total`,
+    and `fastguard_findings_total` by rule and severity), the newest value of each key of a log (`grad/norm` is
     `fastguard_grad_norm`), and the largest finite norm and loss since the last scrape
     (`fastguard_grad_norm_largest`, `fastguard_loss_largest`). Any scrape resets these two, also one by a browser. The
     chosen tensors are labels of `fastguard_layer_norm`.
@@ -54,7 +54,7 @@ class PrometheusSink(Sink):
         addr: str = "127.0.0.1",
         registry: Any = None,
         prefix: str = "fastguard",
-        layers: int | str | re.Pattern[str] = MAX_LAYERS,
+        layers: Wanted = MAX_LAYERS,
     ) -> None:
         self._client = imported("prometheus_client", "PrometheusSink", "prometheus")
         self._families = imported("prometheus_client.core", "PrometheusSink", "prometheus")
@@ -109,7 +109,7 @@ class PrometheusSink(Sink):
         counter, gauge = self._families.CounterMetricFamily, self._families.GaugeMetricFamily
         for name, text in _TOTALS.items():
             yield counter(f"{self._prefix}_{name}", text, value=totals[name])
-        findings = counter(f"{self._prefix}_findings", "What rules have found.", labels=["rule", "severity"])
+        findings = counter(f"{self._prefix}_findings", "Findings of the rules.", labels=["rule", "severity"])
         for labels, count in found.items():
             findings.add_metric(list(labels), count)
         yield findings

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import weakref
 from typing import Any
 
-from .tracker import MAX_LAYERS, Buckets, TrackerSink, imported
+from .tracker import MAX_LAYERS, Buckets, TrackerSink, Wanted, imported
 
 _FLUSH_EVERY_S = 30
 
@@ -39,14 +38,14 @@ class TensorBoardSink(TrackerSink):
         purge_step: int | None = None,
         prefix: str = "",
         every: int = 1,
-        layers: int | str | re.Pattern[str] = MAX_LAYERS,
+        layers: Wanted = MAX_LAYERS,
         tensors_every: int = 100,
     ) -> None:
         super().__init__(prefix=prefix, every=every, layers=layers, tensors_every=tensors_every)
         self._purge_step = purge_step
         self._is_open, self._folder = True, ""
         self._writer: Any = None
-        self._own: list[Any] = []  # the writer, if it is ours; torch's loses what it has not flushed when Python ends
+        self._own: list[Any] = []  # the writer, if it is ours; at exit torch's loses what it has not flushed
         weakref.finalize(self, _close, self._own)  # made before the guard's, and so called after it
         if isinstance(target, (str, os.PathLike)):
             self._folder = os.fspath(target)

@@ -1,4 +1,4 @@
-"""What sinks of trackers share: which steps they take, under which names, and of which tensors."""
+"""The base class of sinks for experiment trackers: which steps and tensors are logged, and under which names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import abc
 import importlib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,9 +17,10 @@ from ..records.magnitudes import MagnitudeHistogram
 from .sink import Sink, activation_values, flatten_step, weight_values
 
 MAX_LAYERS = 16
-MAX_BUCKETS = 512  # the most that W&B and Trackio take
+MAX_BUCKETS = 512  # the maximum of W&B and Trackio
 PER_DECADE = 4  # buckets of a histogram of norms
-_OWN = "fastguard/"  # section of what has none of its own in logs, and is likely a name of the user's
+_OWN = "fastguard/"  # section of keys without one, such as "loss", which are likely names of your own metrics
+Wanted = int | str | re.Pattern[str]
 
 
 class Buckets(NamedTuple):
@@ -29,7 +31,7 @@ class Buckets(NamedTuple):
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int], per_unit: int = 1) -> Buckets | None:
-        """From counts by floor(x * per_unit). Where they span too much, those far below the largest join one bucket."""
+        """From counts by floor(x * per_unit). If there are too many buckets, the lowest ones are merged."""
         if not counts:
             return None
         high = max(counts)
@@ -40,31 +42,27 @@ class Buckets(NamedTuple):
         return cls(made, [place / per_unit for place in range(low, high + 2)])
 
     def moments(self) -> tuple[int, float, float]:
-        """Number of values, and their sum and sum of squares, as if each lay in the middle of its bucket."""
-        middles = [(low + high) / 2 for low, high in zip(self.edges, self.edges[1:])]
-        return (
-            sum(self.counts),
-            sum(c * x for c, x in zip(self.counts, middles)),
-            sum(c * x * x for c, x in zip(self.counts, middles)),
-        )
+        """Number of values, and their sum and sum of squares, as if each was in the middle of its bucket."""
+        values = [(count, (low + high) / 2) for count, low, high in zip(self.counts, self.edges, self.edges[1:])]
+        return sum(self.counts), sum(c * x for c, x in values), sum(c * x * x for c, x in values)
 
 
 class Layers:
-    """Which tensors get a curve each.
+    """Chooses the tensors that get a curve of their own.
 
     Args:
-        wanted: a regular expression, for all whose name it is found in; or how many there may be in a run.
+        wanted: a regular expression to search names for, or the largest number of curves in a run.
 
-    Of a number, half go to those with the largest norm when it is first asked. The others follow as they come: what
-    holds NaN or Inf, the first in backward order first, and what has become the largest. None is ever left out again,
-    so that there are no more curves than that.
+    If it is a number, the tensors with the largest norms at the first call get half of the curves. The others go to
+    tensors with NaN or Inf, the first in backward order first, and to each tensor that becomes the largest. A chosen
+    tensor stays chosen, so the number is never exceeded.
     """
 
-    def __init__(self, wanted: int | str | re.Pattern[str]) -> None:
+    def __init__(self, wanted: Wanted) -> None:
         if isinstance(wanted, bool) or not isinstance(wanted, (int, str, re.Pattern)):
             raise TypeError(f"`layers` must be a number or a regular expression, got {wanted!r}")
         if isinstance(wanted, int) and wanted < 0:
-            raise ValueError(f"`layers` must be at least 0, got {wanted}. 0 is for no curves of single tensors.")
+            raise ValueError(f"`layers` must be at least 0, got {wanted}. 0 draws no curves of single tensors.")
         try:
             self._pattern = None if isinstance(wanted, int) else re.compile(wanted)
         except re.error as error:
@@ -87,11 +85,11 @@ class Layers:
         return [i for i, name in enumerate(names) if name in self.names] if self.names else []
 
     def has(self, name: str) -> bool:
-        """Whether the tensor is one that is shown."""
+        """Whether the tensor is chosen."""
         return name in self.names if self._pattern is None else self._pattern.search(name) is not None
 
     def has_module(self, module: str) -> bool:
-        """Whether a tensor that is shown is of `module`; or the expression is found in its name."""
+        """Whether a chosen tensor belongs to `module`, or the regular expression matches the module's name."""
         if self._pattern is None:
             return any(name.startswith(f"{module}.") for name in self.names)
         return self._pattern.search(module) is not None
@@ -103,25 +101,25 @@ class TrackerSink(Sink):
     | key | what it is |
     |---|---|
     | `grad/…`, `clip/…` | as in `fastguard.sinks.flatten` |
-    | `fastguard/loss`, `/val_loss`, `/lr`, `/loss_scale` | keys that have no section in a log |
+    | `fastguard/loss`, `/val_loss`, `/lr`, `/loss_scale` | as in `fastguard.sinks.flatten` |
     | `fastguard/clipped`, `/skipped` | 0.0 or 1.0 |
-    | `fastguard/event` | text: a step with NaN or Inf, or one that was skipped |
-    | `fastguard/finding/<rule>` | text: a finding of the running training, once each |
+    | `fastguard/event` | text: a step with NaN or Inf, or a skipped one |
+    | `fastguard/finding/<rule>` | text: a finding about the running training, once each |
     | `grad/log10_norm` | histogram of the norms of all tensors |
     | `grad/log2_magnitude` | histogram of the magnitudes of all elements; on the CPU |
-    | `grad/num_zero_tensors`, `grad/num_nonfinite_tensors` | those that the histogram of norms lacks |
+    | `grad/num_zero_tensors`, `grad/num_nonfinite_tensors` | tensors that are not in the histogram of norms |
     | `grad/norm/<tensor>`, `weight/<name>/…`, `activation/<module>/…` | of the tensors that `layers` chooses |
 
-    `grad/norm/<tensor>`, histograms and what they lack come every `tensors_every` steps, and, magnitudes apart, at each
-    bad step; `weight/…` and `activation/…` where they were sampled.
+    `grad/norm/<tensor>`, the histograms and the two counts come every `tensors_every` steps and at each bad step (the
+    magnitudes only every `tensors_every` steps); `weight/…` and `activation/…` at the steps where they were sampled.
     In a distributed run only the sinks of rank 0 get records, unless you pass `wrap(…, ranks="all")`.
 
     Args:
         prefix: prefix of all names, such as "train/".
-        every: write every so many steps. Steps with NaN or Inf and skipped steps are always written.
+        every: log one step in this number. Steps with NaN or Inf and skipped steps are always logged.
         layers: which tensors get curves of their own: a regular expression to search their names for, or the largest
             number of tensors. A number takes those with the largest norms, and those that contain NaN or Inf.
-        tensors_every: look at single tensors every so many steps; 0 for never.
+        tensors_every: log curves of tensors and histograms one step in this number; 0 for never.
 
     Subclasses implement `log`.
     """
@@ -131,15 +129,17 @@ class TrackerSink(Sink):
         *,
         prefix: str = "",
         every: int = 1,
-        layers: int | str | re.Pattern[str] = MAX_LAYERS,
+        layers: Wanted = MAX_LAYERS,
         tensors_every: int = 100,
     ) -> None:
         if not isinstance(prefix, str):
-            raise TypeError(f"`prefix` must be text, got {prefix!r}. 'train/' puts all into a section of that name.")
+            raise TypeError(
+                f"`prefix` must be text, got {prefix!r}. 'train/' puts all metrics into a section of that name."
+            )
         self.prefix = prefix
         self.every = values.at_least(1, "every", every)
         self.tensors_every = values.at_least(0, "tensors_every", tensors_every)
-        self.measure: Any = None  # gives the magnitudes of the gradients now, or None; set by the guard
+        self.measure: Any = None  # returns the magnitudes of the current gradients, or None; set by the guard
         self._layers = Layers(layers)
         self._names: dict[str, str] = {}
         self._newest: int | None = None
@@ -170,23 +170,25 @@ class TrackerSink(Sink):
         self._newest = step
 
     def write_line(self, step: int, line: bytes) -> bool:
-        """Returns whether a clean step need not be written."""
+        """Returns whether this clean step is not due, so that no record of it is needed."""
         return step % self.every != 0
 
     def tell(self, finding: dict[str, Any]) -> None:
         """Writes a finding as text."""
         last = finding["last_step"] or 0
         step = last if self._newest is None else max(last, self._newest)
-        self.log(step, {}, {self.name(f"finding/{finding['rule']}"): _told(finding)}, {})
+        at = "" if finding["last_step"] is None else f", step {last}"
+        text = f"[{finding['severity']}{at}] {finding['summary']} {finding['recommendation']}"
+        self.log(step, {}, {self.name(f"finding/{finding['rule']}"): prose(text.strip())}, {})
 
     def write_magnitudes(self, step: int, magnitudes: MagnitudeHistogram, name: str = "grad/log2_magnitude") -> None:
-        """Writes how large elements are, as a histogram of floor(log2 |x|): of `guard.magnitudes()`, say."""
+        """Logs a histogram of floor(log2 |x|), for example of `guard.magnitudes()`."""
         buckets = Buckets.from_counts(magnitudes.counts)
         if buckets is not None:
             self.log(step, {}, {}, {self.name(name): buckets})
 
     def has_taken(self, step: int) -> bool | None:
-        """Whether the newest record is that of `step`; None if it may have gone out."""
+        """True if the newest record is that of `step`; None if it may have been logged nonetheless."""
         return True if self._newest == step else None
 
     def name(self, key: str) -> str:
@@ -221,11 +223,7 @@ class TrackerSink(Sink):
             scalars[name(f"grad/norm/{tensors.names[i]}")] = tensors[i].norm
         nonfinite = set(tensors.nonfinite) if not record.is_finite else set()
         norms = [norm for i, norm in enumerate(tensors.column("finite_norm").tolist()) if i not in nonfinite]
-        counts: dict[int, int] = {}
-        for norm in norms:
-            if norm:
-                place = math.floor(PER_DECADE * math.log10(norm))
-                counts[place] = counts.get(place, 0) + 1
+        counts = Counter(math.floor(PER_DECADE * math.log10(norm)) for norm in norms if norm)
         buckets = Buckets.from_counts(counts, PER_DECADE)
         if buckets is not None:
             histograms[name("grad/log10_norm")] = buckets
@@ -262,9 +260,4 @@ def _event(record: StepStats) -> str:
         what = "the norm of all gradients overflowed"
     else:
         what = f"the norm of the gradients was {record.norm:.4g}"
-    return prose(f"step {record.step}: {what}; the step was {'skipped' if record.skipped else 'taken all the same'}")
-
-
-def _told(finding: Mapping[str, Any]) -> str:
-    where = "" if finding["last_step"] is None else f", step {finding['last_step']}"
-    return prose(f"[{finding['severity']}{where}] {finding['summary']} {finding['recommendation']}".strip())
+    return prose(f"step {record.step}: {what}; the step was {'' if record.skipped else 'not '}skipped")

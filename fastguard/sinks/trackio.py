@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from .tracker import MAX_LAYERS, Buckets, TrackerSink, imported
+from .tracker import MAX_LAYERS, Buckets, TrackerSink, Wanted, imported
 from .wandb import checked_run, needs_run
 
 
@@ -26,13 +25,7 @@ class TrackioSink(TrackerSink):
     """
 
     def __init__(
-        self,
-        run: Any,
-        *,
-        prefix: str = "",
-        every: int = 1,
-        layers: int | str | re.Pattern[str] = MAX_LAYERS,
-        tensors_every: int = 100,
+        self, run: Any, *, prefix: str = "", every: int = 1, layers: Wanted = MAX_LAYERS, tensors_every: int = 100
     ) -> None:
         super().__init__(prefix=prefix, every=every, layers=layers, tensors_every=tensors_every)
         self._histogram = imported("trackio", "TrackioSink", "trackio").Histogram

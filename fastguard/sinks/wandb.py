@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from .tracker import MAX_LAYERS, Buckets, TrackerSink, imported
+from .tracker import MAX_LAYERS, Buckets, TrackerSink, Wanted, imported
 
 _ASK_EVERY = 64  # records
 
@@ -42,7 +41,7 @@ class WandbSink(TrackerSink):
         commit: bool = True,
         prefix: str = "",
         every: int = 1,
-        layers: int | str | re.Pattern[str] = MAX_LAYERS,
+        layers: Wanted = MAX_LAYERS,
         tensors_every: int = 100,
     ) -> None:
         super().__init__(prefix=prefix, every=every, layers=layers, tensors_every=tensors_every)
@@ -65,17 +64,14 @@ class WandbSink(TrackerSink):
         made = {name: self._histogram(np_histogram=tuple(buckets)) for name, buckets in histograms.items()}
         row: dict[str, Any] = {axis: step, **scalars, **texts, **made}
         for name in row.keys() - self._defined:
-            self._defined.add(name)
-            if name == axis:
-                run.define_metric(axis)
-            else:
-                run.define_metric(name, step_metric=axis)
+            run.define_metric(name, **({} if name == axis else {"step_metric": axis}))
+        self._defined.update(row)
         if not self._commit:
             run.log(row, commit=False)
         elif not self._is_behind(step):
             run.log(row, step=step)
         else:
-            run.log({axis: step}, step=step)  # begins the row of this step, unless that is past: then it is dropped
+            run.log({axis: step}, step=step)  # begins the row of this step; dropped if that row is past
             run.log(row, commit=False)
 
     def _is_behind(self, step: int) -> bool:

@@ -145,7 +145,7 @@ class TestOneRunPerLog:
                 train(start(sink), 30).close()
         said = [record.getMessage() for record in caplog.records if "another run" in record.getMessage()]
         assert said == [
-            f"log {path} holds another run; this one is written to {path.with_name(f'run-{n}.jsonl')}" for n in (2, 3)
+            f"log {path} holds another run; this run is written to {path.with_name(f'run-{n}.jsonl')}" for n in (2, 3)
         ]
         assert [sink.path.name for sink in sinks] == ["run.jsonl", "run-2.jsonl", "run-3.jsonl"]
         assert all(steps_in(sink.path) == list(range(30)) for sink in sinks)

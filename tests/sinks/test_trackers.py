@@ -1,8 +1,9 @@
-"""What all sinks of trackers share: names, which steps and tensors, findings, ranks; and the thread for slow ones."""
+"""What all sinks of trackers share: names, which steps and tensors, findings; and the thread for slow sinks."""
 
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import os
 import re
@@ -60,25 +61,25 @@ def guarded(sink, num_steps=3, **options):
 
 
 class TestNames:
-    def test_those_of_logs_and_what_has_no_section_in_one_of_its_own(self):
-        sink, record = Keeping(layers=0), make_record(3, loss=1.5, lr=0.1, clip_coef=0.5)
-        sink.write(record)
-        flat = flatten(record)
-        expected = {key if "/" in key else f"fastguard/{key}": float(flat[key]) for key in flat if key != "step"}
-        extra = {"grad/num_zero_tensors": 0.0, "grad/num_nonfinite_tensors": 0.0}
-        assert sink.rows[0][:2] == (3, expected | extra)
-        assert expected["fastguard/clipped"] == 1.0 and type(sink.scalars["fastguard/clipped"]) is float
+    def test_keys_of_logs_get_a_section_and_the_prefix(self):
+        plain, prefixed = Keeping(), Keeping(prefix="train/")
+        record = make_bad_record(3, ["b"], loss=1.5, lr=0.1, clip_coef=0.5)
+        for sink in (plain, prefixed):
+            sink.write(record)
+            sink.tell({"rule": "r", "severity": "warning", "summary": "S.", "recommendation": "", "last_step": 0})
+        flat = {key: value for key, value in flatten(record).items() if key != "step" and not isinstance(value, list)}
+        expected = {key if "/" in key else f"fastguard/{key}" for key in flat} | {"grad/norm/b"}
+        expected |= {"grad/num_zero_tensors", "grad/num_nonfinite_tensors"}
+        assert plain.rows[0][0] == 3 and expected <= plain.scalars.keys()
+        assert set(map(type, plain.scalars.values())) == {float} and plain.scalars["fastguard/clipped"] == 1.0
+        assert plain.texts == {
+            "fastguard/event": "step 3: gradients are not finite, first in b; the step was skipped",
+            "fastguard/finding/r": "[warning, step 0] S.",
+        }
+        for kind in ("scalars", "texts", "histograms"):
+            assert {f"train/{name}" for name in getattr(plain, kind)} == getattr(prefixed, kind).keys()
 
-    def test_the_prefix_is_before_all_of_them(self):
-        sink = Keeping(prefix="train/")
-        sink.write(make_bad_record(0, ["b"], loss=1.0))
-        sink.tell({"rule": "r", "severity": "warning", "summary": "s", "recommendation": "", "last_step": 0})
-        names = {*sink.scalars, *sink.texts, *sink.histograms}
-        assert {"train/grad/norm", "train/fastguard/loss", "train/fastguard/finding/r"} <= names
-        assert {"train/grad/norm/b", "train/fastguard/event", "train/grad/log10_norm"} <= names
-        assert all(name.startswith("train/") for name in names)
-
-    def test_groups_that_are_clipped_each_and_no_infinite_trigger(self):
+    def test_groups_that_are_clipped_separately_and_no_infinite_trigger(self):
         sink = Keeping()
         sink.write(make_record(groups=(ClippedGroup("head", 2.0, 1.0, math.inf), ClippedGroup("body", 3.0, 3.0, 4.0))))
         found = {key: value for key, value in sink.scalars.items() if key.startswith("clip/") and key != "clip/coef"}
@@ -98,9 +99,14 @@ class TestNames:
         assert not {"weight/b/norm", "activation/far/mean", "grad/norm/b"} & one.scalars.keys()
         assert {"weight/b/norm", "activation/net/mean", "grad/norm/b"} <= both.scalars.keys()
 
+    def test_a_name_in_a_text_is_escaped(self):
+        sink = Keeping()
+        sink.write(make_bad_record(5, ["a\x1b[2J"], names=["a\x1b[2J"]))
+        assert r"a\x1b[2J" in sink.texts["fastguard/event"]
+
 
 class TestWhichSteps:
-    def test_every_so_many_and_each_bad_one(self):
+    def test_every_fifth_and_each_bad_one(self):
         sink = Keeping(every=5)
         for step in range(12):
             sink.write(make_record(step, math.nan if step == 7 else 1.0, skipped=step in (7, 8)))
@@ -108,41 +114,35 @@ class TestWhichSteps:
         assert math.isnan(sink.rows[2][1]["grad/norm"]) and sink.rows[2][1]["fastguard/skipped"] == 1.0
         assert sink.texts["fastguard/event"].startswith("step 8: the norm of the gradients was 1; the step was skipped")
 
-    def test_a_clean_step_that_is_not_due_needs_no_record(self):
+    def test_in_a_guarded_training(self):
         sink = Keeping(every=4)
         optimizer = guarded(sink, 9)
-        assert optimizer.guard._ledger.writes_lines
         optimizer.guard.close()
         assert sink.steps == [0, 4, 8]
-        assert [sink.write_line(step, b"") for step in (0, 1, 4)] == [False, True, False]
-
-    def test_an_event_says_what_was_not_finite(self):
-        sink = Keeping()
-        sink.write(make_bad_record(5, ["a", "c"]))
-        event = sink.texts["fastguard/event"]
-        assert event == "step 5: gradients are not finite, first in c, a; the step was skipped"
-
-    def test_a_name_in_a_text_is_shown_not_obeyed(self):
-        sink = Keeping()
-        sink.write(make_bad_record(5, ["a\x1b[2J"], names=["a\x1b[2J"]))
-        assert r"a\x1b[2J" in sink.texts["fastguard/event"]
+        counts, edges = sink.histograms["grad/log2_magnitude"]  # on the CPU it comes by itself
+        assert 0 < sum(counts) <= 4 * 8 + 8 + 8 + 1 and [b - a for a, b in itertools.pairwise(edges)] == [1.0] * len(
+            counts
+        )
+        total = optimizer.guard.magnitudes()
+        sink.write_magnitudes(7, total)
+        assert sink.rows[-1][0] == 7 and sum(sink.rows[-1][3]["grad/log2_magnitude"].counts) == total.num_nonzero
+        dropped = Keeping(tensors_every=1)
+        guarded(dropped, 2)  # this guard is collected at once, and delivers its last record
+        assert dropped.steps == [0, 1]
 
     @pytest.mark.parametrize(
-        ("options", "message"),
+        ("options", "error", "message"),
         [
-            ({"every": 0}, "`every` must be an integer >= 1, got 0"),
-            ({"tensors_every": -1}, "`tensors_every` must be an integer >= 0"),
-            ({"layers": -1}, "`layers` must be at least 0, got -1"),
-            ({"layers": "("}, "`layers` must be a regular expression"),
+            ({"every": 0}, ValueError, "`every` must be an integer >= 1, got 0"),
+            ({"tensors_every": -1}, ValueError, "`tensors_every` must be an integer >= 0"),
+            ({"layers": -1}, ValueError, "`layers` must be at least 0, got -1"),
+            ({"layers": "("}, ValueError, "`layers` must be a regular expression"),
+            ({"layers": None}, TypeError, "`layers` must be a number or a regular expression"),
+            ({"prefix": 3}, TypeError, "`prefix` must be text, got 3"),
         ],
     )
-    def test_odd_options_are_refused(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            Keeping(**options)
-
-    @pytest.mark.parametrize("options", [{"layers": None}, {"layers": True}, {"prefix": 3}])
-    def test_odd_types_are_refused(self, options):
-        with pytest.raises(TypeError, match="must be"):
+    def test_options_that_do_not_fit_are_refused(self, options, error, message):
+        with pytest.raises(error, match=message):
             Keeping(**options)
 
 
@@ -150,71 +150,47 @@ NORMS = {f"l{i}": float(i + 1) for i in range(100)}
 
 
 class TestTensors:
-    def test_no_more_curves_in_a_run_than_were_asked_for(self):
+    def curves(self, sink):
+        return {key.removeprefix("grad/norm/") for key in sink.scalars if key.startswith("grad/norm/")}
+
+    def test_a_run_has_at_most_the_wanted_number_of_curves(self):
         sink = Keeping(tensors_every=1, layers=4)
         sink.write(make_layers(NORMS))
-        assert {key for key in sink.scalars if key.startswith("grad/norm/")} == {"grad/norm/l99", "grad/norm/l98"}
+        assert self.curves(sink) == {"l99", "l98"}
         for step in range(1, 50):  # another one is the largest each time
             sink.write(make_layers({**NORMS, f"l{step}": 1e3}, step))
-        chosen = {key for key in sink.scalars if key.startswith("grad/norm/")}
-        assert chosen == {"grad/norm/l99", "grad/norm/l98", "grad/norm/l1", "grad/norm/l2"}
+        assert self.curves(sink) == {"l99", "l98", "l1", "l2"}
 
     def test_sixteen_by_default_and_bad_ones_among_them(self):
         sink = Keeping()
         sink.write(make_layers(NORMS))
         sink.write(make_bad_record(1, ["l3", "l5"], names=list(NORMS)))
-        chosen = {key for key in sink.scalars if key.startswith("grad/norm/")}
-        assert len(chosen) == 11 and {"grad/norm/l3", "grad/norm/l5"} < chosen
-        assert math.isnan(sink.scalars["grad/norm/l5"])
-        assert sink.scalars["grad/num_nonfinite_tensors"] == 2.0
+        assert len(self.curves(sink)) == 11 and {"l3", "l5"} < self.curves(sink)
+        assert math.isnan(sink.scalars["grad/norm/l5"]) and sink.scalars["grad/num_nonfinite_tensors"] == 2.0
 
-    def test_an_expression_takes_all_that_it_is_found_in(self):
-        sink = Keeping(layers=r"l\d$")
-        sink.write(make_layers(NORMS))
-        assert sum(key.startswith("grad/norm/") for key in sink.scalars) == 10
+    def test_a_regular_expression_takes_all_that_match(self):
+        sink, none = Keeping(layers=r"l\d$"), Keeping(tensors_every=0)
+        for each in (sink, none):
+            each.write(make_layers(NORMS))
+            each.write(make_bad_record(1, ["a"]))
+        assert self.curves(sink) == {f"l{i}" for i in range(10)}
+        assert not none.histograms and not self.curves(none)
 
-    def test_they_come_every_so_many_steps_and_anew_where_steps_go_back(self):
+    def test_they_come_every_ten_steps_and_again_where_steps_go_back(self):
         sink = Keeping(tensors_every=10, every=3)
         for step in (*range(25), *range(6, 20)):
             sink.write(make_record(step))
         assert [row[0] for row in sink.rows if row[3]] == [0, 12, 24, 6, 18]
 
-    def test_one_histogram_stands_for_all_norms(self):
+    def test_histograms(self):
         sink = Keeping()
-        sink.write(make_layers({"a": 0.0, "b": 1.0, "c": 1.5, "d": 1e-3, "e": 2.0}))
+        sink.measure = lambda: fastguard.MagnitudeHistogram({10: 3})
+        sink.write(make_layers({"a": 0.0, "b": 1.0, "c": 1.5, "d": 1e-3, "e": 2.0}, loss_scale=1024.0))
         counts, edges = sink.histograms["grad/log10_norm"]
         assert sum(counts) == 4 and edges[0] == -3.0 and len(edges) == len(counts) + 1
         assert counts[0] == 1 and counts[edges.index(0.0)] == 2 and counts[edges.index(0.25)] == 1
         assert sink.scalars["grad/num_zero_tensors"] == 1.0
-
-    def test_none_at_all(self):
-        sink = Keeping(tensors_every=0)
-        sink.write(make_layers(NORMS))
-        sink.write(make_bad_record(1, ["a"]))
-        assert not sink.histograms and not any(key.startswith("grad/norm/") for key in sink.scalars)
-
-    def test_magnitudes_of_the_gradients_come_by_themselves_on_the_cpu(self):
-        sink = Keeping()
-        optimizer = guarded(sink)
-        optimizer.guard.close()
-        counts, edges = sink.histograms["grad/log2_magnitude"]
-        assert 0 < sum(counts) <= 4 * 8 + 8 + 8 + 1 and edges == [
-            float(x) for x in range(int(edges[0]), int(edges[-1]) + 1)
-        ]
-        total = optimizer.guard.magnitudes()
-        sink.write_magnitudes(7, total)
-        assert sink.rows[-1][0] == 7 and sum(sink.rows[-1][3]["grad/log2_magnitude"].counts) == total.num_nonzero
-
-    def test_a_loss_scale_is_taken_out_of_magnitudes(self):
-        sink = Keeping()
-        sink.measure = lambda: fastguard.MagnitudeHistogram({10: 3})
-        sink.write(make_record(0, loss_scale=1024.0))
-        assert sink.histograms["grad/log2_magnitude"] == ([3], [0.0, 1.0])
-
-    def test_a_guard_that_is_dropped_hands_over_its_last_record(self):
-        sink = Keeping(tensors_every=1)
-        guarded(sink, 2)
-        assert sink.steps == [0, 1]
+        assert sink.histograms["grad/log2_magnitude"] == ([3], [0.0, 1.0])  # without the loss scale
 
     def test_no_more_buckets_than_trackers_take(self):
         counts, edges = Buckets.from_counts({-2000: 1, 0: 2, 5: 1})
@@ -223,53 +199,34 @@ class TestTensors:
         assert Buckets([1, 3], [0.0, 1.0, 2.0]).moments() == (4, 5.0, 7.0)
 
 
-class TestFindings:
-    def test_what_rules_find_is_told_once(self):
-        sink = Keeping()
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 1)
-        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=[sink], check_every=5)
-        for _ in range(20):
-            model(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-        optimizer.guard.close()
-        text = sink.texts["fastguard/finding/gradients-not-cleared"]
-        assert text.startswith("[") and "zero_grad()" in text
-        assert sum("fastguard/finding/gradients-not-cleared" in row[2] for row in sink.rows) == 1
-
-    def test_a_sink_by_duck_typing_need_not_take_them(self):
-        class Duck:
-            write = close = staticmethod(lambda *record: None)
-
-        SafeSink(Duck()).tell({"rule": "r"})
-
-    def test_one_that_fails_is_warned_of(self):
-        class Fussy(MemorySink):
-            def tell(self, finding):
-                raise KeyError(finding["rule"])
-
-        with pytest.warns(RuntimeWarning, match="could not write a finding: KeyError: 'r'"):
-            SafeSink(Fussy()).tell({"rule": "r"})
+def test_a_finding_is_logged_once():
+    sink = Keeping()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=[sink], check_every=5)
+    for _ in range(20):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    optimizer.guard.close()
+    texts = [row[2]["fastguard/finding/gradients-not-cleared"] for row in sink.rows if len(row[2]) and not row[1]]
+    assert len(texts) == 1 and texts[0].startswith("[") and "zero_grad()" in texts[0]
 
 
 class TestBackground:
     def test_training_does_not_wait(self):
         go, seen = threading.Event(), []
-
-        def slow(record):
-            go.wait(10)
-            seen.append(record.step)
-
-        sink = BackgroundSink(slow)
+        sink = BackgroundSink(lambda record: go.wait(10) and seen.append(record.step))
         for step in range(5):
             sink.write(make_record(step))
         assert not seen
         go.set()
         sink.close()
         assert seen == [0, 1, 2, 3, 4] and sink.num_lost == 0
+        with pytest.raises(ValueError, match="must be open to write, got a closed one"):
+            sink.write(make_record(0))
 
     @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
-    def test_what_the_other_sink_loses_is_counted_and_told(self, error):
+    def test_records_that_the_other_sink_loses_are_counted_and_reported(self, error):
         def fail(record):
             raise error
 
@@ -283,32 +240,25 @@ class TestBackground:
 
     def test_a_tracker_that_is_too_slow_loses_records_and_memory_does_not_grow(self):
         go = threading.Event()
-        inner = BackgroundSink(lambda record: go.wait(10), max_records=3)
-        sink = SafeSink(inner)
-        records = map(make_record, range(10))
+        sink = SafeSink(BackgroundSink(lambda record: go.wait(10), max_records=3))
         with pytest.warns(RuntimeWarning, match="3 records wait for the tracker already"):
-            collections.deque(map(sink.write, records))
+            collections.deque(map(sink.write, map(make_record, range(10))))
         go.set()
         sink.close()
         assert sink.num_lost == 7
+        with pytest.raises(ValueError, match="`max_records` must be an integer >= 1, got 0"):
+            BackgroundSink(print, 0)
 
     def test_one_that_hangs_does_not_hold_up_the_end(self):
         go = threading.Event()
         worker = Worker(sink := MemorySink(), "a tracker", lambda items: go.wait(10), 10)
         worker.put(1)
-        started = time.monotonic()
         with pytest.raises(TimeoutError, match=r"longer than 0\.05 s .*; records lost by that: 1"):
             worker.close(0.05)
-        assert time.monotonic() - started < 5 and worker.num_lost == 1 and sink is not None
+        assert worker.num_lost == 1 and sink is not None
         go.set()
 
-    def test_closed_is_closed(self):
-        sink = BackgroundSink(MemorySink())
-        sink.close()
-        with pytest.raises(ValueError, match="must be open to write, got a closed one"):
-            sink.write(make_record(0))
-
-    def test_findings_and_facts_go_along_and_a_process_that_ends_waits(self):
+    def test_findings_and_facts_keep_their_order_and_a_process_that_ends_waits(self):
         code = (
             "import time\nfrom fastguard.sinks import BackgroundSink, Sink\n"
             "class Slow(Sink):\n"
@@ -320,10 +270,6 @@ class TestBackground:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert done.stdout.splitlines() == ["facts {'a': 1}", "record 1", "record 2", "finding {'rule': 'r'}"]
-
-    def test_odd_numbers_are_refused(self):
-        with pytest.raises(ValueError, match="`max_records` must be an integer >= 1, got 0"):
-            BackgroundSink(print, 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -344,28 +290,21 @@ def test_a_forked_child_can_close_a_prometheus_sink():
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60).returncode == 0
 
 
-class TestCost:
-    def test_the_report_says_what_each_sink_costs(self, tmp_path):
-        def slow(record):
-            time.sleep(0.002)
+def test_the_report_says_what_each_sink_costs_and_lost(tmp_path):
+    def broken(record):
+        if record.step == 1:
+            raise OSError("disk full")
+        time.sleep(0.002)
 
-        log = fastguard.JsonlSink(tmp_path / "run.jsonl")
-        optimizer = guarded(slow, 20)
-        optimizer.guard.close()
-        (cost,) = optimizer.guard.report().sinks
-        assert cost["num_steps"] == 20 and cost["mean_us"] > 2000 and cost["total_s"] >= 0.04
-        assert re.search(r"^cost of sinks +mean [\d.]+ ms a step, ", str(optimizer.guard.report()), re.MULTILINE)
-        optimizer = guarded(log, 40)
-        optimizer.guard.close()
-        (cost,) = optimizer.guard.report().to_dict()["sinks"]
-        assert cost["num_steps"] == 40 and 0 < cost["mean_us"] < 1e5 and cost["num_lost"] == 0
-
-    def test_lost_records_are_counted_by_sink(self):
-        def broken(record):
-            if record.step == 1:
-                raise OSError("disk full")
-
-        with pytest.warns(RuntimeWarning, match="disk full"):
-            optimizer = guarded(broken, 4)
-        optimizer.guard.flush()
-        assert ", 1 of 4 steps lost: " in " ".join(str(optimizer.guard.report()).split())
+    with pytest.warns(RuntimeWarning, match="disk full"):
+        optimizer = guarded(broken, 20)
+    optimizer.guard.flush()
+    report = optimizer.guard.report()
+    (cost,) = report.sinks
+    assert cost["num_steps"] == 20 and cost["mean_us"] > 1800 and cost["total_s"] >= 0.036
+    words = " ".join(str(report).split())
+    assert re.search(r"cost of sinks mean [\d.]+ ms a step, ", words) and ", 1 of 20 steps lost: " in words
+    optimizer = guarded(fastguard.JsonlSink(tmp_path / "run.jsonl"), 40)
+    optimizer.guard.close()
+    (cost,) = optimizer.guard.report().to_dict()["sinks"]
+    assert cost["num_steps"] == 40 and 0 < cost["mean_us"] < 1e5 and cost["num_lost"] == 0

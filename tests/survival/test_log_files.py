@@ -137,7 +137,7 @@ def test_facts_that_could_not_be_written_come_before_the_next_line(
 class TestFifo:
     def test_without_a_reader_it_is_refused_at_once(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo")
-        with pytest.raises(OSError, match=r"a FIFO that somebody reads, got one that nobody does\. Start its reader"):
+        with pytest.raises(OSError, match=r"a FIFO with a reader, got a FIFO without one\. Start its reader"):
             fastguard.JsonlSink(tmp_path / "fifo")
 
 
