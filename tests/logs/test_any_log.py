@@ -75,50 +75,35 @@ class TestWrongTypes:
         ("content", "message"),
         [
             (line(step=None), "must be a whole number, got None - at `record['step']`"),
-            (line(step="5"), "must be a whole number, got '5' - at `record['step']`"),
             (line(step=-1), "must be a whole number >= 0, got -1 - at `record['step']`"),
-            (line(step=1.5), "must be a whole number, got 1.5 - at `record['step']`"),
-            (line(step=True), "must be a whole number, got True"),
             (line(step=10**400), "must be a whole number, got 1000"),
-            (line(step="NaN"), "must be a whole number, got 'NaN'"),
             ('{"step":1e999}', "must be a whole number, got inf"),
             (line(loss=[]), "must be a number, got [] - at `record['loss']`"),
-            (line(loss={"a": 1}), "must be a number, got {'a': 1}"),
             (line(loss="a\x1b[2J"), r"must be a number, got 'a\x1b[2J'"),
-            (line(loss="nan"), "must be a number, got 'nan'"),
-            (line(loss=10**400), "must be a number, got 1000"),
             (line(lr=False), "must be a number, got False - at `record['lr']`"),
             (line(grad__norm=-1.0), "must be a number >= 0, got -1.0 - at `record['grad/norm']`"),
             (line(grad__mean="x"), "must be a number, got 'x' - at `record['grad/mean']`"),
             (line(grad__num_nans=-1), "must be a whole number >= 0, got -1 - at `record['grad/num_nans']`"),
-            (line(grad__num_zeros=-1), "must be a whole number >= 0, got -1 - at `record['grad/num_zeros']`"),
             (line(grad__num_elements="Infinity"), "got 'Infinity' - at `record['grad/num_elements']`"),
             (line(skipped="no"), "must be true or false, got 'no' - at `record['skipped']`"),
             (line(nonfinite="abc", grad__norm="NaN"), "must be a list, got 'abc' - at `record['nonfinite']`"),
             (line(nonfinite=[1], grad__norm="NaN"), "must be text, got 1 - at `record['nonfinite'][0]`"),
             (line(tensors=[1]), "must be a dict with text for keys, got [1] - at `record['tensors']`"),
-            (line(tensors={"a": 1}), "must be a list, got 1 - at `record['tensors']['a']`"),
             (line(tensors={"a": "NaN"}), "must be a list, got 'NaN' - at `record['tensors']['a']`"),
             (line(tensors={"a": [None]}), "must be a number, got None - at `record['tensors']['a']`"),
             (line(tensors={"a": [*ROW[:5], -1, 0, 0]}), "must have a count for num_zeros, got -1.0"),
-            (line(tensors={"a": ["x", *ROW[1:]]}), "must be a number, got 'x'"),
             (line(tensors={"a": ROW, "b": [4, "NaN", *ROW[2:]]}), "must have a number >= 0 for sum_sq, got nan"),
-            (line(tensors={"a": [10**400, *ROW[1:]]}), "must be a number, got 1000"),
             (line(activations=["a"]), "must be a dict with text for keys, got ['a'] - at `record['activations']`"),
-            (line(activations={"a": None}), "got None - at `record['activations']['a']`"),
             (line(activations={"a": {"mean": 1.0}}), "must be there, and is missing - at `record['activations']['a']["),
             (line(activations={"a": {**ACTIVITY, "num_zeros": 1.5}}), "must be a whole number, got 1.5 - at"),
             (line(activations={"a": {**ACTIVITY, "dead_units": [1, "x"]}}), "['dead_units'][1]`"),
-            (line(activations={"a": {**ACTIVITY, "inputs_finite": "?"}}), "must be true or false, got '?'"),
             (line(weights={"\x1b": {**WEIGHT, "norm": "big"}}), r"got 'big' - at `record['weights']['\x1b']['norm']`"),
-            (line(batches={"a": 1}), "must be a list, got"),
             (line(batches=[{**BATCH, "training": 2}]), "got 2 - at `record['batches'][0]['training']`"),
             (line(batches=[BATCH, {}]), "must be there, and is missing - at `record['batches'][1]['training']`"),
             (line(grad__cosine="x"), "must be a number, got 'x' - at `record['grad/cosine']`"),
-            (line(weights={"a": {}}), "must be there, and is missing - at `record['weights']['a']['"),
             ('{"loss":1.0}', "`path` must be a log of steps, got a record without `step`"),
         ],
-        ids=range(43),
+        ids=range(28),
     )
     def test_the_key_and_the_line_are_named(self, told, content, message):
         code, out, err = told(healthy_log(3) + content + "\n" + line(step=9))
@@ -232,12 +217,6 @@ class TestDamage:
             assert [record["step"] for record in reader] == [1, 2]
             assert (reader.skipped_lines, reader.line) == ([2], 3)
 
-    def test_a_line_just_short_enough(self, tmp_path, monkeypatch):
-        path = tmp_path / "run.jsonl"
-        path.write_text(line(step=1) + "\n" + line(step=2))
-        monkeypatch.setattr(log, "MAX_LINE_BYTES", len(line(step=1)) + 1)
-        assert [record["step"] for record in log.LogReader(path)] == [1, 2]
-
     @pytest.mark.slow
     def test_a_line_of_a_hundred_megabytes(self, told):
         assert told(healthy_log(40) + '{"step":40,"x":"' + "n" * 100_000_000 + '"}\n')[0] == 0
@@ -262,11 +241,6 @@ class TestStreaming:
         (tmp_path / "log").write_text("".join(lines))
         history = TrainingHistory.from_jsonl(tmp_path / "log")
         assert history.num_nonfinite == 4200 and len(history.first_nonfinite) == 4096
-
-    def test_a_large_norm_stays_what_it_is(self, tmp_path):
-        (tmp_path / "log").write_text(line(grad__norm=1e200) + "\n")
-        history = TrainingHistory.from_jsonl(tmp_path / "log")
-        assert (history.grad_norm, history.num_nonfinite) == ([1e200], 0)
 
 
 def test_random_logs():

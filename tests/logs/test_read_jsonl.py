@@ -1,14 +1,18 @@
-"""`read_jsonl`: a list of records."""
+"""Logs as lists of records and as histories: in one pass, many steps at once, whatever stands among them."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import random
 import threading
 
 import pytest
 
+from fastguard.records import TrainingHistory, log
 from fastguard.sinks import JsonlLog, JsonlSink, read_jsonl
+from fastguard.visualization.runs import from_log
 
 from records import make_bad_record, make_record
 
@@ -26,7 +30,7 @@ def path(tmp_path):
     return path
 
 
-def test_is_a_list_that_knows_what_it_left_out(path):
+def test_a_list_of_records_knows_the_lines_that_it_left_out(path):
     log = read_jsonl(path)
     assert isinstance(log, JsonlLog) and isinstance(log, list) and len(log) == 61
     assert math.isnan(log[9]["loss"]) and log[-1]["loss"] == math.inf
@@ -34,15 +38,9 @@ def test_is_a_list_that_knows_what_it_left_out(path):
     assert repr(log) == f"JsonlLog({str(path)!r}, 61 records)"
 
 
-def test_a_mark_at_the_beginning(tmp_path):
+def test_a_byte_order_mark(tmp_path):
     (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf" + b'{"step":5}\r\n {"step":6}\r\n')
     assert read_jsonl(tmp_path / "marked") == [{"step": 5}, {"step": 6}]
-
-
-def test_what_is_nested_too_deeply_is_left_out(path):
-    path.write_text(f'{{"step":0}}\n{{"step":1,"x":{"[" * 2000}{"]" * 2000}}}\n{{"step":2}}\n')
-    log = read_jsonl(path)
-    assert ([record["step"] for record in log], log.skipped_lines) == ([0, 2], [2])
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -54,3 +52,82 @@ def test_a_pipe(path, tmp_path):
     log = read_jsonl(pipe)
     writer.join()
     assert [record["step"] for record in log] == [record["step"] for record in read_jsonl(path)]
+
+
+ODD = [
+    {"loss": "NaN"},
+    {"loss": 3},
+    {"loss": 1e200},
+    {"loss": None},
+    {"val_loss": 2.5},
+    {"skipped": True, "clip/coef": 0.0},
+    {"grad/norm": 0.0},
+    {"grad/norm": 1e-200, "loss": -1e151},
+    {"grad/norm": "NaN", "grad/num_nans": 2, "nonfinite": ["w"], "skipped": True},
+    {"grad/cosine": 0.25},
+    {"loss_scale": 1024.0},
+    {"step": 2**63},
+    {"tensors": {"w": [8, 4.0, 0.1, 0.5, 0.1, 1, 0, 0, 0.2, 2.0]}},
+    {"new": 1},
+]
+
+
+def lines_of(num, oddity, seed):
+    rng = random.Random(seed)
+    for step in range(num):
+        norm = rng.lognormvariate(0, 0.3) * (50 if rng.random() < 0.01 else 1)
+        line = {"step": step, "time": 1e9 + step, "loss": 2.0 + rng.random(), "lr": 1e-3, "grad/norm": norm}
+        line |= {"grad/mean": 0.5, "grad/num_zeros": 1, "grad/num_nans": 0, "grad/num_elements": 8}
+        line |= {"clip/coef": min(1.0, 1.3 / norm), "clipped": norm > 1.3, "skipped": False}
+        yield line | (rng.choice(ODD) if rng.random() < oddity else {})
+        if rng.random() < oddity / 10:
+            yield {"time": 1.0, "model": {"clip_limit": rng.random()}}
+
+
+@pytest.mark.parametrize(("num", "oddity", "seed"), [(3000, 0.003, 1), (1500, 0.05, 2), (300, 0.5, 3)])
+def test_steps_read_at_once_are_to_the_bit_what_they_are_one_by_one(tmp_path, monkeypatch, num, oddity, seed):
+    def read():
+        run = from_log(path, "run")
+        curves = {key: curve.points for key, curve in run.curves.items()}
+        rails = {key: rail.marks for key, rail in run.rails.items()}
+        state = json.dumps(TrainingHistory.from_jsonl(path).state_dict())
+        return repr((state, json.dumps(run.state_dict()), curves, rails, vars(run.ribbon), run.last))
+
+    def extend_one_by_one(self, entries, records=()):
+        sizes.append(len(entries))
+        for entry in entries:
+            extend(self, [entry], records)
+
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of(num, oddity, seed)))
+    at_once = read()
+    extend, sizes = TrainingHistory.extend, []
+    monkeypatch.setattr(TrainingHistory, "extend", extend_one_by_one)
+    assert read() == at_once
+    assert max(sizes) > (50 if oddity < 0.01 else 1)
+
+
+def test_an_error_names_its_line(tmp_path):
+    path = tmp_path / "run.jsonl"
+    lines = list(lines_of(50, 0.0, 0))
+    lines[37]["grad/mean"] = "what"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=r"got 'what' - at `record\['grad/mean'\]` - at .*run.jsonl, line 38"):
+        TrainingHistory.from_jsonl(path)
+
+
+@pytest.mark.parametrize(
+    ("broken", "good"),
+    [
+        ('{"step":1,"loss":2.0},{"step":2,"loss":2.0}', []),  # an array could hold this
+        ('{"step":1,"batches":[{"a":1}\n{"step":2}]}', []),
+        ('{"step":1,"x":"abc\n{"step":2,"x":"def"}', [2]),
+        ('{"step":1}}', []),
+    ],
+)
+def test_a_record_never_spans_lines(tmp_path, broken, good):
+    path = tmp_path / "run.jsonl"
+    path.write_text(f'{{"step":0}}\n{broken}\n{{"step":9}}\n')
+    reader = log.LogReader(path)
+    assert [record["step"] for record in reader] == [0, *good, 9]
+    assert reader.num_skipped == len(broken.split("\n")) - len(good)
