@@ -1,4 +1,4 @@
-"""What went into a model and what came out of it in the forward passes that were sampled. Needs no torch."""
+"""Inputs and outputs of the model in sampled forward passes. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ NUM_COSINES = 256
 
 @dataclass(frozen=True, slots=True)
 class BatchSample(Plain):
-    """One forward pass of the whole model: its first floating-point input (its first tensor, if none is) and its first
-    output (one with dimensions takes precedence).
+    """One forward pass of the whole model: its first floating-point input, or else its first tensor, and its first
+    output, preferably one that is not a scalar.
 
-    All figures describe a strided sample of at most 4096 elements of each, without NaN and Inf. A figure is NaN where
-    it is undefined, such as the spread of a batch of one.
+    All figures describe a strided sample of at most 4096 elements of each, without NaN and Inf. An undefined figure,
+    such as the spread of a batch of one, is NaN.
 
     Attributes:
         training, with_grad: whether the model was in training mode; whether autograd was on.
-        num_samples: leading dimension of the first tensor that the model was given.
+        num_samples: leading dimension of the first tensor among the inputs.
         input_abs_max, input_mean, input_std: of the input; the population's standard deviation.
         input_num_nonfinite: NaN and Inf among the sampled elements.
-        input_is_integer: it holds integers or booleans: tokens, labels, bytes.
+        input_is_integer: whether it has integers or booleans: tokens, labels, bytes.
         input_constant_share: share of the features that are the same in all samples.
-        input_digest: 63 bits of the sampled elements. Equal batches have equal digests.
+        input_digest: a hash of the sampled elements in 63 bits. Equal batches have equal digests.
         output_abs_max, output_min, output_max, output_mean, output_std, output_num_nonfinite: of the output.
-        output_width: its last dimension; 1 if it has one or none.
-        output_spread: mean over features of the standard deviation over samples; 0 is the same answer to every input.
-        output_is_unit: all of it lies within [0, 1].
-        output_rows_sum_to_one: it adds up to 1 along the last dimension, which has more than one element.
+        output_width: its last dimension; 1 if it has fewer than two.
+        output_spread: mean over features of the standard deviation over samples; 0 if all samples get the same output.
+        output_is_unit: whether all of it is within [0, 1].
+        output_rows_sum_to_one: whether it adds up to 1 along the last dimension, which has more than one element.
     """
 
     training: bool
@@ -68,14 +68,14 @@ class GradientCosine(NamedTuple):
 
 
 class SampledBatch(NamedTuple):
-    """One forward pass, and the step with whose record it came."""
+    """One forward pass, and the step whose record had it."""
 
     step: int
     batch: BatchSample
 
 
 class SampledBatches(Part):
-    """Pairs of a step and a `BatchSample`, oldest first: the first eight for good, and the newest; at most 256.
+    """At most 256 pairs of a step and a `BatchSample`, oldest first: the first eight and the newest.
 
     >>> batches = SampledBatches()
     >>> len(batches), list(batches)
@@ -91,7 +91,7 @@ class SampledBatches(Part):
         self._newest = deque(maxlen=NUM_BATCHES - NUM_FIRST)
 
     def add(self, step: int, batches: Iterable[BatchSample]) -> None:
-        """Takes what came with the record of a step."""
+        """Takes the forward passes in the record of a step."""
         for batch in batches:
             (self._first if len(self._first) < NUM_FIRST else self._newest).append(SampledBatch(step, batch))
 

@@ -1,4 +1,4 @@
-"""The one codec: from values to plain data that strict JSON can hold, and back. Types of fields say how.
+"""The one codec: from values to plain data that strict JSON can hold, and back. The types of fields say how.
 
 str, bool, int, float, X | None                 themselves; NaN and Inf as `strict_json` writes them
 list[X], deque[X], tuple[X, ...], tuple[X, Y]   a list
@@ -33,11 +33,10 @@ Length = Annotated[int, values.length]
 
 
 class Kind(NamedTuple):
-    """How a field is read from plain data, made plain and copied; `read` raises MisfitError for what does not fit."""
+    """How a field is read from plain data, and written as such; `read` raises MisfitError if the data does not fit."""
 
     read: Callable[[Any], Any]
     dump: Callable[[Any], Any] = strict_json.encode
-    copy: Callable[[Any], Any] = copy.copy
 
 
 def plain_fields(owner: Any) -> dict[str, Any]:
@@ -53,12 +52,12 @@ class Plain:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as plain types; what is not known (None) has no key."""
+        """Every field as plain types; a field that is None has no key."""
         return plain_fields(self)
 
     @classmethod
     def from_dict(cls: type[_PlainT], plain: Mapping[str, Any]) -> _PlainT:
-        """The inverse of `to_dict`, after JSON too; unknown keys are ignored.
+        """The inverse of `to_dict`, also after JSON; unknown keys are ignored.
 
         Raises:
             MisfitError: a key is missing, or its value does not fit.
@@ -67,7 +66,7 @@ class Plain:
 
 
 class Part:
-    """A base for what a history is made of. Its annotated attributes are saved, as a list."""
+    """A base for the parts of a history. The annotated attributes are saved, as a list."""
 
     __slots__ = ()
 
@@ -92,16 +91,10 @@ class Part:
 
     @classmethod
     def loaded(cls: type[_PartT], state: Any) -> _PartT:
-        """A new one from what `state` returned."""
+        """A new part from what `state` returned."""
         part = cls()
         part.load(state)
         return part
-
-    def copy(self: _PartT) -> _PartT:
-        """A copy that shares nothing mutable."""
-        twin = copy.copy(self)
-        copy_fields(self, self._kinds(), twin)
-        return twin
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.state()})"
@@ -113,7 +106,7 @@ def dump_fields(owner: object, kinds: Mapping[str, Kind]) -> dict[str, Any]:
 
 
 def load_fields(owner: object, kinds: Mapping[str, Kind], plain: Mapping[str, Any]) -> None:
-    """Sets the attributes that `dump_fields` returned; a MisfitError leaves those set that came before."""
+    """Sets the attributes that `dump_fields` returned; a MisfitError leaves earlier ones set."""
     for name, kind in kinds.items():
         now = getattr(owner, name)
         if isinstance(now, Part):
@@ -123,10 +116,16 @@ def load_fields(owner: object, kinds: Mapping[str, Kind], plain: Mapping[str, An
         setattr(owner, name, deque(value, now.maxlen) if isinstance(now, deque) else value)
 
 
-def copy_fields(owner: object, kinds: Mapping[str, Kind], twin: object) -> None:
-    """Gives `twin` copies of the attributes of `owner`."""
-    for name, kind in kinds.items():
-        setattr(twin, name, kind.copy(getattr(owner, name)))
+def copied(value: Any) -> Any:
+    """A copy of the value of a field that shares nothing mutable with it."""
+    if isinstance(value, Part):
+        twin = copy.copy(value)
+        for name in value._kinds():
+            setattr(twin, name, copied(getattr(value, name)))
+        return twin
+    if type(value) is tuple:
+        return tuple(map(copied, value))
+    return {name: copied(item) for name, item in value.items()} if type(value) is dict else copy.copy(value)
 
 
 @functools.cache
@@ -186,7 +185,7 @@ def kind_of(hint: Any) -> Kind:
         return row_kind(range(len(arguments)), map(kind_of, arguments), tuple)
     made = origin or hint
     if issubclass(made, Part):
-        return Kind(made.loaded, made.state, made.copy)
+        return Kind(made.loaded, made.state)
     if dataclasses.is_dataclass(made):
         build: Any = made
         return Kind(
@@ -199,7 +198,7 @@ def kind_of(hint: Any) -> Kind:
 
 def list_kind(make: Callable[[Any], Any], item: Kind) -> Kind:
     """The kind of a list, deque or tuple of items of one kind."""
-    # One call for all where items dump as they are: a window has 512 of them.
+    # One call for all items if they need no conversion of their own: a window has 512 of them.
     dump_each = strict_json.encode if item.dump is strict_json.encode else partial(map, item.dump)
     return Kind(lambda plain: make(values.each(item.read, plain)), lambda items: list(dump_each(list(items))))
 
@@ -215,8 +214,4 @@ def row_kind(keys: Iterable[Any], kinds: Iterable[Kind], make: Callable[[Any], A
 
     if all(kind.dump is strict_json.encode for _, kind in named):
         return Kind(read)
-    return Kind(
-        read,
-        lambda items: [kind.dump(item) for (_, kind), item in zip(named, items)],
-        lambda items: make([kind.copy(item) for (_, kind), item in zip(named, items)]),
-    )
+    return Kind(read, lambda items: [kind.dump(item) for (_, kind), item in zip(named, items)])

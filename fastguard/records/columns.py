@@ -1,7 +1,7 @@
-"""The one table of columns: what a row holds, and all that follows from it.
+"""The one table of columns of a row, and everything that depends on it.
 
-C++ has the same table in csrc/stats.h, and Triton its numbers in kernels/triton/lang/stats.py, since neither can read
-this one; tests/kernels/test_columns.py holds them together.
+C++ has the same table in csrc/stats.h, and Triton the numbers of columns in kernels/triton/lang/stats.py, since neither
+can read this one; tests/kernels/test_columns.py compares them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Fold = Literal["add", "max", "least_nonzero", "deviations", "norm"]
 
 
 class TensorRow(NamedTuple):
-    """One row of a `TensorStats`: what the pass found in one tensor.
+    """One row of a `TensorStats`: the statistics of one tensor.
 
     A complex tensor counts as its real and imaginary parts: `numel` is then twice `Tensor.numel()`.
-    NaN and Inf are counted, and left out of every other column.
+    NaN and Inf are counted, and excluded from every other column.
 
-    Each field is a column: its type (an int is a count), the power of f by which it grows when the elements are
-    multiplied by f, and how the rows of two tensors become that of both. Of no elements, every column is 0.
+    Each field is a column. Its annotation is its type (an int is a count), the power of f by which it grows if the
+    elements are multiplied by f, and how the rows of two tensors are merged. Without elements, every column is 0.
 
-    `sum_sq_dev` is the sum of squared deviations from the tensor's own mean. `finite_norm` is the root of `sum_sq`, and
-    right also where squares of float64 over- or underflow and `sum_sq` is Inf or has lost its bits.
+    `sum_sq_dev` is the sum of squared deviations from the tensor's own mean. `finite_norm` is the root of `sum_sq`, but
+    correct even if squares of float64 overflow or underflow, so that `sum_sq` is Inf or inaccurate.
     """
 
     numel: Annotated[int, 0, "add"] = 0
@@ -69,7 +69,7 @@ class TensorRow(NamedTuple):
         mean = self.sum / count
         if in_range(self.sum_sq) or (self.sum_sq == math.inf and self.sum_sq_dev < math.inf):
             return mean, math.sqrt(max(0.0, self.sum_sq_dev / count))
-        rms = self.finite_norm / math.sqrt(count)  # deviations have no squares in float64 either
+        rms = self.finite_norm / math.sqrt(count)  # the squares of deviations are out of range too
         if not rms:
             return mean, 0.0
         share = mean / rms
@@ -78,7 +78,7 @@ class TensorRow(NamedTuple):
 
 
 class Column(NamedTuple):
-    """What there is to know of a column; see `TensorRow`."""
+    """A column; see `TensorRow`."""
 
     name: str
     power: int
@@ -87,7 +87,7 @@ class Column(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether every backend gives the same bits: of all but sums of numbers that were rounded."""
+        """Whether every backend gives the same bits, as for every column but sums of rounded numbers."""
         return self.is_count or self.fold in ("max", "least_nonzero")
 
 
@@ -117,12 +117,12 @@ def norm_of(finite_norm: float, num_nans: float, num_infs: float) -> float:
 
 
 def in_range(sum_sq: float) -> bool:
-    """Whether a sum of squares of float64 is one: it neither overflowed nor lost bits to underflow."""
+    """Whether a sum of squares is accurate in float64: it neither overflowed nor lost bits to underflow."""
     return 2.0**-960 <= sum_sq < math.inf
 
 
 def picker(*names: str) -> Callable[[Sequence[float]], tuple[float, ...]]:
-    """A function that takes these columns, two or more, out of a row.
+    """A function that returns these columns, two or more, of a row.
 
     >>> picker("sum_sq", "num_infs")(range(8))
     (1, 7)
@@ -142,8 +142,7 @@ def as_row(values: Sequence[float]) -> TensorRow:
 
 
 def completed(values: Sequence[float]) -> Sequence[float]:
-    """`values` in the order of `COLUMNS`; in a row that is older than a column, as logs have them, what is missing is
-    what follows from the others, else 0."""
+    """`values` in the order of `COLUMNS`. Rows of old logs lack columns: these follow from the others, or are 0."""
     known = len(values)
     if known >= len(TABLE):
         return values
@@ -164,7 +163,7 @@ _FOLDS: dict[Fold, Callable[[Any, Any], Any]] = {"add": operator.add, "max": max
 
 
 def _merged_norm(sum_sq: float, a: float, b: float) -> float:
-    """The norm of two groups together: the root of their squares, where these have not left the range of float64."""
+    """The norm of two groups together: the root of their squares, unless these are out of the range of float64."""
     if in_range(sum_sq):
         return math.sqrt(sum_sq)
     large = a if a > b else b
@@ -178,8 +177,8 @@ _moments = picker("numel", "num_nans", "num_infs", "sum", "sum_sq", "sum_sq_dev"
 
 
 def _fold_moments(rows: Iterable[Sequence[float]]) -> dict[Fold, float]:
-    """The columns whose fold takes others too. Squared deviations from the mean of two groups together: those from each
-    group's own mean, and what is between the means (Chan, Golub and LeVeque, 1979)."""
+    """The columns whose fold needs other columns. Squared deviations of two groups together are those from each group's
+    own mean plus those between the means (Chan, Golub and LeVeque, 1979)."""
     count = total = sum_sq = deviations = norm = 0.0
     for numel, nans, infs, row_total, row_sq, row_deviations, row_norm in map(_moments, rows):
         n = float(numel - nans - infs)

@@ -1,4 +1,4 @@
-"""What a history keeps of single steps."""
+"""What a history keeps about single steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _isfinite = math.isfinite
 
 
 class Entry(NamedTuple):
-    """One step in a window. What is not known is None; `norm` is before clipping and may be NaN or Inf."""
+    """One step in a window. Unknown numbers are None; `norm` is before clipping and may be NaN or Inf."""
 
     step: int
     norm: float
@@ -28,12 +28,12 @@ class Entry(NamedTuple):
 
     @property
     def is_clean(self) -> bool:
-        """Whether the step may enter a baseline: not skipped, and its norm finite."""
+        """Whether the step may enter a baseline: it was not skipped, and its norm is finite."""
         return not self.skipped and _isfinite(self.norm)
 
 
 class NonFiniteEvent(NamedTuple):
-    """A step whose gradients held NaN or Inf, or whose norm overflowed.
+    """A step whose gradients contained NaN or Inf, or whose norm overflowed.
 
     `names` are the first eight of `num_tensors` bad tensors, in backward order: the first is the likeliest origin.
     """
@@ -48,9 +48,9 @@ class NonFiniteEvent(NamedTuple):
 
 
 class LoneElement(NamedTuple):
-    """A clean step at which one element held nearly all of the gradient: its tensor, |g|, and the tensor's usual norm.
+    """A clean step at which one element was nearly all of the gradient: its tensor, |g|, and the tensor's usual norm.
 
-    `usual` is 0.0 where the tensor had not been looked at before.
+    `usual` is 0.0 if there was no earlier sample of the tensor.
     """
 
     step: int
@@ -60,9 +60,9 @@ class LoneElement(NamedTuple):
 
 
 class Total(NamedTuple):
-    """All gradient elements of a clean step together: their sum, the largest |g|, and the largest that |sum| can be.
+    """All gradient elements of a clean step together: their sum, the largest |g|, and an upper bound of |sum|.
 
-    `names` are the first four tensors that have an element as large as the largest.
+    `names` are the first four tensors with an element as large as the largest.
     """
 
     step: int
@@ -73,7 +73,7 @@ class Total(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """One validation: the step it came with, its loss, and the smoothed training loss at that step (NaN if none)."""
+    """One validation: its step and loss, and the smoothed training loss at that step (NaN if there was none)."""
 
     step: int
     val_loss: float

@@ -1,4 +1,4 @@
-"""What happened to a run beside its steps, as dicts: recoveries, and how ranks and replicas differed."""
+"""Events of a run as dicts: recoveries, and differences between ranks and replicas."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class _RecoveryDetails(TypedDict, total=False):
 
 
 class RecoveryEvent(_RecoveryDetails):
-    """One thing that was done to keep a run going: "rollback", "failed", "new-level" or "recomputed", with its reason.
+    """One event of a recovery: "rollback", "failed", "new-level" or "recomputed", with its reason.
 
-    The step is required; the step that was returned to (`to`) and the other details depend on the kind.
+    The step is required; the step to which the run went back (`to`) and the other details depend on the kind.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class RecoveryEvent(_RecoveryDetails):
 
 
 class BadRank(TypedDict):
-    """A rank whose own gradients were not finite: the first such step and tensor, and how many steps there were."""
+    """A rank whose own gradients were not finite: the first such step and tensor, and the number of such steps."""
 
     rank: Count
     num_ranks: Count
@@ -41,7 +41,7 @@ class BadRank(TypedDict):
 
 
 class OddRank(TypedDict):
-    """A rank whose own gradient norm differed: lately it was `ratio` times the median of all ranks."""
+    """A rank whose own gradient norm differs: it was recently `ratio` times the median of all ranks."""
 
     rank: Count
     num_ranks: Count
@@ -52,9 +52,9 @@ class OddRank(TypedDict):
 
 
 class ReplicaDifference(TypedDict):
-    """Gradients or weights (`what`) that were not the same on all replicas.
+    """Gradients or weights (`what`) that differed between replicas.
 
-    `name` is the first of `num_tensors` tensors. `ranks` are those in the minority; empty if there is none.
+    `name` is the first of `num_tensors` tensors. `ranks` are the minority; empty if there is none.
     """
 
     step: Count

@@ -1,4 +1,4 @@
-"""What of the monitoring raised, and was kept from stopping the training."""
+"""Exceptions in the monitoring, which must not stop the training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _log = logging.getLogger("fastguard")
 
 
 class Failure(NamedTuple):
-    """What raised, how often, and what it said at last."""
+    """The part that raised, how often, and its newest message."""
 
     what: str
     times: int
@@ -19,12 +19,12 @@ class Failure(NamedTuple):
 
 
 class Failures:
-    """Counts what raised, by name. Each is told once, to the logger `fastguard`; then training goes on.
+    """Counts exceptions by the part that raised. Logs the first of each part to `fastguard`; training goes on.
 
     `KeyboardInterrupt` and `SystemExit` pass through.
 
     >>> failures = Failures()
-    >>> with failures.kept("rule 'odd'", "What it looks for was not checked."):
+    >>> with failures.kept("rule 'odd'", "It was not checked."):
     ...     1 / 0
     >>> failures.known("rule 'odd'").times, failures.known("rule 'odd'").error[:17]
     (1, 'ZeroDivisionError')
@@ -34,31 +34,31 @@ class Failures:
         self._known: dict[str, Failure] = {}
 
     def note(self, what: str, error: Exception | str, so: str) -> None:
-        """Counts a failure of `what`; tells it, with `so`, what follows from it, if it is the first."""
+        """Counts a failure of `what`. Logs the first, followed by its consequence `so`."""
         known = self._known.get(what)
         said = error if isinstance(error, str) else describe(error)
         self._known[what] = Failure(what, 1 if known is None else known.times + 1, said)
         if known is None:
-            _log.warning("%s failed: %s. %s Training goes on; this is said once, and counted.", what, said, so)
+            _log.warning("%s failed: %s. %s Training goes on; later failures are only counted.", what, said, so)
 
     @contextmanager
     def kept(self, what: str, so: str) -> Iterator[None]:
-        """Keeps an exception within, and counts it. Cost: 1 us."""
+        """Catches and counts an exception. Cost: 1 us."""
         try:
             yield
         except Exception as error:
             self.note(what, error, so)
 
     def known(self, what: str) -> Failure | None:
-        """The failure of that name, if there is one."""
+        """The failure of that part, if there is one."""
         return self._known.get(what)
 
     def counts(self) -> dict[str, int]:
-        """How often each has failed so far."""
+        """How often each part has failed so far."""
         return {failure.what: failure.times for failure in self}
 
     def since(self, before: Mapping[str, int]) -> list[Failure]:
-        """What has failed since `counts` gave `before`."""
+        """The parts that have failed since `counts` returned `before`."""
         return [failure for failure in self if failure.times > before.get(failure.what, 0)]
 
     def __iter__(self) -> Iterator[Failure]:
@@ -69,11 +69,11 @@ class Failures:
 
 
 def describe(error: Exception) -> str:
-    """The kind of an exception, what it says, and where it was raised: "ValueError: no such thing (rules.py:12)"."""
+    """Type, message and place of an exception: "ValueError: no such thing (rules.py:12)"."""
     try:
         said = " ".join(str(error).split())
     except Exception:  # its own `__str__` raises
-        said = "it does not say what"
+        said = "its message cannot be shown"
     said = said if len(said) <= 200 else said[:197] + "..."
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -1,6 +1,6 @@
-"""What a run has been so far, in bounded memory: a window of steps, running aggregates, and the bad steps.
+"""The history of a run in bounded memory: a window of steps, running aggregates, and the bad steps.
 
-Skipped and non-finite steps are counted, and enter no aggregate and no baseline.
+Skipped and non-finite steps are counted, but enter no aggregate and no baseline.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from .batches import NUM_COSINES, GradientCosine, SampledBatches
 from .checks import diagnose_losses
 from .columns import norm_parts, picker
 from .entries import Entry, LoneElement, NonFiniteEvent, Total, Validation
-from .history_state import SavedHistory
 from .loading import fill
 from .log import LogReader
 from .model import ModelNotes
@@ -25,7 +24,7 @@ from .overview import Bucket, Overview, Summary
 from .running import Running
 from .sampled import Sampled
 from .samples import ModuleActivity, WeightStats
-from .series import COUNTERS
+from .series import COUNTERS, Series
 from .table import StepStats
 from .tensors import MAX_TENSORS, TensorTracks
 from .trend import Trend
@@ -44,11 +43,10 @@ EQUAL_NORMS_TOLERANCE = 1e-3
 
 NUM_TOTALS = 64
 NUM_LONE = 16
-LONE_SHARE = 0.99  # of the squares, in one element of at least so many; csrc/step.cpp has the same
-LONE_AMONG = 256
+LONE_SHARE, LONE_AMONG = 0.99, 256  # share of the squares in one element of at least 256; as in csrc/step.cpp
 
 _isfinite = math.isfinite
-_COUNTERS = (  # that a step changes before it is in `recent`
+_COUNTERS = (  # a step changes these before it enters `recent`
     *("num_steps", "num_skipped", "skip_run", "longest_skip_run", "longest_skip_run_end", "num_scaled", "num_timed"),
     *("overhead_total_s", "num_bad_losses", "first_bad_loss_step", "last_bad_loss_step"),
 )
@@ -56,48 +54,47 @@ _norm_of = operator.attrgetter("norm")
 _needed = picker("numel", "sum_sq", "sum", "abs_max")
 
 
-class TrainingHistory(SavedHistory):
-    """What a run has been so far, fed with one record a step.
+class TrainingHistory(Series):
+    """The history of a run so far. It gets one record a step.
 
     Args:
         window: how many steps each window holds.
 
     Attributes:
-        recent: the newest `window` steps, whatever they were, as `Entry`s.
+        recent: the newest `window` steps as `Entry`s, including skipped and non-finite ones.
         clean: the newest `window` steps that were neither skipped nor non-finite: the baseline of every rule.
-        last: the newest record, of a guard's finite steps without the rows of its tensors; not saved by `state_dict`.
+        last: the newest record. Records of a guard's finite steps lack the rows of the tensors. Not saved.
         num_steps, num_clean, num_skipped, num_nonfinite: counts over the whole run.
         num_clipped: clean steps whose gradients were scaled down.
-        num_nonfinite_applied: non-finite steps that were not skipped: parameters may hold NaN since.
+        num_nonfinite_applied: non-finite steps that were not skipped; parameters may contain NaN since then.
         num_scaled: steps whose gradients carried a GradScaler's scale.
-        skip_run, longest_skip_run: skipped steps in a row, now and at most; `longest_skip_run_end` is that run's
-            last step.
-        log_norm, losses, val_losses, lrs: `Running` aggregates over the clean steps of the whole run; `log_norm` of
-            ln(norm), zero norms left out.
-        norm_min, norm_max: least and largest norm of a clean step; inf and -inf before there was one.
-        first_events, last_events: the first 16 and the newest 64 non-finite steps (the same ones, while there are few).
-        first_nonfinite: how often each tensor was the first bad one in backward order; of the first 4096 such.
-        equal_run: clean steps in a row, up to now, whose norms lie within 1e-3 of one another.
-        overhead_total_s, num_timed: seconds spent on guarding, and the steps they were measured on.
-        num_bad_losses, first_bad_loss_step, last_bad_loss_step: steps whose loss was NaN or Inf, skipped ones too.
-        loss_trend, norm_trend: `Trend`s of the loss and of ln(norm) over the clean steps: where they began, stand, were
-            at best, and their spikes.
+        skip_run, longest_skip_run: the number of skipped steps in a row, now and at most; `longest_skip_run_end` is the
+            last step of that run.
+        log_norm, losses, val_losses, lrs: `Running` aggregates over the clean steps of the whole run; `log_norm` is of
+            ln(norm), without norms of zero.
+        norm_min, norm_max: smallest and largest norm of a clean step; inf and -inf before there was one.
+        first_events, last_events: the first 16 and the newest 64 non-finite steps; the two may overlap.
+        first_nonfinite: for up to 4096 tensors, how often the tensor was the first bad one in backward order.
+        equal_run: the newest clean steps in a row whose norms are within 1e-3 of one another.
+        overhead_total_s, num_timed: seconds spent on guarding, and the number of steps on which they were measured.
+        num_bad_losses, first_bad_loss_step, last_bad_loss_step: steps whose loss was NaN or Inf, also skipped ones.
+        loss_trend, norm_trend: `Trend`s of the loss and of ln(norm) over the clean steps: first, current and best
+            level, and spikes.
         overview: the whole run in at most 256 buckets (`Overview`).
-        tensors: a `TensorTrack` for each gradient, brought up to date at a few steps.
-        activations, weights: what was sampled, in windows of sixteen samples by name.
-        batches: forward passes of the whole model that were looked at: pairs of step and `BatchSample`, at most 256.
-        grad_cosines: pairs of a step and the cosine between its gradient and the one before, where that was taken: the
-            newest 256.
-        lone_elements: the newest 16 clean steps at which one element of at least 256 held 99 % of the gradient's
-            square, where the step's table was looked at: on the CPU all such steps, until there were 16.
+        tensors: a `TensorTrack` for each gradient, updated at a few steps.
+        activations, weights: sampled modules and parameters, in windows of sixteen samples by name.
+        batches: sampled forward passes of the whole model: at most 256 pairs of a step and a `BatchSample`.
+        grad_cosines: the newest 256 pairs of a step and the cosine between its gradient and the one before.
+        lone_elements: the newest 16 clean steps at which one element of at least 256 had 99 % of the gradient's square.
+            On the CPU all such steps count until there are 16; elsewhere those whose table was read.
         updates: the median update ratio of the sampled steps: the first, the largest, the newest 64 (`UpdateRatios`).
         validations: the newest 256 validation losses, each with the training loss at that time.
-        model: what the guard told of the model (`ModelNotes`).
-        lacks_norms: whether this is a log of which no line has a gradient norm; not saved.
+        model: facts about the model and its optimizers (`ModelNotes`).
+        lacks_norms: whether this is the history of a log without gradient norms; not saved.
         revision: grows with every change; not saved.
 
     Cost: bounded memory: about 0.4 KB a step of the window, 0.1 MB for the overview, 0.5 KB a tensor, and 1 KB a
-    sample of a module or parameter, sixteen of each at most.
+    sample of a module or parameter, at most sixteen of each.
     """
 
     def __init__(self, window: int = 512) -> None:
@@ -107,8 +104,8 @@ class TrainingHistory(SavedHistory):
         self.last: StepStats | None = None
         self.revision = 0
         self.lacks_norms = False
-        self._begun: tuple[int, list[Any]] | None = None  # a step, and the counters before it was taken
-        self._noted: int | None = None  # a step whose NonFiniteEvent is noted, while its numbers are not taken yet
+        self._begun: tuple[int, list[Any]] | None = None  # a step, and the counters before it was counted
+        self._noted: int | None = None  # a step whose event is noted, but whose numbers are not counted yet
         self._totals: deque[Total] = deque(maxlen=NUM_TOTALS)
         for name in COUNTERS:
             setattr(self, name, 0)
@@ -138,12 +135,12 @@ class TrainingHistory(SavedHistory):
 
         Args:
             entries: the numbers of each step.
-            records: whole records of those steps of which more than numbers is known.
+            records: whole records of those steps for which there is one.
 
         Equivalent to: one call for each step, to the bit.
 
-        Cost: 10 us, and 0.3 us a step where all are usual ones and the C++ extension is there, else 4 us; a record, on
-        average, 3 us more for its tensors, however many; a non-finite step also looks at every row. No sync.
+        Cost: 10 us, and 0.3 us a usual step with the C++ extension, else 4 us. A record costs 3 us more on average,
+        however many tensors it has; a non-finite step also reads every row. No sync.
         """
         start = 0
         if records or not _isfinite(sum(map(_norm_of, entries))):
@@ -177,7 +174,7 @@ class TrainingHistory(SavedHistory):
         self.note_model(has_ended=has_ended)
 
     def record(self, step: int, loss: float, grad_norm: float, lr: float, val_loss: float | None = None) -> None:
-        """Takes a step by its numbers alone, where no guard makes records: the toolkit's interface.
+        """Takes a step by its numbers alone, without a guard: the toolkit's interface.
 
         >>> history = TrainingHistory()
         >>> history.record(0, loss=2.5, grad_norm=1.0, lr=1e-3)
@@ -188,14 +185,14 @@ class TrainingHistory(SavedHistory):
         self.extend([Entry(int(step), float(grad_norm), 1.0, False, float(loss), validation, float(lr), None, None)])
 
     def note_model(self, **facts: Any) -> None:
-        """Takes facts about the model and its optimizer that no record shows. What is not given stays as it was.
+        """Takes facts about the model and its optimizer that no record shows. Other facts stay as they are.
 
         Args:
             facts: any of the fields of `ModelNotes`.
 
         Raises:
-            TypeError: for a fact that there is not; lists those that there are.
-            ValueError: for a value that the fact cannot have, such as `steps_per_epoch` below 1.
+            TypeError: a fact is unknown; lists the known ones.
+            ValueError: a value does not fit, such as `steps_per_epoch` below 1.
 
         >>> history = TrainingHistory()
         >>> history.note_model(without_gradient=["stem.weight"], steps_per_epoch=100)
@@ -206,7 +203,7 @@ class TrainingHistory(SavedHistory):
         self.revision += 1
 
     def totals_since(self, step: int) -> list[Total]:
-        """All gradients together at clean steps from `step` on, where they were looked at; at most 64, not saved."""
+        """Totals of all gradients at clean steps from `step` on whose table was read; at most 64, not saved."""
         return [total for total in self._totals if total.step >= step]
 
     def diagnose(self) -> dict[str, Any]:
@@ -215,8 +212,8 @@ class TrainingHistory(SavedHistory):
         The status is "healthy", "warning", "critical", or, before the first step, "no-evidence".
 
         `LOSS_EXPLOSION`: NaN or Inf among the last 5 losses. `LOSS_PLATEAU`: from 100 losses on, (max - min) / mean of
-        the last 50 below 0.001. `OVERFITTING`: from 20 validation losses on, the training loss of the last quarter
-        below the first's, the validation loss above. The rules of `fastguard.diagnosis` say more.
+        the last 50 is below 0.001. `OVERFITTING`: from 20 validation losses on, the training loss of the last quarter
+        is below that of the first quarter, and the validation loss above. The rules of `fastguard.diagnosis` say more.
 
         >>> history = TrainingHistory()
         >>> history.record(0, loss=float("nan"), grad_norm=1.0, lr=1e-3)
@@ -227,16 +224,16 @@ class TrainingHistory(SavedHistory):
 
     @classmethod
     def from_jsonl(cls, path: str | os.PathLike[str], window: int = 512) -> TrainingHistory:
-        """The history of the run whose log a `JsonlSink` wrote to `path`, also of one that a crash cut off.
+        """The history of the run whose log a `JsonlSink` wrote to `path`, even if a crash cut it off.
 
-        The rules see what they saw in training, as far as it was logged: tables of tensors come at every
-        `tensors_every`-th step, and `model` is as it was at last.
+        The rules see what they saw in training, as far as it was logged: the log has a table of tensors every
+        `tensors_every` steps, and `model` has its newest facts.
 
         Raises:
-            OSError: if the file cannot be read.
-            ValueError: if it is no such log; says in which line.
+            OSError: the file cannot be read.
+            ValueError: it is not such a log; names the line.
 
-        Cost: 8 us a line where orjson is installed, 12 us where not. No lines are kept.
+        Cost: 8 us a line with orjson, 12 us without. No lines are kept.
         """
         return cls.from_log(LogReader(path), window, path)
 
@@ -244,7 +241,7 @@ class TrainingHistory(SavedHistory):
     def from_log(
         cls, log: Iterable[Mapping[str, Any]], window: int = 512, path: str | os.PathLike[str] = "the log"
     ) -> TrainingHistory:
-        """As `from_jsonl`, of what `fastguard.sinks.read_jsonl` gave; errors name `path`."""
+        """As `from_jsonl`, from the records that `fastguard.sinks.read_jsonl` returned; errors name `path`."""
         history = cls(window)
         fill(history, log, path)
         return history
@@ -262,12 +259,12 @@ class TrainingHistory(SavedHistory):
             known[event.names[0]] = known.get(event.names[0], 0) + 1
 
     def _look(self, entry: Entry, record: StepStats | None) -> None:
-        """Takes what is known of a step besides its numbers."""
+        """Takes everything about a step but its numbers."""
         if record is not None:
             self.last = record
         if not _isfinite(entry.norm):
             if self._noted == entry.step:
-                return  # an interrupt came since
+                return  # an interrupt came in between
             names = () if record is None else record.nonfinite
             nans, infs = (0, 0) if record is None else map(int, norm_parts(record.tensors.total_row())[1:])
             known = tuple(names[:NUM_EVENT_NAMES]), len(names), nans, infs
@@ -282,19 +279,19 @@ class TrainingHistory(SavedHistory):
         numel, sum_sq, total, largest = _needed(row)
         if numel >= LONE_AMONG and largest * largest >= LONE_SHARE * sum_sq > 0.0:
             lone, of_each = self.lone_elements, record.tensors.abs_max
-            is_known = bool(lone) and lone[-1].step >= record.step  # an interrupt came since
-            if not is_known and largest in of_each:  # else it is a record of all gradients together
+            is_known = bool(lone) and lone[-1].step >= record.step  # an interrupt came in between
+            if not is_known and largest in of_each:  # else the record has only the total
                 name = record.tensors.names[of_each.index(largest)]
                 usual = self.tensors[name].norm if name in self.tensors else 0.0
                 lone.append(LoneElement(record.step, name, largest, usual))
         is_seen = self.tensors.see(record.step, record.tensors)
         if numel and (is_seen or not len(record.tensors)):
-            pairs = zip(record.tensors.names, record.tensors.column("abs_max"))  # no list of all is made
+            pairs = zip(record.tensors.names, record.tensors.column("abs_max"))  # makes no list of all names
             holders = tuple(islice((name for name, of_one in pairs if of_one == largest), 4))
             self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel), holders))
 
     def _take_samples(self, record: StepStats) -> None:
-        """Takes what was sampled beside the gradients."""
+        """Takes samples of activations, weights and batches."""
         if record.activations:
             self.activations.add(record.step, record.activations)
         if record.weights:
@@ -339,7 +336,7 @@ class TrainingHistory(SavedHistory):
                 self.longest_skip_run = self.skip_run
                 self.longest_skip_run_end = step
             self.overview.add(step, None, None, None)
-            self.recent.append(entry)  # last: until then an interrupted step is taken again
+            self.recent.append(entry)  # comes last: until then an interrupted step is due again
             self._begun = None
             return
         self.skip_run = 0
@@ -369,14 +366,14 @@ class TrainingHistory(SavedHistory):
         self._compare(norm)
 
     def _rewind(self, step: int) -> None:
-        """Takes back what an interrupted `_push` of this step has counted: it is taken again."""
+        """Undoes the counting of an interrupted `_push` of this step, which is then pushed again."""
         if self._begun is None or self._begun[0] != step:
             self._begun = step, [getattr(self, name) for name in _COUNTERS]
         for name, value in zip(_COUNTERS, self._begun[1]):
             setattr(self, name, value)
 
     def _compare(self, norm: float) -> None:
-        """Counts clean steps in a row whose norms are about equal."""
+        """Counts clean steps in a row whose norms are nearly equal."""
         low, high = min(self._equal_low, norm), max(self._equal_high, norm)
         if self.equal_run and high - low <= EQUAL_NORMS_TOLERANCE * low:
             self.equal_run += 1

@@ -1,4 +1,4 @@
-"""From the lines of a log back to the steps of a run, whatever stands in them."""
+"""From the lines of a log back to the steps of a run, whatever the lines contain."""
 
 from __future__ import annotations
 
@@ -24,37 +24,32 @@ from .table import ClippedGroup, StepStats, TensorStats
 from .values import MisfitError
 
 MAX_UNKNOWN = 256
-_NUMBERS = ("grad/max", "grad/min", "grad/mean", "grad/std")
-_COUNTS = ("grad/num_zeros", "grad/num_elements")
 _TOGETHER = 256  # steps that a history takes at once
-_USUAL = 2**63  # what is not below it is looked at more closely
-
-
 _FIELDS = {
     ModuleActivity: kinds_of(ModuleActivity).keys() | kinds_of(ActivationStats).keys(),
     WeightStats: kinds_of(WeightStats).keys(),
 }
 _read_group = kind_of(tuple[Spread, Spread, Spread]).read
 
-Unknown = dict[str, None]  # keys that this version does not know, in the order in which they were met
+Unknown = dict[str, None]  # keys that this version does not know, in the order of first appearance
 
 
 def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike[str] = "the log") -> list[str]:
-    """Gives `history`, a `TrainingHistory`, the steps of `log` and what is noted there of the model.
+    """Gives `history`, a `TrainingHistory`, the steps of `log` and its facts about the model.
 
-    A line of nothing but unknown keys is left out, as is each unknown key: a newer version wrote it. Of several runs
-    in a file the last is taken, with a warning.
+    Unknown keys, and lines that have no others, are ignored: a newer version wrote them. If the file has several runs,
+    the last one is read, with a warning.
 
     Args:
         log: a `LogReader`, a `JsonlLog`, or any records with the keys of a log.
         path: what errors call it.
 
     Returns:
-        The unknown keys, shown; the first 256 of them.
+        The unknown keys, escaped; at most 256.
 
     Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it is no such log; says in which line, and what is wrong there.
+        OSError: the file cannot be read.
+        ValueError: it is not such a log; names the line and the problem.
 
     Cost: 3 us a line on top of reading it, 1 us more for each tensor in a table, 10 us for a sampled module or weight.
     """
@@ -63,9 +58,15 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
     noted: Mapping[str, Any] = {}
     reader = log if isinstance(log, LogReader) else None
     number, root, lacks_norms, num_runs = 0, "record", True, 1
-    entries: list[Entry] = []  # steps that are still to be taken, at once
+    entries: list[Entry] = []  # steps that the history has yet to take
+
+    def take() -> None:
+        nonlocal entries
+        some, entries = entries, []
+        history.extend(some)
+
     try:
-        for line in itertools.chain(log, [None]):  # notes may come after the last record
+        for line in itertools.chain(log, [None]):  # facts may come after the last record
             number += 1
             if reader is not None and reader.num_runs > num_runs:
                 num_runs, newest, entries, lacks_norms = reader.num_runs, None, [], True
@@ -73,9 +74,9 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
             model = getattr(log, "model", noted)
             if model is not noted:
                 noted, root = model, "model"
-                history.extend(entries)
-                entries = []
-                history.model = _notes_of(noted, unknown)
+                take()
+                _note(unknown, noted.keys() - FACTS.keys(), "model/")
+                history.model = ModelNotes.of(noted)
             root = "record"
             if line is None:
                 break
@@ -89,20 +90,18 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
                 entries.append(step)
             elif step is not None:
                 newest = None
-                history.extend(entries)
-                entries = []
+                take()
                 history.add(step)
             elif line.keys() & KEYS - {"time"}:
                 root = "path"
                 raise MisfitError("must be a log of steps, got a record without `step`")
             if len(entries) == _TOGETHER:
-                history.extend(entries)
-                entries = []
-        history.extend(entries)
-        if newest is not None:  # the newest record of a history is a whole one
+                take()
+        take()
+        if newest is not None:  # `last` is a whole record
             history.last = record_of(newest, unknown)
     except MisfitError as error:
-        history.extend(entries)
+        take()
         place = f"record {number}" if reader is None else f"line {reader.line}"
         raise ValueError(prose(f"{error.under(root=root)} - at {shown(path)}, {place}")) from None
     history.lacks_norms = lacks_norms and history.num_steps > 0
@@ -118,7 +117,7 @@ def _note(unknown: Unknown, keys: Collection[str], where: str = "") -> None:
 
 
 def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | None:
-    """An `Entry` of a step that is nothing but finite numbers, as nearly all are; None of what is no step."""
+    """An `Entry` of a step that is nothing but finite numbers, as most are; None for a line that is not a step."""
     if line.keys() <= NUMBER_KEYS:
         if "step" in line and not line.get("grad/num_nans") and not line.get("grad/num_infs"):
             norm = _norm(line)
@@ -130,46 +129,34 @@ def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | N
 
 
 def _entry_of(line: Mapping[str, Any], norm: float) -> Entry:
-    """The step of a line of numbers; those that an `Entry` has no room for are looked at all the same."""
-    for key in _NUMBERS:
-        if type(line.get(key, 0.0)) is not float:
-            _get(line, key, values.number)
-    for key in _COUNTS:
-        count = line.get(key, 0)
-        if type(count) is not int or not 0 <= count < _USUAL:
-            _get(line, key, values.count)
-    step, coefficient, skipped = line["step"], line.get("clip/coef", 1.0), line.get("skipped", False)
-    if type(step) is not int or not 0 <= step < _USUAL:
-        step = values.at("step", values.count, step)
-    if type(coefficient) is not float:
-        coefficient = float(_get(line, "clip/coef", values.number, 1.0))
-    if type(skipped) is not bool:
-        skipped = _get(line, "skipped", values.truth, False)
-    loss, lr = _number(line, "loss"), _number(line, "lr")
-    return Entry(
-        step, norm, coefficient, skipped, loss, _number(line, "val_loss"), lr, _number(line, "loss_scale"), None
-    )
+    for key in ("grad/max", "grad/min", "grad/mean", "grad/std"):  # an `Entry` has no room for them: are they numbers?
+        _number(line, key)
+    for key in ("grad/num_zeros", "grad/num_elements"):
+        _count(line, key)
+    coefficient, loss, val_loss = _number(line, "clip/coef", 1.0), _number(line, "loss"), _number(line, "val_loss")
+    lr, loss_scale = _number(line, "lr"), _number(line, "loss_scale")
+    return Entry(_step(line), norm, coefficient, _is_skipped(line), loss, val_loss, lr, loss_scale, None)
 
 
 def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepStats:
-    """The step that a line of a log tells of.
+    """The step that a line of a log describes.
 
-    Without a table of tensors the record has the figures of all gradients together, and no rows; the tensors with NaN
-    or Inf are then known by name only.
+    Without a table of tensors the record has the statistics of all gradients together, and no rows; tensors with NaN or
+    Inf are then known by name only.
 
     Args:
         line: a record.
-        unknown: takes the keys inside it that this version does not know.
+        unknown: gets the keys inside the record that this version does not know.
 
     Raises:
-        MisfitError: a value is not what the log has under its key.
+        MisfitError: a value does not fit its key.
     """
     unknown = {} if unknown is None else unknown
     return StepStats(
-        step=values.entry(line, "step", values.count),
+        step=_step(line),
         tensors=_tensors(line, unknown),
-        clip_coef=_get(line, "clip/coef", values.number, 1.0),
-        skipped=_get(line, "skipped", values.truth, False),
+        clip_coef=_number(line, "clip/coef", 1.0),
+        skipped=_is_skipped(line),
         loss=_number(line, "loss"),
         val_loss=_number(line, "val_loss"),
         lr=_number(line, "lr"),
@@ -179,7 +166,7 @@ def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepSt
         batches=_batches(line, unknown),
         grad_cosine=_number(line, "grad/cosine"),
         trigger=_number(line, "clip/trigger"),
-        over=tuple(_get(line, "clip/over", lambda given: values.each(values.text, given), ())),
+        over=tuple(_get(line, "clip/over", partial(values.each, values.text), ())),
         groups=_groups(line),
         noise_scale=_number(line, "grad/noise_scale"),
     )
@@ -190,15 +177,32 @@ def _get(line: Mapping[str, Any], key: str, read: Callable[[Any], Any], default:
     return default if value is None else values.at(key, read, value)
 
 
-def _number(line: Mapping[str, Any], key: str) -> float | None:
+def _number(line: Mapping[str, Any], key: str, default: float | None = None) -> Any:
     value = line.get(key)
-    return value if value is None or type(value) is float else float(values.at(key, values.number, value))
+    if type(value) is float:
+        return value
+    return default if value is None else float(values.at(key, values.number, value))
+
+
+def _count(line: Mapping[str, Any], key: str) -> int:
+    value = line.get(key)
+    if type(value) is int and 0 <= value < 2**63:
+        return value
+    return 0 if value is None else int(values.at(key, values.count, value))
+
+
+def _step(line: Mapping[str, Any]) -> int:
+    step = line["step"]
+    return step if type(step) is int and 0 <= step < 2**63 else int(values.at("step", values.count, step))
+
+
+def _is_skipped(line: Mapping[str, Any]) -> bool:
+    skipped = line.get("skipped", False)
+    return skipped if type(skipped) is bool else bool(_get(line, "skipped", values.truth, False))
 
 
 def _norm(line: Mapping[str, Any]) -> float:
-    norm = _number(line, "grad/norm")
-    if norm is None:
-        return 0.0
+    norm: float = _number(line, "grad/norm", 0.0)
     if norm < 0.0:
         raise MisfitError(f"must be a number >= 0, got {norm}", ("grad/norm",))
     return norm
@@ -209,40 +213,39 @@ def _tensors(line: Mapping[str, Any], unknown: Unknown) -> TensorStats:
     if table is not None:
         return TensorStats(_pack(table, unknown), tuple(table))
     norm = _norm(line)
-    nans, infs = _get(line, "grad/num_nans", values.count, 0), _get(line, "grad/num_infs", values.count, 0)
-    if math.isnan(norm) and not nans:  # a log by hand may say no more than this
+    nans, infs, numel = (_count(line, f"grad/num_{what}") for what in ("nans", "infs", "elements"))
+    if math.isnan(norm) and not nans:  # a hand-written log may have no counts
         nans = 1
     if math.isinf(norm) and not infs:
         infs = 1
-    numel = _get(line, "grad/num_elements", values.count, 0)
-    mean, std = _get(line, "grad/mean", values.number, 0.0), _get(line, "grad/std", values.number, 0.0)
+    high, low, mean, std = (_number(line, f"grad/{what}", 0.0) for what in ("max", "min", "mean", "std"))
     count = float(numel - nans - infs)
     sum_sq = norm * norm if math.isfinite(norm) else max(count, 0.0) * (mean * mean + std * std)
     total = TensorRow(
         numel=numel,
         sum_sq=sum_sq,
         sum=mean * count,
-        abs_max=_get(line, "grad/max", values.number, 0.0),
-        abs_min_nonzero=_get(line, "grad/min", values.number, 0.0),
-        num_zeros=_get(line, "grad/num_zeros", values.count, 0),
+        abs_max=high,
+        abs_min_nonzero=low,
+        num_zeros=_count(line, "grad/num_zeros"),
         num_nans=nans,
         num_infs=infs,
         sum_sq_dev=max(count, 0.0) * std * std,
         finite_norm=norm if math.isfinite(norm) else math.sqrt(sum_sq),
     )
-    names = _get(line, "nonfinite", lambda given: values.each(values.text, given), [])
+    names = _get(line, "nonfinite", partial(values.each, values.text), [])
     bad = list(reversed(names))  # the log has them in backward order
     row = TensorRow(num_nans=int(nans > 0), num_infs=int(nans == 0))
     return TensorStats(array("d", chain.from_iterable([row] * len(bad))).tobytes(), bad, total)
 
 
 def _pack(table: Mapping[str, Any], unknown: Unknown) -> bytes:
-    """The rows of a table as a `TensorStats` holds them. Cost: 0.5 us a row; 10 us if one holds a NaN or an Inf."""
+    """The rows of a table as a `TensorStats` holds them. Cost: 0.5 us a row; 10 us if one has a NaN or an Inf."""
     rows = table.values()
     if all(type(row) is list and len(row) == len(COLUMNS) for row in rows):
         try:
             data = array("d", chain.from_iterable(rows))
-        except (TypeError, OverflowError):  # "Infinity", digits without end, or what is no number: told below
+        except (TypeError, OverflowError):  # "Infinity", an endless number, or no number: read row by row below
             pass
         else:
             if all(_is_usual(name, data[i :: len(COLUMNS)]) for i, name in enumerate(COLUMNS)):
@@ -255,16 +258,15 @@ def _pack(table: Mapping[str, Any], unknown: Unknown) -> bytes:
 
 
 def _is_usual(column: str, numbers: array[float]) -> bool:
-    """Whether all are finite, and none is negative where none may be."""
+    """Whether all numbers are finite, and none is negative in a column that has no negative numbers."""
     return math.isfinite(sum(numbers)) and (column == "sum" or not numbers or min(numbers) >= 0.0)
 
 
 def _row(plain: Any, unknown: Unknown) -> list[float]:
-    """A row of a table; columns that are younger than the log are `completed`, those younger than this are left out."""
+    """A row of a table. Columns that the log lacks are `completed`; those that this version does not know are cut."""
     if len(values.row(plain)) > len(COLUMNS):
         _note(unknown, [f"columns from the {len(COLUMNS) + 1}th on"], "tensors/")
-    given = [float(values.number(value)) for value in plain[: len(COLUMNS)]]
-    row = list(completed(given))
+    row = list(completed([float(values.number(value)) for value in plain[: len(COLUMNS)]]))
     for name, value in zip(COLUMNS, row):
         if name.startswith("num") and not 0.0 <= value < math.inf:
             raise MisfitError(f"must have a count for {name}, got {value}")
@@ -294,9 +296,4 @@ def _batches(line: Mapping[str, Any], unknown: Unknown) -> tuple[BatchSample, ..
         _note(unknown, values.mapping(plain).keys() - kinds_of(BatchSample).keys(), "batches/")
         return BatchSample.from_dict(plain)
 
-    return tuple(_get(line, "batches", lambda plain: values.each(read, plain), ()))
-
-
-def _notes_of(notes: Mapping[str, Any], unknown: Unknown) -> ModelNotes:
-    _note(unknown, notes.keys() - FACTS.keys(), "model/")
-    return ModelNotes.of(notes)
+    return tuple(_get(line, "batches", partial(values.each, read), ()))

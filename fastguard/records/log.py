@@ -13,7 +13,7 @@ from typing import Any
 from .._text import shown
 from . import strict_json
 
-# The keys of a line, as `fastguard.sinks` writes it: what is one number or so, what holds more, and notes of the model.
+# The keys of a line, as `fastguard.sinks` writes it: those with a single value, and all.
 _GRADIENT_KEYS = ("norm", "max", "min", "mean", "std", "num_zeros", "num_nans", "num_infs", "num_elements")
 NUMBER_KEYS = frozenset(
     {
@@ -30,34 +30,34 @@ _ReadLine = Callable[[int], bytes]
 MAX_LISTED = 1000  # lines that could not be read, by number
 _NESTED = 100  # lists and dicts
 _OTHER_FILES = {
-    b"\x1f\x8b": "a gzip file, which is to be unpacked first",
-    b"\x28\xb5\x2f\xfd": "a zstd file, which is to be unpacked first",
-    b"\xff\xfe": "text in UTF-16, which is to be saved as UTF-8",
-    b"\xfe\xff": "text in UTF-16, which is to be saved as UTF-8",
+    b"\x1f\x8b": "a gzip file. Decompress it first",
+    b"\x28\xb5\x2f\xfd": "a zstd file. Decompress it first",
+    b"\xff\xfe": "text in UTF-16. Save it as UTF-8",
+    b"\xfe\xff": "text in UTF-16. Save it as UTF-8",
 }
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class LogReader:
-    """The records of a log file, read one after the other in bounded memory: iterate over it, once.
+    """The records of a log file, one after the other, in bounded memory. Iterate over it once.
 
-    The records are as they stand in the file: NaN and Inf are strings. A line that is no JSON, or longer than 64 MiB,
-    is counted and left out. orjson reads the lines where it is installed, Python's json where it is not or refuses
-    one; the records are the same.
+    The records are as in the file: NaN and Inf are strings. A line that is not JSON, or longer than 64 MiB, is left out
+    and counted. If orjson is installed, it parses the lines, and Python's json those that it refuses. The records are
+    the same either way.
 
-    A note with another run id begins another run; in a log without ids, as version 0.2 wrote it, step 0 after other
-    steps does.
+    Facts with another run id begin another run; in a log without ids, as version 0.2 wrote it, step 0 after other steps
+    does.
 
     Args:
-        path: the file. It is opened by iterating.
-        lines: where the lines come from instead, by `readline(limit)`; b"" says that there is no line, or none yet.
-            Iterating again goes on from there.
+        path: the file. Iterating opens it.
+        lines: an object to read lines from instead, by `readline(limit)`; b"" means that there is no line yet.
+            Iterating again continues from there.
 
     Attributes:
-        skipped_lines, num_skipped, model: as in `JsonlLog`, so far; `model` is another dict after each note.
-        run_id: of the run that the newest record belongs to; "" if the log does not say.
-        num_runs: runs so far, with the newest record's; `fill` takes the last one.
-        line, text: number, from 1, of the line that was read last, and the line itself.
+        skipped_lines, num_skipped, model: as in `JsonlLog`, so far; `model` is another dict after each line of facts.
+        run_id: id of the run of the newest record; "" if the log has none.
+        num_runs: runs so far, including that of the newest record; `fill` reads the last one.
+        line, text: number, from 1, of the newest line, and the line itself.
 
     Raises:
         OSError, ValueError: as `read_jsonl`; when iterated.
@@ -75,7 +75,7 @@ class LogReader:
         self._lines = lines
         self._parse = _parser()
         self._has_steps = False
-        self._news: dict[str, Any] = {}  # noted since the newest step
+        self._news: dict[str, Any] = {}  # facts since the newest step
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if self._lines is not None:
@@ -102,12 +102,12 @@ class LogReader:
             self.skipped_lines.append(line)
 
     def _record(self, line: bytes, number: int, readline: _ReadLine) -> dict[str, Any] | None:
-        """What stands in a line, unless it is a note, empty or cut off."""
+        """The record of a line, unless it is one of facts, empty or cut off."""
         is_whole = len(line) < MAX_LINE_BYTES + line.endswith(b"\n")
-        text = _text_of(line) if number == 1 else line.strip()
+        text = line.removeprefix(_UTF8_MARK if number == 1 else b"").strip()
         if not text:
             return None
-        if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros where a crash took the data
+        if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros after a crash
             raise ValueError(_refusal(text, self.path, number))
         while not is_whole and line and not line.endswith(b"\n"):
             line = readline(MAX_LINE_BYTES)
@@ -117,7 +117,7 @@ class LogReader:
         elif "step" not in record and isinstance(record.get("model"), dict):
             self._note(record["model"])
             return None
-        elif "step" not in record and isinstance(record.get("run_id"), str):  # a run asks for the file
+        elif "step" not in record and isinstance(record.get("run_id"), str):  # a run claims the file
             self.run_id = self.run_id if self.run_id or self._has_steps else record["run_id"]
             return None
         return record
@@ -130,17 +130,13 @@ class LogReader:
         self.model, self._news = {**self.model, **facts}, {**self._news, **facts}
 
     def _see(self, record: dict[str, Any]) -> None:
-        """Takes note of a step, which may begin another run."""
+        """Takes a step, which may begin another run."""
         if "step" in record:
-            if self._has_steps and not self.run_id and self._begins_run(record):
+            if self._has_steps and not self.run_id and record["step"] == 0:
                 news = self._news
                 self._begin_run()
                 self.model = news
             self._has_steps, self._news = True, {}
-
-    def _begins_run(self, record: dict[str, Any]) -> bool:
-        """Whether a step after others is another run's, where the log does not say which run it is of."""
-        return bool(record["step"] == 0)
 
     def _warn_of_runs(self) -> None:
         if self.num_runs > 1:
@@ -152,16 +148,16 @@ class LogReader:
 
 
 class JsonlLog(list[dict[str, Any]]):
-    """The records of a log file, oldest first: a list of dicts that also knows what it could not read.
+    """The records of a log file, oldest first: a list of dicts with attributes.
 
-    It has the lines that were there when it was made: those of the last run, if the file holds several.
+    It has the lines that the file had when it was read. If the file has several runs, it has those of the last one.
 
     Attributes:
-        run_id: of the run; "" if the log does not say.
-        num_runs: how many runs the file holds.
+        run_id: id of the run; "" if the log has none.
+        num_runs: number of runs in the file.
         skipped_lines: numbers, from 1, of the first thousand lines that a crash or a full disk cut off.
-        num_skipped: how many there are.
-        model: what was noted of the model (`fastguard.records.ModelNotes`), as it was at last; empty if nothing.
+        num_skipped: the number of such lines.
+        model: the newest facts about the model (`fastguard.records.ModelNotes`); empty if there are none.
 
     Raises:
         OSError, ValueError: as `read_jsonl`.
@@ -187,18 +183,14 @@ class JsonlLog(list[dict[str, Any]]):
         return f"JsonlLog({str(self.path)!r}, {len(self)} records)"
 
 
-def _text_of(line: bytes) -> bytes:
-    return line.removeprefix(_UTF8_MARK).strip()
-
-
 def read_jsonl(path: str | os.PathLike[str]) -> JsonlLog:
     """The records that a `JsonlSink` wrote to `path`, with NaN and Inf as floats.
 
-    A line that was cut off is left out and listed in `.skipped_lines`; a file that is still being written can be read.
+    A line that was cut off is left out and listed in `.skipped_lines`; you can read a file that is still being written.
 
     Raises:
-        OSError: if the file can't be read.
-        ValueError: at a line that was never the beginning of a record: this is some other file.
+        OSError: the file can't be read.
+        ValueError: a line cannot be the beginning of a record: the file is not a log.
 
     Cost: 10 us and 2 KB of memory a line. `TrainingHistory.from_jsonl` keeps no lines.
     """
@@ -206,19 +198,19 @@ def read_jsonl(path: str | os.PathLike[str]) -> JsonlLog:
 
 
 def run_id_of(path: str | os.PathLike[str]) -> str | None:
-    """The id of the run that the log at `path` belongs to: "" if it does not say, None if it is empty."""
+    """The id of the run in the log at `path`: "" if it has none, None if the log is empty."""
     reader = LogReader(path)
     is_empty = next(iter(reader), None) is None and not (reader.model or reader.run_id)
     return None if is_empty else reader.run_id
 
 
 def _decoded(record: dict[str, Any], text: bytes) -> dict[str, Any]:
-    """`record` with NaN and Inf as floats, wherever a value stands; a tensor may be called "NaN".
+    """`record` with NaN and Inf as floats in place of their names; a tensor named "NaN" keeps its name.
 
-    Its `text` nearly always shows that there is none: neither by name nor, behind an escape, in another spelling.
+    Its `text` nearly always shows that there is none, neither by name nor hidden behind an escape.
     """
     is_plain = b'NaN"' not in text and b'Infinity"' not in text and b"\\" not in text
-    if is_plain and text.count(b"[") + text.count(b"{") <= _NESTED:  # else it may be too deep to be gone into
+    if is_plain and text.count(b"[") + text.count(b"{") <= _NESTED:  # else it may be nested too deeply to decode
         return record
     names = {key: record.pop(key) for key in ("nonfinite", "model") if key in record}
     return {**strict_json.decode(record), **names}
@@ -231,7 +223,7 @@ def _refusal(line: bytes, path: str | os.PathLike[str], number: int) -> str:
 
 
 def _parser() -> _Parse:
-    """What gives the object that a line starting with a brace stands for, None if it is no JSON."""
+    """A function that parses a line that starts with a brace; it returns None if the line is not JSON."""
     try:
         quick = importlib.import_module("orjson").loads
     except ImportError:
@@ -241,7 +233,7 @@ def _parser() -> _Parse:
         try:
             record: dict[str, Any] = quick(line)
         except (ValueError, RecursionError, MemoryError):
-            return _parse(line)  # cut off; or a bare NaN, half a surrogate, 1e999, which Python's json reads
+            return _parse(line)  # cut off; or a bare NaN, half a surrogate or 1e999, which Python's json accepts
         return record
 
     return parse
@@ -254,6 +246,10 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         text = line.decode()
         record, end = _raw_decode(text)
-    except (ValueError, RecursionError, MemoryError):  # among the first: bytes that are not UTF-8, endless digits
+    except (
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # ValueError also for bytes that are not UTF-8, or too many digits
         return None
     return record if end == len(text) else None

@@ -1,4 +1,4 @@
-"""How large numbers are: counts per power of two, and what other formats would make of them. Without torch."""
+"""Histograms of magnitudes by power of two, and how other formats would represent them. Without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 # Every binary exponent that a float64 can have, subnormals included.
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -1074, 1023
-# What a kernel counts: zeros, NaNs, Infs, then one count for each exponent from the lowest to the highest.
+# The counts of a kernel: zeros, NaNs, Infs, then one count for each exponent from the lowest to the highest.
 NUM_COUNTS = 3 + HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
 
 
@@ -36,11 +36,10 @@ class MagnitudeHistogram:
     """Counts of floor(log2 |x|).
 
     Attributes:
-        counts: how many finite non-zero elements have 2^e <= |x| < 2^(e + 1), for each such e that occurs, rising.
-        num_zeros, num_nans, num_infs: what has no exponent.
+        counts: the number of finite non-zero elements with 2^e <= |x| < 2^(e + 1), for each e that occurs, rising.
+        num_zeros, num_nans, num_infs: elements without an exponent.
 
-    Ratios are of the finite non-zero elements, 0.0 of none, and are told at the resolution of the histogram, a power of
-    two.
+    Ratios are shares of the finite non-zero elements, or 0.0 without any. Their resolution is a power of two.
     """
 
     counts: Mapping[int, int]
@@ -50,7 +49,7 @@ class MagnitudeHistogram:
 
     @classmethod
     def from_counts(cls, counts: Sequence[int]) -> MagnitudeHistogram:
-        """From what a kernel counts: zeros, NaNs, Infs, then each exponent from the lowest to the highest."""
+        """From the counts of a kernel: zeros, NaNs, Infs, then each exponent from the lowest to the highest."""
         if len(counts) != NUM_COUNTS:
             raise ValueError(f"`counts` must have {NUM_COUNTS} numbers, got {len(counts)}")
         exponents = {e: n for e, n in enumerate(counts[3:], LOWEST_EXPONENT) if n}
@@ -82,7 +81,7 @@ class MagnitudeHistogram:
     def underflow_ratio(self, dtype: str) -> float:
         """Share that becomes zero in `dtype`: |x| below half of its smallest subnormal.
 
-        Exactly half, which rounds to the even zero too, stands in the next power of two and is not counted.
+        Exactly half also rounds to zero, but belongs to the next power of two and is not counted.
 
         Args:
             dtype: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32" or "float64".
@@ -93,15 +92,15 @@ class MagnitudeHistogram:
         return self._ratio(-math.inf, _format(dtype).smallest - 1)
 
     def subnormal_ratio(self, dtype: str) -> float:
-        """Share that loses bits in `dtype` but is not lost: below its smallest normal number, without the underflow."""
+        """Share that loses bits in `dtype` without becoming zero: |x| below its smallest normal number."""
         found = _format(dtype)
         return self._ratio(found.smallest - 1, found.normal)
 
     def overflow_ratio(self, dtype: str) -> float:
-        """Share that is too large for `dtype` for sure: |x| at least the power of two above its largest number.
+        """Share that is certainly too large for `dtype`: |x| at least the power of two above its largest number.
 
-        What lies between that number and the power of two is not counted: 65520 to 65536 for float16, and 464 to 512,
-        a good part of one power, for float8_e4m3fn.
+        Values between that number and the power of two are not counted: 65520 to 65536 for float16, 464 to 512 for
+        float8_e4m3fn.
 
         >>> MagnitudeHistogram({16: 1, 15: 1}).overflow_ratio("float16")
         0.5

@@ -1,4 +1,4 @@
-"""What the guard knows of the model beside its gradients: facts that no record shows."""
+"""Facts about the model, its optimizer and its data that no record shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _names(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         raise values.MisfitError(f"must be names, got a single text {value[:40]!r}")
     names = tuple(values.each(values.text, list(value) if isinstance(value, Iterable) else value))
-    return value if names == value else names  # the same tuple: there may be many names
+    return value if names == value else names  # the same tuple, because there may be many names
 
 
 def _spreads(value: Any) -> dict[str, tuple[float, float]]:
@@ -64,14 +64,14 @@ class RankNotes:
     """Facts about ranks and replicas.
 
     Attributes:
-        num_ranks: over which the gradients or the model's stages are distributed, or that are watched; None for one.
+        num_ranks: ranks that share the gradients or the stages of the model, or that are watched; None for one.
         bad_ranks: the first 16 ranks whose own gradients were not finite; the same on all ranks.
-        odd_ranks: ranks whose own gradients were of another size than the others' (`wrap(..., watch_ranks=True)`).
-        noise_scale: the gradient noise scale, in batches of one rank; None if not known.
+        odd_ranks: ranks whose own gradients differed in size from the others' (`wrap(..., watch_ranks=True)`).
+        noise_scale: the gradient noise scale in batches of one rank; None if not known.
         num_averaged: ranks over which the gradients were averaged before the guard read them; None for none.
         num_restarts: how often torchrun had restarted the processes before the newest steps; None for never.
-        resources: what the operating system charged per step (`fastguard.observers.resources`); empty if not known.
-        replica_differences: what differed between replicas.
+        resources: use of the machine per step (`fastguard.observers.resources`); empty if not known.
+        replica_differences: differences between replicas.
     """
 
     num_ranks: Length | None = None
@@ -92,22 +92,23 @@ class LossNotes:
         loss_ops: autograd's operations from the first observed loss down, outermost first, at most 16, such as
             ("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"); empty if the loss came without its graph.
         is_smooth: whether every operation of that graph has a finite derivative everywhere; None if not known.
-        num_foreign_parameters: parameters in that graph that are neither the model's nor under guard, such as those of
+        num_foreign_parameters: parameters in that graph that are neither the model's nor guarded, such as those of
             another network in a game, or the model's own in the loss of another guard; None if not known.
-        loss_kind: the loss that the gradient of the model's output belongs to: "cross-entropy" (with its own softmax),
+        loss_kind: the loss that fits the gradient of the model's output: "cross-entropy" (with its own softmax),
             "cross-entropy with smoothed labels", "negative log-likelihood", "log of the output", "binary cross-entropy
-            with logits", "binary cross-entropy", "squared error", "absolute error", "zero"; empty if it is none of
-            these or not known. It is a squared error only where a loss is among `squared_losses`.
-        squared_losses: what a mean squared error would have been in the first sampled passes.
-        target_top_share, num_target_classes, num_targets: of a loss over classes: the share of the most frequent class,
-            the number of classes, and the number of targets that these were counted in.
-        target_entropy: entropy of the classes in nats: the loss of a model that knows their frequencies only.
-        target_batch_top_share: the share of the most frequent class within a batch, on average.
+            with logits", "binary cross-entropy", "squared error", "absolute error", "zero"; empty if none fits or if
+            not known. It is a squared error only if a loss is among `squared_losses`.
+        squared_losses: the mean squared errors that a squared loss would have had in the first sampled passes.
+        target_top_share, num_target_classes, num_targets: for a loss over classes, the share of the most frequent
+            class, the number of classes, and the number of targets in which they were counted.
+        target_entropy: entropy of the classes in nats: the loss of a model that only knows their frequencies.
+        target_batch_top_share: the mean share of the most frequent class within a batch.
         target_range, target_mean, target_std, target_binary_share: of the targets of a squared error; the last is the
-            share that is 0 or 1.
-        target_in_inputs: how closely one place of the inputs follows the targets in all sampled passes, three at least:
+            share of zeros and ones.
+        target_in_inputs: how closely one place of the inputs follows the targets in all sampled passes, at least three:
             a correlation, or for sequences of classes the share of equal ones; None if not known.
-        target_dependence: how surely similar inputs have similar targets, in standard deviations of what chance gives.
+        target_dependence: how much more similar the targets of similar inputs are than by chance, in standard
+            deviations.
     """
 
     loss_ops: Names = ()
@@ -133,20 +134,20 @@ class CoverageNotes:
     """Which parameters receive gradients, and which change without one.
 
     Attributes:
-        num_left_gradients: of the first `num_watched_backwards` steps (20 at most), how many used gradients that were
+        num_left_gradients: of the first `num_watched_backwards` steps (at most 20), how many used gradients that were
             added to those of the step before, because nothing had cleared them.
         num_cleared_gradients: before how many of these steps the gradients of the backward passes were cleared.
         num_seen: parameters of the optimizers that ever had a gradient; None if not known.
-        never_seen: trainable parameters that never had one.
-        unseen_lately: trainable parameters that had one, but not in the newest hundred steps or more.
-        moved_in_step, moved_between: of up to 16 parameters that never had one or that no guarded optimizer holds,
-            those that changed within a step of a guarded optimizer, or between two steps.
-        num_reached_unseen: of the first 20 sampled steps, at how many a backward pass reached a parameter of
+        never_seen: trainable parameters that never had a gradient.
+        unseen_lately: trainable parameters that once had a gradient, but not in the newest hundred steps or more.
+        moved_in_step, moved_between: of up to 16 parameters that never had a gradient or that are in no guarded
+            optimizer, those that changed within a step of a guarded optimizer, or between two steps.
+        num_reached_unseen: of the first 20 sampled steps, the number at which a backward pass reached a parameter of
             `never_seen` whose gradient was gone at the step; None if not sampled.
-        gradients_elsewhere: the attribute of such a parameter under which another library keeps its gradient, such as
+        gradients_elsewhere: the attribute of such a parameter in which another library keeps its gradient, such as
             "main_grad"; empty if there is none.
-        overwritten: parameters that changed between two steps while nothing under a guard stepped; a few elements each
-            of 16 parameters are compared, at one step in twenty or fewer.
+        overwritten: parameters that changed between two steps while no guarded optimizer stepped; a few elements of up
+            to 16 parameters are compared, at one step in twenty or fewer.
         num_overwritten: at how many of the `num_compared` steps some had changed.
     """
 
@@ -167,23 +168,23 @@ class CoverageNotes:
 
 @dataclass
 class OptimizerNotes:
-    """Facts about the optimizer and what surrounds a step.
+    """Facts about the optimizer and the training loop.
 
     Attributes:
-        decay_per_step: the largest share so far by which weight decay shrinks a parameter in one step, including the
-            learning rate where the decay is decoupled (AdamW) or plain (SGD); None if not known.
-        backward_per_step: backward passes whose gradients one step takes; None if not known.
-        has_scheduler: whether a learning rate scheduler was made for the optimizer; None if not known.
+        decay_per_step: the largest share so far by which weight decay shrinks a parameter in one step. It includes the
+            learning rate if the decay is decoupled (AdamW) or plain (SGD); None if not known.
+        backward_per_step: backward passes before one step; None if not known.
+        has_scheduler: whether the optimizer has a learning rate scheduler; None if not known.
         initial_lr: the learning rate that the scheduler started from, if there is one.
-        steps_per_epoch: steps from one pass over the data to the next, if known.
+        steps_per_epoch: steps in one pass over the data, if known.
         has_scaler: whether a GradScaler unscales the gradients; None before the first step.
-        clip_limit: the norm that clipping lets through; None without a fixed one.
+        clip_limit: the largest norm after clipping; None without a fixed limit.
         clip_policy: `repr` of the clip policy; empty without one.
-        optimizer_settings: a dict for each param group, 64 at most: `kind` (the class), `num_parameters` (elements),
+        optimizer_settings: a dict for each of up to 64 param groups: `kind` (the class), `num_parameters` (elements),
             and those of `lr`, `betas`, `eps`, `momentum`, `alpha`, `rho`, `dampening`, `weight_decay`, `nesterov`,
-            `amsgrad` and `maximize` that the group has; `lr` as it was when one of the others was last set.
-        objective: "minimise", "game" or "reward", as passed to `wrap`; empty if none was.
-        recoveries: what was done to keep the run going.
+            `amsgrad` and `maximize` that the group has; `lr` is from when one of the others was last set.
+        objective: "minimise", "game" or "reward", as passed to `wrap`; empty if not passed.
+        recoveries: rollbacks and other events of the recovery.
         num_left_out: steps that recovery left out, whatever their gradients were.
     """
 
@@ -207,22 +208,22 @@ class ParameterNotes:
 
     Attributes:
         names: every parameter of the model, in the model's order.
-        not_in_optimizer: trainable parameters that no optimizer under a guard holds.
+        not_in_optimizer: trainable parameters that are in no guarded optimizer.
         without_gradient: parameters with `requires_grad=False`.
         zero_lr: parameters in a group whose learning rate is 0.
         initialization: for each weight matrix or kernel, its standard deviation before the first step, and the one
             expected from its fan-in; only pairs of usable numbers.
-        dropout: the share that each dropout module drops, by name.
-        module_kinds: class names of the modules without children, each with its number.
+        dropout: the dropout probability of each dropout module, by name.
+        module_kinds: class names of the modules without children, each with their number.
         last_modules: class names of the last three modules without children that the first forward pass called, the
             last one first; empty if that pass was compiled or scripted.
         last_operations: the last operations that autograd recorded in that pass, the last one first ("Softmax",
             "Addmm", "Relu"), functions included.
         dtypes: of the parameters, such as "float32", in the order of first use.
         autocast: the dtype of autocast in that pass; empty without autocast.
-        norm_statistics: of up to eight BatchNorm modules, running statistics against those of the newest sampled
-            training batch: the distance of the means in its standard deviations (root mean square over channels), and
-            the ratio of variances (geometric mean). Both are Inf if the running statistics are not finite.
+        norm_statistics: for up to eight BatchNorm modules, running statistics compared with those of the newest
+            sampled training batch: the distance of the means in its standard deviations (root mean square over
+            channels), and the ratio of variances (geometric mean). Both are Inf if the running ones are not finite.
     """
 
     names: Names = ()
@@ -244,7 +245,7 @@ class RunNotes:
     """Facts about the run.
 
     Attributes:
-        run_id: the run's name in its logs; a resumed run keeps it. Empty without sinks.
+        run_id: the id of the run in its logs; a resumed run keeps it. Empty without sinks.
         has_ended: whether the guard was closed, or its framework finished training.
     """
 
@@ -254,13 +255,13 @@ class RunNotes:
 
 @dataclass
 class ModelNotes(RankNotes, LossNotes, CoverageNotes, OptimizerNotes, ParameterNotes, RunNotes):
-    """Facts about model and optimizer (`TrainingHistory.note_model`); empty or None where not known.
+    """Facts about model and optimizer (`TrainingHistory.note_model`). Unknown facts are empty or None.
 
     Attributes:
         num_changes: how often a fact changed; not saved.
     """
 
-    num_changes = 0  # not a field: equal notes may have changed differently often
+    num_changes = 0  # not a field: equal notes may differ in it
 
     @property
     def judged_weights(self) -> set[str] | None:
@@ -270,26 +271,24 @@ class ModelNotes(RankNotes, LossNotes, CoverageNotes, OptimizerNotes, ParameterN
         return {name for name, (actual, expected) in self.initialization.items() if actual >= 0.1 * expected}
 
     def update(self, **facts: Any) -> None:
-        """Takes facts by the names of the fields; None leaves what was known.
+        """Takes facts by the names of the fields; None leaves a fact as it is.
 
         Raises:
             TypeError: a fact is unknown.
-            ValueError: a value does not fit its fact; nothing is taken then.
+            ValueError: a value does not fit its fact. Nothing changes then.
         """
         taken = {}
         for given, value in facts.items():
             name = _LONG_NAMES.get(given, given)
             if name not in FACTS:
-                raise TypeError(
-                    f"`{given}` must be a fact of the model - at `note_model`. They are: {', '.join(FACTS)}"
-                )
+                raise TypeError(f"`{name}` must be a fact of the model - at `note_model`. They are: {', '.join(FACTS)}")
             if value is not None:
                 try:
                     taken[name] = FACTS[name].read(value)
                 except values.MisfitError as error:
                     raise values.MisfitError(f"{error.problem} - at `note_model`", error.path, given) from None
         for name, value in taken.items():
-            if name == "decay_per_step":  # a schedule brings it down with the learning rate
+            if name == "decay_per_step":  # a schedule lowers it together with the learning rate
                 value = max(value, self.decay_per_step or 0.0)
             if value != getattr(self, name):
                 setattr(self, name, value)
@@ -301,14 +300,14 @@ class ModelNotes(RankNotes, LossNotes, CoverageNotes, OptimizerNotes, ParameterN
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ModelNotes:
-        """The notes that `state` was made of; facts of later versions are ignored."""
+        """The notes that `state` was made from; facts of later versions are ignored."""
         given = values.mapping(state)
         known = {name: kind for name, kind in FACTS.items() if given.get(name) is not None}
         return cls(**{name: values.at(name, kind.read, given[name]) for name, kind in known.items()})
 
 
 FACTS = codec.kinds_of(ModelNotes)
-_LONG_NAMES = {  # as callers may also spell them
+_LONG_NAMES = {  # accepted as well
     "names_not_in_optimizer": "not_in_optimizer",
     "names_without_gradient": "without_gradient",
     "names_with_zero_lr": "zero_lr",
@@ -316,10 +315,11 @@ _LONG_NAMES = {  # as callers may also spell them
 
 
 def as_in_gpt2(stds: Mapping[str, float], module_kinds: Iterable[str]) -> set[str]:
-    """Of weights with their standard deviations, those that are initialised as in GPT-2, whatever their fan-in.
+    """The weights that are initialised as in GPT-2, by the standard deviations of all weights.
 
-    GPT-2 draws all of them from a normal distribution of 0.02, and divides the ends of residual branches by the root of
-    their number. A model counts where a third of its matrices has the former, and normalisation rescales the signals.
+    GPT-2 draws all weights from a normal distribution with a standard deviation of 0.02, whatever their fan-in, and
+    divides those at the end of residual branches by the root of the number of branches. A model counts if a third of
+    its matrices has 0.02, and if it has normalisation layers, which rescale the signals.
 
     Source: Radford et al. 2019, section 2.3; BERT and transformers' `initializer_range` without the division.
     """

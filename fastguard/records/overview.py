@@ -1,4 +1,4 @@
-"""A whole run in a fixed number of buckets, for plots of a million steps."""
+"""A whole run in a fixed number of buckets, to plot a million steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_BUCKETS = 256
 
 
 class Summary(NamedTuple):
-    """The values of one series in one bucket; `num` 0 and NaNs where there were none."""
+    """The values of one series in one bucket; 0 and NaNs if there are none."""
 
     num: int
     min: float
@@ -25,7 +25,7 @@ _NOTHING = Summary(0, math.nan, math.nan, math.nan, math.nan)
 
 
 class Bucket(NamedTuple):
-    """Some steps in a row. Skipped and non-finite steps are counted among `num_steps`, and left out of the rest."""
+    """Some steps in a row. Skipped and non-finite steps count in `num_steps` only."""
 
     first_step: int
     last_step: int
@@ -36,7 +36,7 @@ class Bucket(NamedTuple):
 
 
 class _Open(Part):
-    """A summary that is still filling."""
+    """A summary that still gets values."""
 
     __slots__ = ("count", "last", "max", "min", "total")
     count: Count
@@ -73,7 +73,7 @@ class _Open(Part):
 
 
 def _halved(closed: list[Bucket]) -> list[Bucket]:
-    """Each bucket and the one that follows it, as one. No calls per summary: a thousand of them would be one step's."""
+    """Merges each bucket with the next. Makes no call per summary, because one step pays for them all."""
     merged = []
     for first, second in zip(closed[::2], closed[1::2]):
         series = []
@@ -88,9 +88,9 @@ def _halved(closed: list[Bucket]) -> list[Bucket]:
 
 
 class Overview(Part):
-    """Least, largest, mean and last loss, norm and learning rate of every stretch of a run.
+    """Smallest, largest, mean and last loss, norm and learning rate of every part of a run.
 
-    At most 256 buckets of equally many steps; when they are full, neighbours are merged and each holds twice as many.
+    There are at most 256 buckets of equal length; when they are full, neighbours are merged, and the length doubles.
 
     >>> overview = Overview()
     >>> for step in range(1_000):
@@ -114,7 +114,7 @@ class Overview(Part):
         self._first = self._last = self._num = 0
 
     def add(self, step: int, loss: float | None, norm: float | None, lr: float | None) -> None:
-        """Takes one step; None for what is not known or shall not count. Cost: 0.7 us, and 0.2 ms each doubling."""
+        """Takes one step; None is for a number that is unknown or must not count. Cost: 0.7 us; 0.2 ms a doubling."""
         if not self._num:
             self._first = step
         self._last = step
@@ -134,7 +134,7 @@ class Overview(Part):
         if len(closed) >= NUM_BUCKETS:
             closed, steps_per_bucket = _halved(closed), 2 * steps_per_bucket
         fresh = (_Open(), _Open(), _Open())
-        # From here on no call is made, after which an interrupt could come.
+        # No calls from here on, so no interrupt comes in between.
         self._closed, self.steps_per_bucket, self._open, self._num = closed, steps_per_bucket, fresh, 0
 
     def _open_bucket(self) -> Bucket:

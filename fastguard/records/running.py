@@ -12,7 +12,7 @@ _isfinite = math.isfinite
 
 
 def within(value: float) -> float:
-    """`value`, drawn in to ±1e150, so that squares, sums and differences of such values stay finite.
+    """`value` limited to ±1e150, so that squares, sums and differences of such values stay finite.
 
     >>> within(2.0), within(-1e200)
     (2.0, -1e+150)
@@ -23,7 +23,7 @@ def within(value: float) -> float:
 class Running(Part):
     """Mean, spread and range of all values so far (Welford's recurrence). Non-finite values are left out.
 
-    In mean and spread a value beyond ±1e150 counts as that.
+    For mean and spread, values are limited to ±1e150.
 
     >>> running = Running()
     >>> for value in (1.0, math.nan, 3.0):
@@ -86,6 +86,6 @@ def quantiles(values: Iterable[float], q: Sequence[float]) -> tuple[float, ...]:
         rest, gap = place - low, ordered[high] - ordered[low]
         if gap < math.inf:
             result.append(ordered[low] + gap * rest)
-        else:  # beyond the floats
+        else:  # the difference overflows
             result.append(ordered[low] * (1.0 - rest) + ordered[high] * rest)
     return tuple(result)

@@ -1,4 +1,4 @@
-"""What was sampled beside the gradients, in small windows: activations by module, weights by parameter."""
+"""Samples in small windows: activations by module, weights by parameter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Point(Generic[_Item]):
 
 
 class Window(Generic[_Item]):
-    """The first sample of one name, the newest sixteen, and how many there were."""
+    """The first sample of one name, the newest sixteen, and their number in all."""
 
     __slots__ = ("count", "first", "recent")
 
@@ -40,8 +40,7 @@ class Window(Generic[_Item]):
         """The newest sample."""
         return self.recent[-1]
 
-    def copy(self) -> Window[_Item]:
-        """Another window of the same samples."""
+    def __copy__(self) -> Window[_Item]:
         return Window(self.count, self.first, self.recent)
 
     def add(self, sample: Point[_Item]) -> None:
@@ -56,21 +55,20 @@ def _encode(sample: Point[Any]) -> list[Any]:
 
 _NAMES = Kind(lambda names: dict.fromkeys(values.each(values.text, names)), list)
 _WINDOWS = Kind(
-    values.mapping,  # decoded by `Sampled.load`, which knows how
+    values.mapping,  # `Sampled.load` decodes the rest
     lambda windows: {
         name: [window.count, _encode(window.first), [_encode(sample) for sample in window.recent]]
         for name, window in windows.items()
     },
-    lambda windows: {name: window.copy() for name, window in windows.items()},
 )
 
 
 class Sampled(Part, Generic[_Item]):
-    """Windows by name, in the order in which the names were first met; at most 4096 names, sixteen samples each.
+    """Windows by name, in the order of first appearance; at most 4096 names with sixteen samples each.
 
     Attributes:
-        num_samples, last_step: sampled steps, and the newest of them.
-        bad: names that ever had a sample which `is_bad`, in that order: the values of the dict mean nothing.
+        num_samples, last_step: the number of sampled steps, and the newest of them.
+        bad: names that ever had a sample for which `is_bad` was true: an ordered set.
     """
 
     __slots__ = ("_decode", "_is_bad", "_windows", "bad", "last_step", "num_samples")
@@ -88,7 +86,7 @@ class Sampled(Part, Generic[_Item]):
         self.last_step = -1
 
     def add(self, step: int, items: Iterable[_Item]) -> None:
-        """Takes what was sampled at one step. Cost: 0.5 us an item."""
+        """Takes the samples of one step. Cost: 0.5 us an item."""
         self.num_samples += 1
         self.last_step = step
         for item in items:
@@ -103,7 +101,7 @@ class Sampled(Part, Generic[_Item]):
                 self.bad[item.name] = None
 
     def current(self) -> Iterator[tuple[str, Window[_Item]]]:
-        """Names and windows of those that are still being sampled: met at the newest sampled steps."""
+        """Names and windows of the items that are still sampled: those of the newest sampled step."""
         return ((name, window) for name, window in self._windows.items() if window.last.step == self.last_step)
 
     def items(self) -> Iterator[tuple[str, Window[_Item]]]:
@@ -120,7 +118,7 @@ class Sampled(Part, Generic[_Item]):
         return len(self._windows)
 
     def load(self, state: Any) -> None:
-        """Takes back what `state` gave; a MisfitError for anything else."""
+        """Restores what `state` returned; raises MisfitError for anything else."""
         super().load(state)
         point = row_kind((0, 1), (Kind(values.whole), Kind(self._decode)), lambda pair: Point(*pair))
         window = row_kind((0, 1, 2), (Kind(values.count), point, list_kind(list, point)), lambda saved: Window(*saved))
@@ -130,4 +128,4 @@ class Sampled(Part, Generic[_Item]):
                 raise values.MisfitError("must hold samples, all of that name", ("_windows", name))
         for name in self.bad:
             if name not in self._windows:
-                raise values.MisfitError(f"must name what was sampled, got {name!r}", ("bad",))
+                raise values.MisfitError(f"must be a sampled name, got {name!r}", ("bad",))

@@ -1,4 +1,4 @@
-"""What is sampled beside the gradients: activations of modules, weights and updates. Vocabulary, without torch."""
+"""Samples of activations, weights and updates. Plain data, without torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .codec import Plain, plain_fields, read_fields
 
 
 class ActivationRow(NamedTuple):
-    """A row of raw figures of one tensor of activations, all float64.
+    """A row of raw statistics of one tensor of activations, all float64.
 
-    `m2` is the sum of squared deviations from the mean. `mean`, `m2`, `min` and `max` are those of the finite elements;
-    of none of them 0, 0, Inf and -Inf, with which merging needs no special case.
+    `m2` is the sum of squared deviations from the mean. `mean`, `m2`, `min` and `max` are those of the finite elements.
+    If there are none, they are 0, 0, Inf and -Inf, so that merging needs no special case.
     """
 
     numel: float = 0.0
@@ -39,7 +39,7 @@ class ActivationRow(NamedTuple):
         return not self.num_nans and not self.num_infs
 
     def merged(self, other: ActivationRow) -> ActivationRow:
-        """The row of both; mean and squared deviations as Chan, Golub and LeVeque (1979) have it."""
+        """The row of both together; mean and squared deviations as in Chan, Golub and LeVeque (1979)."""
         a, b = self.num_finite, other.num_finite
         weight = b / (a + b) if b else 0.0
         delta = other.mean - self.mean
@@ -64,22 +64,21 @@ CHANNEL_COLUMNS = ("num_near_zero", "num_saturated", "num_nonfinite", "sum_abs")
 
 
 def merge_activation_rows(rows: Iterable[Sequence[float]]) -> ActivationRow:
-    """The row of all elements together, from the rows of parts, merged pairwise from first to last."""
+    """The row of all elements together, from the rows of parts, merged from first to last."""
     return functools.reduce(ActivationRow.merged, map(ActivationRow._make, rows), EMPTY_ACTIVATION_ROW)
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationStats:
-    """One tensor of activations, from one pass.
+    """Statistics of one tensor of activations.
 
-    NaN and Inf are counted and kept out of every other figure, with one exception: an Inf lies outside any range, so it
-    counts as saturated too.
+    NaN and Inf are counted and excluded from every other figure, but Inf counts as saturated.
 
     Attributes:
-        mean, std: over the finite elements; the population's standard deviation. NaN if there is none.
-        min_val, max_val, abs_max: over the finite elements; NaN if there is none.
-        num_zeros: exact zeros, of either sign.
-        num_near_zero: finite elements with |x| below the near-zero threshold, zeros among them.
+        mean, std: over the finite elements; the population's standard deviation. NaN without finite elements.
+        min_val, max_val, abs_max: over the finite elements; NaN without any.
+        num_zeros: exact zeros of either sign.
+        num_near_zero: finite elements with |x| below the near-zero threshold, including zeros.
         num_saturated: elements outside the range [low, high] of saturation.
         num_nans, num_infs, total_elements: counts.
     """
@@ -121,17 +120,17 @@ class ActivationStats:
 
     @property
     def zero_ratio(self) -> float:
-        """Share of exact zeros; 0.0 of nothing."""
+        """Share of exact zeros; 0.0 without elements."""
         return self.num_zeros / self.total_elements if self.total_elements else 0.0
 
     @property
     def near_zero_ratio(self) -> float:
-        """Share of near-zero elements; 0.0 of nothing."""
+        """Share of near-zero elements; 0.0 without elements."""
         return self.num_near_zero / self.total_elements if self.total_elements else 0.0
 
     @property
     def saturation_ratio(self) -> float:
-        """Share of saturated elements; 0.0 of nothing."""
+        """Share of saturated elements; 0.0 without elements."""
         return self.num_saturated / self.total_elements if self.total_elements else 0.0
 
     @property
@@ -142,12 +141,12 @@ class ActivationStats:
 
 @dataclass(frozen=True, slots=True)
 class ChannelStats:
-    """One tensor of activations, and each index of one of its dimensions (a channel, a unit) by itself.
+    """Statistics of one tensor of activations, and of each index of one of its dimensions (a channel, a unit).
 
     Attributes:
         stats: of the whole tensor.
         num_channels: size of the dimension.
-        elements_per_channel: how many elements each channel has.
+        elements_per_channel: number of elements of each channel.
         table: float64 [num_channels, 4] as bytes, with the columns CHANNEL_COLUMNS.
     """
 
@@ -165,32 +164,32 @@ class ChannelStats:
 
     @property
     def num_near_zero(self) -> list[int]:
-        """Of each channel: elements with |x| below the near-zero threshold, zeros among them."""
+        """Elements of each channel with |x| below the near-zero threshold, including zeros."""
         return [int(x) for x in self._column(0)]
 
     @property
     def num_saturated(self) -> list[int]:
-        """Of each channel: elements outside the range of saturation."""
+        """Elements of each channel outside the range of saturation."""
         return [int(x) for x in self._column(1)]
 
     @property
     def num_nonfinite(self) -> list[int]:
-        """Of each channel: NaN and Inf."""
+        """NaN and Inf in each channel."""
         return [int(x) for x in self._column(2)]
 
     @property
     def near_zero_ratios(self) -> list[float]:
-        """Share of near-zero elements of each channel; 0.0 of nothing."""
+        """Share of near-zero elements of each channel; 0.0 without elements."""
         return self._ratios(0)
 
     @property
     def saturation_ratios(self) -> list[float]:
-        """Share of saturated elements of each channel; 0.0 of nothing."""
+        """Share of saturated elements of each channel; 0.0 without elements."""
         return self._ratios(1)
 
     @property
     def mean_abs(self) -> list[float]:
-        """Mean |x| over the finite elements of each channel; NaN if it has none."""
+        """Mean |x| over the finite elements of each channel; NaN without any."""
         finite = (self.elements_per_channel - n for n in self._column(2))
         return [total / n if n else math.nan for total, n in zip(self._column(3), finite, strict=True)]
 
@@ -201,26 +200,26 @@ class ModuleActivity(Plain):
 
     Attributes:
         name: the module's name in the model, without the prefixes of wrappers. "name#2" is its second call within a
-            pass, "name[1]" or "name['key']" a further tensor of what it returns, "name[hidden]" a gated MLP's hidden
-            layer, "name[attention]" the attention that it computes, "name[router]" what it chooses; the model as a
-            whole goes by the name of its class.
-        family: how it was judged: "relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax", "attention", "norm",
-            "linear", "block", "other", "attention_weights" or "router". Saturation has no meaning for "attention",
-            "norm", "linear", "block" and "router": of them only Inf counts as saturated.
-        stats: the output's statistics. Of attention weights: those of the sampled queries. Of a router: of a matrix
-            [tokens, experts], 1.0 where a token goes to an expert and 0.0 elsewhere.
+            pass, "name[1]" or "name['key']" a further output tensor, "name[hidden]" the hidden layer of a gated MLP,
+            "name[attention]" the attention weights that it computes, "name[router]" its choices; the model as a whole
+            has the name of its class.
+        family: its kind: "relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax", "attention", "norm", "linear",
+            "block", "other", "attention_weights" or "router". Saturation has no meaning for "attention", "norm",
+            "linear", "block" and "router": there only Inf counts as saturated.
+        stats: the output's statistics. For attention weights, those of the sampled queries. For a router, those of a
+            matrix [tokens, experts] with 1.0 where a token goes to an expert and 0.0 elsewhere.
         order: place in the order of execution within its forward pass, from 0.
-        inputs_finite: whether all its inputs were finite; None if not known, as it is not asked while the output is.
+        inputs_finite: whether all its inputs were finite; None if not checked, as while the output is finite.
         num_units: size of the unit (channel) dimension; 0 if units were not told apart.
-        num_dead_units: units that were (near) zero nearly everywhere, in all batches of the monitor's window.
-        num_saturated_units: the same, for saturation.
+        num_dead_units: units that were (near) zero nearly everywhere in all batches of the monitor's window.
+        num_saturated_units: the same for saturation.
         dead_units, saturated_units: indices of the first 32 of them.
-        num_batches: how many batches the window held when units were judged.
-        entropy: of attention weights, or of a router's probabilities: the mean over queries or tokens, as a share of
-            the largest that it could be, 0.0 to 1.0. None of anything else, as both below.
-        max_logit: the largest attention logit of the sampled queries, scaled and with what a mask adds.
-        load: share of the tokens that go to each expert; they add up to how many each token goes to. Its units are the
-            experts, dead ones those without a token.
+        num_batches: how many batches the window had when units were judged.
+        entropy: entropy of attention weights or of a router's probabilities: the mean over queries or tokens, as a
+            share of the maximum, 0.0 to 1.0. None for other modules, as are the next two.
+        max_logit: the largest attention logit of the sampled queries, after scaling and masking.
+        load: share of the tokens that go to each expert; the sum is the number of experts per token. The units of a
+            router are its experts; a dead one gets no token.
     """
 
     name: str
@@ -250,22 +249,22 @@ class ModuleActivity(Plain):
 
     @property
     def is_choice(self) -> bool:
-        """Whether it is of attention weights or a router, whose statistics say little by themselves."""
+        """Whether these are attention weights or a router, whose statistics say little by themselves."""
         return self.family in ("attention_weights", "router")
 
     @property
     def is_origin(self) -> bool:
-        """Whether NaN or Inf came up in this module: its output is not finite, and its inputs were."""
+        """Whether NaN or Inf first appeared in this module: its output is not finite, but its inputs were."""
         return self.inputs_finite is True and not self.stats.is_finite
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, those of `stats` under their own names, as plain types; what is not known (None) has no key."""
+        """Every field, with those of `stats` at the same level, as plain types; a field that is None has no key."""
         plain = plain_fields(self)
         return {**{name: value for name, value in plain.items() if name != "stats"}, **plain_fields(self.stats)}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ModuleActivity:
-        """The inverse of `to_dict`, after JSON too; unknown keys are ignored.
+        """The inverse of `to_dict`, also after JSON; unknown keys are ignored.
 
         Raises:
             MisfitError: a key is missing, or its value does not fit.
@@ -282,14 +281,14 @@ class WeightStats(Plain):
         norm: 2-norm of the weights before the step.
         std, abs_max: of the weights, as in `ActivationStats`.
         grad_norm: 2-norm of its gradient before clipping, unscaled; None if it had none.
-        update_norm: 2-norm of what the step changed it by, which may be an estimate (see `WeightSampler`); None if not
-            measured, as at a skipped step.
-        numel, num_nonfinite: elements; those of the weights that are NaN or Inf.
-        moment_rms: root of the mean second moment, corrected for its beginning: the gradients' usual size as Adam has
-            it. None where the optimizer keeps none, as all four below.
-        moment_min, moment_max: the smallest second moment that is not zero, 0.0 if all are; the largest, Inf if any is
-            not finite.
-        effective_step: lr / (moment_rms + eps), by which the averaged gradient is multiplied.
+        update_norm: 2-norm of the step's change, which may be an estimate (see `WeightSampler`); None if not measured,
+            as at a skipped step.
+        numel, num_nonfinite: number of elements, and of those that are NaN or Inf.
+        moment_rms: root of the mean second moment with Adam's bias correction: the usual size of the gradients. None if
+            the optimizer has no second moments, as are the next three.
+        moment_min, moment_max: the smallest second moment that is not zero, or 0.0 if all are; the largest, or Inf if
+            any is not finite.
+        effective_step: lr / (moment_rms + eps), the factor of the averaged gradient.
     """
 
     name: str

@@ -1,27 +1,33 @@
-"""A history seen as rates, quantiles and lists."""
+"""What a history holds: as rates, quantiles and lists, and as plain data that can be saved and loaded."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
+from . import codec, values
 from .batches import GradientCosine, SampledBatches
-from .codec import Count, Kind, Spread
-from .entries import Entry, LoneElement, NonFiniteEvent, Validation
+from .codec import Count, Kind, Spread, kinds_of
+from .entries import Entry, LoneElement, NonFiniteEvent, Total, Validation
 from .model import ModelNotes
 from .overview import Overview
 from .running import Running, quantiles
 from .sampled import Sampled
 from .samples import ModuleActivity, WeightStats
+from .table import StepStats
 from .tensors import TensorTracks
 from .trend import Trend
 from .updates import UpdateRatios
 
+_SeriesT = TypeVar("_SeriesT", bound="Series")
+VERSION = 2
+
 
 # The attributes that `TrainingHistory.state_dict` saves; those of the first three classes have a section each.
 class Counters:
-    """What a `TrainingHistory` counts."""
+    """Counts of a `TrainingHistory`."""
 
     num_steps: Count
     num_clean: Count
@@ -79,7 +85,7 @@ class Contents:
 
 
 class LaterContents:
-    """Parts that states of earlier versions lack; they stay empty then."""
+    """Parts that states of earlier versions lack, and that then stay empty."""
 
     batches: SampledBatches
     grad_cosines: deque[GradientCosine]
@@ -87,12 +93,86 @@ class LaterContents:
 
 
 COUNTERS = tuple(Counters.__annotations__)
+_SECTIONS = {"counters": kinds_of(Counters), "numbers": kinds_of(Numbers), "running": kinds_of(Aggregates)}
+_CONTENTS, _LATER = kinds_of(Contents), kinds_of(LaterContents)
+# A counter and what it counts: both are empty, or neither is.
+_TOGETHER = (
+    ("num_steps", "recent"),
+    ("num_clean", "clean"),
+    ("num_nonfinite", "first_events"),
+    ("num_nonfinite", "last_events"),
+)
 
 
 class Series(Counters, Numbers, Aggregates, Contents, LaterContents):
-    """What can be read off the windows and counters of a `TrainingHistory`."""
+    """The saved part of a `TrainingHistory`, and what can be read off its windows and counters."""
 
     window: int
+    last: StepStats | None
+    revision: int
+    lacks_norms: bool
+    _totals: deque[Total]
+
+    def _another(self) -> Any:
+        """An empty history with the same window."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but `last`, as plain dicts, lists, strings and numbers that strict JSON can hold.
+
+        Cost: 0.4 KB a step of the window, and the size of the samples.
+        """
+        sections = {name: codec.dump_fields(self, kinds) for name, kinds in _SECTIONS.items()}
+        return {"version": VERSION, **sections, **codec.dump_fields(self, {**_CONTENTS, **_LATER})}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned; a smaller window keeps the newest steps. `last` becomes None.
+
+        Raises:
+            ValueError: the state is of another version, or lacks an entry or has a wrong one, which it names. Nothing
+                is changed then.
+        """
+        self.become(self.restored(state_dict))
+
+    def restored(self: _SeriesT, state_dict: dict[str, Any]) -> _SeriesT:
+        """Another history with this one's window and the past of `state_dict`; raises as `load_state_dict` does."""
+        version = values.mapping(state_dict).get("version")
+        if version != VERSION or isinstance(version, bool):
+            raise values.MisfitError(
+                f"must be of version {VERSION}, got {version!r}",
+                ("version",),
+                remedy="It was not made by this version's `TrainingHistory.state_dict`; start a new history.",
+            )
+        twin: _SeriesT = self._another()
+        for name, kinds in _SECTIONS.items():
+            values.entry(state_dict, name, partial(codec.load_fields, twin, kinds))
+        later = {name: kind for name, kind in _LATER.items() if name in state_dict}
+        codec.load_fields(twin, {**_CONTENTS, **later}, state_dict)
+        for counter, items in _TOGETHER:
+            number, held = getattr(twin, counter), len(getattr(twin, items))
+            if number < held or bool(number) is not bool(held):
+                raise values.MisfitError(f"must be at least the {held} of `{items}`, got {number}", (counter,))
+        if not twin.equal_run <= twin.num_clean:
+            raise values.MisfitError(f"must be at most {twin.num_clean}, got {twin.equal_run}", ("equal_run",))
+        return twin
+
+    def become(self, other: Series) -> None:
+        """Takes over the past of `other`, which must not be used any more. Cannot fail."""
+        revision = self.revision
+        self.__dict__.update(other.__dict__)
+        self.revision = revision + 1
+
+    def copy(self: _SeriesT) -> _SeriesT:
+        """Another history with the same past; `last` is shared.
+
+        Cost: 30 us at a window of 512, and 1 us a tensor, sampled module and sampled weight.
+        """
+        twin: _SeriesT = self._another()
+        for name in (*(name for kinds in _SECTIONS.values() for name in kinds), *_CONTENTS, *_LATER):
+            setattr(twin, name, codec.copied(getattr(self, name)))
+        twin.last, twin._totals, twin.lacks_norms = self.last, self._totals.copy(), self.lacks_norms
+        twin.revision += 1
+        return twin
 
     @property
     def newest_step(self) -> int:

@@ -1,4 +1,4 @@
-"""A step as bytes: a header of sixteen numbers, and a row of `COLUMNS` for each tensor. The same on every device.
+"""A step as bytes: a header of sixteen numbers, and a row of `COLUMNS` for each tensor, the same on every device.
 
     word  0  norm_sq     sum of squares of all unscaled elements; NaN if one is NaN, else Inf if one is Inf
           1  norm        its root
@@ -32,7 +32,7 @@ except ImportError:
     _read_headers = None  # type: ignore[assignment]
 
 BATCH = 32
-_LATE = 1024  # from this step on, batches are that long
+_LATE = 1024  # the first step with batches of this length
 HEADER_WORDS = 16
 HEADER_BYTES = 8 * HEADER_WORDS
 NORM_SQ, NORM, CLIP_COEF, FACTOR, LOSS_SCALE, NARROW, STEP, TRIGGER = range(8)
@@ -74,8 +74,8 @@ def read_headers(headers: bytearray, count: int) -> list[Entry]:
 def batch_end(step: int) -> int:
     """The first step from `step` on that ends a batch.
 
-    What is done for many steps at once, and what is looked at now and then, is done as a batch ends, so that nearly all
-    steps have nothing to do but their own. Batches are short in the first thousand steps, where most is to be seen.
+    Work for many steps at once, and occasional checks, wait for the end of a batch, so that most steps have no extra
+    work. Batches are short in the first thousand steps, where most things happen.
 
     >>> [batch_end(step) for step in (0, 15, 16, 1023, 1024)]
     [15, 15, 31, 1023, 1055]
@@ -84,5 +84,5 @@ def batch_end(step: int) -> int:
 
 
 def batch_length(step: int) -> int:
-    """How many steps the batch of `step` has; a power of two."""
+    """The number of steps in the batch of `step`; a power of two."""
     return BATCH if step >= _LATE else BATCH // 2

@@ -1,6 +1,6 @@
-"""JSON that every parser accepts and that still shows NaN and Inf: they are written as strings, never dropped.
+"""JSON that every parser accepts. NaN and Inf are the strings "NaN", "Infinity" and "-Infinity".
 
-Python's own `json` writes bare `NaN`, which is not JSON. Here they are "NaN", "Infinity" and "-Infinity".
+Python's own `json` writes a bare `NaN`, which is not JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def decode_float(value: Any) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """`value` with every NaN and Inf in it named; tuples become lists, other numbers (NumPy's, torch's) floats.
+    """`value` with strings for NaN and Inf, lists for tuples, and floats for numbers of NumPy and torch.
 
     An int beyond the range of floats becomes "Infinity" or "-Infinity".
 
@@ -45,7 +45,7 @@ def encode(value: Any) -> Any:
         return {encode_float(key) if isinstance(key, float) else key: encode(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
-    if isinstance(value, int) and not -_LARGEST < value < _LARGEST:  # more digits than Python writes, or others read
+    if isinstance(value, int) and not -_LARGEST < value < _LARGEST:  # too long for Python to write, others to read
         return "Infinity" if value > 0 else "-Infinity"
     if value is None or isinstance(value, (str, int)):
         return value
@@ -53,7 +53,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The inverse of `encode`, up to tuples: every "NaN", "Infinity", "-Infinity" that is a value becomes a float."""
+    """The inverse of `encode`, but for tuples: each value "NaN", "Infinity" or "-Infinity" becomes a float."""
     if isinstance(value, dict):
         return {key: decode(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -68,7 +68,7 @@ _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=lamb
 def dumps(value: Any) -> str:
     """`value` as one line of strict, ASCII-only JSON.
 
-    Cost: one pass by the C encoder; a value that holds a NaN or an Inf is walked again in Python.
+    Cost: one pass of the C encoder; a value with NaN or Inf needs another in Python.
 
     >>> dumps({"loss": float("inf")})
     '{"loss":"Infinity"}'

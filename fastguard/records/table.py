@@ -1,6 +1,6 @@
-"""The vocabulary: what one pass says about a list of tensors, and what one step was.
+"""The record of a step, and the statistics of a list of tensors.
 
-Plain data: this module imports neither torch nor numpy, so that logs can be read on a machine that has neither.
+Plain data: this module imports neither torch nor numpy, so that logs can be read on a machine without them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .samples import ModuleActivity, WeightStats
 
 @dataclass(frozen=True, slots=True)
 class GradientStats:
-    """Statistics of a list of tensors taken together as one vector.
+    """Statistics of a list of tensors, as if they were one vector.
 
-    `norm` is NaN if any element is NaN, else Inf if any is infinite. Every other figure is over the finite elements:
-    `max_val` is the largest |g|, `min_val` the smallest |g| that is not zero (0.0 if there is none), `std` that of the
-    population.
+    `norm` is NaN if any element is NaN, else Inf if any is infinite. Other figures are over the finite elements:
+    `max_val` is the largest |g|, `min_val` the smallest |g| that is not zero (0.0 if there is none), `std` the
+    population's standard deviation.
     """
 
     norm: float
@@ -38,7 +38,7 @@ class GradientStats:
 
     @classmethod
     def from_row(cls, row: Sequence[float]) -> GradientStats:
-        """The statistics that a row in the order of `COLUMNS` stands for."""
+        """The statistics of a row in the order of `COLUMNS`."""
         r = columns.as_row(row)
         mean, std = r.mean_and_std()
         return cls(r.norm, r.abs_max, r.abs_min_nonzero, mean, std, r.num_zeros, r.num_nans, r.num_infs, r.numel)
@@ -50,7 +50,7 @@ class GradientStats:
         Equivalent to: `tensor_stats(gradients).total()`.
 
         Raises:
-            UnsupportedTensorError: for an array that is not floating point.
+            UnsupportedTensorError: an array is not floating point.
 
         Cost: reads every element once; synchronises if a tensor is on an accelerator.
 
@@ -63,9 +63,9 @@ class GradientStats:
         return tensor_stats([as_tensor(g) for g in as_list(gradients, "gradients")]).total()
 
     def is_healthy(self) -> tuple[bool, list[str]]:
-        """Whether the gradients look healthy, and a message for each thing that does not.
+        """Whether the gradients look healthy, and a message for each problem.
 
-        Thresholds are the toolkit's: NaN, Inf, norm above 1000 (exploding), norm below 1e-8 (vanishing).
+        The toolkit's thresholds: NaN, Inf, a norm above 1000 (exploding), a norm below 1e-8 (vanishing).
 
         >>> GradientStats(5.0, 4.0, 3.0, 3.5, 0.5, 0, 0, 0, 2).is_healthy()
         (True, [])
@@ -83,7 +83,7 @@ class GradientStats:
 
 
 class TensorStats:
-    """A table of statistics, one row a tensor, in the order of the list that was given.
+    """A table of statistics, one row a tensor, in the order of the list of tensors.
 
     `table` is a read-only float64 `memoryview` of shape [T, C] with the columns of `COLUMNS` ([0] if there are no
     tensors: a memoryview has no empty rows); `numpy.asarray(table)` and `torch.frombuffer` read it without a copy.
@@ -113,7 +113,7 @@ class TensorStats:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tensors; `tensor0`, `tensor1`, … where none were given."""
+        """Names of the tensors; `tensor0`, `tensor1`, … by default."""
         if not isinstance(self._names, tuple):
             names = self._names() if callable(self._names) else self._names
             self._names = tuple(f"tensor{i}" for i in range(len(self))) if names is None else tuple(names)
@@ -144,7 +144,7 @@ class TensorStats:
         return map(columns.as_row, columns.ROW.iter_unpack(self._data))
 
     def column(self, name: str) -> memoryview[float]:
-        """One column of the table as a read-only view: float64, shape [T], counts too. Nothing is copied."""
+        """One column of the table as a read-only view: float64 (also for counts), shape [T]. Copies nothing."""
         return memoryview(self._data).toreadonly().cast("d")[INDEX[name] :: len(COLUMNS)]
 
     def __getattr__(self, name: str) -> tuple[Any, ...]:
@@ -160,7 +160,7 @@ class TensorStats:
 
     @property
     def nonfinite(self) -> list[int]:
-        """Indices of the tensors that hold a NaN or an Inf, or whose norm overflowed."""
+        """Indices of the tensors that contain NaN or Inf, or whose norm overflowed."""
         known = zip(*(self.column(name).tolist() for name in ("num_nans", "num_infs", "finite_norm")))
         return [i for i, (nans, infs, norm) in enumerate(known) if nans or infs or not math.isfinite(norm)]
 
@@ -171,7 +171,7 @@ class TensorStats:
         return self._total if type(self._total) is tuple else tuple(self._total)
 
     def total_norm(self) -> float:
-        """2-norm of all tensors together, as torch has it; the quickest way to it."""
+        """2-norm of all tensors together, as torch has it; quicker than `total().norm`."""
         return columns.norm_of(*columns.norm_parts(self.total_row()))
 
     def total(self) -> GradientStats:
@@ -179,7 +179,7 @@ class TensorStats:
         return GradientStats.from_row(self.total_row())
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Rows by name, each a dict by column."""
+        """Rows by name, each as a dict by column."""
         return {name: row._asdict() for name, row in zip(self.names, self, strict=True)}
 
     def __repr__(self) -> str:
@@ -197,7 +197,7 @@ class TensorStats:
 
 
 def all_zero(tensors: TensorStats) -> list[int]:
-    """Indices of the tensors that have elements, all of them zero."""
+    """Indices of the tensors whose elements are all zero; empty tensors do not count."""
     if tensors._all_zero is None:
         has_zeros = tensors._data and tensors.total_row()[INDEX["num_zeros"]]
         known = zip(tensors.column("num_zeros"), tensors.column("numel")) if has_zeros else ()
@@ -206,7 +206,7 @@ def all_zero(tensors: TensorStats) -> list[int]:
 
 
 def without_rows(tensors: TensorStats) -> TensorStats:
-    """The names, the total and `all_zero` of `tensors`, in a table without rows."""
+    """A table without rows that keeps the names, the total and `all_zero` of `tensors`."""
     names = tensors.names if tensors._names is None else tensors._names
     left = TensorStats(b"", names, tensors.total_row())
     left._all_zero = all_zero(tensors)
@@ -214,9 +214,9 @@ def without_rows(tensors: TensorStats) -> TensorStats:
 
 
 class ClippedGroup(NamedTuple):
-    """One group of parameters that a clip policy clips by itself: its norm before and after, and the policy's trigger.
+    """One group of parameters that a clip policy clips separately: its norm before and after, and the policy's trigger.
 
-    The trigger is Inf where there is none.
+    The trigger is Inf if there is none.
     """
 
     name: str
@@ -232,23 +232,22 @@ class StepStats:
     Attributes:
         step: number of the step, from 0; a skipped step has a number too.
         tensors: one row for each parameter that had a gradient.
-        clip_coef: what the gradients were multiplied by; 1.0 when they were not clipped. Where groups, tensors or
-            elements are clipped each, how much smaller the norm of all became.
-        skipped: the optimizer left parameters and state as they were.
-        loss, val_loss: as given to `Guard.observe`, or returned by a closure; None if not known.
+        clip_coef: the factor that the gradients were multiplied by; 1.0 if they were not clipped. If groups, tensors or
+            elements are clipped separately, the ratio of the total norms after and before.
+        skipped: whether the optimizer left parameters and state unchanged.
+        loss, val_loss: as passed to `Guard.observe`, or returned by a closure; None if not known.
         lr: learning rate of the first parameter group.
-        loss_scale: the GradScaler's scale that the gradients still carried when `step` was called, else None.
-        activations, weights: what was sampled at this step beside the gradients; empty where nothing was.
-        batches: forward passes of the whole model that were looked at since the last record; empty where none was.
+        loss_scale: the GradScaler's scale that the gradients still had when `step` was called, else None.
+        activations, weights: modules and parameters that were sampled at this step; usually empty.
+        batches: forward passes of the whole model that were sampled since the last record; usually empty.
         grad_cosine: cosine between this step's gradient and that of the step before, on a strided sample of at most
-            4096 elements; at the first twenty steps, then one in fifty. None where
-            it was not taken.
-        trigger: the norm above which the clip policy acts, of all gradients together; of `Value` the element. None
-            where there is none.
-        over: names of the groups or tensors above their triggers, where these are clipped each.
-        groups: the groups, where these are clipped each.
-        noise_scale: the gradient noise scale, in batches of one rank (`wrap(..., watch_ranks=True)`); None where it was
-            not taken.
+            4096 elements; computed at the first twenty steps, then at one in fifty, else None.
+        trigger: the norm of all gradients above which the clip policy acts (for `Value`, the absolute value of an
+            element); None if there is none.
+        over: names of the groups or tensors above their triggers, if they are clipped separately.
+        groups: the groups, if they are clipped separately.
+        noise_scale: the gradient noise scale in batches of one rank (`wrap(..., watch_ranks=True)`), at the steps where
+            it was computed, else None.
     """
 
     step: int
@@ -285,7 +284,7 @@ class StepStats:
 
     @property
     def is_skipped_by_policy(self) -> bool:
-        """Whether the clip policy had the step skipped, whose gradients were finite."""
+        """Whether the clip policy skipped the step although its gradients were finite."""
         is_over = bool(self.over) or (self.trigger is not None and self.norm > self.trigger)
         return self.skipped and is_over and self.is_finite
 
@@ -296,15 +295,15 @@ class StepStats:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every gradient, and the norm of all, is finite."""
+        """Whether every gradient is finite, and so is the total norm."""
         return math.isfinite(self.norm)
 
     @property
     def nonfinite(self) -> list[str]:
-        """Names of the tensors that hold NaN or Inf, in backward order: the first is the likeliest origin.
+        """Names of the tensors with NaN or Inf, in backward order: the first is the likeliest origin.
 
-        Backward order is the reverse of the order in which the model holds its parameters: a bad value met on the
-        way back reaches all tensors after it in this list, and none before.
+        Backward order is the reverse of the order of the model's parameters: in the backward pass, a bad value reaches
+        the tensors after it in this list, and none before it.
         """
         if self.is_finite:
             return []

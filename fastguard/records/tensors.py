@@ -1,4 +1,4 @@
-"""What a history knows of each tensor's gradient: a few numbers, brought up to date every now and then."""
+"""What a history knows about the gradient of each tensor: a few numbers, updated at a few steps."""
 
 from __future__ import annotations
 
@@ -17,20 +17,16 @@ from .table import TensorStats
 MAX_TENSORS = 4096
 NUM_FIRST = 3
 _RATE = 0.25
-_FIRST_GAPS = (1, 1, 3, 5)  # steps between the first samples; later ones are taken as a batch of steps ends
+_FIRST_GAPS = (1, 1, 3, 5)  # steps between the first samples; later ones are at the end of a batch of steps
 _TENSORS_PER_STEP = 5
 
-# A track is so many float64 in a row: 112 bytes, where an object of Python numbers would take six hundred.
+# A track is 14 float64 in a row: 112 bytes, where an object with Python numbers would take six hundred.
 _NUMEL, _NUM_SAMPLES, _NUM_ZERO, _SAME_RUN, _NUM_LOGS, _FIRST_STEP, _LAST_STEP = range(7)
 _FIRST_LOG_RMS, _LOG_RMS, _ZERO_SHARE, _MIN_NONZERO, _ZERO_SINCE, _LAST_SUM_SQ, _LAST_SUM = range(7, 14)
 _WIDTH = 14
-_FIELDS = {
-    "num_samples": _NUM_SAMPLES,
-    "last_step": _LAST_STEP,
-    "first_log_rms": _FIRST_LOG_RMS,
-    "log_rms": _LOG_RMS,
-    "min_nonzero": _MIN_NONZERO,
-    "zero_since": _ZERO_SINCE,
+_COLUMNS = {
+    **{"num_samples": _NUM_SAMPLES, "last_step": _LAST_STEP, "first_log_rms": _FIRST_LOG_RMS, "log_rms": _LOG_RMS},
+    **{"min_nonzero": _MIN_NONZERO, "zero_since": _ZERO_SINCE},
 }
 _EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0, math.nan, math.nan, 0.0, 0.0, -1.0, math.nan, math.nan)
 _needed = columns.picker("numel", "sum_sq", "sum", "abs_min_nonzero", "num_zeros", "finite_norm")
@@ -73,16 +69,16 @@ def _add(data: array[float], at: int, step: int, row: Sequence[float]) -> None:
 
 
 class TensorTrack:
-    """One tensor's gradient over the sampled steps; all norms unscaled and before clipping. A view: it follows.
+    """One tensor's gradient over the sampled steps; norms are unscaled and before clipping. This is a live view.
 
     Attributes:
-        numel: its elements.
-        num_samples, first_step, last_step: the samples that held it.
-        first_log_rms: mean of ln(norm / sqrt(numel)) over its first three samples that were not all zeros; NaN if none.
+        numel: number of elements.
+        num_samples, first_step, last_step: the samples that contained the tensor.
+        first_log_rms: mean of ln(norm / sqrt(numel)) over the first three samples that were not all zeros; NaN if none.
         log_rms: exponential average of the same over about four samples; NaN if none.
-        num_zero: samples in which it was all zeros; `zero_since` the step since when it always was, or None.
+        num_zero: samples in which it was all zeros; `zero_since` is the step since when all were, or None.
         zero_share: exponential average of the share of zeros.
-        same_run: samples in a row whose gradient had bit for bit the same norm and sum, the newest among them.
+        same_run: the newest samples in a row with bit for bit the same norm and sum.
         min_nonzero: the smallest non-zero |g| of the newest sample.
     """
 
@@ -109,7 +105,7 @@ class TensorTrack:
 
     @property
     def norm(self) -> float:
-        """The usual 2-norm, lately; 0.0 if it was never anything but zeros."""
+        """The usual 2-norm of recent samples; 0.0 if all samples were zeros."""
         data, at = self._data, self._at
         return math.exp(data[at + _LOG_RMS]) * math.sqrt(data[at + _NUMEL]) if data[at + _NUM_LOGS] else 0.0
 
@@ -123,14 +119,14 @@ _DATA = Kind(
 
 
 class TensorTracks(Part):
-    """The tracks of all tensors, by name in the order in which they were first met.
+    """The tracks of all tensors by name, in the order of first appearance.
 
-    A step is looked at only now and then: the first, second, third, sixth and eleventh, then where a batch of steps
-    ends (`batch_end`). Between two of these lie at least a fifth as many steps as there are tensors, so that it costs
-    about 3 us a step however many they are. Where that step is skipped, the next clean one takes its place.
+    Only a few steps are sampled: the first, second, third, sixth and eleventh, then some that end a batch of steps
+    (`batch_end`). With n tensors, at least n / 5 steps are between two samples, so that the mean cost is about 3 us a
+    step for any n. If a step is skipped, the next clean one takes its place.
 
     Attributes:
-        num_samples, last_step: how many steps were looked at, and the newest of them.
+        num_samples, last_step: how many steps were sampled, and the newest of them.
     """
 
     __slots__ = ("_data", "_names", "_next", "_placed", "last_step", "num_samples", "num_untracked")
@@ -144,15 +140,15 @@ class TensorTracks(Part):
     def __init__(self) -> None:
         self._names = []
         self._data = array("d")
-        self._placed: dict[str, int] = {}  # by name, of as many as there were when somebody asked
+        self._placed: dict[str, int] = {}  # by name; made on demand
         self._next = 0
         self.num_samples = self.num_untracked = 0
         self.last_step = -1
 
     def load(self, state: Any) -> None:
-        """Takes back what `state` gave; a MisfitError for anything else."""
+        """Restores what `state` returned; raises MisfitError for anything else."""
         if len(values.row(state)) == len(self._kinds()) + 1:
-            state = state[1:]  # of an earlier version, which also counted steps
+            state = state[1:]  # an earlier version also counted steps
         super().load(state)
         if len(self._data) != _WIDTH * len(self._names):
             raise values.MisfitError(f"must be {_WIDTH} numbers for each of {len(self._names)} names", ("_data",))
@@ -164,15 +160,15 @@ class TensorTracks(Part):
                 raise values.MisfitError(f"must be finite and >= {low:g}, got {number}", ("_data", place))
 
     def is_due(self, step: int) -> bool:
-        """Whether the table of this step is wanted, if it is a clean one."""
-        return step >= self._next or step < self.last_step  # steps may be counted from the start again
+        """Whether the table of this step is needed, if the step is clean."""
+        return step >= self._next or step < self.last_step  # step numbers may start again
 
     def due_at(self, step: int) -> int:
-        """The first step from `step` on whose table is wanted."""
+        """The first step from `step` on whose table is needed."""
         return step if self.is_due(step) else self._next
 
     def see(self, step: int, tensors: TensorStats) -> bool:
-        """Takes a clean step's table, where it is due. Cost: 0.1 us; 0.7 us a tensor when it is looked at."""
+        """Takes the table of a clean step if it is due. Cost: 0.1 us; 0.7 us a tensor if it is due."""
         if not self.is_due(step) or not len(tensors):
             return False
         if self.num_samples < len(_FIRST_GAPS):
@@ -203,23 +199,23 @@ class TensorTracks(Part):
 
     @property
     def _places(self) -> dict[str, int]:
-        """Where each track begins. Made when somebody asks: 50 bytes a tensor."""
+        """Where each track begins. Made on demand: 50 bytes a tensor."""
         if len(self._placed) != len(self._names):
             self._placed = {name: _WIDTH * i for i, name in enumerate(self._names)}
         return self._placed
 
     def column(self, field: str) -> array[float]:
         """One field of all tracks, in their order: "num_samples", "last_step", "first_log_rms", "log_rms",
-        "min_nonzero", or "zero_since", which is -1 for never. Cost: 10 us at 1000 tensors, of which each track takes 1.
+        "min_nonzero" or "zero_since", which is -1 for never. Cost: 10 us at 1000 tensors.
         """
-        return self._data[_FIELDS[field] :: _WIDTH]
+        return self._data[_COLUMNS[field] :: _WIDTH]
 
     def all_are(self, field: str, value: float) -> bool:
-        """Whether that field, as in `column`, is `value` in all tracks. Cost: 2 us at 1000 tensors."""
+        """Whether a field, as in `column`, is `value` in all tracks. Cost: 2 us at 1000 tensors."""
         return self.column(field).tobytes() == struct.pack("d", value) * len(self)
 
     def hold(self, names: Sequence[str]) -> bool:
-        """Whether all of these have a track. Cost: 5 us at 1000 names where they are in this order, else 20 us."""
+        """Whether all names have a track. Cost: 5 us at 1000 names in the order of the tracks, else 20 us."""
         return self._names == [*names] or all(map(self._places.__contains__, names))
 
     def __getitem__(self, name: str) -> TensorTrack:
@@ -235,6 +231,6 @@ class TensorTracks(Part):
         return name in self._places
 
     def items(self) -> Iterator[tuple[str, TensorTrack]]:
-        """Names and tracks, in the order in which they were first met."""
+        """Names and tracks, in the order of first appearance."""
         data = self._data
         return ((name, TensorTrack(data, at)) for name, at in zip(self._names, range(0, len(data), _WIDTH)))

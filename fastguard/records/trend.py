@@ -1,4 +1,4 @@
-"""Where a series stands, where it began and how good it was: exponential averages, and jumps away from them."""
+"""The current, first and best level of a series: exponential averages, and spikes above them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NUM_SPIKES = 64
 SPIKE_Z = 6.0
 _WARM_UP = 20
 _RATE = 1 / 32
-_LIMIT_Z = 3.0  # what a jump counts for in the averages, and what keeps a spike going
-_NEW_LEVEL = 10  # a spike that lasts so many steps is no spike
+_LIMIT_Z = 3.0  # the limit for a jump in the averages, and for the continuation of a spike
+_NEW_LEVEL = 10  # a spike that lasts this many steps is a new level
 _isfinite = math.isfinite
 
 
 class Spike(NamedTuple):
-    """Values far above their average, in a row: the steps, the largest value, and average and spread before it."""
+    """Values in a row far above their average: the steps, the largest value, and average and spread before it."""
 
     first_step: int
     last_step: int
@@ -32,24 +32,24 @@ class Spike(NamedTuple):
 
     @property
     def z(self) -> float:
-        """How many standard deviations the largest value lies above the average before it."""
+        """How many standard deviations the largest value is above the average before it."""
         return (self.value - self.mean) / (self.std + 1e-6 * abs(self.mean) + 1e-300)
 
 
 class Trend(Part):
-    """A series in constant memory. Non-finite values are left out; one beyond ±1e150 counts as that.
+    """A series in constant memory. Non-finite values are left out; others are limited to ±1e150.
 
-    The mean is exponential over about 32 values, after a plain one at first; the spread is that of the differences from
-    one value to the next, so that a slope does not count as noise. From the 21st value on, one that lies more than 6
-    standard deviations above the mean is a spike, which goes on while values within two steps lie 3 above it. In mean
-    and spread a jump counts for 3 standard deviations, so that one spike does not hide the next; after ten steps it is
-    a new level, and learnt.
+    The mean is exponential over about 32 values, after a plain mean at first. The spread is that of the differences
+    between neighbours, so that a slope does not count as noise. From the 21st value on, a value more than 6 standard
+    deviations above the mean is a spike, which continues while values within two steps are 3 above it. For mean and
+    spread a jump is limited to 3 standard deviations, so that one spike does not hide the next; after ten steps it
+    counts in full, as a new level.
 
     Attributes:
         count: values so far.
         first: median of the first ten.
         mean, std: mean and spread now.
-        best, best_step: the least mean so far (from the tenth value on), and when it was reached.
+        best, best_step: the smallest mean so far (from the tenth value on), and its step.
         last: the newest value.
         spikes: the newest 64 spikes.
 
@@ -108,7 +108,7 @@ class Trend(Part):
             self.best_step = step
 
     def _warm_up(self, value: float, count: int) -> None:
-        """The first twenty values; what stands far out among them must not blind the rest of the run."""
+        """The first twenty values; an outlier among them must not hide later spikes."""
         firsts = self._firsts
         firsts.append(value)
         if count <= NUM_FIRST:
@@ -120,13 +120,13 @@ class Trend(Part):
             self._var = spread * spread
 
     def _spike_length(self, step: int, value: float, delta: float, std: float) -> int:
-        """Notes a value that is far above the mean; for how many steps it has been so."""
+        """Notes a value far above the mean, and returns for how many steps this has lasted."""
         old = self.spikes[-1] if self.spikes else None
         if old is not None and step - old.last_step <= 2:
             self.spikes[-1] = old._replace(last_step=step, value=max(old.value, value))
             return step - old.first_step + 1
         if delta <= SPIKE_Z * std:
-            return _NEW_LEVEL  # no more than noise: it counts in full
+            return _NEW_LEVEL  # within the noise: it counts in full
         self.spikes.append(Spike(step, step, value, self.mean, math.sqrt(self._var)))
         return 1
 
@@ -137,7 +137,7 @@ class Trend(Part):
 
     @property
     def std(self) -> float:
-        """Spread of the values around their course; 0.0 before the twentieth."""
+        """Spread of the values around their trend; 0.0 before the twentieth."""
         return math.sqrt(self._var)
 
 

@@ -1,4 +1,4 @@
-"""How large steps are against the weights that they change, over a whole run."""
+"""How large updates are relative to the weights, over a whole run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .samples import WeightStats
 
 NUM_RECENT = 64
 MIN_NUMEL = 16
-SETTLED = 20  # steps after which an optimizer's averages have forgotten that they began at zero
+SETTLED = 20  # steps after which an optimizer's averages no longer depend on their start at zero
 
 
 class UpdateRatio(NamedTuple):
-    """The median, over weights, of norm of the update over norm of the weight at one sampled step; lr if known."""
+    """The median over all weights of update norm / weight norm at one sampled step, and the lr if known."""
 
     step: int
     ratio: float
@@ -25,7 +25,7 @@ class UpdateRatio(NamedTuple):
 
 
 def is_bias(name: str) -> bool:
-    """Whether a parameter's own name says that it is a bias, as `bias` does, and `bias_ih_l0` of a recurrent layer.
+    """Whether a parameter is a bias by its name, such as `bias`, or `bias_ih_l0` of a recurrent layer.
 
     >>> is_bias("layers.0.bias"), is_bias("debiased.weight")
     (True, False)
@@ -38,8 +38,8 @@ class UpdateRatios(Part):
 
     Attributes:
         count: samples so far; 0 while no update was measured.
-        first, early, peak: None before there was one; `early` where none was taken in those twenty steps.
-        recent: the newest, oldest first; `first` among them as long as there is room.
+        first, early, peak: the three samples; None while there is none.
+        recent: the newest, oldest first, including `first` as long as there is room.
     """
 
     __slots__ = ("count", "early", "first", "peak", "recent")
@@ -55,7 +55,7 @@ class UpdateRatios(Part):
         self.recent = deque(maxlen=NUM_RECENT)
 
     def add(self, step: int, weights: Sequence[WeightStats], lr: float | None, chosen: Container[str] | None) -> None:
-        """Takes one sampled step: the weights in `chosen`, or, where that is None, all but biases and small ones.
+        """Takes one sampled step: the weights in `chosen`, or, if that is None, all but biases and small ones.
 
         Cost: 0.5 us a weight.
         """

@@ -1,4 +1,4 @@
-"""What values must be that come from outside: from a caller, from a saved state, from a log."""
+"""Validation of values that come from a caller, from a saved state or from a log."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..errors import FastguardError
 from .strict_json import decode_float
 
 _LARGEST = 2.0**1023
-_short = reprlib.Repr()  # a list of lists may have many more characters than memory has room for
+_short = reprlib.Repr()  # a list of lists may be too long for memory as text
 _short.maxstring = _short.maxother = _short.maxlong = 60
 
 
 class MisfitError(FastguardError, ValueError):
-    """A value in a saved state or a log is not what it must be.
+    """A value in a saved state or a log does not fit.
 
     Attributes:
-        problem: what it must be and what it is, without the place.
-        path: keys and indices that lead there, outermost first.
+        problem: what the value must be and what it is, without the place.
+        path: keys and indices that lead to it, outermost first.
         remedy: what to do, in a sentence.
     """
 
@@ -32,7 +32,7 @@ class MisfitError(FastguardError, ValueError):
         super().__init__(f"`{root}` {problem}{where}{'. ' if remedy else ''}{remedy}")
 
     def under(self, *path: Any, root: str = "state") -> MisfitError:
-        """The same, of a value that holds the one that was looked into."""
+        """The same error, at a path within an outer value."""
         return MisfitError(self.problem, (*path, *self.path), root, self.remedy)
 
 
@@ -48,7 +48,7 @@ def entry(plain: Any, key: str, read: Callable[[Any], Any]) -> Any:
     """`read(plain[key])`.
 
     Raises:
-        MisfitError: `plain` is no dict or lacks the key, or what `read` raises; names the key.
+        MisfitError: `plain` is not a dict or lacks the key, or `read` raises; names the key.
     """
     if key not in mapping(plain):
         raise MisfitError("must be there, and is missing", (key,))
@@ -56,10 +56,10 @@ def entry(plain: Any, key: str, read: Callable[[Any], Any]) -> Any:
 
 
 def refused(what: str, value: Any) -> MisfitError:
-    """The error for a `value` that must be `what`, of which it shows 60 characters."""
+    """The error for a `value` that must be `what`; shows 60 characters of it."""
     try:
         text = _short.repr(value)
-    except Exception as error:  # digits without end
+    except Exception as error:  # an int with too many digits
         text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
     return MisfitError(f"must be {what}, got {text if len(text) <= 60 else text[:57] + '...'}")
 
@@ -79,12 +79,12 @@ def row(value: Any) -> list[Any] | tuple[Any, ...]:
 
 
 def each(read: Callable[[Any], Any], values: Any) -> list[Any]:
-    """`read` of each of a list; a MisfitError names the index."""
+    """`read` of each item of a list; a MisfitError names the index."""
     return [at(i, read, value) for i, value in enumerate(row(values))]
 
 
 def by_name(read: Callable[[Any], Any], values: Any) -> dict[str, Any]:
-    """`read` of each of a dict; a MisfitError names the key."""
+    """`read` of each value of a dict; a MisfitError names the key."""
     return {name: at(name, read, value) for name, value in mapping(values).items()}
 
 
@@ -96,26 +96,29 @@ def text(value: Any) -> str:
 
 
 def truth(value: Any) -> bool:
-    """True or False, or the same as a number."""
+    """True or False, or 1 or 0."""
     if value is True or value is False or (isinstance(value, (int, float)) and value in (0, 1)):
         return bool(value)
     raise refused("true or false", value)
 
 
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def number(value: Any) -> float:
-    """A float, or an int within its range; "NaN", "Infinity" and "-Infinity" as `strict_json` writes them."""
+    """A float, or an int within its range; or "NaN", "Infinity" and "-Infinity" as `strict_json` writes them."""
     if type(value) is float:
         return value
     value = decode_float(value)
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    size: Any = abs(value) if is_real and isinstance(value, numbers.Rational) else 0
-    if not is_real or size > _LARGEST:
+    is_exact = isinstance(value, numbers.Rational)  # an int or a Fraction, of any size
+    if not _is_real(value) or (is_exact and abs(value) > _LARGEST):
         raise refused("a number", value)
     return float(value)
 
 
 def spread(value: Any) -> float:
-    """A number that is not below 0: a variance, a norm, a duration."""
+    """A number that is not negative, such as a variance, a norm or a duration."""
     value = number(value)
     if value < 0.0:
         raise refused("a number >= 0", value)
@@ -126,15 +129,13 @@ def whole(value: Any) -> int:
     """An int, or a float without a fraction."""
     if type(value) is int and -_LARGEST < value < _LARGEST:
         return value
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    found: Any = value
-    if not is_real or not abs(found) < _LARGEST or found % 1:
+    if not _is_real(value) or not abs(value) < _LARGEST or value % 1:
         raise refused("a whole number", value)
-    return int(found)
+    return int(value)
 
 
 def count(value: Any) -> int:
-    """A whole number that is not below 0."""
+    """A whole number that is not negative."""
     value = whole(value)
     if value < 0:
         raise refused("a whole number >= 0", value)
@@ -142,7 +143,7 @@ def count(value: Any) -> int:
 
 
 def length(value: Any) -> int:
-    """A whole number from 1 on."""
+    """A whole number >= 1."""
     found = whole(value)
     if found < 1:
         raise MisfitError(f"must be at least 1, got {found}")
@@ -150,7 +151,7 @@ def length(value: Any) -> int:
 
 
 def maybe(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`read`, and None for None."""
+    """`read`, but None for None."""
     return lambda value: None if value is None else read(value)
 
 
@@ -158,8 +159,8 @@ def real(value: Any) -> float:
     """One real number as a float: Python's, NumPy's, a Fraction, a Decimal, an array or tensor without dimensions.
 
     Raises:
-        TypeError: for anything else: a truth value, text, a complex number, an array with dimensions.
-        OverflowError: for a number beyond the floats.
+        TypeError: anything else, such as a bool, text, a complex number, or an array with dimensions.
+        OverflowError: the number is too large for a float.
 
     Cost: a sync for a tensor on an accelerator.
     """
@@ -170,15 +171,15 @@ def real(value: Any) -> float:
     is_other = is_other or (isinstance(value, numbers.Number) and not isinstance(value, (numbers.Real, Decimal)))
     if is_other or not hasattr(value, "__float__") or tuple(getattr(value, "shape", ())) != ():
         raise TypeError(f"must be one real number, got {type(value).__name__}")
-    detach = getattr(value, "detach", None)  # torch warns where what has a gradient becomes a number
+    detach = getattr(value, "detach", None)  # torch warns if a tensor with a gradient becomes a number
     return float(detach() if callable(detach) else value)
 
 
 def at_least(least: int, name: str, value: Any, remedy: str = "") -> int:
-    """`value`, which must be an int from `least` on, and no truth value.
+    """`value`, which must be an int >= `least` and not a bool.
 
     Raises:
-        ValueError: it is none; says what it is called, and the remedy.
+        ValueError: it is not; names the argument and the remedy.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"`{name}` must be an integer >= {least}, got {value!r}" + (f". {remedy}" if remedy else ""))
@@ -186,10 +187,10 @@ def at_least(least: int, name: str, value: Any, remedy: str = "") -> int:
 
 
 def positive(name: str, value: Any, remedy: str) -> float:
-    """`value` as a float above 0; `inf` is one.
+    """`value` as a float above 0; `inf` is allowed.
 
     Raises:
-        ValueError: it is none; says what it is called, and the remedy.
+        ValueError: it is not; names the argument and the remedy.
     """
     found = _real_or_nan(value)
     if not found > 0.0:
