@@ -125,7 +125,7 @@ class TestText:
         text = str(build_report(make_history([1.0, 2.0])))
         for word in ("learning rate", "cost", "lost", "validation loss  "):
             assert word not in text
-        assert "loss              none was observed" in text
+        assert "loss              not observed" in text
 
     @pytest.mark.parametrize(("num", "said"), [(1, "after 1 step:"), (1_234_567, "after 1234567 steps:")])
     def test_steps_are_counted_to_the_last_one(self, num, said):

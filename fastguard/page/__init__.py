@@ -1,4 +1,4 @@
-"""The report of a run, or of several, as one HTML file that opens offline and asks nothing of the network."""
+"""The report on one or several runs as one HTML file, which opens offline and loads nothing from the network."""
 
 from .build import build_page as build_page
 from .build import save_page as save_page

@@ -44,16 +44,16 @@ def build_page(source: Any, *, title: str = "", command: str = "") -> str:
     """The page, as text.
 
     Args:
-        source: as for the figures: a guard, a history, the path of a log, or up to eight in a list or a dict by names;
-            the first is the one that the others are compared with.
-        title: of the page; the runs' names where there is none.
-        command: what made it, for the footer.
+        source: as for the figures: a guard, a history, the path of a log, or up to eight in a list, or in a dict by
+            name; the others are compared with the first.
+        title: title of the page; by default the names of the runs.
+        command: the command that made the page, for the footer.
 
     Raises:
         ImportError: plotly or Jinja2 is missing.
         TypeError, ValueError, OSError: as for the figures.
 
-    Cost: of a log, one pass over it. The page has plotly in it, packed to 2 MB, and at most about 1 MB more.
+    Cost: for a log, one pass over it. The page contains plotly, compressed to 2 MB, and at most about 1 MB more.
     """
     _environment()
     runs = runs_of(source)
@@ -62,13 +62,13 @@ def build_page(source: Any, *, title: str = "", command: str = "") -> str:
 
 
 def page_of(report: Report, source: Any, title: str = "") -> str:
-    """The page of a report that is there already, with figures of `source`; raises as `build_page`."""
+    """The page of an existing report, with figures of `source`; raises as `build_page`."""
     (run,) = runs_of(source)
     return render([run], [report], title or run.name, "")
 
 
 def _environment() -> Any:
-    """Jinja2's; an ImportError says how to get what is missing."""
+    """Jinja2's environment; an ImportError says how to install missing packages."""
     try:
         import jinja2
         import plotly  # noqa: F401
@@ -79,12 +79,12 @@ def _environment() -> Any:
 
 
 def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, command: str) -> str:
-    """The page of these runs and of what is to be said of each."""
+    """The page of some runs and the report on each."""
     environment = _environment()
     from plotly import offline
 
     plotly, early, late = offline.get_plotlyjs(), _asset("early.js"), _asset("page.js")
-    # Scripts by their hashes. plotly styles its elements where they stand; a style has nowhere to load anything from.
+    # Scripts are allowed by hash. plotly needs inline styles, which have nowhere to load anything from.
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, (early, plotly, late)))}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -92,7 +92,7 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
     charts, left_out = charts_of(runs, reports[0].findings)
     names = tensor_names(runs[0], reports[0].findings)
     tensors, modules = tensor_rows(runs[0], names), module_rows(reports[0])
-    # What follows the first paint. One packed text each, so that a chart costs nothing before it is drawn.
+    # These follow the first paint. Each is one compressed text, so that a chart costs nothing before it is drawn.
     packed = {f"chart-{chart.name}": _packed(_json(chart.figure).encode()) for chart in charts}
     packed["ribbon"] = _packed(bytes(runs[0].ribbon.states))
     packed["tensors"] = _packed(_json(tensors["rows"]).encode())
@@ -143,14 +143,14 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
 
 
 def overview(report: Report, source: Any) -> str | None:
-    """Verdict, key numbers of `source` and findings as HTML without scripts; None without Jinja2."""
+    """Verdict, key numbers and findings as HTML without scripts, for a notebook; None without Jinja2."""
     try:
         environment = importlib.import_module("jinja2").Environment(autoescape=True, finalize=_printable)
     except ImportError:
         return None
     try:
         runs = [] if source is None else runs_of(source)
-    except (ValueError, OSError):  # no step, or a log that is gone: the findings are here
+    except (ValueError, OSError):  # there is no step, or the log is gone: the findings are still here
         runs = []
     environment.filters["where"] = lambda one: ", ".join(filter(None, (steps_of(one), listed(one.layers))))
     environment.filters["shown"] = lambda text: shown(text, 2000)
@@ -164,16 +164,16 @@ def overview(report: Report, source: Any) -> str | None:
 
 
 def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-    """Writes `page` as a whole or not at all; into a link's target, and a device or pipe as into any.
+    """Writes `page` completely or not at all. Writes into the target of a link, and into a device or pipe directly.
 
     Raises:
-        FileExistsError: there is something at `path`, such as a link to nothing, and not `force`.
-        OSError: it cannot be written.
+        FileExistsError: `path` exists, if only as a broken link, and `force` is false.
+        OSError: the page cannot be written.
     """
     path = Path(path)
     if os.path.lexists(path) and not force:
-        raise FileExistsError(f"{path} exists already; --force writes over it")
-    if path.exists() and not path.is_file():  # which a rename would put a file in the place of: /dev/null, as root
+        raise FileExistsError(f"{path} exists already; --force overwrites it")
+    if path.exists() and not path.is_file():  # a rename would replace it by a file, even /dev/null as root
         path.write_text(page, encoding="utf-8", newline="\n")
         return path
     write_whole(Path(os.path.realpath(path)), lambda file: file.write(page.encode()))
@@ -181,18 +181,18 @@ def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -
 
 
 def _packed(data: bytes) -> str:
-    """In as few characters as a page can hold without more; the same for the same data."""
+    """Compressed, as text; the same for the same data."""
     return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode("ascii")
 
 
 def _json(value: Any) -> str:
-    """JSON that may stand inside a script element, whatever names are in it."""
+    """JSON that is safe inside a script element, whatever names are in it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _printable(value: Any) -> Any:
-    """Text with every control, surrogate and turn of the direction of writing as its escape; all else as it is."""
+    """Text with control characters, surrogates and changes of writing direction escaped; anything else as it is."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
         return value
     return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in value)
@@ -207,14 +207,14 @@ def _hash(text: str) -> str:
 
 
 def _trusted(text: str) -> Any:
-    """Text of ours, which is not to be escaped."""
+    """Text of ours, which must not be escaped."""
     import markupsafe
 
     return markupsafe.Markup(text)
 
 
 def parting(base: DrawnRun, run: DrawnRun) -> str:
-    """The first step at which `run` has another loss or norm than `base`. Cost: reads the logs again, up to there."""
+    """The first step at which loss or norm of `run` and `base` differ. Cost: reads the logs again, up to that step."""
     num, lefts, rights = 0, _steps(base), _steps(run)
     left, right = next(lefts, None), next(rights, None)
     while left is not None and right is not None:
@@ -222,20 +222,20 @@ def parting(base: DrawnRun, run: DrawnRun) -> str:
             for what in ("loss", "norm"):
                 one, other = left[1].get(what), right[1].get(what)
                 if one != other and repr(one) != repr(other):
-                    told = repr if number(one) == number(other) else number  # as many digits as it takes
-                    values = f"{what} {told(other)} instead of {told(one)}"
-                    return f"{run.name}: parts from {base.name} at step {left[0]}: {values}"
+                    show = repr if number(one) == number(other) else number  # with enough digits to see it
+                    values = f"{what} {show(other)} instead of {show(one)}"
+                    return f"{run.name}: differs from {base.name} from step {left[0]} on: {values}"
             num += 1
         at, to = left[0], right[0]
         left = next(lefts, None) if at <= to else left
         right = next(rights, None) if to <= at else right
     if not num:
         return f"{run.name}: no step in common with {base.name}"
-    return f"{run.name}: the same losses and norms as {base.name} at all {num} steps in common"
+    return f"{run.name}: same losses and norms as {base.name} at all {num} steps in common"
 
 
 def _steps(run: DrawnRun) -> Iterator[_Step]:
-    """Loss and norm by step: of a log all of them, else those of the points that are drawn."""
+    """Loss and norm by step: of a log all steps, else the points of the charts."""
     if run.path is not None:
         log = LogReader(run.path)
         for line in log:
@@ -250,7 +250,7 @@ def _steps(run: DrawnRun) -> Iterator[_Step]:
 
 
 def differences(runs: Sequence[DrawnRun], reports: Sequence[Report]) -> list[tuple[str, list[str]]]:
-    """A row for each number of the reports, and each setting, that the runs differ in."""
+    """A row for each number and setting that differs between the runs."""
     keys = dict.fromkeys(key for report in reports for key in report.numbers)
     rows = [(in_words(key), [number(report.numbers.get(key)) for report in reports]) for key in keys]
     settings = [_settings(run) for run in runs]

@@ -1,4 +1,4 @@
-"""The charts of a page: which there are, what is told of each in words, and why others are left out."""
+"""The charts of a page, a description of each in words, and why others are left out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..visualization.style import text
 MAX_ROWS = 256  # of a heat map
 _MIN_SAMPLES = 3  # a chart of fewer shows less than a sentence
 _DIGITS, _DIGITS_OF_CELLS = 5, 4
-_MAX_TOLD = 16
+_MAX_LISTED = 16
 _CHARTS = (
     ("loss", "Loss", plot_loss),
     ("norm", "Gradient norm", plot_gradient_norm),
@@ -48,15 +48,15 @@ _MAPS: tuple[tuple[str, str, Callable[[DrawnRun], Any]], ...] = (
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure as plain data, and the same in words and numbers, for those who do not see it.
+    """A figure as plain data, and the same in words and numbers, for readers who do not see it.
 
-    `group` is "layers" for those of which a page shows one at a time.
+    `group` is "layers" for the charts that the page shows one at a time.
     """
 
     name: str
     title: str
     figure: dict[str, Any]
-    told: str
+    words: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     height: int = 340
@@ -64,7 +64,7 @@ class Chart:
 
 
 def charts_of(runs: Sequence[DrawnRun], findings: Sequence[Finding]) -> tuple[list[Chart], list[str]]:
-    """The charts that have something to show, and why the others are left out."""
+    """The charts with something to show, and why the others are left out."""
     makers = [(title, partial(_of_series, name, title, plot, runs, findings)) for name, title, plot in _CHARTS]
     makers += [(f"Layers by {title}", partial(_of_cells, name, title, draw, runs[0])) for name, title, draw in _MAPS]
     charts: list[Chart] = []
@@ -77,73 +77,73 @@ def charts_of(runs: Sequence[DrawnRun], findings: Sequence[Finding]) -> tuple[li
     return charts, left_out
 
 
-def _hold_samples(num: int) -> None:
+def _check_samples(num: int) -> None:
     if num < _MIN_SAMPLES:
-        raise ValueError(f"{count(num, 'sample')}, too few to draw")
+        raise ValueError(f"{count(num, 'sample')}, too few to plot")
 
 
 def _of_series(name: str, title: str, plot: Any, runs: Sequence[DrawnRun], findings: Sequence[Finding]) -> Chart:
     figure = plot(list(runs))
-    _hold_samples(max(len(trace.x) for trace in figure.data))
+    _check_samples(max(len(trace.x) for trace in figure.data))
     rows = []
     for trace in figure.data:
         if trace.mode == "markers" and trace.yaxis == "y2":
             rows.append([trace.name, f"at step {_listed(trace.x)}", "", "", ""])
             continue
         values = [(y, x) for x, y in zip(trace.x, trace.y) if isinstance(y, (int, float))]
-        if values and not (trace.name or "").endswith("least to largest"):
+        if values and not (trace.name or "").endswith("smallest to largest"):
             at = [f"{number(y)} (step {x})" for y, x in (values[0], values[-1], min(values), max(values))]
             rows.append([trace.name, *at])
-    told = "; ".join(f"{row[0]}: {row[1]}" + (f" to {row[2]}" if row[2] else "") for row in rows)
+    words = "; ".join(f"{row[0]}: {row[1]}" + (f" to {row[2]}" if row[2] else "") for row in rows)
     plain = _plain(figure, _DIGITS)
     if len(runs) == 1:
         _mark_findings(plain["layout"], findings, runs[0])
-    for trace in plain["data"]:  # whose it is
+    for trace in plain["data"]:  # the run that it belongs to
         own = [
             (len(run.name), place) for place, run in enumerate(runs) if trace["name"].startswith(f"{text(run.name)},")
         ]
         trace["meta"] = max(own, default=(0, 0))[1]
-    return Chart(name, title, plain, told, ("series", "first", "last", "least", "largest"), rows)
+    return Chart(name, title, plain, words, ("series", "first", "last", "smallest", "largest"), rows)
 
 
 def _of_cells(name: str, title: str, draw: Callable[[DrawnRun], Any], run: DrawnRun) -> Chart:
-    """A heat map: its largest value is told, and where NaN and Inf were."""
+    """A heat map, with its largest value, and the steps of NaN and Inf, in words."""
     figure = draw(run)
     heat = figure.data[0]
-    _hold_samples(len(heat.x))
+    _check_samples(len(heat.x))
     cells = [(z, y, x) for y, row in zip(heat.y, heat.z) for x, z in zip(heat.x, row) if z is not None]
-    told = f"{len(heat.y)} rows by {len(heat.x)} sampled steps, {heat.x[0]} to {heat.x[-1]}"
+    words = f"{len(heat.y)} rows by {len(heat.x)} sampled steps, {heat.x[0]} to {heat.x[-1]}"
     if cells:
         top, label, step = max(cells)
-        told += f"; the largest value: {label}, {number(10**top if heat.colorbar.title.text else top)} at step {step}"
+        words += f"; the largest value: {label}, {number(10**top if heat.colorbar.title.text else top)} at step {step}"
     for bad in figure.data[1:]:
-        told += f"; NaN or Inf at step {_listed([x for x, *column in zip(bad.x, *bad.z) if any(column)])}"
+        words += f"; NaN or Inf at step {_listed([x for x, *column in zip(bad.x, *bad.z) if any(column)])}"
     plain = _plain(figure, _DIGITS_OF_CELLS)
     for trace in plain["data"]:
         if any(" ... " in label for label in trace["y"]):
-            continue  # which tensor of a group it is, only the text says
+            continue  # only the text says which tensor of a group it is
         trace.pop("text", None)
         value = "NaN or Inf" if trace["name"] == "NaN or Inf" else "%{z:.4g}"
         trace["hovertemplate"] = f"step %{{x}}<br>%{{y}}: {value}<extra></extra>"
     height = min(900, 110 + max(9, min(15, 900 // len(heat.y))) * len(heat.y))
-    return Chart(f"layers-{name}", title, plain, told, (), (), height, "layers")
+    return Chart(f"layers-{name}", title, plain, words, (), (), height, "layers")
 
 
 def _listed(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps[:_MAX_TOLD])) + (", ..." if len(steps) > _MAX_TOLD else "") or "-"
+    return ", ".join(map(str, steps[:_MAX_LISTED])) + (", ..." if len(steps) > _MAX_LISTED else "") or "-"
 
 
 def _mark_findings(layout: dict[str, Any], findings: Sequence[Finding], run: DrawnRun) -> None:
-    """The findings' numbers above the chart: a flag at a step, a line over a stretch of steps, in as many rows as these
-    need not to cover one another."""
+    """Puts the numbers of the findings above the chart: a flag at a step, a line over several steps, in as many rows as
+    needed so that none covers another."""
     first, last = run.ribbon.first_step, run.ribbon.last_step
-    room = 0.03 * max(1, last - first)  # of a number
+    room = 0.03 * max(1, last - first)  # the width of a number
     places: dict[tuple[int, int], list[str]] = {}
     for place, one in enumerate(findings, 1):
         if one.first_step is not None:
             end = one.first_step if one.last_step is None else one.last_step
             places.setdefault((one.first_step, end), []).append(str(place))
-    ends: list[float] = []  # of each row, where it is free
+    ends: list[float] = []  # where each row becomes free
     shapes, notes = layout.setdefault("shapes", []), layout.setdefault("annotations", [])
     for (begin, end), numbers in sorted(places.items()):
         row = next((row for row, free in enumerate(ends) if free < begin), len(ends))
@@ -164,13 +164,13 @@ def _plain(figure: Any, digits: int) -> dict[str, Any]:
     layout = plain["layout"]
     for key in ("template", "title"):
         layout.pop(key, None)
-    if figure.data[0].type == "scatter":  # a legend below the axis, however many lines it has
+    if figure.data[0].type == "scatter":  # the legend is below the axis, however many lines it has
         layout["legend"].update(yref="container", y=0, yanchor="bottom")
         layout["margin"]["b"] = 90 if len(figure.data) > 1 else 50
         layout["xaxis"]["title"]["standoff"] = 6
         layout["yaxis"]["nticks"] = 8
         values = [y for trace in figure.data for y in trace.y if isinstance(y, (int, float)) and 0.0 < y < math.inf]
-        if layout["yaxis"]["type"] == "log" and values:  # else plotly names every digit
+        if layout["yaxis"]["type"] == "log" and values:  # else plotly labels every digit
             span = max(values) / min(values)
             layout["yaxis"]["dtick"] = "D2" if span < 300.0 else 1 if span < 1e8 else None
     layout["margin"]["t"] = 26
@@ -178,7 +178,7 @@ def _plain(figure: Any, digits: int) -> dict[str, Any]:
 
 
 def _rounded(value: Any, digits: int) -> Any:
-    """Plain data with as many digits as a chart can show; what is not finite is None."""
+    """Plain data with as many digits as a chart can show; None for NaN and Inf."""
     if isinstance(value, dict):
         return {key: _rounded(one, digits) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

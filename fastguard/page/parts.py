@@ -1,4 +1,4 @@
-"""What a page says of one run, as plain data: key numbers, findings, the ribbon, tensors, modules."""
+"""The contents of a page about one run, as plain data: key numbers, findings, the ribbon, tensors, modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from .._text import NAME_WIDTH, duration, listed, number, shown
+from .._text import NAME_WIDTH, count, duration, listed, number, shown
 from ..diagnosis import RULES, Finding, Rule
 from ..report import Report
 from ..report.report import steps_of
@@ -15,9 +15,9 @@ from ..visualization.curves import worst
 from ..visualization.ribbon import STATES
 from ..visualization.runs import DrawnRun
 
-_WIDTH = 1000  # of the ribbon, in parts
+_WIDTH = 1000  # parts of the ribbon
 _MAX_EVENTS, _MAX_NAMES = 8, 8
-_MAX_VALUES = 1 << 17  # in the lines of all tensors together
+_MAX_VALUES = 1 << 17  # values in the lines of all tensors together
 _WORDS = {
     "lr": "learning rate",
     "val": "validation",
@@ -30,7 +30,7 @@ _WORDS = {
     "infs": "Inf",
     "us": "(us)",
 }
-# Height and shade: told apart in greyscale too.
+# Height and shade: distinct in greyscale too.
 LOOKS = {
     "good": (40, "#7fb8a4"),
     "clipped": (60, "#e6c229"),
@@ -42,7 +42,7 @@ LOOKS = {
 
 
 def cards_of(report: Report) -> list[dict[str, Any]]:
-    """The report's findings, in its order, each with the number that it has on the charts."""
+    """The findings of the report, in its order, each with its number on the charts."""
     return [
         {
             "number": place,
@@ -50,7 +50,7 @@ def cards_of(report: Report) -> list[dict[str, Any]]:
             "summary": shown(one.summary, 2000),
             "steps": steps_of(one),
             "layers": "" if all(name in one.summary for name in one.layers) else listed(one.layers, 8),
-            "evidence": [(in_words(key), _told(value)) for key, value in one.evidence.items()],
+            "evidence": [(in_words(key), _in_words(value)) for key, value in one.evidence.items()],
             "rule": RULES.get(one.rule),
             "about": _about(RULES.get(one.rule)),
         }
@@ -59,7 +59,7 @@ def cards_of(report: Report) -> list[dict[str, Any]]:
 
 
 def _about(rule: Rule | None) -> str:
-    """What a rule looks for: its docstring, with its thresholds' values for their names."""
+    """The docstring of a rule, with the values of thresholds in place of their names."""
     if rule is None:
         return ""
     values: dict[str, Any] = dict(rule.thresholds)
@@ -68,7 +68,7 @@ def _about(rule: Rule | None) -> str:
 
 
 def in_words(key: str) -> str:
-    """What a key of evidence, or of a report's numbers, says.
+    """A key of evidence, or of the numbers of a report, in words.
 
     >>> in_words("last_num_nans"), in_words("lr"), in_words("is_certain"), in_words("the rule x")
     ('last NaN', 'learning rate', 'certain', 'the rule x')
@@ -78,7 +78,7 @@ def in_words(key: str) -> str:
     return " ".join(_WORDS.get(part, part) for part in key.split("_") if part not in ("num", "is"))
 
 
-def _told(value: Any) -> str:
+def _in_words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
@@ -87,7 +87,7 @@ def _told(value: Any) -> str:
 
 
 def key_numbers(run: DrawnRun, report: Report) -> dict[str, tuple[str, str]]:
-    """The row on top of the page: by its name each number, and what to compare it with."""
+    """The row on top of the page: each number by name, with a number to compare it with."""
     numbers = report.numbers
     rows: dict[str, tuple[str, str]] = {}
     for key, name in (("loss", "Final loss"), ("val_loss", "Validation loss")):
@@ -97,7 +97,7 @@ def key_numbers(run: DrawnRun, report: Report) -> dict[str, tuple[str, str]]:
             rows[name] = (number(numbers[f"{key}_last"]), at)
     clock = run.curves["time"].points
     taken = clock[-1].high - clock[0].low if clock else 0.0
-    rows["Steps"] = (f"{numbers['num_steps']:,}", f"the last is {run.ribbon.last_step}")
+    rows["Steps"] = (f"{numbers['num_steps']:,}", f"the last is step {run.ribbon.last_step}")
     for key, name, which in (("skip", "Skipped", "steps"), ("clip", "Clipped", "good steps")):
         if f"{key}_rate" in numbers:
             rate = f"{100.0 * numbers[f'{key}_rate']:.3g} % of the {which}"
@@ -113,7 +113,7 @@ def key_numbers(run: DrawnRun, report: Report) -> dict[str, tuple[str, str]]:
 
 
 def clock(run: DrawnRun) -> tuple[list[int], list[float]]:
-    """Steps, ever later, and the seconds since the first at which they were written."""
+    """Steps in rising order, and the seconds from the first step to each."""
     steps: list[int] = []
     seconds: list[float] = []
     points = run.curves["time"].points
@@ -126,7 +126,7 @@ def clock(run: DrawnRun) -> tuple[list[int], list[float]]:
 
 
 def ribbon_svg(run: DrawnRun) -> list[dict[str, Any]]:
-    """The ribbon as bars of an SVG of 1000 by 100: neighbours of one state are one bar."""
+    """The ribbon as bars of an SVG of 1000 by 100: neighbours with the same state are one bar."""
     bars: list[dict[str, Any]] = []
     for place, state in enumerate(run.ribbon.worst(_WIDTH)):
         if bars and bars[-1]["state"] == state:
@@ -138,28 +138,28 @@ def ribbon_svg(run: DrawnRun) -> list[dict[str, Any]]:
 
 
 def infection(run: DrawnRun) -> list[dict[str, Any]]:
-    """For steps that were not finite: the tensors in backward order, the likeliest origin first. Equal ones are one."""
+    """The tensors with NaN or Inf in backward order, the likeliest origin first, and the steps at which it was so."""
     history = run.history
     events = {event.step: event for event in (*history.first_events, *history.last_events)}
     steps: dict[tuple[Any, ...], list[int]] = {}
     for step, event in sorted(events.items()):
         if event.names:
-            found = f"{event.num_nans} NaN and {event.num_infs} Inf in {event.num_tensors} tensors"
-            told = f"{found}, {'skipped' if event.skipped else 'taken all the same'}"
-            steps.setdefault((event.names[:_MAX_NAMES], event.num_tensors, told), []).append(step)
+            found = f"{event.num_nans} NaN and {event.num_infs} Inf in {count(event.num_tensors, 'tensor')}"
+            what = f"{found}, {'' if event.skipped else 'not '}skipped"
+            steps.setdefault((event.names[:_MAX_NAMES], event.num_tensors, what), []).append(step)
     return [
         {
             "when": f"Step{'s' * (len(at) > 1)} {listed(at, 8)}",
             "names": [shown(name, NAME_WIDTH) for name in names],
             "more": num - len(names),
-            "told": told,
+            "what": what,
         }
-        for (names, num, told), at in list(steps.items())[:_MAX_EVENTS]
+        for (names, num, what), at in list(steps.items())[:_MAX_EVENTS]
     ]
 
 
 def module_rows(report: Report) -> dict[str, Any]:
-    """A row for each sampled module, as of its newest sample: those that the findings name come first."""
+    """A row for each sampled module with its newest sample; modules that the findings name come first."""
     about = {name for finding in report.findings for name in finding.layers}
     found = sorted(report.modules, key=lambda row: (row["module"] not in about, not row["num_nonfinite"]))
     columns = ["module", "kind", "mean", "std", "zeros", "saturated", "dead units", "units", "not finite"]
@@ -182,7 +182,7 @@ def module_rows(report: Report) -> dict[str, Any]:
 
 
 def tensor_names(run: DrawnRun, findings: Sequence[Finding]) -> list[str]:
-    """The tensors: those that the findings name, those that NaN and Inf reached first, the others by largest norm."""
+    """Names of tensors: first those in the findings and the first NaN or Inf, then the others by largest norm."""
     events = [*run.history.first_events, *run.history.last_events]
     about = [name for finding in findings for name in finding.layers]
     about += [name for event in sorted(events, key=lambda event: event.step)[:1] for name in event.names]
@@ -197,7 +197,7 @@ def tensor_names(run: DrawnRun, findings: Sequence[Finding]) -> list[str]:
 
 
 def tensor_rows(run: DrawnRun, names: Sequence[str]) -> dict[str, Any]:
-    """A row for each tensor: what it was like at the newest sample, and at worst."""
+    """A row for each tensor, with its newest and its worst values."""
     norm, top, zeros, update = (run.grids[key] for key in ("norm", "max", "zeros", "update"))
     steps = [first for first, _ in norm.steps]
     rows = []
@@ -220,9 +220,9 @@ def tensor_rows(run: DrawnRun, names: Sequence[str]) -> dict[str, Any]:
 
 
 def tensor_lines(run: DrawnRun, names: Sequence[str]) -> dict[str, Any]:
-    """The norm of each tensor at the sampled steps, a row a tensor; -1 stands for what is not finite.
+    """The norm of each tensor at the sampled steps, one row for each tensor; -1 is for NaN and Inf.
 
-    Of more than 131,072 values, the largest of neighbouring steps stand for all of them.
+    If there are more than 131,072 values, the largest of neighbouring steps is kept.
     """
     grid = run.grids["norm"]
     width = max(1, math.ceil(len(grid) * len(names) / _MAX_VALUES))

@@ -1,4 +1,4 @@
-"""How a run is doing, in words for a person and in plain types for a machine. Needs no torch."""
+"""The report on a run: as text, and as plain data. Needs no torch."""
 
 from .report import Report as Report
 from .report import Status as Status

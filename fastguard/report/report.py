@@ -1,4 +1,4 @@
-"""How a run is doing, in words for a person and in plain types for a machine."""
+"""The report on a run: as text, and as plain data."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _MAX_LAYERS = 3
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """How a run is doing. `print(report)` shows plain ASCII, at most 100 columns wide; a notebook shows tables.
+    """The report on a run. `print(report)` shows plain ASCII, at most 100 columns wide; a notebook shows tables.
 
     Printed names and messages are escaped, and very long ones are shortened; `to_dict` has them in full.
 
     Attributes:
-        status: the worst severity among the findings, "info" apart. Without findings "healthy", or "no-evidence" if the
-            run has no gradients.
-        findings: what is wrong or worth knowing, the most severe first.
+        status: the worst severity among the findings, apart from "info". Without findings "healthy", or "no-evidence"
+            if the run has no gradients.
+        findings: problems and remarks, the most severe first.
         recommendations: what to do, each once: those of the causes, then those of the findings.
         numbers: counts, rates, quantiles. An unknown number has no key.
-        causes: root causes of the findings, the surest first, each with its findings as `symptoms`.
+        causes: root causes of the findings, the most likely first, each with its findings as `symptoms`.
         modules: a row for each module whose activations were sampled, from the newest sample.
         weights: a row for each sampled parameter.
         sinks: what each sink costs the training thread: `name`, `num_steps`, `mean_us`, `total_s`, `num_lost`.
@@ -63,7 +63,7 @@ class Report:
 
         Raises:
             ImportError: plotly or Jinja2 is missing: `pip install fastguard[report]`.
-            ValueError: there is no step to draw, as in a report of `preflight`.
+            ValueError: there is no step to plot, as in a report of `preflight`.
             OSError: the file cannot be written.
 
         Cost: half a second, and 20 us for each line of the guard's `JsonlSink`, if there is one.
@@ -71,7 +71,7 @@ class Report:
         from ..page.build import page_of, save_page
 
         if self.source is None:
-            raise ValueError("this report is of no run of which anything could be drawn: print it")
+            raise ValueError("This report has no recorded steps to plot; print it instead.")
         return save_page(page_of(self, self.source(), title), path, force=True)
 
     def __repr__(self) -> str:
@@ -92,14 +92,15 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain types that strict JSON can hold; NaN and Inf are strings.
 
-        The symptoms of a cause are names of rules: the findings themselves are in "findings". There, `symptoms` are the
-        signs of a rule several of which were seen.
+        The symptoms of a cause are names of rules; the findings themselves are in "findings". The `symptoms` of a
+        finding are the signs of its rule, if there were several.
         """
         causes = [{**one.to_dict(), "symptoms": [symptom.rule for symptom in one.symptoms]} for one in self.causes]
+        findings = [finding.to_dict() for finding in self.findings]
         return {
             "status": self.status,
             "causes": causes,
-            "findings": [_without_empty_symptoms(finding.to_dict()) for finding in self.findings],
+            "findings": [{k: v for k, v in one.items() if v or k != "symptoms"} for one in findings],
             "recommendations": list(self.recommendations),
             "numbers": strict_json.encode(self.numbers),
             "modules": strict_json.encode(list(self.modules)),
@@ -109,14 +110,14 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self._status_line(), *self._unobserved_line()]
-        told: set[str] = set()
+        shown_rules: set[str] = set()
         for one in self.causes:
             lines += ["", *_cause_lines(one)]
             for place, symptom in enumerate(one.symptoms):
-                told.add(symptom.rule)
+                shown_rules.add(symptom.rule)
                 lines += ["", *_finding_lines(symptom, with_remedy=place == 0)]
         for finding in self.findings:
-            if finding.rule not in told:
+            if finding.rule not in shown_rules:
                 lines += ["", *_finding_lines(finding)]
         rows = number_rows(self.numbers, self.sinks)
         lines += [""] * bool(rows)
@@ -134,7 +135,7 @@ class Report:
         return f"{self.status.upper().replace('-', ' ')} after {after}: {num_of_each(self.findings)}"
 
     def _unobserved_line(self) -> list[str]:
-        """Where nothing was found: what nobody looked at, as silence there is not health."""
+        """What was not observed, if nothing was found: no finding there does not mean healthy."""
         seen = {
             "validation loss": "val_loss_last" in self.numbers,
             "activations": self.modules,
@@ -157,17 +158,17 @@ def build_report(
     failures: Failures | None = None,
     source: Callable[[], Any] | None = None,
 ) -> Report:
-    """A report on `history`. What raises, a rule say, is left out, and named by a finding: it was not checked.
+    """A report on `history`. If a part of it raises, such as a rule, it is left out, and a finding names it.
 
     Args:
         history: the run.
-        sinks_lost: how many records each sink lost, by its name.
-        sinks: what each costs.
+        sinks_lost: number of lost records by the name of the sink.
+        sinks: the cost of each sink.
         rules, thresholds: as in `fastguard.diagnosis.diagnose`.
-        findings: more findings, from elsewhere, to be sorted in.
-        numbers: more numbers, which no history has.
-        failures: what has failed so far, and was told.
-        source: gives what its page is to be drawn of; `history`, where there is none.
+        findings: further findings to sort in.
+        numbers: further numbers, which are not in the history.
+        failures: parts of the monitoring that have failed so far.
+        source: returns what the page is drawn from; by default `history`.
 
     Raises:
         ValueError, TypeError: as `diagnose`, for `thresholds`.
@@ -188,19 +189,16 @@ def build_report(
     with failures.kept("the report's tables", "They are missing."):
         modules, weights = module_rows(history), weight_rows(history)
     lost = {name: num for name, num in (sinks_lost or {}).items() if num}
-    if lost:
-        found.append(_lost_records(lost))
+    figures["num_records_lost"] = sum(lost.values())
     failed_now = failures.since(before)
     failed_before = [failure for failure in failures if failure not in failed_now]
-    for finding in (not_checked(failed_now, len(asked)), _failed_parts(failed_before)):
-        if finding is not None:
-            found.append(finding)
-    if not history.num_steps:
-        found.append(_no_steps())
-    elif not history.has_gradients and all(finding.rule != "no-gradient" for finding in found):
-        found.append(_no_evidence(history))
-    figures["num_records_lost"] = sum(lost.values())
-    found.sort(key=lambda finding: finding.weight, reverse=True)
+    own = (
+        _lost_records(lost),
+        not_checked(failed_now, len(asked)),
+        _failed_parts(failed_before),
+        _no_evidence(history, found),
+    )
+    found = sorted([*found, *filter(None, own)], key=lambda finding: finding.weight, reverse=True)
     status: Status = "healthy" if history.has_gradients else "no-evidence"
     for finding in reversed(found):
         if finding.severity != "info":
@@ -220,67 +218,63 @@ def build_report(
     )
 
 
-def _without_empty_symptoms(plain: dict[str, Any]) -> dict[str, Any]:
-    if not plain["symptoms"]:
-        del plain["symptoms"]
-    return plain
-
-
-def _lost_records(lost: Mapping[str, int]) -> Finding:
+def _lost_records(lost: Mapping[str, int]) -> Finding | None:
+    if not lost:
+        return None
     total = sum(lost.values())
     by_sink = ", ".join(f"{num} by {name}" for name, num in lost.items())
     return Finding(
         f"{count(total, 'record')} could not be written: {by_sink}.",
         evidence={"num_lost": total},
-        recommendation="The log has gaps. See the warning of the sink for the reason (a full disk, a closed file).",
+        recommendation="Look up the reason in the sink's warning (a full disk, a closed file). The log has gaps.",
         rule="lost-records",
     )
 
 
-def _told(failures: Iterable[Failure]) -> str:
+def _errors_of(failures: Iterable[Failure]) -> str:
     return "; ".join(f"{failure.what}: {failure.error}" for failure in failures)
 
 
 def not_checked(failed: list[Failure], num_asked: int) -> Finding | None:
-    """What could not be asked of this history: the rest of the report knows nothing of it."""
+    """The finding about rules and other parts that raised while the report was made."""
     if not failed:
         return None
     num_rules = sum(failure.what.startswith("rule ") for failure in failed)
     what = count(num_rules, "rule") if num_rules == len(failed) else f"{len(failed)} parts"
     return Finding(
-        f"{what} failed: what {'it looks' if len(failed) == 1 else 'they look'} for was not checked. {_told(failed)}.",
+        f"{what} failed and {'was' if len(failed) == 1 else 'were'} not checked. {_errors_of(failed)}.",
         evidence={"num_failed": num_rules, "num_asked": num_asked, "failed": [failure.what for failure in failed]},
-        recommendation="Mend the rule if it is your own. If it is one of fastguard's, please report it, with the log.",
+        recommendation="Fix the rule if it is your own. If it is one of fastguard's, please report it, with the log.",
         rule="failed-rules",
     )
 
 
 def _failed_parts(failed: list[Failure]) -> Finding | None:
-    """What failed while the run went on, and was kept from it."""
+    """The finding about parts of the monitoring that raised earlier in the run."""
     if not failed:
         return None
     times = ", ".join(f"{one.what} {count(one.times, 'time')}" for one in failed)
     return Finding(
-        f"Some of the monitoring failed: {times}. {_told(failed)}.",
+        f"Some of the monitoring failed: {times}. {_errors_of(failed)}.",
         evidence={failure.what: failure.times for failure in failed},
-        recommendation="The logger fastguard has said what became of each. The training went on without them.",
+        recommendation="Look up the consequence of each in the messages of the logger fastguard. Training went on.",
         rule="failed-parts",
     )
 
 
-def _no_steps() -> Finding:
+def _no_evidence(history: TrainingHistory, found: Iterable[Finding]) -> Finding | None:
+    if not history.num_steps:
+        return Finding(
+            "The guard has not seen a step.",
+            severity="info",
+            recommendation="Call optimizer.step() on the optimizer that was wrapped, then guard.flush().",
+            rule="no-steps",
+        )
+    if history.has_gradients or any(finding.rule == "no-gradient" for finding in found):
+        return None
+    what = "The log has no gradient norm" if history.lacks_norms else "All gradients were zero"
     return Finding(
-        "The guard has not seen a step.",
-        severity="info",
-        recommendation="Call optimizer.step() on the optimizer that was wrapped, then guard.flush().",
-        rule="no-steps",
-    )
-
-
-def _no_evidence(history: TrainingHistory) -> Finding:
-    what = "The log holds no gradient norm" if history.lacks_norms else "No gradient but zeros has been seen"
-    return Finding(
-        f"{what} in {count(history.num_steps, 'step')}: nothing says that this run is well.",
+        f"{what} in {count(history.num_steps, 'step')}: there is no evidence that this run is healthy.",
         history.recent[0].step,
         history.recent[-1].step,
         severity="info",
@@ -313,7 +307,7 @@ def num_of_each(findings: Iterable[Finding]) -> str:
 
 
 def steps_of(finding: Finding) -> str:
-    """ "step 3" or "steps 3 to 5"; empty where the finding has none."""
+    """ "step 3" or "steps 3 to 5"; empty if the finding has none."""
     if finding.first_step is None:
         return ""
     is_one = finding.last_step in (None, finding.first_step)

@@ -1,4 +1,4 @@
-"""The report's numbers, and its tables: activations by module, and updates by parameter."""
+"""The numbers of a report, and its tables: activations by module, and updates by parameter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 def numbers_of(history: TrainingHistory) -> dict[str, float]:
-    """Counts, rates and quantiles of a run; what is not known has no key."""
+    """Counts, rates and quantiles of a run; an unknown number has no key."""
     numbers: dict[str, float] = {
         "num_steps": history.num_steps,
         "num_skipped": history.num_skipped,
@@ -40,21 +40,20 @@ def numbers_of(history: TrainingHistory) -> dict[str, float]:
         "clip_rate": history.clip_rate,
         "num_nonfinite": history.num_nonfinite,
     }
-    if history.model.clip_policy and history.num_skipped_by_policy:
+    model = history.model
+    if model.clip_policy and history.num_skipped_by_policy:
         numbers["num_skipped_by_policy"] = history.num_skipped_by_policy
-    if history.model.num_left_out:
-        numbers["num_left_out"] = history.model.num_left_out
-    if history.model.num_ranks is not None:
-        numbers["num_ranks"] = history.model.num_ranks
-        numbers["num_bad_ranks"] = len(history.model.bad_ranks)
-    if history.model.num_restarts is not None:
-        numbers["num_restarts"] = history.model.num_restarts
-    if history.model.noise_scale is not None:
-        numbers["noise_scale"] = history.model.noise_scale
+    if model.num_left_out:
+        numbers["num_left_out"] = model.num_left_out
+    if model.num_ranks is not None:
+        numbers.update(num_ranks=model.num_ranks, num_bad_ranks=len(model.bad_ranks))
+    if model.num_restarts is not None:
+        numbers["num_restarts"] = model.num_restarts
+    if model.noise_scale is not None:
+        numbers["noise_scale"] = model.noise_scale
     if history.recent:
-        numbers["first_step_in_window"] = history.recent[0].step
-        numbers["last_step"] = history.recent[-1].step
-        numbers["norm_last"] = history.recent[-1].norm
+        first, last = history.recent[0], history.recent[-1]
+        numbers.update(first_step_in_window=first.step, last_step=last.step, norm_last=last.norm)
     if history.clean:
         numbers["num_in_window"] = len(history.clean)
         q05, q50, q95 = history.norm_quantiles((0.05, 0.5, 0.95))
@@ -74,7 +73,7 @@ def numbers_of(history: TrainingHistory) -> dict[str, float]:
 
 
 def number_rows(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """A report's numbers in words, each with its name; none where no step was taken."""
+    """The numbers of a report in words, each with its name; empty without steps."""
     if not numbers["num_steps"] or "skip_rate" not in numbers:
         return []
     n = {key: number(value) for key, value in numbers.items()}
@@ -100,7 +99,7 @@ def number_rows(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any]]
     if "loss_last" in n:
         rows.append(("loss", f"last {n['loss_last']}" + (f", lowest {n['loss_min']}" if "loss_min" in n else "")))
     elif "loss_min" not in n:
-        rows.append(("loss", "none was observed: rules on it had nothing to read"))
+        rows.append(("loss", "not observed, so rules on the loss were not checked"))
     if "val_loss_last" in n:
         rows.append(("validation loss", f"last {n['val_loss_last']}"))
     if "lr_last" in n:
@@ -152,7 +151,7 @@ def module_rows(history: TrainingHistory) -> tuple[Row, ...]:
 
 
 def weight_rows(history: TrainingHistory) -> tuple[Row, ...]:
-    """The newest sample of each parameter, in the order of the model; ratios that are not known are NaN."""
+    """The newest sample of each parameter, in the order of the model; unknown ratios are NaN."""
     newest = [window.last.value for _, window in history.weights.items()]
     return tuple(
         {
@@ -168,19 +167,19 @@ def weight_rows(history: TrainingHistory) -> tuple[Row, ...]:
 
 
 def module_lines(rows: Sequence[Row]) -> list[str]:
-    """A table for a person: the dozen modules that look worst, in the order of execution."""
+    """The table of activations: the twelve worst modules, in the order of execution."""
     seen = [row for row in rows if not row["is_choice"]]
     return _worst(_OF_MODULES, seen, ("num_nonfinite", "dead_ratio", "saturation_ratio", "zero_ratio"), "modules")
 
 
 def choice_lines(rows: Sequence[Row]) -> list[str]:
-    """A table for a person of attention and routers: the dozen that look worst, in the order of execution."""
+    """The table of attention and routers: the twelve worst modules, in the order of execution."""
     seen = [row for row in rows if row["is_choice"]]
     return _worst(_OF_CHOICES, seen, ("num_nonfinite", "dead_ratio", "max_logit"), "modules")
 
 
 def weight_lines(rows: Sequence[Row]) -> list[str]:
-    """A table for a person: the dozen parameters whose updates are furthest from the usual thousandth."""
+    """The table of updates: the twelve parameters whose updates are furthest from the usual thousandth."""
     seen = [{**row, "oddness": _oddness(row["update_ratio"])} for row in rows]
     seen = [row for row in seen if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
     return _worst(_OF_WEIGHTS, seen, ("num_nonfinite", "oddness"), "parameters")

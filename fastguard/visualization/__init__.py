@@ -1,7 +1,7 @@
-"""Figures of a run, as `plotly.graph_objects.Figure`: they show in a notebook, in Streamlit, in a tracker, in a page.
+"""Figures of a run as `plotly.graph_objects.Figure`, for notebooks, Streamlit, trackers and pages.
 
 Needs plotly: `pip install fastguard[report]`. Every function takes a guard, a `TrainingHistory`, the path of a log, or
-several of them in a list, or in a dict with the labels to show.
+several of them in a list, or in a dict with their labels.
 """
 
 from .layers import plot_activations as plot_activations

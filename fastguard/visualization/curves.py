@@ -1,4 +1,4 @@
-"""Series of any length in bounded memory: what is drawn of them, and what must not be lost among it."""
+"""Series of any length in bounded memory, as figures show them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_CELLS = 1 << 20
 
 
 class Stretch(NamedTuple):
-    """Some values in a row: the steps of the first and the last, the least, the median and the largest."""
+    """Some values in a row: the first and last step, the smallest, the median and the largest value."""
 
     first_step: int
     last_step: int
@@ -23,8 +23,8 @@ class Stretch(NamedTuple):
 class Curve:
     """A series of finite values by step, as at most `max_points` points.
 
-    When there are more, neighbours are merged: least and largest values stay exact, the median becomes the mean of the
-    medians of both.
+    If there are more, neighbours are merged: smallest and largest values stay exact, the median becomes the mean of
+    both medians.
 
     Args:
         max_points: at least 2.
@@ -64,7 +64,7 @@ class Curve:
                 self._shrink()
 
     def add_stretch(self, point: Stretch) -> None:
-        """Takes values that were summarised elsewhere."""
+        """Takes values that are summarised already."""
         self._closed.append(point)
         self._shrink()
 
@@ -86,7 +86,7 @@ class Curve:
 
     @property
     def is_merged(self) -> bool:
-        """Whether a point may stand for more than one value."""
+        """Whether a point may be for more than one value."""
         return self._width > 1 or any(point.low != point.high for point in self._closed)
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ def _merged(a: Stretch, b: Stretch) -> Stretch:
 
 
 class Mark(NamedTuple):
-    """Steps, or a tensor, at which something happened: from the first to the last of them, how many."""
+    """Marked steps, or tensors: the first, the last, and their number."""
 
     first_step: Any
     last_step: Any
@@ -107,7 +107,7 @@ class Mark(NamedTuple):
 
 
 class Rail:
-    """Steps that are marked. None is dropped: where there are too many to draw, neighbours become one mark.
+    """Marked steps. None is dropped: if there are too many to draw, neighbours become one mark.
 
     >>> rail = Rail(max_marks=2)
     >>> for step in (3, 4, 900):
@@ -140,15 +140,15 @@ class Rail:
 
     @property
     def count(self) -> int:
-        """Steps that were marked."""
+        """The number of marked steps."""
         return sum(mark.num for mark in self.marks)
 
 
 class Grid:
-    """Values by name and step: a row a name, in the order in which they were met, and a column a sampled step.
+    """Values by name and step: a row for each name, in the order of first appearance, a column for each sampled step.
 
-    When there are more than `max_columns`, or a million values, neighbours are merged, and the larger value counts.
-    Inf stands for what is not finite, and so is the largest; NaN for what was not there.
+    If there are more than `max_columns`, or a million values, neighbours are merged, and the larger value counts. A
+    value that is not finite is Inf, and so the largest; a missing value is NaN.
 
     Attributes:
         rows: the place of each name.
@@ -164,7 +164,7 @@ class Grid:
     def add(self, step: int, names: Iterable[str], values: Iterable[float]) -> None:
         """Takes the values at a step. Cost: 0.2 us a name."""
         rows, names, values = self.rows, tuple(names), [value if value < math.inf else math.inf for value in values]
-        if names == self._names:  # as nearly always
+        if names == self._names:  # nearly always
             column = array("f", values)
         else:
             column = array("f", [math.nan]) * len(rows)
@@ -197,7 +197,7 @@ class Grid:
         return [column[place] if place < len(column) else math.nan for _, _, column in self._columns]
 
     def column(self, index: int) -> dict[str, float]:
-        """One column: what was there of it."""
+        """The values of one column that are not missing."""
         values = self._columns[index][2]
         found = ((name, values[place]) for name, place in self.rows.items() if place < len(values))
         return {name: value for name, value in found if not math.isnan(value)}
@@ -214,5 +214,5 @@ def _worst(a: tuple[int, int, array[float]], b: tuple[int, int, array[float]]) -
 
 
 def worst(values: Sequence[float]) -> float:
-    """The largest that is there; NaN if none is."""
+    """The largest value that is not missing; NaN if all are."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)

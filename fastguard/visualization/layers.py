@@ -1,4 +1,4 @@
-"""Figures that tell layers apart: flow, heat maps, magnitudes."""
+"""Figures by layer: gradient flow, heat maps, magnitudes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ACTIVATIONS = {
     "zeros": ("near zero", "share of (near) zero activations"),
     "saturation": ("saturated", "share of saturated activations"),
     "dead": ("dead", "share of dead units"),
-    "entropy": ("entropy", "entropy of attention and routers, as a share of the largest"),
+    "entropy": ("entropy", "entropy of attention and routers, as a share of its maximum"),
 }
 _SHADED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -31,22 +31,22 @@ _SHADED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 def _one(source: Any, what: str) -> DrawnRun:
     runs = runs_of(source)
     if len(runs) > 1:
-        raise ValueError(f"{what} shows one run, got {len(runs)}: make a figure of each")
+        raise ValueError(f"{what} shows one run, got {len(runs)}. Make a figure of each")
     return runs[0]
 
 
 def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
     """Root mean square and largest |gradient| of each tensor at one sampled step, from the first layer to the last.
 
-    Where the bars fall away towards the left, gradients vanish on their way to the first layers. The figure that is
-    known under this name shows means of |gradient|, which are not recorded; the root mean square is never smaller.
+    If the bars get shorter towards the left, gradients vanish on their way to the first layers. The well-known figure
+    of this name shows means of |gradient|, which are not recorded; the root mean square is never smaller.
 
     Args:
         source: a guard, a `TrainingHistory`, the path of a log.
-        index: which of the steps with a table; -1 the newest.
+        index: index among the steps with a table; -1 is the newest.
 
     Returns:
-        A `plotly.graph_objects.Figure`. Tensors that hold NaN or Inf are marked along the top.
+        A `plotly.graph_objects.Figure`. Marks along the top show tensors with NaN or Inf.
 
     Raises:
         ImportError: plotly is missing.
@@ -57,7 +57,7 @@ def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
     run = _one(source, "a gradient flow")
     grid = run.grids["rms"]
     if not -len(grid) <= index < len(grid):
-        raise ValueError(f"there are {len(grid)} steps with a table of tensors, so none has the index {index}")
+        raise ValueError(f"there are {len(grid)} steps with a table of tensors, none with index {index}")
     rms, largest = grid.column(index), run.grids["max"]
     highest = largest.column(index) if len(largest) == len(grid) else {}
     names = run.in_order(rms)
@@ -78,29 +78,29 @@ def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
 
 
 def _drawable(values: Mapping[str, float], names: Sequence[str]) -> list[float | None]:
-    """What a logarithmic axis can show."""
+    """The values that a logarithmic axis can show, else None."""
     return [values[name] if 0.0 < values[name] < math.inf else None for name in names]
 
 
 def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -> Any:
     """A heat map of layers by sampled steps, the first layer at the top.
 
-    Of more than `max_rows` tensors, neighbours in the model stand in one row: the largest value of the group is shown,
-    never its mean, and the group is named by its first and last.
+    If there are more than `max_rows` tensors, neighbours in the model share a row, which shows their largest value and
+    the names of the first and the last.
 
     Args:
-        source: a guard, a `TrainingHistory`, the path of a log. A history keeps no tables: of its gradients there are
-            two columns, what the first samples were like and what they are like lately.
+        source: a guard, a `TrainingHistory`, the path of a log. A history has no tables, so its gradients have two
+            columns: the first samples and the recent ones.
         value: "norm" or "max" of gradients, "update" over weights, share of "zeros" in gradients, "saturation" of
             activations.
-        max_rows: rows at most.
+        max_rows: the largest number of rows.
 
     Returns:
-        A `plotly.graph_objects.Figure`. What is not finite is red.
+        A `plotly.graph_objects.Figure`. NaN and Inf are red.
 
     Raises:
         ImportError: plotly is missing.
-        ValueError: several runs; another `value`; nothing of it was sampled.
+        ValueError: there are several runs, `value` is unknown, or it was not sampled.
 
     Cost: as for `plot_loss`.
     """
@@ -112,8 +112,8 @@ def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -
 
 
 def plot_activations(source: Any, value: str = "dead") -> Any:
-    """A heat map of modules by sampled steps: the share of dead units, of (near) zero or of saturated activations;
-    or of attention and routers the entropy, as a share of the largest that it could be.
+    """A heat map of modules by sampled steps: the share of dead units, of (near) zero or of saturated activations; or
+    the entropy of attention and routers, as a share of its maximum.
 
     Args:
         source: a guard, a `TrainingHistory`, the path of a log.
@@ -124,7 +124,8 @@ def plot_activations(source: Any, value: str = "dead") -> Any:
 
     Raises:
         ImportError: plotly is missing.
-        ValueError: several runs; another `value`; no activations were sampled: `wrap(..., activations=True)` does.
+        ValueError: there are several runs, `value` is unknown, or no activations were sampled, as
+            `wrap(..., activations=True)` does.
 
     Cost: as for `plot_loss`.
     """
@@ -137,25 +138,25 @@ def plot_activations(source: Any, value: str = "dead") -> Any:
 
 def _heat_map(run: DrawnRun, grid: Grid, title: str, is_log: bool, max_rows: int) -> Any:
     if not grid.rows:
-        raise ValueError(f"nothing to draw: of the {title} nothing was sampled in {run.name!r}")
+        raise ValueError(f"{run.name!r} has no samples of this: {title}")
     names = run.in_order(grid.rows)
     size = -(-len(names) // max(1, max_rows))
     groups = [names[i : i + size] for i in range(0, len(names), size)]
     labels = [style.text(g[0] if len(g) == 1 else f"{g[0]} ... {g[-1]}") for g in groups]
-    values, bad, told = [], [], []
+    values, bad, labels_of_cells = [], [], []
     for group in groups:
         rows = [grid.values(name) for name in group]
         columns = list(zip(*rows))
         top = [worst(column) for column in columns]
         values.append([_shade(one, is_log) for one in top])
         bad.append([1.0 if math.isinf(one) else None for one in top])
-        told.append([_told(group, column, one) for column, one in zip(columns, top)])
+        labels_of_cells.append([_label_of(group, column, one) for column, one in zip(columns, top)])
     x = [last for _, last in grid.steps]
     made = style.figure(title[0].upper() + title[1:], "")
     heat = style.graph_objects().Heatmap
     bar: dict[str, Any] = {"title": {"text": "log10" if is_log else ""}}
     limits = {} if is_log else {"zmin": 0.0, "zmax": 1.0}
-    hover = {"text": told, "hovertemplate": "step %{x}<br>%{text}<extra></extra>", "hoverongaps": False}
+    hover = {"text": labels_of_cells, "hovertemplate": "step %{x}<br>%{text}<extra></extra>", "hoverongaps": False}
     made.add_trace(heat(x=x, y=labels, z=values, colorscale="Cividis", colorbar=bar, name=title, **limits, **hover))
     if any(one is not None for row in bad for one in row):
         red = [[0.0, style.RED], [1.0, style.RED]]
@@ -174,8 +175,8 @@ def _shade(value: float, is_log: bool) -> float | None:
     return math.log10(value) if value > 0.0 else None
 
 
-def _told(names: Sequence[str], values: Sequence[float], top: float) -> str:
-    """The cell in words: which tensor of a group it is."""
+def _label_of(names: Sequence[str], values: Sequence[float], top: float) -> str:
+    """The value of a cell, and which tensor of the group has it."""
     if math.isnan(top):
         return ""
     name = next(name for name, value in zip(names, values) if value == top)
@@ -183,20 +184,20 @@ def _told(names: Sequence[str], values: Sequence[float], top: float) -> str:
 
 
 def plot_magnitudes(source: Any) -> Any:
-    """How large the elements are: a histogram of floor(log2 |x|), with what float16, bfloat16 and float8 can hold.
+    """The magnitudes of elements: a histogram of floor(log2 |x|), with the ranges of float16, bfloat16 and float8.
 
     Args:
-        source: a `MagnitudeHistogram`, or a dict of such by names; a guard, whose gradients of now are counted. Of
-            tensors, `fastguard.kernels.magnitude_histogram` makes one. A log has no single elements.
+        source: a `MagnitudeHistogram`, or a dict of them by name; a guard, for its current gradients. To get one from
+            tensors, call `fastguard.kernels.magnitude_histogram`. A log has no single elements.
 
     Returns:
-        A `plotly.graph_objects.Figure`. Zeros, NaNs and Infs have no magnitude: the title counts them.
+        A `plotly.graph_objects.Figure`. Zeros, NaNs and Infs have no magnitude; the title counts them.
 
     Raises:
         ImportError: plotly is missing.
-        ValueError: anything else; a guard without gradients.
+        ValueError: `source` is anything else, or a guard without gradients.
 
-    Cost: of a guard, one pass over its gradients, and a sync.
+    Cost: for a guard, one pass over its gradients, and a sync.
     """
     by_name = _histograms(source)
     others = {what: sum(getattr(one, f"num_{what}") for one in by_name.values()) for what in ("zeros", "nans", "infs")}
@@ -240,5 +241,5 @@ def _histograms(source: Any) -> dict[str, MagnitudeHistogram]:
         source = {"elements": source}
     is_known = isinstance(source, Mapping) and all(isinstance(one, MagnitudeHistogram) for one in source.values())
     if not is_known or not any(one.total_elements for one in source.values()):
-        raise ValueError("magnitudes are of a MagnitudeHistogram, several in a dict, or a guard with gradients")
+        raise ValueError("`source` must be a MagnitudeHistogram, several in a dict, or a guard with gradients")
     return dict(source)

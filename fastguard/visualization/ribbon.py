@@ -1,24 +1,24 @@
-"""What became of every step, so that the worst of any stretch can be told."""
+"""The state of every step of a run."""
 
 from __future__ import annotations
 
 import itertools
 
-# From the best to the worst: of steps that share a pixel, the worst is shown.
+# From the best to the worst: if steps share a pixel, it shows the worst.
 STATES = ("none", "good", "clipped", "resumed", "rolled back", "skipped", "not finite")
 _RANK = {state: rank for rank, state in enumerate(STATES)}
 _MAX_BYTES = 1 << 22
 
 
 class Ribbon:
-    """The state of each step: "good", "clipped", "resumed" (the first after a restart), "rolled back" (what it
-    did to the parameters was undone), "skipped" or "not finite" (taken all the same, or skipped for it).
+    """The state of each step: "good", "clipped", "resumed" (the first after a restart), "rolled back" (its changes to
+    the parameters were undone), "skipped" or "not finite" (whether skipped or not).
 
     Attributes:
-        first_step: that of the first byte of `states`.
-        width: steps to a byte: 1 up to four million steps, then 2, 4, ...; the worst of them counts.
-        states: ranks in `STATES`, one a byte.
-        counts: steps in each state.
+        first_step: the step of the first byte of `states`.
+        width: steps per byte: 1 up to four million steps, then 2, 4, ...; the worst of them counts.
+        states: places in `STATES`, one per byte.
+        counts: number of steps in each state.
 
     >>> ribbon = Ribbon()
     >>> for step in range(100):
@@ -34,7 +34,7 @@ class Ribbon:
         self.counts = dict.fromkeys(STATES[1:], 0)
 
     def add(self, step: int, state: str) -> None:
-        """Takes a step; one whose number is not above the last one's is a resumed run's. Cost: 0.3 us."""
+        """Takes a step; if its number is not above the last one, the run was resumed. Cost: 0.3 us."""
         self.counts[state] += 1
         rank = _RANK[state]
         if not self.states:
@@ -43,7 +43,7 @@ class Ribbon:
             rank = max(rank, _RANK["resumed"])
             self.counts["resumed"] += 1
         self.last_step = step
-        if step < self.first_step:  # earlier than all before: it has no place
+        if step < self.first_step:  # before the first one: it has no place
             return
         place = (step - self.first_step) // self.width
         while place >= _MAX_BYTES:
@@ -57,7 +57,7 @@ class Ribbon:
             self.states[place] = rank
 
     def mark(self, first: int, last: int, state: str) -> None:
-        """Calls the steps from `first` to `last` `state`, where they are no worse; they are counted as that too."""
+        """Sets the steps from `first` to `last` to `state`, unless theirs is worse, and counts them."""
         rank, states = _RANK[state], self.states
         begin, end = ((step - self.first_step) // self.width for step in (first, last))
         for place in range(max(0, begin), min(len(states), end + 1)):
@@ -65,7 +65,7 @@ class Ribbon:
         self.counts[state] += last - first + 1
 
     def worst(self, num: int) -> list[str]:
-        """The worst state in each of `num` equal stretches; "none" where there were no steps."""
+        """The worst state in each of `num` equal parts; "none" without steps."""
         states, size = self.states, len(self.states)
         cuts = [i * size // num for i in range(num + 1)]
         return [STATES[max(states[a : max(b, a + 1)], default=0)] for a, b in itertools.pairwise(cuts)]

@@ -1,4 +1,4 @@
-"""From what a figure is given - a guard, a history, a log - to a run of which there is something to draw."""
+"""Runs as figures show them, from a guard, a history or a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_POINTS = 2000
 MAX_COLUMNS = 400
 MAX_RUNS = 8
 _ROOTS = ("", "/", ".", "..")
-# What is drawn of a sampled module or weight: a value, or None where it has none.
+# The values of a sampled module or weight that figures show; None if it has none.
 _OF_MODULES: dict[str, Callable[[Any], float | None]] = {
     "near zero": lambda m: None if m.is_choice else m.stats.near_zero_ratio,
     "saturated": lambda m: None if m.is_choice else m.stats.saturation_ratio,
@@ -31,25 +31,25 @@ _DRAWN = ("numel", "finite_norm", "abs_max", "num_zeros", "num_nans", "num_infs"
 
 
 class DrawnRun(TrainingHistory):
-    """A history that also keeps what is drawn of it.
+    """A history that also keeps the series that figures show.
 
     Attributes:
-        name: what the run is called.
-        curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step; of a log also the "time" at
+        name: the name of the run.
+        curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step; for a log also the "time" at
             which a step was written, in seconds since 1970.
         rails: steps that were "NaN", "Inf" or "skipped", had a norm of "zero", or a loss that is "bad".
         grids: "norm", "rms", "max" and "zeros" of each tensor's gradient; "update" of each weight;
             "near zero", "saturated", "dead" and "entropy" of each module.
-        ribbon: what became of each step; of a history, those of its window.
-        guard: that it is of, or None.
-        path: of the log that it was read from, or None.
-        num_runs: runs in that log; this is the last.
-        is_whole: whether every step was seen; else only what a history keeps of older ones: least, largest, mean.
+        ribbon: the state of each step; for a history, of the steps in its window.
+        guard: the guard of the run, or None.
+        path: the log that it was read from, or None.
+        num_runs: number of runs in that log; this is the last.
+        is_whole: whether every step is known; else older ones only by their smallest, mean and largest values.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self._told: TrainingHistory | None = None
+        self._of: TrainingHistory | None = None
         self.name = name
         self.path: str | os.PathLike[str] | None = None
         self.num_runs = 1
@@ -64,14 +64,14 @@ class DrawnRun(TrainingHistory):
 
     @property
     def history(self) -> TrainingHistory:
-        """What rules are asked about: this one, or the one that it was drawn from."""
-        return self if self._told is None else self._told
+        """The history for the rules: this one, or the one that it was made from."""
+        return self if self._of is None else self._of
 
     @classmethod
     def of(cls, history: TrainingHistory, name: str) -> DrawnRun:
-        """What `history` has: the newest steps one by one, older ones by their least, mean and largest."""
+        """A run from `history`: the newest steps one by one, older ones by their smallest, mean and largest values."""
         run = cls(name)
-        run._told = history
+        run._of = history
         _draw_history(run, history)
         run.finish()
         return run
@@ -80,13 +80,13 @@ class DrawnRun(TrainingHistory):
         return DrawnRun(self.name)
 
     def finish(self) -> None:
-        """Nothing more is to come: steps whose effect was undone are marked."""
+        """Marks rolled-back steps; called after the last step."""
         for event in self.history.model.recoveries:
             if event["kind"] == "rollback":
                 self.ribbon.mark(event.get("to", event["step"]), event["step"], "rolled back")
 
     def extend(self, entries: list[Entry], records: Sequence[StepStats] = ()) -> None:
-        """Takes steps, and what is drawn of them."""
+        """Takes steps into the history and the series."""
         super().extend(entries, records)
         self.draw(entries)
         for record in records:
@@ -95,7 +95,7 @@ class DrawnRun(TrainingHistory):
             self.draw_samples(record.step, record.weights, _OF_WEIGHTS)
 
     def draw(self, entries: Iterable[Entry]) -> None:
-        """Takes what is drawn of steps. Cost: 2 us each."""
+        """Takes steps into the series. Cost: 2 us each."""
         drawn: dict[str, list[tuple[int, float]]] = {}
         for step, norm, clip_coef, skipped, *values, _ in entries:
             is_finite = math.isfinite(norm)
@@ -138,28 +138,27 @@ class DrawnRun(TrainingHistory):
     def draw_samples(
         self, step: int, sampled: Iterable[Any], measures: Mapping[str, Callable[[Any], float | None]]
     ) -> None:
-        """Takes what was sampled at a step beside the gradients."""
+        """Takes the sampled modules or weights of a step."""
         for kind, measure in measures.items():
             found = {one.name: value for one in sampled if (value := measure(one)) is not None}
             if found:
                 self.grids[kind].add(step, found, found.values())
 
     def in_order(self, names: Iterable[str]) -> list[str]:
-        """`names` in the order of the model, the others after them."""
+        """`names` in the order of the model; names that are not in the model come last."""
         place = {name: i for i, name in enumerate(self.history.model.names)}
         return sorted(names, key=lambda name: place.get(name, len(place)))
 
 
 def runs_of(source: Any) -> list[DrawnRun]:
-    """The runs that a figure is to show, 1 to 8.
+    """The 1 to 8 runs of a figure.
 
     Args:
-        source: a guard, an optimizer under guard, a `TrainingHistory`, the path of a log; a list of such; a dict
-            of such with the labels to show. A guard with a `JsonlSink` or a `MemorySink` is drawn from what
-            these hold: every step, and the tables of tensors.
+        source: a guard, a guarded optimizer, a `TrainingHistory`, the path of a log; a list of such; a dict of such
+            with labels. If a guard has a `JsonlSink` or a `MemorySink`, figures show the steps and tables of these.
 
     Raises:
-        TypeError: for anything else.
+        TypeError: `source` is anything else.
         ValueError: there is no step, or more than eight runs.
         OSError: a log cannot be read.
     """
@@ -176,7 +175,7 @@ def runs_of(source: Any) -> list[DrawnRun]:
         is_new = run.name not in [other.name for other in runs[:place]]
         run.name = (run.name if is_new else f"{run.name} ({place + 1})") or f"run {place + 1}"
         if not run.history.num_steps:
-            raise ValueError(f"there is nothing to draw: {run.name!r} holds no step yet")
+            raise ValueError(f"there is nothing to plot: {run.name!r} holds no step yet")
     return runs
 
 
@@ -193,13 +192,13 @@ def _run_of(source: Any, name: str) -> DrawnRun:
     if isinstance(source, TrainingHistory):
         return DrawnRun.of(source, name)
     raise TypeError(
-        "a figure is of a guard, an optimizer under guard, a TrainingHistory or the path of a log, or of several in a "
-        f"list or a dict; got {type(source).__name__}"
+        "`source` must be a guard, a guarded optimizer, a TrainingHistory or the path of a log, or several in a list "
+        f"or a dict, got {type(source).__name__}"
     )
 
 
 class _ClockReader(LogReader):
-    """A reader that also draws when the steps were written."""
+    """A reader that also keeps the times at which steps were written."""
 
     def __init__(self, path: str | os.PathLike[str], run: DrawnRun) -> None:
         super().__init__(path)
@@ -216,7 +215,7 @@ class _ClockReader(LogReader):
 def from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
     """The run of a log; one pass over it, in bounded memory.
 
-    It is called what the file is called, with its folder: "demo/run" of `runs/demo/run.jsonl`.
+    Its name is by default that of the file with its folder, such as "demo/run" for `runs/demo/run.jsonl`.
     """
     parts = [part for part in Path(path).with_suffix("").parts[-2:] if part not in _ROOTS]
     run = DrawnRun(name or shown("/".join(parts), NAME_WIDTH))
@@ -277,7 +276,7 @@ def _draw_history(run: DrawnRun, history: TrainingHistory) -> None:
 
 
 def _take_tracks(run: DrawnRun, history: TrainingHistory) -> None:
-    """Two columns: what each tensor's gradient was like in its first samples, and lately."""
+    """Two columns: the gradient of each tensor in its first samples, and recently."""
     tracks = [(name, track) for name, track in history.tensors.items() if not math.isnan(track.log_rms)]
     for is_late in (False, True):
         logs = [track.log_rms if is_late else track.first_log_rms for _, track in tracks]

@@ -1,4 +1,4 @@
-"""Figures of what each step has one of: loss, norm, learning rate, update."""
+"""Figures of one value per step: loss, norm, learning rate, update."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from . import style
 from .curves import Curve, Rail, Stretch
 from .runs import MAX_POINTS, DrawnRun, runs_of
 
-_NUM_SHARES = 200  # points of a rate
-_WINDOW, _MIN_WINDOW = 0.05, 20  # that a rate is of: a share of the run, and steps at least
+_NUM_SHARES = 200  # points of the clip rate
+_WINDOW, _MIN_WINDOW = 0.05, 20  # its window: a share of the run, but at least 20 steps
 
 
 def _names(runs: list[DrawnRun], what: str) -> list[str]:
-    """What a line is called: by the run where there are several."""
+    """The names of lines, with the run if there are several."""
     return [what] if len(runs) == 1 else [f"{run.name}, {what}" for run in runs]
 
 
@@ -30,21 +30,21 @@ def _middle(run: DrawnRun) -> str:
 
 
 def plot_loss(source: Any) -> Any:
-    """Loss and validation loss by step; losses that are NaN or Inf are marked along the top.
+    """Loss and validation loss by step. Marks along the top show losses that are NaN or Inf.
 
     Args:
-        source: a guard, a `TrainingHistory`, the path of a log; a list or a dict by names of up to eight.
+        source: a guard, a `TrainingHistory`, the path of a log; up to eight of them in a list, or in a dict by name.
 
     Returns:
-        A `plotly.graph_objects.Figure`. Of more than 2000 steps it shows the median in a band from the least to the
-        largest of neighbouring ones.
+        A `plotly.graph_objects.Figure`. For more than 2000 steps it shows the median of neighbours in a band from the
+        smallest to the largest.
 
     Raises:
         ImportError: plotly is missing.
         ValueError: there is no step, or none with a loss.
         OSError: a log cannot be read.
 
-    Cost: of a log, one pass over it, 25 us a line, and 5 MB whatever its length.
+    Cost: for a log, one pass over it, 25 us a line, and 5 MB for any length.
     """
     runs = runs_of(source)
     made = style.figure("Loss", "loss")
@@ -55,16 +55,15 @@ def plot_loss(source: Any) -> Any:
         style.add_curve(made, run.curves["val_loss"], val_name, beside, dash="dot", what=_middle(run))
         rails.append((f"{name} not finite", "bad", run.rails["bad"]))
     if not made.data and not any(rail.marks for _, _, rail in rails):
-        raise ValueError("no step has a loss: tell it by `guard.observe(loss=...)`")
+        raise ValueError("no step has a loss. Pass it to `guard.observe(loss=...)`")
     style.add_rails(made, rails)
     return made
 
 
 def plot_gradient_norm(source: Any) -> Any:
-    """The norm of all gradients together by step, with the clip limit; of a single run also the norm after clipping.
+    """The norm of all gradients together by step, with the clip limit; for a single run also the norm after clipping.
 
-    The axis is logarithmic. Steps whose norm is NaN, Inf or zero, and those that were skipped, are marked along the
-    top: none is left out.
+    The axis is logarithmic. Marks along the top show all steps whose norm is NaN, Inf or zero, and all skipped steps.
 
     Args, Returns, Raises, Cost: as for `plot_loss`.
     """
@@ -88,7 +87,7 @@ def plot_gradient_norm(source: Any) -> Any:
 
 
 def plot_learning_rate(source: Any) -> Any:
-    """The learning rate of the first group by step, on a logarithmic axis where it spans more than a factor of 100.
+    """The learning rate of the first group by step, on a logarithmic axis if it spans more than a factor of 100.
 
     Args, Returns, Cost: as for `plot_loss`.
 
@@ -103,14 +102,14 @@ def plot_learning_rate(source: Any) -> Any:
     made = style.figure("Learning rate", "learning rate", log=is_wide)
     _add_curves(made, runs, "learning rate", lambda run: run.curves["lr"])
     if min(values) == max(values) > 0.0:
-        made.update_yaxes(range=[0.0, 2.0 * values[0]])  # plotly would draw 3e-4 between -1 and 1
+        made.update_yaxes(range=[0.0, 2.0 * values[0]])  # plotly would show 3e-4 on an axis from -1 to 1
     return made
 
 
 def plot_clip_rate(source: Any) -> Any:
-    """The share of the latest steps that were clipped: a rolling mean over 5 % of the run, and at least 20 steps.
+    """The share of steps that were clipped: a rolling mean over 5 % of the run, but at least 20 steps.
 
-    Args, Returns, Cost: as for `plot_loss`. Of a history it covers its window.
+    Args, Returns, Cost: as for `plot_loss`. For a history it covers the window.
 
     Raises:
         ValueError: no step was clipped. Others as for `plot_loss`.
@@ -133,7 +132,7 @@ def _clip_rate(run: DrawnRun) -> Curve:
 
 
 def plot_loss_scale(source: Any) -> Any:
-    """The loss scale of a GradScaler by step, on a logarithmic axis. It falls where half precision overflowed.
+    """The loss scale of a GradScaler by step, on a logarithmic axis. It falls when half precision overflows.
 
     Args, Returns, Cost: as for `plot_loss`.
 
@@ -144,24 +143,26 @@ def plot_loss_scale(source: Any) -> Any:
     made = style.figure("Loss scale", "loss scale", log=True)
     _add_curves(made, runs, "loss scale", lambda run: run.curves["loss_scale"])
     if not made.data:
-        raise ValueError("no step had a loss scale: there is no GradScaler, or gradients were unscaled before the step")
+        raise ValueError(
+            "no step had a loss scale: there is no GradScaler, or it unscaled the gradients before the step"
+        )
     return made
 
 
 def plot_updates(source: Any) -> Any:
     """Norm of the update over norm of the weights at the sampled steps: the median of all weights, in a band from the
-    least to the largest. About 1e-3 is usual for Adam; the line at 1e-3 is for orientation.
+    smallest to the largest. A line marks 1e-3, which is usual for Adam.
 
     Args, Returns, Cost: as for `plot_loss`.
 
     Raises:
-        ValueError: no update was measured: `wrap(..., weights=True)` does. Others as for `plot_loss`.
+        ValueError: no update was measured, as `wrap(..., weights=True)` does. Others as for `plot_loss`.
     """
     runs = runs_of(source)
     made = style.figure("Updates", "|update| / |weights|", log=True)
     _add_curves(made, runs, "update / weights", _over_weights)
     if not made.data:
-        raise ValueError("no update was measured: `fastguard.wrap(..., weights=True)` samples them")
+        raise ValueError("no update was measured. Pass `weights=True` to `fastguard.wrap`")
     style.add_line(made, style.span([_over_weights(run) for run in runs]), [1e-3, 1e-3], "1e-3", style.GREY)
     return made
 
@@ -177,17 +178,17 @@ def _over_weights(run: DrawnRun) -> Curve:
 
 
 def plot_lr_finder(result: Any) -> Any:
-    """The losses of a learning-rate range test, and where its suggestion lies.
+    """The losses of a learning-rate range test, and the suggested learning rate.
 
     Args:
-        result: what `LearningRateFinder.find` or `range_test` gave, or a dict of such by names (per group, say).
+        result: what `LearningRateFinder.find` or `range_test` returned, or a dict of such results by name.
 
     Returns:
         A `plotly.graph_objects.Figure`.
 
     Raises:
         ImportError: plotly is missing.
-        ValueError: no point was taken.
+        ValueError: a result has no point.
 
     Cost: 14 ms.
     """
@@ -196,7 +197,7 @@ def plot_lr_finder(result: Any) -> Any:
     made.update_xaxes(type="log")
     for (name, one), colour in zip(results.items(), style.COLOURS):
         if not one["lrs"]:
-            raise ValueError("the range test has no point to draw: its first loss was not finite")
+            raise ValueError("the range test has no point to plot: its first loss was not finite")
         label = style.text(f"{name}: loss" if name else "loss")
         line = {"color": colour}
         made.add_trace(style.graph_objects().Scatter(x=list(one["lrs"]), y=list(one["losses"]), name=label, line=line))

@@ -1,4 +1,4 @@
-"""How figures look: what all of them share."""
+"""The look that all figures share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .._text import NAME_WIDTH, shown
 from ..errors import missing_package
 from .curves import Curve, Rail
 
-# Told apart with any colour vision, in print too: Okabe and Ito 2008.
+# Distinct with any colour vision, also in print: Okabe and Ito 2008.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a7500")
 RED = "#c1121f"
 GREY = "#6c757d"
-_RAIL = (0.93, 1.0)  # the share of the height in which steps are marked
+_RAIL = (0.93, 1.0)  # the part of the height for marks of steps
 _MARKS = {
     "NaN": ("x", RED),
     "Inf": ("triangle-up", RED),
@@ -24,10 +24,10 @@ _MARKS = {
 
 
 def graph_objects() -> Any:
-    """plotly's.
+    """`plotly.graph_objects`.
 
     Raises:
-        ImportError: plotly is not installed; says how.
+        ImportError: plotly is not installed; the message says how to install it.
     """
     try:
         from plotly import graph_objects
@@ -37,7 +37,7 @@ def graph_objects() -> Any:
 
 
 def text(name: object) -> str:
-    """`name` as it may stand in a figure: plotly takes some HTML, and a terminal's control characters are no text."""
+    """`name` with HTML and control characters escaped: plotly interprets some HTML."""
     return shown(name, NAME_WIDTH).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -48,7 +48,7 @@ def translucent(colour: str) -> str:
 
 
 def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
-    """An empty figure, with a rail at the top for what has no value."""
+    """An empty figure."""
     made = graph_objects().Figure()
     made.update_layout(
         title={"text": text(title)},
@@ -63,7 +63,7 @@ def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
 
 
 def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "solid", what: str = "median") -> None:
-    """A line; where a point stands for more than one value, the median in a band from the least to the largest."""
+    """A line. If a point is for more than one value: their median, in a band from the smallest to the largest."""
     points = curve.points
     if not points:
         return
@@ -80,7 +80,7 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
             "showlegend": False,
         }
         made.add_trace(
-            lines(x=x + x[::-1], y=outline, name=text(f"{name}: least to largest"), legendgroup=name, **band)
+            lines(x=x + x[::-1], y=outline, name=text(f"{name}: smallest to largest"), legendgroup=name, **band)
         )
         name = f"{name}: {what}"
     made.add_trace(
@@ -96,12 +96,12 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
 
 
 def add_rails(made: Any, rails: Sequence[tuple[str, str, Rail]], x: str = "step") -> None:
-    """Marks along the top what has no value on the axis, or was not taken: none is ever left out.
+    """Marks along the top for steps without a value on the axis, or that were skipped. None is ever left out.
 
     Args:
         made: the figure.
-        rails: what they are called, a kind of `_MARKS`, the steps.
-        x: what is marked, if not steps.
+        rails: for each, its name, a kind of `_MARKS`, and the steps.
+        x: what the marks are for, if not steps.
     """
     rails = [(name, kind, rail) for name, kind, rail in rails if rail.marks]
     if not rails:
@@ -112,28 +112,28 @@ def add_rails(made: Any, rails: Sequence[tuple[str, str, Rail]], x: str = "step"
     )
     for height, (name, kind, rail) in enumerate(rails):
         symbol, colour = _MARKS[kind]
-        told = [f"{x} {a}" if a == b else f"{num} of the {x}s {a} to {b}" for a, b, num in rail.marks]
+        labels = [f"{x} {a}" if a == b else f"{num} of the {x}s {a} to {b}" for a, b, num in rail.marks]
         made.add_trace(
             graph_objects().Scatter(
                 x=[mark.first_step for mark in rail.marks],
-                y=[height] * len(told),
+                y=[height] * len(labels),
                 yaxis="y2",
                 mode="markers",
                 name=text(f"{name} ({rail.count})"),
                 marker={"symbol": symbol, "color": colour, "size": 9, "line": {"width": 2, "color": colour}},
-                text=told,
+                text=labels,
                 hovertemplate="%{text}<extra>" + text(name) + "</extra>",
             )
         )
 
 
 def add_line(made: Any, x: Sequence[float], y: Sequence[float], name: str, colour: str) -> None:
-    """A dashed line for orientation, as a trace: plotly puts the labels of its own lines elsewhere on a log axis."""
+    """A dashed reference line, as a trace: plotly misplaces the labels of its own lines on a log axis."""
     line = {"color": colour, "dash": "dash", "width": 1.5}
     made.add_trace(graph_objects().Scatter(x=list(x), y=list(y), mode="lines", name=text(name), line=line))
 
 
 def span(curves: Sequence[Curve]) -> tuple[int, int]:
-    """First and last step of all of them; (0, 0) of none."""
+    """First and last step of all curves; (0, 0) without points."""
     points = [point for curve in curves for point in (curve.points[:1] + curve.points[-1:])]
     return min((p.first_step for p in points), default=0), max((p.last_step for p in points), default=0)

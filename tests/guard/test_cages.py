@@ -87,7 +87,7 @@ def test_a_rule_that_fails(check: Any, odd_rule: Any, caplog: pytest.LogCaptureF
     report = optimizer.guard.report()
     assert report.status == "warning"  # not healthy: nobody knows what that rule would have seen
     finding = _failed(report, "failed-rules")
-    assert finding.summary.startswith("1 rule failed: what it looks for was not checked. rule 'odd': ")
+    assert finding.summary.startswith("1 rule failed and was not checked. rule 'odd': ")
     assert finding.evidence["num_failed"] == 1 and finding.evidence["num_asked"] == len(RULES)
     assert "1 rule failed" in str(report) and len(caplog.records) == 1
     json.dumps(report.to_dict(), allow_nan=False)

@@ -89,5 +89,5 @@ def test_copies_have_no_source():
     report = trained().guard.report()
     for twin in (copy.deepcopy(report), pickle.loads(pickle.dumps(report))):
         assert twin == report and twin.source is None and str(twin) == str(report)
-        with pytest.raises(ValueError, match="of no run"):
+        with pytest.raises(ValueError, match="no recorded steps to plot"):
             twin.save("nowhere.html")

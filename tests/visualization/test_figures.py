@@ -171,7 +171,7 @@ def test_long_runs_are_bounded_and_keep_what_happened_once():
         norm = math.nan if step == 31_007 else 1e6 if step == 12_345 else 1.0 + step % 7
         history.extend([fastguard.records.Entry(step, norm, 1.0, math.isnan(norm), 1.0, None, 0.1, None, None)])
     found = traces(visualization.plot_gradient_norm(history))
-    band = found["norm: least to largest"]
+    band = found["norm: smallest to largest"]
     assert len(band.x) <= 4100
     assert max(band.y) == 1e6
     assert list(found["NaN (1)"].x) == [31_007]
@@ -236,7 +236,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("plot", "said"),
         [
-            (visualization.plot_activations, "nothing was sampled"),
+            (visualization.plot_activations, "has no samples of this"),
             (visualization.plot_updates, "no update was measured"),
             (visualization.plot_gradient_flow, "0 steps with a table"),
         ],
