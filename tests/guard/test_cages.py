@@ -325,7 +325,7 @@ def test_an_error_is_described_in_a_line() -> None:
         said = describe(error)
     assert said.startswith("ValueError: several lines xxx") and said.endswith(f".py:{_line()})")
     assert len(said) < 260 and "\n" not in said
-    assert describe(WordlessError()) == "WordlessError: it does not say what"
+    assert describe(WordlessError()) == "WordlessError: its message cannot be shown"
 
 
 def _line() -> int:
