@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._text import did_you_mean, listed, shown
+from .._text import count, did_you_mean, listed, shown
 from ..diagnosis import RULES, Rule
-from ..diagnosis.registry import SIGNS
+from ..diagnosis.registry import CHECKS, SIGNS
 from ..records import TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
@@ -82,21 +84,23 @@ def diagnose(argv: list[str]) -> int:
         text = as_json(report.to_dict()) if arguments.json else str(report)
     except (OSError, ValueError) as error:
         return fail("diagnose", error)
-    except Exception as error:  # a bug of ours is told with an exit code of its own
+    except Exception as error:  # a bug has an exit code of its own
         return fail("diagnose", bug(error))
     return print_report(text, EXIT_CODES[report.status], "diagnose")
 
 
 def _report(path: Path, window: int, thresholds: Mapping[str, Mapping[str, float]]) -> Report:
-    """The report on the log at `path`; what is to be known of the log itself goes to stderr."""
+    """The report on the log at `path`; remarks on the log itself go to stderr."""
     log, history = LogReader(path), TrainingHistory(window)
     unknown = fill(history, log, path)
     if log.num_skipped:
-        lines = "1 line was" if log.num_skipped == 1 else f"{log.num_skipped} lines were"
+        lines = f"{count(log.num_skipped, 'line')} {'was' if log.num_skipped == 1 else 'were'}"
         say("diagnose", f"{lines} cut off or damaged, and left out: {log.skipped_lines[:8]}")
     if unknown:
-        keys = "1 unknown key" if len(unknown) == 1 else f"{len(unknown)} unknown keys"
-        say("diagnose", f"written by a newer version? {keys} ignored: {listed(unknown, 8)}")
+        say(
+            "diagnose",
+            f"written by a newer version? {count(len(unknown), 'unknown key')} ignored: {listed(unknown, 8)}",
+        )
     if not history.num_steps:
         raise ValueError(f"`log` must hold a step, got none, so there is nothing to diagnose - at {shown(path)}")
     return build_report(history, thresholds=thresholds)
@@ -133,15 +137,19 @@ def _lines(rule: Rule) -> list[str]:
 def rules(argv: list[str]) -> int:
     """Prints every rule with what it finds, its thresholds and their source."""
     parser = Parser("fastguard rules", "Lists the rules: what each finds, its thresholds, and their sources.")
-    parser.add_argument("names", nargs="*", metavar="RULE", help="these only")
+    parser.add_argument("names", nargs="*", metavar="RULE", help="only these; checks of preflight, too")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     arguments = parser.parse_args(argv)
+    if not {*arguments.names} <= {*RULES, *SIGNS}:
+        with contextlib.suppress(ImportError):  # the checks of preflight need torch
+            importlib.import_module("fastguard.tools.preflight")
+    chosen = []
     for name in arguments.names:
-        if name not in RULES and name not in SIGNS:
-            parser.error(f"unknown rule {name!r}. {did_you_mean(name, RULES, 8)} `fastguard rules` lists all")
-    chosen = [RULES[RULES[name].whole] for name in arguments.names] or sorted(
-        RULES.values(), key=lambda rule: rule.family
-    )
+        if name not in RULES and name not in SIGNS and name not in CHECKS:
+            named = did_you_mean(name, {*RULES, *CHECKS}, 8)
+            parser.error(f"unknown rule {name!r}. {named} `fastguard rules` lists all")
+        chosen.append(CHECKS[name] if name in CHECKS else RULES[RULES[name].whole])
+    chosen = chosen or sorted(RULES.values(), key=lambda rule: rule.family)
     if arguments.json:
         print(as_json([describe(rule) for rule in chosen]))
     else:
