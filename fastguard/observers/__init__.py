@@ -1,1 +1,1 @@
-"""Looks beside the gradients: forward passes, the loss, activations, weights, the machine. Each has a bound."""
+"""What the guard observes besides gradients: forward passes, the loss, activations, weights, the machine."""

@@ -1,4 +1,4 @@
-"""A strided sample of what goes into a model and of what comes out: one bounded pass over each."""
+"""Strided samples of the inputs and the output of a model: one bounded pass over each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MASKED = -1e3
 
 
 class Figures(NamedTuple):
-    """What a sample of one tensor shows; NaN where the sample has no such figure.
+    """Figures of a sample of one tensor; NaN if the sample has no such figure.
 
     Attributes:
         abs_max, mean, std, min, max: of the finite elements; the population's standard deviation.
@@ -25,7 +25,7 @@ class Figures(NamedTuple):
         constant_share: share of the columns that have one value.
         spread: mean over the finite columns of their standard deviations.
         digest: 63 bits of some of the elements and of the tensor's shape.
-        away_from_one: the largest distance of a row's sum from 1, where all elements lie within [0, 1].
+        away_from_one: the largest distance of the sum of a row from 1, if all elements are within [0, 1].
     """
 
     abs_max: float
@@ -41,9 +41,9 @@ class Figures(NamedTuple):
 
 
 def sample_of(args: Any, kwargs: dict[str, Any], output: Any, training: bool, with_grad: bool) -> BatchSample | None:
-    """What one pass was given and returned; None where no tensors are found that can be read here."""
+    """Figures of the inputs and the output of one pass; None if no tensors in it can be read here."""
     given = data_of(args, kwargs)
-    given = [x for x in given if x.dim()] or given  # a number beside them is none of the data
+    given = [x for x in given if x.dim()] or given  # a single number next to tensors is not data
     returned = [x for _, x in leaves(output) if can_be_read(x) and (x.is_floating_point() or x.is_complex())]
     if not given or not returned:
         return None
@@ -78,7 +78,7 @@ def sample_of(args: Any, kwargs: dict[str, Any], output: Any, training: bool, wi
 
 
 def data_of(args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a pass was given and that can be read here, without masks."""
+    """The inputs of a pass that can be read here, without masks."""
     return [x for x in inputs_of(Call(args, kwargs)) if can_be_read(x) and not is_mask(x)]
 
 

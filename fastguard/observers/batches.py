@@ -1,4 +1,4 @@
-"""Looks at some forward passes of the whole model: what goes in, what comes out, which modules it calls last."""
+"""Samples some forward passes of the whole model: its inputs, its output, and which modules it calls last."""
 
 from __future__ import annotations
 
@@ -69,21 +69,21 @@ def can_be_quiet(module: nn.Module) -> bool:
 
 
 class BatchWatch(Transient, Observer):
-    """A forward hook on the whole model. It looks at the first three training passes, then at the first one in twenty
-    steps, after fifty looks in a hundred; as often at the first pass in eval mode, or without autograd, after training.
+    """A forward hook on the whole model that samples passes.
 
-    Nothing is read but tensors on the CPU: for others the host would have to wait. A pass that is traced, compiled
-    whole, recomputed for the backward pass or inside a transform of torch.func is not looked at.
+    It samples the first three training passes, then the first one in twenty steps, and after fifty samples the first
+    one in a hundred; as often, the first pass in eval mode or without autograd that follows training. It reads tensors
+    on the CPU only: for others the host would have to wait. It leaves out passes that are traced, compiled whole,
+    recomputed for the backward pass or inside a transform of torch.func.
 
     Attributes:
         found: samples that wait for a record.
-        is_paused: nothing is looked at.
-        first: what the first pass called.
-        loss: what the gradient of the output says.
-        norms: how running statistics stand to a batch's.
+        is_paused: nothing is sampled.
+        first: the modules that the first pass called.
+        loss: reads the gradient of the output.
+        norms: compares running statistics with those of a batch.
 
-    Cost: 2 us a pass, 6 where others have hooks on the model; 0.1 ms where it looks, of some 4096 elements of input
-    and output.
+    Cost: 2 us a pass, 6 if the model has other hooks; 0.1 ms for a sample, of some 4096 elements of input and output.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class BatchWatch(Transient, Observer):
             self._look(module, args, kwargs, output, is_training)
 
     def _is_awaited(self) -> bool:
-        """Whether to look at a pass that is made now."""
+        """Whether to sample a pass that begins now."""
         model = self._model()
         return model is not None and self._is_due(model.training and torch.is_grad_enabled())
 
     def _is_due(self, is_training: bool) -> bool:
-        """Whether to look at such a pass, where it is made now. The same however often it is asked."""
+        """Whether to sample such a pass now. Asking changes nothing."""
         try:
             step = self._place()
         except ReferenceError:  # the guard is going, and so is this hook
@@ -164,7 +164,7 @@ class BatchWatch(Transient, Observer):
                 self._awake()
 
     def _count(self, is_training: bool) -> bool:
-        """Counts a pass that is due as looked at; whether there is room for what is seen."""
+        """Counts a pass that is due as sampled. Returns whether there is room for the sample."""
         step = self._place()
         if step is None or len(self.found) >= _MAX_WAITING:
             return False
@@ -185,12 +185,12 @@ class BatchWatch(Transient, Observer):
         return {**self.first.found, **self.loss.facts, **norms}
 
     def take(self) -> tuple[BatchSample, ...]:
-        """What waits for a record, once."""
+        """The samples that wait for a record, once."""
         found, self.found = tuple(self.found), []
         return found
 
     def state(self) -> list[int]:
-        """Where it stands between two looks."""
+        """The schedule, as plain numbers."""
         schedule = self._schedule
         due = int(schedule.is_evaluation_due)
         unused = 0  # was a count of passes
@@ -223,7 +223,7 @@ class BatchWatch(Transient, Observer):
 
 
 class FirstPass(Observer):
-    """What the first forward pass called last, and under which autocast.
+    """The modules that the first forward pass called last, and its autocast dtype.
 
     Hooks on the modules without children are there during that pass only.
 
@@ -284,9 +284,9 @@ class NormStatistics(Observer):
     """Hooks on at most eight BatchNorm modules, for one pass; `arm` sets them.
 
     Attributes:
-        found: by module, how many standard deviations of the batch's the means lie apart (root mean square over the
-            channels), and the running variance over the batch's (geometric mean). Both are Inf where the running
-            statistics are not finite, whatever the batch.
+        found: by module, the distance of the means in standard deviations of the batch (root mean square over the
+            channels), and the running variance divided by that of the batch (geometric mean). Both are Inf if the
+            running statistics are not finite.
 
     Cost: 40 us a module, at the passes after `arm`.
     """
@@ -300,7 +300,7 @@ class NormStatistics(Observer):
         self.found: dict[str, tuple[float, float]] = {}
 
     def arm(self) -> None:
-        """Has the next pass looked at, if there is anything to look at."""
+        """Sets the hooks for the next pass."""
         self.close()
         for name, ref in self._modules:
             module = ref()
@@ -309,7 +309,7 @@ class NormStatistics(Observer):
                 self.hold(module.register_forward_pre_hook(ModuleHook(self._meet, name)))
 
     def _meet(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A module is called, and looked at once. Removes the hooks when all modules were called."""
+        """Compares a module once, when it is called. Removes the hooks when all modules were called."""
         if name in self._awaited and args and torch.is_grad_enabled():
             self._awaited.remove(name)
             if not self._awaited:
@@ -317,7 +317,7 @@ class NormStatistics(Observer):
             self.compare(name, module, args[0])
 
     def compare(self, name: str, module: nn.Module, x: Any) -> None:
-        """Takes what a module is given, ahead of what it makes of it."""
+        """Compares the running statistics of a module with those of its input `x`."""
         with self._failures.kept(_WHAT, "Running statistics are not compared."), torch.no_grad():
             mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
             if mean is None or variance is None or type(x) not in (torch.Tensor, nn.Parameter) or x.dim() < 2:
@@ -346,14 +346,14 @@ class NormStatistics(Observer):
 
 
 def _autocast(device: str) -> str:
-    """The dtype of autocast on such devices; empty where there is none now, or where `device` is."""
+    """The dtype of autocast on `device`; empty without autocast or device."""
     if not device or not torch.is_autocast_enabled(device):
         return ""
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
 def _operations(output: Any) -> list[str]:
-    """Names of what autograd recorded last, the last one first."""
+    """Names of the operations that autograd recorded last, the last one first."""
     floating = [y for _, y in leaves(output) if y.is_floating_point()]
     y = next((y for y in floating if y.dim()), floating[0] if floating else None)
     node: Any = None if y is None else y.grad_fn

@@ -1,7 +1,7 @@
-"""Buffers as the newest good forward pass left them, to be put back where that of a skipped step made some not finite.
+"""Keeps buffers finite: restores them after a skipped step whose forward pass wrote NaN or Inf.
 
-A bad batch ruins more than gradients: batch norm averages its statistics into `running_mean` in the forward pass, and
-`eval()` gives NaN for ever, although the step was skipped.
+A bad batch ruins more than gradients: batch norm averages its statistics into `running_mean` in the forward pass, so
+`eval()` would return NaN from then on although the step was skipped.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..records.failures import Failures
 from .observer import ModuleHook, Observer, unwrapped
 
 _NORMS = torch.nn.modules.batchnorm._NormBase  # whose statistics are written past autograd's counter
-_SMALL_BYTES = 1 << 20  # of all that is kept although nothing writes to it; a larger buffer is packed with no other
-_SMALL_SHARE = 0.01  # of the model's parameters, if that is more
-_MOST_BYTES = 64 << 20  # of all that is copied at every step
-_NUM_FIRST = 3  # steps at all of which it is looked which buffers are written to
-_LOOK_EVERY, _WALK_EVERY = 32, 512  # steps; at which that is looked again, and which buffers there are
+_SMALL_BYTES = 1 << 20  # of all copies of buffers that nothing writes to; a larger buffer has a pack of its own
+_SMALL_SHARE = 0.01  # of the parameters of the model, if that is more
+_MOST_BYTES = 64 << 20  # of all copies at every step
+_NUM_FIRST = 3  # steps that all check which buffers are written to
+_LOOK_EVERY, _WALK_EVERY = 32, 512  # steps between later such checks, and between searches for new buffers
 
 
 def tensor_can_be_kept(tensor: Any) -> bool:
@@ -33,7 +33,7 @@ def tensor_can_be_kept(tensor: Any) -> bool:
 
 
 class BufferPlace:
-    """Where a buffer stands: a module's dict and a key, under which there may be another tensor at every step.
+    """The place of a buffer: a module's dict and a key, which may hold another tensor at every step.
 
     Attributes:
         is_written: whether something has written to it.
@@ -47,16 +47,16 @@ class BufferPlace:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The buffer that is there now."""
+        """The present buffer."""
         return self.dict[self.key] if self.key in self.dict else None  # noqa: SIM401 - a scripted module's has no `get`
 
     def num_bytes(self) -> int:
-        """Its size; 0 where there is none that can be kept."""
+        """Its size; 0 if there is no buffer that can be copied."""
         tensor = self.tensor
         return tensor.nbytes if tensor is not None and tensor_can_be_kept(tensor) else 0
 
     def look(self) -> bool:
-        """Whether it was written to, as far as autograd's counter tells, and that is news."""
+        """Whether it was written to for the first time, by the version counter of autograd."""
         seen, self._seen = self._seen, self._mark()
         is_new = not self.is_written and seen != self._seen
         self.is_written = self.is_written or is_new
@@ -90,17 +90,17 @@ def forward_undone(model: torch.nn.Module) -> Iterator[None]:
 
 
 def places_of(model: torch.nn.Module) -> list[BufferPlace]:
-    """All buffers of `model` that can be kept, those that are in no `state_dict` too."""
+    """All buffers of `model` that can be copied, non-persistent ones too."""
     modules = [module for module in model.modules() if len(module._buffers)]
     return [BufferPlace(m, key) for m in modules for key, t in m._buffers.items() if tensor_can_be_kept(t)]
 
 
 class _Pack:
-    """Buffers of one dtype and number of dimensions on one device, kept one after the other in one tensor.
+    """Copies of buffers of one dtype and number of dimensions on one device, in one tensor.
 
     Attributes:
         kept: their elements.
-        may_be_bad: whether these can be NaN or Inf.
+        may_be_bad: whether the dtype has NaN or Inf.
     """
 
     def __init__(self, places: Sequence[BufferPlace], values: Sequence[torch.Tensor]) -> None:
@@ -117,7 +117,7 @@ class _Pack:
         return self._pack(tensors if self._is_flat else [t.reshape(-1) for t in tensors])
 
     def gather(self) -> torch.Tensor:
-        """All elements as they are now, of a large buffer in place. Raises RuntimeError if these are other buffers."""
+        """All elements now; a large buffer is not copied. Raises RuntimeError if the buffers have changed shape."""
         tensors, kept = [place.dict[place.key] for place in self.places], self.kept
         now = tensors[0].detach().reshape(-1) if self._is_alone else self._packed(tensors)
         if now.numel() != kept.numel() or now.dtype != kept.dtype or now.device != kept.device:
@@ -125,14 +125,14 @@ class _Pack:
         return now
 
     def keep(self, now: torch.Tensor) -> None:
-        """Keeps what `gather` gave."""
+        """Keeps the result of `gather`."""
         if self._is_alone:
             self.kept.copy_(now)
         else:
             self.kept = now
 
     def newly_bad(self, now: torch.Tensor) -> torch.Tensor:
-        """Which elements are not finite, and were."""
+        """Which elements are no longer finite."""
         return self.kept.isfinite().logical_and_(now.isfinite().logical_not_())
 
     def pieces(self, packed: torch.Tensor) -> list[torch.Tensor]:
@@ -140,7 +140,7 @@ class _Pack:
         return [x.view(shape) for x, shape in zip(packed.split([s.numel() for s in self._shapes]), self._shapes)]
 
     def write(self, packed: torch.Tensor) -> None:
-        """Writes `packed` into the buffers; past autograd's counter, for a graph may still hold them."""
+        """Writes `packed` into the buffers, without telling autograd: a graph may still hold them."""
         for place, piece in zip(self.places, self.pieces(packed)):
             buffer = place.tensor
             if buffer is not None and buffer.shape == piece.shape:
@@ -150,17 +150,17 @@ class _Pack:
 
 
 class Buffers(Observer):
-    """Follows the buffers of a model from step to step, on whatever device they are.
+    """Follows the buffers of a model from step to step, on any device.
 
-    Those that the model writes to are copied at every step, 64 MiB of them at most. Others, as masks and tables of
-    positions, are not; whether something has written to them is looked at now and then.
+    It copies buffers that the model writes to at every step, at most 64 MiB. It does not copy others, such as masks and
+    tables of positions, and checks now and then whether something has written to them.
 
     Args:
-        model: only its dicts of buffers are held.
-        failures: where it is counted what raised.
+        model: held weakly.
+        failures: counts errors.
 
-    Cost: at a step nothing for a model that writes to no buffers; else one copy of them and, on the CPU, one read. On a
-    device some fifteen launches, and no sync.
+    Cost of a step: nothing for a model that writes to no buffers; otherwise a copy of them and, on the CPU, a read. On
+    a device some fifteen launches, and no sync.
     """
 
     def __init__(self, model: torch.nn.Module, failures: Failures) -> None:
@@ -180,24 +180,24 @@ class Buffers(Observer):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are none, nor will there be."""
+        """Whether the model has no buffers."""
         model = self._model()
         return model is None or not any(len(module._buffers) for module in model.modules())
 
     @property
     def places(self) -> list[BufferPlace]:
-        """Where those are that are worth a copy now and then: what is written to, and what is small."""
+        """Places of the buffers that a snapshot copies: those that are written to, and small ones."""
         found = [(place, place.tensor) for place in self._places]
         return [place for place, t in found if t is not None and (place.is_written or t.nbytes <= _SMALL_BYTES)]
 
     def follow(self, step: int, skipped: bool | torch.Tensor) -> int:
-        """A step was judged: keeps what its forward passes wrote, or puts back what was there before. Never raises.
+        """Keeps what the forward passes of a judged step wrote, or restores what was there before. Never raises.
 
         Args:
             skipped: whether the step is skipped; a tensor of one number is not waited for.
 
         Returns:
-            From which step on this is to be called again, but for one that is skipped.
+            The step from which to call this again; skipped steps always need a call.
         """
         count, self._num_followed = self._num_followed, self._num_followed + 1
         with self._failures.kept("buffers", "They may not be finite after a skipped step."), torch.no_grad():
@@ -213,7 +213,7 @@ class Buffers(Observer):
         return step + (1 if self._packs or count < _NUM_FIRST else _LOOK_EVERY)
 
     def refresh(self, *_: Any) -> None:
-        """They were loaded, and are as they should be."""
+        """The present values are good, as after `load_state_dict`."""
         with self._failures.kept("buffers", "They may not be finite after a skipped step."), torch.no_grad():
             self._packs = self._calm = []
             self._walk()
@@ -223,7 +223,7 @@ class Buffers(Observer):
             self._sort()
 
     def _walk(self) -> None:
-        """Finds the buffers that there are now."""
+        """Finds the present buffers."""
         model = self._model()
         if model is not None:
             known = {(id(place.dict), place.key): place for place in self._places}
@@ -233,7 +233,7 @@ class Buffers(Observer):
         self._sort()
 
     def _sort(self) -> None:
-        """Packs them anew. Values that are known stay known, so that none is taken for good that is not."""
+        """Packs the copies again. Known good values stay, so that no bad one is taken for good."""
         known = {
             (id(place.dict), place.key): piece
             for pack in (*self._packs, *self._calm)
@@ -260,7 +260,7 @@ class Buffers(Observer):
         self._packs, self._calm = packs[True], packs[False]
 
     def _calm_bytes(self) -> int:
-        """How much may be kept of what nothing writes to."""
+        """Bytes to keep of buffers that nothing writes to."""
         model = self._model()
         size = 0 if model is None else sum(p.nbytes for p in model.parameters() if tensor_can_be_kept(p))
         return max(_SMALL_BYTES, int(_SMALL_SHARE * size))
@@ -286,7 +286,7 @@ class Buffers(Observer):
                 pack.keep(now)
 
     def _follow_on_device(self, skipped: bool | torch.Tensor) -> None:
-        """The same for what is written to, queued."""
+        """The same for buffers that are written to, queued on their device."""
         found = [(pack, pack.gather()) for pack in self._packs]
         bad = {id(pack): pack.newly_bad(now) for pack, now in found if pack.may_be_bad}
         if not bad:

@@ -1,4 +1,4 @@
-"""Parameters without a gradient: whether they move all the same, and whether a backward pass reaches them."""
+"""Parameters without a gradient: whether they change anyway, and whether a backward pass reaches them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .sketches import guarded_parameters, next_look, sample
 
 _MAX_PARAMETERS = 16
 _PER_PARAMETER = 4
-_NUM_REACHED, _MAX_LOOKS = 20, 40  # steps through which backward passes are counted, and after which nobody looks
+_NUM_REACHED, _MAX_LOOKS = 20, 40  # steps for which it counts backward passes; after which it ends
 _Sample: TypeAlias = list[tuple[weakref.ref[torch.Tensor], str, Any]]  # parameters, their names, and what they were
 _ELSEWHERE = ("main_grad", "ds_tensor", "ds_id")  # attributes where Megatron and DeepSpeed keep gradients
 
 
 class CoverageWatch(Observer):
-    """Looks, around steps at which evidence is taken, at sixteen of the parameters that never had a gradient.
+    """Compares sixteen of the parameters that never had a gradient, around the steps of `looks`.
 
-    Those are trainable ones of the optimizers, and of the model where no guarded optimizer holds them. On a GPU, where
-    nothing is read, a parameter has moved if it was written to.
+    These are trainable parameters of the optimizers, and of the model if no guarded optimizer holds them. On a GPU,
+    where it reads nothing, a parameter has changed if it was written to.
 
-    Cost: nothing where all parameters have gradients; else 0.3 us a parameter and 50 us, at the first forty steps at
-    which evidence is taken.
+    Cost: nothing if all parameters have gradients; otherwise 0.3 us a parameter and 50 us, at the first forty such
+    steps.
     """
 
     def __init__(self, run: ObservedRun) -> None:
@@ -69,7 +69,7 @@ class CoverageWatch(Observer):
                     self.hold(p.register_post_accumulate_grad_hook(ParameterHook(self._reached)))
 
     def _take(self) -> _Sample:
-        """What some of the parameters without a gradient are now."""
+        """The present state of some of the parameters without a gradient."""
         run = self._run
         params = run.params()
         missing = [(params[i], run.known_names[i]) for i in run.ring.seen.never() if i < len(params)]
@@ -117,13 +117,13 @@ class CoverageWatch(Observer):
 
 
 def _state_of(p: torch.Tensor, may_read: bool) -> bytearray | int:
-    """Some elements of `p`; how often it was written to, where they are not to be read."""
+    """Some elements of `p`, or how often it was written to if it may not be read."""
     values = sample([p], _PER_PARAMETER) if may_read else None
     return p._version if values is None else values
 
 
 def _moved(taken: _Sample) -> list[str]:
-    """Names of those that are not what they were."""
+    """Names of those that have changed."""
     names = []
     for ref, name, before in taken:
         p = ref()

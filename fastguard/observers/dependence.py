@@ -1,4 +1,4 @@
-"""How targets hang on inputs, as a batch shows it: one place of them follows them, or near inputs have near targets."""
+"""How targets depend on inputs in a batch: one place of the inputs follows them, or near inputs have near targets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from ..kernels.cpu import extension
 
 _MAX_SAMPLES, _MAX_FEATURES = 64, 256
-_MAX_ELEMENTS = 65536  # of an input that is held against the targets as a whole
+_MAX_ELEMENTS = 65536  # of an input that is compared with the targets as a whole
 _LEAST_SAMPLES, _LEAST_BATCHES, _LEAST_EQUAL = 8, 6, 0.05
 
 
@@ -20,9 +20,9 @@ class InputSample(NamedTuple):
     """A copy of an input of the model, or of some features of its first 64 samples.
 
     Attributes:
-        values: [n, features]; None of an input that says nothing.
+        values: [n, features]; None if the input says nothing.
         num_samples: of the input.
-        is_whole: whether the values are all that it has.
+        is_whole: whether these are all values of the input.
     """
 
     values: torch.Tensor | None
@@ -31,7 +31,7 @@ class InputSample(NamedTuple):
 
 
 def sample_inputs(given: Sequence[torch.Tensor], most_bytes: int = 1 << 19) -> list[InputSample]:
-    """Copies the inputs, or samples of those that are large. Cost: at most `most_bytes`, or 128 KiB each."""
+    """Copies small inputs, and samples of large ones. Cost: at most `most_bytes`, or 128 KiB each."""
     return [_sample_of(x.detach(), most_bytes // len(given)) for x in given]
 
 
@@ -58,10 +58,10 @@ class Dependence:
     def add(
         self, given: Sequence[InputSample], targets: array[float], shape: Sequence[int], are_floating: bool = False
     ) -> float | None:
-        """Takes a batch; the value of all so far, of the input that tells most: a standard normal one by chance.
+        """Adds a batch. Returns the value of all batches for the input that says most; by chance it is standard normal.
 
-        None before six batches, and where it is not known which targets are whose, or what an input holds: integers
-        that are hardly ever equal are names, which are not near each other, and of sequences targets go with places.
+        None before six batches, or if it is not known which target belongs to which sample, or what an input means:
+        integers that are rarely equal are names without a distance, and targets of sequences belong to places.
 
         Args:
             given: the inputs.
@@ -87,9 +87,10 @@ class Dependence:
 def how_near(x: torch.Tensor, targets: array[float], each: int, are_floating: bool) -> float:
     """The bias-corrected distance correlation of inputs and targets, times the root of n (n - 3) / 2.
 
-    Of independent ones it has mean 0 and spread 1 (Szekely and Rizzo 2013). Distances of inputs, [n, features] of
-    spread 1, or shares of integers that differ, count as 1 - exp(-2 d) in units of their median, so that what is near
-    counts most; those of targets, `each` of a sample, as they are. NaN where one of the two is constant.
+    If they are independent, it has mean 0 and standard deviation 1 (Szekely and Rizzo 2013). Distances of inputs, which
+    are standardised features or shares of integers that differ, count as 1 - exp(-2 d) in units of their median, so
+    that near pairs count most. Distances of targets, `each` of a sample, count as they are. NaN if one of the two is
+    constant.
     """
     found = extension.how_near(_floats(x), x.is_floating_point(), targets, each, are_floating)
     return math.nan if found is None else found
@@ -98,8 +99,8 @@ def how_near(x: torch.Tensor, targets: array[float], each: int, are_floating: bo
 def how_it_follows(x: torch.Tensor, targets: array[float]) -> array[float]:
     """How closely each place of the inputs follows the targets, from 0 to 1.
 
-    Of one target a sample, the size of the correlation with it of each of several features; of several, and inputs that
-    are integers, the share of them that is equal, where the inputs are as many or a multiple. Empty of anything else.
+    With one target a sample, the absolute correlation of each feature with it. With several, and as many integer inputs
+    or a multiple, the share of equal ones. Empty in all other cases.
 
     Args:
         x: [n, features], an input.
@@ -115,7 +116,7 @@ def how_it_follows(x: torch.Tensor, targets: array[float]) -> array[float]:
 
 
 def equal_at(x: torch.Tensor, targets: array[float], rows: array[float], num_rows: int) -> array[float]:
-    """As `how_it_follows`, for the targets of some of `num_rows` rows, of which each sample has several."""
+    """As `how_it_follows`, for targets of some of `num_rows` rows if each sample has several rows."""
     each, rest = divmod(num_rows, len(x))
     if rest or each < 2 or x.is_floating_point() or x.shape[1] % each or len(set(targets)) < 2:
         return array("d")

@@ -1,4 +1,4 @@
-"""What the rules should know of a model and its optimizers that no gradient shows. See `TrainingHistory.note_model`."""
+"""Facts about a model and its optimizers that gradients do not show. See `TrainingHistory.note_model`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .observer import Observer, ParameterHook
 
 _NUM_COUNTED = 4  # steps whose backward passes are counted
 _MAX_STEPS = 64  # after which counting ends, also if gradients never came from a backward pass
-_MAX_GROUPS = 64  # whose settings are told
+_MAX_GROUPS = 64  # with their settings in the facts
 _MAX_KINDS = 256  # of modules
 _NUMBERS = ("lr", "eps", "momentum", "alpha", "rho", "dampening", "weight_decay")
 _SWITCHES = ("nesterov", "amsgrad", "maximize")
@@ -28,7 +28,7 @@ _CONVOLVING = (torch.nn.modules.conv._ConvNd, torch.nn.utils.parametrize.Paramet
 
 
 class ModelFacts(Observer):
-    """Facts about one guard's model and optimizers; empty ones where there is no model.
+    """Facts about the model and the optimizers of one guard; empty without a model.
 
     It holds the model weakly. A hook on one parameter counts the backward passes of the first four steps that have any.
 
@@ -54,7 +54,7 @@ class ModelFacts(Observer):
             self.hold(counted.register_post_accumulate_grad_hook(ParameterHook(self._count_pass)))
 
     def at_first(self) -> dict[str, Any]:
-        """What is so when the guard is made: names, the weights' spread, dropout, kinds of modules, dtypes.
+        """Facts when the guard is made: names, spread of the weights, dropout, kinds of modules, dtypes.
 
         Cost: one read of the model's weights; on a GPU one sync.
         """
@@ -65,7 +65,7 @@ class ModelFacts(Observer):
         others = (m for m in model.modules() if not isinstance(m, _CONVOLVING))
         stacks = {id(p) for m in others for p in m.parameters(recurse=False) if _is_stack(p)}
         known = self._namer.known
-        # `weight_norm` keeps the sizes of a matrix's rows, which are no matrix, as `weight_g` beside its `weight_v`.
+        # `weight_norm` keeps the norms of the rows of `weight_v` as `weight_g`, which is not a weight matrix.
         sizes = {f"{name[:-1]}g" for _, name in known() if name.endswith("_v")}
         matrices = [
             (name, p) for p, name in known() if p.device in self._devices and _is_matrix(name, p) and name not in sizes
@@ -93,7 +93,7 @@ class ModelFacts(Observer):
     def now(
         self, optimizers: Sequence[torch.optim.Optimizer], elsewhere: Callable[[], Collection[int]] = tuple
     ) -> dict[str, Any]:
-        """What may change while a run goes on; `elsewhere` gives the ids of parameters that other guards see.
+        """Facts that may change during a run; `elsewhere` returns the ids of parameters of other guards.
 
         Cost: 0.3 us a parameter; no sync.
         """
@@ -113,7 +113,7 @@ class ModelFacts(Observer):
         return facts
 
     def _settings_of(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
-        """Settings of the groups; learning rates are as they were when something else was last set."""
+        """Settings of the groups; learning rates are those at the last change of another setting."""
         found = [_settings(o, group) for o in optimizers for group in o.param_groups][:_MAX_GROUPS]
         if list(map(_without_lr, found)) != list(map(_without_lr, self._settings)):
             self._settings = found
@@ -137,7 +137,7 @@ class ModelFacts(Observer):
 
 
 def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Modules that hold none but what reparametrises their weights."""
+    """Modules without children, apart from parametrizations of their weights."""
     reparametrising: set[int] = set()
     found = []
     for module in model.modules():
@@ -152,7 +152,7 @@ def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def kind_of(module: torch.nn.Module) -> str:
-    """The name of a module's class; the one that it had before it was scripted, or its weights reparametrised."""
+    """The name of a module's class, before it was scripted or parametrized."""
     if isinstance(module, torch.jit.ScriptModule):
         return str(getattr(module, "original_name", "ScriptModule"))
     return parametrize.type_before_parametrizations(module).__name__
@@ -163,7 +163,7 @@ def _dtypes(params: Iterable[torch.Tensor]) -> list[str]:
 
 
 def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
-    """Kind and settings of one param group; what it does not have is left out."""
+    """Kind and settings of one param group, without those that it does not have."""
     found: dict[str, Any] = {"kind": type(optimizer).__name__}
     for name in _NUMBERS:
         value = _number(group.get(name))
@@ -204,7 +204,7 @@ def _decay(optimizer: torch.optim.Optimizer) -> float:
 
 
 def _number(value: Any) -> float | None:
-    """A setting as a number; None for what is none, and a tensor on an accelerator: the host would have to wait."""
+    """A setting as a number; None for anything else, and for a tensor on an accelerator, which would sync."""
     if isinstance(value, torch.Tensor) and not value.is_cpu:
         return None
     try:

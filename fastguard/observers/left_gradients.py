@@ -1,4 +1,4 @@
-"""Whether the gradients of a step are still there when those of the next are added: nobody calls `zero_grad`."""
+"""Finds missing `zero_grad` calls: gradients of a step that are still there when those of the next are added."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class _Watched(Observer):
     """One parameter, and its gradient when it was last added to, or when the last step ended.
 
     Attributes:
-        is_left: whether what was in the gradient then has been in it ever since.
+        is_left: whether the gradient of that time has stayed in it.
         num_passes: backward passes that reached it since the last step.
-        was_cleared: whether what they had left was gone, or zeroed, when the step was taken.
+        was_cleared: whether their gradient was gone or zero when the step was taken.
     """
 
     def __init__(self, parameter: torch.Tensor) -> None:
@@ -51,7 +51,7 @@ class _Watched(Observer):
         self._remember(parameter.grad)
 
     def end_step(self, *, may_read: bool) -> None:
-        """The step has been taken: from here on, what is in the gradient is of no more use."""
+        """The step has been taken: what is in the gradient from here on is old."""
         parameter = self._parameter()
         gradient = None if parameter is None else parameter.grad
         is_zero = gradient is not None and may_read and _is_zero(gradient)
@@ -66,17 +66,17 @@ class _Watched(Observer):
 
 
 class LeftGradients(Observer):
-    """Watches the first and the last parameter through the first twenty steps.
+    """Watches the first and the last parameter for the first twenty steps.
 
-    A gradient counts as left where nothing has replaced or zeroed it from the end of one step to the next, through all
-    backward passes between them: what the next step takes has it in it. Micro-batches that are accumulated do not
-    count, nor does a gradient that is cleared later than at the first backward pass.
+    A gradient is left over if nothing replaced or zeroed it between the end of one step and the next, so that it is
+    part of the gradient of the next step. Accumulated micro-batches do not count, nor does a gradient that is cleared
+    later than at the first backward pass.
 
     Attributes:
         num_watched: steps that ended with gradients added since the one before.
-        num_left: of these, those that took what that one had left.
-        num_cleared: steps at which nothing was left of what backward passes had added; where gradients are not to be
-            read, those at which something had written to them.
+        num_left: of these, the steps that included the gradients of the step before.
+        num_cleared: steps at which the gradients of the backward passes were gone; if gradients may not be read, steps
+            before which something wrote to them.
 
     Cost: 5 us a backward pass until it is over; then nothing.
     """
@@ -116,7 +116,7 @@ class LeftGradients(Observer):
             self.close()
 
     def state(self) -> list[int]:
-        """What was counted."""
+        """The counts."""
         return [self.num_watched, self.num_left, self._num_steps, int(self._has_begun), self.num_cleared]
 
     def load(self, state: Sequence[int]) -> None:
@@ -142,7 +142,7 @@ class LeftGradients(Observer):
 
 
 def _is_zero(gradient: torch.Tensor) -> bool:
-    """Whether there are only zeros in it: some zero it before the step is over. Of a device it is not asked."""
+    """Whether all elements are zero, as after `zero_grad` within the step. False for a gradient on a device."""
     if not can_be_read(gradient):
         return False
     with torch.no_grad():

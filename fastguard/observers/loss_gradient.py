@@ -1,4 +1,4 @@
-"""What the graph of a loss, and the gradient of the model's output, say of loss and targets."""
+"""What the graph of a loss and the gradient of the model's output say about loss and targets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .loss_kind import CLASSIFYING, LEAST_BYTES, Loss, OutputSample
 from .tensors import can_be_read, leaves
 
 NUM_LOOKED_AT = 8
-_EACH = 4  # targets of a class, on average: fewer, of a sample, say nothing of how frequent classes are
+_EACH = 4  # targets of a class, on average: with fewer, a sample says nothing about the frequency of classes
 
 
 MAX_NODES = 4096
@@ -40,19 +40,17 @@ _SMOOTH = frozenset(_NAMES.split())
 
 
 class LossGradient:
-    """Hooks on the output of some training passes, which read its gradient once: of eight passes at most.
+    """Reads the gradient of the model's output in up to eight training passes.
 
-    The gradient of a loss with respect to the model's output has a form of its own: of a cross-entropy its rows are a
-    softmax less a one, of a squared error it is the distance from the targets. So the kind of the loss can be told, and
-    the targets be found, up to a factor for what the loss is scaled by.
+    This gradient shows the kind of the loss, and the targets up to the scale of the loss: for a cross-entropy its rows
+    are a softmax minus a one-hot vector, for a squared error it is the distance from the targets.
 
-    A pass that is looked at copies a sample of output and inputs, 1 MiB or 1 % of the output at most, and gives it to a
-    hook on the output: neither output nor inputs live longer than they would. The backward pass reads the gradient in
-    place.
+    In such a pass it copies a sample of output and inputs, at most max(1 MiB, 1 % of the output), for a hook on the
+    output. Neither output nor inputs live longer than without it. The backward pass reads the gradient in place.
 
     Attributes:
-        facts: `loss_kind` and what is known of the targets.
-        is_late: whether passes were looked at before a run was resumed: what the first losses were is known then.
+        facts: `loss_kind`, and what is known about the targets.
+        is_late: the run was resumed after the first of these passes, so the first losses are known already.
 
     Cost: a tensor hook, and 0.1 ms for an output of 640 elements, a few ms for one of millions, at eight passes of a
     run.
@@ -73,10 +71,7 @@ class LossGradient:
         self._dependence = Dependence()
 
     def watch(self, returned: Any, given: Sequence[torch.Tensor] = ()) -> None:
-        """Has the gradient of the output looked at when it is there: of the first tensor with dimensions in it.
-
-        Its targets are then held against what the model was `given`.
-        """
+        """Sets a hook on the first tensor with dimensions in `returned`, to compare targets with the inputs `given`."""
         if not self._left or extension is None:
             return
         floating = [y for _, y in leaves(returned) if y.is_floating_point() and y.requires_grad]
@@ -97,7 +92,7 @@ class LossGradient:
             output.register_hook(look)
 
     def look(self, sample: OutputSample, gradient: torch.Tensor, given: Sequence[InputSample] = ()) -> None:
-        """Takes samples of an output and of the inputs, and the gradient of the loss with respect to the output."""
+        """Reads the gradient of the loss with respect to an output, given samples of the output and of the inputs."""
         with self._failures.kept("loss gradient", "The rules do not know what loss it is."), torch.no_grad():
             if gradient.shape != sample.shape or not can_be_read(gradient):
                 return
@@ -117,7 +112,7 @@ class LossGradient:
                 self.facts["target_dependence"] = dependence
 
     def _hold_against(self, given: Sequence[InputSample], targets: array[float], loss: Loss) -> None:
-        """How closely one place of the inputs follows the targets, in all passes."""
+        """Notes how closely one place of the inputs follows the targets in all passes."""
         found = [array("d")] * len(given)
         for i, x in enumerate(given):
             if x.values is not None and x.is_whole and len(targets) == loss.num_rows:
@@ -133,7 +128,7 @@ class LossGradient:
             self.facts["target_in_inputs"] = max(map(max, filter(None, self._follows)), default=0.0)
 
     def _take_classes(self, targets: array[float], is_sampled: bool) -> None:
-        """How frequent they are, in this batch and in all."""
+        """Notes how frequent they are, in this batch and in all."""
         counts = Counter(targets)
         self._classes.update(counts)
         self._tops.append(max(counts.values()) / counts.total())
@@ -146,7 +141,7 @@ class LossGradient:
             self.facts["target_entropy"] = _entropy(self._classes)
 
     def _take_numbers(self, loss: Loss) -> None:
-        """The targets that a mean squared error would have, and the losses that would prove it to be one."""
+        """Notes the targets that a mean squared error would have, and the losses that would confirm it."""
         self._numbers.append(loss.numbers)
         low, high, means, stds, ends = zip(*self._numbers)
         self.facts["target_range"] = (min(low), max(high))
@@ -159,18 +154,18 @@ class LossGradient:
 
 
 def _entropy(classes: Counter[float]) -> float:
-    """Of the classes, in nats, with Miller and Madow's correction for their number."""
+    """Entropy of the classes in nats, with the correction by Miller and Madow for their number."""
     total = classes.total()
     plain = -sum(number / total * math.log(number / total) for number in classes.values())
     return plain + (len(classes) - 1) / (2 * total)
 
 
 def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, Any]:
-    """The facts `loss_ops`, `is_smooth` and `num_foreign_parameters` of a loss; empty where it has no graph.
+    """The facts `loss_ops`, `is_smooth` and `num_foreign_parameters` of a loss; empty if it has no graph.
 
     Args:
-        loss: what was observed. Backward may have freed what the graph saved; the graph itself is still there.
-        parameters: ids of the model's, and of those under guard; None where there is no model to tell them by.
+        loss: the observed loss. After backward its graph still exists, without the saved tensors.
+        parameters: ids of the parameters of the model and of guarded optimizers; None without a model.
 
     Cost: 1 us a node, of at most 4096. No sync.
     """

@@ -1,4 +1,4 @@
-"""Observer: what looks beside the gradients at some steps, and the hooks through which it looks."""
+"""The Observer contract, and the hooks that observers set on modules and parameters."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ class ParameterHook:
 
 
 class Observer:
-    """Looks at something beside the gradients, around the steps that it asks for. `Observers` owns and calls it.
+    """Observes something besides the gradients, around the steps that it asks for. `Observers` owns and calls it.
 
-    A look may allocate max(1 MiB, 1 % of what it looks at), and holds neither the graph nor a batch afterwards. What
-    it raises is counted, and training goes on.
+    An observation may allocate max(1 MiB, 1 % of what it reads), and keeps neither the graph nor a batch alive. Errors
+    are counted, and training continues.
 
     Attributes:
-        what, so: what failures of its are counted as, and what follows from one.
+        what, so: the name under which its errors are counted, and what an error means for the run.
     """
 
     what = "sampled evidence"
@@ -117,21 +117,21 @@ class Observer:
     _handles: tuple[Any, ...] = ()
 
     def next_after(self, step: int) -> float:
-        """The first step after `step` around which it is to be called; Inf for none."""
+        """The first step after `step` around which to call it; Inf for none."""
         return math.inf
 
     def before(self, step: int) -> None:
-        """Called ahead of such a step, whose gradients are there."""
+        """Called before such a step, when its gradients are there."""
 
     def after(self, step: int) -> None:
         """Called when all optimizers have taken or skipped such a step."""
 
     def facts(self) -> dict[str, Any]:
-        """What it has found, as facts about the model."""
+        """Its findings, as facts about the model."""
         return {}
 
     def forget(self) -> None:
-        """The next step does not follow the one before: steps were taken unseen, or the run goes on elsewhere."""
+        """The next step does not follow the last one: there were unobserved steps, or the run resumes elsewhere."""
 
     def close(self) -> None:
         """Removes all hooks."""
@@ -155,10 +155,10 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def leave_to_python(*kinds: type) -> None:
-    """Has dynamo not compile hooks by themselves, as it would those of a model whose `forward` alone it compiles.
+    """Keeps dynamo from compiling hooks on their own, as it would for a model of which only `forward` is compiled.
 
-    Hooks that it meets within a frame, it still traces. Without the function for it, as in an older torch, it compiles
-    them: the same records, more graphs.
+    Dynamo still traces the hooks that it meets inside a frame. Older torch versions lack the function for this and
+    compile the hooks: the records are the same, with more graphs.
     """
     frames: Any = torch._C._dynamo.eval_frame
     if not hasattr(frames, "set_code_exec_strategy"):

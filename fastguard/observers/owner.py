@@ -1,4 +1,4 @@
-"""The observers of one guard: who is called at which step, and their hooks, facts and saved states."""
+"""The observers of one guard: which one is called at which step, and their hooks, facts and saved states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .sketches import Sketches
 
 
 def checked(state: Any) -> dict[str, list[int]]:
-    """What `Observers.state_dict` gave; a MisfitError for anything else."""
+    """Checks what `Observers.state_dict` returned; a MisfitError for anything else."""
     found = {}
     for name, lengths in (("batches", (0, 5)), ("left_gradients", (4, 5)), ("parameters", (2,)), ("may_wait", (1,))):
         found[name] = values.entry(state, name, lambda plain: values.each(values.count, plain))
@@ -32,10 +32,10 @@ class Observers:
     """Calls each observer around the steps that it asks for. An error in one is counted, and stops nothing else.
 
     Args:
-        run: of the guard. `run.wakes_at` is the next step that something is due at: steps before it compare one
-            integer. `run.has_more_to_do` says that `end_step` is to be called.
-        facts: counts backward passes at first.
-        others: of the ranks.
+        run: of the guard. `run.wakes_at` is the next step at which something is due; earlier steps compare one
+            integer. `run.has_more_to_do` asks for a call of `end_step`.
+        facts: counts backward passes in the first steps.
+        others: of the ranks, weights and activations.
 
     Attributes:
         batches: looks at forward passes; None without a model, and where it takes no hooks.
@@ -70,7 +70,7 @@ class Observers:
         return [*self._next] if self.batches is None else [*self._next, self.batches]
 
     def _place(self) -> int | None:
-        """Number of the step under way; None where nothing may be read."""
+        """Number of the current step; None if nothing may be read."""
         return self._run.step if self._run.may_wait else None
 
     def _awake(self) -> None:
@@ -84,7 +84,7 @@ class Observers:
             self._run.failures.note(observer.what, error, observer.so)
 
     def begin_step(self, step: int) -> None:
-        """Ahead of a step at which something is due, before anything is judged."""
+        """Called before a step at which something is due, ahead of the decision about it."""
         run, self._step = self._run, step
         run.wakes_at, run.has_more_to_do = step + 1, True  # should the step raise, the next one wakes this again
         self._due = [observer for observer, due_at in self._next.items() if due_at <= step]
@@ -93,7 +93,7 @@ class Observers:
                 self._ask(observer, observer.before, step)
 
     def end_step(self) -> None:
-        """All optimizers have taken or skipped a step."""
+        """Called when all optimizers have taken or skipped a step."""
         run, step = self._run, self._run.step - 1
         if self._step == step:
             with torch.no_grad():
@@ -108,7 +108,7 @@ class Observers:
             self.attach()
 
     def attach(self) -> None:
-        """Hands samples of batches to the record of the step just taken, or, if that is delivered, of the next."""
+        """Attaches samples of batches to the record of the newest step, or of the next one if that is delivered."""
         run, ring = self._run, self._run.ring
         if self.batches is None or not self.batches.found or not run.step:
             return
@@ -119,14 +119,14 @@ class Observers:
         ring.attach(step, batches=known + self.batches.take())
 
     def facts(self) -> dict[str, Any]:
-        """Everything that they have found, as facts about the model."""
+        """The findings of all observers, as facts about the model."""
         found: dict[str, Any] = {}
         for observer in self._all():
             found.update(self._ask(observer, observer.facts) or {})
         return found
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Where a resumed run goes on; what was found is in the history."""
+        """Where a resumed run continues; the findings are in the history."""
         return {
             "batches": [] if self.batches is None else self.batches.state(),
             "left_gradients": self._left.state(),
@@ -135,7 +135,7 @@ class Observers:
         }
 
     def load_state_dict(self, state: Mapping[str, Sequence[int]], overwritten: Sequence[str]) -> None:
-        """Goes on from `state`, which `checked` gave; `overwritten` are the names that the notes of the model have."""
+        """Resumes from `state`, which `checked` returned; `overwritten` are the names in the notes about the model."""
         self._left.load(state["left_gradients"])
         self._sketches.parameters.load(state["parameters"], overwritten)
         if self.batches is not None and state["batches"]:
@@ -144,20 +144,20 @@ class Observers:
         self.forget()
 
     def forget(self) -> None:
-        """Steps are taken that nobody sees, or the run goes on from another place."""
+        """There are unobserved steps, or the run resumes elsewhere."""
         for observer in self._next:
             observer.forget()
             self._next[observer] = 0
         self._run.wakes_at = 0
 
     def pause(self, is_paused: bool) -> bool:
-        """Whether it was paused before; passes through the model are not looked at while it is."""
+        """Pauses or resumes the samples of forward passes. Returns whether they were paused before."""
         if self.batches is None:
             return False
         before, self.batches.is_paused = self.batches.is_paused, is_paused
         return before
 
     def close(self) -> None:
-        """Takes all hooks away."""
+        """Removes all hooks."""
         for observer in self._all():
             observer.close()

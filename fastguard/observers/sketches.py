@@ -1,4 +1,4 @@
-"""A few elements of gradients and of parameters, compared from one step to the next."""
+"""Compares a few elements of gradients and of parameters from one step to the next."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _EARLY, _LATE = 10, 50  # steps that share one pair of looks, before step 1000 a
 _BLOCK = 1000  # steps whose looks are worked out together
 READ, COMPARE, KEEP = 1, 2, 4  # gradients; gradients with those of the step before; parameters, as the step leaves them
 
-Parameters: TypeAlias = Callable[[], Sequence[torch.Tensor]]  # all of them, in their order; asked only where needed
+Parameters: TypeAlias = Callable[[], Sequence[torch.Tensor]]  # all of them, in their order; called only if needed
 _guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 @functools.lru_cache(maxsize=4)
 def looks(block: int) -> dict[int, int]:
-    """The steps of a block of 1000 at which something is looked at, in order, and what: READ, COMPARE, KEEP.
+    """The steps of a block of 1000 that are sampled, in order, and what to do: READ, COMPARE, KEEP.
 
     Gradients are compared at the first twenty steps, then at one in fifty, because a record with a cosine takes the
-    long way into the log. Parameters are kept at one step in twenty, from step 1000 on at one in a hundred, and
-    compared as the next step begins. Looks come in pairs, at another place in each span of steps: nothing that has a
-    period hides.
+    slow path into the log. Parameters are kept at one step in twenty, from step 1000 on at one in a hundred, and
+    compared when the next step begins. Samples come in pairs, at another place in each span of steps, so that nothing
+    periodic can hide.
 
     >>> [step for step, what in looks(1).items() if what & COMPARE][:5]
     [1043, 1051, 1108, 1165, 1222]
@@ -58,7 +58,7 @@ def looks(block: int) -> dict[int, int]:
 
 
 def next_look(step: int) -> int:
-    """The first step after `step` at which something is looked at."""
+    """The first step after `step` that is sampled."""
     for block in itertools.count(step // _BLOCK):
         due = list(looks(block))
         if step < due[-1]:
@@ -67,7 +67,7 @@ def next_look(step: int) -> int:
 
 
 def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
-    """Ids of the parameters of all guarded optimizers, but for those in `but`."""
+    """Ids of the parameters of all guarded optimizers except those in `but`."""
     return {id(p) for o in list(_guarded) if o not in but for group in o.param_groups for p in group["params"]}
 
 
@@ -105,17 +105,17 @@ def _num_gradients(p: torch.Tensor) -> int:
 
 
 class GradientSketch:
-    """A strided sample of the gradients at one step, 1024 elements each of the four largest at most, and the cosine
-    with that of the step before. Cost: 10 us a step at which it is asked, nearly all of it for 4096 cache misses."""
+    """A strided sample of the gradients of one step, up to 1024 elements of each of the four largest, and its cosine
+    with that of the step before. Cost: 10 us a call, nearly all of it for 4096 cache misses."""
 
     def __init__(self) -> None:
         self._chosen: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._before: tuple[int, bytearray, float] | None = None
 
     def cosine(self, step: int, params: Parameters, *, is_wanted: bool) -> float | None:
-        """The cosine of the gradients of `step` with those of the step before, where it was asked there too.
+        """The cosine of the gradients of `step` with those of the step before, if that was sampled too.
 
-        None without such, and where there are none, or one of the two is all zeros or not finite.
+        None otherwise, and if one of the two has no gradients, is zero or is not finite.
         """
         sample, before = self._sample(params), self._before
         self._before = None
@@ -129,7 +129,7 @@ class GradientSketch:
         return max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None
 
     def forget(self) -> None:
-        """What comes next does not follow what was."""
+        """The next step does not follow the last one."""
         self._before = None
 
     def _sample(self, params: Parameters) -> bytearray | None:
@@ -141,7 +141,7 @@ class GradientSketch:
         return found
 
     def _sample_chosen(self) -> bytearray | None:
-        """Of each gradient that was chosen; None if one is not as it was, and where none was."""
+        """A sample of the chosen gradients; None if one has changed its size, or none is chosen."""
         gradients = []
         for ref, numel in self._chosen:
             parameter = ref()
@@ -152,18 +152,18 @@ class GradientSketch:
         return sample(gradients, _PER_GRADIENT) if gradients else None
 
     def _choose(self, params: Iterable[torch.Tensor]) -> None:
-        # Whether one is plain is asked of the largest alone: torch keeps what Python sees of a storage, 64 bytes each.
+        # Checks only the largest: torch keeps 64 bytes for each storage that Python has seen.
         largest = sorted(params, key=_num_gradients, reverse=True)
         plain = (p for p in largest if p.grad is not None and is_plain(p.grad))
         self._chosen = [(weakref.ref(p), _num_gradients(p)) for p in itertools.islice(plain, _NUM_GRADIENTS)]
 
 
 class ParameterSketch:
-    """Four elements each of at most sixteen parameters as a step has left them, to be found again when the next begins.
+    """Four elements each of up to sixteen parameters after a step, to compare when the next one begins.
 
     Attributes:
-        names: of those that were not, in the order in which that was seen; a dict whose values mean nothing.
-        num_compared, num_changed: how often it was looked, and at how many of these some had changed.
+        names: of parameters that had changed, in the order in which that was found; the keys of a dict.
+        num_compared, num_changed: number of comparisons, and of those with changes.
 
     Cost: 20 us to take, 20 us to compare.
     """
@@ -177,7 +177,7 @@ class ParameterSketch:
         _guarded.update(optimizers)
 
     def take(self, step: int, params: Sequence[torch.Tensor]) -> None:
-        """Remembers `params`, all those of the optimizers, as `step` has left them."""
+        """Remembers `params`, all parameters of the optimizers, after `step`."""
         places: Sequence[int] = range(0, len(params), max(1, -(-len(params) // _NUM_PARAMETERS)))
         values = sample([params[i] for i in places], _PER_PARAMETER)
         if values is None:
@@ -188,11 +188,11 @@ class ParameterSketch:
 
     @property
     def awaits(self) -> bool:
-        """Whether something was taken, to be compared."""
+        """Whether there is something to compare."""
         return self._taken is not None
 
     def compare(self, step: int, names: Sequence[str]) -> None:
-        """Looks for what has changed since the step before `step`; `names` are of all parameters."""
+        """Finds what has changed since the step before `step`; `names` are those of all parameters."""
         taken, self._taken = self._taken, None
         if taken is None or taken[0] != step - 1:
             return
@@ -200,7 +200,7 @@ class ParameterSketch:
         params = [p for ref, _, dtype in chosen if (p := ref()) is not None and p.dtype is dtype]
         now = sample(params, _PER_PARAMETER) if len(params) == len(chosen) else None
         if now is None or len(now) != len(before):
-            return  # moved, or made anew
+            return  # moved or replaced
         self.num_compared += 1
         if now == before:
             return
@@ -211,15 +211,15 @@ class ParameterSketch:
                 self.names[names[place] if place < len(names) else f"param{place}"] = None
 
     def forget(self) -> None:
-        """What was taken is of no use: steps were taken that nobody saw."""
+        """Drops what was taken: there were unobserved steps."""
         self._taken = None
 
     def state(self) -> list[int]:
-        """What was counted; the names are among the facts."""
+        """The counts; the names are among the facts."""
         return [self.num_compared, self.num_changed]
 
     def load(self, state: Sequence[int], names: Sequence[str]) -> None:
-        """Goes on from `state`, and from the names that were told."""
+        """Resumes from `state`, and from the names in the facts."""
         self.num_compared, self.num_changed = state
         self.names = dict.fromkeys(names)
         self._taken = None
@@ -231,13 +231,13 @@ class ParameterSketch:
         return {"overwritten": list(self.names), "num_overwritten": self.num_changed, "num_compared": self.num_compared}
 
     def close(self) -> None:
-        """The optimizers are not guarded any more."""
+        """The optimizers are no longer guarded."""
         self._taken = None
         for optimizer in self._own:
             _guarded.discard(optimizer)
 
     def _changed(self, chosen: _Chosen, before: bytearray, now: bytearray) -> list[int]:
-        """Places of the parameters that differ by more than rounding, and that no other guard's optimizer holds."""
+        """Places of the parameters that differ by more than rounding, without those of other guards."""
         elsewhere = guarded_parameters(but=self._own)
         start = 0
         found: list[int] = []

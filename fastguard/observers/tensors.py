@@ -1,4 +1,4 @@
-"""Tensors in whatever a module returns or takes, whether they can be read, and views of a part of them."""
+"""Finds the tensors that a module takes or returns, says whether they can be read, and views parts of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def leaves(value: Any, path: str = "", depth: int = 0) -> list[tuple[str, torch.
 
 
 def labelled(output: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors in `output`, each with its path; the first that holds numbers stands for the whole, with none.
+    """The tensors in `output`, each with its path; the first with floating-point numbers has no path.
 
     >>> [path for path, _ in labelled((torch.ones(1), torch.ones(1)))]
     ['', '[1]']
@@ -57,7 +57,7 @@ class Extract(NamedTuple):
 
     Attributes:
         values: what the record's statistics are of.
-        unit_dim: where the units stand in it; None if it has none.
+        unit_dim: dimension of its units; None if it has none.
         entropy: of each query or token, as a share of the largest; NaN where there is nothing to choose.
         largest: the largest logit of each query.
     """

@@ -1,4 +1,4 @@
-"""Weights, updates and second moments at sampled steps, and a table of gradients to print."""
+"""Samples weights, updates and second moments, and prints a table of gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tensors import strided
 
 _EVERY = 100
 _MIN_BYTES, _MAX_SHARE = 1 << 20, 0.01  # of the copies, which may take the larger of the two; the share of the weights
-# Exactly these classes, whose second moments are averages of squares: no average is larger than the largest square.
+# Only these classes: their second moments are averages of squares, so none exceeds the largest square.
 _MOMENTS: dict[type, str] = {
     **dict.fromkeys((optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam), "exp_avg_sq"),
     optim.RMSprop: "square_avg",
@@ -30,14 +30,14 @@ _MOMENTS: dict[type, str] = {
 
 
 class Sample(NamedTuple):
-    """What `WeightSampler.before` found.
+    """The result of `WeightSampler.before`.
 
     Attributes:
-        places: of `parameters` among all parameters of the optimizer. Integers, float8 and meta tensors are left out.
+        places: of `parameters` among all parameters of the optimizer, without integers, float8 and meta tensors.
         groups: the param group of each.
         rows: statistics of each.
-        shares: how many elements of each are copied.
-        copies: these elements; empty if updates are not measured.
+        shares: number of copied elements of each.
+        copies: these elements; empty without updates.
     """
 
     places: list[int]
@@ -49,26 +49,26 @@ class Sample(NamedTuple):
 
 
 class WeightSampler:
-    """Takes statistics of one optimizer's parameters, of what its steps change them by, and of second moments.
+    """Statistics of the parameters of one optimizer, of their updates, and of second moments.
 
-    `before` the step it reads every parameter once and copies some elements of each, evenly spaced; `after` it, it
-    compares these. While the copies fit into `max_bytes`, `update_norm` is exact; beyond, it is estimated: from 10,000
-    elements of a parameter to within 1 %, unless a few elements hold most of the update. Second moments are those of
-    Adam, AdamW, NAdam, RAdam and RMSprop, not of classes derived from them.
+    `before` reads every parameter once and copies some evenly spaced elements of each; `after` compares these.
+    `update_norm` is exact if the copies fit into `max_bytes`. Otherwise it is an estimate: within 1 % from 10,000
+    elements of a parameter, unless a few elements hold most of the update. It knows the second moments of Adam, AdamW,
+    NAdam, RAdam and RMSprop, not of classes derived from them.
 
     Args:
-        every: a step whose number it divides is sampled. After a skipped step, which changed nothing and has
-            `update_norm` None, the next one is.
-        updates: whether to measure updates and second moments; False leaves the statistics of the weights.
-        max_bytes: bound on the copies held from before the step until after it; None: 1 MiB, or a hundredth of the
-            parameters if that is more. With 0, `update_norm` is None.
+        every: sample steps whose number it divides. A skipped step changes nothing and has `update_norm` None; the
+            next step is then sampled, too.
+        updates: whether to measure updates and second moments, besides the statistics of the weights.
+        max_bytes: bound on the copies during the step; None: the larger of 1 MiB and 1 % of the parameters. With 0,
+            `update_norm` is None.
         backend: as for `fastguard.tensor_stats`.
 
     Raises:
         ValueError: `every` is not an integer >= 1, or `max_bytes` not one >= 0.
 
-    Cost: nothing at other steps. At a sampled one: one read of the parameters, one of the second moments, and a few of
-    the copies. On an accelerator, three syncs.
+    Cost of a sampled step: one read of the parameters, one of the second moments, and a few of the copies. On an
+    accelerator, three syncs.
 
     >>> import torch
     >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -96,7 +96,7 @@ class WeightSampler:
         return self._is_owed or step % self.every == 0
 
     def before(self, optimizer: optim.Optimizer) -> Sample:
-        """Reads the parameters, and copies some elements of each. Ahead of the step."""
+        """Reads the parameters, and copies some elements of each. Call it before the step."""
         every = [(p, group) for group in optimizer.param_groups for p in group["params"]]
         places = [k for k, (p, _) in enumerate(every) if p.dtype in NATIVE_DTYPES and not p.is_meta]
         parameters = [every[k][0] for k in places]
@@ -107,7 +107,7 @@ class WeightSampler:
         return Sample(places, parameters, [every[k][1] for k in places], rows, shares, copies)
 
     def _shares(self, parameters: Sequence[Tensor]) -> list[int]:
-        """How many elements of each to copy: all of the small ones, as many as fit of the others. Empty for none."""
+        """Number of elements to copy of each: all of small ones, as many as fit of others. Empty for none."""
         sizes = [p.nbytes for p in parameters]
         left = max(_MIN_BYTES, int(_MAX_SHARE * sum(sizes))) if self.max_bytes is None else self.max_bytes
         if not left:
@@ -128,13 +128,13 @@ class WeightSampler:
         gradient_norms: Mapping[str, float] | None = None,
         skipped: bool = False,
     ) -> tuple[WeightStats, ...]:
-        """One `WeightStats` a parameter, in the order of the optimizer's groups. Once the step is taken.
+        """One `WeightStats` for each parameter, in the order of the groups. Call it after the step.
 
         Args:
-            sample: what `before` gave.
+            sample: from `before`.
             names: one for each parameter of the optimizer.
             gradient_norms: norms of the gradients by name, unscaled and before clipping.
-            skipped: the step left everything as it was: no update is measured, and the next step is due.
+            skipped: the step changed nothing: it has no update, and the next step is due.
         """
         self._is_owed = skipped and self.updates
         norms: list[float | None] = [None] * len(sample.rows)
@@ -216,15 +216,15 @@ class WeightWatch(Observer):
 
 
 def _second_moments(optimizer: optim.Optimizer, sample: Sample, backend: str) -> dict[int, dict[str, float]]:
-    """For the parameters that have a second moment, the fields of `WeightStats` on it."""
+    """Fields of `WeightStats` for the parameters that have a second moment."""
     key = _MOMENTS.get(type(optimizer))
     if key is None:
         return {}
     found = {i: state.get(key) for i, p in enumerate(sample.parameters) if (state := optimizer.state.get(p))}
     moments = {i: v for i, v in found.items() if _is_dense(v) and v.shape == sample.parameters[i].shape}
     rows = TensorStats(kernels.run_stats(list(moments.values()), backend)[0])
-    steps: dict[int, float] = {}  # of what is on an accelerator, one is asked for, not all
-    told = {}
+    steps: dict[int, float] = {}  # on an accelerator, read only one of each group
+    found_fields = {}
     for i, row in zip(moments, rows, strict=True):
         group, share = sample.groups[i], 1.0
         if key == "exp_avg_sq":
@@ -235,26 +235,26 @@ def _second_moments(optimizer: optim.Optimizer, sample: Sample, backend: str) ->
         is_finite = not row.num_nans and not row.num_infs
         rms = math.sqrt(max(row.mean, 0.0) / share) if is_finite and share > 0.0 else math.inf
         left = rms + float(group["eps"])
-        told[i] = {
+        found_fields[i] = {
             "moment_rms": rms,
             "moment_min": row.abs_min_nonzero,
             "moment_max": row.abs_max if is_finite else math.inf,
             "effective_step": float(group["lr"]) / left if left else math.inf,
         }
-    return told
+    return found_fields
 
 
 def _is_dense(v: Any) -> bool:
-    """Whether a state is a dense tensor of numbers; quantised ones are of classes of their own."""
+    """Whether a state is a dense tensor of numbers; quantised ones have their own classes."""
     return type(v) is Tensor and v.layout is torch.strided and v.is_floating_point()
 
 
 def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What `wrap(weights=...)` stands for: arguments of `WeightSampler`, or None for no sampling.
+    """The meaning of `wrap(weights=...)`: arguments of `WeightSampler`, or None for no sampling.
 
     Raises:
-        TypeError: it is something else, or a dict with an argument that a `WeightSampler` does not have.
-        ValueError: a value that a `WeightSampler` refuses.
+        TypeError: it has another type, or is a dict with an unknown argument.
+        ValueError: a value that `WeightSampler` refuses.
 
     >>> sampler_settings(True), sampler_settings(20), sampler_settings({"updates": False})
     ({}, {'every': 20}, {'updates': False})

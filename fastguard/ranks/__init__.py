@@ -1,4 +1,4 @@
-"""Process groups: what of the gradients is reduced over them, and by whom, so that every rank decides alike."""
+"""Process groups: measures gradients over all ranks, so that every rank makes the same decision."""
 
 from .flat import flat_shards as flat_shards
 from .local import LocalGradients as LocalGradients

@@ -1,4 +1,4 @@
-"""Collectives: a few numbers a rank, gathered or reduced, and the table of tensors if it is needed."""
+"""Collectives: gathers or reduces a few numbers of each rank, and the table of tensors if needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..kernels import fold_rows
 from ..records.columns import COLUMNS, INDEX, TABLE
 
 NUM_COLUMNS = len(COLUMNS)
-MOST_GATHERED = 64  # ranks of a group: what each receives, and folds, grows with them; two reductions hardly do
+MOST_GATHERED = 64  # ranks of a group; beyond, two reductions are cheaper than a gather
 _ADDED = tuple(i for i, column in enumerate(TABLE) if column.fold == "add")
 _COUNTS = tuple(i for i, column in enumerate(TABLE) if column.is_count)
 _SUM, _SUM_SQ, _DEVIATIONS, _NORM = (INDEX[name] for name in ("sum", "sum_sq", "sum_sq_dev", "finite_norm"))
@@ -25,7 +25,7 @@ _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
 
 
 def divided(table: bytearray, replication: torch.Tensor) -> bytearray:
-    """Rows as this rank's share, if `replication` (float64, [T, 1] or [1, 1]) ranks hold the same."""
+    """Rows divided by the number of ranks that hold the same tensor: `replication`, float64, [T, 1] or [1, 1]."""
     if not table:
         return table
     rows = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS) / replication
@@ -44,20 +44,20 @@ def bytes_of(rows: torch.Tensor) -> bytearray:
 
 
 def counted(row: Sequence[float]) -> tuple[float, ...]:
-    """A row whose counts are whole numbers again, after shares of them were added."""
+    """Rounds the counts of a row after shares of them were added."""
     return tuple(float(round(value)) if i in _COUNTS else value for i, value in enumerate(row))
 
 
 class Wire:
-    """Collectives over some groups, one after the other; each rank ends with the same bits.
+    """Collectives over some groups, one after the other; each rank gets the same bits.
 
-    Rows are gathered, and folded in the order of the ranks. Tables, and rows in a group of more than `MOST_GATHERED`
-    ranks, are reduced: an all-reduce gives all ranks the same.
+    It gathers rows and folds them in the order of the ranks. It reduces tables, and rows in a group of more than
+    `MOST_GATHERED` ranks: an all-reduce gives the same result on all ranks.
 
     Attributes:
         num_ranks: of all groups together.
-        is_wide: whether a group is too large to gather from.
-        num_collectives, num_bytes: that this rank has sent.
+        is_wide: whether a group is too large for a gather.
+        num_collectives, num_bytes: sent by this rank.
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
@@ -68,7 +68,7 @@ class Wire:
         self.num_collectives = self.num_bytes = 0
 
     def gather(self, words: Sequence[float], group: dist.ProcessGroup) -> list[list[float]]:
-        """`words` of each rank of a group, in their order."""
+        """`words` of each rank of a group, in the order of the ranks."""
         own = torch.tensor(words, dtype=torch.float64, device=device_of(group))
         found = own.new_empty(group.size() * len(words))
         self._count(8 * len(words))
@@ -77,7 +77,7 @@ class Wire:
         return [everyone[i : i + len(words)] for i in range(0, len(everyone), len(words))]
 
     def tell(self, said: list[Any]) -> list[Any]:
-        """The lists of all ranks as one list, in the order of the groups' ranks. Pickled: for what is rare."""
+        """The lists of all ranks as one, in the order of the ranks. It pickles them: for rare events only."""
         for group in self.groups:
             found: list[Any] = [None] * dist.get_world_size(group)
             dist.all_gather_object(found, said, group=group)
@@ -86,13 +86,13 @@ class Wire:
         return said
 
     def table(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of whole tensors, from each rank's shares of them (float64, [T, columns]): two reductions a group."""
+        """Rows of whole tensors, from the shares of each rank (float64, [T, columns]): two reductions a group."""
         return self.reduced(rows)[0]
 
     def reduced(
         self, rows: torch.Tensor, compared: Sequence[float] = (), added: Sequence[float] = ()
     ) -> tuple[torch.Tensor, list[float], list[float], list[float]]:
-        """`table`, and with it the least and the largest of each of `compared`, and the sums of `added`."""
+        """`table`, together with the least and the largest of each of `compared`, and the sums of `added`."""
         largest = torch.stack(
             [rows[:, _MAX], torch.where(rows[:, _LEAST] > 0.0, -rows[:, _LEAST], -torch.inf), rows[:, _NORM]], dim=1
         )
@@ -131,12 +131,12 @@ class Wire:
 
 
 def fold(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Rows of the ranks as one, in their order."""
+    """Folds the rows of the ranks, in their order."""
     return fold_rows(bytearray(b"".join(struct.pack(f"{NUM_COLUMNS}d", *row) for row in rows)))
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
-    """Where a group takes tensors: the CPU, or the current device of a group that has no backend there."""
+    """The device for collectives of a group: the CPU, or its current device if it has no backend for the CPU."""
     known = dist.get_backend_config(group) if hasattr(dist, "get_backend_config") else dist.get_backend(group)
     if "gloo" in str(known) or "mpi" in str(known):
         return _CPU

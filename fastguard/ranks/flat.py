@@ -1,4 +1,4 @@
-"""FSDP1: plain tensors that are shards of flat parameters, whose groups the model's modules know."""
+"""FSDP1: plain tensors that are shards of flat parameters. The modules of the model know their groups."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _REMEDY = "Shard with fully_shard (FSDP2), whose parameters say it themselves; o
 
 
 class FlatShards(NamedTuple):
-    """How the flat parameters of a model lie over the ranks.
+    """The layout of the flat parameters of a model over the ranks.
 
     Attributes:
         groups: to reduce over, one after the other: of shards, then of their replicas.
         num_ranks: of all groups together.
-        num_shards: different parts of each flat parameter.
-        are_flat: of each parameter, whether it is a flat one; others are on each rank in full.
+        num_shards: number of different parts of each flat parameter.
+        are_flat: for each parameter, whether it is flat; others are whole on each rank.
     """
 
     groups: list[dist.ProcessGroup]
@@ -29,7 +29,7 @@ class FlatShards(NamedTuple):
     are_flat: list[bool]
 
     def replication(self, present: Sequence[int] | None) -> torch.Tensor | None:
-        """How many ranks hold each gradient alike, of `present` parameters: float64, [T, 1]; None where one does."""
+        """Number of ranks with the same gradient, for `present` parameters: float64, [T, 1]; None if always one."""
         places = range(len(self.are_flat)) if present is None else present
         times = [self.num_ranks / (self.num_shards if self.are_flat[i] else 1) for i in places]
         if all(one == 1.0 for one in times):
@@ -38,10 +38,10 @@ class FlatShards(NamedTuple):
 
 
 def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -> FlatShards | None:
-    """How the flat parameters among `params`, or the views of them, lie over the ranks; None where there are none.
+    """The layout of the flat parameters, or of views of them, among `params`; None if there are none.
 
     Raises:
-        TypeError: there are some, and nobody says whose they are; or not all lie over the same ranks in the same way.
+        TypeError: `model` does not own them, or they do not all lie on the same ranks in the same way.
     """
     are_flat = [bool(getattr(p, "_fsdp_flattened", False)) for p in params]
     if not any(are_flat):
@@ -49,8 +49,8 @@ def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -
     modules = [] if model is None else [m for m in model.modules() if _is_fsdp1(m)]
     if not modules:
         raise TypeError(
-            f"`model` must be the {_WHAT} module whose flat parameters `optimizer` holds: these do not say whose they "
-            f"are, and a norm taken here would be one rank's own. wrap(optimizer, fsdp_model). {_REMEDY}"
+            f"`model` must be the {_WHAT} module whose flat parameters `optimizer` holds, got another or none. Without "
+            f"it a norm would cover one rank only. Call wrap(optimizer, fsdp_model). {_REMEDY}"
         )
     lie = [_lies(module) for module in modules if getattr(module, "_handle", None) is not None]
     if not lie or any([list(map(id, one[0])), one[1]] != [list(map(id, lie[0][0])), lie[0][1]] for one in lie):
@@ -70,7 +70,7 @@ def _is_fsdp1(module: torch.nn.Module) -> bool:
 
 
 def _lies(module: Any) -> tuple[list[dist.ProcessGroup], bool]:
-    """The groups of a module's shards and, if there is one, of their replicas; and whether they are shards at all."""
+    """The groups of a module's shards and, if there are any, of their replicas; and whether it shards at all."""
     strategy = module.sharding_strategy.name
     groups = [module.process_group]
     if strategy in _HYBRID:

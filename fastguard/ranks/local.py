@@ -1,4 +1,4 @@
-"""Each rank's own gradients under DistributedDataParallel and `fully_shard`, read before they are averaged."""
+"""Reads each rank's own gradients under DistributedDataParallel and `fully_shard`, before they are averaged."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _OwnGradients(NamedTuple):
 
 
 class _Arrived:
-    """The hook on a parameter whose gradient was added to, ahead of DistributedDataParallel's own."""
+    """The hook on a parameter after its gradient was accumulated, before that of DistributedDataParallel."""
 
     def __init__(self, local: weakref.ref[LocalGradients], index: int) -> None:
         self._local, self._index = local, index
@@ -58,7 +58,7 @@ class _Arrived:
         if local is None:
             return
         if local._task == _task_now():
-            local._fired[self._index] = parameter  # the first of this pass has seen to the rest
+            local._fired[self._index] = parameter  # the first one of this pass has queued the callback
         else:
             local._arrived(self._index, parameter)
 
@@ -102,14 +102,14 @@ class LocalGradients(Observer):
             watched = unsharded.places
             self._is_ddp = False
         self._members, self.num_ranks = members, len(members)
-        self._group: Any = None  # until the ranks' settings were compared: to make it waits for all of them
+        self._group: Any = None  # made once the settings of the ranks were compared, because that waits for all of them
         self._num_params = len(params)
         self._is_whole = all(i in watched for i, p in enumerate(params) if p.requires_grad)
         self._fired: dict[int, torch.Tensor] = {}
         self._task, self._num_passes = -1, 0
         self._seen: set[int] = set()
         self._read: dict[int, _OwnGradients] = {}
-        self._next = 0  # the first step that was not told yet
+        self._next = 0  # the first step that was not sent yet
         self._awaited: tuple[Any, list[torch.Tensor]] | None = None
         self._odd, self._noise = OddRanks(members), NoiseScale(self.num_ranks)
         self._trouble: tuple[int, list[tuple[int, str, int, int]]] = -1, []
@@ -126,7 +126,7 @@ class LocalGradients(Observer):
         return step + 1 if self._group is None else (step // self._every + 1) * self._every
 
     def before(self, step: int) -> None:
-        """Sends this rank's results, and takes those of the exchange before; at the first step, makes the group."""
+        """Sends the results of this rank, and receives the last exchange; at the first step, makes the group."""
         if self._handles and self._group is None:
             with self._kept():
                 self._group = dist.new_group(self._members, _TIMEOUT, "gloo", use_local_synchronization=True)
@@ -136,9 +136,9 @@ class LocalGradients(Observer):
                 self._tell(step)
 
     def find_trouble(self, step: int) -> list[tuple[int, str, int, int]]:
-        """Which ranks brought what into the non-finite average of `step`, as in `Ranks.trouble`. Waits for all ranks.
+        """The ranks and tensors that made the average of `step` non-finite, as in `Ranks.trouble`. Waits for all ranks.
 
-        Empty on a device that the host does not wait for; the next exchange tells the history then.
+        Empty on a device that the host does not wait for; the history then learns of it at the next exchange.
         """
         if self._handles and self._run.may_wait:
             with self._kept():
@@ -149,15 +149,15 @@ class LocalGradients(Observer):
         return self._trouble[1] if self._trouble[0] == step else []
 
     def told_trouble(self) -> str:
-        """The same of the step just judged, in words."""
+        """The same for the step that was just judged, in words."""
         return told(self.find_trouble(self._run.step - 1), self.num_ranks)
 
     def facts(self) -> dict[str, Any]:
-        """The noise scale. What single ranks held is noted when it is heard of."""
+        """The noise scale. Findings about single ranks are noted when they arrive."""
         return {"noise_scale": self._noise.value}
 
     def costs(self) -> dict[str, float]:
-        """How many collectives a step took on average, and what each rank sent in them."""
+        """Collectives per step on average, and bytes that each rank sent in them."""
         each = self._num_exchanges / max(1, self._run.step)
         num_words = 2 + self._every + 4 * _MAX_HELD
         return {"num_collectives_per_step": each, "collective_bytes_per_step": 8.0 * each * num_words}
@@ -168,7 +168,7 @@ class LocalGradients(Observer):
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """Keeps errors from the training, and asks no rank again after one: groups may be out of order then."""
+        """Keeps errors out of the training, and stops after one: the groups may be out of order then."""
         try:
             yield
         except Exception as error:
@@ -187,11 +187,11 @@ class LocalGradients(Observer):
             self._measure()  # written over while the pass goes on, as all are in the first one of a static graph
             return
         self._task = _task_now()
-        # First queued, first called: the averages are written back by what is queued with the last bucket.
+        # Callbacks run in the order of queueing; the one that writes the averages comes with the last bucket.
         torch.autograd.Variable._execution_engine.queue_callback(self._measure)
 
     def _measure(self) -> None:
-        """Reads what has arrived."""
+        """Reads the gradients that have arrived."""
         fired, self._fired = self._fired, {}
         if not fired:
             return
@@ -199,9 +199,9 @@ class LocalGradients(Observer):
             step = self._run.step
             known = self._read.get(step, _OwnGradients(0.0, 0, []))
             if not known.num_passes or not self._seen.isdisjoint(fired):
-                self._seen = set()  # another pass, which added to what the one before has left
+                self._seen = set()  # another pass, which has added to the gradients of the last one
                 self._num_passes += 1
-                # of DistributedDataParallel; fully_shard may have reduced what was left, and begun anew
+                # fully_shard may have reduced the gradients between the passes, and started again
                 known = _OwnGradients(0.0, known.num_passes + 1, [] if self._is_ddp else known.held)
             self._seen.update(fired)
             gradients: list[Any] = [parameter.grad for parameter in fired.values()]
@@ -217,7 +217,7 @@ class LocalGradients(Observer):
             self._read[step] = _OwnGradients(sum_sq if math.isfinite(sum_sq) else math.nan, known.num_passes, held)
 
     def _tell(self, step: int) -> None:
-        """Sends what was held since the last time, up to `step`; does not wait."""
+        """Sends the results since the last exchange, up to `step`; does not wait."""
         first = self._next if step - self._every < self._next <= step else max(0, step - self._every + 1)
         steps = range(first, first + self._every)
         words = [float(first), float(step), *(self._read[i].sum_sq if i in self._read else math.nan for i in steps)]
@@ -231,7 +231,7 @@ class LocalGradients(Observer):
         self._num_exchanges += 1
 
     def _hear(self) -> None:
-        """Takes what was sent last by all, and notes what follows."""
+        """Receives the last exchange, and notes the findings."""
         if self._awaited is None:
             return
         (work, parts), self._awaited = self._awaited, None
@@ -264,7 +264,7 @@ class LocalGradients(Observer):
             self._trouble = step, by_step[step]
 
     def _take_noise(self, first: int, sums: torch.Tensor, history: TrainingHistory) -> None:
-        """Enters the steps of which everything is known: whole, finite, of one backward pass."""
+        """Adds the steps that are completely known: all tensors, finite, one backward pass."""
         run = self._run
         if not self._is_whole or len(run.known_names) != self._num_params:
             return
@@ -273,14 +273,14 @@ class LocalGradients(Observer):
             entry, read = entries.get(step), self._read.get(step)
             if entry is None or read is None or read.num_passes != 1 or not math.isfinite(mean + entry.norm):
                 continue
-            if not run.has_scaler or entry.loss_scale is not None:  # else somebody has unscaled the averages alone
+            if not run.has_scaler or entry.loss_scale is not None:  # otherwise only the averages were unscaled
                 self._noise.add(mean / (entry.loss_scale or 1.0) ** 2, entry.norm**2)
 
 
 def local_gradients(
     model: torch.nn.Module | None, groups: Sequence[Sequence[torch.Tensor]], every: bool | int | None
 ) -> LocalGradients | None:
-    """The reader of each rank's own gradients; None if `every` does not ask for it, or there is one rank."""
+    """The reader of each rank's own gradients; None if `every` does not ask for it, or there is only one rank."""
     if not compares_ranks("watch_ranks", every):
         return None
     params = [p for group in groups for p in group]
@@ -297,7 +297,7 @@ def local_gradients(
 def with_bad_step(
     known: Sequence[BadRank], step: int, num_ranks: int, trouble: Iterable[tuple[int, str, int, int]]
 ) -> tuple[BadRank, ...]:
-    """`known` after one more non-finite step; of `trouble` (rank, tensor, NaNs, Infs) the first of each rank counts.
+    """`known` after one more non-finite step; of `trouble` (rank, tensor, NaNs, Infs) it takes the first of each rank.
 
     >>> with_bad_step([], 12, 4, [(3, "w2", 5, 0), (3, "w1", 1, 0)])
     ({'rank': 3, 'num_ranks': 4, 'step': 12, 'num_nans': 5, 'num_infs': 0, 'num_steps': 1, 'name': 'w2'},)

@@ -1,4 +1,4 @@
-"""What follows from the norms of each rank's own gradients: a rank apart from the others, and the noise scale."""
+"""Outlier ranks and the noise scale, from the norms of each rank's own gradients."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import torch
 from ..records.events import MAX_RANKS
 
 _LIMIT = 5.0  # standard deviations
-_OF_MAD, _OF_MEDIAN = 1.4826, 1.2533  # of a normal distribution: its deviation in MADs, a median's error in a mean's
-_LEAST = math.log(1.25)  # however alike the others are
+_OF_MAD, _OF_MEDIAN = (
+    1.4826,
+    1.2533,
+)  # normal: deviation / MAD, error of a median / of a mean
+_LEAST = math.log(1.25)  # also if the others are nearly equal
 _WINDOW = 20  # steps
-_LEAST_RANKS = 3  # of two nobody knows which is odd
+_LEAST_RANKS = 3  # of two, either may be the odd one
 _DECAY = 0.99
 
 
@@ -34,7 +37,7 @@ class OddRanks:
         self._known: dict[int, dict[str, Any]] = {}
 
     def add(self, first: int, norms: torch.Tensor) -> list[dict[str, Any]] | None:
-        """Takes the norms of steps from `first` on (float64, [ranks, steps]); returns all odd ranks if there is news.
+        """Adds the norms of steps from `first` on (float64, [ranks, steps]); returns all odd ranks if there is news.
 
         It leaves out steps at which a norm is not finite, or all are 0.
         """
@@ -62,7 +65,7 @@ class OddRanks:
         return list(self._known.values())[:MAX_RANKS] if any(news) else None
 
     def _note(self, place: int, ratio: float) -> bool:
-        """Whether there is news of a rank: at twenty steps, and whenever their number has doubled."""
+        """Whether there is news about a rank: after twenty steps, and whenever their number has doubled."""
         rank, last = self._members[place], self._logs[-1][0]
         count = last + 1 - self._since[place]
         if rank in self._known and self._known[rank]["num_steps"] * 2 > count:
@@ -73,7 +76,7 @@ class OddRanks:
 
 
 def _median(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The middle, not torch's lower one."""
+    """The mean of the two middle values, of which torch's median takes the lower."""
     return x.quantile(0.5, dim=dim)
 
 
@@ -102,7 +105,7 @@ class NoiseScale:
         self._num_steps = 0
 
     def add(self, small_sq: float, big_sq: float) -> None:
-        """Takes |G_small|^2 and |G_big|^2 of a step."""
+        """Adds |G_small|^2 and |G_big|^2 of a step."""
         n = self._num_ranks
         self._signal = _DECAY * self._signal + (n * big_sq - small_sq) / (n - 1)
         self._noise = _DECAY * self._noise + (small_sq - big_sq) * n / (n - 1)

@@ -1,4 +1,4 @@
-"""Whether ranks are alike: their settings at the first step, and the bits of replicas now and then."""
+"""Compares ranks: their settings at the first step, and the bits of replicas at regular steps."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Parity(Observer):
     _run: ObservedRun
 
     def start(self, run: ObservedRun) -> None:
-        """Goes with the steps of a guard."""
+        """Connects to a guard."""
         self._run = run
 
     def next_after(self, step: int) -> float:
@@ -113,7 +113,7 @@ class Parity(Observer):
         if there:
             sums[there] = checksums([tensor for tensor in tensors if tensor is not None])
         sums = sums.to(device_of(group))
-        both = torch.cat([sums, ~sums])  # the largest of the complements is the complement of the least
+        both = torch.cat([sums, ~sums])  # the maximum of the complements is the complement of the minimum
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
         highest, lowest = both.view(2, -1)
         places = (highest != ~lowest).nonzero()[:, 0].tolist()
@@ -191,7 +191,7 @@ class AlikeSettings:
         self.publish(settings, waits)
 
     def publish(self, settings: Mapping[str, str], waits: bool = False) -> None:
-        """Leaves settings for the other ranks, which must publish the same ones; beyond 20 changes it does nothing."""
+        """Publishes settings for the other ranks, which must publish the same ones; does nothing after 20 changes."""
         if self._num_published > _MAX_CHANGES:
             return
         store, said = self._store, json.dumps(settings)
@@ -205,7 +205,7 @@ class AlikeSettings:
         self._num_published += 1
 
     def are_compared(self) -> bool:
-        """Whether nothing is left to do. Call it ahead of a step.
+        """Whether all comparisons are done. Call it before a step.
 
         Raises:
             RuntimeError: the ranks have different settings, or some have no such guard when the store's timeout ends.
@@ -232,7 +232,7 @@ class AlikeSettings:
         return not self._open
 
     def _comes(self, room: str, within: datetime.timedelta) -> bool:
-        """Waits for the last of the ranks."""
+        """Whether all ranks publish within that time."""
         try:
             self._store.wait([f"{room}/alike"], min(within, self._store.timeout))
         except RuntimeError:  # of the store, which names it DistStoreError, or not, by its kind

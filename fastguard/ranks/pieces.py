@@ -1,4 +1,4 @@
-"""What is here of sharded tensors, measured in one pass, and the norm of the whole ones, also without a guard."""
+"""Measures the local parts of sharded tensors in one pass, and the norm of the whole ones, also without a guard."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .exchange import Wire, counted, divided, fold
 
 
 class Pieces(NamedTuple):
-    """What is here of some tensors.
+    """The local parts of some tensors.
 
     Attributes:
-        table: a row each, as they are here.
+        table: a row for each part.
         total: their fold.
-        present: positions of the gradients that there are; None for all.
+        present: positions of the gradients that exist; None for all.
         fingerprint: of the parameters.
-        dtypes: what there is.
-        local: the parts themselves.
-        num_shards: in how many parts each tensor lies over the ranks: one number, or float64 [T, 1].
-        layouts: of the tensors that are sharded, and of parameters that have no gradient here.
+        dtypes: of the tensors.
+        local: the parts.
+        num_shards: number of parts of each tensor over the ranks: one number, or float64 [T, 1].
+        layouts: of the sharded tensors, and of parameters without a gradient here.
     """
 
     table: bytearray
@@ -40,11 +40,11 @@ class Pieces(NamedTuple):
 
     @property
     def mesh(self) -> Any:
-        """One that a tensor lies on; None where all are plain."""
+        """The mesh of one of the tensors; None if all are plain."""
         return self.layouts[0].mesh if self.layouts else None
 
     def replication(self, num_ranks: int) -> torch.Tensor | None:
-        """How many of `num_ranks` hold each tensor alike: float64, [T, 1] or [1, 1]; None where each is held once."""
+        """Number of ranks with the same part, of `num_ranks`: float64, [T, 1] or [1, 1]; None if it is always one."""
         if isinstance(self.num_shards, torch.Tensor):
             times = num_ranks / self.num_shards
             return None if bool((times == 1.0).all()) else times
@@ -54,12 +54,12 @@ class Pieces(NamedTuple):
 
 
 class PieceReader:
-    """Measures what is here of tensors, and remembers of which kinds of sharding those of the last call were.
+    """Measures the local parts of tensors, and remembers the kinds of sharding of the last call.
 
-    The kernels' own way is for parts that are plain CPU memory: 16 at a time, each is found in its DTensor's slot, and
-    its kind known by the identity of what describes it. Whatever changes from call to call is seen.
+    For parts in plain CPU memory the kernels find each part in the slot of its DTensor, 16 at a time, and know its kind
+    by the identity of its description. They notice every change between calls.
 
-    Cost: one read of what is here; for a tensor that was there at the last call no Python code runs.
+    Cost: one read of the local parts; no Python code runs for tensors of the last call.
     """
 
     def __init__(self) -> None:
@@ -67,19 +67,19 @@ class PieceReader:
         self._layouts: dict[int, tuple[Any, shards.ShardLayout]] = {}
 
     def quick_gradients(self, groups: list[list[torch.Tensor]], backend: str, inverse: float = 1.0) -> Pieces | None:
-        """Of the gradients of `groups`, times `inverse`; None where one would have to be prepared or summed first."""
+        """Measures the gradients of `groups`, times `inverse`; None if one must be prepared or summed first."""
         if self._plan is None or not kernels.takes_cpu(backend):
             return None
         return self._taken(self._plan.gradient_stats(groups, torch.get_num_threads(), inverse))
 
     def quick_tensors(self, tensors: list[torch.Tensor], backend: str) -> Pieces | None:
-        """The same of `tensors`; None also where all are plain."""
+        """Measures `tensors`; None also if all are plain."""
         if self._plan is None or not kernels.takes_cpu(backend):
             return None
         return self._taken(self._plan.tensor_stats(tensors, torch.get_num_threads()))
 
     def gradients(self, groups: list[list[torch.Tensor]], backend: str, inverse: float) -> Pieces:
-        """Of the gradients of `groups`, times `inverse`. What is Partial is summed first, by a collective."""
+        """Measures the gradients of `groups`, times `inverse`. A collective sums Partial ones first."""
         found = self.quick_gradients(groups, backend, inverse)
         if found is not None:
             return found
@@ -104,9 +104,9 @@ class PieceReader:
         return Pieces(table, total, present, fingerprint, cpu.dtypes(dtypes), local, parts, [*known.values()])
 
     def _layout(self, kind: int) -> shards.ShardLayout:
-        """That of a kind of sharding, made when it is first met."""
+        """The layout of a kind of sharding, made at its first use."""
         known = self._plan.known[kind]  # type: ignore[union-attr]
-        if kind not in self._layouts or self._layouts[kind][0] is not known:  # numbers begin anew after many kinds
+        if kind not in self._layouts or self._layouts[kind][0] is not known:  # numbers start again after many kinds
             self._layouts[kind] = known, shards.layout_of(*known)
         return self._layouts[kind][1]
 
@@ -114,12 +114,12 @@ class PieceReader:
 def measured(
     tensors: Sequence[torch.Tensor], holders: Sequence[torch.Tensor], backend: str, inverse: float = 1.0
 ) -> Pieces:
-    """What is here of `tensors`, DTensors and plain ones, times `inverse`, looked at one by one, on whatever device.
+    """Measures the local parts of `tensors`, DTensors and plain ones, times `inverse`, on any device.
 
     Args:
         holders: DTensors whose layouts say which ranks take part.
 
-    Cost: as one read, and some microseconds a tensor.
+    Cost: one read, and some microseconds a tensor.
     """
     wholes = [shards.whole(tensor) for tensor in tensors]
     local = shards.locals_of(wholes)
@@ -134,7 +134,7 @@ def measured(
 
 
 class _Readers(threading.local):
-    """Of each thread, for what it recognises of its last call; it holds no tensor and no process group."""
+    """Readers of each thread, which remember its last call; they hold no tensor and no process group."""
 
     def __init__(self) -> None:
         self.gradients, self.tensors = PieceReader(), PieceReader()
@@ -145,21 +145,21 @@ _readers = _Readers()
 
 
 def gradients_over_ranks(parameters: list[torch.Tensor], backend: str) -> Pieces | None:
-    """What is here of the gradients of `parameters`; None where none of these is sharded, or one is to be prepared."""
+    """The local parts of the gradients of `parameters`; None if none is sharded, or one must be prepared."""
     found = _readers.gradients.quick_gradients([parameters], backend)
     return found if found is not None and found.layouts and found.local else None
 
 
 def tensors_over_ranks(tensors: list[torch.Tensor], backend: str) -> Pieces | None:
-    """The same of `tensors` themselves."""
+    """The local parts of `tensors`; None as above."""
     return _readers.tensors.quick_tensors(tensors, backend)
 
 
 def norm_over_ranks(pieces: Pieces) -> float:
-    """The 2-norm of the whole tensors, the same bits on every rank whose copies are alike.
+    """The 2-norm of the whole tensors, with the same bits on every rank if their copies are equal.
 
-    Those that are plain are the same on every rank. Cost: a gather of ten numbers a rank, over each dimension of the
-    mesh along which tensors are cut, or over all ranks if that is each; among more than 64 two reductions of as many.
+    Plain tensors must be the same on every rank. Cost: a gather of ten numbers a rank, over each dimension of the mesh
+    that shards tensors, or over all ranks if these are all dimensions; among more than 64 ranks two reductions.
     """
     wire = Wire(shards.groups_across(pieces.layouts))
     row: Sequence[float] = pieces.total
@@ -184,4 +184,4 @@ def as_everywhere(norm: torch.Tensor, mesh: Any) -> torch.Tensor:
         first: Any = DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)
         _readers.norms[norm.dtype] = first._spec
         return first
-    return DTensor(norm, known, requires_grad=False)  # what from_local does, after it has found out all that is known
+    return DTensor(norm, known, requires_grad=False)  # as from_local does, without its checks

@@ -1,4 +1,4 @@
-"""One norm and one decision for a model whose gradients lie on several ranks."""
+"""One norm and one decision for a model whose gradients are on several ranks."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Shared(NamedTuple):
         fingerprint: of the local parameters.
         loss: mean of what the ranks observed at the step before; None where none did.
         found_inf: whether a scaler on any rank saw a gradient that is not finite.
-        own: rows of what is here, not divided.
-        bad_loss: rank whose loss at the step before was not finite, while all others' were; None for none.
+        own: rows of the local parts, not divided.
+        bad_loss: the rank whose loss at the step before was the only one that was not finite; None without such.
     """
 
     table: bytearray
@@ -68,12 +68,12 @@ class Ranks:
     Args:
         params: of all optimizers.
         beyond: a group whose ranks hold other tensors of the same model: pipeline stages, experts.
-        copies: how many ranks of `beyond` hold each parameter alike, where some do.
-        flat: how the parameters lie over the ranks where they are FSDP1's.
+        copies: number of ranks of `beyond` with the same parameter, for each parameter, if there are such.
+        flat: the layout of the parameters if they are FSDP1's.
 
     Attributes:
-        wire: what was sent.
-        trouble: what `find_trouble` found last: (rank, tensor, NaNs, Infs) each, in backward order, four a rank.
+        wire: the collectives, with counts.
+        trouble: the last result of `find_trouble`: (rank, tensor, NaNs, Infs) each, in backward order, four a rank.
         wants_tables: whether the clip policy wants norms of tensors.
         own: the `LocalGradients`, which knows each rank's gradients before they were summed; None without one.
         changes: checksum of the settings assigned after `wrap`, which must be the same on all ranks.
@@ -228,7 +228,7 @@ class Ranks:
 
 
 def told(trouble: Sequence[tuple[int, str, int, int]], num_ranks: int) -> str:
-    """Ranks, tensors, NaNs and Infs in words; empty where all ranks have some, or none."""
+    """Ranks, tensors, NaNs and Infs in words; empty if all ranks have some, or none."""
     ranks = sorted({rank for rank, *_ in trouble})
     if not ranks or len(ranks) == num_ranks:
         return ""
@@ -251,7 +251,7 @@ def _folded(found: list[list[float]], *, is_one_model: bool) -> list[float]:
 
 
 def _reduced(wire: Wire, words: list[float], *, is_one_model: bool) -> list[float]:
-    """The same by reductions, of a wire of many ranks."""
+    """The same by reductions, for a wire of many ranks."""
     row, head = torch.tensor([words[:NUM_COLUMNS]], dtype=torch.float64, device="cpu"), words[NUM_COLUMNS:]
     whole, lowest, highest, sums = wire.reduced(row, [head[i] for i in _ALIKE], [head[i] for i in _ADDED])
     for place, *ends in zip(_ALIKE, lowest, highest):

@@ -1,4 +1,4 @@
-"""DTensors: their local parts, the number of parts, and the ranks that hold the others."""
+"""DTensors: local parts, number of parts, and the ranks with the other parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` is a DTensor: a part of a tensor, or a copy of one that other ranks have too."""
+    """Whether `tensor` is a DTensor, sharded or replicated."""
     return _is_dtensor(type(tensor))
 
 
@@ -32,7 +32,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_part_of(tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What makes of a local tensor a DTensor that is laid out as `tensor` is."""
+    """A function that makes a DTensor with the layout of `tensor` from a local tensor."""
     from torch.distributed.tensor import DTensor
 
     one: Any = tensor
@@ -46,7 +46,7 @@ def locals_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def whole(gradient: torch.Tensor) -> torch.Tensor:
-    """`gradient`, summed over the ranks that each hold a share of it (Partial placements): a collective of its own."""
+    """`gradient`, summed over the ranks with Partial placements, which takes a collective."""
     if not any(p.is_partial() for p in placements(gradient) or ()):
         return gradient
     from torch.distributed.tensor import Replicate
@@ -56,13 +56,13 @@ def whole(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class ShardLayout(NamedTuple):
-    """How a tensor lies over the ranks.
+    """The layout of a tensor over the ranks.
 
     Attributes:
         mesh: None for a plain tensor.
         num_ranks: of the mesh.
-        num_shards: in how many different parts; 1 for what each rank has in full.
-        cut: dimensions of the mesh over which these lie.
+        num_shards: number of different parts; 1 if each rank has the whole tensor.
+        cut: dimensions of the mesh that shard it.
         is_partial: whether ranks hold terms of a sum.
     """
 
@@ -74,7 +74,7 @@ class ShardLayout(NamedTuple):
 
 
 def layout_of(mesh: Any, placements: Any) -> ShardLayout:
-    """That of a DTensor with these; of a plain tensor for None and None."""
+    """The layout of a DTensor with these; of a plain tensor for None and None."""
     if mesh is None:
         return ShardLayout(None, 1, 1, frozenset(), False)
     cut = [i for i, p in enumerate(placements) if not (p.is_replicate() or p.is_partial())]
@@ -83,19 +83,19 @@ def layout_of(mesh: Any, placements: Any) -> ShardLayout:
 
 
 def laid_out(tensor: Any) -> tuple[Any, Any]:
-    """What `layout_of` is given: mesh and placements of a DTensor, None and None of any other."""
+    """The arguments of `layout_of`: mesh and placements of a DTensor, None and None of other tensors."""
     spec = getattr(tensor, "_spec", None)
     return (None, None) if spec is None or not is_sharded(tensor) else (spec.mesh, spec.placements)
 
 
 def placements(tensor: torch.Tensor) -> Any:
-    """Those of a DTensor, None of any other; cheap, to see whether they have changed."""
+    """The placements of a DTensor, None of other tensors; cheap, to see whether they have changed."""
     spec = getattr(tensor, "_spec", None)
     return None if spec is None else spec.placements
 
 
 def layouts_of(tensors: Iterable[torch.Tensor]) -> list[ShardLayout]:
-    """Those of the DTensors among `tensors`, each once."""
+    """The layouts of the DTensors among `tensors`, each once."""
     different: list[ShardLayout] = []
     for mesh, places in map(laid_out, tensors):
         if mesh is not None:
@@ -106,14 +106,14 @@ def layouts_of(tensors: Iterable[torch.Tensor]) -> list[ShardLayout]:
 
 
 def groups_across(layouts: Collection[ShardLayout]) -> list[dist.ProcessGroup]:
-    """The groups to add parts up over, if copies of a part are equal: of the dimensions along which a tensor is cut."""
+    """The groups to sum parts over, if copies of a part are equal: those of the dimensions that shard a tensor."""
     first, world = next(iter(layouts), None), dist.group.WORLD
     if first is not None and all(layout.mesh is first.mesh for layout in layouts):
         cut = frozenset[int]().union(*(layout.cut for layout in layouts))
         if len(cut) < first.mesh.ndim:
             return [group for group in map(first.mesh.get_group, sorted(cut)) if group.size() > 1]
     num_ranks = max((layout.num_ranks for layout in layouts), default=1)
-    if world is not None and num_ranks == world.size() > 1:  # by far the most, and soon seen
+    if world is not None and num_ranks == world.size() > 1:  # the usual case, quickly found
         return [world]
     return groups_of(layout.mesh for layout in layouts)
 

@@ -17,14 +17,14 @@ _Put = Callable[[int, torch.Tensor], Any]
 
 
 class Unsharded:
-    """Puts hooks on the whole parameters that `fully_shard` gathers before a module's forward pass.
+    """Sets hooks on the whole parameters that `fully_shard` gathers before the forward pass of a module.
 
     The hooks run before it reduces the gradients. New whole parameters get hooks in the next pass.
 
     Args:
         model: with modules under `fully_shard`, before a forward pass.
         params: the sharded parameters.
-        put: puts a hook on the whole parameter of an index in `params`, and returns its handle.
+        put: sets a hook on the whole parameter of an index in `params`, and returns its handle.
 
     Attributes:
         places: indices of the parameters of such modules.
@@ -47,7 +47,7 @@ class Unsharded:
                 self._handles.append(module.register_forward_pre_hook(ModuleHook(self.meet, owned)))
 
     def meet(self, owned: Sequence[tuple[nn.Module, str, int]], *_: Any) -> None:
-        """A module is called, and has what it needs: puts hooks on whole parameters that have none."""
+        """Sets hooks on whole parameters that have none, when a module is called."""
         for module, name, place in owned:
             p = module._parameters.get(name)
             known = self._known.get(place)
@@ -58,14 +58,14 @@ class Unsharded:
             self._known[place] = weakref.ref(p), self._put(place, p)
 
     def remove(self) -> None:
-        """Takes all hooks away."""
+        """Removes all hooks."""
         for handle in [*self._handles, *(handle for _, handle in self._known.values())]:
             handle.remove()
         self._handles, self._known = [], {}
 
 
 def is_under_fully_shard(model: nn.Module | None) -> bool:
-    """Whether a module of it is."""
+    """Whether one of its modules is under `fully_shard`."""
     return model is not None and any(map(_is_fsdp2, model.modules()))
 
 
@@ -104,7 +104,7 @@ def copies_of(
 
 
 def ranks_of(params: Sequence[torch.Tensor]) -> list[int]:
-    """All those that hold parts of some of `params`."""
+    """All ranks with parts of some of `params`."""
     layouts = shards.layouts_of(params)
     if not layouts:
         return [0]
@@ -119,5 +119,5 @@ def _is_fsdp2(module: nn.Module) -> bool:
 
 
 def _own(module: nn.Module) -> list[nn.Module]:
-    """`module` and those in it whose parameters are gathered with its own."""
+    """`module`, and the modules in it whose parameters are gathered with its own."""
     return [module, *(m for child in module.children() if not _is_fsdp2(child) for m in _own(child))]

@@ -1,4 +1,4 @@
-"""Brings a run through what would ruin it: snapshots, when to go back and how far, when to give up."""
+"""Recovers a run that goes wrong: snapshots, when to roll back and how far, when to give up."""
 
 from .rescue import Rescue as Rescue
 from .rescue import Slowed as Slowed

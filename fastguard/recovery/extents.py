@@ -1,4 +1,4 @@
-"""The largest element of each parameter: whether it is finite, and whether it has grown as no optimizer has it grow."""
+"""The largest element of each parameter: whether it is finite, and whether it has grown more than training grows it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch
 from .. import kernels
 from ..ranks.shards import locals_of
 
-_GROWN, _LEAST = 16.0, 1e-2  # times what it was; below which size growing is learning
+_GROWN, _LEAST = 16.0, 1e-2  # times the earlier size; below this size growth is learning
 
 
 def largest(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """The largest absolute value of each tensor or local part: float64 [N] on the first one's device, NaN or Inf if the
-    tensor holds some; None without tensors. Cost: one read, no sync."""
+    """The largest absolute value of each tensor or local part; NaN or Inf if it holds some; None without tensors.
+
+    Returns float64 [N] on the device of the first tensor. Cost: one read, no sync.
+    """
     asked = [*_asked(tensors)]
     if not asked:
         return None
@@ -36,7 +38,7 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def have_not_grown(now: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tensor | None:
-    """Whether no largest element is sixteen times what it was; None where they are not those of the same tensors."""
+    """Whether no largest element has grown sixteenfold; None if they do not belong to the same tensors."""
     if now is None or before is None or now.shape != before.shape or now.device != before.device:
         return None
     return (now <= _GROWN * before.clamp(min=_LEAST)).all()

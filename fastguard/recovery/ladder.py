@@ -1,4 +1,4 @@
-"""When a run has gone wrong, and how far to go back: arithmetic on what each step has shown."""
+"""When a run has gone wrong, and how far to roll back: arithmetic on losses and norms."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .rise import LossRise, Trial
 from .settings import Recovery
 
 _NUM_KEPT, _NUM_LEVEL, _NUM_NEEDED, _ASK_EVERY = 128, 32, 20, 8
-_LEAST_SHARE = 0.3  # of the median, by which a loss is above the limit at the least
-_MOST_LEARNED = 3.0  # times the level, that data which were sat out may be above it to be known from then on
+_LEAST_SHARE = 0.3  # of the median: the limit is at least this far above it
+_MOST_LEARNED = 3.0  # times the level, up to which losses of data that were left out raise the next limit
 _SIGMA = 1.4826  # times the median of the distances from the median, for normal noise
 _NUM_SAT_OUT = 4  # times `every`
-_MOST_LOST = 1 / 3  # of what was gained since the beginning, by a learning rate that is higher
-_MOST_FASTER = 2.0  # times the learning rate at a snapshot, at which it is put to use again
-_NUM_FIRST = 20  # losses that say where the run began
-_LEAST_SPREAD, _LEAST_GAIN = 0.02, 0.05  # of the level, and of what was gained since the beginning
+_MOST_LOST = 1 / 3  # of the progress since the beginning, to a higher learning rate
+_MOST_FASTER = 2.0  # times the learning rate at a snapshot, at which training continues from it
+_NUM_FIRST = 20  # losses at the beginning of the run
+_LEAST_SPREAD, _LEAST_GAIN = 0.02, 0.05  # of the level, and of the progress since the beginning
 
 
 class LossLevel:
@@ -133,12 +133,12 @@ class Ladder:
         num_high: losses in a row above the limit.
         num_bad: steps in a row with non-finite gradients.
         cause: a reason to roll back that was found elsewhere; "" for none.
-        attempts: steps at which the run was rolled back.
-        is_waiting: the run was rolled back, and its loss is not known to be right since.
+        attempts: steps of the rollbacks.
+        is_waiting: the run was rolled back, and its loss is not yet known to be normal.
         num_sat_out: steps skipped since then.
-        rise: whether the loss stays above its level, also below the limit.
+        rise: detects losses that stay above their level, also below the limit.
         has_aim: whether a lower loss is better.
-        has_grown: whether parameters are many times larger than they were when the loss began to rise.
+        has_grown: whether parameters are many times larger than before the loss began to rise.
         trial: of a snapshot; None without one.
     """
 
@@ -157,14 +157,14 @@ class Ladder:
     def see(
         self, loss: float | None, norm: float, *, skipped: bool, vetoed: bool = False, lr: float | None = None
     ) -> None:
-        """Takes a step: `norm` of all gradients, `lr` of the schedule, `vetoed` if recovery has skipped it.
+        """Adds a step: `norm` of all gradients, `lr` of the schedule, `vetoed` if recovery has skipped it.
 
         Non-finite and skipped steps enter no baseline.
         """
         self.rate.lr = lr
         is_bad = not (math.isfinite(norm) or vetoed)
         self.num_bad = self.num_bad + 1 if is_bad else 0
-        if loss is not None and not (is_bad and skipped):  # of a batch that has changed nothing
+        if loss is not None and not (is_bad and skipped):  # the batch has changed nothing
             if self.trial is not None:
                 self.trial.see(loss)
             else:
@@ -199,12 +199,12 @@ class Ladder:
 
     @property
     def is_blow(self) -> bool:
-        """Whether the newest loss is the first that is too high, after usual ones."""
+        """Whether the newest loss is too high, and the ones before were normal."""
         return self.num_high == 1 and not self.rise.is_odd
 
     @property
     def norm_limit(self) -> float:
-        """What to clip to: the median of the healthy norms while something is wrong; Inf else."""
+        """The norm to clip to: the median of the healthy norms while something is wrong; Inf otherwise."""
         is_wrong = (self.num_high >= (self._settings.patience + 1) // 2 and not self._is_of_rate) or self.is_waiting
         return median(self._norms) if is_wrong and len(self._norms) >= _NUM_NEEDED else math.inf
 
@@ -218,7 +218,7 @@ class Ladder:
 
     @property
     def _is_of_rate(self) -> bool:
-        """Whether a learning rate that is higher than before may be all: most of what was gained is kept."""
+        """Whether a higher learning rate may explain the loss: most of the progress is kept."""
         return self.rise.is_explained and self.level.keeps_most(self.rise.level)
 
     @property
@@ -237,26 +237,26 @@ class Ladder:
         return ""
 
     def try_back(self) -> None:
-        """A snapshot is put back to look at its losses."""
+        """Begins the trial of a snapshot."""
         before, level = self.level, self.rise.level
         least = before.value + before.spread
         self.trial = Trial(before.value, max(level, least) if math.isfinite(level) else least, before.spread)
         self.rise.calm()
 
     def accept(self) -> None:
-        """The loss has risen, and that is no fault of the model: its level is learned anew."""
+        """Accepts a risen loss that is not the fault of the model, and learns its level again."""
         rise = 0.0 if self.trial is None else self.trial.rise
         self.trial, self.level.limit, self.num_high = None, math.inf, 0
         self._relearn()
         self.rise.accept(rise, self._settings.window)
 
     def attempts_before(self, step: int) -> int:
-        """How often the run went back within the window."""
+        """Number of rollbacks within the window."""
         self.attempts = [one for one in self.attempts if step - one < self._settings.window]
         return len(self.attempts)
 
     def went_back(self, step: int, baseline: dict[str, Any]) -> float:
-        """The run went back; returns the factor of the learning rate from here on."""
+        """Notes a rollback. Returns the factor of the learning rate from here on."""
         earlier = len(self.attempts)
         self.load_baseline(baseline)
         self.attempts.append(step)
@@ -265,7 +265,7 @@ class Ladder:
         return self.rate.factor
 
     def sit_out(self) -> bool | None:
-        """Whether to skip the next step after a rollback, as its loss is too high; None to accept the new level."""
+        """Whether to skip the next step after a rollback because losses are too high; None to accept the new level."""
         if not self.num_high:
             self.is_waiting = self.rate.is_faster and self.num_sat_out < self._settings.every
             self.num_sat_out += self.is_waiting
@@ -283,7 +283,7 @@ class Ladder:
         return self.rate.at(step, self._settings.ramp)
 
     def baseline(self) -> dict[str, Any]:
-        """What is known of losses and norms, as plain data."""
+        """Losses and norms as plain data."""
         return {**self.level.state(), "norms": [*self._norms], "lr": self.rate.lr}
 
     def load_baseline(self, state: Mapping[str, Any]) -> None:

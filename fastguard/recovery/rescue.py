@@ -363,7 +363,7 @@ class Rescue:
 
 
 class Slowed:
-    """The learning rate times a factor, for one step of one optimizer."""
+    """Multiplies the learning rate by a factor for one step of one optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
         self._entries = [(group, group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
@@ -374,7 +374,7 @@ class Slowed:
             group["lr"] = slow
 
     def give_back(self) -> None:
-        """The very objects that were there before."""
+        """Restores the same objects as before."""
         for (group, lr), slow in zip(self._entries, self._slow):
             if group["lr"] is slow:
                 group["lr"] = lr

@@ -1,4 +1,4 @@
-"""Whether a loss stays above where it was, by however little, and whose doing it is: cumulative sums of scores."""
+"""Whether a loss stays above its earlier level, also by little, and whether the model is to blame: cumulative sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..records import values
 _ALLOWANCE, _CLIPPED = 0.75, 2.0  # standard deviations of one loss
 _ODD, _SUSPECT, _ALARM = 2.0, 5.0, 12.0
 _NUM_NEWEST, _NUM_USUAL = 8, 128
-_HIGHER = 1.25  # times the learning rate from before: above it, a loss that has risen has a reason
+_HIGHER = 1.25  # times the earlier learning rate, above which it explains a higher loss
 _SURE, _MOST_ASKED = 6.0, 32  # of a trial
 
 
@@ -42,11 +42,11 @@ class LossRise:
         self._newest: deque[float] = deque(maxlen=_NUM_NEWEST)  # since then
 
     def see(self, loss: float, lr: float | None, level: float, spread: float) -> None:
-        """A loss was observed, while losses had this level, and `spread` as standard deviation."""
+        """Adds a loss, given the level and the standard deviation `spread` of earlier losses."""
         self._lr = 0.0 if lr is None else lr
         if self._lr < self._lr_before:
             self._lr_before = self._lr
-        elif not self.is_suspect:  # after 200 losses one that is ten times as high is the usual one
+        elif not self.is_suspect:  # a rate ten times as high is the normal one after 200 losses
             self._lr_before += (self._lr - self._lr_before) / _NUM_USUAL
         if self.num_resting:
             self.num_resting -= 1
@@ -66,31 +66,31 @@ class LossRise:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be about to stay higher: level and spread are to be left as they are."""
+        """Whether it may be about to stay higher, so that level and spread must not change."""
         return self.sum > _SUSPECT
 
     @property
     def is_explained(self) -> bool:
-        """Whether the learning rate is higher than it was, which is a reason for a higher loss."""
+        """Whether the learning rate is higher than before, which explains a higher loss."""
         return self._lr > _HIGHER * self._lr_before
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it has stayed higher, and nothing explains it."""
+        """Whether it has stayed higher without an explanation."""
         return self.sum >= _ALARM and not self.is_explained
 
     @property
     def level(self) -> float:
-        """Of the newest losses, where they are higher."""
+        """Median of the newest losses while they are higher; NaN otherwise."""
         return median(self._newest) if self._newest else math.nan
 
     def calm(self) -> None:
-        """The loss is at its level, as far as is known."""
+        """Resets the sum: the loss is at its level."""
         self.sum, self.num_suspect = 0.0, 0
         self._newest.clear()
 
     def accept(self, rise: float, num_resting: int) -> None:
-        """A rise was taken for lawful."""
+        """Accepts a rise."""
         self.calm()
         self.known, self.num_resting = max(self.known, rise), num_resting
 
@@ -100,7 +100,7 @@ class LossRise:
         return [*numbers, *self._newest]
 
     def load(self, state: Any) -> None:
-        """Goes on from `state`; raises a MisfitError for anything else."""
+        """Resumes from `state`; raises a MisfitError for anything else."""
         numbers = values.each(values.number, state)
         if not 6 <= len(numbers) <= 6 + _NUM_NEWEST:
             raise values.MisfitError(f"must have 6 to {6 + _NUM_NEWEST} numbers, got {len(numbers)}")
@@ -118,13 +118,13 @@ class Trial:
         self._sum, self.num_asked = 0.0, 0
 
     def see(self, loss: float) -> None:
-        """A loss was observed with what was put back."""
+        """Adds a loss of the restored snapshot."""
         self._sum += _score(loss, self._middle, self._spread)
         self.num_asked += 1
 
     @property
     def is_lower(self) -> bool | None:
-        """Whether the model had got worse; None while that is not known."""
+        """Whether the model had become worse; None while that is not known."""
         if abs(self._sum) >= _SURE or self.num_asked >= _MOST_ASKED:
             return self._sum < 0.0
         return None

@@ -1,4 +1,4 @@
-"""What a step has shown, and what all processes have seen of it."""
+"""Loss, norm and fate of a step, and their mean over all processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..records.codec import kind_of
 
 
 class StepSeen(NamedTuple):
-    """A step that was taken, or left out: `skipped` by whatever, `vetoed` by recovery."""
+    """A step: `skipped` for any reason, `vetoed` by recovery."""
 
     loss: float | None
     norm: float
@@ -23,18 +23,18 @@ class StepSeen(NamedTuple):
     lr: float | None
 
 
-Groups: TypeAlias = Sequence[dist.ProcessGroup]  # which together reach all processes
+Groups: TypeAlias = Sequence[dist.ProcessGroup]  # together they reach all processes
 
 
 def groups_of(ranks: Ranks | None) -> Groups:
-    """Of all processes that decide together: those that share the model, or else all; empty for one alone."""
+    """Groups of the processes that decide together: those that share the model, otherwise all; empty for one alone."""
     if ranks is not None:
         return ranks.groups
     return [dist.group.WORLD] if has_other_ranks() else []  # type: ignore[list-item]
 
 
 def averaged(arrived: Sequence[StepSeen], flags: Sequence[bool], groups: Groups) -> tuple[list[StepSeen], list[bool]]:
-    """The mean of all processes' steps, if there are any, and which flags a process has set.
+    """The mean of the steps of all processes, if there are any, and which flags any process has set.
 
     Cost: one `all_reduce` a group, of a dozen numbers.
     """

@@ -1,4 +1,4 @@
-"""Recovery: what is kept of a run, and what is done when it goes wrong."""
+"""Recovery: the settings of snapshots and rollbacks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Recovery:
 
 
 def as_recovery(recovery: Any) -> Recovery | None:
-    """What `wrap` was given.
+    """The settings for `wrap(recovery=...)`.
 
     Raises:
         TypeError: it is neither a Recovery nor a bool nor None.

@@ -1,4 +1,4 @@
-"""Copies of all that training changes, in memory that is kept, and put back in place."""
+"""Snapshots: copies of everything that training changes, in reused memory, restored in place."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .. import kernels
 from ..observers.buffers import BufferPlace, tensor_can_be_kept
 from ..ranks.shards import as_part_of, is_sharded, local_of
 
-# Entries of groups that schedulers and users set: these go on as they are.
+# Entries of param groups that schedulers and users set: a rollback leaves them alone.
 _OF_SCHEDULES = frozenset(
     {
         *("params", "param_names", "name", "lr", "initial_lr", "max_lr", "min_lr", "base_lr", "weight_decay"),
         *("momentum", "base_momentum", "max_momentum", "betas", "swa_lr", "lr_scale"),
     }
 )
-# Attributes that torch, its schedulers and the guard have put on an optimizer.
+# Attributes that torch, its schedulers and the guard set on an optimizer.
 _OF_TORCH = frozenset({"defaults", "state", "param_groups", "grad_scale", "found_inf"})
-Targets = tuple[list[torch.Tensor], list[torch.Tensor]]  # what is written to, and with what
-States = list[tuple[Callable[[Any], Any], Any]]  # what puts a state back, and the state
+Targets = tuple[list[torch.Tensor], list[torch.Tensor]]  # tensors to write to, and their values
+States = list[tuple[Callable[[Any], Any], Any]]  # a function that restores a state, and the state
 _PREFIXES_OF_TORCH = ("_optimizer_", "_zero_grad", "_step_", "_opt_", "_warned_")
 _KEPT = (bool, int, float, complex, torch.Tensor, dict, list, deque, random.Random, torch.Generator)
 _ACCELERATORS = ("cuda", "xpu")
@@ -34,10 +34,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class _CopyAt:
-    """Stands for a tensor in what was kept of an object: its place in the list of copies.
+    """The place of a tensor of a copied object in the list of copies.
 
     Attributes:
-        rebuilt: of a DTensor, what makes one of the part of it that is here; None for others.
+        rebuilt: makes a DTensor from its local part; None for other tensors.
     """
 
     def __init__(self, index: int, tensor: torch.Tensor) -> None:
@@ -46,16 +46,16 @@ class _CopyAt:
 
 
 class Snapshot:
-    """A copy of the state of training, of DTensors the local parts. Its memory is used again for the next one.
+    """A copy of the state of training, with the local parts of DTensors. Later snapshots reuse its memory.
 
     Attributes:
-        step: the number of the step that came next.
-        loss: at that time; NaN if it was not known.
+        step: the number of the next step.
+        loss: at that time; NaN if not known.
         since: the step since which the run has been healthy.
-        is_proved: whether it counts.
-        is_spared: whether it counts for now, because the loss has jumped after healthy steps.
-        baseline: plain data that are restored with it.
-        largest: element of each parameter, from `extents.largest`.
+        is_proved: whether it is valid.
+        is_spared: whether it is valid for now, because the loss has jumped after healthy steps.
+        baseline: plain data to restore with it.
+        largest: the largest element of each parameter, from `extents.largest`.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class Snapshot:
         self.step, self.loss, self.since, self.is_proved, self.is_spared = -1, float("nan"), 0, False, False
         self.baseline: dict[str, Any] = {}
         self._copies: list[torch.Tensor] = []
-        self._pairs: list[tuple[torch.Tensor, int]] = []  # a tensor, and the place of its copy
+        self._pairs: list[tuple[torch.Tensor, int]] = []  # tensors, and the places of their copies
         self._seen: dict[int, Any] = {}
         self._params: list[tuple[torch.Tensor, _CopyAt]] = []
         self._buffers: list[tuple[BufferPlace, _CopyAt]] = []
-        # Optimizers weakly: they hold their guard, which holds this.
+        # Weak references to optimizers: they hold their guard, which holds this.
         self._optimizers: list[tuple[Any, Any, list[dict[str, Any]], dict[str, Any]]] = []
         self._parts: list[tuple[Any, dict[str, Any]]] = []  # objects that optimizers hold, of their own package
         self._others: States = []
@@ -80,7 +80,7 @@ class Snapshot:
         *,
         with_random_state: bool,
     ) -> None:
-        """Copies everything, `state` by its `state_dict`. On a GPU the copies are queued."""
+        """Copies everything, `state` through `state_dict`. On a GPU the copies are queued."""
         self.is_proved = False
         self._pairs, self._seen = [], {}
         self._params = [(p, self._keep(p)) for p in parameters_of(optimizers) if tensor_can_be_kept(p)]
@@ -123,7 +123,7 @@ class Snapshot:
                 self._put_entries(attributes, optimizer.__dict__, targets, lambda key: True)
             for part, entries in self._parts:
                 self._put_entries(entries, part.__dict__, targets, lambda key: False)
-            kernels.tell_autograd([*params, *targets[0]])  # but not of buffers: forward passes write to them as well
+            kernels.tell_autograd([*params, *targets[0]])  # not about buffers: forward passes write to them, too
             for place, kept in self._buffers:
                 place.dict[place.key] = self._put(kept, place.dict.get(place.key), targets)
             kernels.run_copy(*targets)
@@ -132,7 +132,7 @@ class Snapshot:
 
     @property
     def counts(self) -> bool:
-        """Whether the run may go back to it now."""
+        """Whether it is valid now."""
         return self.is_proved or self.is_spared
 
     @property
@@ -160,7 +160,7 @@ class Snapshot:
         self._optimizers.append((weakref.ref(optimizer), self._keep(optimizer.state), groups, attributes))
 
     def _keep(self, value: Any) -> Any:
-        """What to make `value` of again: tensors by their place, containers by what is in them, the rest as it is."""
+        """A description to restore `value` from: places of tensors, copies of containers, and other values."""
         if isinstance(value, _PLAIN):
             return value
         known = self._seen.get(id(value))
@@ -176,7 +176,7 @@ class Snapshot:
         elif isinstance(value, torch.Generator):
             self._others.append((value.set_state, value.get_state()))
         elif isinstance(value, dict) or type(value) in (list, tuple, deque):
-            self._seen[id(value)] = (value, value)  # one that holds itself
+            self._seen[id(value)] = (value, value)  # for a container that holds itself
             if isinstance(value, dict):
                 kept = {key: self._keep(entry) for key, entry in value.items()}
             else:
@@ -199,7 +199,7 @@ class Snapshot:
         return fresh if kept.rebuilt is None else kept.rebuilt(fresh)
 
     def _put(self, kept: Any, now: Any, targets: Targets) -> Any:
-        """`kept` as it was, in `now` if that is of its kind."""
+        """Restores `kept`, in place if `now` has its type."""
         if type(kept) is _CopyAt:
             values = self._copies[kept.index]
             if not isinstance(now, torch.Tensor):
@@ -213,7 +213,7 @@ class Snapshot:
         if isinstance(kept, dict):
             if not isinstance(now, dict):
                 return {key: self._put(entry, None, targets) for key, entry in kept.items()}
-            for key, entry in kept.items():  # a parameter's hash is a call into Python: asked once for each
+            for key, entry in kept.items():  # the hash of a parameter is a call into Python: once for each
                 there = now.get(key)
                 made = self._put(entry, there, targets)
                 if made is not there or made is None:
@@ -248,17 +248,17 @@ def _is_part(value: Any) -> bool:
 
 
 def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """All of them, each once."""
+    """All parameters, each once."""
     params = {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}
     return list(params.values())
 
 
 class Snapshots:
-    """The newest snapshots, newest first. At least one that counts is never overwritten.
+    """The newest snapshots, newest first. At least one valid snapshot is never overwritten.
 
     Args:
-        quarantine: healthy steps after which a snapshot counts.
-        least: as many are enough if the next loss jumps without warning.
+        quarantine: healthy steps after which a snapshot is valid.
+        least: number of healthy steps that is enough if the next loss jumps without warning.
     """
 
     def __init__(self, keep: int, quarantine: int, least: int) -> None:
@@ -267,7 +267,7 @@ class Snapshots:
         self._free: list[Snapshot] = []
 
     def take(self, step: int, fill: Callable[[Snapshot], None], *, is_proved: bool = False) -> Snapshot:
-        """Has `fill` fill one, and returns it. Where it raises, there is one less."""
+        """Fills one by `fill`, and returns it. If that raises, there is one less."""
         if len(self._all) < self._keep:
             snapshot = self._free.pop() if self._free else Snapshot()
         else:
@@ -282,7 +282,7 @@ class Snapshots:
         return snapshot
 
     def prove(self, step: int, *, is_healthy: bool, is_blow: bool = False) -> None:
-        """Those that the run has outlived in health from now on count; with `is_blow` it was well until now."""
+        """Makes snapshots valid that the run has outlived in health; with `is_blow` it was healthy until now."""
         for one in self._all:
             if is_healthy:
                 one.is_spared = False
@@ -292,7 +292,7 @@ class Snapshots:
                 one.since = step
 
     def choose(self, *, older: bool) -> Snapshot | None:
-        """The newest that counts; with `older` the one before it, if there is one. Later ones are given up."""
+        """The newest valid one; with `older` the one before it, if there is one. Gives up later ones."""
         proved = [one for one in self._all if one.counts]
         if not proved:
             return None
@@ -301,7 +301,7 @@ class Snapshots:
         return chosen
 
     def spare(self, chosen: Snapshot) -> Snapshot:
-        """Memory for the present state while `chosen` is tried: a free one's, or the oldest one's."""
+        """A free snapshot, or the oldest, for the present state while `chosen` is tried."""
         others = [one for one in self._all if one is not chosen]
         if self._free or len(self._all) < self._keep or not others:
             return self._free.pop() if self._free else Snapshot()
@@ -309,22 +309,22 @@ class Snapshots:
         return others[-1]
 
     def take_back(self, spare: Snapshot) -> None:
-        """Its memory may be used again."""
+        """Frees it for reuse."""
         self._free.append(spare)
 
     @property
     def proved(self) -> Snapshot | None:
-        """The newest that counts."""
+        """The newest valid one."""
         return next((one for one in self._all if one.counts), None)
 
     def best(self) -> Snapshot | None:
-        """Of those that count the one with the lowest loss; the newest where none is known."""
+        """The valid one with the lowest loss; the newest if no loss is known."""
         proved = [one for one in self._all if one.is_proved]
         known = [one for one in proved if one.loss == one.loss]
         return min(known, key=lambda one: one.loss) if known else next(iter(proved), None)
 
     def forget(self) -> None:
-        """The run goes on from elsewhere."""
+        """Drops all, because the run resumes elsewhere."""
         self._give_up(lambda one: True)
 
     def _give_up(self, is_lost: Callable[[Snapshot], bool]) -> None:

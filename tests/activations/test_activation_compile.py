@@ -185,7 +185,7 @@ def test_a_model_compiled_before_it_was_watched_says_so(caplog):
     for step in range(4):
         model(torch.ones(2, 6))
         assert monitor.take(step) == ()
-    assert "hooks must come before its first call" in caplog.text
+    assert "before the first call of a compiled model" in caplog.text
 
 
 @pytest.mark.slow

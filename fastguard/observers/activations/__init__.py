@@ -1,4 +1,4 @@
-"""What the outputs of a model's modules look like: sampled, in one read each, without waiting for a device."""
+"""Samples the outputs of a model's modules, in one read each, without waiting for a device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ActivationWatch(Observer):
         self._run, self._judge, self._monitor = run, weakref.proxy(judge), monitor  # it leads to what closes this
 
     def next_after(self, step: int) -> float:
-        return self._monitor.next_end_after(step)
+        return self._monitor._next_end_after(step)
 
     def after(self, step: int) -> None:
         self._judge.add_overhead(self._monitor.end_step(step))
@@ -77,11 +77,11 @@ class ActivationWatch(Observer):
 
 
 class Replay(NamedTuple):
-    """What a replayed pass showed.
+    """Records of a replayed pass.
 
     Attributes:
         activities: one record for each call of each module, in the order of execution.
-        origin: where NaN or Inf came up, as in `ActivationMonitor.origins`; None if all outputs were finite.
+        origin: where NaN or Inf appeared first, as in `ActivationMonitor.origins`; None if all outputs were finite.
     """
 
     activities: tuple[ModuleActivity, ...]
@@ -95,13 +95,13 @@ class Replay(NamedTuple):
 
 
 def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
-    """Runs `forward` once more with all modules of `model` watched, and says where NaN or Inf came up.
+    """Runs `forward` once more with all modules of `model` watched, and says where NaN or Inf appeared.
 
-    Runs without gradients and eagerly, also where the model is compiled. Buffers (the running statistics of batch norm)
-    and random states are put back afterwards, so that training goes on as if nothing had been; dropout draws anew.
+    It runs without gradients and eagerly, also if the model is compiled. Afterwards it restores buffers (the running
+    statistics of batch norm) and random states, so training is not affected. Dropout draws new masks.
 
     Args:
-        forward: calls the model on the batch in question, under autocast if that is how it is trained.
+        forward: calls the model on the batch in question, under autocast if you train under it.
 
     Raises:
         ValueError: `forward` did not call the model.
@@ -123,7 +123,7 @@ def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
 
 
 def _eager() -> contextlib.AbstractContextManager[Any]:
-    """Compiled code runs as it was written: a graph would not call hooks that came after it."""
+    """Runs compiled code eagerly: a graph does not call hooks that were set after it was compiled."""
     if "torch._dynamo" not in sys.modules:  # then nothing is compiled, and importing it takes a second
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")

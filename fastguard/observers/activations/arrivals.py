@@ -1,4 +1,4 @@
-"""Figures of sampled steps on their way, what was made of those that arrived, and the last records of each layer."""
+"""Pending figures of sampled steps, the records made of those that arrived, and the last records of each layer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .units import UnitRuns
 NUM_ORIGINS = 32
 LOOK_BACK = 10
 DEAD, SATURATED = 0.5, 0.1
-_NUM_UNCLAIMED = 64  # sampled steps whose records nobody has taken
+_NUM_UNCLAIMED = 64  # sampled steps with records that were not taken
 
 
 class Origin(NamedTuple):
-    """Where NaN or Inf came up, and at which step."""
+    """Where NaN or Inf appeared, and at which step."""
 
     step: int
     activity: ModuleActivity
@@ -31,9 +31,9 @@ class Arrivals:
     Keeps the statistics of the last `window_size` records of each layer.
 
     Attributes:
-        root: name of the model as a whole.
-        latest: the newest step's records.
-        origins: where NaN or Inf came up, oldest first.
+        root: name of the whole model.
+        latest: records of the newest step.
+        origins: where NaN or Inf appeared, oldest first.
         seconds: host time spent here since it was last set to zero.
     """
 
@@ -50,16 +50,16 @@ class Arrivals:
         self._unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}
 
     def expect(self, step: int, sightings: list[Sighting], events: list[Event]) -> None:
-        """The figures of what was sampled at `step` have arrived when `events` have fired."""
+        """Waits for the figures of `step`, which have arrived when `events` have fired."""
         self._pending.append((step, sightings, events))
 
     @property
     def are_pending(self) -> bool:
-        """Whether figures are still on their way."""
+        """Whether figures have not arrived yet."""
         return bool(self._pending)
 
     def collect(self, *, wait: bool = False) -> None:
-        """Makes records of what has arrived, or, with `wait`, of everything."""
+        """Makes records of the figures that have arrived, or, with `wait`, of all."""
         while self._pending:
             step, sightings, events = self._pending[0]
             if not all(event.query() for event in events):
@@ -93,7 +93,7 @@ class Arrivals:
         return self._unclaimed.pop(step, ())
 
     def claim_all(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
-        """All that nobody has claimed, oldest first."""
+        """All records that were not claimed, oldest first."""
         found = list(self._unclaimed.items())
         self._unclaimed.clear()
         return found
@@ -103,7 +103,7 @@ class Arrivals:
         return {layer: [stats for stats, _ in kept] for layer, kept in self._layers.items()}
 
     def diagnose(self) -> dict[str, str]:
-        """What is wrong, by layer; layers with nothing wrong are left out."""
+        """Problems by layer, without healthy layers."""
         issues = {}
         for layer, kept in self._layers.items():
             recent = list(kept)[-LOOK_BACK:]

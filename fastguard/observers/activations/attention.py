@@ -1,6 +1,6 @@
-"""Attention weights and logits of some queries, where attention is `torch.nn.functional.scaled_dot_product_attention`.
+"""Weights and logits of some queries in calls of `torch.nn.functional.scaled_dot_product_attention`.
 
-That function makes neither: they are computed once more, of a few queries, at a sampled step.
+That function returns neither, so they are computed again for a few queries at a sampled step.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from .selection import Target, class_name, is_never_caller
 KIND = "[attention]"
 _NAME = "scaled_dot_product_attention"
 _MAX_SEQUENCES, _MAX_HEADS, _MAX_QUERIES = 2, 16, 16
-# Elements that are worked on at once, several such tensors at a time: little memory on a CPU, few launches elsewhere.
+# Elements of a part: little memory on a CPU, few launches elsewhere.
 _PART_CPU, _PART_DEVICE = 1 << 15, 1 << 23
-_MASKED = -9e3  # what is added to a logit that is left out: -Inf, the least of a dtype, -1e9, -1e4
-_ours: set[Callable[..., torch.Tensor]] = set()  # what was made by `_watching`
+_MASKED = -9e3  # added to masked logits: -Inf, the least of a dtype, -1e9, -1e4
+_ours: set[Callable[..., torch.Tensor]] = set()  # the results of `_watching`
 
 _Site = tuple[ModuleType, str]
 
 _lock = threading.Lock()
 _watches: list[AttentionWatch] = []
-_replaced: dict[_Site, tuple[Any, Any]] = {}  # the function that stood there, and what stands there now
+_replaced: dict[_Site, tuple[Any, Any]] = {}  # the original function, and its replacement
 
 
 class AttentionWatch:
-    """Sees what the modules of one model call the function with, while it is on.
+    """Sees the arguments with which the modules of one model call the function, while it is on.
 
     Args:
-        fits: which modules' calls are looked at.
+        fits: says whether to watch the calls of a module.
     """
 
     def __init__(self, collector: Collector, named: Mapping[str, nn.Module], fits: Callable[[Target], bool]) -> None:
@@ -66,7 +66,7 @@ class AttentionWatch:
             pass  # one that raised
 
     def begin(self) -> None:
-        """From here on."""
+        """Starts to watch."""
         self._within.clear()
         with _lock:
             if self in _watches:
@@ -80,7 +80,7 @@ class AttentionWatch:
                     setattr(*site, _replaced[site][1])
 
     def end(self) -> None:
-        """Up to here. The functions are put back when nobody watches; one that was replaced once more stays so."""
+        """Stops. The last watch restores the functions, except those that something else has replaced since."""
         with _lock:
             if self not in _watches:
                 return
@@ -91,7 +91,7 @@ class AttentionWatch:
                     del _replaced[site]
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Looks at one call. Raises nothing."""
+        """Reads one call. Raises nothing."""
         name = self._names.get(self._within[-1]) if self._within else None
         if name is not None and self._collector.is_wanted():
             make = functools.partial(attention_extracts, *args, **kwargs, turn=self._turn)
@@ -99,14 +99,14 @@ class AttentionWatch:
 
 
 def _sites(named: Mapping[str, nn.Module]) -> list[_Site]:
-    """Where the function is called from: torch's own module, and those of the model's classes that imported it."""
+    """Modules that hold the function: torch's own, and those of the model's classes that imported it."""
     function = inspect.unwrap(getattr(nn.functional, _NAME))
     modules = {sys.modules.get(kind.__module__) for module in named.values() for kind in type(module).__mro__}
     found = [(m, key) for m in modules if m is not None for key, value in list(vars(m).items()) if value is function]
     return list(dict.fromkeys([(nn.functional, _NAME), *found]))
 
 
-@functools.cache  # one for each function: a compiled graph is guarded by which one it is
+@functools.cache  # one for each function: compiled graphs have a guard on its identity
 def _watching(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     if function in _ours:
         return function
@@ -134,7 +134,7 @@ def _show(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> None:
-    """Puts the operator that looks into the graph that is being compiled."""
+    """Adds the operator that reads the call to the graph that is being compiled."""
     if is_dense(query) and is_dense(key) and (attn_mask is None or is_dense(attn_mask)):
         mask = None if attn_mask is None else attn_mask.detach()
         torch.ops.fastguard.attend(query.detach(), key.detach(), mask, is_causal, scale, TOKEN)
@@ -174,8 +174,9 @@ def attention_extracts(
 ) -> Iterator[Extract] | str:
     """Weights, entropy and largest logit of some queries of a call of `scaled_dot_product_attention`, before dropout.
 
-    Up to 17 queries of up to 16 heads of up to 2 sequences, evenly spaced, other heads at each `turn`, in parts. Masked
-    keys have weight 0 and do not count for the largest entropy. In float32; nothing is drawn or waited for.
+    It takes up to 17 queries of up to 16 heads of up to 2 sequences, evenly spaced, with other heads at each `turn`, in
+    parts. Masked keys have weight 0 and do not count towards the largest entropy. It computes in float32, draws no
+    random numbers and does not sync.
 
     Cost: 2 · queries · keys · width multiplications; on a CPU memory for a few queries of one head.
     """
@@ -216,7 +217,7 @@ def _slice(places: range) -> slice:
 
 
 def _keys(k: torch.Tensor, sequence: int, heads: range, shape: torch.Size) -> torch.Tensor:
-    """The keys of these heads, [heads, keys, width], which several may share, as sequences may."""
+    """The keys of these heads, [heads, keys, width]; heads and sequences may share keys."""
     sequence = sequence * k.shape[0] // shape[0]
     if k.shape[1] == shape[1]:
         return k[sequence, _slice(heads)]
@@ -234,7 +235,7 @@ def _logits(q: torch.Tensor, keys: torch.Tensor, most: int) -> torch.Tensor:
 def _masked(
     logits: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, places: range
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits with what is added to them, and which of them count; None for all."""
+    """The masked logits, and which of them count; None for all."""
     if mask is not None:
         return (logits, mask) if mask.dtype is torch.bool else (logits + mask, mask > _MASKED)
     if not is_causal:
@@ -255,13 +256,13 @@ def _figures(logits: torch.Tensor, allowed: torch.Tensor | None) -> Extract:
 
 
 def _four(x: torch.Tensor) -> torch.Tensor:
-    """`x` as [sequences, heads, places, width]; of further dimensions in front, the first."""
+    """`x` as [sequences, heads, places, width]; of further leading dimensions, the first index."""
     while x.ndim > 4:
         x = x[0]
     return x[(None,) * (4 - x.ndim)]
 
 
 def _spread(size: int, count: int, turn: int) -> range:
-    """Up to `count` of `size`, evenly spaced, others at each turn."""
+    """Up to `count` indices of `size`, evenly spaced, with other ones at each turn."""
     step = -(-size // count)
     return range(turn % step, size, step)

@@ -1,4 +1,4 @@
-"""How often to sample, so that sampling stays within its share of the training time."""
+"""How often to sample, so that samples stay within their share of the training time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _GROWTH = 4  # at most, of the interval from one sample to the next
 
 
 class Cost(NamedTuple):
-    """What watching has cost so far.
+    """Cost so far.
 
     Attributes:
         seconds: host time spent in the monitor.
-        share: of the time since the end of the monitor's first step; 0.0 before the second.
-        num_samples, num_steps: steps sampled, and steps seen.
-        interval: steps from one sample to the next, as it stands now.
+        share: of the time since the end of the first step; 0.0 before the second.
+        num_samples, num_steps: sampled steps, and all steps.
+        interval: steps from one sample to the next at present.
     """
 
     seconds: float
@@ -29,7 +29,7 @@ class Cost(NamedTuple):
     interval: int
 
     def describe(self, budget: float | None) -> str:
-        """In a line, with the share that is allowed."""
+        """One line, with the allowed share."""
         limit = "" if budget is None else f", {budget:.1%} allowed"
         steps = "step" if self.interval == 1 else f"{self.interval} steps"
         return (
@@ -41,9 +41,9 @@ class Cost(NamedTuple):
 class Budget:
     """Stretches the interval between samples to a multiple of `every` that keeps their cost within `share`.
 
-    The cost of a sample is the least of the last three, without the first of all, which loads and compiles; the time of
-    a step is the median of the last twenty, without what the monitor itself took. The interval grows fourfold at most
-    from one sample to the next, so that one that was disturbed does not silence the monitor.
+    The cost of a sample is the least of the last three, without the very first, which loads and compiles. The time of a
+    step is the median of the last twenty calls, without the time of the monitor. The interval grows at most fourfold
+    from one sample to the next, so that a disturbed sample does not silence the monitor.
     """
 
     def __init__(self, every: int, share: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What the hooks of one monitor write into: the sightings of the passes of one step."""
+"""Collects the readings of the hooks of one monitor, for the passes of one step."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .readers import DeferredReader, Event, ImmediateReader, Measurement, reader
 from .selection import WatchedModule
 from .sightings import Sighting, is_finite
 
-_MAX_CALLS = 8  # of one module within a pass, told apart
+_MAX_CALLS = 8  # of one module within a pass, with a record each
 _MAX_SKIPPED = 1000
 
 
 class _Known(NamedTuple):
-    """A tensor that was measured in this pass, as it was then."""
+    """A tensor that was measured in this pass, with its version at that time."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
@@ -34,14 +34,14 @@ class _Known(NamedTuple):
 
 
 class Collector:
-    """Measures what hooks show it, and keeps passes apart: one that did not end, by an exception, leaves nothing.
+    """Measures the tensors that hooks show it. A pass that ends with an exception leaves nothing.
 
     Attributes:
-        is_on: whether the step under way is sampled. Compiled graphs are guarded by it, a bool for that reason.
+        is_on: whether the current step is sampled. Compiled graphs have a guard on it, so it must be a bool.
         is_paused: nothing is recorded.
-        skipped: what could not be read, and why, by name.
+        skipped: outputs that could not be read, and why, by name.
         seconds: host time spent here since `take_seconds`.
-        failures: where it is counted what raises: no hook may stop a forward pass.
+        failures: counts errors, because a hook must not stop a forward pass.
     """
 
     def __init__(self, root: nn.Module, backend: str, failures: Failures, *, training_only: bool) -> None:
@@ -61,19 +61,19 @@ class Collector:
         self.seconds = 0.0
 
     def is_wanted(self) -> bool:
-        """Whether the pass under way is to be recorded: not a recomputation within backward, nor evaluation."""
+        """Whether to record the current pass: not a recomputation in backward, nor evaluation."""
         if self.is_paused or torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
             return False
         root = self._root()
         return root is None or root.training or not self._training_only
 
     def begin(self) -> None:
-        """A pass through the model begins; one that never ended is dropped."""
+        """Begins a pass through the model, and drops one that never ended."""
         self._forget_pass()
         self._is_open = True
 
     def end(self) -> None:
-        """The pass is complete."""
+        """Ends the pass."""
         self._done += self._pass
         self._forget_pass()
 
@@ -84,7 +84,7 @@ class Collector:
         self._is_open = False
 
     def deliver(self) -> tuple[list[Sighting], list[Event]]:
-        """The sightings of all complete passes, and of modules called outside any; and when they will have arrived."""
+        """The readings of all complete passes, and of modules called outside of a pass; and events of their arrival."""
         if not self._is_open:
             self._done += self._pass
         self._forget_pass()
@@ -102,12 +102,12 @@ class Collector:
     def see(
         self, subject: WatchedModule, call: Call | None, find: Callable[[], list[tuple[str, torch.Tensor]]]
     ) -> None:
-        """Measures the tensors of one call of one module that `find` gives with their paths. Raises nothing.
+        """Measures the tensors of one call of one module, which `find` returns with their paths. Raises nothing.
 
-        One with a path is only looked at for NaN and Inf. `call` None: the inputs are not known.
+        A tensor with a path is only checked for NaN and Inf. If `call` is None, the inputs are unknown.
 
-        Cost: one read of each tensor that this pass has not read before; of the inputs, on the CPU only if the output
-        is not finite.
+        Cost: one read of each tensor that this pass has not read before, and of the inputs; on the CPU of these only if
+        the output is not finite.
         """
         with self._kept(subject.name):
             for path, tensor in find():
@@ -121,9 +121,9 @@ class Collector:
     def see_extract(
         self, name: str, kind: str, judgement: Judgement, make: Callable[[], Iterable[Extract] | str]
     ) -> None:
-        """Measures what `make` gives, under the name of the module and the kind; a text says why it cannot be read.
+        """Measures the parts that `make` returns, under the name of the module and the kind; a text says why it cannot.
 
-        Raises nothing. Cost: one read of up to three small tensors a part, and that of making them.
+        Raises nothing. Cost: one read of up to three small tensors a part, and the cost of `make`.
         """
         with self._kept(name + kind):
             found = make()
@@ -141,7 +141,7 @@ class Collector:
 
     @contextlib.contextmanager
     def _kept(self, name: str) -> Iterator[None]:
-        """Counts the time; notes what is raised, by a model's own objects too."""
+        """Counts the time, and notes errors, also those of a model's own objects."""
         started = time.perf_counter()
         try:
             yield
@@ -167,7 +167,7 @@ class Collector:
         return reader
 
     def _measure(self, key: str, subject: WatchedModule, call: Call | None, x: torch.Tensor) -> str | None:
-        """Adds the sighting of `x`; says why not if it cannot."""
+        """Adds a reading of `x`. Returns why not, if it cannot."""
         x = _real(x)
         judgement, before = subject.judgement, self._lookup(x)  # as what an in-place module got
         try:
@@ -213,7 +213,7 @@ class Collector:
         return tuple(found)
 
     def _as_given(self, x: torch.Tensor, output: torch.Tensor) -> _Known | None:
-        """What is known of the input `x` as the module got it."""
+        """What is known about the input `x` as the module got it."""
         known = self._lookup(x)
         if known is not None and known.version != _version(x) and not _same_memory(x, output):
             return None  # something between two modules changed it
@@ -234,14 +234,14 @@ def _version(x: torch.Tensor) -> int | None:
 
 
 def _serves(had: Judgement, wanted: Judgement) -> bool:
-    """Whether a reading taken for one judgement holds the figures of another."""
+    """Whether a reading for one judgement holds the figures of another."""
     if had is wanted:
         return True
     return wanted.near_zero == had.near_zero and not wanted.has_units and wanted.low == -torch.inf == -wanted.high
 
 
 def _same_memory(x: torch.Tensor, output: torch.Tensor) -> bool:
-    """Whether the output was written over the input, or is the input."""
+    """Whether the output is the input, or in the same memory."""
     if x is output:
         return True
     return is_dense(x) and is_dense(output) and x.data_ptr() == output.data_ptr() != 0

@@ -1,4 +1,4 @@
-"""How the output of a module is judged: which values count as saturated, which as zero, and whether it has units."""
+"""How to judge the output of a module: which values are saturated, which are zero, and whether it has units."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NEAR_ZERO_SMOOTH = 1e-3  # GELU and SiLU come close to zero without reaching it
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What counts as saturated and as zero in one module's output.
+    """What counts as saturated and as zero in the output of one module.
 
     Attributes:
         family: as in `ModuleActivity`.
-        low, high: values outside are saturated; infinite where the family has no such end.
+        low, high: values outside are saturated; infinite if the family has no such limit.
         near_zero: elements with |x| below it count as near zero.
-        has_units: whether each index of the unit dimension is judged on its own.
-        row_dim: dimension of which each slice sums to one (softmax), else None.
+        has_units: whether to judge each index of the unit dimension on its own.
+        row_dim: dimension along which slices sum to one (softmax); None for other modules.
         unit_share: share of a unit's elements that must be near zero for it to be dead; None: the monitor's.
     """
 
@@ -44,7 +44,7 @@ ATTENTION = Judgement("attention")
 NORM = Judgement("norm")
 BLOCK = Judgement("block")
 LINEAR = Judgement("linear")
-PLAIN = Judgement("other")  # what is read for NaN and Inf only, such as the second tensor of a tuple
+PLAIN = Judgement("other")  # only checked for NaN and Inf, such as the second tensor of a tuple
 ATTENTION_WEIGHTS = Judgement("attention_weights", high=THRESHOLD)
 ROUTER = Judgement("router", has_units=True, unit_share=1.0)  # an expert of 256 gets few tokens, and is alive
 UNKNOWN = Judgement("other", -THRESHOLD, THRESHOLD, has_units=True)
@@ -89,7 +89,7 @@ _BLOCK_NAME = re.compile(r"block|bottleneck|layer$", re.I)
 
 
 def judgement_of(module: nn.Module) -> Judgement:
-    """How the output of `module` is judged, from its type, else from the name of its class.
+    """How to judge the output of `module`, by its type or else by the name of its class.
 
     >>> judgement_of(nn.Hardtanh(-2.0, 2.0)).high
     1.98
@@ -114,7 +114,7 @@ def judgement_of(module: nn.Module) -> Judgement:
 
 
 def _special(module: nn.Module) -> Judgement | None:
-    """Where the bounds stand in the module itself."""
+    """For modules that hold their own bounds."""
     if isinstance(module, nn.ReLU6):  # a Hardtanh to torch
         return replace(RELU, high=6.0 * THRESHOLD)
     if isinstance(module, nn.Hardtanh):
@@ -134,7 +134,7 @@ def _special(module: nn.Module) -> Judgement | None:
 
 
 def is_activation(judgement: Judgement) -> bool:
-    """Whether this is an activation function's."""
+    """Whether this is the judgement of an activation function."""
     return judgement.family in ("relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax")
 
 
@@ -146,8 +146,7 @@ def is_block(module: nn.Module, parent: nn.Module | None) -> bool:
 
 
 def unit_dim_after(module: nn.Module) -> int | None:
-    """Where the units stand in what comes after `module`: 1 after a convolution, -1 after a linear layer; None if it
-    says nothing."""
+    """The dimension of the units after `module`: 1 after a convolution, -1 after a linear layer; None if not known."""
     if isinstance(module, (*_CONVOLUTIONS, *_BATCH_NORMS, nn.GroupNorm)):
         return 1
     if isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase)):

@@ -1,7 +1,7 @@
-"""The hooks on modules. In a compiled graph they become operators that mutate a token, so that the graph stays whole.
+"""Hooks on modules. In a compiled graph they are operators that mutate a token, so that the graph stays whole.
 
-Hooks that no compiled graph holds are removed on steps that are not sampled. In a compiled graph they stay and read
-`Collector.is_on`, of which each value has a graph of its own: a step that is not sampled runs a graph without them.
+Hooks outside of compiled graphs are removed at steps that are not sampled. In a compiled graph they stay and read
+`Collector.is_on`. Each of its values has its own graph, so steps that are not sampled run a graph without hooks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .collector import Collector
 from .routers import KIND, Router
 from .selection import Target
 
-TOKEN = torch.zeros(1, device="cpu")  # what the operators claim to change, so that none is dropped or moved
+TOKEN = torch.zeros(1, device="cpu")  # the operators claim to change it, so that none is dropped or moved
 _is_exporting = torch.compiler.is_exporting
 _numbers = itertools.count()
 _hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
 
 
 def is_traced() -> bool:
-    """Whether dynamo reads this, instead of Python running it, and not for an export."""
+    """Whether dynamo is tracing this, and not for an export."""
     return torch.compiler.is_dynamo_compiling() and not _is_exporting()
 
 
@@ -36,9 +36,9 @@ class Hook(Transient):
     """One hook on one module.
 
     Attributes:
-        at_end: whether it is called after the module's `forward`, or ahead of it.
-        on_every_step: whether it calls on steps that are not sampled, too.
-        is_compiled: a compiled graph holds it, so that it must stay.
+        at_end: whether it runs after the `forward` of the module, or before it.
+        on_every_step: whether it also acts at steps that are not sampled.
+        is_compiled: whether it is in a compiled graph and must stay.
     """
 
     at_end = True
@@ -77,20 +77,20 @@ class Hook(Transient):
             self.look(args, kwargs, output)
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Looks at a call of the module."""
+        """Reads a call of the module."""
         raise NotImplementedError
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Puts operators that look into the graph that is being compiled."""
+        """Adds operators that read the call to the graph that is being compiled."""
         raise NotImplementedError
 
     def look_compiled(self, output: Any, inputs: list[torch.Tensor], path: str) -> None:
-        """Looks at what one of these operators was given."""
+        """Reads the arguments of one of these operators."""
         raise NotImplementedError
 
 
 class TensorHook(Hook):
-    """Looks at all tensors that a module returned, or at the first that it was given."""
+    """Reads all tensors that a module returned, or its first input."""
 
     def __init__(self, target: Target, collector: Collector) -> None:
         super().__init__(target.module, collector)
@@ -117,7 +117,7 @@ def _first_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, 
 
 
 class RouterHook(Hook):
-    """Looks at what a router chose."""
+    """Reads the choices of a router."""
 
     def __init__(self, target: Target, collector: Collector, router: Router) -> None:
         super().__init__(target.module, collector)
@@ -142,7 +142,7 @@ class RouterHook(Hook):
 
 
 class PlaceHook(Hook):
-    """Calls `call` where a module begins, or ends."""
+    """Calls `call` when a module begins or ends."""
 
     def __init__(self, module: nn.Module, collector: Collector, call: Callable[[], None], *, at_end: bool) -> None:
         super().__init__(module, collector)
@@ -164,13 +164,13 @@ leave_to_python(Hook)
 
 def _run(number: int, output: Any, inputs: list[torch.Tensor], path: str) -> None:
     hook = _hooks.get(number)
-    if hook is not None:  # else its monitor is gone, and the graph is not
+    if hook is not None:  # None if the graph outlives its monitor
         hook.is_compiled = True
         if hook.collector.is_wanted():
             hook.look_compiled(output, inputs, path)
 
 
-# Its schema is spelled out: torch 2.6 cannot derive one from `list[torch.Tensor]`.
+# The schema is explicit because torch 2.6 cannot derive it from `list[torch.Tensor]`.
 _SEE = "(Tensor output, Tensor[] inputs, Tensor(a!) token, SymInt number, str path) -> ()"
 
 

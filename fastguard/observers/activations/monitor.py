@@ -1,4 +1,4 @@
-"""ActivationMonitor: what the outputs of a model's modules look like, sampled within a budget."""
+"""ActivationMonitor: samples the outputs of a model's modules within a budget of time."""
 
 from __future__ import annotations
 
@@ -29,53 +29,53 @@ from .units import UnitRuns
 
 _log = logging.getLogger("fastguard")
 _MAX_NAMED = 6  # modules that could not be read, in the table
-_NUM_SILENT = 3  # steps in a row in which hooks saw nothing, before it is said
+_NUM_SILENT = 3  # steps in a row in which hooks saw nothing, before a warning
 
 
 class ActivationMonitor:
     """Watches the outputs of a model's modules: mean, std, range, zeros, saturation, NaN, Inf, dead units.
 
-    With a model it sets forward hooks, which are there only on the steps that are sampled; a step is what the guard
-    takes (`fastguard.wrap(optimizer, model, activations=...)`), or on its own, one pass through the model in training
-    mode. Without a model it takes what it is given: `record(name, array)`.
+    With a model it sets forward hooks, and only at the steps that it samples. A step is a step of the guard
+    (`fastguard.wrap(optimizer, model, activations=...)`); without a guard, it is one pass through the model in training
+    mode. Without a model it takes what you give it: `record(name, array)`.
 
     Args:
-        model: what to watch; wrapped or not by DDP, FSDP or torch.compile. Hooks in a compiled model must come before
-            its first call; each sampled step then runs a graph of its own.
-        window_size: records that `diagnose` and `history` look back on, for each layer.
+        model: the model to watch, also one wrapped by DDP, FSDP or torch.compile. Make the monitor before the first
+            call of a compiled model; sampled steps then run a graph of their own.
+        window_size: number of records of each layer for `diagnose` and `history`.
         modules: "default" (activation functions, attention, norms, blocks, hidden layers of gated MLPs, and the model
-            as a whole; of all other modules, only outputs that are not finite make a record), "all", a regular
-            expression searched in the names, a module type, a module, or several of these.
-        include: keeps only what fits; without `modules`, of all modules.
-        exclude: leaves out what fits.
-        attention: watch the weights, their entropy and the largest logit of the modules' calls of
-            `torch.nn.functional.scaled_dot_product_attention`, computed once more of a few queries; see Limits.
-        routers: modules that choose among experts, of which the load of each, the entropy and the experts without
-            tokens are watched: "default" (those that stand beside a list of experts, or a module named so), a selector
-            as of `modules`, or None.
-        every: steps from one sample to the next; the first one is sampled.
-        window: sampled steps in all of which a unit must be dead to be called so.
-        unit_dim: where the units stand in the outputs; default 1 after convolutions, -1 after linear layers.
-        unit_share: share of a unit's elements that must be near zero (saturated) for it to be dead (saturated).
-        overhead_budget: share of the training time that sampling may take; samples become rarer, in multiples of
-            `every`, until it does. None: no limit.
+            as a whole; other modules make a record only if an output is not finite), "all", a regular expression
+            searched in the names, a module type, a module, or several of these.
+        include: keep only modules that match; without `modules`, of all modules.
+        exclude: leave out modules that match.
+        attention: watch the weights, their entropy and the largest logit in calls of
+            `torch.nn.functional.scaled_dot_product_attention`, computed again for a few queries; see Limits.
+        routers: modules that choose among experts; the monitor watches the load of each expert, the entropy and experts
+            without tokens. "default" (modules next to a list of experts, or to a module named so), a selector as for
+            `modules`, or None.
+        every: steps from one sample to the next, beginning with the first step.
+        window: number of sampled steps; a unit is dead if it was so in all of them.
+        unit_dim: dimension of the units in the outputs; default 1 after convolutions, -1 after linear layers.
+        unit_share: share of the elements of a unit that must be near zero (saturated) for it to be dead (saturated).
+        overhead_budget: share of the training time that sampling may take. If it takes more, samples become rarer, in
+            multiples of `every`. None: no limit.
         training_only: leave out passes in `eval()` mode.
         backend: "auto" or a name from `fastguard.backends()`.
 
     Raises:
-        ValueError: nothing to watch; a number out of its range; an unknown backend.
-        TypeError: a model that is not a module; a selector of another kind.
+        ValueError: there is nothing to watch, a number is out of its range, or the backend is unknown.
+        TypeError: the model is not a module, or a selector has another type.
 
     Cost of a sampled step: one read of every watched tensor, and about 20 us a module. Of any other step: nothing with
-    a guard, else two hooks on the model (3 us). On a GPU nothing synchronises, figures arrive a step or two later, and
-    `cost` counts the host's time only.
+    a guard, otherwise two hooks on the model (3 us). On a GPU nothing synchronises, figures arrive a step or two later,
+    and `cost` counts the time of the host only.
 
-    Limits: an activation that is called as a function is no module: it is seen in what the module around it puts out.
-    Each process of a distributed run sees its own part. nn.DataParallel on several GPUs runs hooks in threads, which
-    are not told apart. Replays of CUDA graphs, and with them torch.compile(mode="reduce-overhead"), call no hooks.
-    Attention is seen where the function is called, also in a compiled graph, or else by an nn.MultiheadAttention with
-    `need_weights=False`; not where it is FlexAttention, another package's kernel, or written out (a softmax module is
-    seen as one). A router whose scores are no module's output is not seen.
+    Limits: an activation function that is not a module shows in the output of the module around it. Each process of a
+    distributed run sees its own part. nn.DataParallel on several GPUs runs hooks in threads, which the monitor does not
+    tell apart. Replays of CUDA graphs, and so torch.compile(mode="reduce-overhead"), call no hooks. The monitor sees
+    attention if a module calls the function, also in a compiled graph, or if nn.MultiheadAttention does with
+    `need_weights=False`. It does not see FlexAttention, kernels of other packages, attention written with matrix
+    products (it samples a softmax module in it as such), and routers whose scores are not the output of a module.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
@@ -169,11 +169,11 @@ class ActivationMonitor:
         return stats
 
     def diagnose(self) -> dict[str, str]:
-        """What is wrong, by layer, from its last 10 records; layers with nothing wrong are left out.
+        """Problems by layer, from its last 10 records, without healthy layers.
 
-        "Dead": more than half of the elements are zero, on average; where units were told apart, more than half of the
-        units are dead, as half of what a healthy ReLU puts out is zero. "Saturated": more than a tenth of the elements
-        are beyond the threshold. Both: "Dead, Saturated".
+        "Dead": more than half of the elements are zero, on average; if the layer has units, more than half of them are
+        dead, because a healthy ReLU returns zero half of the time. "Saturated": more than a tenth of the elements are
+        beyond the threshold. Both: "Dead, Saturated".
 
         >>> import torch
         >>> monitor = ActivationMonitor(window_size=100)
@@ -198,10 +198,10 @@ class ActivationMonitor:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Where NaN or Inf came up, in the last 32 sampled steps in which it did, oldest first.
+        """Where NaN or Inf appeared, for the last 32 sampled steps with some, oldest first.
 
-        That is the first module, in the order of execution, whose output is not finite while its inputs are; if of none
-        the inputs are known to be finite, the first whose output is not.
+        This is the first module, in the order of execution, with finite inputs and an output that is not; if no module
+        is known to have finite inputs, the first one whose output is not finite.
         """
         self._arrivals.collect()
         return tuple(self._arrivals.origins)
@@ -219,11 +219,11 @@ class ActivationMonitor:
 
     @property
     def cost(self) -> Cost:
-        """What watching has cost so far: seconds, share of the time, samples, steps, interval."""
+        """Cost so far: seconds, share of the time, samples, steps, interval."""
         return self._budget.cost()
 
     def table(self) -> str:
-        """The newest sampled step as text: a line a module, then what could not be read, then what it cost."""
+        """The newest sampled step as text: a line for each module, then unreadable outputs, then the cost."""
         lines = [draw(self.activities), *_describe_skipped(self.skipped)]
         if self._budget.num_steps:
             lines.append(self.cost.describe(self._budget.share))
@@ -233,11 +233,11 @@ class ActivationMonitor:
         return self.table()
 
     def follow_guard(self) -> None:
-        """Makes a step what `end_step` says, which the guard calls, instead of a pass through the model.
+        """Counts steps by calls of `end_step`, which the guard makes, instead of passes through the model.
 
         Raises:
-            RuntimeError: it follows one already.
-            ValueError: it watches no model.
+            RuntimeError: the monitor already follows a guard.
+            ValueError: it has no model.
         """
         if self._collector is None:
             raise ValueError("`activations` must be a monitor of a model. Make it with ActivationMonitor(model).")
@@ -248,10 +248,9 @@ class ActivationMonitor:
             hook.on_every_step = False
 
     def take(self, step: int, *, wait: bool = False) -> tuple[ModuleActivity, ...]:
-        """The records of step `step`; ends it first if it goes on.
+        """The records of step `step`, once; ends the step first if necessary.
 
-        Empty if the step was not sampled, or, without `wait`, if its figures have not arrived: ask again then. Records
-        are given once.
+        Empty if the step was not sampled, or, without `wait`, if its figures have not arrived yet.
 
         Cost: a microsecond on a step that was not sampled; with `wait`, a sync of the device.
         """
@@ -260,9 +259,9 @@ class ActivationMonitor:
         return self._arrivals.claim(step)
 
     def end_step(self, step: int) -> float:
-        """Ends step `step`, which the guard has taken, and sets or removes the hooks for the next one.
+        """Ends step `step` of the guard, and sets or removes the hooks for the next one.
 
-        Returns the seconds that the monitor took in this step. Never waits. Nothing happens the second time.
+        Returns the seconds that the monitor took in this step. Never waits. A second call does nothing.
 
         Cost: a microsecond on a step that was not sampled.
         """
@@ -272,14 +271,14 @@ class ActivationMonitor:
             self._next_sample = min(self._next_sample, step + 1)
         return self._end_step(step)
 
-    def next_end_after(self, step: int) -> int:
+    def _next_end_after(self, step: int) -> int:
         """The next step after `step` at whose end the guard must call `end_step`."""
         is_busy = self._arrivals.are_pending or (self._collector is not None and self._collector.is_on)
         return step + 1 if is_busy else max(step + 1, self._next_sample - 1)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """For passes through the model that are no part of the training: they are not counted, nor recorded."""
+        """For passes through the model that are not part of the training: it neither counts nor records them."""
         if self._collector is None:
             yield
             return
@@ -290,16 +289,16 @@ class ActivationMonitor:
             self._collector.is_paused = before
 
     def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
-        """Steps whose records nobody has taken, with their records, oldest first. They are given once; never blocks."""
+        """Steps with records that were not taken yet, oldest first. Returns each once; never blocks."""
         self._arrivals.collect()
         return self._arrivals.claim_all()
 
     def flush(self) -> None:
-        """Waits for figures that are on their way."""
+        """Waits for pending figures."""
         self._arrivals.collect(wait=True)
 
     def detach(self) -> None:
-        """Removes all hooks; records stay readable. A compiled graph goes on without."""
+        """Removes all hooks; records stay readable. A compiled graph continues without."""
         self._arrivals.collect(wait=True)
         if self._collector is not None:
             self._remove()
@@ -307,7 +306,7 @@ class ActivationMonitor:
 
     @property
     def failures(self) -> Failures:
-        """What raised while modules were watched, and was kept from their forward passes; a guard shows it."""
+        """Errors of the monitor, which never reach a forward pass; the report of a guard shows them."""
         return self._failures
 
     @failures.setter
@@ -324,7 +323,7 @@ class ActivationMonitor:
                     self._end_step(self._step)
 
     def _end_step(self, step: int) -> float:
-        """Sends off what was sampled in this step; sets or removes hooks for the next one. The seconds of this step."""
+        """Delivers the samples of this step, and sets or removes hooks for the next. Returns the seconds it took."""
         collector = self._collector
         if collector is None:
             return 0.0
@@ -351,9 +350,9 @@ class ActivationMonitor:
         self._num_silent = 0 if sightings else self._num_silent + 1
         if self._num_silent == _NUM_SILENT:
             _log.warning(
-                "no output of the %d watched modules was seen in %d steps. In a compiled model hooks must come before "
-                "its first call: make the monitor (or the guard) before that. Passes in eval() mode are left out "
-                "unless `training_only` is False; a module that is not called has no output.",
+                "no output of the %d watched modules was seen in %d steps. Make the monitor (or the guard) before the "
+                "first call of a compiled model. Set `training_only` to False to watch passes in eval() mode. Check "
+                "that the modules are called.",
                 len(self.names),
                 _NUM_SILENT,
             )
@@ -363,7 +362,7 @@ class ActivationMonitor:
         collector.is_on = True
         begins, ends = self._pass_hooks
         if not ends.is_compiled:
-            ends.remove()  # it has to come after the hook on the output of the model as a whole
+            ends.remove()  # it must follow the hook on the output of the whole model
         for hook in (begins, *self._hooks, ends):
             hook.attach()
         if self._attention is not None:

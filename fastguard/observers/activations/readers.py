@@ -1,4 +1,4 @@
-"""Readers: at once on the CPU; elsewhere into buffers on the device, which arrive later."""
+"""Readers of activations: immediate on the CPU; on other devices into buffers that arrive later."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Event(Protocol):
 
 
 class ImmediateReader:
-    """Reads with the kernels of the tensor's device and has the figures at once. On a GPU this would synchronise."""
+    """Reads with the kernels of the tensor's device, and has the figures at once. On a GPU this would synchronise."""
 
     immediate = True
 
@@ -50,18 +50,18 @@ class ImmediateReader:
         self._backend = backend
 
     def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
-        """Reads `x` once; with a `dim` also by its indices."""
+        """Reads `x` once; with `dim` also for each index in it."""
         limits = judgement.low, judgement.high, judgement.near_zero
         found = Reading(*run_activation(x.detach(), *limits, dim, self._backend))
         return lambda: found
 
     def deliver(self) -> Event | None:
-        """Sends off what was measured. None: it has arrived."""
+        """Sends the readings to the host. Returns the event of their arrival; None if they are there."""
         return None
 
 
 class _Buffers:
-    """Rows and unit tables on a device, and where they go on the host."""
+    """Rows and unit tables on a device, and their copies on the host."""
 
     def __init__(self, device: torch.device, num_rows: int, num_units: int) -> None:
         dtype = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
@@ -76,19 +76,19 @@ class _Buffers:
         return self.num_rows < len(self.rows) and self.num_units + channels <= len(self.units)
 
     def send(self, *, wait: bool) -> None:
-        """Starts the copies, after what the current stream does; waits for them only if asked to."""
+        """Queues the copies on the current stream; waits for them only with `wait`."""
         self.host_rows[: self.num_rows].copy_(self.rows[: self.num_rows], non_blocking=not wait)
         self.host_units[: self.num_units].copy_(self.units[: self.num_units], non_blocking=not wait)
 
 
 class DeferredReader:
-    """Reads on the device, into buffers there, and never waits: figures are copied to pinned memory and picked up when
-    an event that follows the copies has fired.
+    """Reads into buffers on the device and never waits. Figures are copied to pinned memory, and are there when the
+    event after the copies has fired.
 
-    Each delivery keeps its buffers until its readings are dropped; the caching allocators then have them again.
+    Each delivery keeps its buffers until its readings are dropped; then they return to the caching allocators.
 
     Args:
-        make_event: default the device's own; where it has none, deliveries are waited for.
+        make_event: default that of the device; without events, deliveries wait.
     """
 
     immediate = False
@@ -141,5 +141,5 @@ class DeferredReader:
 
 
 def reader_for(device: torch.device, backend: str) -> ImmediateReader | DeferredReader:
-    """The reader for tensors on `device`: immediate where nothing has to be waited for."""
+    """The reader for tensors on `device`."""
     return ImmediateReader(backend) if device.type == "cpu" else DeferredReader(device, backend)

@@ -1,4 +1,4 @@
-"""Routers of experts: which modules they are, and what they choose."""
+"""Routers of experts: finds them, and reads their choices."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TOP_K = ("top_k", "topk", "k", "num_experts_per_tok", "num_experts_per_token", 
 
 
 class Router:
-    """What a module that chooses among experts is, and what it put out.
+    """A module that chooses among experts.
 
     Attributes:
-        num_experts: how many there are; None: as many as the output is wide.
-        top_k: how many a token goes to, where the output does not say which.
+        num_experts: number of experts; None: the width of the output.
+        top_k: number of experts for each token, if the output does not hold their indices.
     """
 
     def __init__(self, module: nn.Module, num_experts: int | None, top_k: int) -> None:
@@ -36,9 +36,9 @@ class Router:
         self.top_k = top_k
 
     def found(self, output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Of an output, the scores [..., experts], and the indices [..., k] of the chosen; None for what is not there.
+        """The scores [..., experts] in an output, and the indices [..., k] of the chosen experts; None if missing.
 
-        Scores are logits or probabilities; the first that are found count.
+        Scores are logits or probabilities, in the first tensor that fits.
         """
         tensors = [x for _, x in leaves(output) if x.ndim]
         floats = [x for x in tensors if x.is_floating_point() and self.num_experts in (None, x.shape[-1])]
@@ -55,12 +55,12 @@ class Router:
         return scores, fits[0] if fits else None
 
     def extracts(self, scores: torch.Tensor | None, indices: torch.Tensor | None) -> Iterator[Extract] | str:
-        """Which expert each token goes to, [tokens, experts] of 1.0 and 0.0, and the entropy of its probabilities.
+        """The expert of each token, [tokens, experts] of 1.0 and 0.0, and the entropy of its probabilities.
 
-        Probabilities are the softmax of the scores, unless these are some already. Of up to 4096 tokens, evenly spaced,
-        on a CPU a part at a time.
+        Probabilities are the softmax of the scores, unless the scores are probabilities. It takes up to 4096 tokens,
+        evenly spaced, on a CPU in parts.
 
-        Cost: a dozen small operations on [tokens, experts]; nothing is waited for.
+        Cost: a dozen small operations on [tokens, experts]; no sync.
         """
         seen = scores if scores is not None else indices
         if seen is None:
@@ -91,7 +91,7 @@ class Router:
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
-    """Up to 4096 of them, [tokens, …], as a view where the tokens lie evenly."""
+    """Up to 4096 tokens, [tokens, …], as a view if they are evenly spaced."""
     x = x.flatten(0, -2) if x.dim() > 1 else x[None]
     return x[:: -(-len(x) // _MAX_TOKENS)]
 
@@ -105,14 +105,14 @@ def _are_probabilities(scores: torch.Tensor, size: int) -> torch.Tensor:
 def routers_of(
     named: Mapping[str, nn.Module], selector: Selector | None, fits: Callable[[Target], bool]
 ) -> list[tuple[Target, Router]]:
-    """The routers among these modules: of `selector`, or with "default" of those that fit what stands beside experts.
+    """The routers among these modules: those that match `selector`, or with "default" those next to experts.
 
-    Experts are a list of modules of one class, or a module named so that has a tensor of three dimensions. A router is
-    called router, gate or the like beside them, or is the only linear layer there, and puts out as many numbers as
-    there are experts.
+    Experts are a list of modules of one class, or a module named so with a tensor of three dimensions. A router is
+    called router, gate or the like, or is the only linear layer next to them, and has an output for each expert.
 
     Raises:
-        ValueError: the selector fits nothing; TypeError: it is none.
+        ValueError: the selector matches nothing.
+        TypeError: it is not a selector.
     """
     if selector is None:
         return []
@@ -141,7 +141,7 @@ def _beside_experts(named: Mapping[str, nn.Module]) -> Iterator[tuple[Target, Ro
 
 
 def _num_experts(key: str, module: nn.Module) -> set[int]:
-    """How many experts a module may hold; of none, nothing."""
+    """Possible numbers of experts in a module; empty if it holds none."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         parts = list(module.children())
         alike = len({type(part) for part in parts}) == 1 and next(parts[0].parameters(), None) is not None
@@ -153,7 +153,7 @@ def _num_experts(key: str, module: nn.Module) -> set[int]:
 
 
 def _num_choices(module: nn.Module) -> int | None:
-    """How many numbers a module puts out for each token, as far as its parameters say."""
+    """Number of outputs of a module for each token, by its parameters; None if they do not say."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         return None
     stated = getattr(module, "num_experts", None)

@@ -1,4 +1,4 @@
-"""Which modules are watched, under which names, and how."""
+"""Chooses the modules to watch, their names, and how to judge them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CALL_MODULES = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)  #
 
 
 class WatchedModule(NamedTuple):
-    """What is watched, without the module. Attributes are those of `Target`."""
+    """A target without its module. Attributes as for `Target`."""
 
     name: str
     judgement: Judgement
@@ -29,12 +29,12 @@ class WatchedModule(NamedTuple):
 
 
 class Target(NamedTuple):
-    """One thing to watch: the output of `module`, or what goes into it.
+    """Something to watch: the output of `module`, or its input.
 
     Attributes:
-        unit_dim: where its units stand; None if the tensor must tell.
-        of_input: what goes in is watched.
-        is_quiet: it is of interest only when it is not finite.
+        unit_dim: dimension of its units; None if the shape of the tensor decides.
+        of_input: watch the input instead.
+        is_quiet: it makes a record only when it is not finite.
     """
 
     module: nn.Module
@@ -50,20 +50,20 @@ class Target(NamedTuple):
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of the module's class, as it was before `fully_shard` made one of its own from it."""
+    """The name of the module's class, before `fully_shard` derived one from it."""
     kind = type(module)
     bases = [base.__name__ for base in kind.__bases__]
     return next(name for name in bases if name != "FSDPModule") if "FSDPModule" in bases else kind.__name__
 
 
 def is_never_caller(module: nn.Module) -> bool:
-    """Whether no attention is computed in its own `forward`: containers, and torch's layers without parts."""
+    """Whether its own `forward` never computes attention: containers, and torch's layers without children."""
     is_layer = not module._modules and type(module).__module__.startswith("torch.nn.")
     return is_layer or isinstance(module, _SILENT) or type(module) in _CALL_MODULES
 
 
 def names_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Every module of `model` by name, wrappers, PEFT's too, and their names left out; "" is the model itself.
+    """Every module of `model` by name, without wrappers (also PEFT's) and their names; "" is the model itself.
 
     >>> [name for name in names_of(nn.DataParallel(nn.Sequential(nn.ReLU())))]
     ['', '0']
@@ -78,7 +78,7 @@ def names_of(model: nn.Module) -> dict[str, nn.Module]:
             hidden = WRAPPERS.get(type(parents[parent]).__name__) == key
             clean[raw] = above if hidden else f"{above}.{key}" if above else key
             parents[raw] = module
-        found[clean[raw]] = module  # of a wrapper and what it holds, the latter
+        found[clean[raw]] = module  # the inner module replaces its wrapper
     return {
         name.removeprefix(PEFT_PREFIX) if name.removeprefix(PEFT_PREFIX) not in found else name: module
         for name, module in found.items()
@@ -91,13 +91,13 @@ def choose(
     fits: Callable[[Target], bool],
     unit_dim: int | None,
 ) -> list[Target]:
-    """What to watch of a model whose modules are `named`.
+    """The targets in a model whose modules are `named`.
 
     Args:
-        is_default: outputs of some modules make a record only while they are not finite.
+        is_default: some modules make a record only while their output is not finite.
 
     Raises:
-        ValueError: nothing fits; says what there is.
+        ValueError: nothing matches; names some modules.
     """
     chosen = list(filter(fits, _infer_units(named, (_default if is_default else _everything)(named), unit_dim)))
     if all(target.is_quiet for target in chosen):
@@ -110,7 +110,7 @@ def choose(
 
 
 def chosen_by(modules: Selector | None, include: Selector | None, exclude: Selector | None) -> Callable[[Target], bool]:
-    """Whether a target fits these; "default" and "all" fit everything."""
+    """A function that says whether a target matches these; "default" and "all" match everything."""
     is_open = modules is None or (isinstance(modules, str) and modules in ("default", "all"))
     wanted = [] if is_open else [matcher("modules", modules)]
     if include is not None:
@@ -129,7 +129,7 @@ def _everything(named: dict[str, nn.Module]) -> list[Target]:
 
 
 def _default(named: dict[str, nn.Module]) -> list[Target]:
-    """Activation functions, attention, norms, blocks, and the model as a whole; the rest for the origin of a NaN."""
+    """Activation functions, attention, norms, blocks, and the whole model; the others to find the origin of a NaN."""
     kept = []
     for target in _everything(named):
         parent = named.get(target.name.rpartition(".")[0])
@@ -144,7 +144,7 @@ def _default(named: dict[str, nn.Module]) -> list[Target]:
 
 
 def _hidden(named: dict[str, nn.Module]) -> list[Target]:
-    """Hidden layers of MLPs whose activation is no module: seen where they enter the projection down."""
+    """Hidden layers of MLPs whose activation is not a module: the input of the down projection."""
     found = []
     for name, module in named.items():
         parts = dict(module.named_children())
@@ -165,7 +165,7 @@ def _hidden(named: dict[str, nn.Module]) -> list[Target]:
 
 
 def _infer_units(named: dict[str, nn.Module], targets: list[Target], unit_dim: int | None) -> list[Target]:
-    """Where units stand, from the layer that comes before in the order of registration."""
+    """The dimension of the units, by the preceding layer in the order of registration."""
     dims: dict[int, int | None] = {}
     last: int | None = None
     for module in named.values():
@@ -176,7 +176,7 @@ def _infer_units(named: dict[str, nn.Module], targets: list[Target], unit_dim: i
 
 
 def matcher(argument: str, selector: Any) -> Callable[[Target], bool]:
-    """Whether a target fits a selector, which was given as `argument`."""
+    """A function that says whether a target matches `selector`, the value of `argument`."""
     if isinstance(selector, str):
         try:
             pattern = re.compile(selector)

@@ -1,4 +1,4 @@
-"""From what was seen in one step to one record a module, and to a table of them."""
+"""Makes one record for each module from the readings of a step, and a table of the records."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SATURATED, _NANS, _INFS = map(ACTIVATION_COLUMNS.index, ("num_saturated", "num_
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One tensor that a hook saw.
+    """The reading of one tensor.
 
     Attributes:
-        key: name of the record that it belongs to.
-        measured: its reading, now or later.
+        key: name of its record.
+        measured: the figures, now or later.
         slice_size: elements in a slice that sums to one (softmax); else 1.
         inputs: readings of the inputs, each with whether it is the first one; a reading is None if the input was
             overwritten. None if the inputs are unknown or do not matter.
@@ -48,7 +48,7 @@ class Sighting:
 
 @dataclass(slots=True)
 class _Gathered:
-    """All sightings under one key."""
+    """All readings under one key."""
 
     judgement: Judgement
     order: int
@@ -75,7 +75,7 @@ class _Gathered:
                 rows.append(measured().row)
 
     def batch(self, key: str) -> UnitBatch | None:
-        """Its units, if they are judged and every sighting had the same ones."""
+        """Its units, if they are judged and the same in every reading."""
         if not self.tables or len(set(map(len, self.tables))) > 1 or len(self.tables) != len(self.rows):
             return None
         table = self.tables[0]
@@ -105,7 +105,7 @@ def _inputs_finite(sighting: Sighting) -> bool | None:
 
 
 def _judged(row: tuple[float, ...], sighting: Sighting) -> tuple[float, ...]:
-    """`row` with the count of saturated elements that its judgement asks for."""
+    """`row` with the number of saturated elements by its judgement."""
     judgement, saturated = sighting.judgement, row[_SATURATED]
     if judgement.row_dim is not None:
         # One element above the threshold makes all of its slice either almost 1 or almost 0.
@@ -118,11 +118,10 @@ def _judged(row: tuple[float, ...], sighting: Sighting) -> tuple[float, ...]:
 def activities(
     sightings: Iterable[Sighting], runs: UnitRuns, root: str, once_bad: set[str]
 ) -> tuple[ModuleActivity, ...]:
-    """One record a key, in the order in which they were first seen; those of several passes are merged.
+    """One record for each key, in the order of their first readings; readings of several passes are merged.
 
-    A module in a part of which NaN or Inf came up is not called an origin itself. `root` names the model as a whole.
-    `once_bad` gets the keys of what is not finite; who is in it makes a record even if quiet, so that it is seen to
-    have recovered.
+    A module is not an origin if NaN or Inf appeared in one of its children. `root` names the whole model. `once_bad`
+    gets the keys that are not finite; they make a record from then on even if quiet, to show that they have recovered.
     """
     gathered: dict[str, _Gathered] = {}
     for sighting in sightings:
@@ -141,7 +140,7 @@ def activities(
 
 
 def _settle_origins(bad: dict[str, _Gathered], root: str) -> None:
-    """Leaves those as origins in no part of which it may have come up before, and -Inf only where nothing is worse."""
+    """Keeps as origins modules without an origin inside; those with only -Inf if there are no others."""
     suspects: list[str] = []
     origins = []
     for key, entry in bad.items():
@@ -185,16 +184,16 @@ def _known(figure: float) -> float | None:
 
 
 def origin_of(records: Iterable[ModuleActivity]) -> ModuleActivity | None:
-    """Where NaN or Inf came up: the first module whose inputs were finite and whose output is not.
+    """Where NaN or Inf appeared: the first module with finite inputs and an output that is not.
 
-    If of no module the inputs are known to have been finite, the first whose output is not; None if all are finite.
+    If no module is known to have had finite inputs, the first whose output is not finite; None if all are finite.
     """
     bad = sorted((record for record in records if not record.stats.is_finite), key=lambda record: record.order)
     return next((record for record in bad if record.is_origin), bad[0] if bad else None)
 
 
 def draw(records: Sequence[ModuleActivity]) -> str:
-    """One line a record, in the order of execution."""
+    """One line for each record, in the order of execution."""
     rows = [_HEAD, *(_row(record) for record in sorted(records, key=lambda record: record.order))]
     return "\n".join(in_columns(rows, left=(0, 1, len(_HEAD) - 1)))
 

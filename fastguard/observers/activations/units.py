@@ -1,4 +1,4 @@
-"""Dead and saturated units: in one batch, and how many batches in a row."""
+"""Dead and saturated units: in one batch, and for how many batches in a row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UnitBatch(NamedTuple):
     """One module's units in one sampled step: sums of CHANNEL_COLUMNS (float64 bytes), and elements a unit.
 
     Attributes:
-        share: of the elements, as of `UnitRuns`, where a module has its own.
+        share: as for `UnitRuns`, if a module has its own.
     """
 
     key: str
@@ -37,7 +37,7 @@ class UnitBatch(NamedTuple):
 
 
 class UnitVerdict(NamedTuple):
-    """Of one module: units, dead ones, saturated ones, the first dead and saturated indices, batches looked back on."""
+    """Of one module: units, dead and saturated ones, their first indices, and the number of batches in the window."""
 
     num_units: int
     num_dead: int
@@ -48,8 +48,8 @@ class UnitVerdict(NamedTuple):
 
 
 class UnitRuns:
-    """Counts, for each unit of each module, the batches in a row in which nearly all its elements were dead, or
-    saturated. A unit is called so when the run is as long as the window, or as the batches seen if they are fewer.
+    """Counts for each unit of each module the batches in a row in which nearly all its elements were dead, or
+    saturated. The unit is dead or saturated if the count reaches the window, or the number of batches if that is less.
 
     Args:
         window: batches.
@@ -65,7 +65,7 @@ class UnitRuns:
         self._ends = self._owners = torch.empty(0, dtype=torch.int64, device="cpu")  # of the modules among all units
 
     def add(self, batches: Sequence[UnitBatch]) -> dict[str, UnitVerdict]:
-        """Takes one sampled step. Cost: a dozen small torch operations, whatever the number of modules."""
+        """Adds one sampled step. Cost: a dozen small torch operations, for any number of modules."""
         batches = [batch for batch in batches if batch.table and batch.elements]
         if not batches:
             return {}
@@ -93,7 +93,7 @@ class UnitRuns:
 
     def _runs_of(self, batch: UnitBatch) -> torch.Tensor:
         runs = self._runs.get(batch.key)
-        if runs is None or len(runs) != batch.num_units:  # other units than before: nothing is known of them
+        if runs is None or len(runs) != batch.num_units:  # other units than before
             self._seen[batch.key] = 0
             return torch.zeros(batch.num_units, 2, dtype=torch.int32, device="cpu")
         return runs
@@ -108,14 +108,14 @@ def _first(flags: torch.Tensor, column: int, count: int) -> tuple[int, ...]:
 
 
 def detect_dead_neurons(activations: Any, threshold: float = 0.01) -> tuple[int, float]:
-    """How many neurons have a mean |activation| over the batch below `threshold`, and their share.
+    """The number of neurons with a mean |activation| over the batch below `threshold`, and their share.
 
     Equivalent to: `dead = activations.abs().mean(0) < threshold; return dead.sum(), dead.mean()`.
 
     Args:
-        activations: [batch, ...] tensor or ndarray of floating-point numbers; each place behind the first dimension is
-            a neuron.
-        threshold: a neuron with NaN or Inf is not dead; nor is one without a batch.
+        activations: [batch, ...] tensor or ndarray of floating-point numbers; each index of the other dimensions is a
+            neuron.
+        threshold: a neuron with NaN or Inf is not dead; nor is one of an empty batch.
 
     Raises:
         UnsupportedTensorError: integers, bools, complex numbers, tensors without data.
