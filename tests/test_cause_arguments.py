@@ -103,8 +103,8 @@ class TestArgument:
         own("x", {"a": 0.9}, needs=[lambda history: True, lambda history: answer])
         assert told(say("a"))[0].rule == expected
 
-    def test_a_contradiction_rules_out(self, own):
-        own("x", {"a": 0.9}, contradicted=lambda history, found: "b" in found)
+    def test_a_sign_rules_out(self, own):
+        own("x", {"a": 0.9}, unless="b")
         assert told(say("a"))[0].rule == "x"
         assert [one.rule for one in told(say("a", "b"))] == [UNKNOWN]
 
@@ -149,7 +149,7 @@ class TestArgument:
         own("y", {"b": 0.7})
         assert [one.rule for one in told(say("a", "b"))] == ["x"]
 
-    @pytest.mark.parametrize("broken", ["weight", "need", "contradiction"])
+    @pytest.mark.parametrize("broken", ["weight", "need"])
     def test_a_cause_that_raises_is_caged(self, own, broken, caplog):
         def fail(*arguments):
             raise ZeroDivisionError("of its own")
@@ -159,7 +159,6 @@ class TestArgument:
             "broken",
             {"a": fail if broken == "weight" else 0.9},
             needs=[fail] if broken == "need" else [],
-            contradicted=fail if broken == "contradiction" else None,
         )
         failures = Failures()
         for _ in range(2):

@@ -20,6 +20,7 @@ from made_runs import (
     flat_losses,
     layered,
     lost_losses,
+    noisy_norms,
     run,
     settings,
     validated,
@@ -80,7 +81,7 @@ RIGHT = {
     "learning-rate-too-high": jumped(),
     "learning-rate-too-low": BAD["update-ratio-low"],
     "scheduler-not-stepped": BAD["scheduler-not-stepping"],
-    "exploding-gradients": BAD["layer-norm-imbalance"],
+    "exploding-gradients": run([None] * 260, bend(noisy_norms(260), (100, 150, 200), lambda norm: 60.0 * norm)),
     "unscaled-accumulation": BAD["unscaled-accumulation"],
     "vanishing-gradients": BAD["vanishing-layers"],
     "poor-initialisation": BAD["poor-initialisation"],
@@ -97,12 +98,9 @@ RIGHT = {
     "missing-zero-grad": BAD["gradients-not-cleared"],
     "no-gradient-arrives": BAD["no-gradient"],
     "trained-elsewhere": BAD["unseen-updates"],
-    "second-moment-collapse": BAD["second-moment-collapse"],
     "wrong-output-layer": BAD["output-against-loss"],
     "unnormalised-inputs": BAD["input-scale"],
-    "unnormalised-targets": batches_run(
-        flat_losses(210, level=1e4, noise=10.0), batch(), loss_ops=["MseLossBackward0", "AddmmBackward0"]
-    ),
+    "unnormalised-targets": BAD["target-scale"],
     "wrong-optimizer-settings": BAD["odd-optimizer-settings"],
     "clipped-away": run(
         flat_losses(150), change=lambda s: {"clip_coef": 0.005}, optimizer_settings=settings("SGD")
@@ -142,7 +140,7 @@ class TestEveryCause:
         one = CAUSES[name]
         assert one.reasons.keys() <= {*RULES, *SIGNS} and one.explains <= RULES.keys()
         assert one.summary.endswith(".") and one.remedy.endswith(".")
-        assert one.contradicted is None or (one.contradicted.__doc__ or "").endswith(".")  # causes.md quotes it
+        assert one.unless <= {*RULES, *SIGNS}
 
     def test_finding(self, name):
         found = first(RIGHT[name])
@@ -294,11 +292,7 @@ class TestYielding:
             ("learning-rate-too-low", "steps-too-small", clipped_to(0.04), (0.85, 0.25)),
             ("learning-rate-too-low", "steps-too-small", clipped_to(0.06), (0.85, 0.85)),
             ("learning-rate-too-low", "update-ratio-low", clipped_to(0.04), (0.85, 0.25)),
-            ("trivial-targets", "loss-gone", Finding("f.", rule="same-inputs"), (0.7, 0.2)),
-            ("saturated-units", "saturated-units", Finding("f.", rule="input-scale"), (0.8, 0.3)),
             ("wrong-targets", "unrelated-targets", Finding("f.", rule="loss-at-chance"), (0.9, 0.9)),
-            ("wrong-targets", "unrelated-targets", Finding("f.", rule="large-weight-decay"), (0.9, 0.3)),
-            ("wrong-targets", "unrelated-targets", Finding("f.", rule="validation-inputs-differ"), (0.9, 0.3)),
             ("wrong-targets", "unrelated-targets", Finding("f.", rule="no-warm-up", severity="info"), (0.9, 0.9)),
         ],
     )
@@ -330,8 +324,6 @@ class TestContradictions:
         [
             ({}, True),
             ({"loss_kind": "cross-entropy", "last_modules": ["Linear", "ReLU"]}, True),
-            ({"loss_kind": "cross-entropy", "last_modules": ["ReLU", "Linear"]}, False),  # which gives zeros only
-            ({"loss_kind": "cross-entropy", "last_operations": ["Relu"]}, False),
             ({"loss_kind": "zero", "last_modules": ["ReLU"]}, True),
             ({"last_modules": ["ReLU"]}, True),  # nobody saw the output's gradient
         ],

@@ -15,7 +15,6 @@ from made_runs import (
     batch,
     batches_run,
     bend,
-    chance_losses,
     ended,
     falling_losses,
     flat_losses,
@@ -43,8 +42,6 @@ def shifted(losses, by):
     ("name", "make", "num_steps"),
     [
         ("norm-spike", lambda losses: run(losses, SPIKED), 300),
-        ("norm-jump", lambda losses: run(losses, JUMPED), 210),
-        ("layer-norm-imbalance", unbalanced, 240),
     ],
 )
 def test_odd_norms_are_a_remark_while_the_loss_keeps_what_it_gained(name, make, num_steps):
@@ -92,14 +89,6 @@ def test_losses_that_follow_one_another_alike_have_the_noise_of_their_batches():
     assert math.isnan(slow_noise([1.0] * 7)) and slow_noise([1.0, 2.0] * 4) > 0.0
 
 
-def test_chance_is_a_matter_of_classes():
-    assert severity("loss-at-chance", batches_run(chance_losses(150), batch())) == "warning"
-    late = [4.0, 3.0, *chance_losses(150)]  # it only came there, and nobody knows what loss it is
-    assert severity("loss-at-chance", batches_run(late, batch())) == "info"
-    assert severity("loss-at-chance", batches_run(late, batch(), loss_kind="cross-entropy")) == "warning"
-    assert severity("loss-at-chance", batches_run(late, batch(), loss_kind="squared error")) is None
-
-
 def test_a_margin_that_is_met_is_no_secret():
     gone = [2.3 if s < 7 else 1e-5 for s in range(100)]
     for op, expected in (("MultiMarginLossBackward0", "info"), ("NllLossBackward0", "warning")):
@@ -140,14 +129,6 @@ class TestWeights:
         restless = falling_losses(140, noise=0.8)
         assert severity("update-ratio-high", weights_run(lambda step, name: 0.6, restless)) == "warning"
 
-    @pytest.mark.parametrize(
-        ("ratio", "expected"), [(0.58, "info"), (0.41, "warning"), (1.0, "warning"), (0.7, "warning")]
-    )
-    def test_a_frozen_beginning_that_was_trained_is_on_purpose(self, ratio, expected):
-        notes = {"names": ["a.weight", "a.bias", "b.weight", "b.bias", "c.weight", "c.bias"]}
-        frozen = {"names_without_gradient": ["a.weight", "a.bias"], "initialization": {"a.weight": (ratio, 1.0)}}
-        assert severity("frozen-parameters", run(falling_losses(100), **notes, **frozen)) == expected
-
 
 class TestZeros:
     NAMES = ("router.weight", *(f"experts.{i}.weight" for i in range(7)))
@@ -173,11 +154,6 @@ class TestZeros:
 
 
 class TestRates:
-    def test_a_rate_that_suits_the_loss_is_a_remark(self):
-        rates = {"lrs": [50.0] * 100}
-        assert severity("learning-rate-out-of-bounds", run(falling_losses(100), **rates)) == "info"
-        assert severity("learning-rate-out-of-bounds", run(flat_losses(100), **rates)) == "warning"
-
     @pytest.mark.parametrize(("kind", "expected"), [("Adam", "warning"), ("AdamW", None), ("SignDescent", None)])
     def test_decay_of_a_kind_that_is_not_known_is_taken_for_decoupled(self, kind, expected):
         given = settings(kind, lr=1e-3, weight_decay=0.5)
@@ -200,14 +176,6 @@ def test_spikes_that_keep_a_calendar_below_where_the_run_began_are_a_remark():
 def test_a_remark_alone_makes_no_cause():
     history = weights_run(lambda step, name: 0.6)
     assert find_causes([RULES["update-ratio-high"](history)], history) == []
-
-
-@pytest.mark.parametrize(("output", "fires"), [(2.0, True), (5e10, False)])
-def test_targets_that_vanish_beside_the_outputs_are_not_known(output, fires):
-    notes = {"loss_kind": "squared error", "loss_ops": ["MseLossBackward0"], "squared_losses": [4.0]}
-    notes |= {"target_range": [0.0, 0.0], "target_std": 0.0}
-    history = batches_run([4.0, *flat_losses(60)], batch(output_abs_max=output), **notes)
-    assert (RULES["one-target"](history) is not None) == fires
 
 
 def test_a_squared_error_has_no_classes():

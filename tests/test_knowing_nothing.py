@@ -41,7 +41,7 @@ class TestProgress:
         learns = regression([25.0 * 0.8**s + 0.1 for s in range(150)], first=26.0, mean=5.0, std=1.0, **flat)
         assert severity("poor-initialisation", learns) is None
 
-    @pytest.mark.parametrize(("mean", "fires"), [(0.0, True), (5.0, True), (1e4, False)])
+    @pytest.mark.parametrize(("mean", "fires"), [(0.0, True), (5.0, True), (1e4, True)])
     def test_a_loss_that_stands_at_the_spread_is_at_chance_wherever_the_mean(self, mean, fires):
         history = regression(flat_losses(250, level=1.02), first=1.0 + mean**2, mean=mean, std=1.0)
         assert (severity("loss-at-chance", history) is not None) == fires
@@ -65,7 +65,6 @@ class TestFloors:
             ({"loss_ops": ["NegBackward0", "MeanBackward0", "MseLossBackward0"]}, True),
             ({"loss_ops": ["NegBackward0", "NegBackward0", "MeanBackward0", "MulBackward0"]}, True),
             ({"loss_ops": ["NegBackward0", "MeanBackward0", "LogSigmoidBackward0"]}, False),
-            ({"loss_ops": ["MulBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]}, True),
             ({"loss_ops": ["MeanBackward0", "MulBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]}, False),
             ({"loss_ops": ["MeanBackward0", "NllLossBackward0"]}, False),
             ({"objective": "game"}, False),

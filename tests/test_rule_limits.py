@@ -78,12 +78,6 @@ class TestLearningRate:
 
 
 class TestNorms:
-    def test_a_jump_with_which_learning_begins_is_silent(self):
-        norms = [*noisy_norms(100), *noisy_norms(60, level=8.0)]
-        stuck, learning = flat_losses(160), [*flat_losses(100), *falling_losses(60, pace=10)]
-        assert ask("norm-jump", run(stuck, norms)) is not None
-        assert ask("norm-jump", run(learning, norms)) is None
-
     def test_norms_that_grow_while_the_loss_falls_are_silent(self):
         norms = [n * 1.02**step for step, n in enumerate(noisy_norms(300))]
         assert ask("growing-norm", run(falling_losses(300, noise=0.01), norms)) is None

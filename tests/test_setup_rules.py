@@ -107,7 +107,6 @@ class TestSetUp:
     @pytest.mark.parametrize(
         ("full", "lr", "rates", "expected"),
         [
-            (50, 0.0, (1e-3,), "warning"),
             (50, 1e-6, (1e-3,), None),
             (90, 0.0, (1e-3,), None),  # a schedule that ends a little before the run
             (50, 0.0, (1e-3, 1e-2), None),  # of the first group alone, perhaps

@@ -146,8 +146,8 @@ def of_cause(cause: Cause) -> str:
     needed = [lowered((inspect.getdoc(need) or "").partition("\n")[0]) for need in cause.needs]
     if needed:
         parts.append(f"Needs: {'; '.join(needed)}.")
-    if cause.contradicted is not None:
-        parts.append(f"Contradicted by: {lowered(inspect.getdoc(cause.contradicted) or '')}.")
+    if cause.unless:
+        parts.append(f"Ruled out by: {linked(sorted(cause.unless))}")
     return "\n\n".join([f"## {cause.name}", *map(filled, parts)])
 
 

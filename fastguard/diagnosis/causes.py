@@ -1,11 +1,10 @@
 """From symptoms to root causes: which one thing explains several findings, and how surely.
 
-A cause is an argument. It has *needs*: facts about the model without which it cannot be (no half precision, no
-overflow of it); *reasons*: rules whose firing it predicts, each with a weight; things that *contradict* it; and further
-findings that it *explains*. The weights make a score, and the scores of all causes, and that of "unknown", which is
-zero, make shares of one (softmax): a confidence is what evidence leaves to a cause beside all others. The surest is
-told if it outweighs "unknown"; then the others, for what it does not explain. What nobody explains is "unknown".
-The confidence that is told is how often a cause with such a share was right on new runs (`fitted.confidence`).
+A cause is an argument. It has *needs*: facts about the run without which it is impossible (no overflow without half
+precision); *reasons*: signs that it predicts, each with a weight; signs that rule it out; and further findings that it
+*explains*. The weights make a score. The scores of all causes, and that of "unknown", which is zero, make shares of one
+(softmax). The surest is reported if it outweighs "unknown"; then the others, for what it does not explain. The
+confidence in a report is how often a cause with such a share was right on new runs (`fitted.confidence`).
 
 A cause takes no finding as its symptom that is more severe than every one of its reasons.
 """
@@ -27,7 +26,6 @@ from .registry import SIGNS, families_of
 Weight = float | Callable[[Finding, TrainingHistory, Mapping[str, Finding]], float]
 # Whether a fact allows a cause: True, False, or None where it is not known.
 Need = Callable[[TrainingHistory], bool | None]
-Contradiction = Callable[[TrainingHistory, Mapping[str, Finding]], bool]
 CAUSES: dict[str, Cause] = {}
 UNKNOWN = "unknown"
 _STANDSTILL = "loss-not-decreasing loss-at-chance bounded-output"
@@ -46,7 +44,7 @@ class Cause:
         reasons: signs of rules that speak for it, each with a weight from 0 to 1, or a function for one.
         explains: further rules that fire where it is at work, and say nothing for it by themselves.
         needs: facts, each True, False or None (not known): one that is False rules the cause out.
-        contradicted: whether something was seen that cannot be where it is at work.
+        unless: signs that rule it out.
     """
 
     name: str
@@ -55,13 +53,11 @@ class Cause:
     reasons: Mapping[str, Weight]
     explains: frozenset[str] = field(default_factory=frozenset)
     needs: tuple[Need, ...] = ()
-    contradicted: Contradiction | None = None
+    unless: frozenset[str] = field(default_factory=frozenset)
 
     def can_be(self, found: Mapping[str, Finding], history: TrainingHistory) -> bool:
         """Whether no fact and no finding rules it out."""
-        if any(need(history) is False for need in self.needs):
-            return False
-        return self.contradicted is None or not self.contradicted(history, found)
+        return self.unless.isdisjoint(found) and all(need(history) is not False for need in self.needs)
 
     def signs(self, found: Mapping[str, Finding], history: TrainingHistory) -> dict[str, float]:
         """How strongly each of its reasons speaks for it, from 0 to 1; those that do not are left out.
@@ -94,15 +90,15 @@ def cause(
     explains: str = "",
     *,
     needs: Sequence[Need] = (),
-    contradicted: Contradiction | None = None,
+    unless: str = "",
 ) -> Cause:
     """Registers a cause in `CAUSES`, in place of one of that name.
 
-    `explains` are names of rules with blanks between them; "standstill" is those of a loss that does not fall.
+    `explains` and `unless` are names with blanks between them; "standstill" is those of a loss that does not fall.
     """
     names = explains.replace("standstill", _STANDSTILL).split()
     explained = frozenset(SIGNS[one].whole if one in SIGNS else one for one in names)
-    made = Cause(name, summary, remedy, reasons, explained, tuple(needs), contradicted)
+    made = Cause(name, summary, remedy, reasons, explained, tuple(needs), frozenset(unless.split()))
     CAUSES[name] = made
     return made
 

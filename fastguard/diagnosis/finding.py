@@ -89,7 +89,7 @@ class Seen:
         layers: names of the tensors to look at, most suspicious first. The text lists all, the finding has eight.
         warn: False for a severity of "info"; by default it is "warning", or what the rule declares.
         severity, sure, see, do: in place of the rule's own severity, confidence, text and remedy.
-        measured: the evidence; a name that begins with an underscore fills the text alone.
+        measured: the evidence; None leaves it out. A name that begins with an underscore fills the text alone.
     """
 
     __slots__ = ("at", "do", "layers", "measured", "see", "severity", "sure")
@@ -107,7 +107,7 @@ class Seen:
         **measured: Any,
     ) -> None:
         self.at, self.layers, self.sure, self.see, self.do = at, tuple(layers), sure, see, do
-        self.severity = severity if warn is None else "warning" if warn else "info"
+        self.severity = severity or (None if warn is None else "warning" if warn else "info")
         self.measured = measured
 
     def finding(self, see: str, severity: Severity, sure: float) -> Finding:
@@ -119,7 +119,7 @@ class Seen:
             last,
             severity=self.severity or severity,
             layers=self.layers[:8],
-            evidence={name: value for name, value in self.measured.items() if not name.startswith("_")},
+            evidence={k: v for k, v in self.measured.items() if not k.startswith("_") and v is not None},
             confidence=sure if self.sure is None else self.sure,
             recommendation=self.do,
         )

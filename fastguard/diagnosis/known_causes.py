@@ -1,15 +1,21 @@
-"""The root causes that come with fastguard."""
+"""The root causes that come with fastguard: those of numbers, steps and units. Others are a field of their rule."""
 
 from __future__ import annotations
 
 from . import needs, reasons
 from .causes import cause
+from .registry import RULES
+
+for _rule in [sign for one in RULES.values() for sign in one.signs]:
+    _weight = reasons.if_nothing_is_learnt(*_rule.weight) if isinstance(_rule.weight, tuple) else _rule.weight
+    if isinstance(_rule.cause, tuple):
+        cause(*_rule.cause, _rule.remedy, {_rule.name: _weight}, _rule.explains, needs=_rule.cause_needs)
 
 cause(
     "corrupted-weights",
-    "Some weights are NaN or Inf, and every step since is spoilt by them.",
+    "Some weights are NaN or Inf, and have spoilt every step since.",
     "Go back to a checkpoint from before. Guard with skip_nonfinite=True, and look for what writes to these weights.",
-    {"non-finite-weights": 0.97, "non-finite-activations": reasons.from_weights, "skip-run": reasons.going_on},
+    {"non-finite-weights": 0.97, "skip-run": reasons.going_on},
     "non-finite-gradients non-finite-loss skip-run non-finite-activations half-precision-range",
 )
 cause(
@@ -24,10 +30,7 @@ cause(
     "half-precision-underflow",
     "Gradients are too small for float16 and become zero.",
     "Use a GradScaler, or bfloat16.",
-    {
-        "half-precision-underflow": 0.9,
-        "no-gradient": lambda finding, history, found: 0.9 if reasons.is_lost_in_float16(history) else 0.0,
-    },
+    {"half-precision-underflow": 0.9, "no-gradient": reasons.lost_in_float16},
     "zero-gradients vanishing-gradients standstill",
     needs=[needs.half_precision],
 )
@@ -36,43 +39,37 @@ cause(
     "One or a few batches contain NaN, extreme values or bad labels.",
     "Look at the samples of these steps: NaN, scale, targets. Fix or drop them. Skipped steps changed nothing.",
     {
-        "non-finite-loss": lambda finding, history, found: (
-            0.0 if reasons.has_finite_gradients(history) else reasons.isolated(finding, history, found)
-        ),
         "non-finite-gradients": reasons.isolated,
-        "non-finite-activations": reasons.from_input,
-        "loss-spike": reasons.spiked,
+        "non-finite-loss": reasons.isolated,
+        "loss-spike": reasons.few(0.6),
         "batch-not-finite": 0.95,
-        "norm-spike": reasons.few_spikes,
+        "norm-spike": reasons.few(0.4),
     },
-    "loss-spike",
-    contradicted=reasons.has_tiny_batches,
+    "loss-spike non-finite-activations",
+    unless="tiny-batches lone-element loss-without-floor",
 )
 cause(
     "learning-rate-too-high",
     "The learning rate is too high: steps overshoot.",
-    "Divide the learning rate by 10, and begin anew or at a checkpoint from before the loss turned; warm it up there.",
+    "Divide the learning rate by 10, and start again or at a checkpoint from before the loss turned; warm it up there.",
     {
         "learning-rate-jump": 0.99,
-        "update-ratio-high": reasons.steps,
-        "steps-too-large": reasons.unless_scaled(0.85),
+        "update-ratio-high": 0.93,
+        "steps-too-large": 0.85,
         "learning-rate-unusual": lambda finding, history, found: 0.9 if finding.evidence["is_high"] else 0.0,
         "non-finite-loss": reasons.after_growth,
         "non-finite-gradients": reasons.after_growth,
-        "no-warm-up": reasons.unless_scaled(0.6),
-        "loss-explosion": reasons.unless_scaled(0.6),
+        "no-warm-up": 0.6,
+        "loss-explosion": 0.6,
         "loss-divergence": 0.5,
         "divergence-ahead": lambda finding, history, found: 0.6 if finding.evidence["is_at_new_rate"] else 0.35,
         "loss-oscillation": 0.5,
         "growing-norm": 0.4,
-        "norm-jump": 0.2,
-        "shrinking-weights": reasons.decayed_by_rate,
     },
     "dead-units zero-gradients vanishing-gradients non-finite-gradients non-finite-loss skip-run "
     "non-finite-activations norm-spike loss-spike clip-rate-high saturated-units overfitting "
-    "training-above-validation layer-norm-imbalance learning-rate-unusual attention-collapse update-ratio-high "
-    "standstill",
-    contradicted=reasons.is_of_schedule_or_machine,
+    "training-above-validation learning-rate-unusual attention-collapse update-ratio-high standstill",
+    unless="learning-rate-still-rising gradients-not-cleared lone-element",
 )
 cause(
     "learning-rate-too-low",
@@ -80,9 +77,6 @@ cause(
     "Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one.",
     {
         "update-ratio-low": reasons.unless_clipped,
-        "learning-rate-out-of-bounds": lambda finding, history, found: (
-            0.5 if finding.evidence["largest"] < finding.evidence["threshold_low"] else 0.0
-        ),
         "steps-too-small": reasons.unless_clipped,
         "learning-rate-unusual": lambda finding, history, found: 0.0 if finding.evidence["is_high"] else 0.9,
     },
@@ -94,15 +88,14 @@ cause(
     "Clip (max_norm at a few times the usual norm), start recurrent weights orthogonal, shorten the sequences, or add "
     "normalisation.",
     {
-        "growing-norm": reasons.without_clipping,
-        "norm-spike": reasons.many_spikes,
-        "layer-norm-imbalance": 0.5,
+        "growing-norm": lambda finding, history, found: 0.3 if history.num_clipped else 0.6,
+        "norm-spike": lambda finding, history, found: 0.6 if finding.evidence["num_spikes"] >= 3 else 0.0,
         "loss-explosion": 0.3,
         "non-finite-gradients": reasons.never_finite,
         "skip-run": reasons.never_finite,
     },
     "loss-spike clip-rate-high loss-oscillation non-finite-loss non-finite-activations",
-    contradicted=reasons.is_of_schedule_or_machine,
+    unless="learning-rate-still-rising gradients-not-cleared lone-element",
 )
 cause(
     "gradients-too-large-to-clip",
@@ -113,10 +106,18 @@ cause(
     needs=[needs.clipping, needs.steps_of_the_gradients_size],
 )
 cause(
+    "clipped-away",
+    "Clipping leaves so little of the gradients that the weights hardly move.",
+    "Raise max_norm towards the usual norm.",
+    {"clip-rate-high": reasons.leaves_nothing},
+    "update-ratio-low standstill",
+    needs=[needs.clipping],
+)
+cause(
     "unscaled-accumulation",
     "Gradients of several batches are added up without dividing the losses by their number.",
     "Divide each micro-batch's loss by the number of micro-batches before backward().",
-    {"unscaled-accumulation": 0.95, "norm-jump": 0.3},
+    {"unscaled-accumulation": 0.95},
     "clip-rate-high overfitting",
     needs=[needs.several_passes],
 )
@@ -124,67 +125,45 @@ cause(
     "vanishing-gradients",
     "Hardly any gradient reaches the first layers.",
     "Use ReLU-like activations, normalisation, residual connections, or an initialisation that keeps the variance.",
-    {"vanishing-layers": reasons.of_itself(0.95), "vanishing-norm": 0.4},
+    {"vanishing-layers": reasons.of_itself(0.95)},
     "update-ratio-low saturated-units untrained-parameters zero-gradients standstill",
 )
 cause(
     "poor-initialisation",
     "Some layers began with weights far too large or too small for their number of inputs, or all equal.",
     "Initialise them by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
-    {"poor-initialisation": reasons.initial_weights, "loss-begins-high": reasons.of_first_weights},
-    "saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm layer-norm-imbalance dead-units "
-    "zero-gradients vanishing-gradients loss-divergence loss-oscillation no-warm-up standstill",
+    {"poor-initialisation": 0.98},
+    "saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm dead-units zero-gradients "
+    "vanishing-gradients loss-begins-high loss-divergence loss-oscillation no-warm-up standstill",
 )
 cause(
     "dead-units",
-    "Units that answer nothing to any input cut the layers before them off.",
+    "Units that answer nothing to any input cut off the layers before them.",
     "Go back to a checkpoint from before; lower the learning rate, look at the bias before them, or use LeakyReLU.",
     {
-        "dead-units": reasons.of_itself(0.85, reasons.DIED_AFTER),
+        "dead-units": reasons.of_itself(0.85),
         "zero-gradient-tensors": reasons.on_the_way,
-        "zero-gradients": reasons.of_itself(0.5, reasons.DIED_AFTER),
+        "zero-gradients": reasons.of_itself(0.5),
     },
     "loss-divergence vanishing-gradients loss-spike norm-spike untrained-parameters standstill",
     needs=[needs.rectifiers],
-    contradicted=reasons.never_had_a_gradient,
+    unless="no-gradient",
 )
 cause(
     "saturated-units",
     "Units stuck at the ends of their range let hardly any gradient through.",
     "Initialise the layer before them smaller, normalise, or lower the learning rate.",
-    {"saturated-units": lambda finding, history, found: 0.3 if "input-scale" in found else 0.8},
+    {"saturated-units": 0.8},
     "vanishing-gradients standstill",
     needs=[needs.bounded_units],
-)
-cause(
-    "parameters-missing-from-optimizer",
-    "Trainable parameters of the model are not in the optimizer.",
-    "Make the optimizer after the model is complete, or add them with add_param_group.",
-    {"parameters-not-in-optimizer": lambda finding, history, found: 0.0 if finding.severity == "critical" else 0.99},
-    "untrained-parameters overfitting standstill",
-)
-cause(
-    "frozen-parameters",
-    "Parameters are frozen, and it does not look as if on purpose.",
-    "Set requires_grad_(True) before the optimizer is made; or leave them out of it, to say that it is on purpose.",
-    {"frozen-parameters": reasons.if_it_is_much(0.98)},
-    "untrained-parameters overfitting standstill",
-)
-cause(
-    "parameters-cut-off",
-    "Some of the optimizer's parameters never move: the loss does not depend on them.",
-    "Look for detach(), no_grad() and modules that forward() does not use.",
-    {"missing-gradients": 0.9, "unchanged-weights": 0.6, "zero-gradient-tensors": reasons.cut},
-    "zero-gradients untrained-parameters vanishing-gradients standstill",
-    contradicted=reasons.are_idle_experts,
 )
 cause(
     "weight-decay-too-high",
     "Weight decay takes more from the weights than learning gives them.",
     "Divide weight_decay by 10 or more, and leave biases and norms out of it.",
-    {"shrinking-weights": reasons.decays, "large-weight-decay": 0.9},
-    "update-ratio-high clip-rate-high loss-divergence vanishing-gradients layer-norm-imbalance growing-norm "
-    "dead-units zero-gradients same-output-for-all standstill",
+    {"shrinking-weights": 0.99, "large-weight-decay": 0.9},
+    "update-ratio-high clip-rate-high loss-divergence vanishing-gradients growing-norm dead-units zero-gradients "
+    "same-output-for-all standstill",
     needs=[needs.decay],
 )
 cause(
@@ -196,24 +175,34 @@ cause(
     needs=[needs.dropout],
 )
 cause(
-    "overfitting",
-    "The model learns its training data by heart.",
-    "Stop at the best validation loss; get more data, augment, or regularise.",
-    {"overfitting": reasons.unless_turned_round},
-    "label-noise loss-not-decreasing norm-spike",
-    needs=[needs.validation],
+    "singular-operation",
+    "An operation in model or loss, or in the preparation of the targets, has no finite value or derivative for its "
+    "input: a root or a logarithm of 0, 0 / 0.",
+    "Look at square roots, norms, logarithms, divisions and powers: add a small eps inside, or clamp before them.",
+    {
+        "non-finite-gradients": reasons.finite_loss,
+        "skip-run": reasons.finite_loss,
+        "non-finite-loss": reasons.loss_alone,
+    },
+    "non-finite-activations non-finite-loss",
+    needs=[needs.singular],
+    unless="batch-not-finite loss-without-floor",
 )
 cause(
-    "wrong-targets",
-    "Inputs and targets do not seem to belong together: what is there to be learnt does not follow from the inputs.",
-    "Look at single samples with their targets as the model gets them: shuffled, shifted, or wrongly joined? If they "
-    "are right, the task needs more than this model has.",
-    {
-        "label-noise": lambda finding, history, found: 0.9 if reasons.is_turned_round(found) else 0.6,
-        "unrelated-targets": reasons.if_unexplained(0.9),
-        "loss-at-chance": reasons.if_steps_are_sound,
-        "underfitting": reasons.if_nothing_carries_over,
-        "loss-not-decreasing": reasons.if_nothing_carries_over,
-    },
-    "overfitting standstill",
+    "dead-experts",
+    "Some experts are never chosen, and learn nothing.",
+    "Balance the load of the router: an auxiliary loss, noise on its logits, or a capacity for each expert.",
+    {"idle-experts": 0.98, "unused-experts": 0.9, "router-collapse": 0.6},
+    "untrained-parameters zero-gradients standstill",
+)
+cause(
+    "hardware-fault",
+    "A gradient or the optimizer's state was far out of range, as a flipped bit in memory or arithmetic leaves it.",
+    "Go back to a checkpoint from before that step and take it again: if all is well then, test memory and device.",
+    {"lone-element": 0.97, "moment-out-of-bounds": 0.85},
+    "norm-spike loss-spike growing-norm non-finite-gradients non-finite-loss skip-run non-finite-activations "
+    "non-finite-weights saturated-units loss-divergence clip-rate-high update-ratio-high dead-units zero-gradients "
+    "vanishing-gradients standstill",
+    needs=[needs.full_precision],
+    unless="batch-not-finite input-outliers",
 )

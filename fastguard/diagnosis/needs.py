@@ -1,4 +1,4 @@
-"""Facts that causes need: True, False, or None where nobody told.
+"""Facts that causes need: True, False, or None where they are not known.
 
 Of modules, what is not there was perhaps called as a function (`F.relu`), so that most of these are False only where
 the model's own modules show that something else stands in its place.
@@ -23,6 +23,8 @@ _SCALE_FREE = frozenset(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad",
 _SCALED = frozenset(("SGD", "ASGD"))
 ZERO_FLOORED = ("NllLoss", "Mse", "L1Loss", "SmoothL1", "Huber", "BinaryCrossEntropy", "Ctc")
 _SUMS = ("Add", "Sub", "Neg", "Mul", "Div")  # what terms are put together with
+_UNDEFINED = ("LogBackward", "Log1p", "Log2", "Log10", "Sqrt", "Rsqrt", "Pow", "Div", "Acos", "Asin", "Xlogy",
+              "Lgamma")  # fmt: skip
 _MARGINS = ("Margin", "Hinge", "ClampMin", "ReluBackward")
 _FEW = 3  # parameters, which a loss may have of its own
 _HALF = ("float16", "bfloat16", "float8")
@@ -226,6 +228,35 @@ def decay(history: TrainingHistory) -> bool | None:
     if is_set or history.model.decay_per_step or penalty(history):
         return True
     return False if settings and all("weight_decay" in group for group in settings) else None
+
+
+def full_precision(history: TrainingHistory) -> bool | None:
+    """No half precision, which overflows by itself."""
+    is_half = half_precision(history)
+    return None if is_half is None else not is_half
+
+
+def has_finite_gradients(history: TrainingHistory) -> bool:
+    """Whether no gradient was ever NaN or Inf."""
+    return not history.num_nonfinite and not history.num_skipped
+
+
+def is_undefined(history: TrainingHistory) -> bool:
+    """Whether losses were NaN from the first on, never Inf: of an output that is finite, or where an operation between
+    has no value everywhere.
+    """
+    losses = [entry.loss for entry in history.recent if entry.loss is not None]
+    is_nan = bool(losses) and not history.num_clean and all(map(math.isnan, losses))
+    outputs = [x.output_num_nonfinite for _, x in history.batches if x.training and x.with_grad]
+    is_after = bool(outputs) and not any(outputs)
+    return is_nan and (is_after or any(op.startswith(_UNDEFINED) for op in history.model.loss_ops))
+
+
+def singular(history: TrainingHistory) -> bool | None:
+    """An operation that may have no finite value or derivative, and no half precision, which overflows by itself."""
+    if half_precision(history) is True:
+        return False
+    return None if history.model.is_smooth is not True or is_undefined(history) else False
 
 
 def validation(history: TrainingHistory) -> bool | None:

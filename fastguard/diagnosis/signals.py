@@ -154,25 +154,10 @@ class Signals:
             return 0.0
         return math.log(widths[0])
 
-    def is_at_a_floor(self, share: float) -> bool:
-        """Whether a loss that stands came down before, so that what is left may be noise.
-
-        64 losses from a third of the window on, before samples are learnt by heart, lie by a `share`, surely (six
-        standard errors), below what the targets' frequencies alone give: `chance`, or their entropy, which n targets of
-        C classes understate by (C - 1) / 2n (Miller 1955). Where neither is known, they lie a fifth below the very
-        first loss, and four times their noise: the fall was over before there were ten.
-        """
-        notes, settled = self.history.model, self.losses[len(self.losses) // 3 :][:64]
-        if not settled:
-            return False
-        known = [self.chance] if self.chance else []
-        if notes.target_entropy is not None and notes.num_targets:
-            known.append(notes.target_entropy + ((notes.num_target_classes or 1) - 1) / (2 * notes.num_targets))
-        level, first = sum(settled) / len(settled), self.history.loss_trend.firsts[0]
-        error = math.hypot(*(loss - level for loss in settled)) / len(settled)
-        if known:
-            return level + 6.0 * error < (1.0 - share) * min(known)
-        return first - level > max(0.2 * abs(first), 4.0 * self.loss_noise)
+    @property
+    def is_below_chance(self) -> bool:
+        """Whether the newest losses lie clearly below `chance`: of a model that was trained before, say."""
+        return 0.0 < self.loss_level < 0.85 * self.chance
 
     def _is_scaled(self, chance: float) -> bool:
         """Whether the loss is another in size than a mean over samples: a sum, or times a factor, with terms beside."""

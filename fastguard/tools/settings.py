@@ -172,7 +172,7 @@ class TrainingSettings:
         """
         asked = [*RULES.values(), _UNSTABLE]
         thresholds: dict[str, dict[str, float]] = {
-            "learning-rate-out-of-bounds": {"low": self.lr_min, "high": self.lr_max},
+            "learning-rate-unusual": {"low": self.lr_min, "high": self.lr_max},
             _UNSTABLE.name: {"newest": self.loss_window_size, "std": self.divergence_threshold},
         }
         if self.max_grad_norm is not None:

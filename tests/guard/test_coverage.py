@@ -369,14 +369,3 @@ def test_rewards_that_have_not_come_yet_are_not_critical() -> None:
         (0.0 * loss_at(model, number)).backward()
         optimizer.step()
     assert found(optimizer)["no-gradient"].severity == "warning"
-
-
-def test_what_is_frozen_has_no_unchanged_weights() -> None:
-    model = make_model()
-    model[0].requires_grad_(False)  # type: ignore[index]
-    optimizer = guarded(model, weights=5)
-    for _ in usual(model, optimizer):
-        pass
-    for _ in usual(model, optimizer):
-        pass
-    assert "unchanged-weights" not in found(optimizer)

@@ -10,11 +10,8 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.diagnosis import RULES
 from fastguard.records import TrainingHistory
 from fastguard.sinks import JsonlSink
-
-RULES_ON_MOMENTS = {"second-moment-collapse", "moment-out-of-bounds"}
 
 
 def make_model() -> nn.Module:
@@ -73,15 +70,6 @@ def test_others_have_none(make: Any) -> None:
     assert "moment_rms" not in optimizer.guard.last.weights[0].to_dict()
 
 
-def test_gradients_that_come_back_find_a_moment_that_has_collapsed() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.99)), model, weights=20)
-    for number in range(501):
-        step(model, optimizer, number, 1e-3 if 10 < number < 500 else 1.0)
-    finding = found(optimizer)["second-moment-collapse"]
-    assert finding.first_step == 500 and set(finding.layers) == {"0.weight", "2.weight"}
-
-
 @pytest.mark.parametrize("value", [1e4, math.inf])
 def test_a_moment_that_no_gradient_can_have_made(value: float) -> None:
     model = make_model()
@@ -110,7 +98,7 @@ def test_sound_runs_have_moments_within_bounds(make: Any, clipped: float | None)
     optimizer = fastguard.wrap(make(model.parameters()), model, weights=3, max_norm=clipped)
     for number in range(60):
         step(model, optimizer, number, 100.0 if number % 20 == 10 else 1.0)
-    assert not found(optimizer).keys() & RULES_ON_MOMENTS
+    assert "moment-out-of-bounds" not in found(optimizer)
 
 
 def test_a_state_from_before_the_guard_is_no_fault() -> None:
@@ -124,4 +112,3 @@ def test_a_state_from_before_the_guard_is_no_fault() -> None:
     for number in range(40):
         step(model, optimizer, number)
     assert "moment-out-of-bounds" not in found(optimizer)
-    assert RULES["second-moment-collapse"](optimizer.guard.history) is None

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from ...records import BatchSample, TrainingHistory
 from .. import needs
-from ..finding import Finding, count
+from ..finding import Seen
 from ..needs import descent
 from ..registry import rule
-from ..signals import ends, has_had_time, has_run_away, is_stuck, median, signals_of
+from ..signals import has_had_time, has_run_away, is_stuck, median, signals_of
 
 TITLE = "Data"
 
@@ -18,8 +18,9 @@ TITLE = "Data"
 @rule(
     "periodic-loss-spikes",
     of="loss-spike",
-    remedy="The same batch hurts in every epoch: find the samples at this place of the data, look at their inputs, "
-    "scale and labels, and repair or drop them. Shuffle the data before each epoch.",
+    see="The loss spikes every {period} steps{_where}: {num_spikes} times so far, up to {largest:.4g}.",
+    remedy="Find the samples at this place of the data, look at their inputs, scale and labels, and repair or drop "
+    "them: the same batch hurts in every epoch. Shuffle the data before each epoch.",
     needs_harm=True,
     cause=("recurring-bad-batch", "The same batch hurts in every epoch."),
     weight=0.95,
@@ -27,7 +28,7 @@ TITLE = "Data"
 )
 def periodic_loss_spikes(
     history: TrainingHistory, *, num_spikes: int = 3, tolerance: int = 1, min_period: int = 5, ratio: float = 1.5
-) -> Finding | None:
+) -> Seen | None:
     """At least `num_spikes` spikes above `ratio` times their average, a constant number of steps apart.
 
     To within `tolerance` steps, at least `min_period` apart; one in two may be missing. Two spikes exactly one epoch
@@ -43,15 +44,15 @@ def periodic_loss_spikes(
     if any(n > 2 or abs(gap - n * period) > tolerance * n for gap, n in times):
         return None
     worst = max(spikes, key=lambda spike: spike.value)
-    hurts = (epoch is not None or worst.value > history.loss_trend.first) and descent(history) is not False
-    where = f", place {worst.first_step % epoch} of each epoch of {epoch}" if epoch == period else ""
-    return Finding(
-        f"The loss spikes every {period} steps{where}: {len(spikes)} times so far, up to {worst.value:.4g}.",
-        spikes[0].first_step,
-        spikes[-1].last_step,
-        severity="warning" if hurts else "info",
-        evidence={"period": period, "num_spikes": len(spikes), "largest": worst.value, "threshold": num_spikes},
-        confidence=0.95 if len(spikes) > num_spikes else 0.85,
+    return Seen(
+        at=(spikes[0].first_step, spikes[-1].last_step),
+        warn=(epoch is not None or worst.value > history.loss_trend.first) and descent(history) is not False,
+        sure=0.95 if len(spikes) > num_spikes else 0.85,
+        period=period,
+        num_spikes=len(spikes),
+        largest=worst.value,
+        threshold=num_spikes,
+        _where=f", place {worst.first_step % epoch} of each epoch of {epoch}" if epoch == period else "",
     )
 
 
@@ -59,36 +60,31 @@ def periodic_loss_spikes(
     "label-noise",
     reads="validation losses, each with the training loss of its time",
     source="our own; networks fit random labels, and only validation shows it (Zhang et al. 2017)",
+    see="The training loss fell from {first:.4g} to {train_loss:.4g}, the validation loss never below "
+    "{best_val_loss:.4g}.",
     remedy="Check whether labels are shuffled against inputs, wrong, or from another distribution than the validation "
     "set's: the model memorises the training targets and does not generalise.",
     needs_descent=True,
 )
 def label_noise(
     history: TrainingHistory, *, learnt: float = 0.3, carried: float = 0.1, validations: int = 4
-) -> Finding | None:
+) -> Seen | None:
     """The training loss fell by a share `learnt` of where it began, the best validation loss by less than `carried`.
 
     From `validations` validations on, the newest above the first. Only a hint, as too few samples look the same; more
-    than a hint where the best is far above the chance level: what was learnt is wrong for other samples. Silent where
-    sixty steps were enough to learn everything by heart.
+    than a hint where the best is far above the chance level. Silent where sixty steps were enough to learn everything
+    by heart.
     """
     known = [v for v in history.validations if math.isfinite(v.train_loss)]
-    first = signals_of(history).initial_loss
-    if len(known) < validations or not first > 0.0:
+    s, first = signals_of(history), signals_of(history).initial_loss
+    if len(known) < validations or not min(s.loss_levels[:3], default=first) >= 0.05 * first > 0.0:
         return None
-    best = min(v.val_loss for v in known)
-    newest = median([v.val_loss for v in known[-3:]])
-    if min(signals_of(history).loss_levels[:3], default=first) < 0.05 * first:
+    best, train = min(v.val_loss for v in known), known[-1].train_loss
+    has_carried = best < (1.0 - carried) * first or median([v.val_loss for v in known[-3:]]) <= known[0].val_loss
+    if train > (1.0 - learnt) * first or has_carried:
         return None
-    if known[-1].train_loss > (1.0 - learnt) * first or best < (1.0 - carried) * first or newest <= known[0].val_loss:
-        return None
-    return Finding(
-        f"The training loss fell from {first:.4g} to {known[-1].train_loss:.4g}, the validation loss never below "
-        f"{best:.4g}.",
-        *ends(known),
-        evidence={"train_loss": known[-1].train_loss, "first": first, "best_val_loss": best, "threshold": carried},
-        confidence=0.9 if best > 1.3 * max(first, signals_of(history).chance) else 0.6,
-    )
+    sure = 0.9 if best > 1.3 * max(first, s.chance) else 0.6
+    return Seen(at=known, sure=sure, train_loss=train, first=first, best_val_loss=best, threshold=carried)
 
 
 def _batches(history: TrainingHistory, *, training: bool) -> list[tuple[int, BatchSample]]:
@@ -97,37 +93,35 @@ def _batches(history: TrainingHistory, *, training: bool) -> list[tuple[int, Bat
 
 @rule(
     "input-scale",
+    severity="critical",
     reads="mean and spread of the first input of the model, in the sampled batches",
     source="LeCun et al. 1998, section 4.3 (inputs with mean 0 and equal variance); UMLAUT asks for [-1, 1]",
+    see="The inputs have a size of about {rms:.3g}, where layers are initialised for one of about 1.",
     remedy="Bring each feature to mean 0 and standard deviation 1 (or images to [0, 1]), with the numbers of the "
     "training set, and do the same to validation and test data.",
 )
 def input_scale(
     history: TrainingHistory, *, spread: float = 10.0, far: float = 50.0, small: float = 1e-3, progress: float = 0.3
-) -> Finding | None:
+) -> Seen | None:
     """Inputs whose size (root of mean square) is above `spread`, or below `small`.
 
-    Info. A warning if 60 losses gained less than a share `progress` of the first, or the loss ran away; or, above `far`
-    or below `small`, after 60 losses or at the end, unless the model normalises. Critical above `far` where the loss is
-    three times the first, or not finite. Integers, as of tokens, do not count.
+    Info. A warning if 60 losses gained less than a share `progress` of the first; or, above `far` or below `small`,
+    after 60 losses or at the end, unless the model normalises. Critical above `far` where the loss is three times the
+    first, or not finite. Integers, as of tokens, do not count.
     """
-    sizes = [
-        math.hypot(x.input_mean, x.input_std)
-        for _, x in _batches(history, training=True)
-        if not x.input_is_integer and not x.input_num_nonfinite
-    ]
-    size = median(sizes)
+    known = [x for _, x in _batches(history, training=True) if not x.input_is_integer and not x.input_num_nonfinite]
+    size = median([math.hypot(x.input_mean, x.input_std) for x in known])
     if not (0.0 < size < small or size > spread):
         return None
-    has_gone = has_run_away(history)
-    is_far = has_had_time(history, 60) and (size > far or size < small)
-    is_hurt = is_stuck(history, progress, 60) or has_gone
-    is_hurt = is_hurt or (is_far and not any("Norm" in kind for kind in history.model.module_kinds))
-    return Finding(
-        f"The inputs have a size of about {size:.3g}, where layers are initialised for one of about 1.",
-        severity="critical" if size > far and has_gone else "warning" if is_hurt else "info",
-        evidence={"rms": size, "threshold_spread": spread, "threshold_small": small},
-        confidence=0.85 if size > far or size < small else 0.7,
+    is_far = size > far or size < small
+    normalises = any("Norm" in kind for kind in history.model.module_kinds)
+    is_hurt = is_stuck(history, progress, 60) or (is_far and has_had_time(history, 60) and not normalises)
+    return Seen(
+        severity="critical" if size > far and has_run_away(history) else "warning" if is_hurt else "info",
+        sure=0.85 if is_far else 0.7,
+        rms=size,
+        threshold_spread=spread,
+        threshold_small=small,
     )
 
 
@@ -136,69 +130,60 @@ def input_scale(
     severity="critical",
     reads="NaN and Inf in the first input of the model, in the sampled batches",
     source="our own: what goes in comes out",
+    see="{num_batches:sampled batch} contained NaN or Inf in the inputs.",
+    sure=0.99,
     remedy="Look at the samples of these batches, and at what prepares them: a division by a standard deviation of 0, "
     "a logarithm of 0, a missing value.",
 )
-def batch_not_finite(history: TrainingHistory) -> Finding | None:
+def batch_not_finite(history: TrainingHistory) -> Seen | None:
     """NaN or Inf in a sampled batch."""
     bad = [(step, x.input_num_nonfinite) for step, x in history.batches if x.input_num_nonfinite]
-    if not bad:
-        return None
-    return Finding(
-        f"{count(len(bad), 'sampled batch')} held NaN or Inf in the inputs.",
-        bad[0][0],
-        bad[-1][0],
-        severity="critical",
-        evidence={"num_batches": len(bad), "num_nonfinite": bad[0][1]},
-        confidence=0.99,
-    )
+    return Seen(at=[step for step, _ in bad], num_batches=len(bad), num_nonfinite=bad[0][1]) if bad else None
 
 
 @rule(
     "same-inputs",
     reads="digests of the sampled batches, and whether all samples of a batch are alike",
     source="our own: a batch that comes again and again teaches one thing",
-    remedy="The loader gives the same batch each time, or the same sample in each place: look at its sampler, at an "
-    "iterator that is made again in the loop, and at how samples are stacked.",
+    see="The batch was the same at each of {num_batches} sampled steps.",
+    remedy="Look at the loader's sampler, at an iterator that is made again in the loop, and at how samples are "
+    "stacked: the loader gives the same batch each time, or the same sample in each place.",
     cause=("repeated-data", "The model sees the same batch, or the same sample, again and again."),
     weight=0.9,
     explains="overfitting label-noise standstill",
 )
-def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float = 0.999) -> Finding | None:
+def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float = 0.999) -> Seen | None:
     """All of at least `samples` sampled batches are equal, though an epoch has several; or all samples in them are.
 
     Samples are equal where at least a share `constant` of the features is. Where the length of an epoch is not known, a
     warning only if validation is far behind; else info: a small set may be one batch.
     """
     known = _batches(history, training=True)
-    if len(known) < samples:
-        return None
     are_alike = all(x.input_constant_share >= constant and x.num_samples > 1 for _, x in known)
-    if not are_alike and len({x.input_digest for _, x in known}) > 1:
+    if len(known) < samples or (not are_alike and len({x.input_digest for _, x in known}) > 1):
         return None
-    epoch = history.model.steps_per_epoch
-    validation = history.validations[-1] if history.validations else None
-    is_behind = validation is not None and validation.val_loss > 3.0 * max(validation.train_loss, 1e-12)
+    epoch, last = history.model.steps_per_epoch, list(history.validations)[-1:]
+    is_behind = any(v.val_loss > 3.0 * max(v.train_loss, 1e-12) for v in last)
     is_wrong = are_alike or (is_behind if epoch is None else epoch > 1)
-    return Finding(
-        f"All samples in each of {len(known)} sampled batches are the same."
-        if are_alike
-        else f"The batch was the same at each of {len(known)} sampled steps.",
-        known[0][0],
-        known[-1][0],
-        severity="warning" if is_wrong else "info",
-        evidence={"num_batches": len(known)},
-        confidence=0.9 if is_wrong else 0.5,
+    return Seen(
+        at=[step for step, _ in known],
+        warn=is_wrong,
+        sure=0.9 if is_wrong else 0.5,
+        see="All samples in each of {num_batches} sampled batches are the same." if are_alike else "",
+        num_batches=len(known),
     )
 
 
 @rule(
     "input-outliers",
     of="input-scale",
+    see="An input of {largest:.4g} in the batch of step {_step}: {_times:.3g} times the largest of the usual batch, or "
+    "the spread of the inputs.",
+    sure=0.8,
     remedy="Look at the sample with this value: a missing value coded as a large number, another unit, an error of "
     "parsing. Clip or repair it.",
 )
-def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: int = 4) -> Finding | None:
+def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: int = 4) -> Seen | None:
     """A batch's largest input is `ratio` times the median batch's, or `ratio` standard deviations of its own.
 
     From `samples` batches of numbers that are not all integers on. Info, unless the loss has had spikes, or was NaN or
@@ -209,25 +194,21 @@ def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: in
         return None
     usual = median([x.input_abs_max for _, x in known])
     step, worst = max(known, key=lambda pair: pair[1].input_abs_max)
-    times = worst.input_abs_max / max(usual, 1e-300)
     own = median([(x.input_abs_max - abs(x.input_mean)) / x.input_std for _, x in known])
-    if times <= ratio and own <= ratio:
+    times = max(worst.input_abs_max / max(usual, 1e-300), own)
+    if times <= ratio:
         return None
-    return Finding(
-        f"An input of {worst.input_abs_max:.4g} in the batch of step {step}: {max(times, own):.3g} times "
-        + ("the largest of the usual batch." if times > ratio else "the spread of the inputs."),
-        step,
-        step,
-        severity="warning" if history.loss_trend.spikes or history.first_bad_loss_step >= 0 else "info",
-        evidence={"largest": worst.input_abs_max, "usual": usual, "threshold": ratio},
-        confidence=0.8,
-    )
+    is_felt = bool(history.loss_trend.spikes) or history.first_bad_loss_step >= 0
+    largest = worst.input_abs_max
+    return Seen(at=(step, step), warn=is_felt, largest=largest, usual=usual, threshold=ratio, _step=step, _times=times)
 
 
 @rule(
     "validation-inputs-differ",
     reads="mean and spread of the inputs in training and in validation, and both losses",
     source="our own: what is prepared in two ways is two kinds of data",
+    see="Inputs have mean {_mean[0]:.3g} and standard deviation {_std[0]:.3g} in training, {_mean[1]:.3g} and "
+    "{_std[1]:.3g} in validation.",
     remedy="Prepare validation data exactly as training data: the same scaling, with the training set's numbers, the "
     "same order of channels, the same tokens.",
     cause=("preprocessing-differs", "Validation data are preprocessed differently from training data."),
@@ -237,28 +218,25 @@ def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: in
 )
 def validation_inputs_differ(
     history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5, samples: int = 2, worse: float = 1.5
-) -> Finding | None:
+) -> Seen | None:
     """Means differ by `shift` standard deviations, or spreads by a factor `ratio`; a warning if validation is worse.
 
     Worse: the newest validation loss is `worse` times the training loss of its time. From `samples` passes of each on.
     """
-    train = [x for _, x in _batches(history, training=True) if not x.input_is_integer]
-    other = [x for _, x in _batches(history, training=False) if not x.input_is_integer]
-    if len(train) < samples or len(other) < samples:
+    sides = [[x for _, x in _batches(history, training=is_training)] for is_training in (True, False)]
+    sides = [[x for x in side if not x.input_is_integer] for side in sides]
+    mean, std = ([median([getattr(x, name) for x in side]) for side in sides] for name in ("input_mean", "input_std"))
+    if min(map(len, sides)) < samples or not min(std) > 0.0:
         return None
-    mean, std = (median([getattr(x, f"input_{name}") for x in train]) for name in ("mean", "std"))
-    mean_then, std_then = (median([getattr(x, f"input_{name}") for x in other]) for name in ("mean", "std"))
-    if not std > 0.0 or not std_then > 0.0:
-        return None
-    moved, times = abs(mean_then - mean) / std, max(std_then / std, std / std_then)
+    moved, times = abs(mean[1] - mean[0]) / std[0], max(std) / min(std)
     if moved <= shift and times <= ratio:
         return None
-    last = history.validations[-1] if history.validations else None
-    is_worse = last is not None and last.val_loss > worse * last.train_loss
-    return Finding(
-        f"Inputs have mean {mean:.3g} and standard deviation {std:.3g} in training, {mean_then:.3g} and {std_then:.3g} "
-        "in validation.",
-        severity="warning" if is_worse else "info",
-        evidence={"shift": moved, "ratio": times, "threshold_shift": shift, "threshold_ratio": ratio},
-        confidence=0.85,
+    return Seen(
+        warn=any(v.val_loss > worse * v.train_loss for v in list(history.validations)[-1:]),
+        shift=moved,
+        ratio=times,
+        threshold_shift=shift,
+        threshold_ratio=ratio,
+        _mean=mean,
+        _std=std,
     )

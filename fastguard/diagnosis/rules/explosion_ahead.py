@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 from ...records import Entry, TrainingHistory
-from ...records.updates import is_bias
-from ..finding import Finding, listed
-from ..needs import half_precision, may_rise
+from ..finding import Seen
+from ..needs import may_rise
 from ..registry import rule
-from ..signals import BLOCK, ends, median, noise, signals_of
+from ..signals import BLOCK, median, noise, signals_of
 
 TITLE = "Gradients too large"
 
@@ -25,21 +23,21 @@ _OVER = 3.0  # times the first loss: it has exploded, and nothing is ahead any m
 @rule(
     "divergence-ahead",
     of="loss-divergence",
-    remedy="The loss has turned, and gradients grow with it. Lower the learning rate now (by half to a tenth), end the "
-    "warm-up where it is, and clip at the usual norm; look for weights or inputs that grow. Keep the checkpoint from "
-    "before the turn.",
+    see="The loss has turned: from {best:.4g} around step {_began} to {level:.4g}, while the gradient norm has become "
+    "{norm_ratio:.3g} times what it was then{_rate}.{_forecast}",
+    remedy="Lower the learning rate now (by half to a tenth), end the warm-up where it is, and clip at the usual norm; "
+    "look for weights or inputs that grow. Keep the checkpoint from before the turn.",
     needs_descent=True,
 )
 def divergence_ahead(
     history: TrainingHistory, *, ratio: float = 1.1, norm_ratio: float = 1.5, ratio_at_new_rate: float = 1.05
-) -> Finding | None:
+) -> Seen | None:
     """The median loss of the newest 20 steps is `ratio` times that of the best 20, the median norm `norm_ratio` times
-    theirs, and the loss still rises.
+    theirs, and the loss still rises, by more than 0.2 of its gain and 5 times the uncertainty of the medians.
 
-    By more than 0.2 of what was gained, and 5 times the uncertainty of the medians. At a learning rate 1.05 times the
-    highest one up to the best, `ratio_at_new_rate` is enough, and a norm that has not fallen. From 60 losses on; losses
-    below a fiftieth of the first count as that. Silent above three times the first, where a term of the loss is to
-    grow, and where other data are being learnt: the loss jumped within one step, and has come down since.
+    At a learning rate 1.05 times the highest one up to the best, `ratio_at_new_rate` is enough, and a norm that has not
+    fallen. From 60 losses on. Silent above three times the first loss, where the loss may rise by design, and while
+    other data are being learnt.
     """
     if history.loss_trend.count < 60:
         return None
@@ -72,16 +70,18 @@ def divergence_ahead(
         return None
     if may_rise(history) or s.is_learnt_anew:  # last, for it costs most
         return None
-    evidence = {"loss_ratio": grown, "norm_ratio": norms, "is_at_new_rate": is_new}
-    return Finding(
-        f"The loss has turned: from {low:.4g} around step {blocks[best][0].step} to {now:.4g}, while the gradient norm "
-        f"has become {norms:.3g} times what it was then"
-        + (f", and the learning rate, now {lr:.3g}, was never so high before." if is_new else ".")
-        + _forecast(levels, low),
-        blocks[best][-1].step,
-        entries[-1].step,
-        evidence={**evidence, "level": now, "best": low, "threshold_ratio": ratio_at_new_rate if is_new else ratio},
-        confidence=0.85 if norms > 2.0 * norm_ratio else 0.75,
+    return Seen(
+        at=(blocks[best][-1], entries[-1]),
+        sure=0.85 if norms > 2.0 * norm_ratio else 0.75,
+        loss_ratio=grown,
+        norm_ratio=norms,
+        is_at_new_rate=is_new,
+        level=now,
+        best=low,
+        threshold_ratio=ratio_at_new_rate if is_new else ratio,
+        _began=blocks[best][0].step,
+        _rate=f", and the learning rate, now {lr:.3g}, has never been so high before" if is_new else "",
+        _forecast=_forecast(levels, low),
     )
 
 
@@ -117,47 +117,43 @@ def _forecast(levels: list[float], low: float) -> str:
 
 
 _CLIPS_TWICE = (
-    "Something seems to clip before the guard (a Trainer's max_grad_norm, Lightning's gradient_clip_val, a call of "
-    "clip_grad_norm_ or clip_grad_value_): its norm is what is recorded{}"
+    "Turn off what clips before the guard (a Trainer's max_grad_norm, Lightning's gradient_clip_val, a call of "
+    "clip_grad_norm_){}"
 )
-_Told = tuple[str, Sequence[Any], dict[str, Any]] | None
+_Held = tuple[list[Entry], str, float] | None
 
 
 @rule(
     "already-clipped",
     severity="info",
-    reads="norms of the clean steps in the window; sum and largest element of their gradients, and the tensors that "
-    "have it, where those were looked at",
+    reads="norms of the clean steps in the window; sum and largest element of their gradients where those are known",
     source="our own: where gradients change and their norm does not, something holds the norm",
-    remedy=_CLIPS_TWICE.format(". Turn it off, and give the guard max_norm."),
+    see="The gradient norm was {_norm:g} {_when}, before the guard's own {_by} saw it.",
+    sure=0.8,
+    remedy=_CLIPS_TWICE.format(", and give the guard max_norm."),
 )
-def already_clipped(
-    history: TrainingHistory, *, run: int = 10, few: int = 5, samples: int = 4, change: float = 0.01
-) -> Finding | None:
+def already_clipped(history: TrainingHistory, *, run: int = 10, few: int = 5, change: float = 0.01) -> Seen | None:
     """The norms of the last `run` clean steps or more are within 1e-3 of one another and of a round number.
 
     Or, as where a limit is reached now and then, `few` of the window's are within 1e-5 of the largest, which is a round
-    number, with next to none just below; in half precision ten, and a tenth of them, within 2e-2. Or, as where each
-    element is clipped, the largest element is the same round number in a quarter of the samples, `samples` at least, in
-    several tensors, not all of them biases.
-
-    A round number has at most two significant digits, as people choose a clip threshold. The gradients must have
-    changed all the same: their sum or their largest element by more than a share `change` of what it can be. Where no
-    two of them were looked at, norms that differ at all are enough.
+    number, with next to none just below. A round number has at most two significant digits. The gradients must have
+    changed all the same: their sum or their largest element by more than a share `change`.
     """
-    found = _at_each_step(history, run, change) or _now_and_then(history, few, change)
-    found = found or _each_element(history, samples, change)
-    if found is None:
+    found = _at_each_step(history, run) or _now_and_then(history, few)
+    if found is None or not _has_changed(history, found[0], change):
         return None
-    summary, at, evidence = found
+    entries, when, norm = found
     by = history.model.clip_policy
-    return Finding(
-        f"{summary}, before the guard's own {by or 'clipping'} saw it.",
-        *ends(at),
-        severity="info",
-        evidence=evidence,
-        recommendation=_CLIPS_TWICE.format(f", and all that {by} ever sees. Turn it off.") if by else "",
-        confidence=0.8,
+    return Seen(
+        at=entries,
+        do=_CLIPS_TWICE.format(f": {by} sees only clipped norms.") if by else "",
+        norm=norm,
+        threshold=run,
+        threshold_few=few,
+        num_steps=len(entries),
+        _norm=float(f"{norm:.1e}"),
+        _when=when,
+        _by=by or "clipping",
     )
 
 
@@ -166,62 +162,33 @@ def _is_round(value: float, within: float) -> bool:
     return abs(value - threshold) <= within * threshold
 
 
-def _at_each_step(history: TrainingHistory, run: int, change: float) -> _Told:
+def _at_each_step(history: TrainingHistory, run: int) -> _Held:
     norm, num = history.equal_norm, history.equal_run
-    entries = list(history.clean)[-num:]
-    if num < run or not norm or not _is_round(norm, 1e-3) or not _has_changed(history, entries, change):
+    if num < run or not norm or not _is_round(norm, 1e-3):
         return None
-    text = f"The gradient norm was {float(f'{norm:.1e}'):g} at each of the last {num} steps"
-    return text, entries, {"norm": norm, "num_steps": num, "threshold": run}
+    return list(history.clean)[-num:], f"at each of the last {num} steps", norm
+
+
+def _now_and_then(history: TrainingHistory, few: int) -> _Held:
+    """The steps at the largest norm, if it is held: it is round, they are enough, and next to none lie below."""
+    s = signals_of(history)
+    top = max(s.norms, default=0.0)
+    width = max(1e-5, 2e-6 / top) if top else 0.0  # torch divides by norm + 1e-6
+    at_top = [entry for entry in s.clean if entry.norm >= top * (1.0 - width)]
+    held = [entry.norm for entry in at_top]
+    num_below = sum(norm >= top * (1.0 - 3.0 * width) for norm in s.norms) - len(held)
+    differ = 2 * len({*held}) > len(held) and len({*s.norms} - {*held}) >= 5  # else the same data came again
+    if not top or len(held) < few or 5 * num_below > len(held) or not differ or not _is_round(median(held), 1e-4):
+        return None
+    when = f"at {len(held)} of the last {len(s.norms)} steps, and never larger"
+    return at_top, when, median(held)
 
 
 def _has_changed(history: TrainingHistory, entries: list[Entry], change: float) -> bool:
+    """Whether gradients did; where no two of them were looked at, norms that differ are enough."""
     totals = history.totals_since(entries[0].step)
     if len(totals) < 2:
         return any(entry.norm != entries[0].norm for entry in entries)
-    largest = [one.largest for one in totals]
-    return _has_moved(totals, change) or max(largest) - min(largest) > change * max(largest)
-
-
-def _has_moved(totals: Sequence[Any], change: float) -> bool:
-    sums = [one.sum for one in totals]
-    return max(sums) - min(sums) > change * max(one.bound for one in totals)
-
-
-def _now_and_then(history: TrainingHistory, few: int, change: float) -> _Told:
-    entries, top = signals_of(history).clean, max(signals_of(history).norms, default=0.0)
-    if not top:
-        return None
-    at_top = _held_below(history, top, max(1e-5, 2e-6 / top), few, 1e-4)  # torch divides by norm + 1e-6
-    if not at_top and half_precision(history) is True:  # which rounds the factor, too
-        at_top = _held_below(history, top, 2e-2, max(10, 0.1 * len(entries)), 4e-3)
-    if not at_top or not _has_changed(history, at_top, change):
-        return None
-    norm, num = median([entry.norm for entry in at_top]), len(at_top)
-    text = f"The gradient norm was {float(f'{norm:.1e}'):g} at {num} of the last {len(entries)} steps, and never larger"
-    return text, at_top, {"norm": norm, "num_steps": num, "threshold_few": few}
-
-
-def _held_below(history: TrainingHistory, top: float, width: float, least: float, digits: float) -> list[Entry]:
-    """Those within `width` of the largest norm, if it is held: it is round, they are enough, next to none lie below."""
-    norms = signals_of(history).norms
-    at_top = [entry for entry in signals_of(history).clean if entry.norm >= top * (1.0 - width)]
-    held = [entry.norm for entry in at_top]
-    num_below = sum(norm >= top * (1.0 - 3.0 * width) for norm in norms) - len(held)
-    differ = 2 * len({*held}) > len(held) and len({*norms} - {*held}) >= 5  # else the same data came again
-    is_held = len(held) >= least and 5 * num_below <= len(held) and differ
-    return at_top if is_held and _is_round(median(held), digits) else []
-
-
-def _each_element(history: TrainingHistory, samples: int, change: float) -> _Told:
-    totals = history.totals_since(0)
-    top = max([one.largest for one in totals], default=0.0)
-    at_top = [one for one in totals if one.largest == top]
-    names = [*dict.fromkeys(name for one in at_top for name in one.names)]
-    if not top or len(at_top) < max(samples, 0.25 * len(totals)) or len(names) < 2 or all(map(is_bias, names)):
-        return None
-    if not _has_moved(at_top, change) or not _is_round(top, 4e-3 if half_precision(history) else 1e-4):
-        return None
-    text = f"The largest element of the gradients was {top:.3g} at {len(at_top)} of {len(totals)} steps looked at, in "
-    evidence = {"largest": top, "num_samples": len(at_top), "threshold_samples": samples}
-    return f"{text}{listed(names)}, and never larger", at_top, evidence
+    sums, largest = [one.sum for one in totals], [one.largest for one in totals]
+    has_moved = max(sums) - min(sums) > change * max(one.bound for one in totals)
+    return has_moved or max(largest) - min(largest) > change * max(largest)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby, takewhile
-from typing import Any
 
 from ...records import TrainingHistory
 from ...records.events import MAX_RANKS, BadRank
-from ..finding import Finding, Severity, count, listed
+from ..finding import Seen, Severity
 from ..needs import is_lbfgs
 from ..registry import rule
 from ..signals import median, signals_of
@@ -17,7 +16,6 @@ from ..signals import median, signals_of
 TITLE = "NaN and Inf"
 
 _UNSKIPPABLE = 'take line_search_fn="strong_wolfe" or a lower learning rate: LBFGS has no step that could be skipped.'
-_SCALER_CALIBRATION = "GradScaler finds its scale by such skips; this is normal."
 
 
 def _longest_run(flags: list[bool]) -> int:
@@ -30,80 +28,79 @@ def _longest_run(flags: list[bool]) -> int:
     reads="non-finite steps: in the window, the first 16 and last 64, and which tensor was first in backward order; "
     "of sharded runs, which ranks",
     source="SageMaker Debugger ExplodingTensor (any NaN or Inf); shares and runs are our own",
+    see="NaN or Inf in the gradients of {num_nonfinite:step} of {_num_steps} ({_fate}); {_where}.{_ranks}",
+    sure=1.0,
     remedy="Look at the data of these steps and at the layer named first; lower the learning rate or add warm-up if "
     "the norm grew before. float16 without a GradScaler overflows: use bfloat16 or a scaler.",
 )
 def non_finite_gradients(
     history: TrainingHistory, *, run: int = 3, share: float = 0.05, scaled_run: int = 10
-) -> Finding | None:
+) -> Seen | None:
     """NaN or Inf in the gradients of any step.
 
-    A warning; critical if the last step was so, if such a step was not skipped, if there were `run` in a row, or at
-    least `run` and more than `share` of the window. Under a GradScaler, which finds its scale by such skips: info,
-    unless they are more than `share` of a full window (warning), or more than `scaled_run` in a row (critical).
+    A warning; critical if the last step was one, if such a step was not skipped, or if there were `run` in a row, or
+    more than `share` of the window. Under a GradScaler, which finds its scale by such skips: info, a warning from a
+    `share` of a full window on, critical for more than `scaled_run` in a row.
     """
     if not history.num_nonfinite:
         return None
     bad = [not math.isfinite(entry.norm) for entry in history.recent]
-    num_bad, in_a_row = sum(bad), _longest_run(bad)
+    num_bad, in_a_row, num_applied = sum(bad), _longest_run(bad), history.num_nonfinite_applied
     is_frequent = num_bad > share * len(bad)
     events = [*history.first_events, *history.last_events]
-    is_scaled = all(event.loss_scale is not None and event.skipped for event in events)
+    first, last, do = events[0], events[-1], ""
     severity: Severity = "warning"
-    recommendation = ""
-    if is_scaled:
+    if all(event.loss_scale is not None and event.skipped for event in events):
         if in_a_row > scaled_run:
             severity = "critical"
         elif not (is_frequent and len(bad) == history.window):
-            severity, recommendation = "info", _SCALER_CALIBRATION + " Nothing to do while it stays rare."
-    elif bad[-1] or history.num_nonfinite_applied or in_a_row >= run or (is_frequent and num_bad >= run):
+            severity = "info"
+            do = "Do nothing while it stays rare: GradScaler finds its scale by such skips; this is normal."
+    elif bad[-1] or num_applied or in_a_row >= run or (is_frequent and num_bad >= run):
         severity = "critical"
-    if history.num_nonfinite_applied:
-        recommendation = "The parameters may hold NaN since: go back to a checkpoint from before these steps, and "
-        recommendation += _UNSKIPPABLE if is_lbfgs(history) else "let the guard skip such steps (skip_nonfinite=True)."
-    first, last = events[0], events[-1]
-    layers = sorted(history.first_nonfinite, key=lambda name: -history.first_nonfinite[name])[:3]
-    # Several tensors can each have been first once; then the first event's is the one with the best evidence.
-    if first.names and layers and history.first_nonfinite[layers[0]] == history.first_nonfinite[first.names[0]]:
-        layers = [first.names[0], *(name for name in layers if name != first.names[0])]
-    fate = f"{history.num_nonfinite_applied} of them not skipped" if history.num_nonfinite_applied else "all skipped"
-    where = f"first in {layers[0]}" if layers else "no single tensor to blame: the norm itself was not finite"
-    evidence: dict[str, Any] = {
-        "num_nonfinite": history.num_nonfinite,
-        "num_in_window": num_bad,
-        "window": len(bad),
-        "longest_run": in_a_row,
-        "last_num_nans": last.num_nans,
-        "last_num_infs": last.num_infs,
-        "last_num_tensors": last.num_tensors,
-    }
-    if last.loss_scale is not None:
-        evidence["last_loss_scale"] = last.loss_scale
-    whose, bad_ranks = "", history.model.bad_ranks
-    if bad_ranks:
-        told = describe_bad_ranks(bad_ranks)
-        whose = f" {told[0].upper()}{told[1:]}."
-        evidence["bad_ranks"] = [one["rank"] for one in bad_ranks]
-    num_averaged = history.model.num_averaged or 1
-    num_at_first = sum(one["step"] == bad_ranks[0]["step"] for one in bad_ranks)
-    if num_averaged > 1 and severity != "info" and num_at_first in (0, min(num_averaged, MAX_RANKS)):
-        whose += f" Averaging over {num_averaged} ranks hides which of them brought it: wrap(..., watch_ranks=True) "
-        whose += "with the wrapped model names it."
-    return Finding(
-        f"NaN or Inf in the gradients of {count(history.num_nonfinite, 'step')} of {history.num_steps} "
-        f"({fate}); {where}.{whose}",
-        first.step,
-        last.step,
+    if num_applied:
+        do = "Go back to a checkpoint from before these steps, as the parameters may hold NaN since, and "
+        do += _UNSKIPPABLE if is_lbfgs(history) else "let the guard skip such steps (skip_nonfinite=True)."
+    counts = history.first_nonfinite
+    # Of several tensors that have been first equally often, that of the first event is the likeliest origin.
+    layers = sorted(counts, key=lambda name: (-counts[name], name not in first.names[:1]))[:3]
+    return Seen(
+        at=(first, last),
         severity=severity,
-        layers=tuple(layers),
-        evidence=evidence,
-        recommendation=recommendation,
+        layers=layers,
+        do=do,
+        num_nonfinite=history.num_nonfinite,
+        num_in_window=num_bad,
+        window=len(bad),
+        longest_run=in_a_row,
+        last_num_nans=last.num_nans,
+        last_num_infs=last.num_infs,
+        last_num_tensors=last.num_tensors,
+        _num_steps=history.num_steps,
+        _fate=f"{num_applied} of them not skipped" if num_applied else "all skipped",
+        _where=f"first in {layers[0]}" if layers else "no single tensor to blame: the norm itself was not finite",
+        _ranks=_of_ranks(history, severity),
+        last_loss_scale=last.loss_scale,
+        bad_ranks=[one["rank"] for one in history.model.bad_ranks] or None,
     )
 
 
+def _of_ranks(history: TrainingHistory, severity: Severity) -> str:
+    """Which ranks had it, or how to find out."""
+    bad, num_averaged, said = history.model.bad_ranks, history.model.num_averaged or 1, ""
+    if bad:
+        told = describe_bad_ranks(bad)
+        said = f" {told[0].upper()}{told[1:]}."
+    num_at_first = sum(one["step"] == bad[0]["step"] for one in bad)
+    if num_averaged > 1 and severity != "info" and num_at_first in (0, min(num_averaged, MAX_RANKS)):
+        said += f" Averaging over {num_averaged} ranks hides which of them brought it: wrap(..., watch_ranks=True) "
+        said += "with the wrapped model names it."
+    return said
+
+
 _SCALES_INSTEAD = (
-    "The norm has risen for good, or the policy's limit is too low: take one that scales spikes and lets a new level "
-    "pass (Spikes), and look at the data and the learning rate around these steps."
+    "Take a policy that scales spikes and lets a new level pass (Spikes), and look at the data and the learning rate "
+    "around these steps: the norm has risen for good, or the policy's limit is too low."
 )
 
 
@@ -112,31 +109,33 @@ _SCALES_INSTEAD = (
     severity="critical",
     reads="skipped steps in a row, now and at most",
     source="our own; GradScaler starts at 2**16 and halves, so ten skips in a row leave it at 2**6",
-    remedy="The model learns nothing while steps are skipped. Look at the data around these steps, lower the learning "
-    "rate, and go back to a checkpoint if the run does not end by itself.",
+    see="{longest_run} steps in a row were skipped{_by}{_until}.",
+    sure=1.0,
+    remedy="Look at the data around these steps, lower the learning rate, and go back to a checkpoint if the run of "
+    "skips does not end by itself. The model learns nothing while steps are skipped.",
 )
-def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) -> Finding | None:
+def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) -> Seen | None:
     """At least `run` skipped steps in a row (more than `scaled_run` under a GradScaler): critical while it lasts."""
     least = scaled_run + 1 if history.num_scaled else run
-    longest = history.longest_skip_run
+    longest, end = history.longest_skip_run, history.longest_skip_run_end
     if longest < least:
         return None
     is_running = history.skip_run >= least
-    end = history.longest_skip_run_end
     steps = [entry for entry in history.recent if end - longest < entry.step <= end]
     num_finite = sum(entry.skipped and math.isfinite(entry.norm) for entry in steps)
     by_recovery = bool(history.model.num_left_out) and not history.num_skipped_by_policy
-    if by_recovery and longest - num_finite < least:  # `rolled-back` tells of these
+    if by_recovery and longest - num_finite < least:  # `rolled-back` reports these
         return None
     who = "recovery" if by_recovery else history.model.clip_policy or "the clip policy"
-    by = f", {num_finite} of them by {who} with finite gradients" if num_finite else ""
-    return Finding(
-        f"{longest} steps in a row were skipped{by}" + (", and the run goes on." if is_running else "; it has ended."),
-        end - longest + 1,
-        end,
+    return Seen(
+        at=(end - longest + 1, end),
         severity="critical" if is_running else "warning",
-        evidence={"longest_run": longest, "current_run": history.skip_run, "threshold": least},
-        recommendation=_SCALES_INSTEAD if 2 * num_finite > longest and not by_recovery else "",
+        do=_SCALES_INSTEAD if 2 * num_finite > longest and not by_recovery else "",
+        longest_run=longest,
+        current_run=history.skip_run,
+        threshold=least,
+        _by=f", {num_finite} of them by {who} with finite gradients" if num_finite else "",
+        _until=", and the run goes on" if is_running else "; it has ended",
     )
 
 
@@ -145,24 +144,24 @@ def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) ->
     severity="critical",
     reads="losses of all steps, skipped ones too",
     source="the toolkit's LOSS_EXPLOSION (NaN or Inf among the last 5 losses)",
+    see="The loss was NaN or Inf at {num_bad_losses:step} of {_num_steps}.",
+    sure=0.99,
     remedy="Look at the batch of that step for NaN, Inf and empty inputs, and at logarithms, divisions and square "
     "roots in the loss. If the loss grew before, lower the learning rate.",
 )
-def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) -> Finding | None:
+def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) -> Seen | None:
     """A loss of NaN or Inf: a warning; critical if among the `newest` losses, or `run` in a row."""
     if not history.num_bad_losses:
         return None
-    known = [e for e in history.recent if e.loss is not None]
-    flags = [not math.isfinite(e.loss) for e in known if e.loss is not None]
+    flags = [not math.isfinite(entry.loss) for entry in history.recent if entry.loss is not None]
     in_a_row = _longest_run(flags)
-    is_critical = any(flags[-newest:]) or in_a_row >= run
-    return Finding(
-        f"The loss was NaN or Inf at {count(history.num_bad_losses, 'step')} of {history.num_steps}.",
-        history.first_bad_loss_step,
-        history.last_bad_loss_step,
-        severity="critical" if is_critical else "warning",
-        evidence={"num_bad_losses": history.num_bad_losses, "longest_run": in_a_row, "threshold_run": run},
-        confidence=0.99,
+    return Seen(
+        at=(history.first_bad_loss_step, history.last_bad_loss_step),
+        severity="critical" if any(flags[-newest:]) or in_a_row >= run else "warning",
+        num_bad_losses=history.num_bad_losses,
+        longest_run=in_a_row,
+        threshold_run=run,
+        _num_steps=history.num_steps,
     )
 
 
@@ -171,45 +170,34 @@ def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) 
     severity="critical",
     reads="sampled activations",
     source="our own: the module whose output is not finite although its inputs are",
+    see="Activations of {num_modules:module} contained NaN or Inf at step {_first}: {_began}.",
     remedy="Look at the module named first and at what comes right before it: its weights, divisions, logarithms and "
-    "exponentials in it, and in half precision the size of its output.",
+    "exponentials, and in half precision the size of its output.",
 )
-def non_finite_activations(history: TrainingHistory) -> Finding | None:
+def non_finite_activations(history: TrainingHistory) -> Seen | None:
     """NaN or Inf in a sampled activation; a module whose inputs were finite is where it began."""
-    bad = [
-        sample
-        for name in history.activations.bad
-        for sample in history.activations[name].recent
-        if not sample.value.stats.is_finite
-    ]
+    samples = [sample for name in history.activations.bad for sample in history.activations[name].recent]
+    bad = [sample for sample in samples if not sample.value.stats.is_finite]
     if not bad:
         return None
     first = min(sample.step for sample in bad)
     at_first = sorted((s.value for s in bad if s.step == first), key=lambda module: module.order)
     origins = [module for module in at_first if module.is_origin]
     blamed = origins or at_first[:1]
-    if origins:
-        what = f"it began in {blamed[0].name}, whose inputs were finite"
-    elif blamed[0].inputs_finite is None:
-        what = f"first seen in {blamed[0].name}"
-    else:
-        what = (
-            f"first seen in {blamed[0].name}, whose input was bad already: from the batch, or from a module not sampled"
-        )
-    stats = blamed[0].stats
-    return Finding(
-        f"Activations of {count(len(at_first), 'module')} held NaN or Inf at step {first}: {what}.",
-        first,
-        max(sample.step for sample in bad),
-        severity="critical",
-        layers=tuple(module.name for module in blamed),
-        evidence={
-            "num_modules": len(at_first),
-            "num_nans": stats.num_nans,
-            "num_infs": stats.num_infs,
-            "is_origin": bool(origins),
-        },
-        confidence=0.99 if origins else 0.8,
+    name, stats = blamed[0].name, blamed[0].stats
+    began = f"it began in {name}, whose inputs were finite" if origins else f"first seen in {name}"
+    if not origins and blamed[0].inputs_finite is not None:
+        began += ", whose input was bad already: from the batch, or from a module that is not sampled"
+    return Seen(
+        at=(first, max(sample.step for sample in bad)),
+        layers=[module.name for module in blamed],
+        sure=0.99 if origins else 0.8,
+        num_modules=len(at_first),
+        num_nans=stats.num_nans,
+        num_infs=stats.num_infs,
+        is_origin=bool(origins),
+        _first=first,
+        _began=began,
     )
 
 
@@ -218,10 +206,12 @@ def non_finite_activations(history: TrainingHistory) -> Finding | None:
     severity="critical",
     reads="sampled weights",
     source="our own: no step repairs a weight that is NaN or Inf",
+    see="{num_nonfinite:element} of {layers} {_are} NaN or Inf.",
+    sure=1.0,
     remedy="Go back to a checkpoint from before, with skip_nonfinite=True so that no such gradient is applied. If the "
-    "gradients were finite before, look for what else writes to these weights.",
+    "gradients were finite before, look for other code that writes to these weights.",
 )
-def non_finite_weights(history: TrainingHistory) -> Finding | None:
+def non_finite_weights(history: TrainingHistory) -> Seen | None:
     """NaN or Inf in a parameter itself."""
     windows = [(name, history.weights[name]) for name in history.weights.bad]
     bad = [(name, w) for name, w in windows if w.last.value.num_nonfinite]
@@ -229,15 +219,13 @@ def non_finite_weights(history: TrainingHistory) -> Finding | None:
         return None
     steps = [s.step for _, window in bad for s in window.recent if s.value.num_nonfinite]
     total = sum(window.last.value.num_nonfinite for _, window in bad)
-    names = [name for name, _ in bad]
-    return Finding(
-        f"{count(total, 'element')} of {listed(names)} {'is' if total == 1 else 'are'} NaN or Inf.",
-        min(steps),
-        max(steps),
-        severity="critical",
-        layers=tuple(names[:8]),
-        evidence={"num_nonfinite": total, "num_tensors": len(bad)},
-        recommendation=f"Go back to a checkpoint from before, and {_UNSKIPPABLE}" if is_lbfgs(history) else "",
+    return Seen(
+        at=(min(steps), max(steps)),
+        layers=[name for name, _ in bad],
+        do=f"Go back to a checkpoint from before, and {_UNSKIPPABLE}" if is_lbfgs(history) else "",
+        num_nonfinite=total,
+        num_tensors=len(bad),
+        _are="is" if total == 1 else "are",
     )
 
 
@@ -248,32 +236,23 @@ def non_finite_weights(history: TrainingHistory) -> Finding | None:
     severity="critical",
     reads="the GradScaler's scale over the window",
     source="our own; GradScaler starts at 2**16 and halves at each overflow",
-    remedy="Overflow comes from the activations or the loss, not from the scale: look for the layer whose output "
-    "leaves float16's range (65504), use bfloat16, or keep that layer in float32.",
+    see="The loss scale fell from {largest:.4g} to {loss_scale:.4g}, and steps still overflow.",
+    sure=0.9,
+    remedy="Look for the layer whose output leaves float16's range (65504), use bfloat16, or keep that layer in "
+    "float32: overflow comes from the activations or the loss, not from the scale.",
 )
-def loss_scale_collapse(history: TrainingHistory, *, factor: float = 256.0, low: float = 1.0) -> Finding | None:
+def loss_scale_collapse(history: TrainingHistory, *, factor: float = 256.0, low: float = 1.0) -> Seen | None:
     """The last step overflowed, and the scale is `factor` times below its largest in the window, or below `low`."""
-    if not history.num_scaled:
-        return None
-    scaled = [e for e in history.recent if e.loss_scale is not None]
+    scaled = [e for e in history.recent if e.loss_scale is not None] if history.num_scaled else []
     if len(scaled) < 2 or not scaled[-1].skipped:
         return None
     now = scaled[-1].loss_scale or 0.0
     top = max(scaled, key=lambda e: e.loss_scale or 0.0)
     largest = top.loss_scale or 0.0
-    if now >= low and now * factor > largest:
-        return None
     is_start = history.num_steps <= len(history.recent) and not any(e.is_clean for e in scaled)
-    if is_start and now >= low:  # a scale may begin far too high
+    if now >= low and (now * factor > largest or is_start):  # a scale may begin far too high
         return None
-    return Finding(
-        f"The loss scale fell from {largest:.4g} to {now:.4g}, and steps still overflow.",
-        top.step,
-        scaled[-1].step,
-        severity="critical",
-        evidence={"loss_scale": now, "largest": largest, "threshold_factor": factor},
-        confidence=0.9,
-    )
+    return Seen(at=(top, scaled[-1]), loss_scale=now, largest=largest, threshold_factor=factor)
 
 
 def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
@@ -293,14 +272,19 @@ def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
 @rule(
     "lone-element",
     of="hardware-fault",
+    leads=True,
     severity="critical",
+    reads="elements far above the norm of their tensor, and the first gradients that were not finite",
     source="the exponent signature of bit flips (He et al., ISCA 2023; Wang et al. 2025), as a lone element",
-    remedy="Arithmetic spreads what is wrong with a batch or a weight over many elements; one element alone looks like "
-    "a flipped bit. Take the step again from a checkpoint: if the element is fine then, test memory and device.",
+    see="At {num_steps:step} a single element of {_numel} in the gradient of {_name} was far out of range, and no "
+    "other: at step {_step} it was {_what}.",
+    sure=0.9,
+    remedy="Take the step again from a checkpoint; if the element is fine then, test memory and device. A bad batch or "
+    "weight spreads over many elements: one element alone looks like a flipped bit.",
 )
 def lone_element(
     history: TrainingHistory, *, times: float = 100.0, most: int = 3, numel: int = 64, loss_ratio: float = 3.0
-) -> Finding | None:
+) -> Seen | None:
     """At `most` steps or fewer one element of a gradient was at least `times` its tensor's usual norm, and all others
     together less than a tenth of it; or it was the only one that is not finite.
 
@@ -322,32 +306,36 @@ def lone_element(
         return None
     step, name, value = max(lone, key=lambda one: one[2])
     usual = next((one.usual for one in history.lone_elements if one.step == step), known[name].norm)
-    what = f"{value:.3g}, where the whole tensor's usual norm is {usual:.3g}" if value < math.inf else "not finite"
-    return Finding(
-        f"At {count(len(lone), 'step')} a single element of {known[name].numel} in the gradient of {name} was far out "
-        f"of range, and no other: at step {step} it was {what}.",
-        min(one[0] for one in lone),
-        max(one[0] for one in lone),
+    return Seen(
+        at=(min(one[0] for one in lone), max(one[0] for one in lone)),
         severity="critical" if any(_is_the_end(history, one[0]) for one in lone) else "warning",
-        layers=tuple(dict.fromkeys(one[1] for one in lone)),
-        evidence={"value": value, "usual": usual, "num_steps": len(lone), "threshold_times": times},
-        confidence=0.9,
+        layers=dict.fromkeys(one[1] for one in lone),
+        value=value,
+        usual=usual,
+        num_steps=len(lone),
+        threshold_times=times,
+        _numel=known[name].numel,
+        _name=name,
+        _step=step,
+        _what=f"{value:.3g}, where the whole tensor's usual norm is {usual:.3g}" if value < math.inf else "not finite",
     )
+
+
+def _losses_before(history: TrainingHistory, step: int) -> list[float]:
+    return [abs(e.loss) for e in signals_of(history).loss_entries if e.step < step and e.loss is not None][-50:]
 
 
 def _is_amid_calm(history: TrainingHistory, step: int, ratio: float, min_steps: int) -> bool:
     """Whether enough steps came before, and the loss of `step` was as theirs; where losses are known."""
-    if sum(e.step < step for e in history.clean) < min_steps:
-        return False
     losses = [e.loss for e in history.recent if e.step == step and e.loss is not None]
-    before = [abs(e.loss) for e in signals_of(history).loss_entries if e.step < step and e.loss is not None][-50:]
-    return not losses or not before or abs(losses[0]) <= ratio * median(before)
+    before = _losses_before(history, step)
+    has_begun = sum(e.step < step for e in history.clean) >= min_steps
+    return has_begun and (not losses or not before or abs(losses[0]) <= ratio * median(before))
 
 
 def _is_the_end(history: TrainingHistory, step: int) -> bool:
     """Whether the steps after it are lost: several not finite, or losses ten times those before."""
     after = [e for e in history.recent if step < e.step <= step + 10]
-    before = [abs(e.loss) for e in signals_of(history).loss_entries if e.step < step and e.loss is not None][-50:]
-    if before and sum(e.loss is not None and abs(e.loss) > 10.0 * median(before) for e in after) > 2:
-        return True
-    return sum(e.skipped or not math.isfinite(e.norm) for e in after) > 2
+    before = _losses_before(history, step)
+    num_high = sum(e.loss is not None and abs(e.loss) > 10.0 * median(before) for e in after) if before else 0
+    return num_high > 2 or sum(e.skipped or not math.isfinite(e.norm) for e in after) > 2

@@ -8,19 +8,23 @@ from typing import Any
 
 from ...records import TrainingHistory
 from ...records.updates import is_bias
-from ..finding import Finding, count, listed
+from ..finding import Seen
 from ..harm import is_harmed
 from ..needs import batch_statistics, computing, dropout, is_of_numbers, is_squared_error
 from ..registry import rule
-from ..signals import ends, has_had_time, has_run_away, is_stuck, median, signals_of, training_batches
+from ..signals import has_had_time, has_run_away, is_stuck, median, signals_of, training_batches
 
 TITLE = "Set-up"
 
 
 @rule(
     "gradients-not-cleared",
+    severity="critical",
     reads="whether the gradients of a step were still there when the next backward pass began, in the first 20 steps",
     source="our own: what zero_grad() is for; the forgotten call is a classic of question boards",
+    see="In {num_left} of the first {num_watched} steps the gradients of the step before were still there when "
+    "backward() began, and were added to.",
+    sure=0.97,
     remedy="Call optimizer.zero_grad() before each backward(), or after each step: now every step takes the sum of all "
     "gradients since the run began.",
     cause=("missing-zero-grad", "Gradients are never cleared: each step uses the sum of all gradients so far."),
@@ -28,24 +32,20 @@ TITLE = "Set-up"
     explains="growing-norm clip-rate-high loss-oscillation loss-divergence overfitting norm-spike loss-spike "
     "no-warm-up update-ratio-high non-finite-gradients non-finite-loss skip-run standstill",
 )
-def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watched: int = 4) -> Finding | None:
+def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watched: int = 4) -> Seen | None:
     """In more than a `share` of at least `watched` backward passes that followed a step, its gradients were there.
 
     Critical where the loss is three times what it was in the beginning, or no longer finite.
     """
-    left, total = history.model.num_left_gradients, history.model.num_watched_backwards
-    if not left or not total or total < watched or left <= share * total:
+    left, total = history.model.num_left_gradients or 0, history.model.num_watched_backwards or 0
+    if total < watched or left <= share * total:
         return None
-    return Finding(
-        f"In {left} of the first {total} steps the gradients of the step before were still there when backward() "
-        "began, and were added to.",
-        severity="critical" if has_run_away(history) else "warning",
-        evidence={"num_left": left, "num_watched": total, "threshold": share},
-        confidence=0.97,
-    )
+    is_lost = has_run_away(history)
+    return Seen(warn=None if is_lost else True, num_left=left, num_watched=total, threshold=share)
 
 
 def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[str]:
+    """Those of an optimizer's settings that are far from usual, as text."""
     kind, odd = str(settings.get("kind", "")), []
     value = settings.get("eps")
     if isinstance(value, (int, float)) and value >= eps and kind != "Adafactor":
@@ -65,6 +65,7 @@ def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[
     "odd-optimizer-settings",
     reads="eps, betas and momentum of each parameter group",
     source="the defaults of torch.optim and of the papers, and two orders of magnitude around them",
+    see="{_kinds} runs with unusual settings: {settings}.",
     remedy="Go back to the optimizer's defaults (Adam: eps=1e-8, betas=(0.9, 0.999); SGD: momentum=0.9), and change "
     "one at a time.",
     cause=("wrong-optimizer-settings", "The optimizer's eps, betas or momentum are far from the usual values."),
@@ -73,29 +74,28 @@ def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[
 )
 def odd_optimizer_settings(
     history: TrainingHistory, *, eps: float = 1e-3, momentum: float = 0.98, progress: float = 0.5, min_steps: int = 150
-) -> Finding | None:
+) -> Seen | None:
     """eps from `eps` on, a momentum or beta1 above `momentum`, a beta2 below 0.5 or of nearly 1.
 
     Info; a warning if `min_steps` losses, or all at the end, gained less than a share `progress` of the first, or lost
     it again; less than 0.8 where a beta2 is below 0.5, or eps is 1 or more.
     """
-    odd = [text for settings in history.model.optimizer_settings for text in odd_settings(settings, eps, momentum)]
+    groups, gained, harm = history.model.optimizer_settings, signals_of(history).progress, is_harmed(history)
+    odd = list(dict.fromkeys(text for settings in groups for text in odd_settings(settings, eps, momentum)))
     if not odd or not history.num_clean:
         return None
-    gained = signals_of(history).progress
-    values = [settings.get("eps") for settings in history.model.optimizer_settings]
-    is_far = any("betas" in text and float(text[:-1].split()[-1]) < 0.5 for text in odd)
-    is_far = is_far or any(isinstance(value, (int, float)) and value >= 1.0 for value in values)
-    is_slow = has_had_time(history, min_steps) and gained < (max(progress, 0.8) if is_far else progress)
-    harm, is_finite = is_harmed(history), not history.num_nonfinite and history.first_bad_loss_step < 0
-    is_lost = harm is True and is_finite and has_had_time(history, min_steps)
-    is_slow = is_lost or (is_slow and (is_far or harm is not False))
-    kinds = {str(settings.get("kind")) for settings in history.model.optimizer_settings}
-    return Finding(
-        f"{listed(sorted(kinds))} runs with unusual settings: {listed(list(dict.fromkeys(odd)))}.",
-        severity="warning" if is_slow else "info",
-        evidence={"settings": list(dict.fromkeys(odd)), "threshold_eps": eps, "threshold_momentum": momentum},
-        confidence=0.85 if is_slow else 0.6,
+    is_far = any(text.startswith("betas") and float(text[:-1].split()[-1]) < 0.5 for text in odd)
+    is_far = is_far or any(text.startswith("eps") and float(text.partition("=")[2]) >= 1.0 for text in odd)
+    is_lost = harm is True and not history.num_nonfinite and history.first_bad_loss_step < 0
+    is_slow = gained < (max(progress, 0.8) if is_far else progress) and (is_far or harm is not False)
+    warns = has_had_time(history, min_steps) and (is_lost or is_slow)
+    return Seen(
+        warn=warns,
+        sure=0.85 if warns else 0.6,
+        settings=odd,
+        threshold_eps=eps,
+        threshold_momentum=momentum,
+        _kinds=sorted({str(settings.get("kind")) for settings in groups}),
     )
 
 
@@ -103,107 +103,89 @@ def odd_optimizer_settings(
     "learning-rate-gone",
     of="learning-rate-schedule",
     leads=True,
+    severity="critical",
     reads="learning rates of the window against the largest ever, and the loss",
     source="our own: after a decay to a hundredth hardly anything more is learnt",
-    remedy="The schedule has ended, or is stepped too often (each batch where it counts epochs): look at its length "
-    "and at where scheduler.step() is called.",
+    see="Since step {_since} the learning rate is below {threshold_ratio:.0%} of its peak, {peak:.3g}; it is {lr:.3g} "
+    "now, and the loss has {_come_down}.",
+    remedy="Look at the schedule's length and at where scheduler.step() is called: the schedule has ended, or is "
+    "stepped too often (each batch where it counts epochs).",
     needs_descent=True,
 )
 def learning_rate_gone(
     history: TrainingHistory, *, ratio: float = 0.01, share: float = 0.4, min_steps: int = 40, progress: float = 0.5
-) -> Finding | None:
+) -> Seen | None:
     """Of all clean steps a `share`, the newest, had a learning rate below `ratio` of the largest.
 
-    From `min_steps` such steps on, while less than a share `progress` of the first loss was gained; or in any case
-    where it is exactly zero, in all groups, for longer than it was anything else: no weight moves then.
+    From `min_steps` such steps on, while less than a share `progress` of the first loss was gained.
     """
-    peak, num, s = history.lrs.max, min(history.num_clean, history.window), signals_of(history)
-    if len(s.lrs) < max(min_steps, 1) or not 0.0 < peak < math.inf or s.lrs[-1] >= ratio * peak:
-        return None
-    entries = [e for e in history.clean if e.lr is not None]
+    s, peak, num = signals_of(history), history.lrs.max, min(history.num_clean, history.window)
+    entries = [e for e in history.clean if e.lr is not None] if history.lrs.count and peak < math.inf else []
     gone = sum(1 for _ in takewhile(lambda e: (e.lr or 0.0) < ratio * peak, reversed(entries)))
-    if not s.progress < progress and not _stands(history, max(min_steps, 0.5 * history.num_clean)):
+    if gone < max(min_steps, 1, share * num) or gone == history.num_clean or not s.progress < progress:
         return None
-    if gone < min_steps or gone < share * num or gone == history.num_clean:
-        return None
-    first = entries[-gone]
-    return Finding(
-        f"Since step {first.step} the learning rate is below {ratio:.0%} of its peak, {peak:.3g}; it is "
-        f"{entries[-1].lr:.3g} now, and the loss has {s.come_down}.",
-        first.step,
-        entries[-1].step,
-        evidence={"lr": entries[-1].lr, "peak": peak, "num_steps": gone, "threshold_ratio": ratio},
-        confidence=0.85,
+    return Seen(
+        at=entries[-gone:],
+        severity="warning",
+        lr=entries[-1].lr,
+        peak=peak,
+        num_steps=gone,
+        threshold_ratio=ratio,
+        _since=entries[-gone].step,
+        _come_down=s.come_down,
     )
-
-
-def _stands(history: TrainingHistory, steps: float) -> bool:
-    """Whether the learning rate was zero for so many steps, the newest; False where groups began with several."""
-    rates = {settings.get("lr") for settings in history.model.optimizer_settings}
-    if len(rates) > 1 or history.clean[-1].lr != 0.0:
-        return False
-    zero = takewhile(lambda bucket: bucket.lr.max == 0.0, reversed(history.overview.buckets))
-    return sum(bucket.lr.num for bucket in zero) >= steps
 
 
 @rule(
     "weights-overwritten",
     of="unseen-updates",
-    remedy="Something other than the optimizer writes to these weights: a load_state_dict in the loop, an average that "
-    "is swapped in and not back, initialisation called again. Clamping on purpose (a WGAN's) looks the same.",
+    see="{num_overwritten:parameter} changed while no optimizer under guard stepped: {layers}.",
+    remedy="Look for what writes to these weights besides the optimizer: a load_state_dict in the loop, an average "
+    "that is swapped in and not back, initialisation called again. Clamping on purpose (a WGAN's) looks the same.",
     cause=("weights-overwritten", "Something other than the optimizer writes to the weights."),
     weight=(0.9, 0.5),
     explains="loss-oscillation loss-divergence untrained-parameters growing-norm no-warm-up norm-spike loss-spike "
     "standstill",
 )
-def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_steps: int = 80) -> Finding | None:
+def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_steps: int = 80) -> Seen | None:
     """Weights changed between two steps.
 
     Info; a warning if after `min_steps` losses, or at the end, less than a share `progress` of the first has been
     gained.
     """
-    names = history.model.overwritten
-    if not names or not history.num_clean:
-        return None
-    at_a_stand = is_stuck(history, progress, min_steps, at_end=True)
-    return Finding(
-        f"{count(len(names), 'parameter')} changed while no optimizer under guard stepped: {listed(names)}.",
-        severity="warning" if at_a_stand else "info",
-        layers=tuple(names[:8]),
-        evidence={"num_overwritten": len(names), "threshold": progress},
-        confidence=0.85,
-    )
+    names = history.model.overwritten if history.num_clean else ()
+    warns = is_stuck(history, progress, min_steps, at_end=True)
+    return Seen(layers=names, warn=warns, num_overwritten=len(names), threshold=progress) if names else None
 
 
 @rule(
     "validation-in-training-mode",
     reads="passes without gradients: whether the model was in training mode, and has dropout or batch statistics",
     source="torch's documentation of Module.eval: dropout and batch statistics act differently",
+    see="The model was in training mode at each of {num_passes} sampled passes without gradients, with dropout or "
+    "batch statistics in it: its validation losses are not those of the model.",
+    sure=0.9,
     remedy="Call model.eval() before validation, and model.train() after it: dropout is active, and BatchNorm takes, "
     "and learns, the statistics of the validation batches.",
     cause=("train-mode-in-validation", "Validation runs in training mode, with dropout or batch statistics active."),
     weight=0.95,
     explains="overfitting label-noise",
 )
-def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -> Finding | None:
+def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -> Seen | None:
     """At least `samples` passes without gradients in training mode, none in eval mode, and validation losses."""
     passes = [sample for _, sample in history.batches if not sample.with_grad]
-    if len(passes) < samples or not all(sample.training for sample in passes) or len(history.validations) < samples:
+    if min(len(passes), len(history.validations)) < samples or not all(sample.training for sample in passes):
         return None
-    if not (dropout(history) or batch_statistics(history)):
-        return None
-    return Finding(
-        f"The model was in training mode at each of {len(passes)} passes without gradients that "
-        "was looked at, with dropout or batch statistics in it: its validation losses are not those of the model.",
-        evidence={"num_passes": len(passes), "threshold": samples},
-        confidence=0.9,
-    )
+    return Seen(num_passes=len(passes), threshold=samples) if dropout(history) or batch_statistics(history) else None
 
 
 @rule(
     "tiny-batches",
     reads="samples a batch, and the noise of the loss",
     source="our own; gradient noise goes with one over the square root of the batch (McCandlish et al. 2018)",
+    see="Batches have at most {num_samples:sample}, and the loss changes by {noise:.3g} from step to step, at a level "
+    "of {level:.3g}.",
+    sure=0.75,
     remedy="Take larger batches, or accumulate gradients over several; or lower the learning rate by the same factor.",
     needs_descent=True,
     needs_harm=True,
@@ -213,31 +195,29 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
 )
 def tiny_batches(
     history: TrainingHistory, *, num_samples: int = 4, noise: float = 0.5, min_steps: int = 100
-) -> Finding | None:
+) -> Seen | None:
     """Training batches of at most `num_samples` samples, and a loss whose noise is above `noise` of its level.
 
     From `min_steps` losses on. Info, unless the loss no longer falls beyond its noise and is above 0.4 of where it
     began (above all of it for an error between numbers, whose targets may be noisy). Whatever the noise, where after
     twice as many losses it is at the chance level.
     """
-    sizes = [sample.num_samples for sample in training_batches(history)]
-    s = signals_of(history)
+    s, sizes = signals_of(history), [sample.num_samples for sample in training_batches(history)]
     if len(sizes) < 3 or max(sizes) > num_samples or len(s.losses) < min_steps:
         return None
-    level = median(s.losses[-64:])
-    is_at_chance = len(s.losses) >= 2 * min_steps and 0.0 < 0.9 * s.chance < level and not is_squared_error(history)
+    level, is_late = median(s.losses[-64:]), len(s.losses) >= 2 * min_steps
+    is_at_chance = is_late and 0.0 < 0.9 * s.chance < level and not is_squared_error(history)
     if not s.loss_noise > noise * abs(level) and not is_at_chance:
         return None
     before = median(s.losses[-min_steps - 64 : -min_steps])
-    of_medians = 0.22 * s.loss_noise  # the standard error of the difference of two of 64 losses
-    least = 1.0 if is_of_numbers(history) else 0.4
-    stands = len(s.losses) >= 2 * min_steps and level > before - 3.0 * of_medians
-    return Finding(
-        f"Batches have {max(sizes)} sample{'s' if max(sizes) > 1 else ''}, and the loss changes by {s.loss_noise:.3g} "
-        f"from step to step, at a level of {level:.3g}.",
-        severity="warning" if is_at_chance or (stands and level > least * history.loss_trend.first) else "info",
-        evidence={"num_samples": max(sizes), "noise": s.loss_noise, "level": level, "threshold": num_samples},
-        confidence=0.75,
+    stands = is_late and level > before - 3.0 * 0.22 * s.loss_noise  # standard errors of two medians' difference
+    is_high = level > (1.0 if is_of_numbers(history) else 0.4) * history.loss_trend.first
+    return Seen(
+        warn=is_at_chance or (stands and is_high),
+        num_samples=max(sizes),
+        noise=s.loss_noise,
+        level=level,
+        threshold=num_samples,
     )
 
 
@@ -245,31 +225,23 @@ def tiny_batches(
     "layers-without-activation",
     reads="the operations between the loss and the first layers, and the loss",
     source="our own: a product of matrices is a matrix",
+    see="Linear layers follow each other with nothing between them.",
     remedy="Put an activation (ReLU, GELU, tanh) between these layers: without one they are no more than a single "
     "linear layer.",
     needs_descent=True,
 )
-def layers_without_activation(
-    history: TrainingHistory, *, progress: float = 0.4, min_steps: int = 80
-) -> Finding | None:
-    """Two linear layers follow each other directly in the graph of the loss.
+def layers_without_activation(history: TrainingHistory, *, progress: float = 0.4, min_steps: int = 80) -> Seen | None:
+    """Two linear layers without anything between them but a change of shape.
 
-    Info; a warning if `min_steps` losses gained less than a share `progress` of the first, or if there are only linear
-    layers, none narrower than both ends (as a code or a low rank would be).
+    Info; a warning if `min_steps` losses gained less than a share `progress` of the first, or where there are only
+    linear layers, none narrower than both ends (as a code or a low rank would be).
     """
     ops = computing(history.model.loss_ops)
     if not any(a == b == "AddmmBackward0" for a, b in pairwise(ops)) or not history.num_clean:
         return None
-    is_wrong = is_stuck(history, progress, min_steps)
     linear = [op for op in ops if not op.startswith(("Nll", "LogSoftmax", "Mse", "L1", "SmoothL1", "Huber", "Binary"))]
-    is_all = {*linear} == {"AddmmBackward0"} and history.num_clean >= 20
-    is_wrong = is_wrong or (is_all and _is_as_wide(history, len(linear)))
-    return Finding(
-        "Linear layers follow each other with nothing between them.",
-        severity="warning" if is_wrong else "info",
-        evidence={"operations": list(ops), "threshold": progress},
-        confidence=0.85,
-    )
+    is_all = {*linear} == {"AddmmBackward0"} and history.num_clean >= 20 and _is_as_wide(history, len(linear))
+    return Seen(warn=is_all or is_stuck(history, progress, min_steps), operations=list(ops), threshold=progress)
 
 
 def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:
@@ -285,29 +257,30 @@ def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:
 @rule(
     "learning-rate-still-rising",
     of="learning-rate-schedule",
-    remedy="The learning rate only ever rises: look at the length of the warm-up, and at what multiplies the rate.",
+    severity="critical",
+    see="The learning rate has risen from {first:.3g} to {lr:.3g} over {_num} steps, and still rises.",
+    remedy="Look at the length of the warm-up, and at what multiplies the rate: it only ever rises.",
 )
 def learning_rate_still_rising(
     history: TrainingHistory, *, ratio: float = 1.0, share: float = 0.9, min_steps: int = 200, few: int = 80
-) -> Finding | None:
+) -> Seen | None:
     """Over at least `min_steps` steps, or `few` of a run that has ended, the rate never fell, and rose after a `share`.
 
     It is above `ratio` times the middle's, while the loss is above half of the first, or above twice its best. Critical
     where the loss is three times the first, or not finite.
     """
-    rates = signals_of(history).lrs
+    rates, trend = signals_of(history).lrs, history.loss_trend
     if len(rates) < (few if history.has_ended else min_steps) or len(rates) != history.num_clean:
         return None
     last, late, middle = rates[-1], rates[int(share * len(rates))], rates[len(rates) // 2]
-    if not last > late or not last > ratio * middle or not rates[0] > 0.0 or any(b < a for a, b in pairwise(rates)):
+    has_learnt = trend.count >= few and trend.mean <= min(0.5 * trend.first, 2.0 * trend.best)
+    if has_learnt or last <= max(late, ratio * middle) or not rates[0] > 0.0 or any(b < a for a, b in pairwise(rates)):
         return None
-    trend = history.loss_trend
-    if trend.count >= few and trend.mean <= 0.5 * trend.first and trend.mean <= 2.0 * trend.best:
-        return None
-    return Finding(
-        f"The learning rate has risen from {rates[0]:.3g} to {last:.3g} over {len(rates)} steps, and still rises.",
-        *ends(history.clean),
+    return Seen(
+        at=history.clean,
         severity="critical" if has_run_away(history) else "warning",
-        evidence={"first": rates[0], "lr": last, "threshold_ratio": ratio},
-        confidence=0.85,
+        first=rates[0],
+        lr=last,
+        threshold_ratio=ratio,
+        _num=len(rates),
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from ...records import TrainingHistory
 from ...records.samples import ModuleActivity
-from ..finding import Finding, count, listed
+from ..finding import Seen, listed
 from ..registry import rule
 from ..signals import is_felt_by_the_loss, signals_of
 
@@ -14,32 +14,52 @@ TITLE = "Units"
 
 _MANY_BATCHES = 4
 _NEARLY_ALL = 0.95
+_Lasting = list[tuple[str, float, int]]  # module, least share, first step
 
 
 def _lasting(
     history: TrainingHistory,
-    families: Iterable[str],
+    families: tuple[str, ...],
     share: Callable[[ModuleActivity], float],
     limit: float,
-    samples: int,
-) -> list[tuple[str, float, int]]:
-    """(module, least share, first step) of those above `limit` in the newest `samples` samples, worst first.
+    num: int,
+) -> _Lasting:
+    """The modules above `limit` in the newest `num` samples, worst first.
 
     One sample is enough if units were judged over four batches.
     """
     modules, found = signals_of(history).modules, []
     for name, window in (pair for family in families for pair in modules.get(family, ())):
-        need = 1 if window.last.value.num_units and window.last.value.num_batches >= _MANY_BATCHES else samples
+        need = 1 if window.last.value.num_units and window.last.value.num_batches >= _MANY_BATCHES else num
         newest = list(window.recent)[-need:]
         least = min(share(sample.value) for sample in newest)
         if len(newest) == need and least >= limit:
-            began = newest[0].step
-            for sample in reversed(window.recent):
-                if share(sample.value) < limit:
-                    break
-                began = sample.step
+            below = [i for i, sample in enumerate(window.recent) if share(sample.value) < limit]
+            began = list(window.recent)[below[-1] + 1 if below else 0].step
             found.append((name, least, began))
     return sorted(found, key=lambda one: -one[1])
+
+
+def _seen(found: _Lasting, history: TrainingHistory, limit: float, severe: float = 0.0, see: str = "") -> Seen | None:
+    """What was found of modules; a warning from a share `severe` on if the loss suffers, or from 95% on."""
+    if not found:
+        return None
+    (worst, ratio, _), others = found[0], [name for name, _, _ in found[1:]]
+    trend = history.loss_trend
+    gained = trend.first - trend.best
+    is_hurt = not gained > 0.1 * abs(trend.first) or trend.mean > trend.best + 0.25 * gained
+    return Seen(
+        at=(min(step for _, _, step in found), history.activations.last_step),
+        layers=[worst, *others],
+        warn=ratio >= severe and (ratio >= _NEARLY_ALL or is_hurt),
+        sure=0.95 if ratio > 0.8 else 0.8,
+        see=see,
+        ratio=ratio,
+        num_modules=len(found),
+        threshold=limit,
+        _worst=worst,
+        _also=f"; also in {listed(others)}" if others else "",
+    )
 
 
 def _dead(module: ModuleActivity) -> float:
@@ -47,100 +67,72 @@ def _dead(module: ModuleActivity) -> float:
     return module.dead_unit_ratio if module.num_units else ratio if ratio >= 0.99 else 0.0
 
 
-def _is_hurt(history: TrainingHistory) -> bool:
-    """Whether the loss has come up from its best, or was never seen to fall; True where there is none."""
-    trend = history.loss_trend
-    gained = trend.first - trend.best
-    return not gained > 0.1 * abs(trend.first) or trend.mean > trend.best + 0.25 * gained
-
-
-def _also(found: list[tuple[str, float, int]]) -> str:
-    return f"; also in {listed([name for name, _, _ in found[1:]])}." if len(found) > 1 else "."
-
-
-def _finding(
-    found: list[tuple[str, float, int]], history: TrainingHistory, what: str, limit: float, severe: float = 0.0
-) -> Finding:
-    is_severe = found[0][1] >= severe and (found[0][1] >= _NEARLY_ALL or _is_hurt(history))
-    return Finding(
-        what.format(100 * found[0][1], found[0][0]) + _also(found),
-        min(step for _, _, step in found),
-        history.activations.last_step,
-        severity="warning" if is_severe else "info",
-        layers=tuple(name for name, _, _ in found[:8]),
-        evidence={"ratio": found[0][1], "num_modules": len(found), "threshold": limit},
-        confidence=0.95 if found[0][1] > 0.8 else 0.8,
-    )
+def _saturated(module: ModuleActivity) -> float:
+    return max(module.stats.saturation_ratio, module.saturated_unit_ratio)
 
 
 @rule(
     "dead-units",
     was="dead-relu-units dead-smooth-units",
     reads="sampled activations of ReLUs, GELUs and SiLUs",
-    source="SageMaker Debugger DeadRelu (a layer fires at 50 % dead units) and torchmortem (50 %)",
-    remedy="A step or a bias pushed these units below zero for every input: lower the learning rate or add warm-up, "
-    "look at the bias or normalisation before them, use LeakyReLU or GELU. Dead units do not come back by themselves.",
+    source="SageMaker Debugger DeadRelu (a layer fires at 50% dead units) and torchmortem (50%)",
+    see="{ratio:.0%} of the units of {_worst} are dead{_also}.",
+    remedy="Lower the learning rate or add warm-up, check the bias or normalisation before these units, or use "
+    "LeakyReLU or GELU. A step or a bias pushed them below zero for every input; dead units rarely recover.",
 )
-def dead_units(
-    history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
-) -> Finding | None:
+def dead_units(history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2) -> Seen | None:
     """At least a `share` of a module's units are (near) zero for every input, in `samples` samples in a row: info.
 
-    A warning from `severe` on if the loss suffers, or from 95 % on: networks live with half of their units. A unit that
-    is often zero is sparse, not dead. Where units were not told apart, the share of zeros must reach 0.99.
+    A warning from `severe` on if the loss suffers, or from 95% on. Where units were not told apart, the share of zeros
+    must reach 0.99.
     """
-    found = _lasting(history, ("relu", "gelu", "silu"), _dead, share, samples)
-    return _finding(found, history, "{:.0f} % of the units of {} are dead", share, severe) if found else None
+    return _seen(_lasting(history, ("relu", "gelu", "silu"), _dead, share, samples), history, share, severe)
 
 
 @rule(
     "saturated-units",
     reads="sampled activations of tanh, sigmoid and hardtanh",
-    source="SageMaker Debugger SaturatedActivation (a layer fires at 50 %) and torchmortem (50 %)",
-    remedy="The inputs of these units are so large that hardly any gradient passes: initialise the layer before them "
-    "smaller, normalise its input or output, or lower the learning rate.",
+    source="SageMaker Debugger SaturatedActivation (a layer fires at 50%) and torchmortem (50%)",
+    see="{ratio:.0%} of the output of {_worst} is saturated{_also}.",
+    remedy="Initialise the layer before these units smaller, normalise its input or output, or lower the learning "
+    "rate: their inputs are so large that hardly any gradient passes.",
 )
 def saturated_units(
     history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
-) -> Finding | None:
+) -> Seen | None:
     """At least a `share` of the output of a tanh, sigmoid or hardtanh is at its ends, in `samples` samples in a row.
 
-    Info; a warning from `severe` on if the loss suffers, or from 95 % on.
+    Info; a warning from `severe` on if the loss suffers, or from 95% on.
     """
-
-    def saturation(module: ModuleActivity) -> float:
-        return max(module.stats.saturation_ratio, module.saturated_unit_ratio)
-
-    found = _lasting(history, ("tanh", "sigmoid", "hardtanh"), saturation, share, samples)
-    return _finding(found, history, "{:.0f} % of the output of {} is saturated", share, severe) if found else None
+    return _seen(_lasting(history, ("tanh", "sigmoid", "hardtanh"), _saturated, share, samples), history, share, severe)
 
 
 @rule(
     "attention-collapse",
     reads="sampled outputs of softmax modules, and attention weights of scaled_dot_product_attention",
     source="our own; entropy collapse of Zhai et al. 2023",
-    remedy="Each query looks at one key only: lower the learning rate, normalise queries and keys, or scale the logits "
-    "down.",
+    see="{ratio:.0%} of the weights of {_worst} are zero{_also}.",
+    remedy="Lower the learning rate, normalise queries and keys, or scale the logits down: each query looks at one key "
+    "only.",
 )
 def attention_collapse(
     history: TrainingHistory, *, share: float = 0.9, entropy: float = 0.03, samples: int = 2
-) -> Finding | None:
+) -> Seen | None:
     """At least a `share` of a softmax's output is zero to within 1e-6, in `samples` samples in a row.
 
-    A causal mask alone makes less than half of it zero. Of `scaled_dot_product_attention`: the mean entropy of a
-    query's weights is at most `entropy` of what it could be, and the loss has not kept what it had gained, as a task
-    may be solved by looking at one place.
+    Of `scaled_dot_product_attention`: the mean entropy of a query's weights is at most `entropy` of its maximum, and
+    the loss has lost part of its gain, since a task may be solved by looking at one place.
     """
     found = _lasting(history, ("softmax",), lambda m: m.stats.near_zero_ratio, share, samples)
-    if found:
-        return _finding(found, history, "{:.0f} % of the weights of {} are zero", share)
-    weights = ("attention_weights",)
-    found = _lasting(
-        history, weights, lambda m: 1.0 - (1.0 if m.entropy is None else m.entropy), 1.0 - entropy, samples
-    )
-    if not found or not is_felt_by_the_loss(history):
-        return None
-    return _finding(found, history, "The attention of {1} is {0:.0f} % certain: nearly each query has one key", entropy)
+    if found or not is_felt_by_the_loss(history):
+        return _seen(found, history, share)
+
+    def certainty(module: ModuleActivity) -> float:
+        return 1.0 - (1.0 if module.entropy is None else module.entropy)
+
+    found = _lasting(history, ("attention_weights",), certainty, 1.0 - entropy, samples)
+    see = "The attention of {_worst} is {ratio:.0%} certain: nearly each query has one key{_also}."
+    return _seen(found, history, entropy, see=see)
 
 
 @rule(
@@ -149,50 +141,44 @@ def attention_collapse(
     severity="critical",
     source="Dehghani et al. 2023 (ViT-22B), section 2, and Wortsman et al. 2023, section 3.1: runs whose logits passed "
     "about 1e4 diverged; Kimi Team 2025, section 2.1: growth beyond 1000, held at 100",
+    see="Attention logits of {_worst} reach {max_logit:.3g}{_grown}{_also}.",
     remedy="Normalise queries and keys (a LayerNorm or RMSNorm on each head), lower the learning rate of their "
     "projections, or cap the logits. The softmax of such logits looks at one key, and passes hardly any gradient.",
 )
 def attention_logits_large(
     history: TrainingHistory, *, limit: float = 100.0, severe: float = 1e3, most: float = 1e4, samples: int = 2
-) -> Finding | None:
+) -> Seen | None:
     """The largest attention logit of a module is above `limit` in `samples` samples in a row: info.
 
-    A warning above `severe`; critical above `most` where the loss has not kept what it had gained.
+    A warning above `severe`; critical above `most` where the loss has lost part of its gain.
     """
     found = _lasting(history, ("attention_weights",), lambda m: m.max_logit or 0.0, limit, samples)
-    if not found:
+    seen = _seen(found, history, limit)
+    if seen is None:
         return None
-    name, largest, _ = found[0]
-    began = history.activations[name].first.value.max_logit
-    grown = f", from {began:.3g} at first" if began is not None and began < 0.5 * largest else ""
+    worst, largest, _ = found[0]
+    began = history.activations[worst].first.value.max_logit
     is_lost = largest > most and is_felt_by_the_loss(history)
-    return Finding(
-        f"Attention logits of {name} reach {largest:.3g}{grown}{_also(found)}",
-        min(step for _, _, step in found),
-        history.activations.last_step,
-        severity="critical" if is_lost else "warning" if largest > severe else "info",
-        layers=tuple(name for name, _, _ in found[:8]),
-        evidence={"max_logit": largest, "num_modules": len(found), "threshold": limit},
-        confidence=0.95 if largest > severe else 0.7,
-    )
+    seen.severity = "critical" if is_lost else "warning" if largest > severe else "info"
+    seen.sure = 0.95 if largest > severe else 0.7
+    seen.measured["max_logit"] = seen.measured.pop("ratio")
+    seen.measured["_grown"] = f", from {began:.3g} at first" if began is not None and began < 0.5 * largest else ""
+    return seen
 
 
 @rule(
     "dropout-high",
     reads="shares of the model's dropout modules",
     source="Srivastava et al. 2014, section 7.3: error is flat for a retained share of 0.4 to 0.8 and rises below",
-    remedy="Hardly anything passes such a layer: 0.1 to 0.5 is usual. Is the share meant to be kept, not dropped?",
+    see="{num_modules:dropout module} with a dropout of {dropout:.0%} of the units: {layers}.",
+    sure=0.9,
+    remedy="Use 0.1 to 0.5: hardly anything passes such a layer. Check whether the number was meant as the share to "
+    "keep.",
 )
-def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Finding | None:
+def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Seen | None:
     """A dropout module leaves out more than `share`."""
     high = {name: p for name, p in history.model.dropout.items() if p > share}
     if not high or not history.num_clean:
         return None
     names = sorted(high, key=lambda name: -high[name])
-    return Finding(
-        f"{count(len(high), 'dropout module')} {'leaves' if len(high) == 1 else 'leave'} out {high[names[0]]:.0%} of "
-        f"the units: {listed(names)}.",
-        layers=tuple(names[:8]),
-        evidence={"dropout": high[names[0]], "num_modules": len(high), "threshold": share},
-        confidence=0.9,
-    )
+    return Seen(layers=names, dropout=high[names[0]], num_modules=len(high), threshold=share)

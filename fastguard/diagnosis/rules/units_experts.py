@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 from ...records import TrainingHistory
 from ...records.samples import ModuleActivity
-from ..finding import Finding, Severity, listed
+from ..finding import Seen, Severity, listed
 from ..registry import rule
 from ..signals import is_felt_by_the_loss, signals_of
 
@@ -42,46 +42,42 @@ def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
     severity="critical",
     reads="which parameters of modules that are alike get no gradient at any step, or only zeros at all sampled ones",
     source="our own; expert collapse of Shazeer et al. 2017, section 4, and the load loss of Fedus et al. 2022",
-    remedy="The router never chooses these: add a loss that balances the load, noise to the router's logits, or a "
-    "capacity; look at how the router begins. An expert that has never had a token learns nothing.",
+    see="{num_idle} of {num_modules} modules side by side get no gradient: {_idle}.",
+    sure=0.95,
+    remedy="Add a loss that balances the load, noise on the router's logits, or a capacity, and check how the router "
+    "begins: it never chooses these experts, and an expert that has never had a token learns nothing.",
 )
 def idle_experts(
     history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.5, most: float = 0.7
-) -> Finding | None:
+) -> Seen | None:
     """Of modules side by side, some never got a gradient, or none for a hundred steps; from `min_steps` steps on.
 
     Or only zeros in `samples` samples, while others got some. Info; a warning from a `share` of them on where the loss
-    has not kept what it had gained; critical from `most` on. Modules are side by side where their names say so, or
-    where an idle one is between two that are not: a row behind a dead layer has no experts.
+    has lost part of its gain; critical from `most` on. Modules are side by side where their names say so, or where an
+    idle one is between two that are not.
     """
     tensors, frozen = history.tensors, {*history.model.without_gradient, *history.model.not_in_optimizer}
     if tensors.num_samples < samples or tensors.last_step < min_steps or not history.norm_max:
         return None
-    names = [*(history.model.names or tensors)]
-    if frozen:
-        names = [name for name in names if name not in frozen]
-    are_all_here = tensors.all_are("last_step", tensors.last_step) and tensors.hold(names)
-    if are_all_here and tensors.all_are("zero_since", -1.0):
+    names = [name for name in history.model.names or tensors if name not in frozen]
+    if tensors.all_are("last_step", tensors.last_step) and tensors.hold(names) and tensors.all_are("zero_since", -1.0):
         return None
-    worst: tuple[float, list[str], list[str], list[str]] | None = None
+    found = []
     for modules in siblings(names):
         idle = [module for module, mine in modules.items() if all(_is_idle(history, n, samples) for n in mine)]
-        if not idle or len(idle) == len(modules) or not _are_parallel(list(modules), idle):
-            continue
-        lost = len(idle) / len(modules)
-        if worst is None or lost > worst[0]:
-            worst = lost, idle, list(modules), [name for module in idle for name in modules[module]]
-    if worst is None:
+        if idle and len(idle) < len(modules) and _are_parallel(list(modules), idle):
+            found.append((len(idle) / len(modules), idle, modules))
+    if not found:
         return None
-    lost, idle, modules_of, blamed = worst
-    return Finding(
-        f"{len(idle)} of {len(modules_of)} modules side by side get no gradient: {listed(idle)}.",
-        history.recent[0].step if history.recent else None,
-        tensors.last_step,
+    lost, idle, modules = max(found, key=lambda one: one[0])
+    return Seen(
+        at=(history.recent[0].step if history.recent else None, tensors.last_step),
         severity=severity_of(lost, share, most, history),
-        layers=tuple(blamed[:8]),
-        evidence={"num_idle": len(idle), "num_modules": len(modules_of), "threshold_share": share},
-        confidence=0.95,
+        layers=[name for module in idle for name in modules[module]],
+        num_idle=len(idle),
+        num_modules=len(modules),
+        threshold_share=share,
+        _idle=idle,
     )
 
 
@@ -127,45 +123,46 @@ def _are_parallel(modules: list[str], idle: list[str]) -> bool:
     return not all(places[first : last + 1])
 
 
-def _also(names: list[str]) -> str:
-    return f"; so also in {listed(names[1:])}." if len(names) > 1 else "."
-
-
 @rule(
     "unused-experts",
     of="idle-experts",
     severity="critical",
-    remedy="Balance the load: an auxiliary loss on it, noise on the router's logits, or a bias for each expert; look "
-    "at how the router begins. An expert without tokens learns nothing.",
+    see="{num_idle} of {num_modules} experts of {_name} had no token in {_num_batches} sampled batches: "
+    "{_experts}{_also}.",
+    sure=0.95,
+    remedy="Balance the load: an auxiliary loss on it, noise on the router's logits, or a bias for each expert; check "
+    "how the router begins. An expert without tokens learns nothing.",
 )
 def unused_experts(
     history: TrainingHistory, *, batches: int = 4, min_tokens: float = 20.0, share: float = 0.5, most: float = 0.7
-) -> Finding | None:
+) -> Seen | None:
     """Experts to which no token went in at least `batches` sampled batches in a row: info.
 
-    A warning from a `share` of a router's experts on where the loss has not kept what it had gained; critical from
-    `most` on. Asked where an expert would have had `min_tokens` tokens in these, had they been spread evenly.
+    A warning from a `share` of a router's experts on where the loss has lost part of its gain; critical from `most` on.
+    Only where an expert would have had `min_tokens` tokens in these, had they been spread evenly.
     """
     found = []
     for name, window in signals_of(history).modules.get("router", ()):
         router = window.last.value
         due = router.stats.total_elements * sum(router.load or ()) / max(router.num_units, 1) ** 2 * router.num_batches
         if router.num_dead_units and router.num_batches >= batches and due >= min_tokens:
-            began = [point.step for point in window.recent][-router.num_batches :][0]
-            found.append((router.num_dead_units / router.num_units, name, router, began))
+            found.append((router.num_dead_units / router.num_units, name, window))
     if not found:
         return None
-    lost, name, router, began = max(found, key=lambda one: one[0])
-    names = [name, *(other for _, other, _, _ in found if other != name)]
-    return Finding(
-        f"{router.num_dead_units} of {router.num_units} experts of {name} had no token in {router.num_batches} sampled "
-        f"batches: {listed([str(i) for i in router.dead_units])}{_also(names)}",
-        began,
-        history.activations.last_step,
+    lost, name, window = max(found, key=lambda one: one[0])
+    others = [other for _, other, _ in found if other != name]
+    router = window.last.value
+    return Seen(
+        at=([point.step for point in window.recent][-router.num_batches :][0], history.activations.last_step),
         severity=severity_of(lost, share, most, history),
-        layers=tuple(names[:8]),
-        evidence={"num_idle": router.num_dead_units, "num_modules": router.num_units, "threshold_share": share},
-        confidence=0.95,
+        num_idle=router.num_dead_units,
+        num_modules=router.num_units,
+        threshold_share=share,
+        _num_batches=router.num_batches,
+        _experts=list(router.dead_units),
+        layers=[name, *others],
+        _name=name,
+        _also=f"; also at {listed(others)}" if others else "",
     )
 
 
@@ -182,13 +179,15 @@ def used_experts(load: tuple[float, ...]) -> float:
 @rule(
     "router-collapse",
     of="idle-experts",
-    remedy="Nearly all tokens go the same way, so the other experts hardly train: balance the load by an auxiliary "
-    "loss or a bias for each expert, lower the learning rate of the router, or add noise to its logits.",
+    see="{_share:.0%} of the tokens at {_name} go to expert {_expert} of {_num_experts}; {_used:.1f} are used{_also}.",
+    sure=0.9,
+    remedy="Balance the load by an auxiliary loss or a bias for each expert, lower the learning rate of the router, or "
+    "add noise to its logits. Nearly all tokens go the same way, so the other experts hardly train.",
 )
-def router_collapse(history: TrainingHistory, *, share: float = 0.1, samples: int = 3) -> Finding | None:
+def router_collapse(history: TrainingHistory, *, share: float = 0.1, samples: int = 3) -> Seen | None:
     """Nearly all tokens go to the same few experts, in `samples` samples in a row.
 
-    In use are exp(entropy of the load) experts, at least the k to which each token goes, at most all n. It fires where
+    exp(entropy of the load) experts are in use: at least the k that each token goes to, at most all n. It fires where
     no more than a `share` of the way from k to n is in use.
     """
     found = []
@@ -200,16 +199,19 @@ def router_collapse(history: TrainingHistory, *, share: float = 0.1, samples: in
     if not found:
         return None
     way, name, newest = min(found, key=lambda one: one[0])
-    load = newest[-1].value.load or ()
-    names = [name, *(other for _, other, _ in found if other != name)]
-    return Finding(
-        f"{max(load):.0%} of the tokens at {name} go to expert {load.index(max(load))} of {len(load)}; "
-        f"{used_experts(load):.1f} are in use{_also(names)}",
-        min(points[0].step for _, _, points in found),
-        history.activations.last_step,
-        layers=tuple(names[:8]),
-        evidence={"ratio": way, "num_modules": len(found), "threshold": share},
-        confidence=0.9,
+    load, others = newest[-1].value.load or (), [other for _, other, _ in found if other != name]
+    return Seen(
+        at=(min(points[0].step for _, _, points in found), history.activations.last_step),
+        ratio=way,
+        num_modules=len(found),
+        threshold=share,
+        _share=max(load),
+        _expert=load.index(max(load)),
+        _num_experts=len(load),
+        _used=used_experts(load),
+        layers=[name, *others],
+        _name=name,
+        _also=f"; also at {listed(others)}" if others else "",
     )
 
 
