@@ -83,7 +83,7 @@ def test_what_was_found_is_told_from_a_log_too() -> None:
     history.record(20, loss=1.0, grad_norm=1.0, lr=0.1)
     finding = next(one for one in fastguard.diagnosis.diagnose(history) if one.rule == "ranks-differ")
     assert finding.severity == "critical" and finding.layers == ("a",)
-    assert "rank 3 has others" in finding.summary and finding.evidence["odd_rank"] == 3.0
+    assert "rank 3 differs from the others" in finding.summary and finding.evidence["odd_rank"] == 3.0
 
 
 @pytest.fixture(scope="module")

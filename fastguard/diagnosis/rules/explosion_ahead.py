@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 from ...records import Entry, TrainingHistory
-from ..finding import Seen
-from ..needs import may_rise
+from ...records.updates import is_bias
+from ..finding import Seen, listed
+from ..needs import half_precision, may_rise
 from ..registry import rule
 from ..signals import BLOCK, median, noise, signals_of
 
@@ -118,9 +120,9 @@ def _forecast(levels: list[float], low: float) -> str:
 
 _CLIPS_TWICE = (
     "Turn off what clips before the guard (a Trainer's max_grad_norm, Lightning's gradient_clip_val, a call of "
-    "clip_grad_norm_){}"
+    "clip_grad_norm_ or clip_grad_value_){}"
 )
-_Held = tuple[list[Entry], str, float] | None
+_Held = tuple[Sequence[Any], dict[str, Any], str] | None  # what was held at a limit, that limit, and a sentence
 
 
 @rule(
@@ -128,33 +130,29 @@ _Held = tuple[list[Entry], str, float] | None
     severity="info",
     reads="norms of the clean steps in the window; sum and largest element of their gradients where those are known",
     source="our own: where gradients change and their norm does not, something holds the norm",
-    see="The gradient norm was {_norm:g} {_when}, before the guard's own {_by} saw it.",
+    see="{_what}, before the guard's own {_by} saw it.",
     sure=0.8,
     remedy=_CLIPS_TWICE.format(", and give the guard max_norm."),
 )
-def already_clipped(history: TrainingHistory, *, run: int = 10, few: int = 5, change: float = 0.01) -> Seen | None:
+def already_clipped(
+    history: TrainingHistory, *, run: int = 10, few: int = 5, samples: int = 4, change: float = 0.01
+) -> Seen | None:
     """The norms of the last `run` clean steps or more are within 1e-3 of one another and of a round number.
 
     Or, as where a limit is reached now and then, `few` of the window's are within 1e-5 of the largest, which is a round
-    number, with next to none just below. A round number has at most two significant digits. The gradients must have
+    number, with next to none just below; in half precision ten, and a tenth of them, within 2e-2. Or, as where each
+    element is clipped, the largest element is the same round number in a quarter of the samples, `samples` at least, in
+    several tensors, not all of them biases. A round number has at most two significant digits. The gradients must have
     changed all the same: their sum or their largest element by more than a share `change`.
     """
-    found = _at_each_step(history, run) or _now_and_then(history, few)
-    if found is None or not _has_changed(history, found[0], change):
+    found = _at_each_step(history, run, change) or _now_and_then(history, few, change)
+    found = found or _each_element(history, samples, change)
+    if found is None:
         return None
-    entries, when, norm = found
+    entries, evidence, what = found
     by = history.model.clip_policy
-    return Seen(
-        at=entries,
-        do=_CLIPS_TWICE.format(f": {by} sees only clipped norms.") if by else "",
-        norm=norm,
-        threshold=run,
-        threshold_few=few,
-        num_steps=len(entries),
-        _norm=float(f"{norm:.1e}"),
-        _when=when,
-        _by=by or "clipping",
-    )
+    do = _CLIPS_TWICE.format(f": {by} sees only clipped norms.") if by else ""
+    return Seen(at=entries, do=do, _what=what, _by=by or "clipping", **evidence)
 
 
 def _is_round(value: float, within: float) -> bool:
@@ -162,26 +160,35 @@ def _is_round(value: float, within: float) -> bool:
     return abs(value - threshold) <= within * threshold
 
 
-def _at_each_step(history: TrainingHistory, run: int) -> _Held:
+def _at_each_step(history: TrainingHistory, run: int, change: float) -> _Held:
     norm, num = history.equal_norm, history.equal_run
-    if num < run or not norm or not _is_round(norm, 1e-3):
+    entries = list(history.clean)[-num:]
+    if num < run or not norm or not _is_round(norm, 1e-3) or not _has_changed(history, entries, change):
         return None
-    return list(history.clean)[-num:], f"at each of the last {num} steps", norm
+    return (
+        entries,
+        {"norm": norm, "num_steps": num, "threshold": run},
+        f"The gradient norm was {float(f'{norm:.1e}'):g} at each of the last {num} steps",
+    )
 
 
-def _now_and_then(history: TrainingHistory, few: int) -> _Held:
+def _now_and_then(history: TrainingHistory, few: int, change: float) -> _Held:
     """The steps at the largest norm, if it is held: it is round, they are enough, and next to none lie below."""
     s = signals_of(history)
-    top = max(s.norms, default=0.0)
-    width = max(1e-5, 2e-6 / top) if top else 0.0  # torch divides by norm + 1e-6
-    at_top = [entry for entry in s.clean if entry.norm >= top * (1.0 - width)]
-    held = [entry.norm for entry in at_top]
-    num_below = sum(norm >= top * (1.0 - 3.0 * width) for norm in s.norms) - len(held)
-    differ = 2 * len({*held}) > len(held) and len({*s.norms} - {*held}) >= 5  # else the same data came again
-    if not top or len(held) < few or 5 * num_below > len(held) or not differ or not _is_round(median(held), 1e-4):
-        return None
-    when = f"at {len(held)} of the last {len(s.norms)} steps, and never larger"
-    return at_top, when, median(held)
+    top, num = max(s.norms, default=0.0), len(s.norms)
+    limits = [(max(1e-5, 2e-6 / top), few, 1e-4)] if top else []  # torch divides by norm + 1e-6
+    limits += [(2e-2, max(10, int(0.1 * num)), 4e-3)] if half_precision(history) is True else []
+    for width, least, digits in limits:
+        at_top = [entry for entry in s.clean if entry.norm >= top * (1.0 - width)]
+        held = [entry.norm for entry in at_top]
+        num_below = sum(norm >= top * (1.0 - 3.0 * width) for norm in s.norms) - len(held)
+        differ = 2 * len({*held}) > len(held) and len({*s.norms} - {*held}) >= 5  # else the same data came again
+        is_held = len(held) >= least and 5 * num_below <= len(held) and differ and _is_round(median(held), digits)
+        if is_held and _has_changed(history, at_top, change):
+            limit = float(f"{median(held):.1e}")
+            what = f"The gradient norm was {limit:g} at {len(held)} of the last {num} steps, and never larger"
+            return at_top, {"norm": median(held), "num_steps": len(held), "threshold_few": few}, what
+    return None
 
 
 def _has_changed(history: TrainingHistory, entries: list[Entry], change: float) -> bool:
@@ -189,6 +196,24 @@ def _has_changed(history: TrainingHistory, entries: list[Entry], change: float) 
     totals = history.totals_since(entries[0].step)
     if len(totals) < 2:
         return any(entry.norm != entries[0].norm for entry in entries)
-    sums, largest = [one.sum for one in totals], [one.largest for one in totals]
-    has_moved = max(sums) - min(sums) > change * max(one.bound for one in totals)
-    return has_moved or max(largest) - min(largest) > change * max(largest)
+    largest = [one.largest for one in totals]
+    return _has_moved(totals, change) or max(largest) - min(largest) > change * max(largest)
+
+
+def _has_moved(totals: Sequence[Any], change: float) -> bool:
+    sums = [one.sum for one in totals]
+    return max(sums) - min(sums) > change * max(one.bound for one in totals)
+
+
+def _each_element(history: TrainingHistory, samples: int, change: float) -> _Held:
+    totals = history.totals_since(0)
+    top = max([one.largest for one in totals], default=0.0)
+    at_top = [one for one in totals if one.largest == top]
+    names = [*dict.fromkeys(name for one in at_top for name in one.names)]
+    if not top or len(at_top) < max(samples, 0.25 * len(totals)) or len(names) < 2 or all(map(is_bias, names)):
+        return None
+    if not _has_moved(at_top, change) or not _is_round(top, 4e-3 if half_precision(history) else 1e-4):
+        return None
+    what = f"The largest element of the gradients was {top:.3g} at {len(at_top)} of {len(totals)} steps looked at, in "
+    evidence = {"largest": top, "num_samples": len(at_top), "threshold_samples": samples}
+    return at_top, evidence, f"{what}{listed(names)}, and never larger"

@@ -1,12 +1,14 @@
-"""What a cause cannot be beside: facts that speak against the usual suspect, and what is named then."""
+"""Which cause is named first: facts that speak against the usual suspect."""
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
-from fastguard.diagnosis import RULES, diagnose, find_causes
+from fastguard.diagnosis import RULES, Finding, diagnose, find_causes
+from fastguard.records import StepStats, TrainingHistory
 
 from faulty_runs import BAD
 from made_runs import (
@@ -23,8 +25,9 @@ from made_runs import (
     severity,
     with_bad_steps,
 )
-from records import make_record
+from records import make_bad_record, make_record, make_row, make_table
 
+LINEAR = "AddmmBackward0"
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 
 
@@ -245,3 +248,181 @@ class TestWhetherInputsTellTheTargets:
     def test_a_linear_model_whose_steps_are_too_small(self):
         slow = {"optimizer_settings": settings(lr=1e-3), "initialization": {"a": (100.0, 100.0)}}
         assert self.first(loss_ops=self.LINEAR, target_dependence=9.0, **slow) == "learning-rate-too-low"
+
+
+WEIGHTS = tuple(f"{place}.weight" for place in range(8))
+
+
+def stood(num_steps, then=10.0, pace=20.0):
+    """Losses that stand for so many steps, and then fall."""
+    return [*flat_losses(num_steps, then), *falling_losses(300 - num_steps, start=then, floor=0.02 * then, pace=pace)]
+
+
+USUAL = {"initialization": {"0.weight": (0.1, 0.1), "2.weight": (0.1, 0.1)}}
+LARGE = {"target_mean": 100.0, "target_std": 10.0, "loss_ops": ("HuberLossBackward0", "AddmmBackward0")}
+
+
+def test_what_is_learnt_and_false_of_others_is_of_wrong_targets():
+    values = {step: 4.0 + step / 100 for step in range(20, 400, 20)}
+    history = run(falling_losses(400), val_losses=values)
+    assert RULES["label-noise"](history).confidence > 0.8
+    assert first_cause(history) == "wrong-targets"
+
+
+def linear(ops, sizes):
+    """A run of layers with these numbers of weights and biases."""
+    names = [f"{layer}.{part}" for layer in range(len(sizes)) for part in ("weight", "bias")]
+    rows = [make_row(1.0, size) for pair in sizes for size in pair]
+    history = TrainingHistory()
+    history.note_model(loss_ops=ops, names=names)
+    for step, loss in enumerate(falling_losses(100)):
+        history.add(StepStats(step, make_table(rows, names), loss=loss, lr=1e-3))
+    return history
+
+
+CROSS = ("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0", "AddmmBackward0", "TBackward0")
+
+
+CLASS = {"num_targets": 256, "num_target_classes": 1, "target_top_share": 1.0, "target_batch_top_share": 1.0,
+         "loss_kind": "cross-entropy"}  # fmt: skip
+
+
+LEFT = {"num_left_gradients": 20, "num_watched_backwards": 20}
+
+
+def test_gradients_that_add_up_are_what_a_run_that_ran_away_is_told_with():
+    losses = [1.0] * 100 + [10.0 * 1.05**step for step in range(100)]
+    history = run(losses, [1.0] * 100 + [100.0 * 1.05**step for step in range(100)], **LEFT)
+    assert severity("gradients-not-cleared", history) == "critical"
+    assert severity("gradients-not-cleared", run([1.0] * 200, **LEFT)) == "warning"
+    assert first_cause(history) == "missing-zero-grad"
+
+
+def test_a_rate_that_only_rises_is_what_a_run_that_ran_away_is_told_with():
+    losses = [1.0] * 100 + [10.0 * 1.05**step for step in range(150)]
+    history = run(losses, lrs=[1e-3 * 1.03**step for step in range(250)])
+    assert severity("learning-rate-still-rising", history) == "critical"
+    assert first_cause(history) == "wrong-schedule"
+
+
+@pytest.mark.parametrize(
+    ("ops", "loss", "expected"),
+    [
+        (("MeanBackward0", "LogBackward0", "AddmmBackward0"), math.nan, "singular-operation"),
+        (("MeanBackward0", "LogBackward0", "AddmmBackward0"), math.inf, "exploding-gradients"),
+        (("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"), math.nan, "exploding-gradients"),
+    ],
+)
+def test_losses_that_are_nan_from_the_first_on(ops, loss, expected):
+    facts = {"loss_ops": ops, "is_smooth": False}
+    history = run([loss] * 25, [math.nan] * 25, change=lambda step: {"skipped": True}, **facts)
+    assert first_cause(history) == expected
+
+
+@pytest.mark.parametrize(("num_nonfinite", "expected"), [(0, "singular-operation"), (8, "exploding-gradients")])
+def test_losses_that_are_nan_of_a_finite_output(num_nonfinite, expected):
+    seen = {"skipped": True, "batches": (batch(output_num_nonfinite=num_nonfinite)(0),)}
+    facts = {"loss_ops": ("MseLossBackward0", "AddmmBackward0"), "is_smooth": True}
+    history = run([math.nan] * 25, [math.nan] * 25, change=lambda step: seen, **facts)
+    assert first_cause(history) == expected
+
+
+def penalised(sizes, spreads=(0.1, 0.2, 0.3), ops=("AddBackward0", "NllLossBackward0"), last=0.0, num_steps=120):
+    """A run whose weights have gradients of these sizes, and whose output ends with a spread of `last`."""
+    names = tuple(f"{place}.weight" for place in range(len(sizes)))
+    history = TrainingHistory()
+    history.note_model(loss_ops=ops, initialization={name: (spread, 0.1) for name, spread in zip(names, spreads)})
+    for step, loss in enumerate(falling_losses(num_steps, start=40.0)):
+        table = make_table([make_row(4.0 * size, 16, num_zeros=0) for size in sizes], names)
+        passes = () if step % 10 else (batch(output_spread=0.5 if step < 50 else last)(step),)
+        history.add(StepStats(step, table, loss=loss, lr=1e-3, batches=passes))
+    return history
+
+
+@pytest.mark.parametrize(
+    ("given", "term"),
+    [
+        ({"sizes": (0.5, 0.5, 0.51)}, "|w|"),
+        ({"sizes": (0.2, 0.4, 0.6)}, "w²"),
+        ({"sizes": (0.2, 0.4, 1.6)}, "w²"),  # what the data add to the last layer
+        ({"sizes": (0.5, 0.5, 0.5), "ops": ("NllLossBackward0", "AddBackward0")}, ""),  # within the model
+    ],
+)
+def test_a_penalty_on_the_weights_that_outweighs_the_loss(given, term):
+    history = penalised(**given)
+    finding = RULES["large-weight-decay"](history)
+    assert (finding.evidence["term"] if finding else "") == term
+    assert (first_cause(history) == "weight-decay-too-high") == bool(term)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("SGD", "output-against-loss", "wrong-output-layer"),
+        ("SGD", "vanishing-layers", "vanishing-gradients"),
+        ("Adam", "output-against-loss", "learning-rate-too-low"),  # whose steps do not depend on the gradients' size
+    ],
+)
+def test_what_makes_gradients_small_explains_small_steps_that_are_as_large_as_these(kind, name, expected):
+    history = run(flat_losses(100), optimizer_settings=settings(kind))
+    found = [Finding("", 0, 99, rule=rule) for rule in ("steps-too-small", "update-ratio-low", name)]
+    assert find_causes(found, history)[0].rule == expected
+
+
+POISSON = ("MeanBackward0", "SubBackward0", "ExpBackward0", "ExpBackward0", LINEAR)
+DENSE = ("NllLoss2DBackward0", "ViewBackward0", "LogSoftmaxBackward0")
+
+
+def told(history):
+    causes = find_causes(diagnose(history), history)
+    return causes[0].rule if causes else None
+
+
+class TestFloors:
+    RUNAWAY = tuple(0.7 - 0.02 * s**2 for s in range(80))
+
+    def history(self, losses=RUNAWAY, rate=1.05, cosine=0.98, **notes):
+        norms = [rate**s for s in range(len(losses))]
+        return run(losses, norms, change=lambda s: {"grad_cosine": cosine if s else None}, **notes)
+
+    def test_what_it_ends_in_is_explained(self):
+        history = self.history(is_smooth=False)
+        for step in range(80, 90):
+            history.add(make_bad_record(step, ["a"], loss=-50.0))
+        assert severity("loss-without-floor", history) == "critical"
+        assert told(history) == "wrong-loss"
+
+    def test_minus_inf_is_no_loss(self):
+        history = run(falling_losses(30), noisy_norms(30))
+        history.add(make_bad_record(30, ["a"], loss=-math.inf))
+        assert severity("loss-without-floor", history) == "critical"
+        assert told(history) == "wrong-loss"
+        assert json.dumps(RULES["loss-without-floor"](history).to_dict(), allow_nan=False)
+
+
+def test_finite_outputs_of_ordinary_size_have_not_exploded():
+    history = batches_run([], batch())
+    for step in range(30):
+        history.add(make_bad_record(step, ["a"], loss=math.inf, batches=(batch()(step),)))
+    assert told(history) != "exploding-gradients"
+    assert "output-loss-mismatch" not in {finding.rule for finding in diagnose(BAD["loss-begins-high"])}
+
+
+BINARY = {"target_range": [0.0, 1.0]}
+ZEROS = {"target_mean": 0.0, "target_std": 0.0, "target_range": [0.0, 0.0]}
+
+
+def squared(losses=None, *, first=1.0, **notes):
+    """A run whose loss is a squared error: its first value is what that would have been."""
+    losses = flat_losses(100, level=first) if losses is None else losses
+    usual = {"target_mean": 0.0, "target_std": 1.0, "target_range": [-2.0, 2.0], "target_binary_share": 0.0}
+    return run([first, *losses], loss_kind="squared error", squared_losses=[first], **{**usual, **notes})
+
+
+@pytest.mark.parametrize("mean", [1e4, 0.0])
+def test_large_targets_whose_loss_ended_at_its_third_step(mean):
+    notes = {"target_mean": mean, "target_std": 1.0, "squared_losses": [1e8], "loss_kind": "squared error"}
+    history = run([1e8, 4e7, 1e26, *[math.nan] * 25], [1e6, 1e7, 1e23, *[math.nan] * 25], **notes)
+    assert severity("target-scale", history) == ("warning" if mean else None)
+    told = [one.rule for one in find_causes(diagnose(history), history)]
+    assert ("unnormalised-targets" in told) == bool(mean)
